@@ -1,0 +1,68 @@
+"""Train a whole hyper-parameter search as a few full jobs.
+
+A `Task` says how one configuration is trained, in plain PyTorch; `tune` searches a space with it. `fuse` and
+`fuse_optimizers` train models of one structure as one without any search. Names are imported when they are first used,
+so that commands which only read a study do not wait for torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from shoal.algorithms.grid import Grid
+    from shoal.algorithms.hyperband import Hyperband
+    from shoal.algorithms.random import Random
+    from shoal.errors import ShoalError, StudyInterrupted
+    from shoal.fuse.array import ModelArray, concat, fuse
+    from shoal.fuse.clip import clip_grad_norm_
+    from shoal.fuse.optim import FusedOptimizer, fuse_optimizers
+    from shoal.space import choice, grid, loguniform, quniform, randint, uniform
+    from shoal.study import Study, resume, tune
+    from shoal.task import Task
+
+_HOMES = {
+    "shoal.algorithms.grid": ("Grid",),
+    "shoal.algorithms.hyperband": ("Hyperband",),
+    "shoal.algorithms.random": ("Random",),
+    "shoal.errors": ("ShoalError", "StudyInterrupted"),
+    "shoal.fuse": ("FusedOptimizer", "ModelArray", "clip_grad_norm_", "concat", "fuse", "fuse_optimizers"),
+    "shoal.space": ("choice", "grid", "loguniform", "quniform", "randint", "uniform"),
+    "shoal.study": ("Study", "resume", "tune"),
+    "shoal.task": ("Task",),
+}
+_HOME = {name: home for home, names in _HOMES.items() for name in names}
+
+__version__ = "0.1.0"
+__all__ = [
+    "FusedOptimizer",
+    "Grid",
+    "Hyperband",
+    "ModelArray",
+    "Random",
+    "ShoalError",
+    "Study",
+    "StudyInterrupted",
+    "Task",
+    "choice",
+    "clip_grad_norm_",
+    "concat",
+    "fuse",
+    "fuse_optimizers",
+    "grid",
+    "loguniform",
+    "quniform",
+    "randint",
+    "resume",
+    "tune",
+    "uniform",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'shoal' has no attribute {name!r}")
+    return getattr(import_module(_HOME[name]), name)
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

@@ -1,0 +1,142 @@
+"""The contract of an algorithm: what to try next, and how far."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+from shoal.errors import AlgorithmError, TaskError
+from shoal.space import Space
+from shoal.trial import Config, Decision, Report, Trial, TrialGroup, derive_seed
+
+__all__ = ["Algorithm", "Problem", "check_whole"]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What a study asks of its algorithm.
+
+    Args:
+        space: where configurations come from.
+        metric: the reported value to compare trials by.
+        mode: "min" or "max": which end of the metric is good.
+        seed: of the study; with a trial's number it determines that trial.
+        data_seed: shared by all trials; None gives every trial its own.
+
+    Raises:
+        AlgorithmError: `mode` is neither "min" nor "max".
+    """
+
+    space: Space
+    metric: str
+    mode: str
+    seed: int
+    data_seed: int | None
+
+    def __post_init__(self) -> None:
+        if self.mode not in ("min", "max"):
+            raise AlgorithmError(f'`mode` must be "min" or "max", got {self.mode!r}')
+
+    def sample(self, number: int) -> Config:
+        """The random configuration of trial `number`: a function of it and the study's seed alone."""
+        return self.space.sample(derive_seed(self.seed, "config", number))
+
+    def trial(self, number: int, config: Config) -> Trial:
+        """A trial with the seeds that belong to its number."""
+        data_seed = derive_seed(self.seed, "data", number) if self.data_seed is None else self.data_seed
+        return Trial(number, config, derive_seed(self.seed, "trial", number), data_seed)
+
+    def value(self, report: Report) -> float:
+        """The metric in a report.
+
+        Raises:
+            TaskError: it is not there.
+        """
+        if self.metric not in report.metrics:
+            names = ", ".join(repr(name) for name in sorted(report.metrics)) or "nothing"
+            raise TaskError(
+                f"metric {self.metric!r} is not reported by the task; it reports {names}. Name one of these as metric="
+            )
+        return report.metrics[self.metric]
+
+
+class Algorithm(ABC):
+    """Decides which configurations are tried and for how long.
+
+    The constructor takes the user's settings and checks them; an instance serves one study. The engine calls `bind`
+    once, before anything else; then `next_groups` at the start and whenever something has changed, and `observe` with
+    every report, from one thread.
+
+    What an algorithm may do: numbers of trials are given out from 0 on without gaps, each once in the study. A trial
+    is in at most one group that is still being trained; when it comes again it is the same `Trial` with a greater
+    budget, and only after it was PAUSED. Every trial that is PAUSED is, in the end, either in a later group or decided
+    on, as COMPLETE or STOPPED, once. A trial that FAILED is over without a decision and never comes again.
+
+    A study is resumed by building the algorithm anew and giving it the recorded reports again. So its groups and
+    decisions follow from its settings, what it was bound to and the reports alone: no clock, no randomness but the
+    seed. A synchronous algorithm does not even depend on the order in which the reports of different trials arrive.
+    A report may come twice; the second time it changes nothing and the answer is empty.
+    """
+
+    _problem: Problem | None = None
+
+    def bind(self, space: Space, *, metric: str, mode: str, seed: int, data_seed: int | None = None) -> None:
+        """Say what is searched.
+
+        Args:
+            space: where configurations come from.
+            metric: the reported value to compare trials by.
+            mode: "min" or "max".
+            seed: of the study.
+            data_seed: of the order of samples of every trial; None gives each trial its own.
+
+        Raises:
+            AlgorithmError: `mode` is unknown, or the instance serves another study already.
+            SpaceError: the algorithm cannot search this space.
+        """
+        if self._problem is not None:
+            raise AlgorithmError(f"{self!r} serves another study already; make a new one for each study")
+        problem = Problem(space, metric, mode, seed, data_seed)
+        self.begin(problem)
+        self._problem = problem
+
+    @abstractmethod
+    def begin(self, problem: Problem) -> None:
+        """Get ready to search; `bind` calls it once.
+
+        Raises:
+            SpaceError: the algorithm cannot search the problem's space.
+        """
+
+    @abstractmethod
+    def next_groups(self, free: int) -> list[TrialGroup]:
+        """What to train next; empty while there is nothing new.
+
+        Args:
+            free: how many more trials could start now. A hint: the engine queues what is more than that.
+        """
+
+    @abstractmethod
+    def observe(self, report: Report) -> list[Decision]:
+        """Take note of a report and say which trials, of this or of others, it ends.
+
+        Args:
+            report: RUNNING after an epoch, PAUSED at the end of the budget, FAILED when the trial ended by itself.
+
+        Raises:
+            AlgorithmError: the trial is not one of this algorithm's, or is beyond its budget.
+            TaskError: the report of a trial that did not fail lacks the metric.
+        """
+
+    @property
+    @abstractmethod
+    def finished(self) -> bool:
+        """Whether no trial is outstanding and none will come."""
+
+
+def check_whole(name: str, value: object, least: int = 1) -> None:
+    """Check a setting that counts something.
+
+    Raises:
+        AlgorithmError: `value` is no integer, or below `least`.
+    """
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise AlgorithmError(f"`{name}` must be an integer of at least {least}, got {value!r}")

@@ -1,0 +1,112 @@
+"""Synchronous successive halving: trials climb from rung to rung, fewer and longer each time."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from shoal.algorithms.base import Problem
+from shoal.errors import AlgorithmError
+from shoal.trial import Budget, Decision, Report, Trial, TrialGroup, TrialState
+
+__all__ = ["Bracket", "Rung"]
+
+
+@dataclass(frozen=True)
+class Rung:
+    """How many trials are trained how far, counted from their start."""
+
+    trials: int
+    epochs: int
+
+
+class Bracket:
+    """One run of successive halving (Jamieson and Talwalkar 2016), with the sizes and budgets of its rungs given.
+
+    When every trial of a rung is PAUSED or FAILED, the best are promoted: as many as the next rung has places, whatever
+    has failed, but none whose metric is NaN. Equal metrics are ranked by the trial's number. On the last rung each
+    trial is COMPLETE as soon as it gets there.
+
+    Args:
+        name: of its groups.
+        rungs: with fewer trials and more epochs from one to the next.
+        trials: those of the first rung.
+        problem: says what is good.
+    """
+
+    def __init__(self, name: str, rungs: Sequence[Rung], trials: Sequence[Trial], problem: Problem) -> None:
+        self.trials = tuple(trials)
+        self._name = name
+        self._problem = problem
+        self._budgets = [rung.epochs for rung in rungs]
+        self._places = [rung.trials for rung in rungs[1:]]
+        self._rung = 0
+        self._undecided = {trial.number: trial for trial in trials}
+        self._values: dict[int, float] = {}
+        self._emitted = False
+
+    @property
+    def finished(self) -> bool:
+        """Whether every trial has ended."""
+        return not self._undecided
+
+    def next_group(self) -> TrialGroup | None:
+        """The trials of a rung that has just been reached; None after that."""
+        if self._emitted or self.finished:
+            return None
+        self._emitted = True
+        name = f"{self._name}, rung {self._rung}" if self._places else self._name
+        return TrialGroup(tuple(self._undecided.values()), Budget(self._budgets[self._rung]), name)
+
+    def observe(self, report: Report) -> list[Decision]:
+        """Take note of a report of one of its trials, and say which trials that ends.
+
+        Raises:
+            AlgorithmError: the trial is beyond its budget.
+            TaskError: the report lacks the metric; also if it is not the last of its rung, so that a misspelt name
+                costs one epoch.
+        """
+        number, budget = report.trial, self._budgets[self._rung]
+        if report.state is TrialState.FAILED:
+            self._undecided.pop(number, None)
+            self._values.pop(number, None)
+            return self._climb_if_complete()
+
+        value = self._problem.value(report)
+        if number not in self._undecided:
+            return []
+        if report.epoch > budget:
+            raise AlgorithmError(f"trial {number} reports epoch {report.epoch}, but its budget is {budget} epochs")
+        if report.state is not TrialState.PAUSED or report.epoch < budget:
+            return []
+        if self._rung == len(self._places):
+            del self._undecided[number]
+            return [Decision(number, TrialState.COMPLETE)]
+        self._values.setdefault(number, value)
+        return self._climb_if_complete()
+
+    def _climb_if_complete(self) -> list[Decision]:
+        if not self._undecided or len(self._values) < len(self._undecided):
+            return []
+        ranking, lost = self._ranking()
+        best = ranking[: self._places[self._rung]]
+        epochs = self._budgets[self._rung]
+        on = "only the best goes on" if len(best) == 1 else f"the best {len(best)} go on"
+        decisions = [
+            Decision(number, TrialState.STOPPED, f"rank {rank} of {len(ranking)} at epoch {epochs}; {on}")
+            for rank, number in enumerate(ranking[len(best) :], start=len(best) + 1)
+        ]
+        decisions += [
+            Decision(number, TrialState.STOPPED, f"{self._problem.metric} is nan at epoch {epochs}") for number in lost
+        ]
+        self._undecided = {number: self._undecided[number] for number in sorted(best)}
+        self._values = {}
+        self._rung += 1
+        self._emitted = False
+        return decisions
+
+    def _ranking(self) -> tuple[list[int], list[int]]:
+        """The trials that measured a number, best first, and those that measured NaN."""
+        sign = 1 if self._problem.mode == "min" else -1
+        lost = sorted(number for number, value in self._values.items() if math.isnan(value))
+        measured = self._values.keys() - lost
+        return sorted(measured, key=lambda number: (sign * self._values[number], number)), lost

@@ -1,0 +1,80 @@
+"""Hyperband, synchronous."""
+
+from dataclasses import dataclass
+
+from shoal.algorithms.base import Problem, check_whole
+from shoal.algorithms.bracket import Bracket, Rung
+from shoal.algorithms.bracketed import BracketedAlgorithm
+from shoal.errors import AlgorithmError
+
+__all__ = ["Hyperband", "deepest_bracket", "rungs"]
+
+
+@dataclass(eq=False)
+class Hyperband(BracketedAlgorithm):
+    """Runs successive halving at every trade-off between many trials and long ones (Li et al. 2018, Algorithm 1).
+
+    Bracket s begins with many trials, trained about `max_epochs` / `eta`^s epochs; the best of each rung, about one in
+    `eta`, go on from their checkpoints, and the last reach `max_epochs`. Every bracket costs about the same.
+
+    Args:
+        max_epochs: the longest that a trial is trained; R in the paper.
+        eta: how many times fewer trials, and more epochs, each rung has.
+        brackets: how many of the floor(log_eta(R)) + 1 brackets to run, beginning with the one of the most trials;
+            None is all. 1 is plain successive halving.
+
+    Raises:
+        AlgorithmError: a setting is no integer, or out of range.
+    """
+
+    max_epochs: int
+    eta: int = 3
+    brackets: int | None = None
+
+    def __post_init__(self) -> None:
+        check_whole("eta", self.eta, least=2)
+        check_whole("max_epochs", self.max_epochs)
+        if self.max_epochs < self.eta:
+            raise AlgorithmError(
+                f"`max_epochs` must be at least eta, {self.eta}, or there is nothing to halve; got {self.max_epochs}"
+            )
+        if self.brackets is not None:
+            check_whole("brackets", self.brackets)
+            most = deepest_bracket(self.max_epochs, self.eta) + 1
+            if self.brackets > most:
+                raise AlgorithmError(
+                    f"`brackets` must be at most {most} for max_epochs={self.max_epochs} and eta={self.eta}, "
+                    f"got {self.brackets}"
+                )
+
+    def brackets_for(self, problem: Problem) -> list[Bracket]:
+        """From the one of the most trials to the one of the longest."""
+        deepest = deepest_bracket(self.max_epochs, self.eta)
+        count = deepest + 1 if self.brackets is None else self.brackets
+        brackets: list[Bracket] = []
+        first = 0
+        for s in range(deepest, deepest - count, -1):
+            table = rungs(self.max_epochs, self.eta, s)
+            numbers = range(first, first + table[0].trials)
+            trials = [problem.trial(number, problem.sample(number)) for number in numbers]
+            brackets.append(Bracket(f"bracket {s}", table, trials, problem))
+            first = numbers.stop
+        return brackets
+
+
+def deepest_bracket(max_epochs: int, eta: int) -> int:
+    """s_max = floor(log_eta(max_epochs)), in integers: in floats log_3(243) is 4.999..."""
+    s = 0
+    while eta ** (s + 1) <= max_epochs:
+        s += 1
+    return s
+
+
+def rungs(max_epochs: int, eta: int, s: int) -> list[Rung]:
+    """The rungs of bracket `s`, the first to the last.
+
+    With n = ceil((s_max + 1) / (s + 1) * eta^s), rung i has floor(n * eta^-i) trials and floor(R * eta^(i - s)) epochs:
+    whole epochs, at least one, and exactly R on the last rung.
+    """
+    n = -(-(deepest_bracket(max_epochs, eta) + 1) * eta**s // (s + 1))
+    return [Rung(n // eta**i, max_epochs // eta ** (s - i)) for i in range(s + 1)]

@@ -1,0 +1,34 @@
+"""Random search."""
+
+from dataclasses import dataclass
+
+from shoal.algorithms.base import Problem, check_whole
+from shoal.algorithms.bracket import Bracket, Rung
+from shoal.algorithms.bracketed import BracketedAlgorithm
+
+__all__ = ["Random"]
+
+
+@dataclass(eq=False)
+class Random(BracketedAlgorithm):
+    """Trains `n` random configurations to the end (Bergstra and Bengio 2012).
+
+    Args:
+        n: number of trials.
+        epochs: that each is trained.
+
+    Raises:
+        AlgorithmError: a setting is no integer of at least 1.
+    """
+
+    n: int
+    epochs: int
+
+    def __post_init__(self) -> None:
+        check_whole("n", self.n)
+        check_whole("epochs", self.epochs)
+
+    def brackets_for(self, problem: Problem) -> list[Bracket]:
+        """One, with a single rung."""
+        trials = [problem.trial(number, problem.sample(number)) for number in range(self.n)]
+        return [Bracket("random", [Rung(self.n, self.epochs)], trials, problem)]

@@ -1,0 +1,94 @@
+"""Jobs in the calling process: for debuggers, tests and machines where one process is enough."""
+
+import time
+from collections import deque
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+
+from shoal.backend.base import Backend, Ended, Event, Outcome, Workplace
+from shoal.backend.perform import StopFlag, perform, resolve
+from shoal.cluster.device import Device
+from shoal.errors import BackendError
+from shoal.planner.job import Job
+from shoal.schedule.base import Refusal
+
+__all__ = ["Inline"]
+
+
+@dataclass(frozen=True)
+class _Run:
+    """A job under way."""
+
+    job: str
+    events: Generator[Event, None, None]
+    stop: StopFlag
+
+
+class Inline(Backend):
+    """Runs jobs in turn, one event a `poll`, in the thread that polls.
+
+    A crash of user code is a crash of the caller, and `poll` takes as long as the next event does, whatever its
+    timeout. Several jobs are interleaved event by event.
+    """
+
+    def __init__(self, workplace: Workplace) -> None:
+        super().__init__(workplace)
+        self._runner = resolve(workplace.runner)
+        self._runs: deque[_Run] = deque()
+        self._interrupted: list[Event] = []
+        self._closed = False
+
+    def start(self, job: Job, device: Device) -> None:
+        """Take a job in; its first step is done by a later `poll`."""
+        if self._closed:
+            raise BackendError(f"job {job.id!r} cannot start: the back end is closed")
+        if any(run.job == job.id for run in self._runs):
+            raise BackendError(f"job {job.id!r} cannot start: a job of that id is running")
+        stop = StopFlag()
+        # `perform` is a generator: nothing of the job runs before it is asked for the first event.
+        self._runs.append(_Run(job.id, perform(self._runner, job, device, self.workplace, stop), stop))
+
+    def stop(self, job: str) -> None:
+        """Let a job's `stopping` be true from its next step on."""
+        for run in self._runs:
+            if run.job == job:
+                run.stop.requested = True
+
+    def suspend(self, job: str) -> Refusal | None:
+        """Refused: the caller's process is the only one."""
+        return Refusal(job, "the inline back end cannot suspend jobs, they share the caller's process")
+
+    def resume(self, job: str, device: Device) -> Refusal | None:
+        """Refused: no job was suspended."""
+        return Refusal(job, "the inline back end cannot resume jobs, it suspends none")
+
+    def resize(self, job: str, devices: Sequence[Device]) -> Refusal | None:
+        """Refused: a job keeps the device it started on."""
+        return Refusal(job, "the inline back end cannot resize jobs, each keeps the device it started on")
+
+    def poll(self, timeout: float) -> list[Event]:
+        """Work on the job whose turn it is until it has one event; with no job at all, sleep for the timeout."""
+        if self._interrupted:
+            events, self._interrupted = self._interrupted, []
+            return events
+        if not self._runs:
+            if not self._closed:
+                time.sleep(timeout)
+            return []
+        run = self._runs.popleft()
+        try:
+            event = next(run.events)
+        except KeyboardInterrupt:
+            reason = "interrupted from the keyboard in the middle of a step"
+            self._interrupted.append(Ended(run.job, Outcome.CRASHED, reason))
+            raise
+        if not isinstance(event, Ended):
+            self._runs.append(run)
+        return [event]
+
+    def close(self) -> None:
+        """Drop all jobs where they stand; `finally` blocks of the runner still free what they hold."""
+        self._closed = True
+        self._interrupted.clear()
+        while self._runs:
+            self._runs.popleft().events.close()

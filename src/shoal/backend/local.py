@@ -1,0 +1,208 @@
+"""One process per running job on this machine, forked from a server that has torch imported.
+
+A fresh worker takes some ten milliseconds. One whose job ended well is kept for the next job on its device, with its
+data sets and imports warm, and takes about a millisecond. `forkserver` says why the standard library's is not used.
+"""
+
+import pickle
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import count
+from multiprocessing.connection import Connection, wait
+
+from shoal.backend.base import Backend, Ended, Event, Outcome, Workplace
+from shoal.backend.launcher import Exit, ForkServer
+from shoal.backend.perform import log_path
+from shoal.backend.process import REUSABLE, STOP
+from shoal.cluster.device import Device
+from shoal.errors import BackendError
+from shoal.planner.job import Job
+from shoal.schedule.base import Refusal
+
+__all__ = ["Local"]
+
+_LOG_LINES = 20
+"""Lines of the server's log that an error shows."""
+
+
+@dataclass(eq=False)
+class _Worker:
+    """A worker process as the engine knows it.
+
+    Args:
+        connection: to the process.
+        device: name of the only device it ever works on.
+        job: what it works on; None while it is idle.
+        listening: whether more events may come.
+        verdict: the end of a job that failed, held back until the process has freed its device.
+    """
+
+    connection: Connection
+    device: str
+    job: str | None = None
+    listening: bool = True
+    verdict: Ended | None = None
+
+    def send(self, message: bytes) -> bool:
+        """Send, and say whether there was still a process to send to; its exit is told by the server."""
+        try:
+            self.connection.send_bytes(message)
+        except (BrokenPipeError, ConnectionResetError):
+            return False
+        return True
+
+    def receive(self) -> Event | None:
+        """The next event, waiting for it; None when none will come."""
+        try:
+            event: Event = self.connection.recv()
+        except (EOFError, OSError):
+            self.listening = False
+            return None
+        return event
+
+
+class Local(Backend):
+    """Runs each job in a worker process of its own."""
+
+    def __init__(self, workplace: Workplace) -> None:
+        super().__init__(workplace)
+        self._server = ForkServer(workplace)
+        self._numbers = count(1)
+        self._workers: dict[int, _Worker] = {}
+        self._closed = False
+
+    def start(self, job: Job, device: Device) -> None:
+        """Give the job to an idle worker of the device, or to a new one.
+
+        Raises:
+            BackendError: the back end is closed, or a job of that id is running.
+        """
+        if self._closed:
+            raise BackendError(f"job {job.id!r} cannot start: the back end is closed")
+        if self._worker_of(job.id) is not None:
+            raise BackendError(f"job {job.id!r} cannot start: a job of that id is running")
+        message = pickle.dumps((job, device))
+        for worker in self._workers.values():
+            if worker.job is None and worker.device == device.name and worker.send(message):
+                worker.job = job.id
+                return
+        worker = self._fork(device)
+        worker.job = job.id
+        worker.send(message)
+
+    def stop(self, job: str) -> None:
+        """Make the job's `stopping` true."""
+        worker = self._worker_of(job)
+        if worker is not None:
+            worker.send(STOP)
+
+    def suspend(self, job: str) -> Refusal | None:
+        """Refused."""
+        return Refusal(job, "the local back end cannot suspend jobs yet")
+
+    def resume(self, job: str, device: Device) -> Refusal | None:
+        """Refused."""
+        return Refusal(job, "the local back end cannot resume jobs yet, it suspends none")
+
+    def resize(self, job: str, devices: Sequence[Device]) -> Refusal | None:
+        """Refused."""
+        return Refusal(job, "the local back end cannot resize jobs yet, each keeps the device it started on")
+
+    def poll(self, timeout: float) -> list[Event]:
+        """Events since the last call, in order; waits up to `timeout` seconds for the first.
+
+        Raises:
+            BackendError: the server could not import the runner.
+        """
+        deadline = time.monotonic() + timeout
+        while not self._closed:
+            events = self._collect(max(0.0, deadline - time.monotonic()))
+            if events or time.monotonic() >= deadline:
+                return events
+        return []
+
+    def close(self) -> None:
+        """Kill the server and all workers, and wait until they are gone."""
+        self._closed = True
+        for worker in self._workers.values():
+            worker.connection.close()
+        self._workers.clear()
+        self._server.close()
+
+    def _worker_of(self, job: str) -> _Worker | None:
+        return next((worker for worker in self._workers.values() if worker.job == job), None)
+
+    def _fork(self, device: Device) -> _Worker:
+        number = next(self._numbers)
+        worker = _Worker(self._server.fork(number), device.name)
+        self._workers[number] = worker
+        return worker
+
+    def _collect(self, timeout: float) -> list[Event]:
+        """What one wait brings: at most one event of each worker, and one notice of the server."""
+        speakers = {worker.connection: worker for worker in self._workers.values() if worker.listening}
+        ready = wait([*speakers, self._server.control], timeout)
+        events: list[Event] = []
+        # Events before notices: what a worker sent before it died comes before its end.
+        for connection, worker in speakers.items():
+            if connection in ready:
+                events += self._hear(worker)
+        if self._server.control in ready:
+            try:
+                notice = self._server.hear()
+            except EOFError:
+                events += self._replace_server()
+            else:
+                events += self._bury(notice) if notice is not None else []
+        return events
+
+    def _hear(self, worker: _Worker) -> list[Event]:
+        event = worker.receive()
+        if event is None:
+            return []
+        if isinstance(event, Ended):
+            if event.outcome not in REUSABLE:
+                worker.verdict = event
+                return []
+            worker.job = None
+        return [event]
+
+    def _bury(self, end: Exit) -> list[Event]:
+        """The last events of a worker whose process is gone."""
+        worker = self._workers.pop(end.number, None)
+        return [] if worker is None else self._last_words(worker, f"worker process {end.pid} {end.reason}")
+
+    def _last_words(self, worker: _Worker, reason: str) -> list[Event]:
+        events: list[Event] = []
+        # Not until end of file: a process that the worker left behind may hold its end open.
+        while worker.listening and worker.connection.poll():
+            events += self._hear(worker)
+        worker.connection.close()
+        if worker.verdict is not None:
+            events.append(worker.verdict)
+        elif worker.job is not None:
+            log = log_path(self.workplace, worker.job)
+            events.append(Ended(worker.job, Outcome.CRASHED, f"{reason}\nLog: {log}"))
+        return events
+
+    def _replace_server(self) -> list[Event]:
+        """The last events of all workers of a server that died, and a new server.
+
+        Raises:
+            BackendError: it died before it was ready, so a new one would too.
+        """
+        reason = self._server.wait()
+        if not self._server.ready:
+            lines = self._server.log.read_text(encoding="utf-8", errors="replace").splitlines()[-_LOG_LINES:]
+            raise BackendError(
+                f"the server of the local back end {reason} before it could start a worker; "
+                f"the end of its log, {self._server.log}:\n" + "\n".join(lines)
+            )
+        events: list[Event] = []
+        while self._workers:
+            _, worker = self._workers.popitem()
+            events += self._last_words(worker, f"the server of its worker process {reason}")
+        self._server.close()
+        self._server = ForkServer(self.workplace)
+        return events

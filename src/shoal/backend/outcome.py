@@ -1,0 +1,97 @@
+"""From an exception to the outcome of a job and a message that its user can act on."""
+
+import errno
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+
+from shoal.backend.base import Ended, Outcome
+from shoal.errors import StorageFullError, TaskError
+
+__all__ = ["failed", "outcome_of", "user_traceback"]
+
+_PACKAGE = __name__.partition(".")[0]
+
+_MEMORY_MESSAGES = (
+    "can't allocate memory",  # c10's CPU allocator on Linux
+    "DefaultCPUAllocator: not enough memory",  # and on Windows and macOS
+    "CUDA error: out of memory",  # raised by the driver, past torch's caching allocator
+    "CUBLAS_STATUS_ALLOC_FAILED",
+)
+_STORAGE_MESSAGES = (
+    "PytorchStreamWriter failed writing file",  # torch.save: the first write that does not fit
+    "unexpected pos",  # torch.save: closing an archive of which a part is missing
+    "iostream error",  # torch.save: an archive that fits the stream's buffer but not the disk
+    "database or disk is full",  # SQLite
+    "No space left on device",
+    "Disk quota exceeded",
+)
+
+
+def outcome_of(error: BaseException) -> Outcome:
+    """What an exception says about the job that raised it; explicit causes count, the outermost known one wins."""
+    for link in _causes(error):
+        if isinstance(link, TaskError):
+            return Outcome.REJECTED
+        if _is_out_of_memory(link):
+            return Outcome.OUT_OF_MEMORY
+        if _is_storage_full(link):
+            return Outcome.STORAGE_FULL
+    return Outcome.RAISED
+
+
+def failed(job: str, error: BaseException, log: Path) -> Ended:
+    """The end of a job that raised.
+
+    Args:
+        job: its id.
+        error: what it raised.
+        log: where the full traceback stands.
+    """
+    outcome = outcome_of(error)
+    if outcome is Outcome.RAISED:
+        text = user_traceback(error)
+    elif outcome is Outcome.REJECTED and error.__cause__ is not None:
+        text = f"{error}\n\n{user_traceback(error.__cause__)}"
+    elif outcome is Outcome.REJECTED:
+        text = str(error)
+    else:
+        text = "".join(traceback.format_exception_only(error))
+    return Ended(job, outcome, f"{text.rstrip()}\nLog: {log}")
+
+
+def user_traceback(error: BaseException) -> str:
+    """The traceback from the first frame outside this package on; the whole of it if there is none outside."""
+    frame = error.__traceback__
+    while frame is not None and _is_ours(frame):
+        frame = frame.tb_next
+    return "".join(traceback.format_exception(type(error), error, frame or error.__traceback__))
+
+
+def _is_ours(frame: TracebackType) -> bool:
+    return str(frame.tb_frame.f_globals.get("__name__", "")).partition(".")[0] == _PACKAGE
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    link: BaseException | None = error
+    while link is not None:
+        yield link
+        link = link.__cause__
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
+        return True
+    # By name, because torch.OutOfMemoryError is not importable where torch is not.
+    if any(base.__name__ == "OutOfMemoryError" for base in type(error).__mro__):
+        return True
+    return isinstance(error, RuntimeError) and any(text in str(error) for text in _MEMORY_MESSAGES)
+
+
+def _is_storage_full(error: BaseException) -> bool:
+    if isinstance(error, StorageFullError):
+        return True
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return True
+    return isinstance(error, Exception) and any(text in str(error) for text in _STORAGE_MESSAGES)

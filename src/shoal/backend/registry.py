@@ -1,0 +1,35 @@
+"""The back ends by name."""
+
+import difflib
+
+from shoal.backend.base import Backend
+from shoal.backend.inline import Inline
+from shoal.backend.local import Local
+from shoal.errors import BackendError
+from shoal.planner.job import Workplace
+
+__all__ = ["BACKENDS", "make_backend"]
+
+BACKENDS: dict[str, type[Backend]] = {
+    "inline": Inline,
+    "local": Local,
+}
+
+
+def make_backend(name: str, workplace: Workplace) -> Backend:
+    """The back end of that name, ready for jobs.
+
+    Raises:
+        BackendError: no back end has that name.
+    """
+    if name in BACKENDS:
+        return BACKENDS[name](workplace)
+    known = ", ".join(repr(each) for each in BACKENDS)
+    if name == "ray":
+        raise BackendError(
+            f"back end 'ray' is not part of this version of Shoal, known are {known}; "
+            "'local' uses every device of this machine"
+        )
+    nearest = difflib.get_close_matches(name, BACKENDS, n=1)
+    hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
+    raise BackendError(f"unknown back end {name!r}, known are {known}{hint}")

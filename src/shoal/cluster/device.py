@@ -1,0 +1,63 @@
+"""Frozen views of the machines a study may use."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+__all__ = ["Cluster", "Device", "Node"]
+
+
+@dataclass(frozen=True)
+class Device:
+    """A GPU, or a slot of a node's CPU.
+
+    Args:
+        name: unique in the cluster: "cuda:0", "cpu:1".
+        kind: devices of one kind share measurements: "NVIDIA H200", "cpu".
+        memory: bytes that jobs may use.
+        cores: CPU cores that a job on it may use as threads.
+        compute: capacity in units of a job's `Demand.compute`.
+        oversubscription: how many times its compute may be promised (HyperSack: r).
+        healthy: a device that is not gets no jobs.
+    """
+
+    name: str
+    kind: str
+    memory: int
+    cores: int = 1
+    compute: float = 1.0
+    oversubscription: float = 1.0
+    healthy: bool = True
+
+    @property
+    def capacity(self) -> float:
+        """Compute that may be promised to jobs: oversubscription times compute."""
+        return self.oversubscription * self.compute
+
+
+@dataclass(frozen=True)
+class Node:
+    """A machine: its CPU cores are shared by the jobs on all its devices."""
+
+    name: str
+    cores: float
+    devices: tuple[Device, ...]
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """All nodes, as they were at one moment."""
+
+    nodes: tuple[Node, ...]
+
+    def __iter__(self) -> Iterator[tuple[Node, Device]]:
+        """Every device with its node, in order."""
+        for node in self.nodes:
+            for device in node.devices:
+                yield node, device
+
+    def device(self, name: str) -> Device:
+        """The device of that name; KeyError if there is none."""
+        for _, device in self:
+            if device.name == name:
+                return device
+        raise KeyError(name)

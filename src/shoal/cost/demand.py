@@ -1,0 +1,52 @@
+"""What a job asks of a device, and the measurements it is computed from."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+__all__ = ["Demand", "Profile"]
+
+
+@dataclass(frozen=True)
+class Demand:
+    """What one job takes of one kind of device (HyperSack: c_p, d_p, q_p).
+
+    Args:
+        compute: fraction of the device's compute, 1.0 = all of it.
+        memory: peak bytes on the device (of a CPU slot: of the process).
+        cores: CPU cores of the node.
+        seconds: expected run time alone on the device.
+    """
+
+    compute: float
+    memory: int
+    cores: float
+    seconds: float
+
+    def __post_init__(self) -> None:
+        for name in ("compute", "memory", "cores", "seconds"):
+            value = getattr(self, name)
+            if not 0 <= value < float("inf"):  # also refuses NaN
+                raise ValueError(f"a demand's {name} must be finite and not negative, got {value!r}")
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What a short run of one structure showed on one kind of device.
+
+    Args:
+        step_seconds: members trained together (B) -> median seconds of one training step of all B.
+        epoch_steps: training steps of one epoch.
+        validation_steps: validation steps of one epoch.
+        base_memory: bytes the process holds before any member.
+        member_memory: bytes each member adds at the peak of a step.
+        compute: fraction of the device in use while it ran.
+        cores: CPU seconds per second of wall time.
+    """
+
+    step_seconds: Mapping[int, float]
+    epoch_steps: int
+    validation_steps: int
+    base_memory: int
+    member_memory: int
+    compute: float
+    cores: float

@@ -1,0 +1,112 @@
+"""The job history: what was ever profiled on this machine, so that it is measured once."""
+
+import json
+import os
+import sqlite3
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from shoal.cost.demand import Profile
+
+__all__ = ["History", "cache_directory"]
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS profiles (
+    environment TEXT, structure TEXT, data TEXT, batch_size INTEGER, kind TEXT, profile TEXT NOT NULL,
+    PRIMARY KEY (environment, structure, data, batch_size, kind)
+)
+"""
+_BUSY_SECONDS = 5.0
+
+_Key = tuple[str, str, int, str]
+
+
+def cache_directory() -> Path:
+    """`$SHOAL_CACHE`, else `$XDG_CACHE_HOME/shoal`, else `~/.cache/shoal`."""
+    if own := os.environ.get("SHOAL_CACHE"):
+        return Path(own)
+    if shared := os.environ.get("XDG_CACHE_HOME"):
+        return Path(shared) / "shoal"
+    return Path.home() / ".cache" / "shoal"
+
+
+class History:
+    """Profiles by structure, data, batch size and kind of device, kept across studies.
+
+    The file is read once, at the start, and written through. SQLite's locks make two studies that write at once safe.
+    A file that cannot be read or written is warned of once, and the history then lasts as long as the study.
+
+    Args:
+        path: the file; by default one in the user's cache directory.
+        environment: what else measurements depend on, such as the versions of Python, torch and shoal. Only profiles
+            of the same environment are seen.
+    """
+
+    def __init__(self, path: Path | None = None, *, environment: str = "") -> None:
+        self.path = path if path is not None else cache_directory() / "history-1.sqlite"
+        self.environment = environment
+        self._profiles: dict[_Key, Profile] = {}
+        self._usable = True
+        try:
+            self._profiles.update(self._load())
+        except (OSError, sqlite3.Error, ValueError, TypeError, KeyError) as error:
+            self._give_up(error)
+
+    def get(self, structure: str, data: str, batch_size: int, kind: str) -> Profile | None:
+        """The profile, or None if this was never measured.
+
+        Args:
+            structure: of the model and its optimizer, `ArrayKey.structure`.
+            data: digest of what the task's `data` read, `ArrayKey.data`; it decides shapes and the length of an epoch.
+            batch_size: samples per step and member.
+            kind: `Device.kind`.
+        """
+        return self._profiles.get((structure, data, batch_size, kind))
+
+    def put(self, structure: str, data: str, batch_size: int, kind: str, profile: Profile) -> None:
+        """Keep a profile, in place of an older one of the same key; for the arguments see `get`."""
+        self._profiles[structure, data, batch_size, kind] = profile
+        if not self._usable:
+            return
+        row = (self.environment, structure, data, batch_size, kind, json.dumps(asdict(profile)))
+        try:
+            with self._open() as connection:
+                connection.execute("INSERT OR REPLACE INTO profiles VALUES (?, ?, ?, ?, ?, ?)", row)
+        except (OSError, sqlite3.Error) as error:
+            self._give_up(error)
+
+    @contextmanager
+    def _open(self) -> Iterator[sqlite3.Connection]:
+        """A connection for one transaction: kept open, it would be shared with forked workers."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with closing(sqlite3.connect(self.path, timeout=_BUSY_SECONDS)) as connection, connection:
+            connection.execute(_SCHEMA)
+            yield connection
+
+    def _load(self) -> dict[_Key, Profile]:
+        query = "SELECT structure, data, batch_size, kind, profile FROM profiles WHERE environment = ?"
+        with self._open() as connection:
+            rows = connection.execute(query, (self.environment,)).fetchall()
+        return {
+            (structure, data, batch_size, kind): _profile(json.loads(text))
+            for structure, data, batch_size, kind, text in rows
+        }
+
+    def _give_up(self, error: Exception) -> None:
+        self._usable = False
+        warnings.warn(
+            f"the job history {self.path} cannot be used ({error}); the measurements of this study are kept in memory "
+            "only. Delete the file, or set SHOAL_CACHE to a directory that can be written.",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+
+
+def _profile(fields: Mapping[str, Any]) -> Profile:
+    """A profile from its JSON object, whose keys are strings."""
+    sizes = {int(size): float(value) for size, value in fields["step_seconds"].items()}
+    return Profile(**{**fields, "step_seconds": sizes})

@@ -1,0 +1,280 @@
+"""The values that one hyper-parameter may take."""
+
+import math
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from fractions import Fraction
+from random import Random
+from typing import TYPE_CHECKING, Any, ClassVar
+
+if TYPE_CHECKING:
+    from optuna.distributions import BaseDistribution
+
+__all__ = ["DOMAINS", "Choice", "Domain", "LogRandInt", "LogUniform", "QUniform", "RandInt", "Uniform", "from_optuna"]
+
+
+@dataclass(frozen=True)
+class Domain(ABC):
+    """The values that one hyper-parameter may take, and how likely each is.
+
+    A domain does not know which parameter it belongs to. So its constructor takes what it is given, and the `Space` it
+    is put into asks for its `fault` and raises an error that says where. The other methods need a domain without fault.
+    """
+
+    name: ClassVar[str]
+    """What a user calls to make one; also its tag in JSON."""
+
+    @abstractmethod
+    def fault(self) -> str | None:
+        """What is wrong with it, in words that a user can act on; None when nothing is."""
+
+    @abstractmethod
+    def sample(self, rng: Random) -> Any:
+        """One value, drawn with `rng`."""
+
+    def points(self) -> Iterable[Any] | None:
+        """Every value, in order; None when they are a continuum, as they are unless a domain says otherwise."""
+        return None
+
+    @abstractmethod
+    def to_optuna(self) -> "BaseDistribution":
+        """The same domain as an Optuna distribution."""
+
+    def __str__(self) -> str:
+        values = [(getattr(self, field.name), field.default) for field in fields(self)]
+        return f"{self.name}({', '.join(repr(value) for value, default in values if value != default)})"
+
+
+@dataclass(frozen=True)
+class Uniform(Domain):
+    """A float between `low` and `high`, every one as likely."""
+
+    name: ClassVar[str] = "uniform"
+    low: float
+    high: float
+
+    def fault(self) -> str | None:
+        """Bounds that are no numbers, or in the wrong order."""
+        return _range_fault(self.low, self.high)
+
+    def sample(self, rng: Random) -> float:
+        """A float in [low, high]."""
+        return _between(self.low, self.high, rng.random())
+
+    def to_optuna(self) -> "BaseDistribution":
+        """FloatDistribution(low, high)."""
+        from optuna.distributions import FloatDistribution
+
+        return FloatDistribution(self.low, self.high)
+
+
+@dataclass(frozen=True)
+class LogUniform(Domain):
+    """A float between `low` and `high` whose logarithm is uniform."""
+
+    name: ClassVar[str] = "loguniform"
+    low: float
+    high: float
+
+    def fault(self) -> str | None:
+        """Bounds that are no numbers, not above 0, or in the wrong order."""
+        return _range_fault(self.low, self.high) or _log_fault(self.low)
+
+    def sample(self, rng: Random) -> float:
+        """A float in [low, high]."""
+        value = math.exp(_between(math.log(self.low), math.log(self.high), rng.random()))
+        return min(max(value, float(self.low)), float(self.high))
+
+    def to_optuna(self) -> "BaseDistribution":
+        """FloatDistribution(low, high, log=True)."""
+        from optuna.distributions import FloatDistribution
+
+        return FloatDistribution(self.low, self.high, log=True)
+
+
+@dataclass(frozen=True)
+class QUniform(Domain):
+    """One of the floats `low`, `low + q`, `low + 2 q`, ... up to `high`, every one as likely.
+
+    Computed on the decimals as they are written: the third value of quniform(0.1, 1, 0.1) is 0.3.
+    """
+
+    name: ClassVar[str] = "quniform"
+    low: float
+    high: float
+    q: float
+
+    def fault(self) -> str | None:
+        """Bounds or a step that are no numbers, or out of range."""
+        if fault := _range_fault(self.low, self.high):
+            return fault
+        return None if _finite(self.q) and self.q > 0 else "q must be a finite number above 0"
+
+    def sample(self, rng: Random) -> float:
+        """One of the points."""
+        return self._value(rng.randrange(self._count))
+
+    def points(self) -> Iterable[float]:
+        """From `low` upwards."""
+        return map(self._value, range(self._count))
+
+    def to_optuna(self) -> "BaseDistribution":
+        """FloatDistribution with a step, ending at the last point, as Optuna wants it."""
+        from optuna.distributions import FloatDistribution
+
+        return FloatDistribution(self.low, self._value(self._count - 1), step=self.q)
+
+    @property
+    def _count(self) -> int:
+        return int((_decimal(self.high) - _decimal(self.low)) // _decimal(self.q)) + 1
+
+    def _value(self, index: int) -> float:
+        return float(_decimal(self.low) + index * _decimal(self.q))
+
+
+@dataclass(frozen=True)
+class RandInt(Domain):
+    """One of the integers `low`, `low + step`, ... below `high`, every one as likely."""
+
+    name: ClassVar[str] = "randint"
+    low: int
+    high: int
+    step: int = 1
+
+    def fault(self) -> str | None:
+        """Bounds or a step that are no integers, or out of range."""
+        if fault := _integer_fault(self.low, self.high):
+            return fault
+        return None if _integer(self.step) and self.step > 0 else "step must be an integer above 0"
+
+    def sample(self, rng: Random) -> int:
+        """One of the points."""
+        return rng.randrange(self.low, self.high, self.step)
+
+    def points(self) -> Iterable[int]:
+        """From `low` upwards."""
+        return range(self.low, self.high, self.step)
+
+    def to_optuna(self) -> "BaseDistribution":
+        """IntDistribution with a step, whose upper bound is included."""
+        from optuna.distributions import IntDistribution
+
+        return IntDistribution(self.low, range(self.low, self.high, self.step)[-1], step=self.step)
+
+
+@dataclass(frozen=True)
+class LogRandInt(Domain):
+    """An integer from `low` to below `high` whose logarithm is about uniform: Optuna's IntDistribution(log=True)."""
+
+    name: ClassVar[str] = "lograndint"
+    low: int
+    high: int
+
+    def fault(self) -> str | None:
+        """Bounds that are no integers, not above 0, or in the wrong order."""
+        return _integer_fault(self.low, self.high) or _log_fault(self.low)
+
+    def sample(self, rng: Random) -> int:
+        """The floor of a loguniform value."""
+        value = int(math.exp(_between(math.log(self.low), math.log(self.high), rng.random())))
+        return min(max(value, self.low), self.high - 1)
+
+    def points(self) -> Iterable[int]:
+        """From `low` upwards."""
+        return range(self.low, self.high)
+
+    def to_optuna(self) -> "BaseDistribution":
+        """IntDistribution(log=True), whose upper bound is included."""
+        from optuna.distributions import IntDistribution
+
+        return IntDistribution(self.low, self.high - 1, log=True)
+
+
+@dataclass(frozen=True)
+class Choice(Domain):
+    """One of the options, every one as likely; an option may be a value, a domain, or a dict that holds domains."""
+
+    name: ClassVar[str] = "choice"
+    options: tuple[Any, ...]
+
+    def fault(self) -> str | None:
+        """No option at all."""
+        return None if self.options else "a choice must have at least one option"
+
+    def sample(self, rng: Random) -> Any:
+        """One option as it stands; what it holds is for the `Space` to sample."""
+        return self.options[rng.randrange(len(self.options))]
+
+    def points(self) -> Iterable[Any]:
+        """Every option as it stands."""
+        return self.options
+
+    def to_optuna(self) -> "BaseDistribution":
+        """Over the options, or over their positions when one is not None, bool, int, float or str."""
+        from optuna.distributions import CategoricalDistribution
+
+        plain = all(option is None or isinstance(option, bool | int | float | str) for option in self.options)
+        return CategoricalDistribution(self.options if plain else range(len(self.options)))
+
+    def __str__(self) -> str:
+        return f"choice({list(self.options)!r})"
+
+
+DOMAINS: dict[str, type[Domain]] = {
+    domain.name: domain for domain in (Uniform, LogUniform, QUniform, RandInt, LogRandInt, Choice)
+}
+"""Every domain by its name."""
+
+
+def from_optuna(value: Any) -> Domain | None:
+    """The domain that equals an Optuna distribution; None when `value` is not one. Does not import Optuna."""
+    if type(value).__module__ != "optuna.distributions":
+        return None
+    match type(value).__name__:
+        case "FloatDistribution" if value.step is not None:
+            return QUniform(value.low, value.high, value.step)
+        case "FloatDistribution":
+            return LogUniform(value.low, value.high) if value.log else Uniform(value.low, value.high)
+        case "IntDistribution" if value.log:
+            return LogRandInt(value.low, value.high + 1)
+        case "IntDistribution":
+            return RandInt(value.low, value.high + 1, value.step)
+        case "CategoricalDistribution":
+            return Choice(tuple(value.choices))
+    return None
+
+
+def _finite(value: object) -> bool:
+    # NaN, the infinities and integers beyond the floats all fail the comparison.
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+
+
+def _integer(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _range_fault(low: object, high: object) -> str | None:
+    if not (_finite(low) and _finite(high)):
+        return "low and high must be finite numbers (int or float)"
+    return None if low <= high else "low must not be above high"  # type: ignore[operator]
+
+
+def _integer_fault(low: object, high: object) -> str | None:
+    if not (_integer(low) and _integer(high)):
+        return "low and high must be integers"
+    return None if low < high else "low must be below high, which is excluded"  # type: ignore[operator]
+
+
+def _log_fault(low: float) -> str | None:
+    return None if low > 0 else "low must be above 0, where a logarithm exists (use uniform for a range with 0 in it)"
+
+
+def _between(low: float, high: float, fraction: float) -> float:
+    # Not low + fraction * (high - low): that difference overflows for the widest ranges.
+    return float(min(max((1 - fraction) * low + fraction * high, low), high))
+
+
+def _decimal(value: float) -> Fraction:
+    return Fraction(str(float(value)))

@@ -1,0 +1,295 @@
+"""The loop of a study: ask the algorithm, place what waits, hear what came of it, until all is decided."""
+
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+from shoal.algorithms.base import Algorithm
+from shoal.backend.base import Backend
+from shoal.cluster.device import Cluster, Device
+from shoal.cost.demand import Profile
+from shoal.cost.history import History
+from shoal.errors import AlgorithmError, JournalError, ShoalError, StorageFullError, StudyInterrupted, TaskError
+from shoal.journal.rows import Ask
+from shoal.journal.writer import Journal
+from shoal.planner.event import Ended, Event, Outcome, Profiled, Reported, Surveyed
+from shoal.planner.job import Array, ArrayKey, Job, Member, Purpose
+from shoal.planner.planner import Planner
+from shoal.report.progress import Progress
+from shoal.schedule.base import Policy
+from shoal.trial import Decision, Report, Trial, TrialGroup, TrialState
+
+__all__ = ["Engine", "Setting"]
+
+TURN_SECONDS = 0.25
+"""Longest wait for an event, after which the display and an interrupt are looked at."""
+
+_NO_KEY = ArrayKey("not looked at", "", 1)
+_FATAL = {Outcome.REJECTED: TaskError, Outcome.STORAGE_FULL: StorageFullError}
+"""Outcomes that every other job would have too: they end the study, with all recorded."""
+
+
+@dataclass
+class Setting:
+    """What an engine works with.
+
+    Args:
+        cluster: the devices.
+        policy: decides which job runs where.
+        backend: runs them.
+        history: what is known of jobs, across studies.
+        retries: how often a trial whose job failed is tried again.
+    """
+
+    cluster: Cluster
+    policy: Policy
+    backend: Backend
+    history: History
+    retries: int = 2
+
+
+@dataclass
+class _Standing:
+    """Where a trial stands; what the journal says, at hand."""
+
+    trial: Trial
+    target: int
+    epoch: int = 0
+    state: TrialState = TrialState.PENDING
+    failures: int = 0
+    alone: bool = False
+
+    @property
+    def member(self) -> Member:
+        return Member(self.trial, self.epoch, self.target)
+
+
+class Engine:
+    """Runs one study to its end.
+
+    Every change is in the journal before anything is done about it, so an engine that is killed at any moment is
+    followed by another that begins with `replay`.
+    """
+
+    def __init__(self, journal: Journal, algorithm: Algorithm, setting: Setting, progress: Progress) -> None:
+        self._journal = journal
+        self._algorithm = algorithm
+        self._setting = setting
+        self._progress = progress
+        self._planner = Planner(setting.policy, self._profile, self._new_id)
+        self._jobs = len(journal.jobs())
+        self._running: dict[str, tuple[Job, Device]] = {}
+        self._trials: dict[int, _Standing] = {}
+        self._keys: dict[int, ArrayKey] = {}
+        self._unmeasurable: set[tuple[ArrayKey, str]] = set()
+        self._interrupted = False
+
+    def run(self) -> None:
+        """Go on until the algorithm has finished.
+
+        Raises:
+            StudyInterrupted: `interrupt` was called; everything is saved.
+            TaskError: the task breaks its contract.
+            StorageFullError: there is no room for the journal or a checkpoint.
+        """
+        with self._progress, self._stopped_after_error():
+            while not self._algorithm.finished:
+                self._ask()
+                self._survey()
+                self._place()
+                self._check_alive()
+                self._hear(TURN_SECONDS)
+                self._progress.update()
+                if self._interrupted:
+                    raise StudyInterrupted(f"stopped; everything is saved in {self._journal.directory}")
+
+    def interrupt(self) -> None:
+        """Let `run` save everything and stop at its next turn. Safe to call from a signal handler."""
+        self._interrupted = True
+
+    def replay(self) -> None:
+        """Bring the algorithm and this engine to where the journal is; nothing may have run yet.
+
+        Raises:
+            JournalError: the algorithm does not do again what it did.
+        """
+        self._journal.requeue_running()
+        decisions: list[Decision] = []
+        for event in self._journal.events():
+            if isinstance(event, Ask):
+                groups = tuple(self._algorithm.next_groups(event.free))
+                if groups != event.groups:
+                    raise JournalError(
+                        f"the algorithm of the study in {self._journal.directory} proposes other trials than it did; "
+                        "go on with the version of shoal that began it"
+                    )
+            else:
+                decisions += self._algorithm.observe(event)
+        self._journal.decided(decisions)
+        for row in self._journal.trials():
+            standing = _Standing(row.trial, row.target, row.epoch, row.state, row.failures)
+            standing.alone = row.failures > 0 and row.state is TrialState.PENDING
+            self._trials[row.number] = standing
+
+    def _ask(self) -> None:
+        """What does the algorithm want next?"""
+        idle = len(self._idle())
+        groups = self._algorithm.next_groups(idle)
+        self._journal.asked(idle, groups)
+        for group in groups:
+            self._enlist(group)
+
+    def _enlist(self, group: TrialGroup) -> None:
+        for trial in group.trials:
+            standing = self._trials.setdefault(trial.number, _Standing(trial, 0))
+            standing.target = group.budget.epochs
+            standing.state = TrialState.PENDING
+
+    def _survey(self) -> None:
+        """Have the models of new trials looked at, in a worker, so that the planner knows which are one structure."""
+        unknown = [x.member for x in self._waiting() if x.trial.number not in self._keys]
+        surveying = any(job.purpose is Purpose.SURVEY for job, _ in self._running.values())
+        if unknown and not surveying and (idle := self._idle()):
+            self._start([(Job(self._new_id(), (Array(_NO_KEY, tuple(unknown)),), Purpose.SURVEY), idle[0])])
+
+    def _place(self) -> None:
+        """Fuse and place what waits; note why the rest does."""
+        waiting = self._waiting()
+        known = [(x.member, self._keys[x.trial.number]) for x in waiting if x.trial.number in self._keys]
+        placement = self._planner.plan(
+            known,
+            list(self._running.values()),
+            self._setting.cluster,
+            time.monotonic(),
+            alone={x.trial.number for x in waiting if x.alone},
+            unmeasurable=self._unmeasurable,
+        )
+        reasons = {x.trial.number: "its model has to be looked at first" for x in waiting}
+        for member, _ in known:
+            del reasons[member.trial.number]
+        self._journal.waiting_reasons({**reasons, **placement.refusals})
+        self._start(placement.starts)
+
+    def _start(self, starts: Iterable[tuple[Job, Device]]) -> None:
+        starts = list(starts)
+        with self._journal.transaction():
+            for job, device in starts:
+                self._journal.job_started(job, device.name)
+        for job, device in starts:
+            self._running[job.id] = (job, device)
+            if job.purpose is Purpose.TRAIN:
+                for member in job.members:
+                    self._trials[member.trial.number].state = TrialState.RUNNING
+            self._setting.backend.start(job, device)
+
+    def _check_alive(self) -> None:
+        """Nothing runs although there are devices: what waits can never start, and says why."""
+        if self._running or not (stuck := self._waiting()):
+            if not self._running and not self._algorithm.finished:
+                raise AlgorithmError(f"{self._algorithm!r} neither proposes trials nor has finished")
+            return
+        reasons = {row.number: row.reason for row in self._journal.trials()}
+        self._observe("", [self._failure(x, reasons[x.trial.number]) for x in stuck])
+
+    def _hear(self, timeout: float) -> None:
+        """What happened?"""
+        for event in self._setting.backend.poll(timeout):
+            self._handle(event)
+
+    def _handle(self, event: Event) -> None:
+        match event:
+            case Reported():
+                self._observe(event.job, event.reports)
+            case Surveyed():
+                self._keys.update(event.keys)
+                self._give_up_measuring([event.keys[number] for number in event.alone])
+            case Profiled():
+                job, device = self._running[event.job]
+                key = job.arrays[0].key
+                self._setting.history.put(key.structure, key.data, key.batch_size, device.kind, event.profile)
+            case Ended():
+                self._end(event)
+
+    def _observe(self, job: str, reports: Iterable[Report]) -> None:
+        news = self._journal.reported(job, reports)
+        for report in news:
+            standing = self._trials[report.trial]
+            standing.epoch = max(standing.epoch, report.epoch)
+            standing.state = report.state
+            if report.state is TrialState.PAUSED:
+                standing.alone = False
+        decisions = [decision for report in news for decision in self._algorithm.observe(report)]
+        self._journal.decided(decisions)
+        for decision in decisions:
+            self._trials[decision.trial].state = decision.state
+
+    def _end(self, ended: Ended) -> None:
+        """A job is over; its trials that have not reached their targets wait again, alone if it failed."""
+        job, device = self._running.pop(ended.job)
+        failed = ended.outcome not in (Outcome.FINISHED, Outcome.STOPPED, *_FATAL)
+        left = self._journal.job_ended(ended.job, ended.outcome, ended.message, failed=failed)
+        for number, failures in left.items():
+            standing = self._trials[number]
+            standing.state, standing.failures = TrialState.PENDING, failures
+            standing.alone = standing.alone or failed
+        if ended.outcome in _FATAL:
+            raise _FATAL[ended.outcome](ended.message)
+        if failed:
+            self._bury(job, device, ended, left)
+
+    def _bury(self, job: Job, device: Device, ended: Ended, left: Iterable[int]) -> None:
+        """Draw the consequences of a failure: no further tries, or a key that cannot be measured or looked at."""
+        if job.purpose is Purpose.PROFILE:
+            self._unmeasurable.add((job.arrays[0].key, device.kind))
+        elif job.purpose is Purpose.SURVEY:
+            keys = {m.trial.number: replace(_NO_KEY, structure=f"trial {m.trial.number}") for m in job.members}
+            self._keys.update(keys)
+            self._give_up_measuring(keys.values())
+        spent = [self._trials[number] for number in left if self._trials[number].failures > self._setting.retries]
+        reason = f"{ended.outcome} after {self._setting.retries} retries: {ended.message}"
+        self._observe("", [self._failure(standing, reason) for standing in spent])
+
+    def _failure(self, standing: _Standing, reason: str) -> Report:
+        return Report(standing.trial.number, standing.epoch, state=TrialState.FAILED, reason=reason)
+
+    def _give_up_measuring(self, keys: Iterable[ArrayKey]) -> None:
+        kinds = {device.kind for _, device in self._setting.cluster}
+        self._unmeasurable.update((key, kind) for key in keys for kind in kinds)
+
+    @contextmanager
+    def _stopped_after_error(self) -> Iterator[None]:
+        """Before an error of Shoal's own leaves, let all jobs save their trials and record what they still report."""
+        try:
+            yield
+        except ShoalError as error:
+            for job in list(self._running):
+                self._setting.backend.stop(job)
+            while self._running:
+                for event in self._setting.backend.poll(TURN_SECONDS):
+                    self._wind_up(event, error)
+            raise
+
+    def _wind_up(self, event: Event, error: ShoalError) -> None:
+        if isinstance(event, Ended):
+            self._running.pop(event.job, None)
+            if not isinstance(error, StorageFullError):
+                self._journal.job_ended(event.job, event.outcome, event.message, failed=False)
+        elif isinstance(event, Reported) and not isinstance(error, StorageFullError):
+            self._journal.reported(event.job, event.reports)
+
+    def _waiting(self) -> list[_Standing]:
+        """Trials to be placed: those that failed last, else in the order of their numbers."""
+        waiting = [x for x in self._trials.values() if x.state is TrialState.PENDING]
+        return sorted(waiting, key=lambda x: (x.failures, x.trial.number))
+
+    def _idle(self) -> list[Device]:
+        held = {device.name for _, device in self._running.values()}
+        return [device for _, device in self._setting.cluster if device.healthy and device.name not in held]
+
+    def _profile(self, key: ArrayKey, kind: str) -> Profile | None:
+        return self._setting.history.get(key.structure, key.data, key.batch_size, kind)
+
+    def _new_id(self) -> str:
+        self._jobs += 1
+        return f"job-{self._jobs:05d}"

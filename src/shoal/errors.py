@@ -1,0 +1,69 @@
+"""One base class, and one class for each thing a user can act on."""
+
+__all__ = [
+    "AlgorithmError",
+    "BackendError",
+    "CheckpointError",
+    "DeviceError",
+    "FusionError",
+    "JournalError",
+    "PolicyError",
+    "ShoalError",
+    "SpaceError",
+    "StorageFullError",
+    "StudyExistsError",
+    "StudyInterrupted",
+    "TaskError",
+]
+
+
+class ShoalError(Exception):
+    """Base of all errors that Shoal raises on purpose."""
+
+
+class SpaceError(ShoalError, ValueError):
+    """A search space that cannot be sampled; names the parameter and the value."""
+
+
+class AlgorithmError(ShoalError, ValueError):
+    """An algorithm's setting, or what it was asked to do, is impossible."""
+
+
+class PolicyError(ShoalError, ValueError):
+    """A placement policy is unknown or returned an illegal plan."""
+
+
+class DeviceError(ShoalError, ValueError):
+    """A device was asked for that this machine does not have."""
+
+
+class BackendError(ShoalError, RuntimeError):
+    """A back end is unknown or could not start its workers."""
+
+
+class TaskError(ShoalError, ValueError):
+    """A task breaks its contract: a loss that is no scalar, a metric it never reports, no data."""
+
+
+class FusionError(ShoalError, ValueError):
+    """Models or optimizers that cannot be fused; names the member, the module path and the remedy."""
+
+
+class CheckpointError(ShoalError, RuntimeError):
+    """A checkpoint that cannot be read or does not belong to its trial."""
+
+
+class JournalError(ShoalError, RuntimeError):
+    """A directory that holds no study, or one that this version cannot read."""
+
+
+class StudyExistsError(JournalError):
+    """The directory already holds a study; resume it or choose another directory."""
+
+
+class StorageFullError(ShoalError, OSError):
+    """No space is left for the journal or a checkpoint; what is recorded is intact."""
+
+
+class StudyInterrupted(ShoalError):  # noqa: N818  (an event, not a fault)
+    """The study was stopped by the user after a checkpoint; it can be resumed."""

@@ -1,0 +1,133 @@
+"""The members' optimizers as one."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from shoal.errors import FusionError
+from shoal.fuse.array import ModelArray
+from shoal.fuse.optim.cohort import Cohort, Lowering
+from shoal.fuse.optim.column import Column
+from shoal.fuse.optim.layout import arrange, owned
+from shoal.fuse.optim.table import has_hooks
+from shoal.fuse.optim.traced import TracedStep, trace
+
+__all__ = ["FusedOptimizer", "fuse_optimizers"]
+
+
+class FusedOptimizer:
+    """B optimizers that step at once, each with its own hyper-parameters.
+
+    Gradients are those of the array's stacked parameters. The members stay ordinary torch optimizers: their
+    `param_groups` are read at every step, so LR schedulers work on them as always; their `state` is made of views of
+    the stacked state, so `state_dict()` is always up to date, and `load_state_dict()` and `add_param_group()` are
+    noticed at the next step. Only their own `step` is to be left alone.
+
+    Args:
+        members: see `fuse_optimizers`.
+        array: of the members' models.
+        lowering: see `fuse_optimizers`.
+    """
+
+    def __init__(self, members: Sequence[Optimizer], array: ModelArray, lowering: Lowering | None = None) -> None:
+        self.members = tuple(members)
+        self.version = 0
+        """Grows when something other than a number has changed; a `traced` step of before is then out of date."""
+        self._array = array
+        self._lowering: Lowering | None = lowering
+        self._arrange()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Drop the gradients of all parameters that a member updates, or make them zero."""
+        for param in self._params:
+            if set_to_none:
+                param.grad = None
+            elif param.grad is not None:
+                param.grad = param.grad.detach().zero_()
+
+    def step(self, closure: None = None) -> None:
+        """Update every member's parameters that have gradients.
+
+        Raises:
+            FusionError: a closure was given, a gradient is sparse, or an optimizer moved its parameters in memory.
+        """
+        if closure is not None:
+            raise FusionError("an array's optimizer takes no closure; compute the gradients before `step()`")
+        self.refresh()
+        for unit in self._units:
+            unit.step()
+        self.mark_stepped()
+
+    def refresh(self) -> None:
+        """Read the members' `param_groups`, and arrange the members anew if more than numbers changed."""
+        if self._look() != self._seen or not all(unit.refresh() for unit in self._units):
+            self._arrange()
+
+    def traced(self, params: Sequence[Tensor] | None = None) -> TracedStep | None:
+        """The step as a function of tensors, or None if a member's optimizer must step by itself.
+
+        To be called right before the first step that is traced: it begins the state of the parameters. Before each
+        run of the trace call `refresh`, and compare `version`; after it, `mark_stepped`.
+
+        Args:
+            params: stacked parameters that the step will have gradients of; by default those that require one.
+        """
+        self.refresh()
+        cohorts = [unit for unit in self._units if isinstance(unit, Cohort)]
+        if len(cohorts) < len(self._units):
+            return None
+        return trace(cohorts, [p for p in self._params if p.requires_grad] if params is None else params)
+
+    def mark_stepped(self) -> None:
+        """Let LR schedulers, which warn if no step came before them, know of it."""
+        for member in self.members:
+            member._opt_called = True  # type: ignore[attr-defined]
+
+    def unfuse(self) -> list[Optimizer]:
+        """The members themselves, with their current settings and state."""
+        return list(self.members)
+
+    def _arrange(self) -> None:
+        columns = [Column(*column) for column in self._array.columns()]
+        groups = owned(self.members, columns)
+        used = sorted({i for member in groups for group in member for i in group})
+        self._params = [columns[i].stacked for i in used]
+        self._units = arrange(self.members, columns, groups, self._lowering)
+        for unit in self._units:
+            unit.refresh()
+        self._states = [member.state for member in self.members]  # kept alive, so that no other takes its address
+        self._seen = self._look()
+        self.version += 1
+
+    def _look(self) -> list[Any]:
+        """All that the arrangement depends on, but for the rules, which the units look after."""
+        of_members = [
+            (id(member.state), has_hooks(member), [len(group["params"]) for group in member.param_groups])
+            for member in self.members
+        ]
+        return [*of_members, *[param.data_ptr() for param in self._params]]
+
+
+def fuse_optimizers(
+    optimizers: Sequence[Optimizer], array: ModelArray, *, lowering: Lowering | None = None
+) -> FusedOptimizer:
+    """Make one optimizer of the members' own.
+
+    `SGD`, `Adam` and `AdamW` have fused rules; members of other classes, with step hooks or with `differentiable=True`
+    step one after another. `foreach`, `fused` and `capturable` choose between torch's implementations and are not
+    looked at; a tensor among the numbers is read as a number.
+
+    Args:
+        optimizers: one for each of `array.members`, made from that member's parameters (all or some), with any state.
+        array: the fused models.
+        lowering: "kernels" or "elementwise", instead of what suits the device; both give the same numbers.
+
+    Raises:
+        FusionError: not one optimizer for each member, one that updates another model's parameters, or one that
+            needs a closure.
+    """
+    if len(optimizers) != len(array):
+        raise FusionError(f"an array of {len(array)} members needs as many optimizers, got {len(optimizers)}")
+    return FusedOptimizer(optimizers, array, lowering)

@@ -1,0 +1,106 @@
+"""What makes two models one structure, and where they differ.
+
+A model is written down as a list of (path, description) entries: modules with their classes, parameters and buffers with
+shapes and dtypes, and every other attribute that steers a forward pass. Floats that are attributes of a module (a
+dropout rate, an eps) are left open: members may differ in them.
+"""
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping
+from types import BuiltinFunctionType, FunctionType, MethodType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["Entry", "digest", "entries", "mismatch"]
+
+Entry = tuple[str, str]
+"""A path such as "layers.0.weight" and what stands there."""
+
+_OWN = {"_parameters", "_buffers", "_modules", "_non_persistent_buffers_set", "_version"}
+"""Attributes of every module that are written down in a form of their own, or mean nothing."""
+
+
+def entries(model: nn.Module) -> list[Entry]:
+    """Write down a model's structure."""
+    first_path: dict[int, str] = {}
+    return [entry for path, module in model.named_modules() for entry in _module(path, module, first_path)]
+
+
+def digest(parts: Iterable[Any]) -> str:
+    """A short name for anything that can be written down."""
+    return hashlib.blake2b(repr(list(parts)).encode(), digest_size=12).hexdigest()
+
+
+def mismatch(first: list[Entry], other: list[Entry]) -> str | None:
+    """The first place where two structures differ, in words, or None."""
+    for (path_a, what_a), (path_b, what_b) in zip(first, other, strict=False):
+        if (path_a, what_a) != (path_b, what_b):
+            place = f"at {path_a!r}" if path_a == path_b else f"at {path_a!r} and {path_b!r}"
+            return f"{place}: {what_a} against {what_b}"
+    if len(first) != len(other):
+        longer = first if len(first) > len(other) else other
+        return f"at {longer[min(len(first), len(other))][0]!r}: only one has it"
+    return None
+
+
+def _module(path: str, module: nn.Module, first_path: dict[int, str]) -> Iterator[Entry]:
+    kind = type(module)
+    yield path or "(model)", f"{kind.__module__}.{kind.__qualname__} {'training' if module.training else 'evaluating'}"
+    for kind_name, tensors in (("parameter", module._parameters), ("buffer", module._buffers)):
+        for name, tensor in tensors.items():
+            yield _join(path, name), f"{kind_name} {_tensor(tensor, _join(path, name), first_path)}"
+    for name, value in vars(module).items():
+        if name in _OWN or name == "training":
+            continue
+        if isinstance(value, float):
+            yield _join(path, name), "float"
+        elif name.startswith("_") and name.endswith("_hooks") or name.endswith(("_hooks_with_kwargs", "_called")):
+            yield _join(path, name), _encode(list(value.values()), first_path, ())
+        else:
+            yield _join(path, name), _encode(value, first_path, ())
+
+
+def _tensor(tensor: Tensor | None, path: str, first_path: dict[int, str]) -> str:
+    if tensor is None:
+        return "none"
+    tied = first_path.setdefault(id(tensor), path)
+    frozen = "" if tensor.requires_grad or not isinstance(tensor, nn.Parameter) else " frozen"
+    return f"{tuple(tensor.shape)} {tensor.dtype}{frozen}" + (f" tied to {tied}" if tied != path else "")
+
+
+def _encode(value: Any, first_path: dict[int, str], above: tuple[int, ...]) -> str:
+    if value is None or isinstance(value, (bool, int, float, complex, str, bytes, torch.dtype, torch.Size)):
+        return repr(value)
+    if isinstance(value, torch.device):
+        return value.type
+    if id(value) in above:
+        return "above"
+    above = (*above, id(value))
+    if isinstance(value, Tensor):
+        return f"tensor {_tensor(value, '(attribute)', first_path)}"
+    if isinstance(value, nn.Module):
+        return f"module {type(value).__qualname__}"
+    if isinstance(value, Mapping):
+        inner = (f"{_encode(k, first_path, above)}: {_encode(v, first_path, above)}" for k, v in value.items())
+        return f"{type(value).__qualname__}{{{', '.join(inner)}}}"
+    if isinstance(value, (list, tuple)):
+        return f"{type(value).__qualname__}({', '.join(_encode(v, first_path, above) for v in value)})"
+    if isinstance(value, (set, frozenset)):
+        return f"{type(value).__qualname__}({', '.join(sorted(_encode(v, first_path, above) for v in value))})"
+    if isinstance(value, MethodType):
+        return f"method {value.__func__.__module__}.{value.__func__.__qualname__}"
+    if isinstance(value, FunctionType):
+        closed = [cell.cell_contents for cell in value.__closure__ or ()]
+        settings = _encode([*closed, *(value.__defaults__ or ())], first_path, above)
+        return f"function {value.__module__}.{value.__qualname__} {settings}"
+    if isinstance(value, (type, BuiltinFunctionType)):
+        return f"{value.__module__}.{value.__qualname__}"
+    inside = getattr(value, "__dict__", None)
+    kind = f"{type(value).__module__}.{type(value).__qualname__}"
+    return f"{kind} {_encode(inside, first_path, above)}" if inside else kind
+
+
+def _join(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name

@@ -1,0 +1,27 @@
+"""Configs and settings as JSON text: floats come back to the last bit, NaN and infinities included."""
+
+import json
+from typing import Any
+
+from shoal.errors import JournalError
+
+__all__ = ["encode"]
+
+
+def encode(value: Any, what: str) -> str:
+    """JSON text of a value.
+
+    Args:
+        value: None, bool, int, float, str, or lists and string-keyed dicts of these.
+        what: names it in an error: "the config of trial 7".
+
+    Raises:
+        JournalError: it holds something else.
+    """
+    try:
+        return json.dumps(value)
+    except (TypeError, ValueError) as error:
+        raise JournalError(
+            f"{what} cannot be kept in the journal ({error}): {value!r}; use None, bool, int, float, str, or lists and "
+            "string-keyed dicts of these"
+        ) from error

@@ -1,0 +1,152 @@
+"""The tables of a journal, how it is opened, and what its errors mean to a user."""
+
+import errno
+import sqlite3
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal
+
+from shoal.errors import JournalError, StorageFullError, StudyExistsError
+
+__all__ = ["FILE_NAME", "VERSION", "connect", "fill", "open_existing", "translated"]
+
+FILE_NAME = "journal.sqlite"
+VERSION = 1
+_BUSY_SECONDS = 10.0
+
+_SCHEMA = (
+    # What the study is: key -> JSON; the pickled task and algorithm.
+    "CREATE TABLE study (key TEXT PRIMARY KEY, value TEXT NOT NULL)",
+    "CREATE TABLE blobs (name TEXT PRIMARY KEY, data BLOB NOT NULL)",
+    # What drives the algorithm: `seq` is one increasing number over asks and reports.
+    "CREATE TABLE asks (seq INTEGER PRIMARY KEY, time REAL NOT NULL, free INTEGER NOT NULL, proposed TEXT NOT NULL)",
+    """CREATE TABLE reports (
+        seq INTEGER PRIMARY KEY, time REAL NOT NULL, job TEXT NOT NULL, trial INTEGER NOT NULL, epoch INTEGER NOT NULL,
+        state TEXT NOT NULL, reason TEXT NOT NULL, seconds REAL NOT NULL, metrics TEXT NOT NULL)""",
+    "CREATE UNIQUE INDEX reports_of_trial ON reports (trial, epoch, state)",
+    # What follows from it, and what the engine did.
+    """CREATE TABLE trials (
+        number INTEGER PRIMARY KEY, config TEXT NOT NULL, seed INTEGER NOT NULL, data_seed INTEGER NOT NULL,
+        state TEXT NOT NULL, reason TEXT NOT NULL DEFAULT '', epoch INTEGER NOT NULL DEFAULT 0,
+        target INTEGER NOT NULL, failures INTEGER NOT NULL DEFAULT 0, device TEXT NOT NULL DEFAULT '',
+        array TEXT NOT NULL DEFAULT '', seconds REAL NOT NULL DEFAULT 0, metrics TEXT NOT NULL DEFAULT '{}',
+        best TEXT NOT NULL DEFAULT '{}', objective REAL)""",
+    """CREATE TABLE jobs (
+        id TEXT PRIMARY KEY, purpose TEXT NOT NULL, device TEXT NOT NULL, trials TEXT NOT NULL, started REAL NOT NULL,
+        ended REAL, outcome TEXT NOT NULL DEFAULT '', message TEXT NOT NULL DEFAULT '')""",
+    """CREATE TABLE runs (
+        number INTEGER PRIMARY KEY, pid INTEGER NOT NULL, started REAL NOT NULL, epochs INTEGER NOT NULL)""",
+    f"PRAGMA user_version = {VERSION}",
+)
+
+
+def connect(directory: Path, mode: Literal["ro", "rw", "rwc"]) -> sqlite3.Connection:
+    """A connection in autocommit mode; transactions are begun and ended in so many words.
+
+    Args:
+        directory: of the study.
+        mode: read only, read and write, or create as well.
+    """
+    uri = f"{(directory / FILE_NAME).resolve().as_uri()}?mode={mode}"
+    return sqlite3.connect(uri, uri=True, timeout=_BUSY_SECONDS, isolation_level=None)
+
+
+def open_existing(directory: Path, *, write: bool) -> sqlite3.Connection:
+    """A connection to a journal that is there and of this version.
+
+    Raises:
+        JournalError: it is not.
+    """
+    nothing = JournalError(f"there is no study in {directory}; name the directory of one, or begin it with shoal run")
+    if not (directory / FILE_NAME).is_file():
+        raise nothing
+    with translated(directory):
+        connection = connect(directory, "rw" if write else "ro")
+        try:
+            version = _version(connection)
+        except sqlite3.DatabaseError:
+            connection.close()
+            raise
+    if version == VERSION:
+        return connection
+    connection.close()
+    if version == 0:
+        raise nothing
+    raise JournalError(
+        f"the study in {directory} was written with journal version {version}, this Shoal reads version {VERSION}; "
+        "use the version of Shoal that began it"
+    )
+
+
+def fill(directory: Path, connection: sqlite3.Connection, study: Mapping[str, str], blobs: Mapping[str, bytes]) -> None:
+    """Make the tables and say what the study is, wholly or, after a kill, not at all.
+
+    Args:
+        directory: of the study.
+        connection: made with mode "rwc".
+        study: key to JSON text.
+        blobs: name to bytes.
+
+    Raises:
+        StudyExistsError: the journal is there already.
+        JournalError: the file holds tables that are not a journal's.
+    """
+    if _version(connection):
+        raise StudyExistsError(
+            f"{directory} already holds a study; go on with it (shoal resume {directory}) or choose another directory"
+        )
+    ((tables,),) = connection.execute("SELECT count(*) FROM sqlite_master").fetchall()
+    if tables:
+        raise JournalError(f"{directory / FILE_NAME} is a database of something else; choose another directory")
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.execute("BEGIN IMMEDIATE")
+    for statement in _SCHEMA:
+        connection.execute(statement)
+    connection.executemany("INSERT INTO study (key, value) VALUES (?, ?)", study.items())
+    connection.executemany("INSERT INTO blobs (name, data) VALUES (?, ?)", blobs.items())
+    connection.execute("COMMIT")
+
+
+def _version(connection: sqlite3.Connection) -> int:
+    """The version its tables have; 0 when there are none."""
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    return int(version)
+
+
+_FULL = {
+    sqlite3.SQLITE_FULL,
+    sqlite3.SQLITE_IOERR_WRITE,  # a quota or a limit on the size of files
+    sqlite3.SQLITE_IOERR_SHMSIZE,
+}
+
+
+@contextmanager
+def translated(directory: Path) -> Iterator[None]:
+    """Turn errors of SQLite and of the file system into what a user can act on.
+
+    Raises:
+        StorageFullError: nothing more can be written.
+        JournalError: the journal or its directory cannot be used.
+    """
+    try:
+        yield
+    except (sqlite3.IntegrityError, sqlite3.ProgrammingError):
+        raise  # faults of the caller
+    except sqlite3.DatabaseError as error:
+        if getattr(error, "sqlite_errorcode", None) in _FULL:
+            raise _full(directory, error) from error
+        raise JournalError(f"the journal {directory / FILE_NAME} cannot be used: {error}") from error
+    except OSError as error:
+        if isinstance(error, StorageFullError):
+            raise
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise _full(directory, error) from error
+        raise JournalError(f"cannot keep a study in {directory}: {error.strerror}; choose another directory") from error
+
+
+def _full(directory: Path, error: Exception) -> StorageFullError:
+    return StorageFullError(
+        f"no space is left for the journal in {directory} ({error}); everything recorded so far is intact. "
+        f"Free some space, then: shoal resume {directory}"
+    )

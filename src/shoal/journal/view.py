@@ -1,0 +1,192 @@
+"""Reading a journal, also while another process writes it."""
+
+import heapq
+import json
+import sqlite3
+from collections.abc import Iterator
+from contextlib import ExitStack
+from operator import itemgetter
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from shoal.journal.lock import holder
+from shoal.journal.rows import Ask, JobRow, Run, TrialRow
+from shoal.journal.schema import open_existing, translated
+from shoal.planner.job import Purpose
+from shoal.trial import Budget, Report, Trial, TrialGroup, TrialState
+
+__all__ = ["JournalView"]
+
+_TRIAL = (
+    "SELECT number, config, seed, data_seed, state, reason, epoch, target, failures, device, array, seconds, "
+    "metrics, best, objective FROM trials"
+)
+_REPORT = "SELECT seq, trial, epoch, metrics, seconds, state, reason FROM reports"
+_JOB = "SELECT id, purpose, device, trials, started, ended, outcome, message FROM jobs"
+
+
+class JournalView:
+    """A study's journal, read only. Every call sees whole transactions, the newest ones included.
+
+    Args:
+        directory: of the study.
+        connection: to its journal.
+
+    Attributes:
+        directory: of the study.
+        study: what the study is, as given to `Journal.create`.
+    """
+
+    def __init__(self, directory: Path, connection: sqlite3.Connection) -> None:
+        self.directory = directory
+        self._connection = connection
+        self.study: dict[str, Any] = {
+            key: json.loads(value) for key, value in self._rows("SELECT key, value FROM study")
+        }
+
+    @staticmethod
+    def read(directory: Path | str) -> "JournalView":
+        """Open the journal of a study for reading.
+
+        Raises:
+            JournalError: there is no study, or one that this version cannot read.
+        """
+        directory = Path(directory)
+        with ExitStack() as undo:
+            connection = open_existing(directory, write=False)
+            undo.callback(connection.close)
+            view = JournalView(directory, connection)
+            undo.pop_all()
+        return view
+
+    def blob(self, name: str) -> bytes:
+        """The pickled "task" or "algorithm", as given to `Journal.create`."""
+        ((data,),) = self._rows("SELECT data FROM blobs WHERE name = ?", name)
+        return bytes(data)
+
+    def trials(self) -> list[TrialRow]:
+        """All trials, by number."""
+        return [_trial_row(row) for row in self._rows(f"{_TRIAL} ORDER BY number")]
+
+    def best(self) -> TrialRow | None:
+        """The trial with the best last value of the study's metric that has not failed; the older one of equals."""
+        direction = "ASC" if self.study["mode"] == "min" else "DESC"
+        rows = self._rows(
+            f"{_TRIAL} WHERE objective IS NOT NULL AND state <> ? ORDER BY objective {direction}, number LIMIT 1",
+            TrialState.FAILED,
+        )
+        return _trial_row(rows[0]) if rows else None
+
+    def curve(self, trial: int) -> list[Report]:
+        """A trial's reports, in the order they came."""
+        return [_report(row) for row in self._rows(f"{_REPORT} WHERE trial = ? ORDER BY seq", trial)]
+
+    def events(self) -> Iterator[Ask | Report]:
+        """What drove the algorithm, in order: the same calls bring a fresh one into the same state.
+
+        Asks that proposed nothing are not among them.
+        """
+        trials = {row.number: row.trial for row in self.trials()}
+        asks: list[tuple[int, Ask | Report]] = [
+            (seq, _ask(free, proposed, trials))
+            for seq, free, proposed in self._rows("SELECT seq, free, proposed FROM asks ORDER BY seq")
+        ]
+        reports = ((row[0], _report(row)) for row in self._rows(f"{_REPORT} ORDER BY seq"))
+        for _, event in heapq.merge(asks, reports, key=itemgetter(0)):
+            yield event
+
+    def jobs(self, *, running: bool = False) -> list[JobRow]:
+        """All jobs in the order they were started, or only those that have not ended."""
+        where = "WHERE ended IS NULL" if running else ""
+        return [
+            JobRow(job, Purpose(purpose), device, tuple(json.loads(trials)), started, ended, outcome, message)
+            for job, purpose, device, trials, started, ended, outcome, message in self._rows(
+                f"{_JOB} {where} ORDER BY rowid"
+            )
+        ]
+
+    def states(self) -> dict[TrialState, int]:
+        """How many trials are in each state, all states named."""
+        counts = dict(self._rows("SELECT state, count(*) FROM trials GROUP BY state"))
+        return {state: counts.get(state, 0) for state in TrialState}
+
+    def waiting(self) -> dict[str, int]:
+        """Why trials wait: reason to number of trials, most frequent first."""
+        return dict(
+            self._rows(
+                "SELECT reason, count(*) FROM trials WHERE state = ? GROUP BY reason ORDER BY count(*) DESC, reason",
+                TrialState.PENDING,
+            )
+        )
+
+    def epochs(self) -> tuple[int, int]:
+        """Epochs that trials have done, and that number with what the unfinished ones are still asked for."""
+        ((done, open_),) = self._rows(
+            "SELECT coalesce(sum(epoch), 0), "
+            "coalesce(sum(CASE WHEN state IN (?, ?) THEN max(target - epoch, 0) END), 0) FROM trials",
+            TrialState.PENDING,
+            TrialState.RUNNING,
+        )
+        return done, done + open_
+
+    def runs(self) -> list[Run]:
+        """The processes that ran the study, the last one last."""
+        return [Run(*row) for row in self._rows("SELECT pid, started, epochs FROM runs ORDER BY number")]
+
+    def last_report_time(self) -> float | None:
+        """When the newest report came, in seconds since 1970; None before the first."""
+        rows = self._rows("SELECT time FROM reports ORDER BY seq DESC LIMIT 1")
+        return rows[0][0] if rows else None
+
+    def writer(self) -> int | None:
+        """The id of the process that is running the study now, or None."""
+        return holder(self.directory)
+
+    def close(self) -> None:
+        """Free the file; may be called twice."""
+        self._connection.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _rows(self, sql: str, *values: object) -> list[Any]:
+        with translated(self.directory):
+            return self._connection.execute(sql, values).fetchall()
+
+
+def _trial_row(row: tuple[Any, ...]) -> TrialRow:
+    number, config, seed, data_seed, state, reason, epoch, target, failures, device, array, seconds, *scores = row
+    metrics, best, objective = scores
+    return TrialRow(
+        trial=Trial(number, json.loads(config), seed, data_seed),
+        state=TrialState(state),
+        reason=reason,
+        epoch=epoch,
+        target=target,
+        failures=failures,
+        device=device,
+        array=array,
+        seconds=seconds,
+        metrics=json.loads(metrics),
+        best=json.loads(best),
+        objective=objective,
+    )
+
+
+def _report(row: tuple[Any, ...]) -> Report:
+    _, trial, epoch, metrics, seconds, state, reason = row
+    return Report(trial, epoch, json.loads(metrics), seconds, TrialState(state), reason)
+
+
+def _ask(free: int, proposed: str, trials: dict[int, Trial]) -> Ask:
+    groups = tuple(
+        TrialGroup(tuple(trials[number] for number in group["trials"]), Budget(group["epochs"]), group["name"])
+        for group in json.loads(proposed)
+    )
+    return Ask(free, groups)

@@ -1,0 +1,82 @@
+"""What the planner makes of trials: arrays, the jobs that carry them, and what a worker is told of its study."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from shoal.trial import Trial
+
+__all__ = ["Array", "ArrayKey", "Job", "Member", "Purpose", "Workplace"]
+
+
+@dataclass(frozen=True)
+class ArrayKey:
+    """Trials that agree on this can be one model.
+
+    Args:
+        structure: digest of modules, shapes, dtypes and the optimizer's class; not of anything fusible.
+        data: digest of the values that the task's `data` read from the config.
+        batch_size: samples per step and member.
+    """
+
+    structure: str
+    data: str
+    batch_size: int
+
+
+@dataclass(frozen=True)
+class Member:
+    """A trial with the stretch it is to train: from after `start` epochs up to `target` epochs."""
+
+    trial: Trial
+    start: int
+    target: int
+
+
+@dataclass(frozen=True)
+class Array:
+    """Trials of one structure, trained as one model; all begin at the same epoch."""
+
+    key: ArrayKey
+    members: tuple[Member, ...]
+
+
+class Purpose(StrEnum):
+    """Why a job runs."""
+
+    TRAIN = "train"
+    SURVEY = "survey"
+    """Looks at the models of its members and finds their array keys."""
+    PROFILE = "profile"
+    """A few iterations at several sizes; measures and trains nothing."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """Arrays that share one process and device. One array a job, for now."""
+
+    id: str
+    arrays: tuple[Array, ...]
+    purpose: Purpose = Purpose.TRAIN
+
+    @property
+    def members(self) -> tuple[Member, ...]:
+        """The members of all arrays, in order."""
+        return tuple(member for array in self.arrays for member in array.members)
+
+
+@dataclass(frozen=True)
+class Workplace:
+    """What every worker of a study needs to know.
+
+    Args:
+        directory: the study's directory; workers write checkpoints and logs below it.
+        task: the user's task, as pickled by cloudpickle.
+        runner: "module:function" of the `Runner` that does the work, resolved in the process that runs it.
+        checkpoint_seconds: longest wall time between two checkpoints of a running trial.
+    """
+
+    directory: Path
+    task: bytes
+    runner: str = "shoal.worker.run:run"
+    checkpoint_seconds: float = 30.0

@@ -1,0 +1,164 @@
+"""Trials to arrays: which waiting members train as one model."""
+
+import heapq
+from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import fmean
+
+from shoal.cluster.device import Device
+from shoal.cost.demand import Profile
+from shoal.cost.estimate import best_size, fitting, seconds
+from shoal.planner.job import Array, ArrayKey, Member
+
+__all__ = ["Profiles", "epochs", "partition"]
+
+Profiles = Callable[[ArrayKey, str], Profile | None]
+"""What is known of a key on a kind of device; None if it was never measured."""
+
+WORTHWHILE = 0.25
+"""A group is cut further where that saves this share of the time it would save if time were proportional to size."""
+
+
+def partition(
+    waiting: Sequence[tuple[Member, ArrayKey]],
+    profiles: Profiles,
+    devices: Sequence[Device],
+    busy: Mapping[str, float],
+    alone: AbstractSet[int] = frozenset(),
+) -> list[Array]:
+    """Cut the waiting members into arrays.
+
+    Members of one key that start at the same epoch are a group. A group is cut into as few arrays as memory and the
+    most efficient size allow. Then, as long as there are fewer arrays than idle devices, or one takes longer than the
+    mean load of a device, the group with the longest array is cut into one more, if that helps. Arrays of one group
+    differ in size by at most one, hold members of similar targets, and follow the numbers of their trials.
+
+    Args:
+        waiting: members in any order; the arrays come in the order of their first members here.
+        profiles: a key that is known on none of the devices gets arrays of one member.
+        devices: all healthy devices, at least one, busy or not: those that are busy now will share the load later.
+        busy: name of a device that holds jobs -> expected seconds until it holds none.
+        alone: numbers of trials that get an array of their own.
+    """
+    members: dict[tuple[ArrayKey, int, int | None], list[Member]] = {}
+    for member, key in waiting:
+        known = [profiles(key, device.kind) is not None for device in devices]
+        number = member.trial.number
+        own = number if number in alone or not any(known) else None
+        members.setdefault((key, member.start, own), []).append(member)
+    groups = [_Group.of(key, group, profiles, devices) for (key, _, _), group in members.items()]
+    order = {member.trial.number: position for position, (member, _) in enumerate(waiting)}
+    loads = [busy.get(device.name, 0.0) for device in devices]
+    idle = sum(device.name not in busy for device in devices)
+    arrays = [array for arrays in _balanced(groups, loads, idle) for array in arrays]
+    return sorted(arrays, key=lambda array: min(order[member.trial.number] for member in array.members))
+
+
+def epochs(array: Array) -> int:
+    """Epochs that the member which goes furthest still has to train."""
+    return max(member.target - member.start for member in array.members)
+
+
+@dataclass(frozen=True)
+class _Group:
+    """Members that could all be one array.
+
+    Args:
+        key: of all of them.
+        members: by target, then by number.
+        profiles: one for each device the group can run on, none if nothing is known.
+        largest: members an array may have.
+    """
+
+    key: ArrayKey
+    members: tuple[Member, ...]
+    profiles: tuple[Profile, ...]
+    largest: int
+
+    @classmethod
+    def of(cls, key: ArrayKey, members: Sequence[Member], profiles: Profiles, devices: Sequence[Device]) -> "_Group":
+        """The group, its arrays limited to what is possible and efficient on every device that can run one member."""
+        known: list[Profile] = []
+        limits: list[int] = []
+        for device in devices:
+            profile = profiles(key, device.kind)
+            if profile is None:
+                continue
+            known.append(profile)
+            if room := fitting(profile, device.memory, len(members)):
+                limits.append(best_size(profile, room))
+        ordered = sorted(members, key=lambda member: (member.target, member.trial.number))
+        return cls(key, tuple(ordered), tuple(known), largest=min(limits, default=1))
+
+    @property
+    def fewest(self) -> int:
+        """Arrays it takes at least."""
+        return -(-len(self.members) // self.largest)
+
+    def cut(self, count: int) -> list[Array]:
+        """The members in `count` arrays, in order, the sizes as even as can be."""
+        bounds = [len(self.members) * index // count for index in range(count + 1)]
+        return [Array(self.key, self.members[low:high]) for low, high in pairwise(bounds)]
+
+    def seconds(self, array: Array) -> float:
+        """Expected run time, the mean over the devices it can run on; 0 where nothing is known."""
+        size, length = len(array.members), epochs(array)
+        return fmean(seconds(profile, size, length) for profile in self.profiles) if self.profiles else 0.0
+
+
+@dataclass(frozen=True)
+class _Cut:
+    """A group in a number of arrays, and how long each takes."""
+
+    group: _Group
+    arrays: tuple[Array, ...]
+    seconds: tuple[float, ...]
+
+    @classmethod
+    def of(cls, group: _Group, count: int) -> "_Cut":
+        arrays = tuple(group.cut(count))
+        return cls(group, arrays, tuple(group.seconds(array) for array in arrays))
+
+    @property
+    def longest(self) -> float:
+        return max(self.seconds)
+
+    def finer(self) -> "_Cut | None":
+        """The same with one array more; None where that is impossible or does not pay."""
+        if len(self.arrays) == len(self.group.members):
+            return None
+        count = len(self.arrays) + 1
+        finer = _Cut.of(self.group, count)
+        return finer if fmean(finer.seconds) <= fmean(self.seconds) * (1 - WORTHWHILE / count) else None
+
+
+def _balanced(groups: Sequence[_Group], loads: Sequence[float], idle: int) -> list[tuple[Array, ...]]:
+    """Cut the groups until the devices are evenly loaded; of the cuts passed on the way, the one done first."""
+    cuts = [_Cut.of(group, group.fewest) for group in groups]
+    best, best_makespan = list(cuts), _makespan(cuts, loads)
+    open_indices = set(range(len(cuts)))
+    while open_indices:
+        index = max(sorted(open_indices), key=lambda index: cuts[index].longest)
+        count = sum(len(cut.arrays) for cut in cuts)
+        mean_load = (sum(loads) + sum(sum(cut.seconds) for cut in cuts)) / len(loads)
+        if count >= idle and cuts[index].longest <= mean_load:
+            break
+        finer = cuts[index].finer()
+        if finer is None:
+            open_indices.remove(index)
+            continue
+        cuts[index] = finer
+        makespan = _makespan(cuts, loads)
+        if count < idle or makespan < best_makespan:
+            best, best_makespan = list(cuts), makespan
+    return [cut.arrays for cut in best]
+
+
+def _makespan(cuts: Sequence[_Cut], loads: Sequence[float]) -> float:
+    """Seconds until all arrays are done, the longest first, each on the device that is free first (LPT)."""
+    heap = sorted(loads)
+    for length in sorted((length for cut in cuts for length in cut.seconds), reverse=True):
+        heapq.heapreplace(heap, heap[0] + length)
+    return max(heap)

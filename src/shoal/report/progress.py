@@ -1,0 +1,167 @@
+"""How a running study shows itself on standard error."""
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from shoal.report.snapshot import Snapshot
+from shoal.report.table import status_table
+from shoal.report.text import best_text, duration, states_text
+
+__all__ = ["LineProgress", "LiveProgress", "Progress", "SilentProgress", "progress"]
+
+
+class Progress(ABC):
+    """Shows a study while it runs.
+
+    The engine enters it when the study begins, calls `update` in every turn of its loop, and leaves it at the end, also
+    by an exception. A snapshot is taken only when it is about to be looked at.
+    """
+
+    @abstractmethod
+    def update(self) -> None:
+        """Look at the study if it is time to."""
+
+    @abstractmethod
+    def __enter__(self) -> Self: ...
+
+    @abstractmethod
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None: ...
+
+
+class SilentProgress(Progress):
+    """Shows nothing and looks at nothing."""
+
+    def update(self) -> None:
+        """Do nothing."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        pass
+
+
+class LiveProgress(Progress):
+    """A table on a terminal that is drawn anew in place, at most four times a second.
+
+    Args:
+        take: makes a snapshot of the study as it is.
+        console: a terminal.
+        clock: seconds, never going back.
+    """
+
+    _PERIOD = 0.25
+
+    def __init__(
+        self, take: Callable[[], Snapshot], console: Console, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._take = take
+        self._clock = clock
+        self._due = clock()
+        self._live = Live(console=console, auto_refresh=False)
+
+    def update(self) -> None:
+        """Draw the study anew if the last time is long enough ago."""
+        if (now := self._clock()) >= self._due:
+            self._due = now + self._PERIOD
+            self._draw()
+
+    def __enter__(self) -> Self:
+        self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        try:
+            self._draw()
+        finally:
+            self._live.stop()  # gives the terminal its cursor back
+
+    def _draw(self) -> None:
+        self._live.update(status_table(self._take()), refresh=True)
+
+
+class LineProgress(Progress):
+    """Plain lines for a file or a pipe: one at the start, one for a new best at most every ten seconds, one at the end.
+
+    Args:
+        take: makes a snapshot of the study as it is.
+        console: where the lines go.
+        clock: seconds, never going back.
+    """
+
+    _PERIOD = 1.0
+    _BEST_PERIOD = 10.0
+
+    def __init__(
+        self, take: Callable[[], Snapshot], console: Console, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._take = take
+        self._console = console
+        self._clock = clock
+        self._due = clock()
+        self._best_due = clock()
+        self._best: float | None = None
+        self._started = False
+
+    def update(self) -> None:
+        """Look at the study if the last time is long enough ago, and print what is new."""
+        if (now := self._clock()) < self._due:
+            return
+        self._due = now + self._PERIOD
+        snapshot = self._take()
+        if not self._started and snapshot.trials:
+            self._started = True
+            devices = ", ".join(use.device for use in snapshot.devices) or "no device yet"
+            self._print(f"{snapshot.trials} trials ({states_text(snapshot)}) on {devices}")
+        if now >= self._best_due and self._improved(snapshot):
+            self._best_due = now + self._BEST_PERIOD
+            self._print(f"{duration(snapshot.elapsed)} best so far: {best_text(snapshot)}")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        snapshot = self._take()
+        self._print(f"{duration(snapshot.elapsed)} {states_text(snapshot)}; best: {best_text(snapshot)}")
+
+    def _improved(self, snapshot: Snapshot) -> bool:
+        """Whether the best is better than the one last printed; it can fall back, since a trial's last value counts."""
+        if snapshot.best is None:
+            return False
+        value, before = snapshot.best.value, self._best
+        if before is not None and (value >= before if snapshot.mode == "min" else value <= before):
+            return False
+        self._best = value
+        return True
+
+    def _print(self, line: str) -> None:
+        self._console.print(Text(f"shoal: {line}"), soft_wrap=True)
+
+
+def progress(take: Callable[[], Snapshot], *, silent: bool = False, console: Console | None = None) -> Progress:
+    """The display that suits where it goes.
+
+    Args:
+        take: makes a snapshot of the study as it is.
+        silent: show nothing, as when a program reads the output.
+        console: where to show it; standard error if not given.
+    """
+    if silent:
+        return SilentProgress()
+    console = console or Console(stderr=True)
+    return LiveProgress(take, console) if console.is_terminal else LineProgress(take, console)

@@ -1,0 +1,186 @@
+"""Tables for the terminal, and the same as plain values for `--json`."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from shoal.journal.rows import TrialRow
+from shoal.planner.job import Purpose
+from shoal.report.snapshot import DeviceUse, Snapshot
+from shoal.report.text import best_text, config_text, duration, leaf_text, number, states_text
+from shoal.space import flatten
+from shoal.trial import TrialState
+
+__all__ = ["best_table", "ranked", "snapshot_json", "status_table", "trial_json", "trials_table"]
+
+_COLOURS = {
+    TrialState.RUNNING: "cyan",
+    TrialState.COMPLETE: "green",
+    TrialState.FAILED: "red",
+}
+_BAR_WIDTH = 30
+_REASONS = 4
+
+
+def ranked(rows: Sequence[TrialRow], mode: str) -> list[TrialRow]:
+    """The best first, by the last value of the study's metric; then those without one and those that failed.
+
+    Args:
+        rows: as read from the journal.
+        mode: "min" or "max".
+    """
+
+    def key(row: TrialRow) -> tuple[bool, float, int]:
+        if row.objective is None or row.state is TrialState.FAILED:
+            return True, 0.0, row.number
+        return False, row.objective if mode == "min" else -row.objective, row.number
+
+    return sorted(rows, key=key)
+
+
+def trials_table(rows: Sequence[TrialRow], metric: str, mode: str) -> Table:
+    """All trials, the best first; reasons if there are any.
+
+    Args:
+        rows: as read from the journal.
+        metric: of the study.
+        mode: "min" or "max".
+    """
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("trial", justify="right", no_wrap=True)
+    table.add_column("state", no_wrap=True)
+    table.add_column(Text(metric), justify="right", no_wrap=True)
+    table.add_column("best", justify="right", no_wrap=True)
+    table.add_column("epochs", justify="right", no_wrap=True)
+    table.add_column("seconds", justify="right", no_wrap=True)
+    table.add_column("config", ratio=3, overflow="fold")
+    reasons = any(row.reason for row in rows)
+    if reasons:
+        table.add_column("reason", ratio=2, overflow="fold")
+    for row in ranked(rows, mode):
+        cells = [
+            Text(str(row.number)),
+            Text(row.state, style=_COLOURS.get(row.state, "")),
+            Text(number(row.metrics.get(metric))),
+            Text(number(row.best.get(metric))),
+            Text(f"{row.epoch}/{row.target}"),
+            Text(f"{row.seconds:.1f}"),
+            Text(config_text(row.config)),
+        ]
+        table.add_row(*cells, *([Text(row.reason)] if reasons else []))
+    return table
+
+
+def best_table(row: TrialRow, metric: str) -> Table:
+    """One trial with its whole config and all its metrics, last and best.
+
+    Args:
+        row: the trial.
+        metric: of the study; it comes first.
+    """
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    table.add_row("trial", f"{row.number}, {row.state}, {row.epoch} epochs")
+    for name in sorted(row.metrics, key=lambda name: (name != metric, name)):
+        best = f" (best {number(row.best[name])})" if name in row.best else ""
+        table.add_row(Text(name), f"{number(row.metrics[name])}{best}")
+    for name, value in flatten(row.config).items():
+        table.add_row(Text(f"config.{name}"), Text(leaf_text(value)))
+    return table
+
+
+def status_table(snapshot: Snapshot) -> Table:
+    """A study at one moment: how far, what waits and why, the best so far, what each device does.
+
+    Args:
+        snapshot: of the study.
+    """
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    table.add_row("epochs", _epochs(snapshot))
+    table.add_row("trials", states_text(snapshot))
+    for line in _waiting(snapshot):
+        table.add_row("", Text(line, style="dim"))
+    table.add_row("best", Text(best_text(snapshot)))
+    for use in snapshot.devices:
+        table.add_row(Text(use.device), _use(use))
+    return table
+
+
+def trial_json(row: TrialRow) -> dict[str, Any]:
+    """A trial as plain values; numbers that JSON has no word for (NaN, infinities) are None."""
+    return {
+        "trial": row.number,
+        "state": str(row.state),
+        "config": dict(row.config),
+        "metrics": {name: _finite(value) for name, value in row.metrics.items()},
+        "best": {name: _finite(value) for name, value in row.best.items()},
+        "epochs": row.epoch,
+        "target": row.target,
+        "seconds": row.seconds,
+        "failures": row.failures,
+        "device": row.device,
+        "array": row.array,
+        "reason": row.reason,
+    }
+
+
+def snapshot_json(snapshot: Snapshot) -> dict[str, Any]:
+    """A study at one moment as plain values; numbers that JSON has no word for are None."""
+    best = snapshot.best
+    return {
+        "metric": snapshot.metric,
+        "mode": snapshot.mode,
+        "pid": snapshot.pid,
+        "finished": snapshot.finished,
+        "trials": {str(state): count for state, count in snapshot.states.items()},
+        "waiting": dict(snapshot.waiting),
+        "best": best and {"trial": best.trial, "config": dict(best.config), "value": _finite(best.value)},
+        "epochs_done": snapshot.epochs_done,
+        "epochs_asked": snapshot.epochs_asked,
+        "elapsed": snapshot.elapsed,
+        "seconds_left": snapshot.seconds_left,
+        "devices": [
+            {"device": use.device, "job": use.job or None, "purpose": use.purpose or None, "members": use.members}
+            for use in snapshot.devices
+        ],
+    }
+
+
+def _waiting(snapshot: Snapshot) -> list[str]:
+    """Why trials wait, a line a reason; the rarest share the last line."""
+    reasons = list(snapshot.waiting.items())
+    lines = [f"{_wait(count)}: {reason or 'for a place in a job'}" for reason, count in reasons[:_REASONS]]
+    if rest := reasons[_REASONS:]:
+        lines.append(f"{_wait(sum(count for _, count in rest))} for {len(rest)} other reasons: see shoal trials")
+    return lines
+
+
+def _wait(count: int) -> str:
+    return "1 trial waits" if count == 1 else f"{count} trials wait"
+
+
+def _epochs(snapshot: Snapshot) -> Table:
+    table = Table.grid(padding=(0, 2))
+    bar = ProgressBar(max(snapshot.epochs_asked, 1), snapshot.epochs_done, width=_BAR_WIDTH)
+    progress = f"{snapshot.epochs_done} of {snapshot.epochs_asked}"
+    times = f"{duration(snapshot.elapsed)} elapsed, {duration(snapshot.seconds_left)} left"
+    table.add_row(bar, progress, times)
+    return table
+
+
+def _use(use: DeviceUse) -> str:
+    if not use.job:
+        return "idle"
+    what = "measures" if use.purpose == Purpose.PROFILE else "trains"
+    return f"job {use.job} {what} {use.members} trial{'' if use.members == 1 else 's'}"
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None

@@ -1,0 +1,39 @@
+"""Which job runs where: the contract of a policy, and the policies."""
+
+from shoal.schedule.base import (
+    Action,
+    JobState,
+    JobView,
+    Plan,
+    Policy,
+    Refusal,
+    Resize,
+    Resume,
+    Start,
+    Stop,
+    Suspend,
+)
+from shoal.schedule.check import check_plan
+from shoal.schedule.fifo import Fifo
+from shoal.schedule.knapsack import WFD, Knapsack
+from shoal.schedule.registry import POLICIES, make_policy
+
+__all__ = [
+    "POLICIES",
+    "WFD",
+    "Action",
+    "Fifo",
+    "JobState",
+    "JobView",
+    "Knapsack",
+    "Plan",
+    "Policy",
+    "Refusal",
+    "Resize",
+    "Resume",
+    "Start",
+    "Stop",
+    "Suspend",
+    "check_plan",
+    "make_policy",
+]

@@ -1,0 +1,141 @@
+"""What is left of a cluster while a plan is made, and why a job does not fit into it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from shoal.cluster.device import Cluster, Device, Node
+from shoal.schedule.base import JobView, Refusal
+
+__all__ = ["Ledger", "Room"]
+
+ROUNDING = 1e-9
+"""Fractions of compute and of cores that sum to the limit may exceed it by this."""
+
+
+@dataclass(eq=False)
+class Room:
+    """What is left of one healthy device.
+
+    Args:
+        device: the device.
+        node: the node it belongs to.
+        position: its place in the cluster, which breaks ties.
+        compute: that may still be promised.
+        memory: free bytes.
+        jobs: how many it holds.
+    """
+
+    device: Device
+    node: Node
+    position: int
+    compute: float
+    memory: int
+    jobs: int = 0
+
+
+class Ledger:
+    """Remaining compute and memory of every healthy device, and cores of every node.
+
+    Args:
+        cluster: as it is.
+        jobs: those that hold devices are charged at once.
+        exclusive: a device holds one job at a time.
+    """
+
+    def __init__(self, cluster: Cluster, jobs: Sequence[JobView], *, exclusive: bool = False) -> None:
+        self.exclusive = exclusive
+        self.rooms = tuple(
+            Room(device, node, position, compute=device.capacity, memory=device.memory)
+            for position, (node, device) in enumerate(cluster)
+            if device.healthy
+        )
+        self._cores = {node.name: node.cores for node in cluster.nodes}
+        nodes = {device.name: (node, device) for node, device in cluster}
+        rooms = {room.device.name: room for room in self.rooms}
+        for job in jobs:
+            for name in job.devices:
+                if name in rooms:
+                    self.take(job, rooms[name])
+                elif name in nodes:
+                    node, device = nodes[name]
+                    self._cores[node.name] -= job.demand[device.kind].cores
+
+    def fits(self, job: JobView, room: Room) -> bool:
+        """Whether the job can start there now."""
+        demand = job.demand.get(room.device.kind)
+        return (
+            demand is not None
+            and not (self.exclusive and room.jobs)
+            and demand.compute <= room.compute + ROUNDING
+            and demand.memory <= room.memory
+            and demand.cores <= self._cores[room.node.name] + ROUNDING
+        )
+
+    def take(self, job: JobView, room: Room) -> None:
+        """Charge the device and its node with the job."""
+        demand = job.demand[room.device.kind]
+        room.compute -= demand.compute
+        room.memory -= demand.memory
+        room.jobs += 1
+        self._cores[room.node.name] -= demand.cores
+
+    def refusal(self, job: JobView) -> Refusal:
+        """Why the job, which fits nowhere now, has to wait."""
+        return Refusal(job.id, self._reason(job))
+
+    def _reason(self, job: JobView) -> str:
+        if not self.rooms:
+            return "no healthy device"
+        able = [room for room in self.rooms if room.device.kind in job.demand]
+        if not able:
+            here = sorted({room.device.kind for room in self.rooms})
+            return f"can never run here: it runs on {_listed(sorted(job.demand))}, the devices are {_listed(here)}"
+        possible = [room for room in able if _excess(job, room) == ""]
+        if not possible:
+            largest = max(able, key=lambda room: room.device.memory)
+            return f"can never run here: {_excess(job, largest)}"
+        open_rooms = [room for room in possible if not self._busy(job, room)]
+        if not open_rooms:
+            return _wait_for(possible, len(self.rooms))
+        return self._shortage(job, max(open_rooms, key=lambda room: room.memory))
+
+    def _busy(self, job: JobView, room: Room) -> bool:
+        """Whether its compute, or its one place, is taken."""
+        if self.exclusive and room.jobs:
+            return True
+        return job.demand[room.device.kind].compute > room.compute + ROUNDING
+
+    def _shortage(self, job: JobView, room: Room) -> str:
+        demand = job.demand[room.device.kind]
+        if demand.memory > room.memory:
+            return f"needs {_bytes(demand.memory)}, {room.device.name} has {_bytes(room.memory)} free"
+        free = max(0.0, self._cores[room.node.name])
+        return f"needs {demand.cores:.3g} CPU cores, node {room.node.name} has {free:.3g} free"
+
+
+def _excess(job: JobView, room: Room) -> str:
+    """What the job asks beyond the whole of a device and its node; empty when it would fit there alone."""
+    demand, device, node = job.demand[room.device.kind], room.device, room.node
+    if demand.memory > device.memory:
+        return f"needs {_bytes(demand.memory)}, the largest device {device.name} has {_bytes(device.memory)}"
+    if demand.compute > device.capacity + ROUNDING:
+        return f"needs {demand.compute:.3g} of a device's compute, {device.name} offers {device.capacity:.3g}"
+    if demand.cores > node.cores + ROUNDING:
+        return f"needs {demand.cores:.3g} CPU cores, node {node.name} has {node.cores:.3g}"
+    return ""
+
+
+def _wait_for(possible: Sequence[Room], healthy: int) -> str:
+    if len(possible) == 1:
+        return f"waits for a free device: {possible[0].device.name} is busy"
+    which = f"all {len(possible)}" if len(possible) == healthy else f"all {len(possible)} that can hold it"
+    return f"waits for a free device: {which} are busy"
+
+
+def _listed(kinds: Sequence[str]) -> str:
+    return " and ".join(kinds) if kinds else "no device"
+
+
+def _bytes(count: int) -> str:
+    """Bytes in gigabytes or megabytes, as 9.1 GB or 350 MB."""
+    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.0f} MB"

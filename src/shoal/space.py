@@ -1,0 +1,248 @@
+"""The search space: what a user writes, checked, sampled and enumerated.
+
+Example:
+    A learning rate, a width, and a momentum that exists only where it means something::
+
+        {
+            "lr": loguniform(1e-4, 1e-1),
+            "width": choice([64, 128]),
+            "optimizer": choice([{"name": "sgd", "momentum": uniform(0, 0.99)}, {"name": "adam"}]),
+        }
+"""
+
+import copy
+import itertools
+import json
+import math
+import numbers
+import reprlib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import fields
+from random import Random
+from typing import Any
+
+from shoal.domain import DOMAINS, Choice, Domain, LogUniform, QUniform, RandInt, Uniform, from_optuna
+from shoal.errors import SpaceError
+
+__all__ = ["Space", "choice", "flatten", "grid", "loguniform", "quniform", "randint", "uniform"]
+
+
+def uniform(low: float, high: float) -> Uniform:
+    """A float between `low` and `high`, every one as likely."""
+    return Uniform(low, high)
+
+
+def loguniform(low: float, high: float) -> LogUniform:
+    """A float between `low` and `high`, both above 0, every order of magnitude as likely."""
+    return LogUniform(low, high)
+
+
+def quniform(low: float, high: float, q: float) -> QUniform:
+    """One of the floats `low`, `low + q`, `low + 2 q`, ... up to and with `high`, every one as likely."""
+    return QUniform(low, high, q)
+
+
+def randint(low: int, high: int) -> RandInt:
+    """An integer from `low` up to but without `high`, like `range(low, high)`, every one as likely."""
+    return RandInt(low, high)
+
+
+def choice(options: Iterable[Any]) -> Choice:
+    """One of the options, every one as likely.
+
+    Args:
+        options: in a fixed order, so not a set. An option that is a dict may hold domains of its own; they are sampled
+            only when that option is chosen. So may an option that is a domain.
+
+    Raises:
+        SpaceError: `options` is not a list, tuple or other ordered collection.
+    """
+    if not isinstance(options, Iterable) or isinstance(options, str | bytes | set | frozenset | Mapping):
+        raise SpaceError(f"choice takes a list of options, got {reprlib.repr(options)}; write choice([...])")
+    return Choice(tuple(options))
+
+
+def grid(options: Iterable[Any]) -> Choice:
+    """The same as `choice`, under the name for values that are all to be tried.
+
+    The algorithm `Grid` tries every one, of a `grid` and of a `choice` alike; the other algorithms draw one at random.
+    """
+    return choice(options)
+
+
+class Space:
+    """A search space that can be sampled, enumerated, and kept in a journal.
+
+    Args:
+        parameters: names to domains (`uniform`, `choice`, ... or Optuna distributions), to constants, or to dicts of
+            these, nested at will. Configurations are recorded as JSON; so constants and options are None, bool, int,
+            float or str, or lists or dicts of those. A tuple becomes a list, as it would when it is read back.
+
+    Raises:
+        SpaceError: a parameter cannot be sampled; the error names its path, its value and the remedy.
+    """
+
+    def __init__(self, parameters: Mapping[str, Any]) -> None:
+        if not isinstance(parameters, Mapping):
+            raise SpaceError(f"a search space is a dict of names to values, got {reprlib.repr(parameters)}")
+        self._root = _checked(parameters, "")
+
+    def sample(self, seed: int | Random) -> dict[str, Any]:
+        """One configuration; the same for the same seed."""
+        config: dict[str, Any] = _sampled(self._root, seed if isinstance(seed, Random) else Random(seed))
+        return config
+
+    def grid(self) -> list[dict[str, Any]]:
+        """Every configuration there is; the last parameter changes fastest.
+
+        Raises:
+            SpaceError: a parameter has infinitely many values.
+        """
+        # Points share their nested dicts until they are copied.
+        return [copy.deepcopy(point) for point in _enumerated(self._root, "")]
+
+    def to_json(self) -> str:
+        """Text from which `from_json` makes an equal space; equal for equal spaces."""
+        return json.dumps(_encoded(self._root), allow_nan=False)
+
+    @classmethod
+    def from_json(cls, text: str) -> "Space":
+        """The space that `to_json` was called on.
+
+        Raises:
+            SpaceError: the text holds a domain that this version does not know.
+        """
+        return cls(_decoded(json.loads(text)))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Space) and self.to_json() == other.to_json()
+
+    def __hash__(self) -> int:
+        return hash(self.to_json())
+
+    def __repr__(self) -> str:
+        return f"Space({self._root!r})"
+
+
+def flatten(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The configuration as one row of a table: {"optimizer": {"name": "sgd"}} gives {"optimizer.name": "sgd"}."""
+    row: dict[str, Any] = {}
+    for name, value in config.items():
+        if isinstance(value, Mapping):
+            row.update({f"{name}.{inner}": leaf for inner, leaf in flatten(value).items()})
+        else:
+            row[name] = value
+    return row
+
+
+# A checked space is a tree: a dict or a Choice branches, any other Domain is a leaf, and so is a constant.
+
+
+def _checked(node: Any, path: str) -> Any:
+    node = from_optuna(node) or node
+    match node:
+        case Domain():
+            if fault := node.fault():
+                raise SpaceError(f"`{path}`: {fault}, got {node}")
+            if isinstance(node, Choice):
+                return Choice(tuple(_checked(option, f"{path}[{i}]") for i, option in enumerate(node.options)))
+            return node
+        case Mapping():
+            return {_name(name, path): _checked(value, _join(path, name)) for name, value in node.items()}
+        case _:
+            return _constant(node, path)
+
+
+def _name(name: object, path: str) -> str:
+    where = f"in `{path}`, " if path else ""
+    if not isinstance(name, str):
+        raise SpaceError(f"{where}a parameter's name must be a string, got {name!r}")
+    if not name or "." in name:
+        raise SpaceError(f"{where}a parameter's name must not be empty or hold a dot, got {name!r}; nest dicts instead")
+    return str.__str__(name)
+
+
+def _constant(value: Any, path: str) -> Any:
+    match value:
+        case None | bool():
+            return value
+        case str():
+            return str.__str__(value)  # the text also of a string that is a member of an Enum
+        case numbers.Integral():
+            return int(value)
+        case numbers.Real() if math.isfinite(value):
+            return float(value)
+        case numbers.Real():
+            raise SpaceError(f"`{path}`: a value must be finite, got {value!r}; use None and let the task translate it")
+        case list() | tuple():
+            return [_constant(item, f"{path}[{i}]") for i, item in enumerate(value)]
+        case Mapping():
+            return {_name(name, path): _constant(item, _join(path, name)) for name, item in value.items()}
+        case Domain():
+            raise SpaceError(
+                f"`{path}`: a list is a constant and cannot hold {value}; use a dict, or a choice of lists"
+            )
+    raise SpaceError(
+        f"`{path}`: a value must be None, bool, int, float or str, or a list or dict of those, because configurations "
+        f"are recorded as JSON; got {reprlib.repr(value)} of type {type(value).__name__}. "
+        "Give it a name here and look the name up in the task"
+    )
+
+
+def _sampled(node: Any, rng: Random) -> Any:
+    match node:
+        case Domain():
+            return _sampled(node.sample(rng), rng)
+        case dict():
+            return {name: _sampled(value, rng) for name, value in node.items()}
+        case _:
+            return copy.deepcopy(node)
+
+
+def _enumerated(node: Any, path: str) -> Iterator[Any]:
+    match node:
+        case Domain():
+            points = node.points()
+            if points is None:
+                raise SpaceError(
+                    f"`{path}`: {node} has infinitely many values and cannot be tried one by one; name the values with "
+                    "grid([...]), use quniform, or choose the algorithm Random"
+                )
+            for i, point in enumerate(points):
+                yield from _enumerated(point, f"{path}[{i}]")
+        case dict():
+            columns = [list(_enumerated(value, _join(path, name))) for name, value in node.items()]
+            for row in itertools.product(*columns):
+                yield dict(zip(node, row, strict=True))
+        case _:
+            yield node
+
+
+def _encoded(node: Any) -> dict[str, Any]:
+    match node:
+        case Choice():
+            return {node.name: [_encoded(option) for option in node.options]}
+        case Domain():
+            return {node.name: [getattr(node, field.name) for field in fields(node)]}
+        case dict():
+            return {"dict": {name: _encoded(value) for name, value in node.items()}}
+        case _:
+            return {"value": node}
+
+
+def _decoded(node: dict[str, Any]) -> Any:
+    ((kind, content),) = node.items()
+    match kind:
+        case "value":
+            return content
+        case "dict":
+            return {name: _decoded(value) for name, value in content.items()}
+        case "choice":
+            return Choice(tuple(_decoded(option) for option in content))
+        case _ if kind in DOMAINS:
+            return DOMAINS[kind](*content)
+    raise SpaceError(f"this version knows no domain {kind!r}; it knows {', '.join(DOMAINS)}")
+
+
+def _join(path: str, name: object) -> str:
+    return f"{path}.{name}" if path else str(name)

@@ -1,0 +1,262 @@
+"""The face: start a study, go on with one, and look at what it found."""
+
+import platform
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import cloudpickle
+
+from shoal.algorithms.base import Algorithm
+from shoal.backend.registry import make_backend
+from shoal.cluster.device import Cluster
+from shoal.cluster.discover import discover
+from shoal.cost.history import History
+from shoal.engine import Engine, Setting
+from shoal.errors import ShoalError
+from shoal.journal.rows import TrialRow
+from shoal.journal.view import JournalView
+from shoal.journal.writer import Journal
+from shoal.planner.job import Workplace
+from shoal.report.frame import dataframe
+from shoal.report.progress import progress
+from shoal.report.snapshot import snapshot
+from shoal.report.table import ranked
+from shoal.schedule.base import Policy
+from shoal.schedule.registry import make_policy
+from shoal.space import Space
+from shoal.trial import derive_seed
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from torch import nn
+
+    from shoal.task import Task
+
+__all__ = ["Study", "overridden", "resume", "tune"]
+
+_overrides: dict[str, Any] = {}
+"""What the command line says of the next study, whatever the script says."""
+
+
+class Study:
+    """A study in a directory, running or ended. Every look reads its journal anew.
+
+    Args:
+        directory: of the study.
+
+    Raises:
+        JournalError: there is none.
+    """
+
+    def __init__(self, directory: Path | str) -> None:
+        self.directory = Path(directory)
+        with self._journal() as journal:
+            self.metric: str = journal.study["metric"]
+            self.mode: str = journal.study["mode"]
+
+    @property
+    def trials(self) -> list[TrialRow]:
+        """All trials, by number."""
+        with self._journal() as journal:
+            return journal.trials()
+
+    @property
+    def best_trial(self) -> TrialRow:
+        """The trial with the best last value of the metric.
+
+        Raises:
+            ShoalError: no trial has one.
+        """
+        best = next(iter(ranked(self.trials, self.mode)), None)
+        if best is None or best.objective is None:
+            raise ShoalError(f"no trial of the study in {self.directory} has a value of {self.metric!r} yet")
+        return best
+
+    def dataframe(self) -> "pd.DataFrame":
+        """One row a trial: its state, config, metrics (last and best), epochs, seconds, device, array and reason."""
+        return dataframe(self.trials)
+
+    def best_model(self) -> "nn.Module":
+        """The best trial's model with its trained weights, on the CPU and in evaluation mode.
+
+        Raises:
+            ShoalError: no trial has a value of the metric.
+            CheckpointError: its checkpoint is gone or damaged.
+        """
+        from shoal.worker.restore import trained_model  # torch, which a look at a table does not need
+
+        best = self.best_trial.trial
+        with self._journal() as journal:
+            return trained_model(journal.blob("task"), best, self.directory)
+
+    def __repr__(self) -> str:
+        return f"Study({str(self.directory)!r})"
+
+    def _journal(self) -> JournalView:
+        return JournalView.read(self.directory)
+
+
+def tune(
+    task: "Task",
+    space: Mapping[str, Any] | Space,
+    *,
+    metric: str,
+    mode: Literal["min", "max"],
+    algorithm: Algorithm,
+    policy: str | Policy = "auto",
+    devices: str | Sequence[str] = "auto",
+    backend: str = "local",
+    directory: Path | str | None = None,
+    seed: int = 0,
+    data_seed: int | Literal["trial"] | None = None,
+    retries: int = 2,
+    checkpoint_seconds: float = 30.0,
+    show_progress: bool = True,
+) -> Study:
+    """Search a space for the configuration with which a task does best.
+
+    Args:
+        task: what is trained.
+        space: names to domains (`shoal.loguniform` ...), Optuna distributions, constants, or nested mappings of these.
+        metric: the reported value to compare trials by; `valid_loss` is always there.
+        mode: "min" or "max": which end of it is good.
+        algorithm: which configurations are tried and for how long.
+        policy: which job runs where; a name in `shoal.schedule.POLICIES` or a `Policy`.
+        devices: "auto" (all GPUs, else all cores), "cpu:2", "cuda", ["cuda:0", "cuda:1"].
+        backend: "local" (a process per job) or "inline" (in this one).
+        directory: of the study; by default a new one below `runs`.
+        seed: of everything that is random.
+        data_seed: of the order of samples, shared by all trials so that they can share batches; "trial" gives each
+            trial its own, and so an array of its own.
+        retries: how often a trial whose job failed is tried again.
+        checkpoint_seconds: longest wall time between two checkpoints of a running trial.
+        show_progress: on a terminal a table, elsewhere a few lines, on standard error.
+
+    Raises:
+        StudyExistsError: the directory holds a study.
+        StudyInterrupted: stopped by Ctrl-C or SIGTERM; `resume` goes on.
+        ShoalError: something in the arguments or the task is wrong; the message says what.
+    """
+    chosen: dict[str, Any] = {"policy": policy, "devices": devices, "backend": backend, "directory": directory}
+    chosen |= {"seed": seed, "show_progress": show_progress} | _overrides
+    spec = {
+        "task": type(task).__name__,
+        "space": (space if isinstance(space, Space) else Space(space)).to_json(),
+        "metric": metric,
+        "mode": mode,
+        "algorithm": repr(algorithm),
+        "policy": chosen["policy"] if isinstance(chosen["policy"], str) else type(chosen["policy"]).__name__,
+        "devices": chosen["devices"],
+        "backend": chosen["backend"],
+        "seed": chosen["seed"],
+        "data_seed": derive_seed(chosen["seed"], "data") if data_seed is None else data_seed,
+        "retries": retries,
+        "checkpoint_seconds": checkpoint_seconds,
+        "paths": [str(Path(path).absolute()) for path in sys.path],
+        "shoal": version("shoal"),
+    }
+    cluster, rules = discover(chosen["devices"]), make_policy(chosen["policy"])
+    blueprint = cloudpickle.dumps(algorithm)
+    place = chosen["directory"] or _new_directory(type(task).__name__)
+    search = _bound(blueprint, spec)
+    with closing(Journal.create(place, spec, task=cloudpickle.dumps(task), algorithm=blueprint)) as journal:
+        return _run(journal, search, cluster, rules, chosen["backend"], chosen["show_progress"])
+
+
+def resume(
+    directory: Path | str,
+    *,
+    policy: str | Policy | None = None,
+    devices: str | Sequence[str] | None = None,
+    backend: str | None = None,
+    show_progress: bool = True,
+) -> Study:
+    """Go on with a study that was stopped or killed; one that has ended is just returned.
+
+    Args:
+        directory: of the study.
+        policy: instead of the study's own.
+        devices: instead of the study's own.
+        backend: instead of the study's own.
+        show_progress: as of `tune`.
+
+    Raises:
+        JournalError: there is no study, or another process is running it.
+        StudyInterrupted: stopped again.
+    """
+    with closing(Journal.open(directory)) as journal:
+        spec = journal.study
+        sys.path.extend(path for path in spec["paths"] if path not in sys.path)
+        search = _bound(journal.blob("algorithm"), spec)
+        cluster, rules = discover(devices or spec["devices"]), make_policy(policy or spec["policy"])
+        return _run(journal, search, cluster, rules, backend or spec["backend"], show_progress)
+
+
+@contextmanager
+def overridden(**arguments: Any) -> Iterator[None]:
+    """Within, these arguments of `tune` count instead of what the caller gives."""
+    _overrides.update(arguments)
+    try:
+        yield
+    finally:
+        for name in arguments:
+            del _overrides[name]
+
+
+def _bound(blueprint: bytes, spec: Mapping[str, Any]) -> Algorithm:
+    algorithm: Algorithm = cloudpickle.loads(blueprint)
+    shared = None if spec["data_seed"] == "trial" else spec["data_seed"]
+    space = Space.from_json(spec["space"])
+    algorithm.bind(space, metric=spec["metric"], mode=spec["mode"], seed=spec["seed"], data_seed=shared)
+    return algorithm
+
+
+def _run(
+    journal: Journal, algorithm: Algorithm, cluster: Cluster, policy: Policy, backend: str, show_progress: bool
+) -> Study:
+    spec = journal.study
+    workplace = Workplace(
+        journal.directory.absolute(), journal.blob("task"), checkpoint_seconds=spec["checkpoint_seconds"]
+    )
+    names = [device.name for _, device in cluster]
+    display = progress(lambda: snapshot(journal, time.time(), names), silent=not show_progress)
+    with closing(make_backend(backend, workplace)) as carrier:
+        history = History(environment=f"python {platform.python_version()}, torch {version('torch')}, {version('shoal')}")
+        engine = Engine(journal, algorithm, Setting(cluster, policy, carrier, history, spec["retries"]), display)
+        engine.replay()
+        with _interruptible(engine):
+            engine.run()
+    return Study(journal.directory)
+
+
+@contextmanager
+def _interruptible(engine: Engine) -> Iterator[None]:
+    """The first Ctrl-C or SIGTERM lets the engine save and stop; the second does what it always did."""
+    if threading.current_thread() is not threading.main_thread():  # which alone may handle signals
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def first(number: int, frame: object) -> None:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+        engine.interrupt()
+
+    for number in before:
+        signal.signal(number, first)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _new_directory(name: str) -> Path:
+    return Path("runs") / f"{name.lower()}-{time.strftime('%Y%m%d-%H%M%S')}"

@@ -1,0 +1,67 @@
+"""What a user writes: one class, plain PyTorch inside."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils.data import Dataset
+
+from shoal.trial import Config
+
+__all__ = ["Task"]
+
+
+class Task(ABC):
+    """A training that a study searches the configuration of.
+
+    Every method may read any part of the config. Trials whose `data` read equal values share one copy of the data, and
+    trials whose models have one structure are trained as one; nothing needs to be marked.
+
+    What becomes of it, alone or fused: torch is seeded with the trial's seed and `model` and `optimizer` are called. At
+    each epoch the training set is shuffled by the data seed and the epoch's number, cut into batches (the last may be
+    smaller), and each is a training step on `loss`. Then `scheduler` steps once (`ReduceLROnPlateau` with the validation
+    loss), `metrics` and `loss` are averaged over the validation set, weighted by batch size, and reported, the loss as
+    `valid_loss`.
+
+    Batches are what `torch.utils.data.default_collate` makes of samples, on the trial's device. The task is pickled (by
+    cloudpickle): keep data sets out of its attributes and load them in `data`.
+    """
+
+    @abstractmethod
+    def data(self, config: Config) -> tuple[Dataset[Any], Dataset[Any]]:
+        """The training and the validation set, with a length and indices (map style)."""
+
+    @abstractmethod
+    def model(self, config: Config) -> nn.Module:
+        """A new model with its initial weights."""
+
+    @abstractmethod
+    def optimizer(self, model: nn.Module, config: Config) -> Optimizer:
+        """A new optimizer of the model's parameters."""
+
+    @abstractmethod
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        """The mean loss over a batch, a scalar."""
+
+    def scheduler(self, optimizer: Optimizer, config: Config) -> Any | None:
+        """A torch LR scheduler, stepped once per epoch, or None."""
+        return None
+
+    def metrics(self, model: nn.Module, batch: Any) -> Mapping[str, Tensor]:
+        """Scalars by name, each a mean over a validation batch. Called without gradients, the model evaluating."""
+        return {}
+
+    def batch_size(self, config: Config) -> int:
+        """Samples per step."""
+        size: int = config.get("batch_size", 32)
+        return size
+
+    def step(self, model: nn.Module, batch: Any, optimizer: Optimizer) -> Tensor:
+        """One training step; returns the loss. Trials of a task that overrides it are trained one after another."""
+        optimizer.zero_grad()
+        loss = self.loss(model, batch)
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        return loss

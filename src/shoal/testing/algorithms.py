@@ -1,0 +1,266 @@
+"""The conformance suite of algorithms: drives one with invented results and holds it against its contract."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from shoal.algorithms.base import Algorithm
+from shoal.errors import AlgorithmError, ShoalError, TaskError
+from shoal.space import Space
+from shoal.trial import Budget, Decision, Report, Trial, TrialGroup, TrialState, derive_seed
+
+__all__ = [
+    "check_algorithm",
+    "check_failures",
+    "check_order_does_not_matter",
+    "check_repeated_reports",
+    "check_replay",
+    "check_seeds",
+    "check_wrong_reports",
+]
+
+_Objective = Callable[[int, int], float | None]
+"""(number of the trial, epoch) -> value of its metric; None when the trial fails at that epoch."""
+
+_METRIC = "score"
+_STEPS = 100_000
+"""Epochs of all trials together after which an algorithm is taken for one that never ends."""
+
+
+def check_algorithm(make: Callable[[], Algorithm], space: Space) -> None:
+    """Run the whole suite on an algorithm that decides synchronously.
+
+    Args:
+        make: a new instance with the same settings at every call, not bound.
+        space: one that the algorithm can search.
+
+    Raises:
+        AssertionError: the contract of `shoal.algorithms.Algorithm` is broken; the message says where.
+    """
+    check_failures(make, space)
+    check_seeds(make, space)
+    check_order_does_not_matter(make, space)
+    check_repeated_reports(make, space)
+    check_replay(make, space)
+    check_wrong_reports(make, space)
+
+
+def check_failures(make: Callable[[], Algorithm], space: Space) -> None:
+    """The study ends, by the rules, when all goes well, when trials fail or measure NaN, and when all do."""
+    for mode in ("min", "max"):
+        for objective in (_smooth, _noisy, _rarely_fails, _always_fails, _always_nan):
+            _Drive(_bound(make, space, mode=mode), objective).run()
+
+
+def check_seeds(make: Callable[[], Algorithm], space: Space) -> None:
+    """A trial follows from the study's seed and its number; data seeds are shared or not, as asked."""
+    first, again, other = (_proposed(_bound(make, space, seed=seed)) for seed in (1, 1, 2))
+    assert first == again, "the same seed gave different trials"
+    pairs = list(zip(first, other, strict=False))
+    assert all(one.seed != two.seed for one, two in pairs), "trials of another seed start from the same weights"
+    assert len({trial.seed for trial in first}) == len(first), "two trials share a seed"
+    assert len({trial.data_seed for trial in first}) == len(first), "two trials share a data seed that nobody gave"
+    shared = {trial.data_seed for trial in _proposed(_bound(make, space, data_seed=7))}
+    assert shared == {7}, f"the data seed given was 7, the trials have {sorted(shared)}"
+
+
+def check_order_does_not_matter(make: Callable[[], Algorithm], space: Space) -> None:
+    """Whichever trial is faster, the same trials are trained as far and decided on alike."""
+    for objective in (_noisy, _rarely_fails):
+        outcomes = [_Drive(_bound(make, space), objective, order=order).run() for order in range(4)]
+        for order, outcome in enumerate(outcomes):
+            assert outcome == outcomes[0], f"the order of reports changed the study (orders 0 and {order})"
+
+
+def check_repeated_reports(make: Callable[[], Algorithm], space: Space) -> None:
+    """A report that comes a second time, at once or much later, changes nothing."""
+    for objective in (_noisy, _rarely_fails):
+        once = _Drive(_bound(make, space), objective).run()
+        twice = _Drive(_bound(make, space), objective, repeat=True).run()
+        assert once == twice, "a repeated report changed the study"
+
+
+def check_replay(make: Callable[[], Algorithm], space: Space) -> None:
+    """A new instance that is given the recorded reports goes on as the old one would have."""
+    whole = _Drive(_bound(make, space), _noisy)
+    expected = whole.run()
+    for share in (0.0, 0.3, 0.7, 1.0):
+        rest = _Drive(_bound(make, space), _noisy)
+        rest.ask()
+        for report in whole.reports[: int(share * len(whole.reports))]:
+            rest.tell(report)
+        assert rest.run() == expected, f"after {share:.0%} of its reports were replayed, the study ended otherwise"
+
+
+def check_wrong_reports(make: Callable[[], Algorithm], space: Space) -> None:
+    """Reports of trials that do not exist, or without the metric, are refused by name."""
+    algorithm = _bound(make, space)
+    trial = algorithm.next_groups(free=1)[0].trials[0]
+    message = _refusal(algorithm, Report(10**9, 1, {_METRIC: 0.0}), AlgorithmError)
+    assert str(10**9) in message, f"the error does not name the trial: {message}"
+    message = _refusal(algorithm, Report(trial.number, 1, {"loss": 0.0}), TaskError)
+    assert _METRIC in message, f"the error does not name the metric asked for: {message}"
+    assert "loss" in message, f"the error does not name what is reported: {message}"
+
+
+def _refusal(algorithm: Algorithm, report: Report, kind: type[ShoalError]) -> str:
+    """The message with which the algorithm refuses a report."""
+    try:
+        algorithm.observe(report)
+    except kind as error:
+        return str(error)
+    raise AssertionError(f"{report} was accepted and should raise {kind.__name__}")
+
+
+def _smooth(number: int, epoch: int) -> float:
+    """Falls towards a limit that depends on the trial; many trials are equal."""
+    return number % 5 + 1 / epoch
+
+
+def _noisy(number: int, epoch: int) -> float:
+    """As good as random in [0, 1), but a function of its arguments; every eleventh trial measures NaN."""
+    return float("nan") if number % 11 == 3 else derive_seed("noise", number, epoch) / 2**63
+
+
+def _rarely_fails(number: int, epoch: int) -> float | None:
+    """Like `_noisy`, but one epoch in eight ends the trial."""
+    return None if derive_seed("fail", number, epoch) % 8 == 0 else _noisy(number, epoch)
+
+
+def _always_fails(number: int, epoch: int) -> None:
+    """Ends every trial in its first epoch."""
+
+
+def _always_nan(number: int, epoch: int) -> float:
+    """Measures nothing but NaN."""
+    return float("nan")
+
+
+def _bound(
+    make: Callable[[], Algorithm], space: Space, *, mode: str = "min", seed: int = 0, data_seed: int | None = None
+) -> Algorithm:
+    """A new instance, ready to be driven."""
+    algorithm = make()
+    algorithm.bind(space, metric=_METRIC, mode=mode, seed=seed, data_seed=data_seed)
+    return algorithm
+
+
+def _proposed(algorithm: Algorithm) -> list[Trial]:
+    """The trials of the first groups, by number."""
+    trials = [trial for group in algorithm.next_groups(free=1) for trial in group.trials]
+    return sorted(trials, key=lambda trial: trial.number)
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    """All that a study did, in a form that does not depend on when."""
+
+    stretches: frozenset[tuple[int, Budget]]
+    """Every trial with every budget it was given."""
+    trials: tuple[Trial, ...]
+    decisions: frozenset[Decision]
+
+
+@dataclass
+class _Drive:
+    """Plays the engine to an algorithm, and checks each of its answers.
+
+    Args:
+        algorithm: bound, and not used before.
+        objective: what the trials measure.
+        order: seed of the order in which trials get on.
+        repeat: whether every report is given twice, and all earlier ones again whenever a trial pauses.
+    """
+
+    algorithm: Algorithm
+    objective: _Objective
+    order: int = 0
+    repeat: bool = False
+    trials: dict[int, Trial] = field(default_factory=dict)
+    epochs: dict[int, int] = field(default_factory=dict)
+    budgets: dict[int, list[Budget]] = field(default_factory=dict)
+    training: set[int] = field(default_factory=set)
+    failed: set[int] = field(default_factory=set)
+    decisions: dict[int, Decision] = field(default_factory=dict)
+    reports: list[Report] = field(default_factory=list)
+
+    def run(self) -> _Outcome:
+        """Train until the algorithm is finished."""
+        self.ask()
+        for _ in range(_STEPS):
+            if self.algorithm.finished:
+                break
+            assert self.training, "no trial is being trained and none is proposed, yet the algorithm is not finished"
+            # A function of the position alone, so that a replayed study goes on in the same order.
+            position = derive_seed(self.order, len(self.reports)) % len(self.training)
+            self.tell(self.train(sorted(self.training)[position]))
+        else:
+            raise AssertionError(f"not finished after {_STEPS} epochs")
+        assert not self.training, f"finished while trials {sorted(self.training)} are being trained"
+        assert self.algorithm.next_groups(free=100) == [], "finished, but proposes more"
+        undecided = self.trials.keys() - self.decisions.keys() - self.failed
+        assert not undecided, f"finished without a decision on the trials {sorted(undecided)}"
+        numbers = sorted(self.trials)
+        assert numbers == list(range(len(numbers))), f"the trials' numbers are not 0, 1, 2, ...: {numbers}"
+        return _Outcome(
+            frozenset((number, budget) for number, budgets in self.budgets.items() for budget in budgets),
+            tuple(self.trials[number] for number in numbers),
+            frozenset(self.decisions.values()),
+        )
+
+    def train(self, number: int) -> Report:
+        """Train a trial for an epoch."""
+        epoch = self.epochs.get(number, 0) + 1
+        value = self.objective(number, epoch)
+        if value is None:
+            return Report(number, epoch, state=TrialState.FAILED, reason="as the objective says")
+        paused = epoch == self.budgets[number][-1].epochs
+        return Report(number, epoch, {_METRIC: value}, state=TrialState.PAUSED if paused else TrialState.RUNNING)
+
+    def tell(self, report: Report) -> None:
+        """Give the algorithm a report, and ask what is next."""
+        self.epochs[report.trial] = report.epoch
+        if report.state is TrialState.FAILED:
+            self.failed.add(report.trial)
+        if report.state is not TrialState.RUNNING:
+            self.training.discard(report.trial)
+        self.reports.append(report)
+        for decision in self.algorithm.observe(report):
+            self._decide(decision)
+        if self.repeat:
+            again = [report] if report.state is TrialState.RUNNING else self.reports
+            for old in again:
+                answer = self.algorithm.observe(old)
+                assert answer == [], f"the report {old} came again and was answered with {answer}"
+        self.ask()
+
+    def ask(self) -> None:
+        """Ask the algorithm for groups."""
+        for group in self.algorithm.next_groups(free=4):
+            self._take(group)
+
+    def _take(self, group: TrialGroup) -> None:
+        assert group.trials, f"the group {group.name!r} is empty"
+        for trial in group.trials:
+            number = trial.number
+            assert trial == self.trials.setdefault(number, trial), f"trial {number} came again as another trial"
+            assert json.loads(json.dumps(trial.config)) == trial.config, f"the config of trial {number} is no JSON"
+            assert number not in self.training, f"trial {number} is in two groups at a time"
+            assert number not in self.failed, f"trial {number} failed and came again"
+            assert number not in self.decisions, f"trial {number} was ended and came again"
+            before = self.budgets.setdefault(number, [])
+            assert not before or group.budget.epochs > before[-1].epochs, (
+                f"trial {number} came again with {group.budget}, after {before[-1]}"
+            )
+            before.append(group.budget)
+            self.training.add(number)
+
+    def _decide(self, decision: Decision) -> None:
+        number = decision.trial
+        assert number in self.trials, f"{decision} is about a trial that was never proposed"
+        assert decision.state in (TrialState.COMPLETE, TrialState.STOPPED), f"{decision} does not end its trial"
+        assert number not in self.decisions, f"{decision} comes after {self.decisions[number]}"
+        assert number not in self.failed, f"{decision} is about a trial that failed"
+        assert decision.reason or decision.state is TrialState.COMPLETE, f"{decision} gives no reason"
+        self.decisions[number] = decision
+        self.training.discard(number)

@@ -1,0 +1,284 @@
+"""The conformance suite of back ends: gives one scripted jobs and holds what comes of them against the contract."""
+
+import errno
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import cloudpickle
+
+from shoal.backend.base import Backend, Ended, Event, Outcome, Profiled, Reported, Workplace
+from shoal.cluster.device import Device
+from shoal.cost.demand import Profile
+from shoal.errors import BackendError, StorageFullError, TaskError
+from shoal.planner.job import Array, ArrayKey, Job, Member
+from shoal.trial import Report, Trial
+
+__all__ = [
+    "BACKEND_CHECKS",
+    "check_backend",
+    "check_close",
+    "check_events",
+    "check_failures",
+    "check_neighbours",
+    "check_refusals",
+    "check_same_job_twice",
+    "check_stop",
+    "check_stop_without_effect",
+    "events_until_ended",
+    "follow",
+    "scripted",
+    "scripted_job",
+]
+
+MakeBackend = Callable[[Workplace], Backend]
+
+Script = Callable[[Job, Device, Callable[[], bool]], Iterator[Event]]
+"""What a scripted job does: `script(job, device, stopping)` yields its events."""
+
+_PATIENCE_SECONDS = 60.0
+"""How long a job of this suite may take before the back end is held to have lost it."""
+
+_CPU = Device("cpu:0", "cpu", memory=2**30)
+_OTHER_CPU = Device("cpu:1", "cpu", memory=2**30)
+
+
+def check_backend(make: MakeBackend, directory: Path) -> None:
+    """Run the whole suite on a back end.
+
+    Args:
+        make: a new back end for a workplace, at every call.
+        directory: an empty one, for the logs.
+
+    Raises:
+        AssertionError: the contract of `shoal.backend.Backend` is broken; the message says where.
+    """
+    for check in BACKEND_CHECKS:
+        check(make, directory / check.__name__)
+
+
+def check_events(make: MakeBackend, directory: Path) -> None:
+    """A job's events arrive complete, equal and in order; exactly one `Ended` is there, and it is the last."""
+    job = scripted_job("events")
+    with scripted(make, directory, _profiles_and_reports) as backend:
+        backend.start(job, _CPU)
+        events = events_until_ended(backend, ["events"])["events"]
+        expected = [*_profiles_and_reports(job, _CPU, lambda: False), Ended("events", Outcome.FINISHED)]
+        assert events == expected, f"the job yielded {expected}, the back end delivered {events}"
+        late = backend.poll(0.05)
+        assert not late, f"after a job's end the back end delivered {late}"
+
+
+def check_neighbours(make: MakeBackend, directory: Path) -> None:
+    """Jobs run at once: each of two goes on only when both have begun, and neither ends before it is told to."""
+    with scripted(make, directory, _reports_until_stopped) as backend:
+        backend.start(scripted_job("one"), _CPU)
+        backend.start(scripted_job("two"), _OTHER_CPU)
+        began = {event.job for event in _first_events(backend, jobs=2)}
+        assert began == {"one", "two"}, f"of two running jobs, only {sorted(began)} reported"
+        backend.stop("one")
+        backend.stop("two")
+        histories = events_until_ended(backend, ["one", "two"])
+        assert {history[-1] for history in histories.values()} == {
+            Ended("one", Outcome.STOPPED),
+            Ended("two", Outcome.STOPPED),
+        }
+
+
+def check_failures(make: MakeBackend, directory: Path) -> None:
+    """What a job raises ends that job with the outcome and a message that names the cause and the log."""
+    with scripted(make, directory, _fails) as backend:
+        for name, (error, outcome) in _FAILURES.items():
+            backend.start(scripted_job(name), _CPU)
+            *earlier, last = events_until_ended(backend, [name])[name]
+            assert earlier == [_report(name, 1)], f"before {error!r} the job reported epoch 1, delivered was {earlier}"
+            assert isinstance(last, Ended)
+            assert last.outcome is outcome, f"{error!r} was translated to {last.outcome!r}, not to {outcome!r}"
+            assert str(error) in last.message, f"the message of {error!r} does not name it: {last.message}"
+            log = directory / "logs" / f"{name}.log"
+            assert str(log) in last.message, f"the message of {error!r} does not name its log: {last.message}"
+            assert "Traceback" in log.read_text(), f"the log of {error!r} holds no traceback"
+        backend.start(scripted_job("after"), _CPU)
+        events = events_until_ended(backend, ["after"])["after"]
+        assert events[-1] == Ended("after", Outcome.FINISHED), f"after failures a sound job ended with {events[-1]}"
+
+
+def check_stop(make: MakeBackend, directory: Path) -> None:
+    """A job that is asked to stop sees it, does its last work, and ends as stopped; however early it was asked."""
+    with scripted(make, directory, _reports_until_stopped) as backend:
+        backend.start(scripted_job("early"), _CPU)
+        backend.stop("early")
+        events = events_until_ended(backend, ["early"])["early"]
+        assert events[-2:] == [_report("early", _CHECKPOINT), Ended("early", Outcome.STOPPED)], f"delivered: {events}"
+
+        backend.start(scripted_job("late"), _CPU)
+        _first_events(backend, jobs=1)
+        backend.stop("late")
+        backend.stop("late")
+        events = events_until_ended(backend, ["late"])["late"]
+        assert events[-2:] == [_report("late", _CHECKPOINT), Ended("late", Outcome.STOPPED)], f"delivered: {events}"
+
+
+def check_stop_without_effect(make: MakeBackend, directory: Path) -> None:
+    """Stopping a job that has ended, or never was, changes nothing, also for the next job on its device."""
+    with scripted(make, directory, _profiles_and_reports) as backend:
+        backend.stop("unknown")
+        for name in ("first", "second"):
+            backend.start(scripted_job(name), _CPU)
+            *_, last = events_until_ended(backend, [name])[name]
+            assert last == Ended(name, Outcome.FINISHED), f"the job was never asked to stop and ended with {last}"
+            backend.stop(name)
+        assert not backend.poll(0.05), "stopping a job that had ended had an effect"
+
+
+def check_refusals(make: MakeBackend, directory: Path) -> None:
+    """What a back end will not do it refuses with a reason, and the job runs on."""
+    with scripted(make, directory, _reports_until_stopped) as backend:
+        backend.start(scripted_job("job"), _CPU)
+        for refusal in (
+            backend.suspend("job"),
+            backend.resume("job", _CPU),
+            backend.resize("job", [_CPU, _OTHER_CPU]),
+        ):
+            assert refusal is None or (refusal.job == "job" and refusal.reason), f"a refusal without reason: {refusal}"
+        backend.stop("job")
+        *_, last = events_until_ended(backend, ["job"])["job"]
+        assert last == Ended("job", Outcome.STOPPED), f"after the refusals the job ended with {last}"
+
+
+def check_same_job_twice(make: MakeBackend, directory: Path) -> None:
+    """A job cannot be started while it runs, and can be once it has ended."""
+    with scripted(make, directory, _reports_until_stopped) as backend:
+        for _ in range(2):
+            backend.start(scripted_job("job"), _CPU)
+            assert _refuses_to_start(backend), "a running job could be started once more"
+            backend.stop("job")
+            *_, last = events_until_ended(backend, ["job"])["job"]
+            assert last == Ended("job", Outcome.STOPPED), f"the job ended with {last}"
+
+
+def check_close(make: MakeBackend, directory: Path) -> None:
+    """Closing ends what runs; it may be repeated; afterwards nothing happens and nothing can be started."""
+    with scripted(make, directory, _reports_until_stopped) as backend:
+        backend.start(scripted_job("running"), _CPU)
+        _first_events(backend, jobs=1)
+        backend.close()
+        backend.close()
+        backend.stop("running")
+        assert not backend.poll(0.05), "a closed back end delivers events"
+        assert _refuses_to_start(backend), "a closed back end starts jobs"
+
+
+BACKEND_CHECKS: tuple[Callable[[MakeBackend, Path], None], ...] = (
+    check_events,
+    check_neighbours,
+    check_failures,
+    check_stop,
+    check_stop_without_effect,
+    check_refusals,
+    check_same_job_twice,
+    check_close,
+)
+
+
+def follow(job: Job, device: Device, workplace: Workplace, stopping: Callable[[], bool]) -> Iterator[Event]:
+    """A runner whose task is a `Script`."""
+    script: Script = cloudpickle.loads(workplace.task)
+    yield from script(job, device, stopping)
+
+
+@contextmanager
+def scripted(make: MakeBackend, directory: Path, script: Script) -> Iterator[Backend]:
+    """A back end whose jobs all follow the script; closed at the end."""
+    backend = make(Workplace(directory, cloudpickle.dumps(script), runner=f"{__name__}:{follow.__name__}"))
+    try:
+        yield backend
+    finally:
+        backend.close()
+
+
+def scripted_job(name: str) -> Job:
+    """A job of one trial, for back ends that look at none of it but the id."""
+    member = Member(Trial(0, {"lr": 0.1}, seed=1, data_seed=2), start=0, target=3)
+    return Job(name, (Array(ArrayKey("structure", "data", 32), (member,)),))
+
+
+def events_until_ended(backend: Backend, jobs: Sequence[str]) -> dict[str, list[Event]]:
+    """Poll until each of the jobs has ended; their events by job.
+
+    Raises:
+        AssertionError: one has not ended in time, or something followed its end.
+    """
+    histories: dict[str, list[Event]] = {job: [] for job in jobs}
+    open_jobs = set(jobs)
+    deadline = time.monotonic() + _PATIENCE_SECONDS
+    while open_jobs:
+        assert time.monotonic() < deadline, f"no end of {sorted(open_jobs)} in {_PATIENCE_SECONDS:g} s: {histories}"
+        for event in backend.poll(1.0):
+            assert event.job in open_jobs, f"an event of a job that is not running: {event}"
+            histories[event.job].append(event)
+            if isinstance(event, Ended):
+                open_jobs.remove(event.job)
+    return histories
+
+
+def _first_events(backend: Backend, jobs: int) -> list[Event]:
+    """Events up to the first of the last of that many jobs to begin."""
+    events: list[Event] = []
+    deadline = time.monotonic() + _PATIENCE_SECONDS
+    while len({event.job for event in events}) < jobs:
+        assert time.monotonic() < deadline, f"{jobs} jobs should report, in {_PATIENCE_SECONDS:g} s came {events}"
+        events += backend.poll(1.0)
+    return events
+
+
+def _refuses_to_start(backend: Backend) -> bool:
+    try:
+        backend.start(scripted_job("job"), _CPU)
+    except BackendError:
+        return True
+    return False
+
+
+_CHECKPOINT = 1000
+"""The epoch that `_reports_until_stopped` reports when it has seen that it is to stop."""
+
+
+def _report(job: str, epoch: int) -> Reported:
+    return Reported(job, (Report(0, epoch, {"loss": 1 / epoch}, seconds=0.5),))
+
+
+def _profiles_and_reports(job: Job, device: Device, stopping: Callable[[], bool]) -> Iterator[Event]:
+    yield Profiled(job.id, Profile({1: 0.001, 8: 0.002}, 40, 10, 2**20, 2**10, compute=0.5, cores=1.0))
+    for epoch in range(1, 4):
+        yield _report(job.id, epoch)
+
+
+def _reports_until_stopped(job: Job, device: Device, stopping: Callable[[], bool]) -> Iterator[Event]:
+    yield _report(job.id, 1)
+    while not stopping():
+        time.sleep(0.005)
+        yield _report(job.id, 2)
+    yield _report(job.id, _CHECKPOINT)
+
+
+class OutOfMemoryError(RuntimeError):
+    """Stands for torch's, which is known by its name."""
+
+
+_FAILURES: dict[str, tuple[BaseException, Outcome]] = {
+    "raises": (ValueError("no such column"), Outcome.RAISED),
+    "exits": (SystemExit("gives up"), Outcome.RAISED),
+    "breaks-contract": (TaskError("the loss is no scalar"), Outcome.REJECTED),
+    "fills-memory": (MemoryError("no room"), Outcome.OUT_OF_MEMORY),
+    "fills-device": (OutOfMemoryError("tried to allocate 2 GB"), Outcome.OUT_OF_MEMORY),
+    "fills-disk": (OSError(errno.ENOSPC, "No space left on device"), Outcome.STORAGE_FULL),
+    "fills-journal": (StorageFullError("no room for the checkpoint"), Outcome.STORAGE_FULL),
+}
+
+
+def _fails(job: Job, device: Device, stopping: Callable[[], bool]) -> Iterator[Event]:
+    yield _report(job.id, 1)
+    if job.id in _FAILURES:
+        raise _FAILURES[job.id][0]

@@ -1,0 +1,1 @@
+"""Trains jobs: what runs in a worker process. Import from its modules; they need torch."""

@@ -1,0 +1,109 @@
+"""Data sets as batches on a device: one copy for all trials that read the same of their config."""
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+from torch.utils.data import Dataset, TensorDataset, default_collate
+
+from shoal.errors import TaskError
+from shoal.task import Task
+from shoal.trial import Config, derive_seed
+from shoal.worker.reading import ReadConfig
+
+__all__ = ["Batches", "DataSets", "epoch_order"]
+
+RESIDENT_BYTES = 1 << 30
+"""A tensor data set up to this size is kept on the device as a whole."""
+
+
+def epoch_order(samples: int, data_seed: int, epoch: int) -> Tensor:
+    """The order in which an epoch visits the training set, int64 [samples].
+
+    Args:
+        samples: size of the training set.
+        data_seed: of the trial.
+        epoch: epochs finished before this one.
+    """
+    generator = torch.Generator().manual_seed(derive_seed(data_seed, "epoch", epoch))
+    return torch.randperm(samples, generator=generator)
+
+
+class Batches:
+    """A data set, cut into batches on a device.
+
+    Tensor data sets move to the device at once where they are small, and a batch is one indexing; of any other data set
+    the samples are fetched one by one and collated.
+    """
+
+    def __init__(self, dataset: Dataset[Any], device: torch.device, name: str) -> None:
+        if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
+            raise TaskError(f"the {name} set must have a length and indices, got {type(dataset).__name__}")
+        self.samples = len(dataset)
+        if self.samples == 0:
+            raise TaskError(f"the {name} set is empty")
+        self._dataset = dataset
+        self._device = device
+        self._resident: list[Tensor] | None = None
+        if type(dataset) is TensorDataset and sum(t.nbytes for t in dataset.tensors) <= RESIDENT_BYTES:
+            self._resident = [tensor.to(device) for tensor in dataset.tensors]
+
+    def steps(self, batch_size: int) -> int:
+        """Batches of one pass."""
+        return math.ceil(self.samples / batch_size)
+
+    def walk(self, batch_size: int, order: Tensor | None = None, first: int = 0) -> Iterator[Any]:
+        """One pass.
+
+        Args:
+            batch_size: of all batches but perhaps the last.
+            order: indices of the samples, int64 [samples]; as they are by default.
+            first: number of the first batch to give; those before are skipped unread.
+        """
+        if self._resident is not None:
+            order = None if order is None else order.to(self._device)
+            for start in range(first * batch_size, self.samples, batch_size):
+                part = slice(start, start + batch_size)
+                yield [t[part] if order is None else t.index_select(0, order[part]) for t in self._resident]
+            return
+        indices = list(range(self.samples)) if order is None else order.tolist()
+        for start in range(first * batch_size, self.samples, batch_size):
+            batch = default_collate([self._dataset[i] for i in indices[start : start + batch_size]])
+            yield pytree.tree_map(self._move, batch)
+
+    def _move(self, value: Any) -> Any:
+        return value.to(self._device, non_blocking=True) if isinstance(value, Tensor) else value
+
+
+class DataSets:
+    """The training and validation sets of a task's configurations, each loaded once in this process."""
+
+    def __init__(self, task: Task, device: torch.device) -> None:
+        self._task = task
+        self._device = device
+        self._known: list[tuple[dict[str, Any], tuple[Batches, Batches]]] = []
+
+    def of(self, config: Config) -> tuple[Batches, Batches]:
+        """The sets of a configuration; the same objects for all that `data` does not tell apart."""
+        return self._find(config)[1]
+
+    def key(self, config: Config) -> tuple[object, ...]:
+        """What tells the data sets of configurations apart: the task, what `data` read, and the sets' sizes."""
+        read, (train, valid) = self._find(config)
+        kind = type(self._task)
+        return (kind.__module__, kind.__qualname__, sorted(read.items()), train.samples, valid.samples)
+
+    def _find(self, config: Config) -> tuple[dict[str, Any], tuple[Batches, Batches]]:
+        for entry in self._known:
+            if all(config.get(key) == value for key, value in entry[0].items()):
+                return entry
+        reading = ReadConfig(config)
+        sets = self._task.data(reading)
+        if not isinstance(sets, (tuple, list)) or len(sets) != 2:
+            raise TaskError(f"the task's `data` must return a training and a validation set, got {type(sets).__name__}")
+        batches = (Batches(sets[0], self._device, "training"), Batches(sets[1], self._device, "validation"))
+        self._known.append((reading.read(), batches))
+        return self._known[-1]

@@ -1,0 +1,94 @@
+"""What a configuration is to the planner: its array key, found by looking at the model it builds."""
+
+import logging
+import traceback
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from shoal.errors import TaskError
+from shoal.fuse.structure import digest, entries
+from shoal.planner.job import ArrayKey
+from shoal.task import Task
+from shoal.trial import Trial
+from shoal.worker.data import DataSets
+from shoal.worker.learner import checked
+from shoal.worker.reading import ReadConfig
+
+__all__ = ["Describer"]
+
+_log = logging.getLogger("shoal.worker")
+
+
+class Describer:
+    """Finds the `ArrayKey` of each trial.
+
+    Models are built on the meta device, without memory or arithmetic, and once for all configurations that agree on
+    what `model` read. What cannot be built so is built on the CPU and dropped.
+    """
+
+    def __init__(self, task: Task, sets: DataSets) -> None:
+        self._task = task
+        self._sets = sets
+        self._known: list[tuple[dict[str, Any], nn.Module, str]] = []
+
+    def survey(self, trials: Sequence[Trial]) -> tuple[dict[int, ArrayKey], frozenset[int]]:
+        """The keys of trials by number, and which could not be looked at.
+
+        A trial whose methods raise gets a key of its own, and raises again when it is trained.
+
+        Raises:
+            TaskError: a method of the task returns something else than it should.
+        """
+        keys: dict[int, ArrayKey] = {}
+        alone: set[int] = set()
+        for trial in trials:
+            try:
+                keys[trial.number] = self.key(trial)
+            except TaskError:
+                raise
+            except Exception:
+                _log.warning("trial %d cannot be looked at:\n%s", trial.number, traceback.format_exc())
+                keys[trial.number] = ArrayKey(f"trial {trial.number}", "", 1)
+                alone.add(trial.number)
+        return keys, frozenset(alone)
+
+    def key(self, trial: Trial) -> ArrayKey:
+        """The key of one trial.
+
+        Raises:
+            TaskError: a method of the task returns something else than it should.
+            Exception: whatever the user's methods raise.
+        """
+        size = checked("batch_size", self._task.batch_size(trial.config), int)
+        if size < 1:
+            raise TaskError(f"the task's `batch_size` must return a positive integer, got {size}")
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(trial.seed)
+            model, structure = self._model(trial)
+            optimizer = type(self._optimizer(model, trial))
+        name = f"{optimizer.__module__}.{optimizer.__qualname__}"
+        return ArrayKey(digest((structure, name)), digest((self._sets.key(trial.config), trial.data_seed)), size)
+
+    def _model(self, trial: Trial) -> tuple[nn.Module, str]:
+        for read, model, structure in self._known:
+            if all(trial.config.get(key) == value for key, value in read.items()):
+                return model, structure
+        config = ReadConfig(trial.config)
+        try:
+            with torch.device("meta"):
+                model = self._task.model(config)
+        except Exception:  # it needs real numbers, or is wrong: then it raises again here
+            model = self._task.model(config)
+        structure = digest(entries(checked("model", model, nn.Module)))
+        self._known.append((config.read(), model.to("meta"), structure))
+        return self._known[-1][1:]
+
+    def _optimizer(self, model: nn.Module, trial: Trial) -> torch.optim.Optimizer:
+        try:
+            optimizer = self._task.optimizer(model, trial.config)
+        except Exception:  # as above
+            optimizer = self._task.optimizer(self._task.model(trial.config), trial.config)
+        return checked("optimizer", optimizer, torch.optim.Optimizer)  # type: ignore[no-any-return]

@@ -1,0 +1,103 @@
+"""A few iterations at several sizes: what a structure costs on a device (HyperSack's sampler)."""
+
+import time
+from itertools import cycle, islice
+from statistics import median
+from typing import Any
+
+import psutil
+import torch
+
+from shoal.cost.demand import Profile
+from shoal.planner.job import Array
+from shoal.task import Task
+from shoal.worker.data import Batches, DataSets, epoch_order
+from shoal.worker.learner import build
+from shoal.worker.stepper import make_stepper
+
+__all__ = ["measure"]
+
+ITERATIONS = 10
+"""Training steps at each size; the first is dropped."""
+
+SIZES = (1, 4, 16)
+"""Members that are trained together; where the array has fewer, some are taken again."""
+
+
+def measure(task: Task, sets: DataSets, array: Array, device: torch.device) -> Profile:
+    """Train members of an array for a few steps at each of `SIZES`; nothing of it is kept.
+
+    Args:
+        task: the user's.
+        sets: of the task, on `device`.
+        array: what to measure.
+        device: where.
+    """
+    config = array.members[0].trial.config
+    train, valid = sets.of(config)
+    size = array.key.batch_size
+    base = _memory(device, peak=False)
+    cpu, wall = time.process_time(), time.perf_counter()
+    seconds: dict[int, float] = {}
+    peak = base
+    for members in SIZES:
+        seconds[members] = _step_seconds(task, train, array, members, device)
+        peak = max(peak, _memory(device, peak=True))
+    cores = (time.process_time() - cpu) / (time.perf_counter() - wall)
+    grown = max(peak - base, 0) // max(seconds)
+    return Profile(
+        step_seconds=seconds,
+        epoch_steps=train.steps(size),
+        validation_steps=valid.steps(size),
+        base_memory=base,
+        member_memory=max(grown, _state_bytes(task, array, device)),
+        compute=_utilisation(device, cores),
+        cores=cores,
+    )
+
+
+def _step_seconds(task: Task, train: Batches, array: Array, members: int, device: torch.device) -> float:
+    sample = islice(cycle(array.members), members)
+    stepper = make_stepper(task, [build(task, member, device) for member in sample])
+    order = epoch_order(train.samples, array.members[0].trial.data_seed, 0)
+    times: list[float] = []
+    while len(times) < ITERATIONS:
+        for batch in train.walk(array.key.batch_size, order):
+            times.append(_timed(stepper.train_step, batch, len(times), device))
+            if len(times) == ITERATIONS:
+                break
+    return median(times[1:])
+
+
+def _timed(step: Any, batch: Any, tick: int, device: torch.device) -> float:
+    _wait(device)
+    began = time.perf_counter()
+    step(batch, tick)
+    _wait(device)
+    return time.perf_counter() - began
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _memory(device: torch.device, peak: bool) -> int:
+    """Bytes this process holds on the device: of the CPU its resident set, of a GPU what torch has allocated."""
+    if device.type == "cuda":
+        held = torch.cuda.max_memory_allocated(device) if peak else torch.cuda.memory_allocated(device)
+        return int(held)
+    return int(psutil.Process().memory_info().rss)
+
+
+def _state_bytes(task: Task, array: Array, device: torch.device) -> int:
+    """A lower bound of what a member takes: weights, gradients and two tensors of optimizer state."""
+    learner = build(task, array.members[0], device)
+    return 4 * sum(tensor.nbytes for tensor in (*learner.model.parameters(), *learner.model.buffers()))
+
+
+def _utilisation(device: torch.device, cores: float) -> float:
+    """Fraction of the device in use. Of a GPU it is NVML's figure, an upper bound: the time any kernel ran."""
+    if device.type == "cuda":
+        return min(1.0, max(0.01, torch.cuda.utilization(device) / 100))
+    return min(1.0, max(0.01, cores / torch.get_num_threads()))

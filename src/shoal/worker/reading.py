@@ -1,0 +1,53 @@
+"""A config that notes which of its values are read."""
+
+from collections.abc import ItemsView, Iterator, KeysView, ValuesView
+from typing import Any
+
+__all__ = ["ReadConfig"]
+
+
+class ReadConfig(dict[str, Any]):
+    """A dict with the keys that were looked up, or all of them once it is walked through.
+
+    A value that is itself a dict counts as read when it is taken out.
+    """
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self._read: set[str] = set()
+
+    def read(self) -> dict[str, Any]:
+        """What was read so far."""
+        return {key: dict.get(self, key) for key in sorted(self._read)}
+
+    def __getitem__(self, key: str) -> Any:
+        self._read.add(key)
+        return super().__getitem__(key)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """As of dict; a key that is absent counts as read."""
+        self._read.add(key)
+        return super().get(key, default)
+
+    def __contains__(self, key: object) -> bool:
+        self._read.add(str(key))
+        return super().__contains__(key)
+
+    def __iter__(self) -> Iterator[str]:
+        self._read.update(super().keys())
+        return super().__iter__()
+
+    def keys(self) -> KeysView[str]:
+        """As of dict."""
+        self._read.update(super().keys())
+        return super().keys()
+
+    def values(self) -> ValuesView[Any]:
+        """As of dict."""
+        self._read.update(super().keys())
+        return super().values()
+
+    def items(self) -> ItemsView[str, Any]:
+        """As of dict."""
+        self._read.update(super().keys())
+        return super().items()

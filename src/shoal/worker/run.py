@@ -1,0 +1,43 @@
+"""A worker's way through a job; `shoal.backend.base.Runner` is its contract."""
+
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+
+import cloudpickle
+import torch
+
+from shoal.cluster.device import Device
+from shoal.planner.event import Event, Profiled, Reported, Surveyed
+from shoal.planner.job import Job, Purpose, Workplace
+from shoal.task import Task
+from shoal.worker.data import DataSets
+from shoal.worker.describe import Describer
+from shoal.worker.profile import measure
+from shoal.worker.train import Trainer
+
+__all__ = ["run"]
+
+
+def run(job: Job, device: Device, workplace: Workplace, stopping: Callable[[], bool]) -> Iterator[Event]:
+    """Do what the job's purpose says."""
+    place = torch.device(device.name if device.name.startswith("cuda") else "cpu")
+    torch.set_num_threads(device.cores)
+    task, sets, describer = _prepared(workplace.task, place)
+    match job.purpose:
+        case Purpose.SURVEY:
+            yield Surveyed(job.id, *describer.survey([member.trial for member in job.members]))
+        case Purpose.PROFILE:
+            yield Profiled(job.id, measure(task, sets, job.arrays[0], place))
+        case Purpose.TRAIN:
+            trainer = Trainer(task, sets, place, workplace.directory, workplace.checkpoint_seconds, stopping)
+            for array in job.arrays:
+                for reports in trainer.run(array):
+                    yield Reported(job.id, reports)
+
+
+@lru_cache(maxsize=1)
+def _prepared(pickled: bytes, device: torch.device) -> tuple[Task, DataSets, Describer]:
+    """The task, its data sets and what is known of its models, kept for the next job of this process."""
+    task: Task = cloudpickle.loads(pickled)
+    sets = DataSets(task, device)
+    return task, sets, Describer(task, sets)

@@ -1,0 +1,145 @@
+"""Training steps and validation of several learners: fused where that can be, else one after another."""
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from shoal.errors import FusionError, TaskError
+from shoal.fuse.array import fuse
+from shoal.fuse.optim import fuse_optimizers
+from shoal.task import Task
+from shoal.trial import derive_seed
+from shoal.worker.learner import Learner
+
+__all__ = ["FusedStepper", "SerialStepper", "Stepper", "make_stepper"]
+
+_log = logging.getLogger("shoal.worker")
+
+
+class Stepper(ABC):
+    """Trains learners that are at the same step, batch by batch."""
+
+    learners: list[Learner]
+
+    @abstractmethod
+    def train_step(self, batch: Any, tick: int) -> Tensor:
+        """One step of every learner.
+
+        Args:
+            batch: shared by all.
+            tick: steps this learner has done since it began; with its seed it determines its random numbers.
+
+        Returns:
+            The losses, shape [B].
+        """
+
+    @abstractmethod
+    def validate(self, batches: Iterable[Any]) -> list[dict[str, float]]:
+        """Each learner's metrics and `valid_loss`, averaged over the samples."""
+
+
+class FusedStepper(Stepper):
+    """Learners of one structure as one array."""
+
+    def __init__(self, task: Task, learners: Sequence[Learner]) -> None:
+        self._task = task
+        self.learners = list(learners)
+        self._array = fuse([x.model for x in learners], [x.trial.seed for x in learners])
+        self._optimizer = fuse_optimizers([x.optimizer for x in learners], self._array)
+
+    def train_step(self, batch: Any, tick: int) -> Tensor:
+        """One step of the array."""
+        self._array.tick = tick
+        self._optimizer.zero_grad()
+        losses = self._array.map(self._task.loss, batch)
+        _check_scalar("loss", losses, 1)
+        losses.sum().backward()
+        self._optimizer.step()
+        return losses.detach()  # type: ignore[no-any-return]
+
+    def validate(self, batches: Iterable[Any]) -> list[dict[str, float]]:
+        """All members on one pass over the batches."""
+        totals: dict[str, Tensor] = {}
+        samples = 0
+        self._array.eval()
+        with torch.no_grad():
+            for batch in batches:
+                size = _size(batch)
+                for name, value in self._array.map(self._measure, batch).items():
+                    _check_scalar(name, value, 1)
+                    weighted = value.double() * size
+                    totals[name] = totals[name] + weighted if name in totals else weighted
+                samples += size
+        self._array.train()
+        columns = {name: (total / samples).tolist() for name, total in totals.items()}
+        return [{name: values[b] for name, values in columns.items()} for b in range(len(self.learners))]
+
+    def _measure(self, model: nn.Module, batch: Any) -> dict[str, Any]:
+        return {"valid_loss": self._task.loss(model, batch), **self._task.metrics(model, batch)}
+
+
+class SerialStepper(Stepper):
+    """Learners that cannot be one array, one after another in plain PyTorch."""
+
+    def __init__(self, task: Task, learners: Sequence[Learner]) -> None:
+        self._task = task
+        self.learners = list(learners)
+
+    def train_step(self, batch: Any, tick: int) -> Tensor:
+        """The task's own `step`, for each."""
+        losses = []
+        for learner in self.learners:
+            torch.manual_seed(derive_seed(learner.trial.seed, "step", tick))
+            loss = self._task.step(learner.model, batch, learner.optimizer)
+            _check_scalar("loss", loss, 0)
+            losses.append(loss.detach())
+        return torch.stack(losses)
+
+    def validate(self, batches: Iterable[Any]) -> list[dict[str, float]]:
+        """One pass over the batches, each shown to every learner."""
+        totals: list[dict[str, float]] = [{} for _ in self.learners]
+        samples = 0
+        for learner in self.learners:
+            learner.model.eval()
+        with torch.no_grad():
+            for batch in batches:
+                size = _size(batch)
+                for learner, total in zip(self.learners, totals, strict=True):
+                    values = {"valid_loss": self._task.loss(learner.model, batch)}
+                    values.update(self._task.metrics(learner.model, batch))
+                    for name, value in values.items():
+                        _check_scalar(name, torch.as_tensor(value), 0)
+                        total[name] = total.get(name, 0.0) + float(value) * size
+                samples += size
+        for learner in self.learners:
+            learner.model.train()
+        return [{name: value / samples for name, value in total.items()} for total in totals]
+
+
+def make_stepper(task: Task, learners: Sequence[Learner]) -> Stepper:
+    """The fastest stepper that is right for these learners."""
+    if type(task).step is Task.step:
+        try:
+            return FusedStepper(task, learners)
+        except FusionError as reason:
+            _log.warning("trials %s run one after another: %s", [x.trial.number for x in learners], reason)
+    return SerialStepper(task, learners)
+
+
+def _size(batch: Any) -> int:
+    """Samples in a batch: the length of its first tensor."""
+    for leaf in pytree.tree_leaves(batch):
+        if isinstance(leaf, Tensor) and leaf.dim() > 0:
+            return len(leaf)
+    raise TaskError(f"a batch must hold a tensor whose first axis counts samples, got {type(batch).__name__}")
+
+
+def _check_scalar(name: str, value: Any, axes: int) -> None:
+    if not isinstance(value, Tensor) or value.dim() != axes:
+        got = f"shape {tuple(value.shape[axes:])}" if isinstance(value, Tensor) else repr(value)
+        raise TaskError(f"the task's {name!r} must be a scalar tensor, got {got}; take its mean over the batch")

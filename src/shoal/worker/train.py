@@ -1,0 +1,150 @@
+"""Trains the trials of an array up to their budgets, epoch by epoch."""
+
+import dataclasses
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from shoal.planner.job import Array
+from shoal.task import Task
+from shoal.trial import Report, TrialState, derive_seed
+from shoal.worker.data import Batches, DataSets, epoch_order
+from shoal.worker.learner import Learner, build
+from shoal.worker.stepper import Stepper, make_stepper
+
+__all__ = ["Trainer"]
+
+_log = logging.getLogger("shoal.worker")
+
+
+class Trainer:
+    """Trains arrays of one study in this process.
+
+    Args:
+        task: the user's.
+        device: where to train.
+        directory: of the study, for checkpoints.
+        checkpoint_seconds: longest wall time between two checkpoints.
+        stopping: asked after every step; once true, all is saved and training ends.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        sets: DataSets,
+        device: torch.device,
+        directory: Path,
+        checkpoint_seconds: float,
+        stopping: Callable[[], bool],
+    ) -> None:
+        self._task = task
+        self._sets = sets
+        self._device = device
+        self._directory = directory
+        self._checkpoint_seconds = checkpoint_seconds
+        self._stopping = stopping
+        self._saved = time.monotonic()
+
+    def run(self, array: Array) -> Iterator[tuple[Report, ...]]:
+        """Train an array; yields the reports of its trials, those that end an epoch together in one tuple.
+
+        A trial that reaches its target is saved before it is reported as PAUSED.
+        """
+        learners = [build(self._task, member, self._device) for member in array.members]
+        for learner in learners:
+            learner.restore(self._directory)
+            missing = [r for r in learner.reports if learner.member.start < r.epoch <= learner.member.target]
+            if missing:  # they were saved, but the journal did not get them any more
+                yield tuple(self._with_state(learner, report) for report in missing)
+            elif learner.epoch >= learner.member.target and learner.reports:
+                yield (self._with_state(learner, learner.reports[-1]),)
+        left = [learner for learner in learners if learner.epoch < learner.member.target]
+        for _, alike in groupby(sorted(left, key=self._place), self._place):
+            if self._stopping():
+                return
+            yield from self._train(list(alike), array.key.batch_size)
+
+    def _place(self, learner: Learner) -> tuple[int, int, int, int]:
+        """Learners that agree on this can share their batches."""
+        return (id(self._sets.of(learner.trial.config)[0]), learner.trial.data_seed, learner.epoch, learner.step)
+
+    def _train(self, learners: list[Learner], batch_size: int) -> Iterator[tuple[Report, ...]]:
+        train, valid = self._sets.of(learners[0].trial.config)
+        stepper = make_stepper(self._task, learners)
+        self._saved = time.monotonic()
+        while stepper.learners:
+            began = time.monotonic()
+            first_bad = self._epoch(stepper, train, batch_size)
+            if first_bad is None:
+                return
+            metrics = stepper.validate(valid.walk(batch_size))
+            seconds = (time.monotonic() - began) / len(stepper.learners)
+            yield self._end_epoch(stepper.learners, metrics, seconds, first_bad)
+            left = [x for x, bad in zip(stepper.learners, first_bad, strict=True) if self._goes_on(x, bad)]
+            if left and len(left) < len(stepper.learners):
+                stepper = make_stepper(self._task, left)
+            elif not left:
+                return
+
+    def _epoch(self, stepper: Stepper, train: Batches, batch_size: int) -> list[int] | None:
+        """The rest of an epoch; the first step with a loss that is no number, by learner (0: none).
+
+        Returns:
+            None when it was broken off because the job is to stop; everything is saved then.
+        """
+        lead = stepper.learners[0]
+        seed = derive_seed(lead.trial.data_seed, "noise", lead.epoch)
+        order = epoch_order(train.samples, lead.trial.data_seed, lead.epoch)
+        steps = train.steps(batch_size)
+        first_bad = torch.zeros(len(stepper.learners), dtype=torch.int64, device=self._device)
+        for step, batch in enumerate(train.walk(batch_size, order, lead.step), start=lead.step):
+            torch.manual_seed(seed + step)  # what user code draws for no member in particular is shared, like the batch
+            losses = stepper.train_step(batch, lead.epoch * steps + step)
+            first_bad = _note(first_bad, losses, step + 1)
+            for learner in stepper.learners:
+                learner.step = step + 1
+            stopping = self._stopping()
+            if stopping or time.monotonic() - self._saved >= self._checkpoint_seconds:
+                self._save(stepper.learners, first_bad)
+            if stopping:
+                return None
+        return [int(step) for step in first_bad.tolist()]
+
+    def _end_epoch(
+        self, learners: Sequence[Learner], metrics: list[dict[str, float]], seconds: float, first_bad: list[int]
+    ) -> tuple[Report, ...]:
+        reports = []
+        for learner, values, bad in zip(learners, metrics, first_bad, strict=True):
+            report = learner.end_epoch(values, seconds)
+            if bad:
+                reason = f"loss is not finite at step {bad} of epoch {learner.epoch}"
+                reports.append(dataclasses.replace(report, state=TrialState.FAILED, reason=reason))
+                continue
+            if learner.epoch == learner.member.target:
+                learner.save(self._directory)
+            reports.append(self._with_state(learner, report))
+        return tuple(reports)
+
+    def _with_state(self, learner: Learner, report: Report) -> Report:
+        reached = report.epoch >= learner.member.target
+        return dataclasses.replace(report, state=TrialState.PAUSED if reached else TrialState.RUNNING)
+
+    def _goes_on(self, learner: Learner, bad: int) -> bool:
+        return not bad and learner.epoch < learner.member.target
+
+    def _save(self, learners: Sequence[Learner], first_bad: Tensor) -> None:
+        """Save all but those that are about to fail: they fail again, at the same step, from where they were sound."""
+        for learner, bad in zip(learners, first_bad.tolist(), strict=True):
+            if not bad:
+                learner.save(self._directory)
+        self._saved = time.monotonic()
+
+
+def _note(first_bad: Tensor, losses: Tensor, step: int) -> Tensor:
+    """Without asking the device: where a loss is not finite for the first time, the step's number."""
+    return torch.where((first_bad == 0) & ~losses.isfinite(), step, first_bad)

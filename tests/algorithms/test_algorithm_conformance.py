@@ -1,0 +1,165 @@
+import dataclasses
+
+import pytest
+
+from shoal.algorithms import ALGORITHMS, Grid, Hyperband, Random
+from shoal.space import Space, choice, loguniform, randint, uniform
+from shoal.testing import check_algorithm
+from shoal.trial import Budget, Decision, TrialGroup, TrialState, derive_seed
+
+MIXED = Space(
+    {"lr": loguniform(1e-4, 1), "optimizer": choice([{"name": "sgd", "momentum": uniform(0, 1)}, {"name": "adam"}])}
+)
+DISCRETE = Space({"width": choice([16, 32, 64]), "depth": randint(1, 6)})
+
+CASES = {
+    "grid": (lambda: Grid(epochs=3), DISCRETE),
+    "random": (lambda: Random(n=25, epochs=3), MIXED),
+    "hyperband": (lambda: Hyperband(max_epochs=9), MIXED),
+    "hyperband, eta 2": (lambda: Hyperband(max_epochs=11, eta=2), MIXED),
+    "hyperband, one bracket": (lambda: Hyperband(max_epochs=27, brackets=1), MIXED),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_our_algorithms_conform(case):
+    check_algorithm(*CASES[case])
+
+
+def test_every_algorithm_is_checked():
+    assert set(ALGORITHMS) <= set(CASES)
+
+
+class SkipsANumber(Random):
+    def next_groups(self, free):
+        return [
+            dataclasses.replace(group, trials=tuple(t for t in group.trials if t.number != 4))
+            for group in super().next_groups(free)
+        ]
+
+
+class ProposesTwice(Random):
+    def next_groups(self, free):
+        return super().next_groups(free) * 2
+
+
+class AsksForMoreOfAnEndedTrial(Random):
+    ended = ()
+
+    def observe(self, report):
+        decisions = super().observe(report)
+        self.ended = tuple(self.known[d.trial] for d in decisions)
+        return decisions
+
+    def next_groups(self, free):
+        if self.ended:
+            return [TrialGroup(self.ended, Budget(9))]
+        groups = super().next_groups(free)
+        self.known = {t.number: t for group in groups for t in group.trials} or self.known
+        return groups
+
+
+class DoesNotDecide(Random):
+    def observe(self, report):
+        super().observe(report)
+        return []
+
+
+class DecidesOnStrangers(Random):
+    def observe(self, report):
+        return [*super().observe(report), Decision(999, TrialState.COMPLETE)]
+
+
+class DecidesWithoutEnd(Random):
+    def observe(self, report):
+        return [dataclasses.replace(d, state=TrialState.PAUSED) for d in super().observe(report)]
+
+
+class StopsWithoutReason(Random):
+    def observe(self, report):
+        return [dataclasses.replace(d, state=TrialState.STOPPED) for d in super().observe(report)]
+
+
+class NeverFinishes(Random):
+    @property
+    def finished(self):
+        return False
+
+
+class FinishesEarly(Random):
+    @property
+    def finished(self):
+        return True
+
+
+class IgnoresTheSeed(Random):
+    def bind(self, space, *, seed, **rest):
+        super().bind(space, seed=0, **rest)
+
+
+class IgnoresTheDataSeed(Random):
+    def bind(self, space, *, data_seed, **rest):
+        super().bind(space, data_seed=None, **rest)
+
+
+class TakesTheFirst(Random):
+    """Stops all that pause after the third."""
+
+    ended = 0
+
+    def observe(self, report):
+        decisions = super().observe(report)
+        self.ended += len(decisions)
+        return [
+            dataclasses.replace(d, state=TrialState.STOPPED, reason="late") if self.ended > 3 else d for d in decisions
+        ]
+
+
+class AnswersAgain(Random):
+    def observe(self, report):
+        super().observe(report)
+        return [Decision(report.trial, TrialState.COMPLETE)] if report.state is TrialState.PAUSED else []
+
+
+class SeedsByChance(Random):
+    bound = 0
+
+    def bind(self, space, *, seed, **rest):
+        SeedsByChance.bound += 1
+        super().bind(space, seed=derive_seed(seed, SeedsByChance.bound), **rest)
+
+
+class AcceptsStrangers(Random):
+    def observe(self, report):
+        return super().observe(report) if report.trial < 1000 else []
+
+
+class AcceptsAnyMetric(Random):
+    def observe(self, report):
+        return super().observe(dataclasses.replace(report, metrics={"score": 0.0}))
+
+
+@pytest.mark.parametrize(
+    ("broken", "message"),
+    [
+        pytest.param(SkipsANumber, "no trial is being trained and none is proposed", id="SkipsANumber"),
+        pytest.param(ProposesTwice, "in two groups at a time", id="ProposesTwice"),
+        pytest.param(AsksForMoreOfAnEndedTrial, "was ended and came again", id="AsksForMoreOfAnEndedTrial"),
+        pytest.param(DoesNotDecide, "finished without a decision", id="DoesNotDecide"),
+        pytest.param(DecidesOnStrangers, "never proposed", id="DecidesOnStrangers"),
+        pytest.param(DecidesWithoutEnd, "does not end its trial", id="DecidesWithoutEnd"),
+        pytest.param(StopsWithoutReason, "gives no reason", id="StopsWithoutReason"),
+        pytest.param(NeverFinishes, "yet the algorithm is not finished", id="NeverFinishes"),
+        pytest.param(FinishesEarly, "finished while trials", id="FinishesEarly"),
+        pytest.param(IgnoresTheSeed, "another seed", id="IgnoresTheSeed"),
+        pytest.param(IgnoresTheDataSeed, "the data seed given was 7", id="IgnoresTheDataSeed"),
+        pytest.param(TakesTheFirst, "the order of reports changed the study", id="TakesTheFirst"),
+        pytest.param(AnswersAgain, "came again and was answered", id="AnswersAgain"),
+        pytest.param(SeedsByChance, "the same seed gave different trials", id="SeedsByChance"),
+        pytest.param(AcceptsStrangers, "was accepted and should raise AlgorithmError", id="AcceptsStrangers"),
+        pytest.param(AcceptsAnyMetric, "was accepted and should raise TaskError", id="AcceptsAnyMetric"),
+    ],
+)
+def test_the_suite_finds_what_breaks_the_contract(broken, message):
+    with pytest.raises(AssertionError, match=message):
+        check_algorithm(lambda: broken(n=12, epochs=3), MIXED)

@@ -1,0 +1,140 @@
+import pytest
+
+from shoal.algorithms.hyperband import Hyperband, deepest_bracket, rungs
+from shoal.errors import AlgorithmError
+from shoal.space import Space, uniform
+from shoal.trial import Budget, Report, TrialState
+
+# Worked by hand from Li et al. 2018, Algorithm 1: per bracket, s_max first, its rungs as (trials, epochs).
+TABLES = {
+    (27, 3): [
+        [(27, 1), (9, 3), (3, 9), (1, 27)],
+        [(12, 3), (4, 9), (1, 27)],
+        [(6, 9), (2, 27)],
+        [(4, 27)],
+    ],
+    (81, 3): [
+        [(81, 1), (27, 3), (9, 9), (3, 27), (1, 81)],
+        [(34, 3), (11, 9), (3, 27), (1, 81)],
+        [(15, 9), (5, 27), (1, 81)],
+        [(8, 27), (2, 81)],
+        [(5, 81)],
+    ],
+    (250, 5): [
+        [(125, 2), (25, 10), (5, 50), (1, 250)],
+        [(34, 10), (6, 50), (1, 250)],
+        [(10, 50), (2, 250)],
+        [(4, 250)],
+    ],
+    (100, 3): [  # epochs are cut to whole ones: 100/81, 100/27, 100/9, 100/3
+        [(81, 1), (27, 3), (9, 11), (3, 33), (1, 100)],
+        [(34, 3), (11, 11), (3, 33), (1, 100)],
+        [(15, 11), (5, 33), (1, 100)],
+        [(8, 33), (2, 100)],
+        [(5, 100)],
+    ],
+    (2, 2): [[(2, 1), (1, 2)], [(2, 2)]],
+}
+
+
+def bound(algorithm, mode="min"):
+    algorithm.bind(Space({"x": uniform(0, 1)}), metric="loss", mode=mode, seed=5, data_seed=1)
+    return algorithm
+
+
+def paused(number, epoch, loss):
+    return Report(number, epoch, {"loss": loss}, state=TrialState.PAUSED)
+
+
+@pytest.mark.parametrize(("setting", "table"), TABLES.items(), ids=str)
+def test_rungs_are_those_of_the_paper(setting, table):
+    brackets = [rungs(*setting, s) for s in reversed(range(len(table)))]
+    assert [[(rung.trials, rung.epochs) for rung in bracket] for bracket in brackets] == table
+    assert deepest_bracket(*setting) == len(table) - 1
+
+
+@pytest.mark.parametrize("eta", [2, 3, 4, 5, 10])
+@pytest.mark.parametrize("power", [1, 5, 12])
+def test_the_deepest_bracket_is_exact_around_powers(eta, power):
+    around = [deepest_bracket(eta**power + offset, eta) for offset in (-1, 0, 1)]
+    assert around == [power - 1, power, power + (eta**power + 1 == eta ** (power + 1))]
+
+
+def test_all_first_rungs_are_proposed_at_once_with_consecutive_numbers():
+    groups = bound(Hyperband(27)).next_groups(free=1)
+    assert [(len(group.trials), group.budget) for group in groups] == [
+        (27, Budget(1)),
+        (12, Budget(3)),
+        (6, Budget(9)),
+        (4, Budget(27)),
+    ]
+    assert [trial.number for group in groups for trial in group.trials] == list(range(49))
+    assert [group.name for group in groups] == [
+        "bracket 3, rung 0",
+        "bracket 2, rung 0",
+        "bracket 1, rung 0",
+        "bracket 0",
+    ]
+
+
+def test_brackets_limits_them_to_those_of_the_most_trials():
+    groups = bound(Hyperband(27, brackets=2)).next_groups(free=1)
+    assert [len(group.trials) for group in groups] == [27, 12]
+
+
+def test_a_promoted_trial_is_the_same_trial_and_trials_follow_from_seed_and_number():
+    algorithm = bound(Hyperband(9, brackets=1))
+    (first,) = algorithm.next_groups(free=9)
+    for trial in first.trials:
+        assert algorithm.next_groups(free=9) == []
+        decisions = algorithm.observe(paused(trial.number, 1, loss=10 - trial.number))
+    (second,) = algorithm.next_groups(free=9)
+    assert second.trials == first.trials[6:]
+    assert second.budget == Budget(3)
+    assert second.name == "bracket 2, rung 1"
+    assert [(decision.trial, decision.state, decision.reason) for decision in decisions] == [
+        (number, TrialState.STOPPED, f"rank {9 - number} of 9 at epoch 1; the best 3 go on")
+        for number in (5, 4, 3, 2, 1, 0)
+    ]
+    # Another algorithm with fewer trials gives the same numbers the same configurations.
+    (small,) = bound(Hyperband(3, brackets=1)).next_groups(free=9)
+    assert small.trials == first.trials[:3]
+
+
+def test_a_study_to_its_end():
+    algorithm = bound(Hyperband(4, eta=2), mode="max")
+    stretches = []
+    for _ in range(10):
+        for group in algorithm.next_groups(free=2):
+            stretches.append(([trial.number for trial in group.trials], group.budget.epochs))
+            for trial in group.trials:
+                algorithm.observe(paused(trial.number, group.budget.epochs, loss=trial.number))
+    assert stretches == [
+        ([0, 1, 2, 3], 1),
+        ([4, 5, 6], 2),
+        ([7, 8, 9], 4),
+        ([2, 3], 2),
+        ([6], 4),
+        ([3], 4),
+    ]
+    assert algorithm.finished
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"max_epochs": 27, "eta": 1.5}, "`eta` must be an integer of at least 2, got 1.5"),
+        ({"max_epochs": 27, "eta": 1}, "`eta` must be an integer of at least 2, got 1"),
+        ({"max_epochs": 27, "eta": True}, "`eta` must be an integer of at least 2, got True"),
+        ({"max_epochs": 0}, "`max_epochs` must be an integer of at least 1, got 0"),
+        ({"max_epochs": 2.0}, "`max_epochs` must be an integer of at least 1, got 2.0"),
+        ({"max_epochs": 2}, "`max_epochs` must be at least eta, 3, or there is nothing to halve; got 2"),
+        ({"max_epochs": 27, "brackets": 0}, "`brackets` must be an integer of at least 1, got 0"),
+        ({"max_epochs": 27, "brackets": 5}, "`brackets` must be at most 4 for max_epochs=27 and eta=3, got 5"),
+    ],
+    ids=str,
+)
+def test_bad_settings(settings, message):
+    with pytest.raises(AlgorithmError) as error:
+        Hyperband(**settings)
+    assert str(error.value) == message

@@ -1,0 +1,83 @@
+"""What the jobs of test_local.py do; apart from the tests, so that workers import no pytest."""
+
+import ctypes
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+
+from shoal.backend.base import Event, Reported
+from shoal.cluster.device import Device
+from shoal.planner.job import Job
+from shoal.trial import Report
+
+Stopping = Callable[[], bool]
+
+
+def measured(job: Job, **metrics: float) -> Reported:
+    return Reported(job.id, (Report(0, 1, metrics),))
+
+
+def pids(job: Job) -> Reported:
+    return measured(job, worker=os.getpid(), server=os.getppid())
+
+
+def returns(job: Job, device: Device, stopping: Stopping) -> Iterator[Event]:
+    yield pids(job)
+    if job.id == "bad":
+        raise ValueError("bad job")
+
+
+def waits(job: Job, device: Device, stopping: Stopping) -> Iterator[Event]:
+    yield pids(job)
+    while not stopping():
+        time.sleep(0.005)
+
+
+def waits_with_child(job: Job, device: Device, stopping: Stopping) -> Iterator[Event]:
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as child:
+        yield measured(job, worker=os.getpid(), server=os.getppid(), child=child.pid)
+        child.wait()
+
+
+def holds_the_interpreter(job: Job, device: Device, stopping: Stopping) -> Iterator[Event]:
+    yield pids(job)
+    ctypes.PyDLL(None).sleep(600)  # unlike CDLL, keeps the GIL: no other thread of the worker runs
+
+
+def exits(job: Job, device: Device, stopping: Stopping) -> Iterator[Event]:
+    yield pids(job)
+    os._exit(3)
+
+
+def reads_address_zero(job: Job, device: Device, stopping: Stopping) -> Iterator[Event]:
+    yield pids(job)
+    ctypes.string_at(0)
+
+
+def reports_and_dies(job: Job, device: Device, stopping: Stopping) -> Iterator[Event]:
+    for number in range(500):
+        yield measured(job, number=number)
+    os._exit(1)
+
+
+def prints(job: Job, device: Device, stopping: Stopping) -> Iterator[Event]:
+    print(f"{job.id}: from print")
+    print(f"{job.id}: from stderr", file=sys.stderr)
+    os.write(1, f"{job.id}: from C\n".encode())
+    subprocess.run(["echo", f"{job.id}: from a child"], check=True)
+    yield measured(job)
+
+
+def user_code() -> None:
+    raise ValueError("no such column")
+
+
+def raises_in_user_code(job: Job, device: Device, stopping: Stopping) -> Iterator[Event]:
+    yield measured(job)
+    user_code()
+
+
+def looks_around(job: Job, device: Device, stopping: Stopping) -> Iterator[Event]:
+    yield measured(job, torch="torch" in sys.modules, main_has_file=hasattr(sys.modules["__main__"], "__file__"))

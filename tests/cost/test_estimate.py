@@ -1,0 +1,99 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal.cost.demand import Profile
+from shoal.cost.estimate import best_size, fitting, job_demand, memory, seconds, step_seconds
+
+
+def profile(step, **changes):
+    fields = {
+        "epoch_steps": 10,
+        "validation_steps": 3,
+        "base_memory": 100,
+        "member_memory": 10,
+        "compute": 0.5,
+        "cores": 1.0,
+    }
+    return Profile(step, **fields | changes)
+
+
+@pytest.mark.parametrize(
+    ("measured", "members", "expected"),
+    [
+        pytest.param({1: 1.0, 4: 2.5, 16: 4.9}, 4, 2.5, id="measured"),
+        pytest.param({1: 1.0, 4: 2.5, 16: 4.9}, 2, 1.5, id="between the first two"),
+        pytest.param({1: 1.0, 4: 2.5, 16: 4.9}, 10, 3.7, id="between the last two"),
+        pytest.param({1: 1.0, 4: 2.5, 16: 4.9}, 26, 6.9, id="above: the last slope"),
+        pytest.param({16: 4.9, 1: 1.0, 4: 2.5}, 26, 6.9, id="sizes in any order"),
+        pytest.param({4: 2.0, 8: 3.0}, 1, 2.0, id="below: the smallest size bounds it"),
+        pytest.param({1: 1.0, 2: 0.9}, 10, 0.9, id="noise does not make a large array faster"),
+        pytest.param({2: 3.0}, 6, 9.0, id="one measurement: proportional"),
+    ],
+)
+def test_step_seconds(measured, members, expected):
+    assert step_seconds(profile(measured), members) == pytest.approx(expected)
+
+
+def test_a_validation_step_costs_a_third_of_a_training_step():
+    assert seconds(profile({1: 2.0}), 1, epochs=5) == pytest.approx(5 * (10 + 3 / 3) * 2.0)
+
+
+@pytest.mark.parametrize(
+    ("measured", "at_most", "expected"),
+    [
+        pytest.param({1: 1.0, 4: 2.0, 16: 4.0}, 16, 16, id="the largest is best"),
+        pytest.param({1: 1.0, 4: 2.0, 16: 4.0}, 100, 100, id="and then larger ones are allowed"),
+        pytest.param({1: 1.0, 4: 2.0, 16: 4.0}, 9, 9, id="a limit between measured sizes"),
+        pytest.param({1: 1.0, 4: 2.0, 16: 12.0}, 100, 4, id="the middle one is best"),
+        pytest.param({1: 1.0, 4: 4.4, 16: 20.0}, 100, 1, id="fusing is slower: one by one"),
+        pytest.param({1: 1.0, 4: 4.0}, 100, 100, id="equal: the larger"),
+        pytest.param({1: 1.0}, 8, 8, id="nothing is known against fusing"),
+        pytest.param({4: 1.0, 8: 1.5}, 1, 1, id="a limit below all measured sizes"),
+    ],
+)
+def test_best_size(measured, at_most, expected):
+    assert best_size(profile(measured), at_most) == expected
+
+
+@given(
+    st.dictionaries(st.integers(1, 64), st.floats(0.01, 10), min_size=1, max_size=5),
+    st.integers(1, 100),
+)
+def test_the_best_size_is_never_slower_per_member_than_any_other(measured, at_most):
+    costs = profile(measured)
+    best = best_size(costs, at_most)
+    assert 1 <= best <= at_most
+    smallest = min(measured)
+    for size in range(1, at_most + 1):
+        if size >= smallest or len(measured) == 1:
+            assert step_seconds(costs, best) / best <= step_seconds(costs, size) / size * (1 + 1e-6)
+
+
+@pytest.mark.parametrize(
+    ("base", "member", "available", "at_most", "expected"),
+    [
+        pytest.param(100, 10, 155, 99, 5, id="whole members"),
+        pytest.param(100, 10, 160, 99, 6, id="exactly full"),
+        pytest.param(100, 10, 1000, 7, 7, id="room for more than there are"),
+        pytest.param(100, 10, 109, 99, 0, id="not even one"),
+        pytest.param(100, 10, 50, 99, 0, id="not even the process"),
+        pytest.param(100, 0, 100, 99, 99, id="members too small to measure"),
+        pytest.param(100, 0, 99, 99, 0, id="members too small to measure, and no room for the process"),
+    ],
+)
+def test_fitting(base, member, available, at_most, expected):
+    costs = profile({1: 1.0}, base_memory=base, member_memory=member)
+    assert fitting(costs, available, at_most) == expected
+    assert expected == 0 or memory(costs, expected) <= available
+
+
+def test_a_demand_is_made_of_the_estimates():
+    demand = job_demand(profile({1: 2.0, 3: 3.0}), members=2, epochs=4)
+    assert (demand.compute, demand.memory, demand.cores) == (0.5, 120, 1.0)
+    assert demand.seconds == pytest.approx(4 * 11 * 2.5)
+
+
+def test_measured_shares_beyond_the_whole_are_cut_to_it():
+    demand = job_demand(profile({1: 2.0}, compute=1.02, cores=1.07), members=1, epochs=1, cores=1)
+    assert (demand.compute, demand.cores) == (1.0, 1)

@@ -1,0 +1,42 @@
+"""Small studies for the tests of the journal."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from shoal.journal.writer import Journal
+from shoal.planner.job import Array, ArrayKey, Job, Member, Purpose
+from shoal.trial import Budget, Report, Trial, TrialGroup, TrialState
+
+STUDY = {"metric": "accuracy", "mode": "max", "seed": 0, "devices": ["cpu:0"], "space": {"lr": 0.1}}
+
+
+class Clock:
+    """Time that passes by one second a look."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        self.now += 1.0
+        return self.now
+
+
+def create(directory: Path, **study: object) -> Journal:
+    return Journal.create(directory, STUDY | study, task=b"a task", algorithm=b"an algorithm", clock=Clock())
+
+
+def trial(number: int, **config: object) -> Trial:
+    return Trial(number, config or {"lr": 0.1 / (number + 1)}, seed=2**63 - 1 - number, data_seed=7)
+
+
+def group(numbers: Sequence[int], epochs: int, name: str = "") -> TrialGroup:
+    return TrialGroup(tuple(trial(number) for number in numbers), Budget(epochs), name)
+
+
+def job(name: str, numbers: Sequence[int], target: int = 3, purpose: Purpose = Purpose.TRAIN) -> Job:
+    members = tuple(Member(trial(number), 0, target) for number in numbers)
+    return Job(name, (Array(ArrayKey("s", "d", 32), members),), purpose)
+
+
+def report(number: int, epoch: int, accuracy: float = 0.5, state: TrialState = TrialState.RUNNING) -> Report:
+    return Report(number, epoch, {"accuracy": accuracy, "valid_loss": 1.0 - accuracy}, 0.25, state)

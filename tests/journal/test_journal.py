@@ -1,0 +1,310 @@
+"""What is recorded is read back, by the writer, by a reader and after the file was opened again."""
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from journal_samples import STUDY, create, group, job, report, trial
+
+from shoal.errors import JournalError
+from shoal.journal.record import lower_is_better, merge_best
+from shoal.journal.rows import Ask, JobRow
+from shoal.journal.writer import Journal
+from shoal.planner.job import Purpose
+from shoal.trial import Budget, Decision, Report, Trial, TrialGroup, TrialState
+
+PENDING, RUNNING, PAUSED = TrialState.PENDING, TrialState.RUNNING, TrialState.PAUSED
+COMPLETE, STOPPED, FAILED = TrialState.COMPLETE, TrialState.STOPPED, TrialState.FAILED
+
+
+@pytest.fixture
+def journal(tmp_path):
+    with create(tmp_path / "study") as journal:
+        yield journal
+
+
+def states(journal):
+    return [row.state for row in journal.trials()]
+
+
+def test_a_reader_sees_what_the_study_is(journal):
+    with Journal.read(journal.directory) as view:
+        assert view.study == STUDY
+        assert view.blob("task") == b"a task"
+        assert view.blob("algorithm") == b"an algorithm"
+
+
+def test_a_reader_cannot_write(journal):
+    with Journal.read(journal.directory) as view, pytest.raises(JournalError, match="readonly"):
+        view._rows("DELETE FROM study")
+
+
+def test_a_trial_from_proposal_to_promotion_to_its_end(journal):
+    journal.asked(4, [group([0, 1], 1, "rung 0")])
+    assert states(journal) == [PENDING, PENDING]
+    journal.job_started(job("1", [0, 1]), "cpu:0")
+    assert states(journal) == [RUNNING, RUNNING]
+    journal.reported("1", [report(0, 1, 0.5, PAUSED), report(1, 1, 0.25, PAUSED)])
+    assert states(journal) == [PAUSED, PAUSED]
+    journal.decided([Decision(1, STOPPED, "rank 2 of 2")])
+    journal.asked(1, [group([0], 3, "rung 1")])
+    assert states(journal) == [PENDING, STOPPED]
+    journal.job_ended("1", "finished", failed=False)
+    journal.job_started(job("2", [0]), "cpu:1")
+    journal.reported("2", [report(0, 2, 0.75), report(0, 3, 0.625, PAUSED)])
+    journal.decided([Decision(0, COMPLETE)])
+
+    first, second = journal.trials()
+    assert first.trial == trial(0)
+    assert (first.state, first.epoch, first.target, first.seconds) == (COMPLETE, 3, 3, 0.75)
+    assert (first.device, first.array) == ("cpu:1", "2")
+    assert first.metrics == {"accuracy": 0.625, "valid_loss": 0.375}
+    assert first.best == {"accuracy": 0.75, "valid_loss": 0.25}
+    assert first.objective == 0.625
+    assert (second.state, second.reason, second.epoch, second.target) == (STOPPED, "rank 2 of 2", 1, 1)
+    assert [(seen.epoch, seen.state) for seen in journal.curve(0)] == [(1, PAUSED), (2, RUNNING), (3, PAUSED)]
+
+
+def test_everything_is_there_after_opening_again(journal):
+    journal.asked(4, [group([0, 1], 1)])
+    journal.job_started(job("1", [0, 1]), "cpu:0")
+    journal.reported("1", [report(0, 1, math.nan, PAUSED)])
+    before = journal.trials(), list(journal.events()), journal.jobs()
+    journal.close()
+    with Journal.open(journal.directory) as again:
+        assert repr((again.trials(), list(again.events()), again.jobs())) == repr(before)
+
+
+def test_events_come_in_the_order_in_which_they_drove_the_algorithm(journal):
+    first, second = [group([0, 1], 1, "rung 0")], [group([1], 3, "rung 1"), group([2], 2)]
+    journal.asked(5, first)
+    journal.asked(5, [])
+    journal.reported("1", [report(1, 1, 0.5, PAUSED), report(0, 1, 0.25, PAUSED)])
+    directory = journal.directory
+    journal.close()
+    with Journal.open(directory) as again:
+        again.asked(2, second)
+        again.reported("2", [report(2, 1)])
+        assert list(again.events()) == [
+            Ask(5, tuple(first)),
+            report(1, 1, 0.5, PAUSED),
+            report(0, 1, 0.25, PAUSED),
+            Ask(2, tuple(second)),
+            report(2, 1),
+        ]
+
+
+@pytest.mark.parametrize(
+    ("before", "again", "news"),
+    [
+        pytest.param([], report(0, 1), True, id="first"),
+        pytest.param([report(0, 1)], report(0, 2), True, id="next epoch"),
+        pytest.param([report(0, 1)], report(0, 1), False, id="repeated"),
+        pytest.param([report(0, 1), report(0, 2)], report(0, 1), False, id="repeated after a later one"),
+        pytest.param([report(0, 1)], report(0, 1, 0.9), False, id="repeated with other values"),
+        pytest.param([report(0, 1)], report(0, 1, state=PAUSED), True, id="now paused there"),
+        pytest.param([report(0, 1)], Report(0, 1, state=FAILED), True, id="now failed there"),
+        pytest.param([report(0, 1, state=PAUSED)], report(0, 1, state=PAUSED), False, id="paused again"),
+        pytest.param([report(0, 1, state=PAUSED)], report(0, 1), False, id="runs after it paused there"),
+        pytest.param([Report(0, 1, state=FAILED)], report(0, 2), False, id="after it failed"),
+    ],
+)
+def test_what_is_news_after_a_resume(journal, before, again, news):
+    journal.asked(1, [group([0], 3)])
+    assert journal.reported("1", before) == before
+    row = journal.trials()
+    assert journal.reported("2", [again]) == ([again] if news else [])
+    assert len(journal.curve(0)) == len(before) + news
+    if not news:
+        assert journal.trials() == row
+
+
+def test_a_late_report_of_a_trial_that_was_stopped_changes_nothing(journal):
+    journal.asked(1, [group([0], 3)])
+    journal.reported("1", [report(0, 1)])
+    journal.decided([Decision(0, STOPPED, "enough")])
+    assert journal.reported("1", [report(0, 2)]) == []
+    assert journal.trials()[0].reason == "enough"
+
+
+def test_a_final_state_is_kept(journal):
+    journal.asked(1, [group([0], 3)])
+    journal.reported("", [Report(0, 0, state=FAILED, reason="its model raised")])
+    journal.decided([Decision(0, COMPLETE)])
+    assert (journal.trials()[0].state, journal.trials()[0].reason) == (FAILED, "its model raised")
+
+
+def test_a_report_of_an_unknown_trial_is_refused_with_all_of_its_step(journal):
+    journal.asked(1, [group([0], 3)])
+    with pytest.raises(JournalError, match="trial 9 has reported, but was never asked for"):
+        journal.reported("1", [report(0, 1), report(9, 1)])
+    assert journal.curve(0) == []
+
+
+@pytest.mark.parametrize(
+    ("failed", "failures"), [pytest.param(True, 1, id="failed"), pytest.param(False, 0, id="stopped as asked")]
+)
+def test_trials_of_a_job_that_ended_early_wait_again(journal, failed, failures):
+    journal.asked(2, [group([0, 1], 2)])
+    journal.job_started(job("1", [0, 1]), "cpu:0")
+    journal.reported("1", [report(0, 2, state=PAUSED)])
+    assert journal.job_ended("1", "crashed", "killed by SIGKILL", failed=failed) == {1: failures}
+    assert [(row.state, row.failures) for row in journal.trials()] == [(PAUSED, 0), (PENDING, failures)]
+    assert journal.jobs() == [
+        JobRow("1", Purpose.TRAIN, "cpu:0", (0, 1), 1003.0, 1005.0, "crashed", "killed by SIGKILL")
+    ]
+
+
+def test_a_profile_job_leaves_its_trials_waiting(journal):
+    journal.asked(2, [group([0, 1], 2)])
+    journal.job_started(job("1", [0, 1], purpose=Purpose.PROFILE), "cpu:0")
+    assert states(journal) == [PENDING, PENDING]
+    assert [row.purpose for row in journal.jobs(running=True)] == [Purpose.PROFILE]
+    assert journal.job_ended("1", "finished", failed=False) == {}
+    assert journal.jobs(running=True) == []
+
+
+def test_nothing_runs_after_requeue(journal):
+    journal.asked(2, [group([0, 1], 2)])
+    journal.job_started(job("1", [0]), "cpu:0")
+    journal.requeue_running()
+    assert states(journal) == [PENDING, PENDING]
+    assert [row.outcome for row in journal.jobs()] == ["lost"]
+    assert journal.trials()[0].failures == 0
+
+
+def test_reasons_of_waiting_are_written_once_and_only_for_trials_that_wait(journal):
+    journal.asked(3, [group([0, 1, 2], 2)])
+    journal.job_started(job("1", [0]), "cpu:0")
+    measured = {0: "late", 1: "its model is being measured", 2: "its model is being measured"}
+    journal.waiting_reasons(measured)
+    assert journal.waiting() == {"its model is being measured": 2}
+    assert journal.trials()[0].reason == ""
+    changes = journal._connection.total_changes
+    journal.waiting_reasons(measured)
+    assert journal._connection.total_changes == changes
+    journal.waiting_reasons(measured | {2: "all devices are busy"})
+    assert journal.waiting() == {"all devices are busy": 1, "its model is being measured": 1}
+    assert journal._connection.total_changes == changes + 1
+
+
+def test_a_reason_is_written_again_after_the_trial_ran(journal):
+    journal.asked(1, [group([0], 2)])
+    journal.waiting_reasons({0: "busy"})
+    journal.job_started(job("1", [0]), "cpu:0")
+    journal.job_ended("1", "stopped", failed=False)
+    assert journal.waiting() == {"": 1}
+    journal.waiting_reasons({0: "busy"})
+    assert journal.waiting() == {"busy": 1}
+
+
+def wait_and_report_a_stranger(journal):
+    journal.waiting_reasons({0: "busy"})
+    journal.reported("1", [report(9, 1)])
+
+
+def test_a_reason_is_written_again_after_its_transaction_failed(journal):
+    journal.asked(1, [group([0], 2)])
+    with pytest.raises(JournalError, match="never asked for"), journal.transaction():
+        wait_and_report_a_stranger(journal)
+    journal.waiting_reasons({0: "busy"})
+    assert journal.waiting() == {"busy": 1}
+
+
+def start_and_report_a_stranger(journal):
+    journal.asked(1, [group([0], 2)])
+    journal.job_started(job("1", [0]), "cpu:0")
+    journal.reported("1", [report(9, 1)])
+
+
+def test_a_transaction_that_raises_leaves_nothing(journal):
+    with pytest.raises(JournalError, match="never asked for"), journal.transaction():
+        start_and_report_a_stranger(journal)
+    assert journal.trials() == []
+    assert journal.jobs() == []
+    journal.asked(1, [group([0], 2)])
+    assert states(journal) == [PENDING]
+
+
+def test_a_reader_sees_a_step_when_it_is_whole(journal):
+    with Journal.read(journal.directory) as view:
+        with journal.transaction():
+            journal.asked(1, [group([0, 1], 2)])
+            assert view.trials() == []
+            journal.job_started(job("1", [0]), "cpu:0")
+        assert states(view) == [RUNNING, PENDING]
+
+
+def test_epochs_count_what_is_done_and_what_is_still_asked_for(journal):
+    journal.asked(4, [group([0, 1, 2, 3], 4)])
+    journal.job_started(job("1", [0, 1, 2]), "cpu:0")
+    journal.reported("1", [report(0, 4, state=PAUSED), report(1, 1), report(2, 2)])
+    journal.decided([Decision(2, STOPPED)])
+    assert journal.epochs() == (7, 7 + 3 + 4)
+
+
+@pytest.mark.parametrize(("mode", "best"), [("max", 2), ("min", 1)])
+def test_the_best_is_finite_and_has_not_failed_and_is_the_oldest_of_equals(tmp_path, mode, best):
+    with create(tmp_path, mode=mode) as journal:
+        assert journal.best() is None
+        journal.asked(6, [group(range(6), 3)])
+        journal.reported("1", [report(0, 1, math.nan), report(4, 1, 0.1), report(1, 1, 0.1), report(2, 1, 0.9)])
+        journal.reported("1", [report(3, 1, 0.9), report(5, 1, 0.05 if mode == "min" else 0.99)])
+        journal.reported("1", [Report(5, 1, state=FAILED)])
+        assert journal.best().number == best
+        assert journal.trials()[0].objective is None
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 5e-324, 0.1 + 0.2, 1.7976931348623157e308, -0.0])
+def test_unusual_metrics_survive(journal, value):
+    journal.asked(1, [group([0], 1)])
+    journal.reported("1", [report(0, 1, value)])
+    (row,) = journal.trials()
+    (seen,) = journal.curve(0)
+    assert repr(row.metrics["accuracy"]) == repr(seen.metrics["accuracy"]) == repr(value)
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=50, deadline=None)
+@given(config=st.dictionaries(st.text(), json_values), seed=st.integers(0, 2**63 - 1))
+def test_any_config_and_seed_survive(tmp_path_factory, config, seed):
+    one = Trial(0, config, seed, seed)
+    with create(tmp_path_factory.mktemp("study")) as journal:
+        journal.asked(1, [TrialGroup((one,), Budget(1))])
+        assert journal.trials()[0].trial == one
+        assert repr(journal.trials()[0].config) == repr(config)
+
+
+def test_a_config_that_json_cannot_keep_is_refused(journal):
+    with pytest.raises(JournalError, match=r"the config of trial 3 cannot be kept .*frozenset"):
+        journal.asked(1, [TrialGroup((trial(3, lr=frozenset()),), Budget(1))])
+
+
+@pytest.mark.parametrize(
+    ("name", "mode", "lower"),
+    [
+        ("accuracy", "max", False),
+        ("accuracy", "min", True),
+        ("valid_loss", "max", True),
+        ("top5_error", "max", True),
+        ("f1", "min", False),
+    ],
+)
+def test_direction_of_a_metric(name, mode, lower):
+    assert lower_is_better(name, "accuracy", mode) is lower
+
+
+def test_best_values_pass_over_nan():
+    best = merge_best({"accuracy": 0.5}, {"accuracy": math.nan, "valid_loss": math.nan}, "accuracy", "max")
+    assert best == {"accuracy": 0.5}
+    assert merge_best(best, {"accuracy": 0.4, "valid_loss": 2.0}, "accuracy", "max") == {
+        "accuracy": 0.5,
+        "valid_loss": 2.0,
+    }

@@ -1,0 +1,148 @@
+"""What `kill -9` and a full disk leave behind: whole transactions, and all that were acknowledged."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from journal_samples import STUDY, create, group, report
+
+from shoal.errors import StorageFullError, StudyExistsError
+from shoal.journal.view import JournalView
+from shoal.journal.writer import Journal
+from shoal.trial import Report, TrialState
+
+WRITER = Path(__file__).with_name("killed_writer.py")
+
+
+def run_and_kill(directory, seconds):
+    """Let the writer run for a while after its first word; returns the number of steps it said were recorded."""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen(
+        [sys.executable, WRITER, directory], env=environment, stdout=subprocess.PIPE, text=True
+    ) as writer:
+        first = writer.stdout.readline()
+        time.sleep(seconds)
+        writer.send_signal(signal.SIGKILL)
+        return int((first + writer.stdout.read()).split()[-1])
+
+
+def check_whole(view, acknowledged):
+    assert view._rows("PRAGMA integrity_check") == [("ok",)]
+    trials = view.trials()
+    assert len(trials) in (4 * acknowledged, 4 * acknowledged + 4, 4 * acknowledged + 8)
+    for start in range(0, len(trials), 4):
+        step = trials[start : start + 4]
+        (state,) = {row.state for row in step}
+        (epoch,) = {row.epoch for row in step}
+        assert (state is TrialState.COMPLETE) if epoch == 2 else (state in (TrialState.PENDING, TrialState.RUNNING))
+        assert epoch == 2 or start >= 4 * acknowledged
+        for row in step:
+            assert [seen.epoch for seen in view.curve(row.number)] == list(range(1, epoch + 1))
+    seen = [(event.trial, event.epoch) for event in view.events() if isinstance(event, Report)]
+    assert len(seen) == len(set(seen)) == sum(row.epoch for row in trials)
+
+
+def test_kills_at_random_moments_leave_whole_transactions(tmp_path):
+    chance = random.Random(0)
+    done = 0
+    for _ in range(12):
+        acknowledged = run_and_kill(tmp_path, chance.uniform(0.0, 0.05))
+        assert acknowledged >= done
+        done = acknowledged
+        with JournalView.read(tmp_path) as view:
+            assert view.writer() is None
+            check_whole(view, acknowledged)
+    assert done > 12
+
+
+def test_a_kill_while_a_study_begins_leaves_a_study_or_none(tmp_path):
+    code = "import sys; from journal_samples import create; print(flush=True); create(sys.argv[1])"
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(WRITER.parent), *sys.path])}
+    for round_ in range(8):
+        directory = tmp_path / str(round_)
+        with subprocess.Popen(
+            [sys.executable, "-c", code, directory], env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        ) as writer:
+            writer.stdout.readline()
+            time.sleep(round_ * 0.001)
+            writer.send_signal(signal.SIGKILL)
+        try:
+            create(directory).close()
+        except StudyExistsError:
+            Journal.open(directory).close()
+        with JournalView.read(directory) as view:
+            assert view.study == STUDY
+
+
+FILL = """
+import resource, sys
+from journal_samples import STUDY, create, group, report
+from shoal.errors import StorageFullError, StudyExistsError
+
+limit = 300_000
+resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+journal = create(sys.argv[1])
+journal.asked(1, [group([0], 10**6)])
+epoch = 0
+try:
+    while True:
+        with journal.transaction():
+            journal.reported("1", [report(0, epoch + 1), report(0, epoch + 2)])
+        epoch += 2
+except StorageFullError as error:
+    print(epoch, error)
+"""
+
+
+def test_a_full_disk_says_what_to_do_and_loses_nothing(tmp_path):
+    """A limit on the size of a file stands for the full disk: SQLite sees a write fail in both."""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(WRITER.parent), *sys.path])}
+    filler = subprocess.run(
+        [sys.executable, "-c", FILL, tmp_path],
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    epochs, message = filler.stdout.split(" ", 1)
+    assert message.startswith(f"no space is left for the journal in {tmp_path} (")
+    assert f"shoal resume {tmp_path}" in message
+    with Journal.open(tmp_path) as journal:
+        assert [seen.epoch for seen in journal.curve(0)] == list(range(1, int(epochs) + 1))
+        following = report(0, int(epochs) + 1)
+        assert journal.reported("1", [following]) == [following]
+
+
+FULL = """
+import resource, sys
+from journal_samples import create
+
+resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+create(sys.argv[1])
+"""
+
+
+def test_a_study_that_cannot_begin_for_want_of_space_leaves_nothing_open(tmp_path):
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(WRITER.parent), *sys.path])}
+    command = [sys.executable, "-W", "error", "-c", FULL, tmp_path]
+    failed = subprocess.run(command, env=environment, stderr=subprocess.PIPE, text=True, check=False)
+    assert failed.stderr.splitlines()[-1].startswith("shoal.errors.")
+    assert "Warning" not in failed.stderr
+
+
+def test_the_database_s_own_word_for_full_is_understood(tmp_path):
+    with create(tmp_path) as journal:
+        ((pages,),) = journal._rows("PRAGMA page_count")
+        journal._rows(f"PRAGMA max_page_count = {pages}")
+        with pytest.raises(StorageFullError, match="database or disk is full"):
+            journal.asked(1000, [group(range(1000), 1)])
+        assert journal.trials() == []
+        journal._rows("PRAGMA max_page_count = 1000000")
+        journal.asked(1000, [group(range(1000), 1)])
+        assert len(journal.trials()) == 1000

@@ -1,0 +1,137 @@
+"""Beginning a study, going on with it, and every directory in which that is impossible."""
+
+import os
+import sqlite3
+import subprocess
+import sys
+
+import pytest
+from journal_samples import STUDY, create, group, report
+
+from shoal.errors import JournalError, StudyExistsError
+from shoal.journal.writer import Journal
+
+
+@pytest.fixture
+def journal(tmp_path):
+    with create(tmp_path / "study") as journal:
+        yield journal
+
+
+def test_each_opening_is_a_run(tmp_path):
+    with create(tmp_path) as journal:
+        journal.asked(1, [group([0], 5)])
+        journal.reported("1", [report(0, 1), report(0, 2)])
+    with Journal.open(tmp_path) as journal:
+        assert [run.epochs for run in journal.runs()] == [0, 2]
+
+
+def test_a_directory_with_a_study_is_left_alone(journal):
+    journal.close()
+    with pytest.raises(StudyExistsError, match=r"already holds a study.*shoal resume .*another directory"):
+        create(journal.directory)
+    with Journal.open(journal.directory) as again:
+        assert again.study == STUDY
+
+
+@pytest.mark.parametrize("use", [Journal.open, Journal.read], ids=["open", "read"])
+def test_a_directory_without_a_study_is_named_and_left_alone(tmp_path, use):
+    with pytest.raises(JournalError, match=f"no study in {tmp_path}"):
+        use(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("use", [Journal.open, Journal.read], ids=["open", "read"])
+def test_another_schema_version_names_both(journal, use):
+    journal._rows("PRAGMA user_version = 99")
+    journal.close()
+    with pytest.raises(JournalError, match=r"journal version 99, this Shoal reads version 1"):
+        use(journal.directory)
+
+
+@pytest.mark.parametrize("use", [create, Journal.open, Journal.read], ids=["create", "open", "read"])
+def test_a_file_that_is_no_database_is_named(tmp_path, use):
+    (tmp_path / "journal.sqlite").write_text("notes\n" * 1000)
+    with pytest.raises(JournalError, match=r"journal\.sqlite cannot be used: file is not a database"):
+        use(tmp_path)
+    assert (tmp_path / "journal.sqlite").read_text() == "notes\n" * 1000
+
+
+def test_a_database_of_something_else_is_left_alone(tmp_path):
+    other = sqlite3.connect(tmp_path / "journal.sqlite")
+    other.execute("CREATE TABLE notes (text)")
+    other.close()
+    with pytest.raises(JournalError, match="database of something else"):
+        create(tmp_path)
+
+
+def test_a_create_that_was_killed_before_it_was_whole_may_be_repeated(tmp_path):
+    empty = sqlite3.connect(tmp_path / "journal.sqlite")
+    empty.execute("PRAGMA journal_mode = WAL")
+    empty.close()
+    with pytest.raises(JournalError, match="no study"):
+        Journal.read(tmp_path)
+    with create(tmp_path) as journal:
+        assert journal.trials() == []
+
+
+def test_a_directory_that_cannot_be_made_is_named(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(JournalError, match=f"cannot keep a study in {tmp_path}/file/study: Not a directory"):
+        create(tmp_path / "file" / "study")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        pytest.param({"mode": "best"}, "mode 'min' or 'max', got 'accuracy', 'best'", id="mode"),
+        pytest.param({"policy": object()}, "the study's 'policy' cannot be kept", id="no JSON"),
+    ],
+)
+def test_a_study_that_cannot_be_described_is_refused_before_anything_is_made(tmp_path, change, message):
+    with pytest.raises(JournalError, match=message):
+        create(tmp_path / "study", **change)
+    assert not (tmp_path / "study").exists()
+
+
+@pytest.mark.parametrize("use", [create, Journal.open], ids=["create", "open"])
+def test_a_second_journal_of_one_process_is_refused(journal, use):
+    with pytest.raises(JournalError, match="this process has it open already"):
+        use(journal.directory)
+    journal.close()
+    with Journal.open(journal.directory):
+        pass
+
+
+def test_a_second_process_is_refused_and_told_of_the_first(journal):
+    code = f"from shoal.journal.writer import Journal; Journal.open({str(journal.directory)!r})"
+    second = subprocess.run(
+        [sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=False
+    )
+    assert f"another process ({os.getpid()}) is running it; wait for its end or stop it" in second.stderr
+
+
+def test_readers_know_whether_the_study_is_run(journal):
+    with Journal.read(journal.directory) as view:
+        assert view.writer() == os.getpid()
+        journal.close()
+        assert view.writer() is None
+        with Journal.open(journal.directory) as again:
+            assert view.writer() == again.writer() == os.getpid()
+
+
+def test_a_reader_opens_beside_the_writer_in_another_process(journal):
+    journal.asked(1, [group([0, 1], 3)])
+    code = (
+        f"from shoal.journal.view import JournalView; print(len(JournalView.read({str(journal.directory)!r}).trials()))"
+    )
+    with journal.transaction():
+        journal.reported("1", [report(0, 1)])
+        reader = subprocess.run(
+            [sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=True
+        )
+    assert reader.stdout == "2\n"
+
+
+def environment():
+    return os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}

@@ -1,0 +1,67 @@
+"""Short names for members, profiles and clusters in tables."""
+
+from shoal.cluster.device import Cluster, Device, Node
+from shoal.cost.demand import Profile
+from shoal.planner.job import ArrayKey, Member
+from shoal.trial import Trial
+
+GB = 10**9
+A, B, C = (ArrayKey(name, "", 32) for name in "ABC")
+
+
+def member(number, start=0, target=10, data_seed=0):
+    return Member(Trial(number, {}, seed=number, data_seed=data_seed), start, target)
+
+
+def waiting(*groups):
+    """`(key, count, changes)` after each other, numbered from 0."""
+    members = []
+    for key, count, *changes in groups:
+        for _ in range(count):
+            members.append((member(len(members), **(changes[0] if changes else {})), key))
+    return members
+
+
+def profile(step, **changes):
+    """Ten steps an epoch, no validation; a member takes 1 GB, the process none."""
+    fields = {
+        "epoch_steps": 10,
+        "validation_steps": 0,
+        "base_memory": 0,
+        "member_memory": GB,
+        "compute": 1.0,
+        "cores": 1.0,
+    }
+    return Profile(step, **fields | changes)
+
+
+LINEAR = profile({1: 1.0, 16: 16.0})
+"""Fusing neither gains nor loses."""
+FUSES = profile({1: 1.0, 16: 4.75})
+"""A quarter of a second for every further member."""
+CONSTANT = profile({1: 1.0, 16: 1.0})
+"""Members are free."""
+SLOWER = profile({1: 1.0, 16: 20.0})
+"""Fusing loses."""
+
+
+def known(**profiles):
+    """A look-up: the structure's profile on every kind of device, or by kind."""
+
+    def look_up(key, kind):
+        found = profiles.get(key.structure)
+        return found.get(kind) if isinstance(found, dict) else found
+
+    return look_up
+
+
+def slots(count, kind="cpu/1", memory=100, **changes):
+    return [Device(f"{kind}:{index}", kind, memory * GB, **changes) for index in range(count)]
+
+
+def cluster(*devices):
+    return Cluster((Node("n0", 64, tuple(devices)),))
+
+
+def numbers(array):
+    return [member.trial.number for member in array.members]

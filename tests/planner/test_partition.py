@@ -1,0 +1,169 @@
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from planner_samples import (
+    CONSTANT,
+    FUSES,
+    GB,
+    LINEAR,
+    SLOWER,
+    A,
+    B,
+    C,
+    known,
+    member,
+    numbers,
+    profile,
+    slots,
+    waiting,
+)
+
+from shoal.cost.estimate import memory
+from shoal.planner.partition import partition
+
+
+def sizes(arrays):
+    return [len(array.members) for array in arrays]
+
+
+SIZES = {
+    "one group on one device": (waiting((A, 8)), known(A=FUSES), slots(1), {}, [8]),
+    "one group on two devices": (waiting((A, 8)), known(A=FUSES), slots(2), {}, [4, 4]),
+    "one group on three devices, as even as can be": (waiting((A, 16)), known(A=FUSES), slots(3), {}, [5, 5, 6]),
+    "one group on seven devices": (waiting((A, 16)), known(A=LINEAR), slots(7), {}, [2, 2, 2, 3, 2, 2, 3]),
+    "more devices than members": (waiting((A, 3)), known(A=LINEAR), slots(8), {}, [1, 1, 1]),
+    "members are free: cutting gains nothing": (waiting((A, 8)), known(A=CONSTANT), slots(2), {}, [8]),
+    "fusing is slower: one by one": (waiting((A, 5)), known(A=SLOWER), slots(1), {}, [1, 1, 1, 1, 1]),
+    "two groups on two devices": (waiting((A, 8), (B, 8)), known(A=FUSES, B=FUSES), slots(2), {}, [8, 8]),
+    "two groups on four devices": (waiting((A, 8), (B, 8)), known(A=FUSES, B=FUSES), slots(4), {}, [4, 4, 4, 4]),
+    "three groups on four devices: one is cut": (
+        waiting((A, 8), (B, 8), (C, 8)),
+        known(A=FUSES, B=FUSES, C=FUSES),
+        slots(4),
+        {},
+        [4, 4, 8, 8],
+    ),
+    "a long group beside a short one is cut": (
+        waiting((A, 12), (B, 2)),
+        known(A=FUSES, B=FUSES),
+        slots(2),
+        {},
+        [6, 6, 2],
+    ),
+    "many groups are left whole": (
+        waiting((A, 8), (B, 6), (C, 4)),
+        known(A=LINEAR, B=LINEAR, C=LINEAR),
+        slots(1),
+        {},
+        [8, 6, 4],
+    ),
+    "the other device is busy for long": (waiting((A, 8)), known(A=FUSES), slots(2), {"cpu/1:0": 1e4}, [8]),
+    "the other device is soon free": (waiting((A, 8)), known(A=FUSES), slots(2), {"cpu/1:0": 1.0}, [4, 4]),
+    "all devices are busy for long": (waiting((A, 8)), known(A=FUSES), slots(2), {"cpu/1:0": 1e4, "cpu/1:1": 1e4}, [8]),
+    "memory limits the size": (waiting((A, 10)), known(A=FUSES), slots(1, memory=4), {}, [3, 3, 4]),
+    "not even one fits": (waiting((A, 2)), known(A=FUSES), slots(1, memory=0), {}, [1, 1]),
+    "the smaller device that can hold one limits the size": (
+        waiting((A, 8)),
+        known(A={"small": profile({1: 1.0, 8: 1.0}), "large": profile({1: 1.0, 8: 1.0})}),
+        [*slots(1, "small", memory=4), *slots(1, "large", memory=80)],
+        {},
+        [4, 4],
+    ),
+    "a device that cannot hold one limits nothing": (
+        waiting((A, 8)),
+        known(A={"small": CONSTANT, "large": CONSTANT}),
+        [*slots(1, "small", memory=0), *slots(1, "large", memory=80)],
+        {},
+        [8],
+    ),
+    "nothing is known: one by one": (waiting((A, 3)), known(), slots(1), {}, [1, 1, 1]),
+    "known on one of two kinds": (
+        waiting((A, 4)),
+        known(A={"large": CONSTANT}),
+        [*slots(1, "small"), *slots(1, "large")],
+        {},
+        [4],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_sizes(name):
+    members, profiles, devices, busy, expected = SIZES[name]
+    assert sizes(partition(members, profiles, devices, busy)) == expected
+
+
+def test_only_members_of_one_key_and_start_are_fused():
+    members = [(member(0), A), (member(1, start=3), A), (member(2), B), (member(3), A), (member(4, start=3), A)]
+    arrays = partition(members, known(A=CONSTANT, B=CONSTANT), slots(1), {})
+    assert [(array.key, numbers(array)) for array in arrays] == [(A, [0, 3]), (A, [1, 4]), (B, [2])]
+
+
+def test_trials_with_different_data_seeds_are_fused():
+    members = [(member(number, data_seed=number), A) for number in range(4)]
+    assert sizes(partition(members, known(A=CONSTANT), slots(1), {})) == [4]
+
+
+def test_equal_targets_are_kept_together():
+    targets = [9, 3, 9, 3, 3, 9]
+    members = [(member(number, target=target), A) for number, target in enumerate(targets)]
+    arrays = partition(members, known(A=LINEAR), slots(1, memory=3), {})
+    assert [numbers(array) for array in arrays] == [[0, 2, 5], [1, 3, 4]]
+
+
+def test_arrays_come_in_the_order_of_their_oldest_members():
+    members = [(member(7), B), (member(3), A), (member(1), B), (member(9), C)]
+    arrays = partition(members, known(A=CONSTANT, B=CONSTANT, C=CONSTANT), slots(1), {})
+    assert [numbers(array) for array in arrays] == [[1, 7], [3], [9]]
+
+
+def test_trials_that_failed_before_are_alone():
+    arrays = partition(waiting((A, 6)), known(A=CONSTANT), slots(1), {}, alone={1, 4})
+    assert [numbers(array) for array in arrays] == [[0, 2, 3, 5], [1], [4]]
+
+
+@settings(deadline=None)
+@given(
+    groups=st.lists(st.tuples(st.sampled_from([A, B, C]), st.integers(1, 20), st.integers(0, 2)), max_size=5),
+    profiles=st.dictionaries(st.sampled_from("ABC"), st.sampled_from([LINEAR, FUSES, CONSTANT, SLOWER])),
+    devices=st.integers(1, 5),
+    memory_gb=st.integers(0, 30),
+    busy=st.dictionaries(st.sampled_from(["cpu/1:0", "cpu/1:1"]), st.floats(0, 1e4)),
+    alone=st.sets(st.integers(0, 20)),
+    seed=st.integers(0, 9),
+)
+def test_partition_keeps_its_promises(groups, profiles, devices, memory_gb, busy, alone, seed):
+    members = waiting(*((key, count, {"start": start}) for key, count, start in groups))
+    random.Random(seed).shuffle(members)
+    look_up, machines = known(**profiles), slots(devices, memory=memory_gb)
+    arrays = partition(members, look_up, machines, busy, alone)
+    assert arrays == partition(members, look_up, machines, busy, alone)
+    keys = {held.trial.number: key for held, key in members}
+    assert sorted(number for array in arrays for number in numbers(array)) == sorted(keys)
+    by_group = {}
+    for array in arrays:
+        assert {keys[number] for number in numbers(array)} == {array.key}
+        assert len({held.start for held in array.members}) == 1
+        if len(array.members) > 1:
+            assert not alone & set(numbers(array))
+            assert memory(look_up(array.key, "cpu/1"), len(array.members)) <= memory_gb * GB
+            assert look_up(array.key, "cpu/1") is not SLOWER
+        if not alone & set(numbers(array)):
+            by_group.setdefault((array.key, array.members[0].start), []).append(len(array.members))
+    for counts in by_group.values():
+        assert max(counts) - min(counts) <= 1
+
+
+def test_a_thousand_trials_are_cut_quickly():
+    members = waiting(*((A, 1, {"start": index % 7}) for index in range(1000)))
+    calls = 0
+
+    def look_up(key, kind):
+        nonlocal calls
+        calls += 1
+        return FUSES
+
+    partition(members, look_up, slots(16, memory=16), {})
+    assert calls < 100_000

@@ -1,0 +1,247 @@
+from itertools import count
+
+import pytest
+from planner_samples import CONSTANT, FUSES, A, B, C, cluster, known, member, numbers, profile, slots, waiting
+
+from shoal.errors import PolicyError
+from shoal.planner import Array, Job, Planner, Purpose
+from shoal.schedule import WFD, Fifo, JobState, JobView, Plan, Policy, Refusal, Start, Suspend
+
+BUSY = "waits for a free device: cpu/1:0 is busy"
+MEASURING = "its model is being measured"
+UNMEASURED = "its model has to be measured first, for which no device is idle"
+
+
+def planner(profiles, policy=None):
+    ids = count()
+    return Planner(policy or WFD(), profiles, lambda: f"job-{next(ids)}")
+
+
+def summary(placement):
+    return [
+        (
+            job.id,
+            str(job.purpose),
+            job.arrays[0].key.structure,
+            [held.trial.number for held in job.members],
+            device.name,
+        )
+        for job, device in placement.starts
+    ]
+
+
+def test_what_is_known_starts():
+    placement = planner(known(A=FUSES)).plan(waiting((A, 4)), [], cluster(*slots(2)), 0.0)
+    assert summary(placement) == [
+        ("job-0", "train", "A", [0, 1], "cpu/1:0"),
+        ("job-1", "train", "A", [2, 3], "cpu/1:1"),
+    ]
+    assert placement.refusals == {}
+
+
+def test_what_waits_has_the_policys_reason_and_no_job():
+    turns = planner(known(A=CONSTANT, B=CONSTANT))
+    where = cluster(*slots(1))
+    members = waiting((A, 2), (B, 2))
+    first = turns.plan(members, [], where, 0.0)
+    assert summary(first) == [("job-0", "train", "A", [0, 1], "cpu/1:0")]
+    assert first.refusals == {2: BUSY, 3: BUSY}
+    second = turns.plan(members[2:], [], where, 1.0)
+    assert summary(second) == [("job-1", "train", "B", [2, 3], "cpu/1:0")]
+
+
+def test_what_is_unknown_is_measured_first():
+    profiles = {}
+    turns = planner(lambda key, kind: profiles.get((key, kind)))
+    where = cluster(*slots(1))
+    members = waiting((A, 20), (B, 1))
+    first = turns.plan(members, [], where, 0.0)
+    assert summary(first) == [("job-0", "profile", "A", list(range(16)), "cpu/1:0")]
+    assert first.refusals == dict.fromkeys(range(20), MEASURING) | {20: UNMEASURED}
+    second = turns.plan(members, first.starts, where, 1.0)
+    assert (second.starts, second.refusals) == ((), first.refusals)
+    profiles[A, "cpu/1"] = CONSTANT
+    third = turns.plan(members, [], where, 2.0)
+    assert summary(third) == [("job-1", "profile", "B", [20], "cpu/1:0")]
+    assert third.refusals == dict.fromkeys(range(20), BUSY) | {20: MEASURING}
+    profiles[B, "cpu/1"] = CONSTANT
+    fourth = turns.plan(members, [], where, 3.0)
+    assert summary(fourth) == [("job-2", "train", "A", list(range(20)), "cpu/1:0")]
+
+
+def test_a_key_is_measured_once_per_kind_and_not_beside_another_job():
+    where = cluster(*slots(2), *slots(1, "H200"))
+    busy = [(Job("old", (Array(B, (member(90),)),)), where.device("cpu/1:0"))]
+    turns = planner(known(B=profile({1: 1.0}, compute=0.1)))
+    placement = turns.plan(waiting((A, 2)), busy, where, 0.0)
+    assert [(job.arrays[0].key, device.name) for job, device in placement.starts] == [(A, "cpu/1:1"), (A, "H200:0")]
+
+
+def test_nothing_runs_beside_a_profile_job():
+    small = profile({1: 1.0}, compute=0.1, member_memory=0)
+    placement = planner(known(A=small)).plan(waiting((A, 1), (B, 1)), [], cluster(*slots(1)), 0.0)
+    assert summary(placement) == [("job-0", "profile", "B", [1], "cpu/1:0")]
+    assert placement.refusals == {0: BUSY, 1: MEASURING}
+
+
+def test_a_key_known_on_one_kind_runs_there_while_it_is_measured_on_another():
+    where = cluster(*slots(1), *slots(1, "H200"))
+    placement = planner(known(A={"cpu/1": CONSTANT})).plan(waiting((A, 3)), [], where, 0.0)
+    assert summary(placement) == [
+        ("job-0", "profile", "A", [0, 1, 2], "H200:0"),
+        ("job-1", "train", "A", [0, 1, 2], "cpu/1:0"),
+    ]
+    assert placement.refusals == {}
+
+
+def test_the_members_of_a_sample_start_at_the_same_epoch():
+    members = [(member(0, start=3), A), (member(1), A), (member(2, start=3), A)]
+    placement = planner(known()).plan(members, [], cluster(*slots(1)), 0.0)
+    assert summary(placement) == [("job-0", "profile", "A", [0, 2], "cpu/1:0")]
+
+
+def test_what_cannot_be_measured_runs_one_by_one_on_a_device_of_its_own():
+    where = cluster(*slots(2, oversubscription=3.0))
+    placement = planner(known()).plan(waiting((A, 3)), [], where, 0.0, unmeasurable={(A, "cpu/1")})
+    assert summary(placement) == [("job-0", "train", "A", [0], "cpu/1:0"), ("job-1", "train", "A", [1], "cpu/1:1")]
+    assert placement.refusals == {2: "waits for a free device: all 2 are busy"}
+
+
+def test_what_cannot_be_measured_on_one_kind_is_measured_on_another():
+    where = cluster(*slots(1), *slots(1, "H200"))
+    placement = planner(known()).plan(waiting((A, 1)), [], where, 0.0, unmeasurable={(A, "cpu/1")})
+    assert summary(placement) == [("job-0", "profile", "A", [0], "H200:0")]
+    assert placement.refusals == {0: MEASURING}
+
+
+def test_trials_that_failed_before_are_alone_and_not_measured():
+    where = cluster(*slots(1))
+    turns = planner(known(A=CONSTANT))
+    members = waiting((A, 3), (B, 1))
+    placement = turns.plan(members, [], where, 0.0, alone={1, 3})
+    assert summary(placement) == [("job-0", "train", "A", [0, 2], "cpu/1:0")]
+    assert placement.refusals == {1: BUSY, 3: BUSY}
+    again = turns.plan([members[3]], [], where, 1.0, alone={1, 3})
+    assert summary(again) == [("job-1", "train", "B", [3], "cpu/1:0")]
+
+
+@pytest.mark.parametrize(
+    ("profiles", "where"),
+    [
+        pytest.param(known(A=CONSTANT), cluster(*slots(2, healthy=False)), id="known"),
+        pytest.param(known(), cluster(*slots(2, healthy=False)), id="unknown"),
+        pytest.param(known(A=CONSTANT), cluster(), id="an empty cluster"),
+    ],
+)
+def test_without_a_healthy_device_all_wait(profiles, where):
+    placement = planner(profiles).plan(waiting((A, 2)), [], where, 0.0)
+    assert placement.starts == ()
+    assert placement.refusals == {0: "no healthy device", 1: "no healthy device"}
+
+
+def test_a_trial_too_large_for_any_device_says_so_of_itself():
+    placement = planner(known(A=FUSES)).plan(waiting((A, 4)), [], cluster(*slots(1, memory=0)), 0.0)
+    assert placement.starts == ()
+    assert set(placement.refusals.values()) == {
+        "can never run here: needs 1.0 GB, the largest device cpu/1:0 has 0 MB",
+    }
+
+
+def test_slots_are_all_used_though_a_process_shows_more_than_its_core():
+    hungry = profile({1: 1.0, 16: 16.0}, cores=1.1, compute=1.05)
+    where = cluster(*slots(64))
+    placement = planner(known(A=hungry)).plan(waiting((A, 64)), [], where, 0.0)
+    assert len(placement.starts) == 64
+
+
+@pytest.mark.parametrize(
+    ("now", "expected"),
+    [
+        pytest.param(10.0, [4, 5, 6, 7], id="just started: no use in waiting for it"),
+        pytest.param(98.0, [4, 5], id="nearly done: it will take its share"),
+        pytest.param(500.0, [4, 5], id="overdue"),
+    ],
+)
+def test_time_left_of_running_jobs_decides_how_finely_is_cut(now, expected):
+    """The running job takes 100 s, the four that wait 17.5 s in one array and 12.5 s in two."""
+    steady = profile({1: 0.1, 4: 0.175})
+    turns = planner(known(A=steady, B=profile({1: 1.0})))
+    where = cluster(*slots(2))
+    first = turns.plan([(member(0), B)], [], where, 0.0)
+    assert summary(first) == [("job-0", "train", "B", [0], "cpu/1:0")]
+    members = [(member(number), A) for number in range(4, 8)]
+    placement = turns.plan(members, first.starts, where, now)
+    assert summary(placement) == [("job-1", "train", "A", expected, "cpu/1:1")]
+    waiting_numbers = {4, 5, 6, 7} - set(expected)
+    assert placement.refusals == dict.fromkeys(waiting_numbers, "waits for a free device: all 2 are busy")
+
+
+class Recording(Policy):
+    """Keeps what it was shown, and starts nothing."""
+
+    def plan(self, jobs, cluster, now):
+        self.jobs, self.cluster, self.now = jobs, cluster, now
+        return Plan((), tuple(Refusal(job.id, "no") for job in jobs if job.state is JobState.WAITING))
+
+
+def test_the_policy_sees_running_jobs_first_then_waiting_ones_with_demands_by_kind():
+    policy = Recording()
+    where = cluster(*slots(1, oversubscription=2.0), *slots(1, "H200"))
+    running = [
+        (Job("train", (Array(A, (member(8), member(9, target=20))),)), where.device("cpu/1:0")),
+        (Job("profile", (Array(C, (member(7),)),), Purpose.PROFILE), where.device("H200:0")),
+    ]
+    profiles = known(A=FUSES, B={"cpu/1": FUSES, "H200": CONSTANT})
+    planner(profiles, policy).plan(waiting((B, 1)), running, where, 42.0)
+    train, measure, wait = policy.jobs
+    assert (policy.cluster, policy.now) == (where, 42.0)
+    assert (train.id, train.state, train.devices) == ("train", JobState.RUNNING, ("cpu/1:0",))
+    assert train.demand["cpu/1"].seconds == pytest.approx(1.25 * 10 * 20)
+    assert train.demand["cpu/1"].memory == 2 * 10**9
+    assert (measure.devices, measure.demand["H200"].compute) == (("H200:0",), 1.0)
+    assert (wait.state, wait.devices) == (JobState.WAITING, ())
+    assert {kind: demand.seconds for kind, demand in wait.demand.items()} == {"cpu/1": 100.0, "H200": 100.0}
+
+
+class Illegal(Recording):
+    def plan(self, jobs, cluster, now):
+        return Plan(tuple(Start(job.id, "nowhere") for job in jobs))
+
+
+class Suspending(Recording):
+    def plan(self, jobs, cluster, now):
+        return Plan(tuple(Suspend(job.id) for job in jobs if isinstance(job, JobView)))
+
+
+def test_an_illegal_plan_is_refused():
+    with pytest.raises(PolicyError, match="'nowhere'"):
+        planner(known(A=FUSES), Illegal()).plan(waiting((A, 1)), [], cluster(*slots(1)), 0.0)
+
+
+def test_a_plan_that_does_more_than_start_is_refused_by_name():
+    where = cluster(*slots(1))
+    running = [(Job("old", (Array(A, (member(1),)),)), where.device("cpu/1:0"))]
+    with pytest.raises(PolicyError, match=r"Suspending returned Suspend\(job='old'\); only Start"):
+        planner(known(A=FUSES), Suspending()).plan([], running, where, 0.0)
+
+
+@pytest.mark.parametrize("policy", [Fifo(), WFD()])
+def test_a_study_is_played_to_its_end(policy):
+    """Every trial is trained once, whatever is measured on the way, and never two jobs share a slot."""
+    profiles, waits = {}, waiting((A, 9), (B, 5), (C, 1))
+    turns, where, running, done = planner(lambda *at: profiles.get(at), policy), cluster(*slots(2)), [], []
+    for now in range(100):
+        placement = turns.plan(waits, running, where, float(now))
+        running.extend(placement.starts)
+        trained = [held for job, _ in running if job.purpose is Purpose.TRAIN for held in job.members]
+        waits = [(held, key) for held, key in waits if held not in trained]
+        assert set(placement.refusals) == {held.trial.number for held, _ in waits}
+        assert len({device.name for _, device in running}) == len(running)
+        if not running:
+            break
+        job, device = running.pop(0)
+        if job.purpose is Purpose.PROFILE:
+            profiles[job.arrays[0].key, device.kind] = FUSES
+        else:
+            done.extend(numbers(job.arrays[0]))
+    assert sorted(done) == list(range(15))

@@ -1,0 +1,40 @@
+"""Trials and snapshots to be shown."""
+
+from shoal.journal.rows import TrialRow
+from shoal.report.snapshot import Best, DeviceUse, Snapshot
+from shoal.trial import Trial, TrialState
+
+
+def row(number, state=TrialState.COMPLETE, accuracy=0.5, **changes):
+    values = {
+        "trial": Trial(number, {"lr": 0.00123456 * (number + 1), "optimizer": {"name": "sgd"}}, number, 7),
+        "state": state,
+        "reason": "",
+        "epoch": 3,
+        "target": 9,
+        "failures": 0,
+        "device": "cpu:0",
+        "array": "12",
+        "seconds": 1.25,
+        "metrics": {} if accuracy is None else {"accuracy": accuracy, "valid_loss": 0.25},
+        "best": {} if accuracy is None else {"accuracy": accuracy + 0.125, "valid_loss": 0.125},
+        "objective": accuracy,
+    }
+    return TrialRow(**(values | changes))
+
+
+def snapshot(**changes):
+    values = {
+        "metric": "accuracy",
+        "mode": "max",
+        "states": dict.fromkeys(TrialState, 0) | {TrialState.PENDING: 15, TrialState.RUNNING: 8},
+        "waiting": {"its model is being measured": 12, "needs 9.1 GB, cuda:0 has 4.2 GB free": 3},
+        "best": Best(7, {"lr": 0.0031234, "width": 128}, 0.98125),
+        "epochs_done": 25,
+        "epochs_asked": 100,
+        "elapsed": 61.2,
+        "seconds_left": 183.6,
+        "devices": (DeviceUse("cpu:0", "12", "train", 8), DeviceUse("cpu:1")),
+        "pid": 4321,
+    }
+    return Snapshot(**(values | changes))

@@ -1,0 +1,127 @@
+"""The display takes a snapshot only when it shows one, and says on a pipe only what is new."""
+
+import io
+
+import pytest
+from report_samples import snapshot
+from rich.console import Console
+
+from shoal.report.progress import LineProgress, LiveProgress, SilentProgress, progress
+from shoal.report.snapshot import Best
+from shoal.trial import TrialState
+
+
+class Study:
+    """Something to take snapshots of, and the time."""
+
+    def __init__(self):
+        self.now = 0.0
+        self.taken = 0
+        self.changes = {"best": None}
+
+    def take(self):
+        self.taken += 1
+        return snapshot(elapsed=self.now, **self.changes)
+
+    def clock(self):
+        return self.now
+
+    def improve(self, value):
+        self.changes["best"] = Best(7, {"lr": 0.1}, value)
+
+
+@pytest.fixture
+def study():
+    return Study()
+
+
+@pytest.fixture
+def terminal():
+    return Console(file=io.StringIO(), force_terminal=True, width=100, color_system=None)
+
+
+@pytest.fixture
+def pipe():
+    return Console(file=io.StringIO(), width=40)
+
+
+def lines(console):
+    return console.file.getvalue().splitlines()
+
+
+def test_a_terminal_is_drawn_at_most_four_times_a_second(study, terminal):
+    with LiveProgress(study.take, terminal, study.clock) as live:
+        for step in range(1001):
+            study.now = step / 500
+            live.update()
+    assert study.taken == 9 + 1
+    assert "25 of 100" in terminal.file.getvalue()
+    assert "12 trials wait: its model is being measured" in terminal.file.getvalue()
+
+
+def test_a_terminal_shows_the_last_state_and_its_cursor_after_an_error(study, terminal):
+    with pytest.raises(KeyboardInterrupt), LiveProgress(study.take, terminal, study.clock) as live:
+        interrupt(live, study)
+    shown = terminal.file.getvalue()
+    assert "0.7654" in shown
+    assert shown.rindex("\x1b[?25h") > shown.rindex("\x1b[?25l")
+
+
+def interrupt(live, study):
+    live.update()
+    study.improve(0.7654)
+    raise KeyboardInterrupt
+
+
+def test_a_pipe_gets_a_line_at_the_start_for_each_new_best_and_at_the_end(study, pipe):
+    with LineProgress(study.take, pipe, study.clock) as line:
+        for second, value in [(0, None), (1, 0.5), (2, 0.6), (3, 0.7), (12, 0.7), (13, 0.6), (30, 0.65), (31, 0.8)]:
+            study.now = float(second)
+            if value is not None:
+                study.improve(value)
+            line.update()
+    assert lines(pipe) == [
+        "shoal: 23 trials (15 waiting, 8 running) on cpu:0, cpu:1",
+        "shoal: 0:00:01 best so far: accuracy 0.5 by trial 7 with lr=0.1",
+        "shoal: 0:00:12 best so far: accuracy 0.7 by trial 7 with lr=0.1",
+        "shoal: 0:00:31 best so far: accuracy 0.8 by trial 7 with lr=0.1",
+        "shoal: 0:00:31 15 waiting, 8 running; best: accuracy 0.8 by trial 7 with lr=0.1",
+    ]
+
+
+def test_lower_is_better_when_the_study_says_so(study, pipe):
+    study.changes["mode"] = "min"
+    with LineProgress(study.take, pipe, study.clock) as line:
+        for second, value in [(0, 0.5), (20, 0.6), (40, 0.4)]:
+            study.now = float(second)
+            study.improve(value)
+            line.update()
+        assert [text.split()[-6] for text in lines(pipe)[1:]] == ["0.5", "0.4"]
+
+
+def test_a_pipe_waits_for_the_first_trials_and_looks_once_a_second(study, pipe):
+    study.changes["states"] = dict.fromkeys(TrialState, 0)
+    with LineProgress(study.take, pipe, study.clock) as line:
+        for step in range(30):
+            study.now = step / 10
+            line.update()
+        assert study.taken == 3
+        assert lines(pipe) == []
+
+
+def test_silence(study, capfd):
+    with progress(study.take, silent=True) as silent:
+        silent.update()
+    assert isinstance(silent, SilentProgress)
+    assert study.taken == 0
+    assert capfd.readouterr() == ("", "")
+
+
+def test_the_display_suits_where_it_goes(study, terminal, pipe, capfd):
+    assert isinstance(progress(study.take, console=terminal), LiveProgress)
+    assert isinstance(progress(study.take, console=pipe), LineProgress)
+    with progress(study.take) as line:
+        line.update()
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert err.startswith("shoal: 23 trials")

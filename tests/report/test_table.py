@@ -1,0 +1,185 @@
+"""Tables are read as a person does: rendered at a width of 100."""
+
+import io
+import json
+import math
+
+import pytest
+from report_samples import row, snapshot
+from rich.console import Console
+
+from shoal.report.snapshot import DeviceUse
+from shoal.report.table import best_table, ranked, snapshot_json, status_table, trial_json, trials_table
+from shoal.report.text import config_text, duration, number
+from shoal.trial import TrialState
+
+
+def rendered(table):
+    console = Console(width=100, record=True, file=io.StringIO())
+    console.print(table)
+    return [line.rstrip() for line in console.export_text().splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.123456, "0.1235"),
+        (1e-7, "1e-07"),
+        (128, "128"),
+        (123456, "123456"),
+        (float("nan"), "nan"),
+        ("relu", "relu"),
+        (True, "True"),
+        (None, "–"),
+    ],
+)
+def test_number(value, text):
+    assert number(value) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(None, "–"), (0.0, "0:00:00"), (59.6, "0:01:00"), (3661.0, "1:01:01"), (90000.0, "25:00:00")]
+)
+def test_duration(seconds, text):
+    assert duration(seconds) == text
+
+
+def test_config_text():
+    config = {"lr": 0.000123456, "optimizer": {"name": "sgd", "momentum": None}, "sizes": [1, 2]}
+    assert config_text(config) == "lr=0.0001235 optimizer.name=sgd optimizer.momentum=None sizes=[1, 2]"
+
+
+@pytest.mark.parametrize(("mode", "order"), [("max", [3, 1, 4, 0, 2, 5]), ("min", [1, 4, 3, 0, 2, 5])])
+def test_ranked(mode, order):
+    rows = [
+        row(0, accuracy=None),
+        row(1, accuracy=0.25),
+        row(2, TrialState.FAILED, accuracy=0.0),
+        row(3, accuracy=0.75),
+        row(4, accuracy=0.25),
+        row(5, TrialState.FAILED, accuracy=1.0),
+    ]
+    assert [each.number for each in ranked(rows, mode)] == order
+
+
+def test_trials_best_first():
+    rows = [
+        row(0, TrialState.PENDING, None, reason="needs 9.1 GB, cuda:0 has 4.2 GB free", epoch=0, seconds=0.0),
+        row(1, TrialState.STOPPED, 0.25, reason="rank 7 of 9 at 3 epochs; the best 3 go on"),
+        row(2, TrialState.COMPLETE, 0.75, seconds=12345.678),
+    ]
+    assert rendered(trials_table(rows, "accuracy", "max")) == [
+        "trial  state     accuracy   best  epochs  seconds  config                   reason",
+        "    2  complete      0.75  0.875     3/9  12345.7  lr=0.003704",
+        "                                                   optimizer.name=sgd",
+        "    1  stopped       0.25  0.375     3/9      1.2  lr=0.002469              rank 7 of 9 at 3 epochs;",
+        "                                                   optimizer.name=sgd       the best 3 go on",
+        "    0  pending          –      –     0/9      0.0  lr=0.001235              needs 9.1 GB, cuda:0 has",
+        "                                                   optimizer.name=sgd       4.2 GB free",
+    ]
+
+
+def test_there_is_no_column_of_empty_reasons():
+    assert rendered(trials_table([row(2, accuracy=0.75)], "accuracy", "max")) == [
+        "trial  state     accuracy   best  epochs  seconds  config",
+        "    2  complete      0.75  0.875     3/9      1.2  lr=0.003704 optimizer.name=sgd",
+    ]
+
+
+def test_names_from_the_user_are_no_markup():
+    shown = row(0, TrialState.FAILED, 0.5, reason="[red]broken[/red] in [/]")
+    lines = rendered(trials_table([shown], "acc[bold]", "max"))
+    assert "acc[bold]" in lines[0]
+    assert "[red]broken[/red]" in lines[1]
+
+
+def test_best_shows_everything_in_full():
+    assert rendered(best_table(row(7, accuracy=0.5), "accuracy")) == [
+        "trial                  7, complete, 3 epochs",
+        "accuracy               0.5 (best 0.625)",
+        "valid_loss             0.25 (best 0.125)",
+        "config.lr              0.009876",
+        "config.optimizer.name  sgd",
+    ]
+
+
+def test_status():
+    assert rendered(status_table(snapshot())) == [
+        "epochs  ━━━━━━━╸                        25 of 100  0:01:01 elapsed, 0:03:04 left",
+        "trials  15 waiting, 8 running",
+        "        12 trials wait: its model is being measured",
+        "        3 trials wait: needs 9.1 GB, cuda:0 has 4.2 GB free",
+        "best    accuracy 0.9812 by trial 7 with lr=0.003123 width=128",
+        "cpu:0   job 12 trains 8 trials",
+        "cpu:1   idle",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        pytest.param({"best": None}, "best    –", id="nothing measured"),
+        pytest.param({"states": {}}, "trials  none yet", id="no trial"),
+        pytest.param({"pid": None}, "trials  15 waiting, 8 interrupted", id="nobody runs it"),
+        pytest.param({"waiting": {"": 1}}, "        1 trial waits: for a place in a job", id="not yet considered"),
+        pytest.param(
+            {"waiting": {f"reason {number}": 9 - number for number in range(6)}},
+            "        9 trials wait for 2 other reasons: see shoal trials",
+            id="many reasons",
+        ),
+        pytest.param(
+            {"devices": (DeviceUse("cpu:0", "3", "profile", 1),)}, "cpu:0   job 3 measures 1 trial", id="profile"
+        ),
+        pytest.param({"epochs_asked": 0, "epochs_done": 0, "seconds_left": None}, "0 of 0", id="nothing asked"),
+        pytest.param({"seconds_left": None}, "0:01:01 elapsed, – left", id="pace unknown"),
+    ],
+)
+def test_status_lines(changes, line):
+    assert any(line in shown for shown in rendered(status_table(snapshot(**changes))))
+
+
+def test_long_texts_stay_within_the_width():
+    long = {"waiting": {"word " * 60: 1}, "best": None}
+    assert max(map(len, rendered(status_table(snapshot(**long))))) <= 100
+    rows = [row(100_000 + number, reason="x" * 150) for number in range(3)]
+    lines = rendered(trials_table(rows, "accuracy", "max"))
+    assert max(map(len, lines)) <= 100
+    assert sum(line.count("x") for line in lines) == 3 * 150
+
+
+def test_json_is_strict_and_complete():
+    shown = row(3, TrialState.FAILED, math.nan, reason="its loss is NaN at step 7")
+    assert json.loads(json.dumps(trial_json(shown), allow_nan=False)) == {
+        "trial": 3,
+        "state": "failed",
+        "config": {"lr": 0.00123456 * 4, "optimizer": {"name": "sgd"}},
+        "metrics": {"accuracy": None, "valid_loss": 0.25},
+        "best": {"accuracy": None, "valid_loss": 0.125},
+        "epochs": 3,
+        "target": 9,
+        "seconds": 1.25,
+        "failures": 0,
+        "device": "cpu:0",
+        "array": "12",
+        "reason": "its loss is NaN at step 7",
+    }
+
+
+def test_snapshot_json_is_strict_and_complete():
+    assert json.loads(json.dumps(snapshot_json(snapshot()), allow_nan=False)) == {
+        "metric": "accuracy",
+        "mode": "max",
+        "pid": 4321,
+        "finished": False,
+        "trials": {"pending": 15, "running": 8, "paused": 0, "complete": 0, "stopped": 0, "failed": 0},
+        "waiting": {"its model is being measured": 12, "needs 9.1 GB, cuda:0 has 4.2 GB free": 3},
+        "best": {"trial": 7, "config": {"lr": 0.0031234, "width": 128}, "value": 0.98125},
+        "epochs_done": 25,
+        "epochs_asked": 100,
+        "elapsed": 61.2,
+        "seconds_left": 183.6,
+        "devices": [
+            {"device": "cpu:0", "job": "12", "purpose": "train", "members": 8},
+            {"device": "cpu:1", "job": None, "purpose": None, "members": 0},
+        ],
+    }

@@ -1,0 +1,164 @@
+import pytest
+from schedule_samples import cluster, gpu, job, needs
+
+from shoal.errors import PolicyError
+from shoal.schedule import (
+    WFD,
+    JobState,
+    JobView,
+    Knapsack,
+    Plan,
+    Policy,
+    Refusal,
+    Resize,
+    Resume,
+    Start,
+    Stop,
+    Suspend,
+    check_plan,
+    make_policy,
+)
+from shoal.testing.policies import check_policy
+
+WHERE = cluster(gpu(0), gpu(1, healthy=False), gpu(2, kind="H200"), gpu(3), cores=4)
+RUNS = job("runs", compute=0.6, memory=50, on="cuda:0")
+SLEEPS = JobView("sleeps", {"A100": needs()}, JobState.SUSPENDED)
+WAITS = job("waits", compute=0.5, memory=40)
+JOBS = [RUNS, SLEEPS, WAITS]
+LATER = Refusal("waits", "later")
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        pytest.param(Plan((), (LATER,)), id="nothing"),
+        pytest.param(Plan((Start("waits", "cuda:3"),)), id="start"),
+        pytest.param(Plan((Suspend("runs"), Start("waits", "cuda:0"))), id="on what was freed"),
+        pytest.param(Plan((Stop("runs", "why"), Start("waits", "cuda:0"))), id="on what was stopped"),
+        pytest.param(Plan((Suspend("runs"), Resume("runs", "cuda:3")), (LATER,)), id="move"),
+        pytest.param(Plan((Resume("sleeps", "cuda:3"), Start("waits", "cuda:3"))), id="share"),
+        pytest.param(Plan((Resize("runs", ("cuda:0", "cuda:3")),), (LATER,)), id="resize"),
+    ],
+)
+def test_legal_plans_pass(plan):
+    check_plan(plan, JOBS, WHERE)
+
+
+ILLEGAL = {
+    "unknown job": (Plan((Start("nobody", "cuda:3"),), (LATER,)), "'nobody'.*does not exist"),
+    "unknown device": (Plan((Start("waits", "cuda:9"),)), "'cuda:9'.*does not exist; there are cuda:0"),
+    "unhealthy device": (Plan((Start("waits", "cuda:1"),)), "'cuda:1'.*not healthy"),
+    "wrong kind": (Plan((Start("waits", "cuda:2"),)), "cannot run on H200, only on A100"),
+    "started twice": (Plan((Start("waits", "cuda:3"),) * 2), "that is running; it must be waiting"),
+    "start of a running job": (Plan((Start("runs", "cuda:3"),), (LATER,)), "that is running"),
+    "suspend of a waiting job": (Plan((Suspend("waits"),), (LATER,)), "Suspend.*that is waiting; it must be running"),
+    "resume of a running job": (Plan((Resume("runs", "cuda:3"),), (LATER,)), "it must be suspended"),
+    "resume after stop": (Plan((Stop("runs", "why"), Resume("runs", "cuda:0")), (LATER,)), "does not exist"),
+    "resize to nothing": (Plan((Resize("runs", ()),), (LATER,)), "at least one device"),
+    "resize to one device twice": (Plan((Resize("runs", ("cuda:0", "cuda:0")),), (LATER,)), "none twice"),
+    "too much compute": (Plan((Start("waits", "cuda:0"),)), r"Start\(job='waits'.*take 1.1 of its 1 compute"),
+    "neither": (Plan(), "'waits' is neither started nor refused"),
+    "both": (Plan((Start("waits", "cuda:3"),), (LATER,)), "not waiting after the plan"),
+    "refused twice": (Plan((), (LATER, LATER)), "second refusal"),
+    "refused without a word": (Plan((), (Refusal("waits", " "),)), "no reason"),
+    "refusal of a running job": (Plan((), (LATER, Refusal("runs", "no"))), "'runs'.*not waiting"),
+}
+
+
+@pytest.mark.parametrize("name", ILLEGAL)
+def test_illegal_plans_are_named(name):
+    plan, message = ILLEGAL[name]
+    with pytest.raises(PolicyError, match=message):
+        check_plan(plan, JOBS, WHERE)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        pytest.param({"compute": 0.1, "memory": 31}, "take 81000000000 of its 80000000000 bytes", id="memory"),
+        pytest.param({"compute": 0.1, "cores": 3.5}, "node n0 would take 4.5 of its 4 cores", id="cores"),
+    ],
+)
+def test_hard_limits(changes, message):
+    with pytest.raises(PolicyError, match=message):
+        check_plan(Plan((Start("new", "cuda:0"),)), [RUNS, job("new", **changes)], WHERE)
+
+
+def test_cores_of_jobs_on_other_devices_of_the_node_count():
+    with pytest.raises(PolicyError, match="node n0"):
+        check_plan(Plan((Start("new", "cuda:3"),)), [RUNS, job("new", cores=3.5)], WHERE)
+
+
+def test_a_device_that_was_too_full_is_not_held_against_a_plan_that_leaves_it_alone():
+    full = [job("a", compute=0.9, on="cuda:0"), job("b", compute=0.9, on="cuda:0")]
+    check_plan(Plan((Start("new", "cuda:3"),)), [*full, job("new")], WHERE)
+
+
+class Broken(Knapsack):
+    longest_first = True
+    emptiest_first = True
+
+
+class Forgetful(Broken):
+    """Remembers its last plan."""
+
+    last = 0
+
+    def plan(self, jobs, cluster, now):
+        Forgetful.last += 1
+        plan = super().plan(jobs, cluster, now)
+        return Plan(plan.actions, tuple(Refusal(r.job, f"{r.reason} {Forgetful.last}") for r in plan.refusals))
+
+
+class Lazy(Broken):
+    """Starts nothing."""
+
+    def plan(self, jobs, cluster, now):
+        return Plan((), tuple(Refusal(job.id, "no") for job in jobs if job.state is JobState.WAITING))
+
+
+class Greedy(Broken):
+    """Starts everything on the first device."""
+
+    def plan(self, jobs, cluster, now):
+        first = next((device.name for _, device in cluster), "")
+        return Plan(tuple(Start(job.id, first) for job in jobs if job.state is JobState.WAITING))
+
+
+class Meddling(Broken):
+    """Lowers the demands it was shown."""
+
+    def plan(self, jobs, cluster, now):
+        plan = super().plan(jobs, cluster, now)
+        for view in jobs:
+            view.demand.clear()
+        return plan
+
+
+@pytest.mark.parametrize(
+    ("policy", "message"),
+    [
+        (Forgetful, "answers differently"),
+        (Lazy, "nothing is started"),
+        (Greedy, "illegal"),
+        (Meddling, "changed what it was given"),
+    ],
+)
+def test_the_conformance_suite_finds_broken_policies(policy, message):
+    with pytest.raises(AssertionError, match=message):
+        check_policy(policy)
+
+
+def test_policies_are_made_by_name():
+    assert isinstance(make_policy("auto"), WFD)
+    own: Policy = Lazy()
+    assert make_policy(own) is own
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("wdf", r"'wdf' \(did you mean 'wfd'\?\).*auto, fifo, wfd"), ("best", r"no policy 'best'; .*fifo")],
+)
+def test_an_unknown_policy_is_named_with_the_known_ones(name, message):
+    with pytest.raises(PolicyError, match=message):
+        make_policy(name)

@@ -1,0 +1,309 @@
+import json
+import math
+import subprocess
+import sys
+from enum import Enum
+from fractions import Fraction
+from random import Random
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+
+from shoal.domain import DOMAINS, Choice, LogRandInt, LogUniform, QUniform, RandInt, Uniform, from_optuna
+from shoal.errors import SpaceError
+from shoal.space import Space, choice, flatten, grid, loguniform, quniform, randint, uniform
+
+NESTED = {
+    "lr": loguniform(1e-4, 1e-1),
+    "width": choice([64, 128]),
+    "data": {"batch_size": grid([32, 64]), "name": "digits", "crop": (3, 4)},
+    "optimizer": choice([{"name": "sgd", "momentum": uniform(0, 0.99)}, {"name": "adam"}]),
+    "layers": randint(1, 5),
+    "dropout": quniform(0, 0.5, 0.1),
+    "decay": choice([0.0, loguniform(1e-6, 1e-2)]),
+    "heads": IntDistribution(1, 64, log=True),
+}
+
+
+class Colour(str, Enum):  # noqa: UP042  (str() of a StrEnum is its value already)
+    RED = "red"
+
+
+@pytest.mark.parametrize(
+    ("parameters", "words"),
+    [
+        pytest.param({"a": {"b": choice([])}}, ["`a.b`", "at least one option", "choice([])"], id="empty choice"),
+        pytest.param({"lr": loguniform(0, 0.1)}, ["`lr`", "above 0", "loguniform(0, 0.1)", "uniform"], id="log of 0"),
+        pytest.param({"lr": loguniform(-1, 0.1)}, ["`lr`", "above 0", "loguniform(-1, 0.1)"], id="log of negative"),
+        pytest.param(
+            {"lr": uniform(2, 1)}, ["`lr`", "low must not be above high", "uniform(2, 1)"], id="uniform order"
+        ),
+        pytest.param({"lr": loguniform(2, 1)}, ["`lr`", "low must not be above high"], id="loguniform order"),
+        pytest.param({"n": randint(3, 3)}, ["`n`", "excluded", "randint(3, 3)"], id="randint is empty"),
+        pytest.param({"n": randint(0.5, 3)}, ["`n`", "integers", "0.5"], id="randint of a float"),
+        pytest.param({"n": randint(False, 3)}, ["`n`", "integers", "False"], id="randint of a bool"),
+        pytest.param({"n": RandInt(0, 3, 0)}, ["`n`", "step", "randint(0, 3, 0)"], id="step of 0"),
+        pytest.param({"n": LogRandInt(0, 3)}, ["`n`", "above 0", "lograndint(0, 3)"], id="lograndint of 0"),
+        pytest.param({"p": quniform(0, 1, 0)}, ["`p`", "q must be", "quniform(0, 1, 0)"], id="q of 0"),
+        pytest.param({"p": quniform(0, 1, math.nan)}, ["`p`", "q must be", "nan"], id="q of NaN"),
+        pytest.param({"p": quniform(1, 0, 0.1)}, ["`p`", "low must not be above high"], id="quniform order"),
+        pytest.param({"p": uniform(0, math.inf)}, ["`p`", "finite", "inf"], id="infinite bound"),
+        pytest.param({"p": uniform(math.nan, 1)}, ["`p`", "finite", "nan"], id="NaN bound"),
+        pytest.param({"p": uniform(0, 10**400)}, ["`p`", "finite"], id="bound beyond the floats"),
+        pytest.param({"p": loguniform("1e-4", 1)}, ["`p`", "int or float", "'1e-4'"], id="bound that is text"),
+        pytest.param({"a": {3: 1}}, ["in `a`", "string", "3"], id="key that is no string"),
+        pytest.param({3: 1}, ["parameter's name must be a string", "3"], id="first key that is no string"),
+        pytest.param({"a.b": 1}, ["'a.b'", "dot", "nest"], id="key with a dot"),
+        pytest.param({"": 1}, ["empty", "''"], id="empty key"),
+        pytest.param({"a": {"b": {1, 2}}}, ["`a.b`", "JSON", "of type set"], id="set"),
+        pytest.param({"w": torch.zeros(2)}, ["`w`", "JSON", "of type Tensor"], id="tensor"),
+        pytest.param({"act": choice([torch.nn.ReLU])}, ["`act[0]`", "ReLU", "Give it a name"], id="class in a choice"),
+        pytest.param({"a": [1, [2, object()]]}, ["`a[1][1]`", "of type object"], id="object in a list"),
+        pytest.param({"a": [uniform(0, 1)]}, ["`a[0]`", "list", "uniform(0, 1)"], id="domain in a list"),
+        pytest.param({"a": math.inf}, ["`a`", "finite", "inf"], id="infinite constant"),
+        pytest.param(
+            {"o": choice([{"n": 1}, {"m": uniform(1, 0)}])}, ["`o[1].m`", "low must not"], id="inside an option"
+        ),
+        pytest.param([("a", 1)], ["dict of names"], id="not a dict"),
+    ],
+)
+def test_a_bad_space_is_refused_by_path_and_value(parameters, words):
+    with pytest.raises(SpaceError) as error:
+        Space(parameters)
+    for word in words:
+        assert word in str(error.value)
+
+
+@pytest.mark.parametrize("options", ["abc", {1, 2}, {"a": 1}, 3, b"ab"], ids=["str", "set", "dict", "int", "bytes"])
+@pytest.mark.parametrize("function", [choice, grid])
+def test_options_without_an_order_are_refused(function, options):
+    with pytest.raises(SpaceError, match="takes a list of options"):
+        function(options)
+
+
+def test_a_sample_is_plain_nested_data_and_follows_its_seed():
+    space = Space(NESTED)
+    configs = [space.sample(seed) for seed in range(200)]
+    assert configs == [space.sample(seed) for seed in range(200)]
+    assert len({json.dumps(config) for config in configs}) == 200
+    for config in configs:
+        assert json.loads(json.dumps(config)) == config
+        assert list(config) == list(NESTED)
+        assert 1e-4 <= config["lr"] <= 1e-1
+        assert config["data"]["name"] == "digits"
+        assert config["data"]["crop"] == [3, 4]
+        assert config["layers"] in (1, 2, 3, 4)
+        assert config["dropout"] in (0.0, 0.1, 0.2, 0.3, 0.4, 0.5)
+        assert config["decay"] == 0.0 or 1e-6 <= config["decay"] <= 1e-2
+        assert 1 <= config["heads"] <= 64
+
+
+def test_an_option_is_sampled_only_when_chosen():
+    configs = [Space(NESTED).sample(seed)["optimizer"] for seed in range(200)]
+    assert {(config["name"], "momentum" in config) for config in configs} == {("sgd", True), ("adam", False)}
+
+
+def test_a_sample_goes_on_with_a_given_generator():
+    space, rng, expected = Space({"x": uniform(0, 1)}), Random(3), Random(3)
+    assert [space.sample(rng), space.sample(rng)] == [{"x": expected.random()}, {"x": expected.random()}]
+
+
+def test_changing_a_config_or_the_dict_given_leaves_the_space_alone():
+    given = {"a": {"b": 1}, "c": [1, {"d": 2}]}
+    space = Space(given)
+    given["a"]["b"] = 5
+    for config in (space.sample(0), *space.grid()):
+        config["c"][1]["d"] = 7
+        config["a"]["b"] = 7
+    assert space.sample(0) == {"a": {"b": 1}, "c": [1, {"d": 2}]} == space.grid()[0]
+
+
+@pytest.mark.parametrize(
+    ("given_value", "plain"),
+    [
+        pytest.param(np.int64(3), 3, id="numpy int"),
+        pytest.param(np.float32(0.5), 0.5, id="numpy float"),
+        pytest.param(Fraction(1, 4), 0.25, id="fraction"),
+        pytest.param(Colour.RED, "red", id="string enum"),
+        pytest.param(True, True, id="bool"),
+        pytest.param(None, None, id="None"),
+        pytest.param((1, (2,)), [1, [2]], id="tuple"),
+    ],
+)
+def test_constants_become_plain(given_value, plain):
+    value = Space({"x": given_value}).sample(0)["x"]
+    assert value == plain
+    assert type(value) is type(plain)
+
+
+def test_numpy_options_and_bounds_give_plain_values():
+    config = Space({"a": choice(np.logspace(-3, 0, 4)), "b": uniform(np.float64(0), np.float64(1))}).sample(0)
+    assert [type(value) for value in config.values()] == [float, float]
+
+
+@pytest.mark.parametrize(
+    ("parameters", "points"),
+    [
+        pytest.param({}, [{}], id="empty"),
+        pytest.param({"a": 1}, [{"a": 1}], id="constant"),
+        pytest.param(
+            {"a": choice([1, 2]), "b": {"c": grid(["x", "y"])}},
+            [{"a": a, "b": {"c": c}} for a in (1, 2) for c in "xy"],
+            id="product, the last fastest",
+        ),
+        pytest.param({"n": randint(1, 4)}, [{"n": 1}, {"n": 2}, {"n": 3}], id="randint excludes high"),
+        pytest.param({"n": RandInt(0, 10, 4)}, [{"n": 0}, {"n": 4}, {"n": 8}], id="step"),
+        pytest.param({"n": LogRandInt(1, 3)}, [{"n": 1}, {"n": 2}], id="lograndint"),
+        pytest.param({"p": quniform(0.1, 0.4, 0.1)}, [{"p": p} for p in (0.1, 0.2, 0.3, 0.4)], id="exact decimals"),
+        pytest.param({"p": quniform(0, 1, 0.3)}, [{"p": p} for p in (0.0, 0.3, 0.6, 0.9)], id="high between points"),
+        pytest.param(
+            {"o": choice([{"n": "sgd", "m": choice([0, 1])}, {"n": "adam"}])},
+            [{"o": {"n": "sgd", "m": 0}}, {"o": {"n": "sgd", "m": 1}}, {"o": {"n": "adam"}}],
+            id="conditional",
+        ),
+        pytest.param({"x": choice([0, randint(5, 7)])}, [{"x": 0}, {"x": 5}, {"x": 6}], id="domain as an option"),
+    ],
+)
+def test_grid(parameters, points):
+    assert Space(parameters).grid() == points
+
+
+@pytest.mark.parametrize(
+    ("parameters", "path"),
+    [
+        pytest.param({"a": {"lr": uniform(0, 1)}}, "`a.lr`: uniform(0, 1)", id="uniform"),
+        pytest.param({"o": choice([1, {"lr": loguniform(1, 2)}])}, "`o[1].lr`: loguniform(1, 2)", id="in an option"),
+    ],
+)
+def test_a_continuum_in_a_grid_is_refused_with_the_remedy(parameters, path):
+    with pytest.raises(SpaceError) as error:
+        Space(parameters).grid()
+    assert path in str(error.value)
+    assert "grid([...])" in str(error.value)
+
+
+def test_flatten():
+    config = {"lr": 1, "optimizer": {"name": "sgd", "more": {"m": [1, 2]}}}
+    assert flatten(config) == {"lr": 1, "optimizer.name": "sgd", "optimizer.more.m": [1, 2]}
+
+
+def test_json_round_trip_keeps_the_space_and_its_samples():
+    space = Space(NESTED)
+    copy = Space.from_json(space.to_json())
+    assert copy == space
+    assert hash(copy) == hash(space)
+    assert [copy.sample(seed) for seed in range(20)] == [space.sample(seed) for seed in range(20)]
+    assert Space({"a": 1}) != Space({"a": 2})
+    assert Space({"a": 1}) != {"a": 1}
+
+
+def test_json_of_an_unknown_domain_is_refused():
+    with pytest.raises(SpaceError, match="knows no domain 'gaussian'"):
+        Space.from_json('{"dict": {"x": {"gaussian": [0, 1]}}}')
+
+
+def test_json_keeps_constants_that_look_like_domains_apart():
+    space = Space({"uniform": {"value": 3}, "choice": [1, 2]})
+    assert Space.from_json(space.to_json()).sample(0) == {"uniform": {"value": 3}, "choice": [1, 2]}
+
+
+CONVERSIONS = [
+    (FloatDistribution(0, 1), Uniform(0.0, 1.0)),
+    (FloatDistribution(1e-3, 1, log=True), LogUniform(1e-3, 1.0)),
+    (FloatDistribution(0, 1, step=0.25), QUniform(0.0, 1.0, 0.25)),
+    (IntDistribution(1, 9), RandInt(1, 10)),
+    (IntDistribution(1, 9, step=2), RandInt(1, 10, 2)),
+    (IntDistribution(1, 9, log=True), LogRandInt(1, 10)),
+    (CategoricalDistribution(["a", None, 2]), Choice(("a", None, 2))),
+]
+
+
+@pytest.mark.parametrize(("distribution", "domain"), CONVERSIONS, ids=[str(domain) for _, domain in CONVERSIONS])
+def test_optuna_and_back(distribution, domain):
+    assert from_optuna(distribution) == domain
+    assert domain.to_optuna() == distribution
+    assert Space({"x": distribution}) == Space({"x": domain})
+
+
+def test_every_domain_is_converted_above():
+    assert {type(domain) for _, domain in CONVERSIONS} == set(DOMAINS.values())
+
+
+def test_to_optuna_ends_a_stepped_range_at_its_last_point():
+    assert quniform(0, 1, 0.3).to_optuna() == FloatDistribution(0, 0.9, step=0.3)
+
+
+def test_to_optuna_numbers_options_that_optuna_cannot_hold():
+    assert choice([{"name": "sgd"}, {"name": "adam"}, 3]).to_optuna() == CategoricalDistribution((0, 1, 2))
+
+
+def test_from_optuna_leaves_all_else_alone():
+    assert from_optuna({"low": 0}) is None
+
+
+def test_importing_the_space_imports_neither_torch_nor_optuna_nor_numpy():
+    code = "import sys, shoal.space; print(sorted({'torch', 'optuna', 'numpy', 'pandas'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+finite = st.floats(allow_nan=False, allow_infinity=False)
+positive = st.floats(min_value=sys.float_info.min, allow_nan=False, allow_infinity=False)
+
+
+@given(st.tuples(finite, finite).map(sorted), st.integers(0, 2**64))
+def test_uniform_stays_within_any_bounds(bounds, seed):
+    low, high = bounds
+    assert low <= Space({"x": uniform(low, high)}).sample(seed)["x"] <= high
+
+
+@given(st.tuples(positive, positive).map(sorted), st.integers(0, 2**64))
+def test_loguniform_stays_within_any_bounds(bounds, seed):
+    low, high = bounds
+    assert low <= Space({"x": loguniform(low, high)}).sample(seed)["x"] <= high
+
+
+@given(st.integers(-(10**30), 10**30), st.integers(1, 10**30), st.integers(0, 2**64))
+def test_randint_stays_below_high(low, width, seed):
+    assert low <= Space({"x": randint(low, low + width)}).sample(seed)["x"] < low + width
+
+
+@given(st.integers(1, 10**9), st.integers(1, 10**9), st.integers(0, 2**64))
+def test_lograndint_stays_below_high(low, width, seed):
+    assert low <= Space({"x": LogRandInt(low, low + width)}).sample(seed)["x"] < low + width
+
+
+@given(
+    low=st.decimals(-100, 100, places=3),
+    steps=st.integers(0, 50),
+    q=st.decimals("0.001", 10, places=3),
+    seed=st.integers(0, 2**64),
+)
+def test_a_quniform_has_the_points_of_decimal_arithmetic(low, steps, q, seed):
+    space = Space({"x": quniform(float(low), float(low + steps * q), float(q))})
+    points = [point["x"] for point in space.grid()]
+    assert points == [float(low + k * q) for k in range(steps + 1)]
+    assert space.sample(seed)["x"] in points
+
+
+constants = st.none() | st.booleans() | st.integers() | finite | st.text()
+names = st.text(st.characters(exclude_characters="."), min_size=1)
+discrete = st.recursive(
+    constants | st.lists(constants, max_size=3) | st.builds(lambda low: randint(low, low + 2), st.integers()),
+    lambda nodes: (
+        st.dictionaries(names, nodes, max_size=2) | st.lists(nodes, min_size=1, max_size=2).map(choice)  # branches
+    ),
+    max_leaves=6,
+)
+
+
+@given(st.dictionaries(names, discrete, max_size=3), st.integers(0, 2**64))
+def test_every_sample_of_a_discrete_space_is_a_point_of_its_grid_and_survives_json(parameters, seed):
+    space = Space(parameters)
+    copy = Space.from_json(space.to_json())
+    assert copy.sample(seed) == space.sample(seed)
+    assert space.sample(seed) in space.grid()
