@@ -1,7 +1,7 @@
 """What a job asks of a device, and the measurements it is computed from."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 __all__ = ["Demand", "Profile"]
 
@@ -41,6 +41,8 @@ class Profile:
         member_memory: bytes each member adds at the peak of a step.
         compute: fraction of the device in use while it ran.
         cores: CPU seconds per second of wall time.
+        compiled_step_seconds: as `step_seconds`, of compiled steps; of the sizes that were ever compiled.
+        compile_seconds: what compiling took when it was last done; 0 if it never was.
     """
 
     step_seconds: Mapping[int, float]
@@ -50,3 +52,5 @@ class Profile:
     member_memory: int
     compute: float
     cores: float
+    compiled_step_seconds: Mapping[int, float] = field(default_factory=dict)
+    compile_seconds: float = 0.0

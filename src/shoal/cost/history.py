@@ -108,5 +108,8 @@ class History:
 
 def _profile(fields: Mapping[str, Any]) -> Profile:
     """A profile from its JSON object, whose keys are strings."""
-    sizes = {int(size): float(value) for size, value in fields["step_seconds"].items()}
-    return Profile(**{**fields, "step_seconds": sizes})
+    by_size = {
+        name: {int(size): float(value) for size, value in fields[name].items()}
+        for name in ("step_seconds", "compiled_step_seconds")
+    }
+    return Profile(**{**fields, **by_size})

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
+from shoal.cost.demand import Profile
 from shoal.trial import Trial
 
 __all__ = ["Array", "ArrayKey", "Job", "Member", "Purpose", "Workplace"]
@@ -35,10 +36,17 @@ class Member:
 
 @dataclass(frozen=True)
 class Array:
-    """Trials of one structure, trained as one model; all begin at the same epoch."""
+    """Trials of one structure, trained as one model; all begin at the same epoch.
+
+    Args:
+        key: of all members.
+        members: at least one.
+        profile: what is known of the key where the array runs.
+    """
 
     key: ArrayKey
     members: tuple[Member, ...]
+    profile: Profile | None = None
 
 
 class Purpose(StrEnum):

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from shoal.cluster.device import Cluster, Device
 from shoal.errors import PolicyError
@@ -110,8 +110,9 @@ class Planner:
         for action in plan.actions:
             if not isinstance(action, Start):
                 raise PolicyError(f"{type(self._policy).__name__} returned {action}; only Start is supported so far")
-            job = Job(self._new_id(), (candidates[action.job],))
-            placed.append((job, turn.cluster.device(action.device)))
+            array, device = candidates[action.job], turn.cluster.device(action.device)
+            known = replace(array, profile=self._profiles(array.key, device.kind))
+            placed.append((Job(self._new_id(), (known,)), device))
         refusals = {
             member.trial.number: refusal.reason
             for refusal in plan.refusals

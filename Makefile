@@ -1,0 +1,41 @@
+# Every target makes the environment it needs. From an empty machine: `make demo`, or `make test`.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: demo test format lint types tests benchmarks-quick clean
+
+demo: $(READY)  ## search hyper-parameters of two models on handwritten digits
+	$(BIN)/shoal run examples/digits.py
+
+test: lint types tests benchmarks-quick  ## everything CI checks
+
+lint: $(READY)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+
+types: $(READY)
+	$(BIN)/mypy
+
+tests: $(READY)
+	$(BIN)/pytest
+
+benchmarks-quick: $(READY)
+	$(BIN)/python benchmarks/search_vs_peers.py --quick
+
+format: $(READY)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+# torch comes first and pinned: any other request for it may bring gigabytes of CUDA packages.
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Shoal needs Python 3.11 or newer; name one: make PYTHON=python3.11 ...")'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --constraint constraints.txt torch
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist

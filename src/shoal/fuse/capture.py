@@ -1,0 +1,170 @@
+"""A whole training step of an array as one compiled function.
+
+The passes, in order:
+
+1. the forward pass of all members, on stand-ins for its tensors      (`ModelArray.open`: stacked tensors vanish)
+2. the gradient of the sum of the members' losses                     (autograd, traced along)
+3. the update of parameters and optimizer state, in place             (`FusedOptimizer.traced`)
+4. one graph of plain tensor functions                                (`make_fx`)
+5. one kernel for whatever can be one                                 (Inductor)
+6. the compiled step against the graph, on copies of everything       (compilers err)
+
+What differs from step to step is an input of the graph: the batch, the optimizers' numbers, the members' random keys.
+"""
+
+import logging
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+
+from shoal.errors import FusionError
+from shoal.fuse.array import ModelArray
+from shoal.fuse.optim.fused import FusedOptimizer
+from shoal.fuse.optim.traced import TracedStep
+from shoal.fuse.randomness import member_keys
+
+__all__ = ["CapturedStep", "capture"]
+
+_log = logging.getLogger("shoal.fuse")
+
+
+class CapturedStep:
+    """Does what forward, loss, backward and optimizer step do eagerly, for batches of one shape.
+
+    Args:
+        array: the models.
+        optimizer: theirs.
+        loss: as given to `ModelArray.map`.
+        batch: an example; others must have its shapes.
+
+    Raises:
+        FusionError: the step cannot be captured, or an optimizer must step by itself.
+    """
+
+    def __init__(self, array: ModelArray, optimizer: FusedOptimizer, loss: Callable[..., Any], batch: Any) -> None:
+        self._array = array
+        self._optimizer = optimizer
+        self._loss = loss
+        leaves, self._spec = pytree.tree_flatten(batch)
+        self._shapes = _shapes(leaves)
+        traced = optimizer.traced([p for p in array.parameters() if p.grad is not None])
+        if traced is None:
+            raise FusionError("an optimizer without a fused rule cannot be captured")
+        self._traced: TracedStep = traced
+        self._others = [t for _, t, _ in array.columns() if not any(t is p for p in traced.params)]
+        self._version = optimizer.version
+        self._compiled = self._compile(leaves)
+
+    def fits(self, batch: Any) -> bool:
+        """Whether a batch has the captured shapes, and nothing else has changed since."""
+        self._optimizer.refresh()
+        leaves, spec = pytree.tree_flatten(batch)
+        return spec == self._spec and _shapes(leaves) == self._shapes and self._optimizer.version == self._version
+
+    def __call__(self, batch: Any) -> Tensor:
+        """One step; returns the losses, shape [B]."""
+        array = self._array
+        keys = member_keys(array.seeds, array.tick)
+        array.tick += 1
+        leaves = [leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, Tensor)]
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of the compiler, about itself
+            losses: Tensor = self._compiled(*self._inputs(), keys, *leaves)
+        self._optimizer.mark_stepped()
+        return losses
+
+    def _inputs(self) -> list[Tensor]:
+        step = self._traced
+        return [t.detach() for t in (*step.params, *self._others, *step.state, *step.numbers)]
+
+    def _compile(self, leaves: Sequence[Any]) -> Callable[..., Tensor]:
+        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        example = [*self._inputs(), member_keys(self._array.seeds, self._array.tick), *tensors]
+        try:
+            with _NoNumbers():
+                graph = make_fx(self._step(leaves), tracing_mode="real")(*_copies(example))
+            with warnings.catch_warnings(), torch.no_grad():
+                warnings.simplefilter("ignore")  # of the compiler, about itself
+                compiled = torch.compile(graph, fullgraph=True, dynamic=False)
+                self._verify(graph, compiled, example)
+        except Exception as error:  # tracers and compilers fail in ways of their own; eager execution is always there
+            raise FusionError(f"the step cannot be captured: {type(error).__name__}: {error}") from error
+        return compiled
+
+    def _verify(self, graph: Callable[..., Tensor], compiled: Callable[..., Tensor], example: list[Tensor]) -> None:
+        """Hold what both do against each other: the losses, and what is linear in the gradients.
+
+        That is the optimizers' state, or the parameters where there is none. An update itself need not be: Adam makes a
+        step of full size out of a gradient that is zero but for rounding.
+        """
+        expected, got = _copies(example), _copies(example)
+        losses = (graph(*expected), compiled(*got))
+        params, others = len(self._traced.params), len(self._others)
+        state = range(params + others, params + others + len(self._traced.state))
+        linear = [i for i in state if example[i].dim() > 1] or range(params)
+        tolerance = 1e-9 if losses[0].dtype == torch.float64 else 1e-2
+        off = sum(float((got[i] - expected[i]).double().square().sum()) for i in linear)
+        moved = sum(float((expected[i] - example[i]).double().square().sum()) for i in linear)
+        if off > tolerance**2 * moved or not torch.allclose(*losses, rtol=tolerance, atol=0, equal_nan=True):
+            raise FusionError("the compiled step computes something else; this is a fault of the compiler")
+
+    def _step(self, leaves: Sequence[Any]) -> Callable[..., Tensor]:
+        """The step as a function of tensors alone, in the order of `_inputs`, then keys and batch."""
+        step = self._traced
+        counts = [len(step.params), len(self._others), len(step.state), len(step.numbers), 1]
+
+        def run(*tensors: Tensor) -> Tensor:
+            left = iter(tensors)
+            params, others, state, numbers, (keys,) = ([next(left) for _ in range(n)] for n in counts)
+            batch = pytree.tree_unflatten([next(left) if isinstance(x, Tensor) else x for x in leaves], self._spec)
+            live = [param.detach().requires_grad_(param.is_floating_point()) for param in params]
+            with self._standing_in([*live, *others]), self._array.open(keys) as model:
+                losses = self._loss(model, batch).whole
+            grads = torch.autograd.grad(losses.sum(), live)
+            step.apply(params, grads, state, numbers)
+            return losses.detach()  # type: ignore[no-any-return]
+
+        return run
+
+    @contextmanager
+    def _standing_in(self, tensors: Sequence[Tensor]) -> Iterator[None]:
+        """Within, the array uses these tensors in place of its own."""
+        own = [*self._traced.params, *self._others]
+        with self._array.replaced(dict(zip(map(id, own), tensors, strict=True))):
+            yield
+
+
+class _NoNumbers(TorchFunctionMode):
+    """Refuses what would make a constant of a tensor's values without the tracer's noticing, here or in the rules."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Every torch function of the step comes through here."""
+        if func in (Tensor.tolist, Tensor.numpy, Tensor.__array__):
+            raise FusionError(f"it takes values out of a tensor by `{func.__name__}`")
+        return func(*args, **(kwargs or {}))
+
+
+def capture(array: ModelArray, optimizer: FusedOptimizer, loss: Callable[..., Any], batch: Any) -> CapturedStep | None:
+    """Capture a step that has run eagerly before, or say in the log why that cannot be, and return None."""
+    try:
+        return CapturedStep(array, optimizer, loss, batch)
+    except FusionError as reason:
+        _log.info("%s", reason)
+        return None
+
+
+def _copies(tensors: Sequence[Tensor]) -> list[Tensor]:
+    return [tensor.clone() for tensor in tensors]
+
+
+def _shapes(leaves: Sequence[Any]) -> list[Any]:
+    return [(leaf.shape, leaf.dtype) if isinstance(leaf, Tensor) else leaf for leaf in leaves]

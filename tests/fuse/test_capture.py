@@ -1,0 +1,132 @@
+"""A captured step does what the eager one does."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from shoal.errors import FusionError
+from shoal.fuse.array import ModelArray, fuse
+from shoal.fuse.capture import CapturedStep, capture
+from shoal.fuse.optim.fused import FusedOptimizer, fuse_optimizers
+
+
+class Small(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        # A bias before a norm would have a gradient of zero but for rounding, of which Adam makes a full step.
+        self.conv = nn.Conv2d(1, 3, 3, bias=False)
+        self.norm = nn.BatchNorm2d(3)
+        self.drop = nn.Dropout(0.3)
+        self.out = nn.Linear(3, 4)
+        self.frozen = nn.Parameter(torch.ones(4), requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.drop(F.relu(self.norm(self.conv(x))).mean((2, 3)))) * self.frozen
+
+
+def mlp() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(36, 8), nn.Tanh(), nn.Linear(8, 4))
+
+
+def loss(model: nn.Module, batch: Any) -> Tensor:
+    x, y = batch
+    return F.cross_entropy(model(x), y)
+
+
+def members(make: Callable[[], nn.Module], optimizer: Any, count: int) -> tuple[ModelArray, FusedOptimizer]:
+    models, optimizers = [], []
+    for b in range(count):
+        torch.manual_seed(b)
+        models.append(make().double())
+        optimizers.append(optimizer(models[-1].parameters(), lr=0.01 * (b + 1)))
+    array = fuse(models, list(range(count)))
+    return array, fuse_optimizers(optimizers, array)
+
+
+def eager(array: ModelArray, optimizer: FusedOptimizer, batch: Any) -> Tensor:
+    optimizer.zero_grad()
+    losses = array.map(loss, batch)
+    losses.sum().backward()
+    optimizer.step()
+    return losses.detach()
+
+
+def batches(count: int, size: int = 6) -> list[list[Tensor]]:
+    generator = torch.Generator().manual_seed(0)
+    return [
+        [
+            torch.randn(size, 1, 6, 6, dtype=torch.float64, generator=generator),
+            torch.randint(0, 4, (size,), generator=generator),
+        ]
+        for _ in range(count)
+    ]
+
+
+CASES = {
+    "conv, norm, dropout, AdamW, B=3": (Small, lambda p, lr: torch.optim.AdamW(p, lr=lr, weight_decay=lr), 3),
+    "MLP, SGD with momentum, B=1": (mlp, lambda p, lr: torch.optim.SGD(p, lr=lr, momentum=0.9, nesterov=True), 1),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("make", "optimizer", "count"), CASES.values(), ids=CASES)
+def test_captured_steps_equal_eager_ones(make: Any, optimizer: Any, count: int) -> None:
+    array, fused = members(make, optimizer, count)
+    twin, fused_twin = members(make, optimizer, count)
+    first, *others = batches(5)
+    eager(array, fused, first)
+    eager(twin, fused_twin, first)
+    step = CapturedStep(array, fused, loss, first)
+    for number, batch in enumerate(others):
+        for one in (fused, fused_twin):  # as LR schedulers do
+            one.members[0].param_groups[0]["lr"] = 0.05 / (number + 1)
+        assert step.fits(batch)
+        torch.testing.assert_close(step(batch), eager(twin, fused_twin, batch), rtol=1e-9, atol=0)
+    for (path, mine, _), (_, others_, _) in zip(array.columns(), twin.columns(), strict=True):
+        torch.testing.assert_close(mine.detach(), others_.detach(), rtol=1e-9, atol=1e-12, msg=path)
+    for own, other in zip(fused.members, fused_twin.members, strict=True):
+        torch.testing.assert_close(own.state_dict()["state"], other.state_dict()["state"], rtol=1e-9, atol=1e-12)
+    assert array.tick == twin.tick
+    small = [tensor[:2] for tensor in first]
+    assert not step.fits(small), "a batch of another shape must not go into the compiled step"
+    torch.testing.assert_close(eager(array, fused, small), eager(twin, fused_twin, small), rtol=1e-9, atol=0)
+
+
+def test_data_dependent_control_flow_is_not_captured() -> None:
+    array, fused = members(mlp, torch.optim.SGD, 2)
+    (batch,) = batches(1)
+
+    def branching(model: nn.Module, batch: Any) -> Tensor:
+        value = loss(model, batch)
+        return value * 2 if value > 0 else value
+
+    eager(array, fused, batch)
+    with pytest.raises(FusionError, match="cannot be captured"):
+        CapturedStep(array, fused, branching, batch)
+    assert capture(array, fused, branching, batch) is None
+
+
+def test_an_optimizer_that_steps_by_itself_is_not_captured() -> None:
+    array, fused = members(mlp, torch.optim.RMSprop, 2)
+    (batch,) = batches(1)
+    eager(array, fused, batch)
+    with pytest.raises(FusionError, match="fused rule"):
+        CapturedStep(array, fused, loss, batch)
+
+
+def test_a_failed_capture_changes_nothing() -> None:
+    array, fused = members(Small, torch.optim.Adam, 2)
+    (batch,) = batches(1)
+    eager(array, fused, batch)
+    before = [tensor.detach().clone() for _, tensor, _ in array.columns()]
+
+    def breaks(model: nn.Module, batch: Any) -> Tensor:
+        return loss(model, batch) * float(loss(model, batch))
+
+    assert capture(array, fused, breaks, batch) is None
+    for tensor, (path, after, _) in zip(before, array.columns(), strict=True):
+        torch.testing.assert_close(after.detach(), tensor, rtol=0, atol=0, msg=path)
