@@ -2,19 +2,22 @@
 
 import copy
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-import shoal.fuse.dispatch  # gives Stacked its rules  # noqa: F401
 from shoal.errors import FusionError
+from shoal.fuse.intercept import MemberFunctions
+from shoal.fuse.join import join, spread
 from shoal.fuse.randomness import Randomness, member_keys, randomness
-from shoal.fuse.slots import Slot, find_slots
-from shoal.fuse.stacked import NeedsMemberError, Stacked
+from shoal.fuse.rows import rows
+from shoal.fuse.slots import Slot, find_slots, tensors_within
+from shoal.fuse.stacked import NeedsMemberError, Stacked, events
 from shoal.fuse.structure import entries, mismatch
 
 __all__ = ["ModelArray", "concat", "fuse"]
@@ -25,14 +28,18 @@ _log = logging.getLogger("shoal.fuse")
 class ModelArray(nn.Module):
     """B models of one structure, run as one.
 
-    Its parameters and buffers are the members', stacked: a member's [F, E] weight is a row of a [B, F, E] parameter. The
-    members live on as ordinary modules whose tensors are views of those rows, so they are always up to date, and
+    Its parameters and buffers are the members', stacked: a member's [F, E] weight is a row of a [B, F, E] parameter.
+    The members live on as ordinary modules whose tensors are views of those rows, so they are always up to date, and
     `unfuse` hands them back as they are. A model is a member of one array at a time: fusing it again moves it.
 
     Args:
         members: models of equal structure; see `fuse`.
         seeds: of the members' random numbers (dropout), one each.
     """
+
+    members: tuple[nn.Module, ...]
+    _stage: nn.Module
+    _slots: list[Slot]
 
     def __init__(self, members: Sequence[nn.Module], seeds: Sequence[int]) -> None:
         super().__init__()
@@ -46,13 +53,15 @@ class ModelArray(nn.Module):
         self.__dict__["_stage"] = _shallow_copy(members[0])
         self.__dict__["_slots"] = find_slots(self._stage, members)
         for slot in self._slots:
-            if slot.registered:
-                _register(self.stacked, slot)
+            _settle(self.stacked, slot)
         self.training = members[0].training
         self._adopt()
 
     def __len__(self) -> int:
         return len(self.members)
+
+    def __reduce__(self) -> Any:
+        return _rebuild, (self.members, self.seeds, self.tick)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Every member's output, stacked: [B, N, ...] where a member gives [N, ...]. Plain inputs are shared."""
@@ -66,40 +75,51 @@ class ModelArray(nn.Module):
             batch: shared by all members, or `Stacked`.
 
         Returns:
-            What `fn` returns, each tensor with a leading axis B.
+            What `fn` returns, each tensor or number as a tensor with a leading axis B.
         """
-        key = (getattr(fn, "__func__", fn), self.training)
         tick, self.tick = self.tick, self.tick + 1
-        keys = member_keys(self.seeds, tick)
-        if key not in self._single:
-            before = None if key in self._proven else [buffer.clone() for buffer in self.stacked.buffers()]
-            try:
-                with self.open(keys) as model:
-                    result = fn(model, *batch)
+        keys = partial(member_keys, self.seeds, tick)
+        key = (_code(fn), self.training)
+        if len(self) == 1 or key in self._single:
+            return self._each(fn, keys, batch)
+        before = None if key in self._proven else [buffer.clone() for buffer in self.stacked.buffers()]
+        asked, bypassed = events.agreements, events.bypasses
+        try:
+            with self.open(keys) as model:
+                result = fn(model, *batch)
+            result = pytree.tree_map(lambda value: spread(value, len(self)), result)
+        except (NeedsMemberError, RuntimeError) as reason:
+            if not isinstance(reason, NeedsMemberError) and events.bypasses == bypassed:
+                raise
+            if before is None:
+                raise FusionError(f"{fn} ran for all members before and now needs them apart: {reason}") from reason
+            _log.warning("%s runs member by member: %s", getattr(fn, "__qualname__", fn), reason)
+        else:
+            if events.agreements == asked:  # the members will never be found to disagree
                 self._proven.add(key)
-                return pytree.tree_map(self._all, result)
-            except NeedsMemberError as reason:
-                if before is None:  # it had run for all at once: what it changed cannot be told apart any more
-                    raise FusionError(f"{fn} ran for all members before and now needs them apart: {reason}") from reason
-                for buffer, saved in zip(self.stacked.buffers(), before, strict=True):
-                    buffer.copy_(saved)
-                self._single.add(key)
-                _log.warning("%s runs member by member: %s", getattr(fn, "__qualname__", fn), reason)
+            return result
+        for buffer, saved in zip(self.stacked.buffers(), before, strict=True):
+            buffer.detach().copy_(saved)
+        self._single.add(key)
         return self._each(fn, keys, batch)
 
     @contextmanager
-    def open(self, keys: Tensor | None = None) -> Iterator[nn.Module]:
+    def open(self, keys: Tensor | Callable[[], Tensor] | None = None) -> Iterator[nn.Module]:
         """The members as one model of the user's own class, whose tensors are `Stacked`.
 
         Args:
-            keys: of the random numbers drawn within, int64 [B]; by default those of the next call.
+            keys: of the random numbers drawn within, int64 [B], or what makes them; by default those of the next call.
         """
         if keys is None:
-            keys = member_keys(self.seeds, self.tick)
+            keys = partial(member_keys, self.seeds, self.tick)
             self.tick += 1
-        self._fill([slot.data for slot in self._slots])
-        with randomness(Randomness(keys)):
+        for slot in self._slots:
+            slot.show()
+        source = Randomness(keys)
+        with randomness(source), MemberFunctions(len(self), source):
             yield self._stage
+        for slot in self._slots:
+            slot.keep()
 
     def unfuse(self) -> list[nn.Module]:
         """The members themselves: their own classes, with their current weights and buffers."""
@@ -125,53 +145,50 @@ class ModelArray(nn.Module):
             if slot.registered:
                 yield slot.path, slot.data, slot.own
 
-    def _all(self, value: Any) -> Any:
-        if isinstance(value, Stacked):
-            return value.all
-        if isinstance(value, Tensor):
-            return value.expand(len(self), *value.shape)
-        if isinstance(value, (bool, int, float)):
-            return torch.full((len(self),), value)
-        return value
+    @contextmanager
+    def replaced(self, tensors: Mapping[int, Tensor]) -> Iterator[None]:
+        """Within, other tensors stand for the stacked ones, by the `id` of these; for tracing."""
+        slots = [slot for slot in self._slots if slot.registered]
+        before = [slot.data for slot in slots]
+        for slot, own in zip(slots, before, strict=True):
+            slot.home[0][slot.home[1]] = tensors[id(own)]
+        try:
+            yield
+        finally:
+            for slot, own in zip(slots, before, strict=True):
+                slot.home[0][slot.home[1]] = own
 
-    def _each(self, fn: Callable[..., Any], keys: Tensor, batch: tuple[Any, ...]) -> Any:
-        """The same by arrays of one, which can answer for a number."""
-        rows = [slot.data.split(1) for slot in self._slots]
+    def _each(self, fn: Callable[..., Any], keys: Callable[[], Tensor], batch: tuple[Any, ...]) -> Any:
+        """The same by the members themselves, their parameters being rows of the stacked ones."""
+        slots = [slot for slot in self._slots if slot.registered]
+        columns = [rows(slot.data) for slot in slots]
         results = []
-        for b in range(len(self)):
-            self._fill([row[b] for row in rows])
-            with randomness(Randomness(keys[b : b + 1])):
-                mine = pytree.tree_map(lambda x, b=b: Stacked(x.all[b : b + 1]) if isinstance(x, Stacked) else x, batch)
-                result = fn(self._stage, *mine)
-            results.append(pytree.tree_map(lambda x: x.all if isinstance(x, Stacked) else x, result))
-        leaves, specs = zip(*(pytree.tree_flatten(result) for result in results), strict=True)
-        joined = [self._join(column) for column in zip(*leaves, strict=True)]
-        return pytree.tree_unflatten(joined, specs[0])
-
-    def _join(self, column: tuple[Any, ...]) -> Any:
-        if isinstance(column[0], Tensor):
-            return torch.cat([value if value.dim() and len(value) == 1 else value.unsqueeze(0) for value in column])
-        return torch.tensor(column)
-
-    def _fill(self, tensors: list[Tensor]) -> None:
-        for slot, tensor in zip(self._slots, tensors, strict=True):
-            slot.fill(Stacked(tensor, slot.number))
+        for b, member in enumerate(self.members):
+            mine = pytree.tree_map_only(Tensor, partial(_own, b=b, alone=len(self) == 1), batch)
+            for slot, row in zip(slots, columns, strict=True):
+                slot.put(b + 1, row[b])
+            try:
+                source = Randomness(partial(_key, keys, b), alone=True)
+                with randomness(source), MemberFunctions(1, source):
+                    results.append(fn(member, *mine))
+                for slot, row in zip(slots, columns, strict=True):
+                    slot.keep_row(b, row[b])
+            finally:
+                for slot in slots:
+                    slot.put(b + 1, slot.own[b])
+        return join(results)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "ModelArray":
-        super()._apply(fn, recurse)
-        for slot in self._slots:
-            if not slot.registered:
-                slot.data = fn(slot.data)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self._adopt()
         return self
 
     def _adopt(self) -> None:
         """Make the members' tensors views of the stacked ones."""
         for slot in self._slots:
-            if slot.registered:
-                slot.data = _registered(self.stacked, slot.path)
-                for own, row in zip(slot.own, slot.data.detach().unbind(0), strict=True):
-                    own.data = row
+            slot.shown = None
+            for own, row in zip(slot.own, slot.data.detach().unbind(0) if slot.own else (), strict=True):
+                own.data = row
 
 
 def fuse(models: Sequence[nn.Module], seeds: Sequence[int] | None = None) -> ModelArray:
@@ -189,10 +206,12 @@ def fuse(models: Sequence[nn.Module], seeds: Sequence[int] | None = None) -> Mod
         raise FusionError("cannot fuse an empty list of models")
     owners: dict[int, int] = {}
     for b, model in enumerate(models):
-        for name, parameter in model.named_parameters():
-            if owners.setdefault(id(parameter), b) != b:
-                other = owners[id(parameter)]
-                raise FusionError(f"members {other} and {b} share the parameter {name!r}; give each a model of its own")
+        for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+            if owners.setdefault(id(tensor), b) != b:
+                other = owners[id(tensor)]
+                raise FusionError(f"members {other} and {b} share the tensor {name!r}; give each a model of its own")
+        if owners.setdefault(id(model), b) != b:
+            raise FusionError(f"members {owners[id(model)]} and {b} are the same model; copy it with copy.deepcopy")
     first = entries(models[0])
     for b, model in enumerate(models[1:], start=1):
         difference = mismatch(first, entries(model))
@@ -218,7 +237,7 @@ def concat(arrays: Sequence[ModelArray]) -> ModelArray:
     if len(ticks) > 1:
         raise FusionError(f"arrays that have been called {sorted(ticks)} times cannot be joined: random numbers differ")
     joined = fuse([m for array in arrays for m in array.members], [s for array in arrays for s in array.seeds])
-    joined.tick = arrays[0].tick
+    joined.tick = ticks.pop()
     return joined
 
 
@@ -226,27 +245,51 @@ def _call(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
     return model(*args, **kwargs)
 
 
+def _rebuild(members: Sequence[nn.Module], seeds: Sequence[int], tick: int) -> ModelArray:
+    array = ModelArray(members, seeds)
+    array.tick = tick
+    return array
+
+
+def _code(fn: Any) -> Any:
+    """What stays the same when a lambda or a bound method is made anew at every call."""
+    if isinstance(fn, partial):
+        return _code(fn.func)
+    return getattr(getattr(fn, "__func__", fn), "__code__", fn)
+
+
+def _key(keys: Callable[[], Tensor], b: int) -> Tensor:
+    return keys()[b : b + 1]
+
+
+def _own(value: Tensor, b: int, alone: bool) -> Tensor:
+    """Member b's part of a batch: a slice, or what is shared, which it may change without the others' seeing it."""
+    if isinstance(value, Stacked):
+        return value.whole[b]
+    return value if alone else value.clone()
+
+
 def _shallow_copy(model: nn.Module) -> nn.Module:
     """The same modules with the same tensors, ready to have other tensors put in their places."""
-    tensors = [*model.parameters(), *model.buffers()]
-    return copy.deepcopy(model, {id(tensor): tensor for tensor in tensors})
+    return copy.deepcopy(model, {id(tensor): tensor for tensor in tensors_within(model)})
 
 
-def _register(root: nn.Module, slot: Slot) -> None:
+def _settle(root: nn.Module, slot: Slot) -> None:
+    """Make the stacked tensor of a slot, as a parameter or buffer under its path if the members' are."""
+    if not slot.own:
+        return
+    data = torch.stack([value.detach() for value in slot.own])
+    if not slot.registered:
+        slot.home = ({"": data}, "")
+        return
     *path, name = slot.path.split(".")
     for part in path:
         if part not in root._modules:
             root.add_module(part, nn.Module())
-        root = root._modules[part]  # type: ignore[assignment]
+        root = root.get_submodule(part)
     if isinstance(slot.own[0], nn.Parameter):
-        root.register_parameter(name, nn.Parameter(slot.data, requires_grad=slot.own[0].requires_grad))
+        root.register_parameter(name, nn.Parameter(data, requires_grad=slot.own[0].requires_grad))
+        slot.home = (root._parameters, name)
     else:
-        root.register_buffer(name, slot.data)
-
-
-def _registered(root: nn.Module, path: str) -> Tensor:
-    *modules, name = path.split(".")
-    for part in modules:
-        root = root._modules[part]  # type: ignore[assignment]
-    tensor = root._parameters[name] if name in root._parameters else root._buffers[name]
-    return tensor  # type: ignore[return-value]
+        root.register_buffer(name, data)
+        slot.home = (root._buffers, name)

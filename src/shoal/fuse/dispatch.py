@@ -8,48 +8,63 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from shoal.fuse.randomness import current
+from shoal.fuse.draws import draws
+from shoal.fuse.randomness import active, current
 from shoal.fuse.rules.table import RULES
-from shoal.fuse.stacked import NeedsMemberError, Stacked, count, each, stack
+from shoal.fuse.stacked import NeedsMemberError, Stacked, count, each, refuse_recorded, stack
+from shoal.fuse.writes import writes, written
 
-__all__ = ["dispatch"]
+__all__ = ["dispatch", "loop"]
 
 _log = logging.getLogger("shoal.fuse")
 _looped: set[Any] = set()
 """Functions that vmap has refused; they go to the loop at once."""
 
 _TENSOR = object()
-_VMAP_REFUSALS = (RuntimeError, NotImplementedError, ValueError, TypeError)
+_REFUSALS = (RuntimeError, NotImplementedError, ValueError, TypeError, IndexError)
 
 
 def dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run `func` for all members at once.
 
+    A rule or vmap may fail on arguments that are wrong or that it cannot handle; the loop then tells which, in torch's
+    own words for one member.
+
     Raises:
         NeedsMemberError: `func` must see one member at a time.
     """
-    if not args and "input" in kwargs:  # torch's name for the first argument nearly everywhere
+    refuse_recorded(args)
+    if not args and "input" in kwargs and "condition" not in kwargs:  # torch's name for the first argument
         kwargs = dict(kwargs)
         args = (kwargs.pop("input"),)
+    changed = written(func, args, kwargs)
+    if any(isinstance(tensor, Tensor) and not isinstance(tensor, Stacked) for tensor in changed):
+        raise NeedsMemberError(f"{_name(func)} changes a tensor that all members share")
     try:
+        refusal = None
         rule = RULES.get(func)
-        if rule is not None:
-            result = rule(func, *args, **kwargs)
-            if result is not NotImplemented:
-                return result
-        if func not in _looped:
-            try:
+        try:
+            if rule is not None:
+                result = rule(func, *args, **kwargs)
+                if result is not NotImplemented:
+                    return result
+            if func not in _looped and not writes(func, args, kwargs) and not draws(func, args, kwargs):
                 return _vmap(func, args, kwargs)
-            except _VMAP_REFUSALS as refusal:
-                result = _loop(func, args, kwargs)  # an error of the user's own is raised again from here
-                _looped.add(func)
-                _log.info("%s runs in a loop over the members: %s", _name(func), str(refusal).split("\n")[0])
-                return result
-        return _loop(func, args, kwargs)
+        except torch.OutOfMemoryError:
+            raise
+        except _REFUSALS as error:
+            if changed and not isinstance(error, NotImplementedError):  # not twice
+                raise
+            refusal = str(error).split("\n")[0]
+        result = loop(func, args, kwargs)
+        if refusal is not None and rule is None:
+            _looped.add(func)
+            _log.info("%s runs in a loop over the members: %s", _name(func), refusal)
+        return changed[-1] if changed else result
     except NeedsMemberError:
         raise
     except Exception as error:
-        error.add_note(f"in {_name(func)} of {count((args, kwargs))} members, for one member: {_describe(args, kwargs)}")
+        error.add_note(f"in {_name(func)} of {count((args, kwargs))} members, for one member: {_show(args, kwargs)}")
         raise
 
 
@@ -68,51 +83,53 @@ def _vmap(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return [leaf for leaf in out if isinstance(leaf, Tensor)]
 
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "There is a performance drop", UserWarning)  # vmap's own loop within a function
-        results = iter(torch.func.vmap(one, randomness="error")(*[leaves[i].all for i in where]))
+        warnings.filterwarnings("ignore", "There is a performance drop", UserWarning)  # a loop inside of vmap
+        results = iter(torch.func.vmap(one, randomness="error")(*[leaves[i].whole for i in where]))
     out_spec, plain = static
     merged = [Stacked(next(results)) if leaf is _TENSOR else leaf for leaf in plain]
-    return _same_if_in_place(func, args, pytree.tree_unflatten(merged, out_spec))
+    return pytree.tree_unflatten(merged, out_spec)
 
 
-def _loop(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def loop(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], seeded: bool = False) -> Any:
+    """Run `func` for one member after another.
+
+    Args:
+        func: any function of tensors.
+        args: positional arguments, stacked or shared.
+        kwargs: keyword arguments, stacked or shared.
+        seeded: draw from torch's default generators, seeded by each member's key, as functions known to draw do.
+    """
     leaves, spec = pytree.tree_flatten((args, kwargs))
-    members = count(leaves)
-    keys = current(members).next().tolist()
-    columns = [each(leaf, members) for leaf in leaves]
-    results = []
+    source = active()
+    members = count(leaves) or (len(source.keys) if source else 1)
+    in_place = writes(func, args, kwargs)  # slices that may be written to are taken one by one
+    columns = [
+        [leaf.whole[b] for b in range(members)] if in_place and isinstance(leaf, Stacked) else each(leaf, members)
+        for leaf in leaves
+    ]
+    calls = [pytree.tree_unflatten(list(values), spec) for values in zip(*columns, strict=True)]
+    if not seeded and not draws(func, args, kwargs):
+        return stack([func(*own_args, **own_kwargs) for own_args, own_kwargs in calls])
     devices = sorted({leaf.device.index for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_cuda})
+    results = []
     with torch.random.fork_rng(devices=devices):
-        for key, values in zip(keys, zip(*columns, strict=True), strict=True):
+        for key, (own_args, own_kwargs) in zip(current(members).next().tolist(), calls, strict=True):
             torch.manual_seed(key)
-            member_args, member_kwargs = pytree.tree_unflatten(list(values), spec)
-            results.append(func(*member_args, **member_kwargs))
-    return _same_if_in_place(func, args, stack(results))
-
-
-def _same_if_in_place(func: Any, args: tuple[Any, ...], result: Any) -> Any:
-    """An in-place function returns its first argument, as it does outside of arrays."""
-    name = _name(func)
-    if name.endswith("_") and (not name.endswith("__") or name.startswith("__i")) and args:
-        if not isinstance(args[0], Stacked):
-            raise NeedsMemberError(f"{name} changes a tensor that all members share")
-        return args[0]
-    return result
+            results.append(func(*own_args, **own_kwargs))
+    return stack(results)
 
 
 def _name(func: Any) -> str:
     return str(getattr(func, "__name__", func))
 
 
-def _describe(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+def _show(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     def show(value: Any) -> str:
         if isinstance(value, Tensor):
-            kind = "each" if isinstance(value, Stacked) else "shared"
-            return f"{kind} {tuple(value.shape)}"
+            return f"{'each' if isinstance(value, Stacked) else 'shared'} {tuple(value.shape)}"
         return repr(value)
 
-    shown = [show(arg) for arg in args] + [f"{name}={show(arg)}" for name, arg in kwargs.items()]
-    return ", ".join(shown)
+    return ", ".join([*map(show, args), *(f"{name}={show(value)}" for name, value in kwargs.items())])
 
 
 Stacked.dispatch = staticmethod(dispatch)

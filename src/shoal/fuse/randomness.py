@@ -1,19 +1,23 @@
 """Random numbers that belong to the member: a function of its seed, the step, and nothing else.
 
 Dropout masks are counter-based: a strong hash of the element's index, mixed with a key per member and call by two
-rounds of multiply and xor-shift (the construction of splitmix and of Wang's integer hashes). So a mask does not depend
-on who shares the array, on the dtype or on the device, costs six passes over int32, and can be traced. Any other random
-function runs member by member with torch's default generators seeded by the same key.
+rounds of multiply and xor-shift (the construction of splitmix and of murmur's finalizer). So a mask does not depend on
+who shares the array, on the dtype or on the device, costs six passes over int32, and can be traced. Any other random
+function runs member by member with torch's default generators seeded by the same key; see `shoal.fuse.draws`.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 
 import torch
+import torch.utils.checkpoint
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode
 
-__all__ = ["Randomness", "current", "keep_mask", "member_keys", "randomness"]
+from shoal.errors import FusionError
+
+__all__ = ["Randomness", "active", "current", "keep_mask", "member_keys", "randomness"]
 
 _GOLDEN = -7046029254386353131  # 2**64 / golden ratio, as int64
 _MULTIPLY = (-2048144789, -1028477387)  # murmur3's finalizer, as int32
@@ -21,24 +25,43 @@ _MULTIPLY = (-2048144789, -1028477387)  # murmur3's finalizer, as int32
 
 def member_keys(seeds: Sequence[int], tick: int) -> Tensor:
     """One int64 key per member from its seed and the number of the call of its model, shape [B]."""
-    return _mix64(_mix64(torch.tensor(seeds, dtype=torch.int64)) + tick * 2654435761)
+    return _mix64(_mix64(torch.tensor(seeds, dtype=torch.int64)) + _int64(tick * 2654435761))
 
 
 class Randomness:
     """Hands out the keys of one run of a function over the members.
 
     Args:
-        keys: int64 [B], see `member_keys`.
+        keys: int64 [B], see `member_keys`; or what makes them, called when the first random function runs.
+        alone: the only member (B = 1) runs as plain tensors.
     """
 
-    def __init__(self, keys: Tensor) -> None:
-        self.keys = keys
-        self.calls = 0
+    def __init__(self, keys: Tensor | Callable[[], Tensor], alone: bool = False) -> None:
+        self.alone = alone
+        self._keys = keys
+        self._calls = 0
+
+    @property
+    def keys(self) -> Tensor:
+        """The members' keys of this run, int64 [B]."""
+        if not isinstance(self._keys, Tensor):
+            self._keys = self._keys()
+        return self._keys
 
     def next(self) -> Tensor:
-        """The keys [B] of the next random function of this run."""
-        self.calls += 1
-        return _mix64(self.keys + self.calls * _GOLDEN)
+        """The keys [B] of the next random function of this run.
+
+        Raises:
+            FusionError: within `torch.utils.checkpoint`, which would draw other numbers when it runs once more.
+        """
+        hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+        if hooks is not None and hooks[0].__module__ == torch.utils.checkpoint.__name__:
+            raise FusionError(
+                "a random function runs under torch.utils.checkpoint, which cannot draw a member's own numbers again; "
+                "turn gradient checkpointing off, or set dropout to 0"
+            )
+        self._calls += 1
+        return _mix64(self.keys + _int64(self._calls * _GOLDEN))
 
 
 _active: list[Randomness] = []
@@ -54,11 +77,14 @@ def randomness(source: Randomness) -> Iterator[None]:
         _active.pop()
 
 
+def active() -> Randomness | None:
+    """The source of random numbers of the run that goes on, if one does."""
+    return _active[-1] if _active else None
+
+
 def current(members: int) -> Randomness:
-    """The source of the innermost `randomness` block; outside of any, a new one from torch's default generator."""
-    if _active:
-        return _active[-1]
-    return Randomness(torch.randint(0, 2**62, (members,)))
+    """The source in use, or, outside of any, a new one from torch's default generator."""
+    return active() or Randomness(torch.randint(0, 2**62, (members,)))
 
 
 def keep_mask(keys: Tensor, shape: Sequence[int], drop: Tensor | float, device: torch.device) -> Tensor:
@@ -67,7 +93,8 @@ def keep_mask(keys: Tensor, shape: Sequence[int], drop: Tensor | float, device: 
     Args:
         keys: int64 [B], from `Randomness.next`.
         shape: of one member.
-        drop: probability in [0, 1), one for all or a tensor that broadcasts to [B, *shape].
+        drop: probability in [0, 1], one below 1 for all or a float64 tensor that broadcasts to [B, *shape].
+        device: where the mask is needed.
 
     Returns:
         bool [B, *shape].
@@ -77,16 +104,30 @@ def keep_mask(keys: Tensor, shape: Sequence[int], drop: Tensor | float, device: 
         numel *= size
     index = _index_hash(numel, device).view(1, *shape)
     key = keys.to(device).to(torch.int32).view(-1, *[1] * len(shape))
-    word = (index ^ key) * _MULTIPLY[0]
-    word = (word ^ (word >> 15)) * _MULTIPLY[1]
+    word = _times(index ^ key, _MULTIPLY[0])
+    word = _times(word ^ (word >> 15), _MULTIPLY[1])
     if isinstance(drop, Tensor):
-        return word.to(torch.float64) >= drop.to(torch.float64) * 2.0**32 - 2.0**31
+        return word >= drop * 2.0**32 - 2.0**31
     return word >= int(drop * 2.0**32 - 2.0**31)
+
+
+def _times(word: Tensor, factor: int) -> Tensor:
+    """An int32 product modulo 2**32; a compiler may take it that a signed one does not overflow."""
+    if _get_current_dispatch_mode() is None:
+        return word * factor
+    return (word.to(torch.int64) * factor).to(torch.int32)
 
 
 @lru_cache(maxsize=64)
 def _index_hash(numel: int, device: torch.device) -> Tensor:
-    return _mix64(torch.arange(1, numel + 1, dtype=torch.int64, device=device)).to(torch.int32)
+    """A constant, to a trace as well: made outside of it, it may outlive it, and a compiler does not take it apart."""
+    with _disable_current_modes():
+        return _mix64(torch.arange(1, numel + 1, dtype=torch.int64, device=device)).to(torch.int32)
+
+
+def _int64(number: int) -> int:
+    """An integer modulo 2**64, as torch's int64 wraps around."""
+    return (number + 2**63) % 2**64 - 2**63
 
 
 def _mix64(word: Tensor) -> Tensor:

@@ -1,21 +1,22 @@
 """A tensor that every member of an array has: user code sees one member's, the data holds all of them."""
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-__all__ = ["NeedsMemberError", "Stacked", "count", "each", "stack"]
+__all__ = ["NeedsMemberError", "Stacked", "agree", "count", "each", "events", "stack"]
 
 
 class NeedsMemberError(Exception):
-    """User code asked for one number where the members have several; the function runs member by member instead."""
+    """User code asked for one value where the members have several; the function runs member by member instead."""
 
 
 class Stacked(Tensor):
-    """A view of `all` (shape [B, *shape]) that looks like one member's tensor (shape `shape`).
+    """A view of `whole` (shape [B, *shape]) that looks like one member's tensor (shape `shape`).
 
     Torch functions called on it run once for all members: by a rule, by `torch.func.vmap` over that one function, or
     in a loop over the members. Plain tensors among the arguments are shared by all members. The leading axis B may lie
@@ -23,25 +24,32 @@ class Stacked(Tensor):
     grouped convolutions, so chains of convolutions and elementwise functions copy nothing.
 
     Args:
-        all: plain tensor, shape [B, *shape].
-        number: stands for a Python float of the members (a dropout rate), which a loop hands out as a float.
+        whole: plain tensor, shape [B, *shape].
+        numbers: the members' Python floats, if it stands for one (a dropout rate); a loop hands them out as floats.
     """
 
-    all: Tensor
-    number: bool
+    whole: Tensor
+    numbers: tuple[float, ...] | None
     dispatch: ClassVar[Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]]
     """Runs a torch function; set by `shoal.fuse.dispatch`."""
 
     @staticmethod
-    def __new__(cls, all: Tensor, number: bool = False) -> "Stacked":  # noqa: A002
+    def __new__(cls, whole: Tensor, numbers: tuple[float, ...] | None = None) -> "Stacked":
         """Wrap a plain tensor."""
-        view = Tensor._make_wrapper_subclass(cls, all.shape[1:], dtype=all.dtype, device=all.device)
-        view.all = all
-        view.number = number
+        view = Tensor._make_wrapper_subclass(
+            cls, whole.shape[1:], dtype=whole.dtype, device=whole.device, requires_grad=whole.requires_grad
+        )
+        view.whole = whole
+        view.numbers = numbers
         return view
 
-    def __init__(self, all: Tensor, number: bool = False) -> None:  # noqa: A002
+    def __init__(self, whole: Tensor, numbers: tuple[float, ...] | None = None) -> None:
         pass
+
+    @classmethod
+    def of_numbers(cls, numbers: tuple[float, ...]) -> "Stacked":
+        """The members' Python floats as one value, shape []."""
+        return cls(torch.tensor(numbers, dtype=torch.float64), numbers)
 
     @classmethod
     def __torch_function__(
@@ -52,37 +60,82 @@ class Stacked(Tensor):
             return Stacked.dispatch(func, args, kwargs or {})
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Only code that bypasses the Python interface of torch gets here: it must see one member at a time."""
+        events.bypasses += 1
         raise NeedsMemberError(f"{func} bypasses torch's Python functions")
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
-        return f"Stacked(members={len(self.all)}, shape={tuple(self.all.shape[1:])}, dtype={self.all.dtype})"
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        return f"Stacked(members={len(self.whole)}, shape={tuple(self.whole.shape[1:])}, dtype={self.whole.dtype})"
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Stacked":
-        return Stacked(self.all.clone(), self.number)
+        return Stacked(self.whole.clone(), self.numbers)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise TypeError("a stacked tensor exists only while its array runs and cannot be pickled")
 
 
-def count(tree: Any) -> int:
-    """The number of members B of the first stacked tensor in nested arguments."""
+def refuse_recorded(values: Iterable[Any]) -> None:
+    """Refuse what a custom `autograd.Function` made of stacked tensors.
+
+    Its `apply` knows no overrides, and records the backward pass for the views, which have none, not for their data.
+
+    Raises:
+        NeedsMemberError: there is such a view among the values, or in a list of them.
+    """
+    with torch._C.DisableTorchFunctionSubclass():
+        for value in values:
+            if isinstance(value, Stacked):
+                if value.grad_fn is not None:
+                    raise NeedsMemberError("a custom autograd function takes one member at a time")
+            elif isinstance(value, (list, tuple)):
+                refuse_recorded(value)
+
+
+def count(tree: Any) -> int | None:
+    """The number of members B of the first stacked tensor in nested arguments, or None."""
     for leaf in pytree.tree_leaves(tree):
         if isinstance(leaf, Stacked):
-            return len(leaf.all)
-    raise TypeError(f"no stacked tensor among the arguments {tree!r}")
+            return len(leaf.whole)
+    return None
 
 
 def each(value: Any, members: int) -> Iterator[Any]:
     """One member's value after another: slices of a stacked tensor, the same object of anything else."""
     if not isinstance(value, Stacked):
         return iter([value] * members)
-    if value.number:
-        return iter(value.all.tolist())
-    return iter(value.all.unbind(0))
+    return iter(value.whole.unbind(0) if value.numbers is None else value.numbers)
+
+
+@dataclass
+class Events:
+    """What has happened so far in functions of stacked tensors.
+
+    Args:
+        agreements: user code went on with a plain value that the members need not have agreed on.
+        bypasses: code outside of Python met a stacked tensor; it may hide the error in one of its own.
+    """
+
+    agreements: int = 0
+    bypasses: int = 0
+
+
+events = Events()
+
+
+def agree(values: list[Any]) -> Any:
+    """The plain value that all members hold.
+
+    Raises:
+        NeedsMemberError: they hold different ones.
+    """
+    first, *others = values
+    if any(type(value) is not type(first) or value != first for value in others):
+        raise NeedsMemberError(f"a plain value is asked for, and the members hold {first!r} and others")
+    events.agreements += 1
+    return first
 
 
 def stack(values: list[Any]) -> Any:
@@ -101,9 +154,7 @@ def stack(values: list[Any]) -> Any:
 def _stack_leaf(column: tuple[Any, ...]) -> Any:
     first = column[0]
     if not isinstance(first, Tensor):
-        if any(type(value) is not type(first) or value != first for value in column):
-            raise NeedsMemberError(f"the members' results differ: {first!r} and others")
-        return first
+        return agree(list(column))
     if any(value.shape != first.shape or value.dtype != first.dtype for value in column):
         shapes = ", ".join(str(tuple(value.shape)) for value in column)
         raise NeedsMemberError(f"the members' results have different shapes: {shapes}")

@@ -1,12 +1,13 @@
 """What makes two models one structure, and where they differ.
 
-A model is written down as a list of (path, description) entries: modules with their classes, parameters and buffers with
-shapes and dtypes, and every other attribute that steers a forward pass. Floats that are attributes of a module (a
-dropout rate, an eps) are left open: members may differ in them.
+A model is written down as a list of (path, description) entries: modules with their classes, parameters and buffers
+with shapes and dtypes, and every other attribute that steers a forward pass. Floats that are attributes of a module, or
+of a configuration object it holds (a dropout rate, an eps), are left open: members may differ in them.
 """
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
+from enum import Enum
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any
 
@@ -56,8 +57,8 @@ def _module(path: str, module: nn.Module, first_path: dict[int, str]) -> Iterato
             continue
         if isinstance(value, float):
             yield _join(path, name), "float"
-        elif name.startswith("_") and name.endswith("_hooks") or name.endswith(("_hooks_with_kwargs", "_called")):
-            yield _join(path, name), _encode(list(value.values()), first_path, ())
+        elif (name.startswith("_") and name.endswith("_hooks")) or name.endswith(("_hooks_with_kwargs", "_called")):
+            yield _join(path, name), _encode(list(value.values()), first_path, (), variable=False)
         else:
             yield _join(path, name), _encode(value, first_path, ())
 
@@ -70,36 +71,47 @@ def _tensor(tensor: Tensor | None, path: str, first_path: dict[int, str]) -> str
     return f"{tuple(tensor.shape)} {tensor.dtype}{frozen}" + (f" tied to {tied}" if tied != path else "")
 
 
-def _encode(value: Any, first_path: dict[int, str], above: tuple[int, ...]) -> str:
-    if value is None or isinstance(value, (bool, int, float, complex, str, bytes, torch.dtype, torch.Size)):
+def _encode(value: Any, first_path: dict[int, str], above: tuple[int, ...], variable: bool = True) -> str:
+    """Write down an attribute; `variable`: its floats stand where another member's can be put."""
+    if isinstance(value, float):
+        return "float" if variable else repr(value)
+    if value is None or isinstance(value, (bool, int, complex, str, bytes, torch.dtype, torch.Size)):
         return repr(value)
     if isinstance(value, torch.device):
         return value.type
     if id(value) in above:
         return "above"
     above = (*above, id(value))
+
+    def inner(values: Iterable[Any], variable: bool = variable) -> list[str]:
+        return [_encode(inside, first_path, above, variable) for inside in values]
+
+    kind = f"{type(value).__module__}.{type(value).__qualname__}"
     if isinstance(value, Tensor):
         return f"tensor {_tensor(value, '(attribute)', first_path)}"
     if isinstance(value, nn.Module):
         return f"module {type(value).__qualname__}"
     if isinstance(value, Mapping):
-        inner = (f"{_encode(k, first_path, above)}: {_encode(v, first_path, above)}" for k, v in value.items())
-        return f"{type(value).__qualname__}{{{', '.join(inner)}}}"
-    if isinstance(value, (list, tuple)):
-        return f"{type(value).__qualname__}({', '.join(_encode(v, first_path, above) for v in value)})"
+        items = zip(inner(value.keys(), variable=False), inner(value.values()), strict=True)
+        return f"{kind}{{{', '.join(f'{key}: {what}' for key, what in items)}}}"
+    if isinstance(value, list):
+        return f"{kind}({', '.join(inner(value))})"
+    if isinstance(value, tuple):
+        return f"{kind}({', '.join(inner(value, variable=False))})"
     if isinstance(value, (set, frozenset)):
-        return f"{type(value).__qualname__}({', '.join(sorted(_encode(v, first_path, above) for v in value))})"
+        return f"{kind}({', '.join(sorted(inner(value, variable=False)))})"
     if isinstance(value, MethodType):
         return f"method {value.__func__.__module__}.{value.__func__.__qualname__}"
     if isinstance(value, FunctionType):
         closed = [cell.cell_contents for cell in value.__closure__ or ()]
-        settings = _encode([*closed, *(value.__defaults__ or ())], first_path, above)
+        settings = inner([closed, value.__defaults__], variable=False)
         return f"function {value.__module__}.{value.__qualname__} {settings}"
     if isinstance(value, (type, BuiltinFunctionType)):
         return f"{value.__module__}.{value.__qualname__}"
-    inside = getattr(value, "__dict__", None)
-    kind = f"{type(value).__module__}.{type(value).__qualname__}"
-    return f"{kind} {_encode(inside, first_path, above)}" if inside else kind
+    if isinstance(value, Enum):
+        return f"{kind} {value.name}"
+    attributes = getattr(value, "__dict__", None)
+    return f"{kind} {_encode(attributes, first_path, above, variable)}" if attributes else kind
 
 
 def _join(path: str, name: str) -> str:

@@ -56,7 +56,7 @@ class Adam(Rule):
     def kernel(
         self,
         params: list[Tensor],
-        grads: Sequence[Tensor],
+        grads: tuple[Tensor, ...],
         moments: Sequence[list[Tensor]],
         steps: list[Tensor],
         numbers: Numbers,

@@ -36,7 +36,7 @@ class Part:
 
 
 class Cohort:
-    """Consecutive members' parameters of one group and one dtype, under one rule.
+    """Consecutive members' parameters of one group, under one rule.
 
     State is stacked, and the members' own state is made of views of its rows. It is taken over from the members, or
     begun, when a parameter has its first gradient, as torch does.
@@ -46,8 +46,9 @@ class Cohort:
         members: the optimizers.
         start: index of the first of them in the array.
         group: index of their parameter group.
-        columns: parameters, of one dtype.
-        lowering: what to use where both are possible.
+        columns: at least one parameter.
+        lowering: what to use where both are possible; by default kernels on the CPU, where many small functions cost
+            more than arithmetic, and stacked functions elsewhere.
     """
 
     def __init__(
@@ -57,13 +58,15 @@ class Cohort:
         start: int,
         group: int,
         columns: Sequence[Column],
-        lowering: Lowering,
+        lowering: Lowering | None,
     ) -> None:
         self.rule = rule
         self._members = members
         self._rows = slice(start, start + len(members))
         self._group = group
         self.parts = [Part(column, self.rows(column.stacked.detach())) for column in columns]
+        if lowering is None:
+            lowering = "kernels" if columns[0].stacked.device.type == "cpu" else "elementwise"
         self._kernels = lowering == "kernels" and all(
             part.param.dtype in _KERNEL_DTYPES and part.param.is_contiguous() for part in self.parts
         )

@@ -23,7 +23,8 @@ class FusedOptimizer:
     Gradients are those of the array's stacked parameters. The members stay ordinary torch optimizers: their
     `param_groups` are read at every step, so LR schedulers work on them as always; their `state` is made of views of
     the stacked state, so `state_dict()` is always up to date, and `load_state_dict()` and `add_param_group()` are
-    noticed at the next step. Only their own `step` is to be left alone.
+    noticed at the next step. Only their own `step` is to be left alone. The number of updates that Adam keeps lies on
+    the parameters' device, as with `capturable=True`.
 
     Args:
         members: see `fuse_optimizers`.

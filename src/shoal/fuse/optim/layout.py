@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from itertools import groupby
 
-import torch
 from torch.optim import Optimizer
 
 from shoal.errors import FusionError
@@ -28,7 +27,7 @@ def arrange(
         members: one optimizer for each member of the array.
         columns: the array's parameters.
         groups: what `owned` says.
-        lowering: which one to prefer; by default kernels on the CPU, where small functions cost more than arithmetic.
+        lowering: see `Cohort`.
     """
     units: list[Cohort | MemberLoop] = []
     layouts = [_rules(member, mine) for member, mine in zip(members, groups, strict=True)]
@@ -36,17 +35,12 @@ def arrange(
         indices = list(run)
         start, chosen = indices[0], [members[b] for b in indices]
         if layout is None:
-            mine = [[columns[i] for group in groups[b] for i in group] for b in indices]
-            units.append(MemberLoop(chosen, start, mine))
+            each = [[columns[i] for group in groups[b] for i in group] for b in indices]
+            units.append(MemberLoop(chosen, start, each))
             continue
-        for number, (rule, those) in enumerate(layout):
-            by_dtype: dict[torch.dtype, list[Column]] = {}
-            for i in those:
-                by_dtype.setdefault(columns[i].stacked.dtype, []).append(columns[i])
-            for some in by_dtype.values():
-                on_cpu = some[0].stacked.device.type == "cpu"
-                default: Lowering = "kernels" if on_cpu else "elementwise"
-                units.append(Cohort(rule, chosen, start, number, some, lowering or default))
+        for number, (rule, mine) in enumerate(layout):
+            if mine:
+                units.append(Cohort(rule, chosen, start, number, [columns[i] for i in mine], lowering))
     return units
 
 

@@ -45,7 +45,7 @@ class Rule(ABC):
     def kernel(
         self,
         params: list[Tensor],
-        grads: Sequence[Tensor],
+        grads: tuple[Tensor, ...],
         moments: Sequence[list[Tensor]],
         steps: list[Tensor],
         numbers: Numbers,
@@ -53,7 +53,7 @@ class Rule(ABC):
         """Update all parameters of one member by torch's fused kernel.
 
         Args:
-            params: the member's parameters, one dtype, dense.
+            params: the member's parameters, dense.
             grads: as `params`.
             moments: for each name in `moments` a list as `params`.
             steps: number of updates of each parameter, this one included, 0-dim; empty without moments.

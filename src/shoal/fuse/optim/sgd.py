@@ -53,7 +53,7 @@ class SGD(Rule):
     def kernel(
         self,
         params: list[Tensor],
-        grads: Sequence[Tensor],
+        grads: tuple[Tensor, ...],
         moments: Sequence[list[Tensor]],
         steps: list[Tensor],
         numbers: Numbers,

@@ -1,6 +1,7 @@
 """Attention with B folded into the batch."""
 
 import math
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor
 
 from shoal.fuse.rules.dropout import drop
 from shoal.fuse.rules.elementwise import raise_rank
-from shoal.fuse.stacked import Stacked
+from shoal.fuse.stacked import Stacked, count
 
 __all__ = ["RULES"]
 
@@ -25,21 +26,22 @@ def _attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Any:
-    members = next(len(t.all) for t in (query, key, value, attn_mask, dropout_p) if isinstance(t, Stacked))
+    members = count((query, key, value, attn_mask, dropout_p)) or 1
     if not query.dim() == key.dim() == value.dim() == 4:
         return NotImplemented
-    q, k, v = (t.all if isinstance(t, Stacked) else t.expand(members, *t.shape) for t in (query, key, value))
+    q, k, v = (t.whole if isinstance(t, Stacked) else t.expand(members, *t.shape) for t in (query, key, value))
     mask = raise_rank(attn_mask, 4) if isinstance(attn_mask, Stacked) else attn_mask
     if isinstance(dropout_p, Stacked) or dropout_p > 0:
         if enable_gqa:
             k, v = (t.repeat_interleave(q.shape[2] // t.shape[2], 2) for t in (k, v))
-        weights = drop(Stacked(_weights(q, k, mask, is_causal, scale)), dropout_p, (*q.shape[1:-1], k.shape[-2]))
-        return Stacked(weights @ v)
-    if mask is not None and mask.dim() > 3 and mask.shape[-4] != 1 or isinstance(attn_mask, Stacked):
+        weights = _weights(q, k, mask, is_causal, scale)
+        return Stacked(drop(weights, dropout_p, tuple(weights.shape[1:])) @ v)
+    if isinstance(attn_mask, Stacked) or (mask is not None and mask.dim() > 3 and mask.shape[0] != 1):
         mask = mask.expand(members, q.shape[1], *mask.shape[-3:]).flatten(0, 1)
-    folded = (t.flatten(0, 1) for t in (q, k, v))
-    out = F.scaled_dot_product_attention(*folded, mask, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa)
-    return Stacked(out.unflatten(0, (members, -1)))
+    out = F.scaled_dot_product_attention(
+        q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1), mask, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa
+    )
+    return Stacked(out.view(*q.shape[:2], *out.shape[1:]))
 
 
 def _weights(q: Tensor, k: Tensor, mask: Tensor | None, is_causal: bool, scale: float | None) -> Tensor:
@@ -50,7 +52,20 @@ def _weights(q: Tensor, k: Tensor, mask: Tensor | None, is_causal: bool, scale: 
         scores = scores.masked_fill(~allowed, -math.inf)
     if mask is not None:
         scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
-    return scores.softmax(-1)
+    return torch._safe_softmax(scores, -1)  # zero, not NaN, where all is masked, as in torch's own attention
 
 
-RULES = {F.scaled_dot_product_attention: _attention}
+def _multi_head(func: Any, *args: Any, **kwargs: Any) -> Any:
+    """Torch's own Python code, whose parts have rules."""
+    with torch._C._EnableTorchFunction():
+        return _multi_head_parts(*args, **kwargs)
+
+
+_multi_head_parts = FunctionType(
+    F.multi_head_attention_forward.__code__,
+    {**F.__dict__, "has_torch_function": lambda tensors: False},
+    argdefs=F.multi_head_attention_forward.__defaults__,
+)
+"""`multi_head_attention_forward` without its question whether an argument overrides it."""
+
+RULES: dict[Any, Any] = {F.scaled_dot_product_attention: _attention, F.multi_head_attention_forward: _multi_head}

@@ -12,60 +12,60 @@ from shoal.fuse.stacked import Stacked
 __all__ = ["RULES", "drop"]
 
 
-def drop(x: Stacked, p: Any, mask_shape: tuple[int, ...]) -> Tensor:
+def drop(data: Tensor, p: Any, mask_shape: tuple[int, ...]) -> Tensor:
     """All members' data with elements zeroed at rate `p` and the others scaled by 1 / (1 - p).
 
     Args:
-        x: what is dropped.
-        p: the rate, a float or a stacked number.
-        mask_shape: of one member's mask; broadcasts to x's shape (channel dropout has ones).
+        data: what is dropped, [B, *shape].
+        p: the rate, a float or stacked numbers.
+        mask_shape: of one member's mask; broadcasts to its data (channel dropout has ones).
     """
-    data = x.all
     keys = current(len(data)).next()
+    rate: Any = p
+    scale: Any
     if isinstance(p, Stacked):
-        rate: Any = p.all.to(data.device).view(-1, *[1] * x.dim())
-        scale = torch.where(rate < 1, 1 / (1 - rate), 0.0)
-    else:
-        rate, scale = p, 0.0 if p == 1 else 1 / (1 - p)
-    if not isinstance(p, Stacked) and p == 1:
+        shape = (-1, *[1] * (data.dim() - 1))
+        rates = p.numbers or ()
+        rate = torch.tensor(rates, dtype=torch.float64, device=data.device).view(shape)
+        scales = [1 / (1 - one) if one < 1 else 0.0 for one in rates]
+        scale = torch.tensor(scales, dtype=torch.float64, device=data.device).view(shape)
+    elif p == 1:
         return data * 0.0
-    keep = keep_mask(keys, mask_shape, rate, data.device)
-    return data * (keep * scale).to(data.dtype)
-
-
-def _rate(p: Any) -> tuple[float, float]:
-    return (p.all.min().item(), p.all.max().item()) if isinstance(p, Stacked) else (p, p)
+    else:
+        scale = 1 / (1 - p)
+    kept = keep_mask(keys, mask_shape, rate, data.device).to(data.dtype)
+    factor: Tensor = kept * scale
+    return data * factor.to(data.dtype)
 
 
 def _dropout(channels: bool) -> Any:
-    def rule(func: Any, input: Any, p: Any = 0.5, training: bool = True, inplace: bool = False) -> Any:  # noqa: A002
-        if not isinstance(input, Stacked):
+    def rule(func: Any, input: Any, p: Any = 0.5, training: bool = True, inplace: bool = False) -> Any:
+        rates = (p,) if not isinstance(p, Stacked) else p.numbers
+        if rates is None or not isinstance(input, Stacked):
             return NotImplemented
-        low, high = _rate(p)
-        if not 0 <= low <= high <= 1:
-            raise ValueError(f"dropout probability has to be between 0 and 1, but got {low if low < 0 else high}")
-        if not training or high == 0:
+        for rate in rates:
+            if not 0 <= rate <= 1:
+                raise ValueError(f"dropout probability has to be between 0 and 1, but got {rate}")
+        if not training or max(rates) == 0:
             return input
         shape = tuple(input.shape)
-        if channels:
-            shape = shape[:2] + (1,) * (len(shape) - 2)
-        out = drop(input, p, shape)
-        if inplace:
-            input.all.copy_(out)
+        if channels:  # the last axes of a batch of channels, or of one sample's
+            lead = 2 if input.dim() > _SPATIAL[func] + 1 else 1
+            shape = shape[:lead] + (1,) * (len(shape) - lead)
+        out = drop(input.whole, p, shape)
+        if inplace or func is torch.dropout_:
+            input.whole.copy_(out)
             return input
         return Stacked(out)
 
     return rule
 
 
-def _torch_dropout(func: Any, input: Any, p: Any, train: bool) -> Any:  # noqa: A002
-    return _dropout(channels=False)(func, input, p, train)
-
-
+_SPATIAL = {F.dropout1d: 1, F.dropout2d: 2, F.dropout3d: 3}
+_plain = _dropout(channels=False)
 RULES: dict[Any, Any] = {
-    F.dropout: _dropout(channels=False),
-    torch.dropout: _torch_dropout,
-    F.dropout1d: _dropout(channels=True),
-    F.dropout2d: _dropout(channels=True),
-    F.dropout3d: _dropout(channels=True),
+    F.dropout: _plain,
+    torch.dropout: lambda func, input, p, train: _plain(func, input, p, train),
+    torch.dropout_: lambda func, input, p, train: _plain(func, input, p, train),
+    **dict.fromkeys(_SPATIAL, _dropout(channels=True)),
 }

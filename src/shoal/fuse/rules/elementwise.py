@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from shoal.fuse.stacked import NeedsMemberError, Stacked
+from shoal.fuse.stacked import Stacked, agree
 
 __all__ = ["RULES", "align", "raise_rank"]
 
@@ -16,73 +16,132 @@ _UNARY = """
     trunc frac isnan isinf isfinite isposinf isneginf logical_not bitwise_not nan_to_num relu relu6 leaky_relu elu selu
     celu gelu silu mish hardtanh hardsigmoid hardswish softplus softsign softshrink hardshrink tanhshrink logsigmoid
     threshold clone detach contiguous clamp clamp_min clamp_max clip float double half bfloat16 int long bool byte short
-    to cpu cuda type_as zero fill zeros_like ones_like full_like empty_like
-""".split()
+    cpu cuda zero fill __neg__ __pos__ __abs__ __invert__
+"""
+
+_LIKE = "to type_as zeros_like ones_like full_like empty_like"
 
 _NARY = """
     add sub subtract mul multiply div divide true_divide floor_divide pow float_power fmod remainder maximum minimum
     fmax fmin atan2 arctan2 hypot copysign eq ne lt le gt ge not_equal less less_equal greater greater_equal isclose
     logical_and logical_or logical_xor bitwise_and bitwise_or bitwise_xor where masked_fill lerp addcmul addcdiv rsub
-    xlogy heaviside nextafter ldexp logaddexp
+    xlogy heaviside nextafter ldexp logaddexp copy_
     __add__ __radd__ __sub__ __rsub__ __mul__ __rmul__ __truediv__ __rtruediv__ __floordiv__ __rfloordiv__ __mod__
     __rmod__ __pow__ __rpow__ __eq__ __ne__ __lt__ __le__ __gt__ __ge__ __and__ __rand__ __or__ __ror__ __xor__ __rxor__
-    __neg__ __pos__ __abs__ __invert__ __iadd__ __isub__ __imul__ __itruediv__ __ifloordiv__ __ipow__ __iand__ __ior__
-    __ixor__ __imod__ copy_ masked_fill_
-""".split()
+    __iadd__ __isub__ __imul__ __itruediv__ __ifloordiv__ __ipow__ __iand__ __ior__ __ixor__ __imod__
+"""
 
 
-def align(values: tuple[Any, ...]) -> list[Any] | None:
+def align(values: tuple[Any, ...]) -> list[Any]:
     """Data of all members, with axes put in after B so that members' shapes broadcast from the right, as torch's do.
 
     Returns:
-        The arguments with every stacked tensor replaced by a plain one, or None where members' own type promotion
-        (a 0-dimensional tensor gives way) would differ from that of the data.
+        The arguments with every stacked tensor replaced by a plain one.
+
+    Raises:
+        NotImplementedError: members' own type promotion, in which a 0-dimensional tensor gives way, would differ from
+            that of the data.
     """
-    tensors = [value for value in values if isinstance(value, Tensor)]
-    rank = max(value.dim() for value in tensors)
-    if len({value.dtype for value in tensors}) > 1 and any(v.dim() == 0 and isinstance(v, Stacked) for v in tensors):
-        return None
-    return [raise_rank(value, rank) if isinstance(value, Stacked) else value for value in values]
+    rank = 0
+    dtypes = set()
+    scalar = number = False
+    for value in values:
+        if isinstance(value, Tensor):
+            rank = max(rank, value.dim())
+            if isinstance(value, Stacked) and value.numbers is not None:
+                number = True
+                continue
+            dtypes.add(value.dtype)
+            scalar = scalar or (isinstance(value, Stacked) and value.dim() == 0)
+    if scalar and len(dtypes) > 1:
+        raise NotImplementedError("numbers of several types")
+    like = _with_float(values) if number else None
+    return [_raised(value, rank, like) if isinstance(value, Stacked) else value for value in values]
+
+
+def _with_float(values: tuple[Any, ...]) -> Tensor:
+    """An empty tensor of the type and on the device that a Python float takes on next to the other arguments."""
+    tensors = [v for v in values if isinstance(v, Tensor) and not (isinstance(v, Stacked) and v.numbers is not None)]
+    dtype = torch.get_default_dtype()
+    for tensor in tensors:
+        if tensor.dtype.is_floating_point or tensor.dtype.is_complex:
+            dtype = torch.result_type(torch.empty(0, dtype=tensor.dtype), 1.0)
+    return torch.empty(0, dtype=dtype, device=tensors[0].device if tensors else None)
+
+
+def _raised(value: Stacked, rank: int, like: Tensor | None) -> Tensor:
+    data = raise_rank(value, rank)
+    return data.to(like) if value.numbers is not None and like is not None else data
 
 
 def raise_rank(value: Stacked, rank: int) -> Tensor:
     """Data of all members as if each had `rank` axes, ones put in front of its own."""
-    data, missing = value.all, rank - value.dim()
+    data = value.whole
+    missing = rank - data.dim() + 1
     return data.view(len(data), *[1] * missing, *data.shape[1:]) if missing else data
-
-
-def _changes_shared(func: Any, first: Any) -> bool:
-    name = func.__name__
-    in_place = name.endswith("_") and (not name.endswith("__") or name.startswith("__i"))
-    return in_place and not isinstance(first, Stacked)
 
 
 def elementwise(func: Any, *args: Any, **kwargs: Any) -> Any:
     """Apply a function of one element, its tensors positional, to the data of all members."""
-    if any(isinstance(value, (Tensor, list, tuple)) for value in kwargs.values()):
-        return NotImplemented
-    if any(isinstance(value, (list, tuple)) for value in args):
-        return NotImplemented
-    if _changes_shared(func, args[0]):
-        raise NeedsMemberError(f"{func.__name__} changes a tensor that all members share")
+    for value in args:
+        if isinstance(value, (list, tuple)):
+            return NotImplemented
+    for value in kwargs.values():
+        if isinstance(value, Tensor):
+            return NotImplemented
+    first = args[0]
+    if isinstance(first, Stacked) and first.numbers is not None:
+        result = _on_numbers(func.__name__, args)
+        if result is not NotImplemented:
+            return result
     data = align(args)
-    if data is None:
-        return NotImplemented
     result = func(*data, **kwargs)
-    return args[0] if result is data[0] and isinstance(args[0], Stacked) else Stacked(result)
+    return first if result is data[0] else Stacked(result)
 
 
-def _same_element(func: Any, *args: Any, **kwargs: Any) -> Any:
-    if any(isinstance(value, Stacked) for value in (*args[1:], *kwargs.values())):
+def _on_numbers(name: str, args: tuple[Any, ...]) -> Any:
+    """What Python would do with the members' floats, if there are but numbers."""
+    method = getattr(float, f"__{name.strip('_')}__", None)
+    members = len(args[0].whole)
+    columns = []
+    for value in args:
+        if isinstance(value, Stacked) and value.numbers is not None:
+            columns.append(value.numbers)
+        elif isinstance(value, (int, float)) and method is not None:
+            columns.append((float(value),) * members)
+        else:
+            return NotImplemented
+    values = [method(*row) for row in zip(*columns, strict=True)] if method else [NotImplemented]
+    if isinstance(values[0], bool):
+        return agree(values)
+    return Stacked.of_numbers(tuple(values)) if isinstance(values[0], float) else NotImplemented
+
+
+def _same_element(func: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
+    for value in (*args, *kwargs.values()) if kwargs else args:
+        if isinstance(value, Stacked):
+            return NotImplemented
+    if not isinstance(x, Stacked):
         return NotImplemented
-    result = func(args[0].all, *args[1:], **kwargs)
-    return args[0] if result is args[0].all else Stacked(result)
+    kwargs.pop("memory_format", None)
+    result = func(x.whole, *args, **kwargs)
+    return x if result is x.whole else Stacked(result)
+
+
+def _like(func: Any, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+    """The other tensor says only which type and device."""
+    kwargs.pop("memory_format", None)
+    plain = [value.whole if isinstance(value, Stacked) else value for value in args]
+    if not isinstance(x, Stacked):
+        return func(x, *plain, **kwargs)
+    result = func(x.whole, *plain, **kwargs)
+    return x if result is x.whole else Stacked(result)
 
 
 def _make() -> dict[Any, Any]:
     rules: dict[Any, Any] = {}
-    for names, rule in ((_NARY, elementwise), (_UNARY, _same_element)):
-        for name in names:
+    for names, rule in ((_NARY, elementwise), (_UNARY, _same_element), (_LIKE, _like)):
+        for name in names.split():
             for variant in (name, name + "_"):
                 for home in (torch, Tensor, F):
                     func = getattr(home, variant, None)

@@ -12,7 +12,7 @@ __all__ = ["RULES"]
 
 def _embedding(
     func: Any,
-    input: Any,  # noqa: A002
+    input: Any,
     weight: Any,
     padding_idx: int | None = None,
     max_norm: float | None = None,
@@ -22,14 +22,16 @@ def _embedding(
 ) -> Any:
     if not isinstance(weight, Stacked) or max_norm is not None or scale_grad_by_freq or sparse:
         return NotImplemented
-    members, rows, _ = weight.all.shape
-    indices = input.all if isinstance(input, Stacked) else input.expand(members, *input.shape)
+    members, rows, _ = weight.whole.shape
+    indices = input.whole if isinstance(input, Stacked) else input.unsqueeze(0)
+    outside = (indices < 0) | (indices >= rows)
     offset = torch.arange(members, device=indices.device).mul_(rows).view(-1, *[1] * input.dim())
-    out = F.embedding(indices + offset, weight.all.flatten(0, 1))
+    moved = (indices + offset).masked_fill(outside, -1)  # an error, not a row of the next member
+    out = F.embedding(moved, weight.whole.flatten(0, 1))
     if padding_idx is not None:  # the rows of the padding index take no gradient: one row per member
         padding = (indices == padding_idx % rows).unsqueeze(-1)
         out = torch.where(padding, out.detach(), out)
     return Stacked(out)
 
 
-RULES = {F.embedding: _embedding}
+RULES: dict[Any, Any] = {F.embedding: _embedding}

@@ -12,10 +12,6 @@ from shoal.fuse.stacked import Stacked
 __all__ = ["RULES"]
 
 
-def _whole(value: Any, members: int) -> Tensor:
-    return value.all if isinstance(value, Stacked) else value.expand(members, *value.shape)
-
-
 def _reduce(values: Tensor, reduction: str) -> Tensor:
     """[B, ...] -> [B], or as it is."""
     if reduction == "none":
@@ -30,7 +26,7 @@ def _reduce(values: Tensor, reduction: str) -> Tensor:
 
 def _cross_entropy(
     func: Any,
-    input: Any,  # noqa: A002
+    input: Any,
     target: Any,
     weight: Any = None,
     size_average: Any = None,
@@ -39,26 +35,30 @@ def _cross_entropy(
     reduction: str = "mean",
     label_smoothing: Any = 0.0,
 ) -> Any:
-    if size_average is not None or reduce is not None or isinstance(weight, Stacked) or isinstance(label_smoothing, Tensor):
+    if size_average is not None or reduce is not None or not isinstance(input, Stacked) or input.dim() < 2:
         return NotImplemented
-    if not isinstance(input, Stacked) or input.dim() < 2:
+    if isinstance(weight, Stacked) or isinstance(label_smoothing, Tensor):
         return NotImplemented
-    members = len(input.all)
-    labels = _whole(target, members).flatten(0, 1)
+    if weight is not None and label_smoothing > 0:
+        return NotImplemented
+    members = len(input.whole)
+    labels = target.whole if isinstance(target, Stacked) else target.unsqueeze(0)
     losses = F.cross_entropy(
-        input.all.flatten(0, 1),
-        labels,
+        input.whole.flatten(0, 1),
+        labels.expand(members, *target.shape).flatten(0, 1),
         weight,
         ignore_index=ignore_index,
         reduction="none",
         label_smoothing=label_smoothing,
     )
-    losses = losses.view(members, -1) if reduction != "none" else losses.unflatten(0, (members, -1))
+    if reduction == "none":
+        return Stacked(losses.view(*input.whole.shape[:2], *losses.shape[1:]))
+    losses = losses.view(members, -1)
     if reduction != "mean" or labels.is_floating_point():
-        if reduction == "mean":  # of class probabilities: over samples
+        if reduction == "mean":  # of class probabilities: over samples and places
             return Stacked(losses.mean(1))
         return Stacked(_reduce(losses, reduction))
-    return Stacked(losses.sum(1) / _weight_sum(labels, weight, ignore_index).view(members, -1).sum(1))
+    return Stacked(losses.sum(1) / _weight_sum(labels, weight, ignore_index).flatten(1).sum(1))
 
 
 def _weight_sum(labels: Tensor, weight: Tensor | None, ignore_index: int) -> Tensor:
@@ -69,21 +69,35 @@ def _weight_sum(labels: Tensor, weight: Tensor | None, ignore_index: int) -> Ten
     return torch.where(counted, weight[labels.where(counted, 0)], 0)
 
 
-def _mse_loss(
+def _per_element(
     func: Any,
-    input: Any,  # noqa: A002
+    input: Any,
     target: Any,
+    *args: Any,
     size_average: Any = None,
     reduce: Any = None,
     reduction: str = "mean",
-    weight: Any = None,
+    **kwargs: Any,
 ) -> Any:
-    if size_average is not None or reduce is not None or weight is not None or input.shape != target.shape:
+    """A loss of pairs of elements."""
+    if any(arg is not None for arg in (*args, size_average, reduce)) or input.shape != target.shape:
+        return NotImplemented
+    if reduction == "batchmean" or any(isinstance(value, Tensor) for value in kwargs.values()):
         return NotImplemented
     data = align((input, target))
-    if data is None:
-        return NotImplemented
-    return Stacked(_reduce((data[0] - data[1]).square(), reduction))
+    members = len(next(value for value in (input, target) if isinstance(value, Stacked)).whole)
+    whole = [value.expand(members, *input.shape) for value in data]
+    return Stacked(_reduce(func(*whole, **kwargs, reduction="none"), reduction))
 
 
-RULES = {F.cross_entropy: _cross_entropy, F.mse_loss: _mse_loss}
+_PER_ELEMENT = (
+    F.mse_loss,
+    F.l1_loss,
+    F.smooth_l1_loss,
+    F.huber_loss,
+    F.binary_cross_entropy,
+    F.binary_cross_entropy_with_logits,
+    F.kl_div,
+    F.soft_margin_loss,
+)
+RULES: dict[Any, Any] = {F.cross_entropy: _cross_entropy, **dict.fromkeys(_PER_ELEMENT, _per_element)}

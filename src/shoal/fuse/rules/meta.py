@@ -1,65 +1,50 @@
-"""What does not compute: shapes, devices, gradients, and Python numbers made of tensors."""
+"""What does not compute: shapes, devices, and Python values made of tensors."""
 
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from shoal.fuse.stacked import NeedsMemberError, Stacked, stack
+from shoal.fuse.stacked import NeedsMemberError, Stacked, agree
 
 __all__ = ["RULES"]
 
 _PROPERTIES = ("shape", "ndim", "dtype", "device", "layout", "is_cuda", "is_cpu", "is_mps", "is_sparse", "is_quantized",
-               "is_meta", "is_nested", "is_mkldnn", "itemsize")  # fmt: skip
+               "is_meta", "is_nested", "is_mkldnn", "itemsize", "nbytes", "is_xpu")  # fmt: skip
 _METHODS = ("size", "dim", "ndimension", "numel", "nelement", "element_size", "is_floating_point", "is_complex",
             "is_signed", "__len__", "get_device", "type")  # fmt: skip
+_MEMORY = ("numpy", "__array__", "data_ptr", "untyped_storage", "storage", "__dlpack__", "share_memory_", "set_")
 
 
 def _of_one_member(func: Any, x: Tensor, *args: Any, **kwargs: Any) -> Any:
     if func is Tensor.type and (args or kwargs):
-        return Stacked(x.all.type(*args, **kwargs)) if isinstance(x, Stacked) else NotImplemented
+        return Stacked(x.whole.type(*args, **kwargs)) if isinstance(x, Stacked) else NotImplemented
     return func(x, *args, **kwargs)
 
 
-def _of_all(func: Any, x: Stacked, *args: Any) -> Any:
-    return func(x.all, *args)
+def _is_contiguous(func: Any, x: Stacked, *args: Any, **kwargs: Any) -> bool:
+    return bool(x.whole[0].is_contiguous(*args, **kwargs))
 
 
-def _grad(func: Any, x: Stacked) -> Stacked | None:
-    return None if x.all.grad is None else Stacked(x.all.grad)
+def _stride(func: Any, x: Stacked, *args: Any, **kwargs: Any) -> Any:
+    return x.whole[0].stride(*args, **kwargs)
 
 
-def _set_grad(func: Any, x: Stacked, value: Any) -> None:
-    x.all.grad = value.all if isinstance(value, Stacked) else value
+def _memory(func: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
+    raise NeedsMemberError(f"{func.__name__} asks for the memory of one member's tensor")
 
 
 def _data(func: Any, x: Stacked) -> Stacked:
-    return Stacked(x.all.detach(), x.number)
+    return Stacked(x.whole.detach(), x.numbers)
 
 
-def _contiguous(func: Any, x: Stacked, *args: Any, **kwargs: Any) -> bool:
-    return bool(x.all[0].is_contiguous(*args, **kwargs))
+def _set_data(func: Any, x: Stacked, value: Any) -> None:
+    if x.shape != value.shape:
+        raise NeedsMemberError("a tensor is given data of another shape")
+    x.whole.detach().copy_(value.whole if isinstance(value, Stacked) else value)
 
 
-def _backward(
-    func: Any,
-    x: Stacked,
-    gradient: Any = None,
-    retain_graph: bool | None = None,
-    create_graph: bool = False,
-    inputs: Any = None,
-) -> None:
-    """Members do not touch each other's parameters, so the gradient of the sum is each member's own."""
-    if gradient is None and x.dim() > 0 and x.numel() != 1:
-        raise RuntimeError(f"grad can be implicitly created only for scalar outputs, got shape {tuple(x.shape)}")
-    if isinstance(gradient, Stacked):
-        gradient = gradient.all
-    if gradient is None:
-        gradient = torch.ones_like(x.all)
-    x.all.backward(gradient.expand_as(x.all), retain_graph, create_graph, inputs)
-
-
-def agreed(x: Tensor) -> Any:
+def agreed(x: Any) -> Any:
     """The number that all members hold.
 
     Raises:
@@ -68,11 +53,8 @@ def agreed(x: Tensor) -> Any:
     if not isinstance(x, Stacked):
         return x.tolist()
     if x.numel() != 1:
-        raise RuntimeError(f"a tensor with {x.numel()} elements cannot be converted to a number")
-    first, *others = x.all.reshape(len(x.all)).tolist()
-    if any(value != first for value in others):
-        raise NeedsMemberError(f"a number is asked for, and the members hold {first!r} and others")
-    return first
+        raise RuntimeError(f"a Tensor with {x.numel()} elements cannot be converted to Scalar")
+    return agree(x.whole.reshape(len(x.whole)).tolist() if x.numbers is None else list(x.numbers))
 
 
 def _number(kind: type) -> Any:
@@ -80,41 +62,40 @@ def _number(kind: type) -> Any:
 
 
 def _list(func: Any, x: Stacked) -> Any:
-    return stack_equal([func(member) for member in x.all.unbind(0)])
+    return agree(x.whole.tolist())
+
+
+def _format(func: Any, x: Stacked, spec: str) -> str:
+    """In a message, all members' numbers."""
+    if x.dim() > 0:
+        return format(repr(x), spec)
+    return f"[{', '.join(format(value, spec) for value in x.whole.tolist())}]"
 
 
 def _predicate(func: Any, x: Tensor, y: Tensor, *args: Any, **kwargs: Any) -> bool:
-    members = len(x.all) if isinstance(x, Stacked) else len(y.all) if isinstance(y, Stacked) else 1
-    xs = x.all if isinstance(x, Stacked) else [x] * members
-    ys = y.all if isinstance(y, Stacked) else [y] * members
-    return bool(stack_equal([func(a, b, *args, **kwargs) for a, b in zip(xs, ys, strict=True)]))
-
-
-def stack_equal(values: list[Any]) -> Any:
-    """The plain value that all members agree on."""
-    return stack(values)
+    members = next(len(t.whole) for t in (x, y) if isinstance(t, Stacked))
+    xs = x.whole if isinstance(x, Stacked) else [x] * members
+    ys = y.whole if isinstance(y, Stacked) else [y] * members
+    return bool(agree([func(a, b, *args, **kwargs) for a, b in zip(xs, ys, strict=True)]))
 
 
 def _make() -> dict[Any, Any]:
-    rules: dict[Any, Any] = {getattr(Tensor, name).__get__: _of_one_member for name in _PROPERTIES if hasattr(Tensor, name)}
-    rules.update({getattr(Tensor, name): _of_one_member for name in _METHODS})
-    rules.update({getattr(Tensor, name).__get__: _of_all for name in ("requires_grad", "is_leaf", "grad_fn")})
-    rules.update({getattr(Tensor, name): _of_all for name in ("requires_grad_", "retain_grad")})
-    rules[Tensor._version.__get__] = _of_all  # type: ignore[attr-defined]
-    rules[Tensor.requires_grad.__set__] = _of_all  # type: ignore[attr-defined]
-    rules[Tensor.grad.__get__] = _grad  # type: ignore[attr-defined]
-    rules[Tensor.grad.__set__] = _set_grad  # type: ignore[attr-defined]
-    rules[Tensor.data.__get__] = _data  # type: ignore[attr-defined]
-    rules[Tensor.is_contiguous] = _contiguous
-    rules[Tensor.backward] = _backward
+    properties = [getattr(Tensor, name).__get__ for name in _PROPERTIES if hasattr(Tensor, name)]
+    methods = [getattr(Tensor, name) for name in _METHODS]
+    rules: dict[Any, Any] = dict.fromkeys([*properties, *methods], _of_one_member)
+    rules.update(dict.fromkeys((torch.is_floating_point, torch.is_complex, torch.numel), _of_one_member))
+    rules.update(dict.fromkeys((getattr(Tensor, name) for name in _MEMORY), _memory))
+    rules.update(dict.fromkeys((torch.equal, Tensor.equal, torch.allclose, Tensor.allclose), _predicate))
     for name, kind in {"__bool__": bool, "__int__": int, "__float__": float, "__index__": int}.items():
         rules[getattr(Tensor, name)] = _number(kind)
+    rules[torch.is_nonzero] = rules[Tensor.is_nonzero] = _number(bool)
     rules[Tensor.item] = lambda func, x: agreed(x)
-    rules[torch.is_nonzero] = _number(bool)
     rules[Tensor.tolist] = _list
-    rules[torch.equal] = rules[Tensor.equal] = rules[torch.allclose] = rules[Tensor.allclose] = _predicate
-    for func in (torch.is_floating_point, torch.is_complex, torch.numel):
-        rules[func] = _of_one_member
+    rules[Tensor.__format__] = _format
+    rules[Tensor.is_contiguous] = _is_contiguous
+    rules[Tensor.stride] = _stride
+    rules[Tensor.data.__get__] = _data  # type: ignore[attr-defined]
+    rules[Tensor.data.__set__] = _set_data  # type: ignore[attr-defined]
     return rules
 
 

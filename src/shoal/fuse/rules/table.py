@@ -7,14 +7,32 @@ members, or NotImplemented for arguments it does not cover; those go to vmap.
 from collections.abc import Callable
 from typing import Any
 
-from shoal.fuse.rules import attention, conv, dropout, elementwise, embedding, linear, loss, meta, norm, pooling, shape
+from shoal.fuse.rules import (
+    attention,
+    axes,
+    conv,
+    dropout,
+    elementwise,
+    embedding,
+    gradient,
+    index,
+    linear,
+    loss,
+    meta,
+    norm,
+    pooling,
+    shape,
+)
 
 __all__ = ["RULES"]
 
 RULES: dict[Any, Callable[..., Any]] = {
-    **meta.RULES,
     **elementwise.RULES,
+    **meta.RULES,
+    **gradient.RULES,
+    **axes.RULES,
     **shape.RULES,
+    **index.RULES,
     **linear.RULES,
     **conv.RULES,
     **norm.RULES,

@@ -1,0 +1,49 @@
+"""What functions return for all members, and for one member after another, as plain tensors with an axis B."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from shoal.errors import FusionError
+from shoal.fuse.stacked import Stacked, refuse_recorded
+
+__all__ = ["join", "spread"]
+
+
+def spread(value: Any, members: int) -> Any:
+    """One leaf of what a function returned for all members at once, with a leading axis B."""
+    if isinstance(value, Stacked):
+        refuse_recorded([value])
+        return value.whole
+    if isinstance(value, Tensor):
+        return value.expand(members, *value.shape)
+    if isinstance(value, (bool, int, float)):
+        return torch.tensor([value] * members)
+    return value
+
+
+def join(results: list[Any]) -> Any:
+    """The members' own results as one, as if they had run at once.
+
+    Raises:
+        FusionError: the results differ in structure or shape.
+    """
+    leaves, specs = zip(*(pytree.tree_flatten(result) for result in results), strict=True)
+    for b, spec in enumerate(specs):
+        if spec != specs[0]:
+            raise FusionError(f"members 0 and {b} return results of different structure: {specs[0]} and {spec}")
+    return pytree.tree_unflatten([_join_leaf(column) for column in zip(*leaves, strict=True)], specs[0])
+
+
+def _join_leaf(column: tuple[Any, ...]) -> Any:
+    first = column[0]
+    if isinstance(first, Tensor):
+        shapes = [tuple(value.shape) for value in column]
+        if any(shape != shapes[0] for shape in shapes):
+            raise FusionError(f"the members return tensors of different shapes, {shapes}; return their means or sums")
+        return torch.stack(column)
+    if isinstance(first, (bool, int, float)):
+        return torch.tensor(column)
+    return first

@@ -1,0 +1,91 @@
+"""Gradients asked for within a function.
+
+Members do not touch each other's tensors, so the gradient of the sum of their values is each member's own.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shoal.fuse.stacked import NeedsMemberError, Stacked
+
+__all__ = ["RULES"]
+
+
+def _of_all(func: Any, x: Any, *args: Any) -> Any:
+    if not isinstance(x, Stacked):
+        raise NeedsMemberError("a tensor that all members share is to have a gradient, which each has of its own")
+    result = func(x.whole, *args)
+    return x if result is x.whole else result
+
+
+def _grad(func: Any, x: Stacked) -> Stacked | None:
+    return None if x.whole.grad is None else Stacked(x.whole.grad)
+
+
+def _set_grad(func: Any, x: Stacked, value: Any) -> None:
+    x.whole.grad = value.whole if isinstance(value, Stacked) else value
+
+
+def _hook(func: Any, x: Stacked, hook: Callable[[Tensor], Any]) -> Any:
+    def of_all(grad: Tensor) -> Any:
+        result = hook(Stacked(grad))
+        return result.whole if isinstance(result, Stacked) else result
+
+    return x.whole.register_hook(of_all)  # type: ignore[no-untyped-call]
+
+
+def _seed(x: Tensor, gradient: Any) -> Any:
+    """What the backward pass of all members starts from."""
+    if not isinstance(x, Stacked):
+        raise NeedsMemberError("a gradient of a tensor that all members share")
+    if gradient is None:
+        if x.numel() != 1:
+            raise RuntimeError("grad can be implicitly created only for scalar outputs")
+        return torch.ones_like(x.whole)
+    return gradient.whole if isinstance(gradient, Stacked) else gradient.expand_as(x.whole)
+
+
+def _backward(
+    func: Any,
+    x: Stacked,
+    gradient: Any = None,
+    retain_graph: bool | None = None,
+    create_graph: bool = False,
+    inputs: Any = None,
+) -> None:
+    wanted = None if inputs is None else [_whole(t) for t in _listed(inputs)]
+    x.whole.backward(_seed(x, gradient), retain_graph, create_graph, wanted)  # type: ignore[no-untyped-call]
+
+
+def _gradients(func: Any, outputs: Any, inputs: Any, grad_outputs: Any = None, *args: Any, **kwargs: Any) -> Any:
+    """`torch.autograd.grad`."""
+    starts = _listed(outputs)
+    seeds = _listed(grad_outputs) if grad_outputs is not None else [None] * len(starts)
+    given = [_seed(x, seed) for x, seed in zip(starts, seeds, strict=True)]
+    results = func([x.whole for x in starts], [_whole(x) for x in _listed(inputs)], given, *args, **kwargs)
+    return tuple(None if result is None else Stacked(result) for result in results)
+
+
+def _listed(value: Any) -> list[Any]:
+    return [value] if isinstance(value, Tensor) else list(value)
+
+
+def _whole(x: Any) -> Tensor:
+    if not isinstance(x, Stacked):
+        raise NeedsMemberError("a gradient for a tensor that all members share")
+    return x.whole
+
+
+RULES: dict[Any, Any] = {
+    **{getattr(Tensor, name).__get__: _of_all for name in ("requires_grad", "is_leaf", "grad_fn", "_version")},
+    **{getattr(Tensor, name): _of_all for name in ("requires_grad_", "retain_grad", "detach_")},
+    Tensor.requires_grad.__set__: _of_all,  # type: ignore[attr-defined]
+    Tensor.grad.__get__: _grad,  # type: ignore[union-attr]
+    Tensor.grad.__set__: _set_grad,  # type: ignore[union-attr]
+    Tensor.register_hook: _hook,
+    Tensor.backward: _backward,
+    torch.autograd.grad: _gradients,
+}

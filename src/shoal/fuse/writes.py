@@ -1,0 +1,53 @@
+"""Which torch functions write to their arguments."""
+
+from functools import cache
+from types import FunctionType
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+__all__ = ["writes", "written"]
+
+_INSIDE = {
+    F.embedding,  # max_norm
+    F.embedding_bag,
+    F.batch_norm,  # running statistics
+    F.instance_norm,
+    torch.batch_norm,
+    torch.instance_norm,
+}
+_OPERATORS = "add sub mul matmul truediv floordiv mod pow and or xor lshift rshift"
+_DUNDERS = {f"__i{name}__" for name in _OPERATORS.split()} | {"__setitem__", "__set__", "__delitem__"}
+_NEVER = 1_000
+"""A place among the arguments that no function has."""
+
+
+def written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    """The arguments that an in-place function changes and returns: its first one, or `out`."""
+    in_place, switch = _kind(func)
+    changed = []
+    if args and (in_place or (len(args) > switch and args[switch])):
+        changed.append(args[0])
+    if kwargs:
+        if args and not changed and kwargs.get("inplace"):
+            changed.append(args[0])
+        out = kwargs.get("out")
+        if out is not None:
+            changed += out if isinstance(out, (tuple, list)) else [out]
+    return changed
+
+
+def writes(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Does this call write to any of its arguments? Then it must not be tried twice."""
+    return func in _INSIDE or bool(written(func, args, kwargs))
+
+
+@cache
+def _kind(func: Any) -> tuple[bool, int]:
+    """Is it in place by its name, and where does its argument `inplace` stand?"""
+    name = getattr(func, "__name__", "")
+    code = func.__code__ if isinstance(func, FunctionType) else None
+    names = code.co_varnames[: code.co_argcount] if code is not None else ()
+    switch = names.index("inplace") if "inplace" in names else _NEVER
+    return name in _DUNDERS or (name.endswith("_") and not name.endswith("__")), switch

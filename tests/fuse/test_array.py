@@ -1,0 +1,308 @@
+"""Arrays of models: what they are made of, and what can be done with them."""
+
+import copy
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from twins import build, check, compare, compare_state
+
+import shoal.fuse
+from shoal.errors import FusionError
+from shoal.fuse.array import ModelArray, concat, fuse
+from shoal.fuse.structure import digest, entries
+
+X = torch.randn(6, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+
+def make() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Dropout(0.0), nn.Linear(5, 3))
+
+
+def array_of(members: int = 3, make: Callable[[], nn.Module] = make) -> ModelArray:
+    return fuse(build(make, members), seeds=range(members))
+
+
+def assert_views(array: ModelArray) -> None:
+    for _, data, own in array.columns():
+        for b, tensor in enumerate(own):
+            assert tensor.data_ptr() == data[b].data_ptr()
+            assert tensor.dtype == data.dtype
+
+
+def test_members_are_views_of_the_stacked_tensors() -> None:
+    array = array_of()
+    assert_views(array)
+    assert [path for path, _, _ in array.columns()] == [
+        *("0.weight", "0.bias", "1.weight", "1.bias", "1.running_mean", "1.running_var", "1.num_batches_tracked"),
+        *("4.weight", "4.bias"),
+    ]
+    with torch.no_grad():
+        for parameter in array.parameters():
+            parameter.mul_(2)
+    array(X)
+    for member in array.unfuse():
+        for name, tensor in member.state_dict().items():
+            whole = dict(array.state_dict())[f"stacked.{name}"]
+            assert any(torch.equal(tensor, row) for row in whole)
+
+
+def test_unfused_members_are_the_users_own() -> None:
+    models = build(make, 2)
+    array = fuse(models)
+    assert all(mine is own for mine, own in zip(array.unfuse(), models, strict=True))
+    assert type(array.unfuse()[0][0].weight) is nn.Parameter
+    whole = array.eval()(X)
+    compare(whole, [model(X) for model in models])
+
+
+def test_state_dict_round_trip() -> None:
+    array, other = array_of(), array_of()
+    array(X)
+    with torch.no_grad():
+        other.stacked.get_submodule("0").weight.zero_()
+    other.load_state_dict(array.state_dict())
+    torch.testing.assert_close(other.eval()(X), array.eval()(X))
+    assert_views(other)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_moves_to_another_number_type(dtype: torch.dtype) -> None:
+    array = array_of()
+    array(X)
+    array.to(dtype)
+    assert_views(array)
+    assert array(X.to(dtype)).dtype == dtype
+    assert {p.dtype for member in array.unfuse() for p in member.parameters()} == {dtype}
+    array.double()
+    assert array(X).dtype == torch.float64
+
+
+def test_train_and_eval_reach_the_members() -> None:
+    array = array_of()
+    assert array.eval() is array
+    assert not array.training
+    assert not any(module.training for member in array.unfuse() for module in member.modules())
+    before = array.stacked.get_submodule("1").num_batches_tracked.clone()
+    array(X)
+    assert torch.equal(array.stacked.get_submodule("1").num_batches_tracked, before)
+    array.train()
+    array(X)
+    assert torch.equal(array.stacked.get_submodule("1").num_batches_tracked, before + 1)
+
+
+def test_models_that_are_evaluating_stay_so() -> None:
+    array = fuse([model.eval() for model in build(make, 2)])
+    assert not array.training
+    torch.testing.assert_close(array(X), array(X))
+
+
+@pytest.mark.parametrize(
+    "how", [copy.deepcopy, lambda array: pickle.loads(pickle.dumps(array))], ids=["copy", "pickle"]
+)
+def test_a_copy_is_an_array_of_its_own(how: Callable[[ModelArray], ModelArray]) -> None:
+    array = array_of()
+    array(X)
+    other = how(array)
+    assert_views(other)
+    assert (other.seeds, other.tick, len(other)) == (array.seeds, array.tick, 3)
+    torch.testing.assert_close(other(X), array(X))
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.zero_()
+    assert not torch.allclose(other(X), array(X))
+
+
+def test_select_and_concat_keep_each_members_course() -> None:
+    def course(array: ModelArray) -> list[Tensor]:
+        return [array(X) for _ in range(2)]
+
+    noisy = lambda: nn.Sequential(nn.Linear(4, 8), nn.Dropout(), nn.BatchNorm1d(8))  # noqa: E731
+    whole = array_of(4, noisy)
+    second = course(whole)[1]
+    parts = array_of(4, noisy)
+    _ = parts(X)
+    picked = parts.select([3, 1])
+    assert_views(picked)
+    torch.testing.assert_close(picked(X), second[[3, 1]])
+    joined = concat([picked, fused_again(noisy, [0, 2])])
+    assert_views(joined)
+    assert joined.seeds == (3, 1, 0, 2)
+    third = whole(X)
+    torch.testing.assert_close(joined(X), third[[3, 1, 0, 2]])
+
+
+def fused_again(make: Callable[[], nn.Module], which: list[int]) -> ModelArray:
+    models = build(make, 4)
+    array = fuse([models[b] for b in which], which)
+    array(X)
+    array(X)
+    return array
+
+
+def test_arrays_at_different_steps_are_not_joined() -> None:
+    first, second = array_of(), array_of()
+    first(X)
+    with pytest.raises(FusionError, match=r"called \[0, 1\] times"):
+        concat([first, second])
+
+
+def test_keyword_arguments() -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 2)
+
+        def forward(self, x: Tensor, *, scale: float = 1.0, shift: Tensor | None = None) -> Tensor:
+            out = self.linear(x) * scale
+            return out if shift is None else out + shift
+
+    models = build(Scaled, 2)
+    whole = fuse(models)(x=X, scale=3.0, shift=torch.ones(2, dtype=torch.float64))
+    compare(whole, [model(x=X, scale=3.0, shift=torch.ones(2, dtype=torch.float64)) for model in models])
+
+
+def test_gradients_without_backward() -> None:
+    models = build(make, 3)
+    twins = copy.deepcopy(models)
+    array = fuse(models)
+    loss = lambda model, x: F.mse_loss(model(x), torch.ones(6, 3, dtype=x.dtype))  # noqa: E731
+    grads = torch.autograd.grad(array.map(loss, X).sum(), list(array.parameters()))
+    for b, twin in enumerate(twins):
+        own = torch.autograd.grad(loss(twin, X), list(twin.parameters()))
+        for mine, expected in zip(grads, own, strict=True):
+            torch.testing.assert_close(mine[b], expected)
+
+
+def test_backward_twice_and_accumulation() -> None:
+    models = build(make, 2)
+    twins = copy.deepcopy(models)
+    array = fuse(models)
+    loss = array(X).square().sum()
+    loss.backward(retain_graph=True)
+    loss.backward()
+    for twin in twins:
+        own = twin(X).square().sum()
+        own.backward(retain_graph=True)
+        own.backward()
+    compare_state(array, twins)
+
+
+@pytest.mark.parametrize("members", [1, 2])
+def test_nothing_is_recorded_without_gradients(members: int) -> None:
+    array = array_of(members)
+    with torch.no_grad():
+        assert not array(X).requires_grad
+    with torch.inference_mode():
+        array(X)
+    assert array(X).requires_grad
+
+
+def test_second_derivatives() -> None:
+    def curvature(model: nn.Module, x: Tensor) -> Tensor:
+        (grad,) = torch.autograd.grad(model(x).tanh().sum(), model.weight, create_graph=True)
+        return grad.square().sum()
+
+    check(lambda: nn.Linear(4, 3), X, fn=curvature, members=3)
+
+
+def test_a_stacked_batch() -> None:
+    array = array_of(2, lambda: nn.Linear(4, 4))
+    with array.open() as model:
+        hidden = model(X)
+    whole = array.map(lambda model, x: model(x), hidden)
+    compare(whole, [model(model(X)) for model in array.unfuse()])
+
+
+def test_the_tick_counts_calls_and_decides_the_masks() -> None:
+    array = array_of(2, lambda: nn.Dropout(0.5))
+    first = array(X)
+    assert array.tick == 1
+    second = array(X)
+    array.tick = 0
+    assert torch.equal(array(X), first)
+    with array.open() as model:
+        assert torch.equal(model(X + 0).whole, second)
+    assert array.tick == 2
+
+
+def test_lambdas_are_not_collected() -> None:
+    array = array_of()
+    for _ in range(5):
+        array.map(lambda model, x: model(x), X)
+    assert len(array._proven) + len(array._single) == 1
+
+
+def test_frozen_parameters_stay_frozen() -> None:
+    models = build(make, 2)
+    for model in models:
+        model[0].requires_grad_(False)
+    array = fuse(models)
+    array(X).sum().backward()
+    frozen = {path: data.requires_grad for path, data, _ in array.columns() if isinstance(data, nn.Parameter)}
+    assert [path for path, wanted in frozen.items() if not wanted] == ["0.weight", "0.bias"]
+    assert array.stacked.get_submodule("0").weight.grad is None
+
+
+class Lists(nn.Module):
+    def __init__(self, tensors: Any) -> None:
+        super().__init__()
+        self.tensors = tensors
+
+
+def shared_parameter() -> list[nn.Module]:
+    first, second = nn.Linear(2, 2), nn.Linear(2, 2)
+    second.weight = first.weight
+    return [first, second]
+
+
+def same_twice() -> list[nn.Module]:
+    model = nn.Tanh()
+    return [model, model]
+
+
+REFUSED: dict[str, tuple[Callable[[], list[nn.Module]], str]] = {
+    "none": (list, "empty list"),
+    "width": (lambda: [nn.Linear(2, 2), nn.Linear(2, 3)], r"member 1 differs from member 0 at 'weight': .*\(2, 2\)"),
+    "class": (lambda: [nn.Sequential(nn.Tanh()), nn.Sequential(nn.ReLU())], "at '0'"),
+    "depth": (lambda: [nn.Sequential(nn.Tanh()), nn.Sequential(nn.Tanh(), nn.Tanh())], "'1'"),
+    "mode": (lambda: [nn.Tanh(), nn.Tanh().eval()], "training against .* evaluating"),
+    "option": (lambda: [nn.MaxPool2d(2), nn.MaxPool2d(3)], "at 'kernel_size': 2 against 3"),
+    "type": (lambda: [nn.Linear(2, 2), nn.Linear(2, 2).double()], r"float32 against .*float64"),
+    "frozen": (lambda: [nn.Linear(2, 2), nn.Linear(2, 2).requires_grad_(False)], "frozen"),
+    "shared": (shared_parameter, "members 0 and 1 share the tensor 'weight'"),
+    "same": (same_twice, "the same model"),
+    "device": (lambda: [nn.Linear(2, 2, device="meta"), nn.Linear(2, 2)], "several devices"),
+    "tensors in a tuple": (lambda: [Lists((torch.zeros(2),)), Lists((torch.ones(2),))], "'tensors.0'.*list or dict"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused(name: str) -> None:
+    models, message = REFUSED[name]
+    with pytest.raises(FusionError, match=message):
+        fuse(models())
+
+
+def test_seeds_are_counted() -> None:
+    with pytest.raises(FusionError, match="2 models need as many seeds, got 1"):
+        fuse([nn.Tanh(), nn.Tanh()], seeds=[1])
+
+
+def test_digests_tell_structures_apart_and_ignore_values() -> None:
+    same = {digest(entries(nn.Sequential(nn.Linear(2, 2), nn.Dropout(rate)))) for rate in (0.1, 0.5)}
+    others = {
+        digest(entries(model))
+        for model in (nn.Linear(2, 2), nn.Linear(2, 2, bias=False), nn.Linear(2, 3), nn.Linear(2, 2).double())
+    }
+    assert len(same) == 1
+    assert len(others | same) == 5
+
+
+def test_exports() -> None:
+    assert {"ModelArray", "concat", "fuse"} <= set(shoal.fuse.__all__)
+    assert all(hasattr(shoal.fuse, name) for name in shoal.fuse.__all__)

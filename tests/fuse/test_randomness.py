@@ -1,0 +1,292 @@
+"""Random numbers belong to the member: the same alone, in company, at once or one member after another."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from twins import Of, build
+
+from shoal.errors import FusionError
+from shoal.fuse.array import ModelArray, fuse
+from shoal.fuse.draws import draws
+from shoal.fuse.randomness import Randomness, keep_mask, member_keys
+from shoal.fuse.stacked import Stacked
+
+SEEDS = [11, 12, 13, 14, 15]
+X = torch.randn(3, 4, 6, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+TOKENS = torch.arange(15).view(3, 5) % 11
+CPU = torch.device("cpu")
+
+
+class Noise(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x + torch.rand_like(x) + F.dropout(torch.ones(6))[0]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad
+
+
+def _embedded(layer: nn.Module) -> nn.Module:
+    return nn.Sequential(nn.Embedding(11, 8), layer)
+
+
+def _sampled(m: Any, x: Tensor) -> Tensor:
+    mean = m.w(x)
+    return mean + torch.randn_like(mean) * torch.rand(6) + torch.bernoulli(torch.full((6,), 0.5))
+
+
+MODELS: dict[str, tuple[Callable[[], nn.Module], Tensor]] = {
+    "dropout": (lambda: nn.Sequential(nn.Linear(6, 8), nn.Dropout(), nn.Linear(8, 8), nn.Dropout(0.2)), X),
+    "dropout of shared input": (lambda: nn.Sequential(nn.Dropout(0.3), nn.Linear(6, 2)), X),
+    "dropout in place": (lambda: nn.Sequential(nn.Linear(6, 8), nn.Dropout(inplace=True)), X),
+    "channels": (lambda: nn.Sequential(nn.Conv2d(4, 8, 3), nn.Dropout2d()), X),
+    "channels of shared input": (lambda: nn.Sequential(nn.Dropout2d(), nn.Conv2d(4, 8, 3)), X),
+    "channels 1d": (lambda: nn.Sequential(nn.Conv1d(6, 8, 1), nn.Dropout1d()), X[:, 0]),
+    "alpha": (lambda: nn.Sequential(nn.Linear(6, 8), nn.AlphaDropout(), nn.FeatureAlphaDropout()), X),
+    "rrelu": (lambda: nn.Sequential(nn.Linear(6, 8), nn.RReLU()), X),
+    "samples": (lambda: Of(_sampled, w=nn.Linear(6, 6)), X),
+    "custom function": (lambda: Of(lambda m, x: Noise.apply(m.w(x)) + Noise.apply(x), w=nn.Linear(6, 6)), X),
+    "gumbel": (lambda: Of(lambda m, x: F.gumbel_softmax(m.w(x)), w=nn.Linear(6, 3)), X),
+    "fresh noise": (lambda: Of(lambda m, x: m.w(x) + torch.empty(2, dtype=x.dtype).normal_(), w=nn.Linear(6, 2)), X),
+    "fresh own noise": (lambda: Of(lambda m, x: m.w(x) + torch.empty_like(m.w(x)).uniform_(), w=nn.Linear(6, 2)), X),
+    "distribution": (lambda: Of(lambda m, x: torch.distributions.Normal(m.w(x), 1.0).rsample(), w=nn.Linear(6, 2)), X),
+    "lstm": (lambda: Of(lambda m, x: m.r(m.e(x))[0], e=nn.Embedding(11, 4), r=nn.LSTM(4, 4, 2, dropout=0.5)), TOKENS),
+    "transformer": (lambda: _embedded(nn.TransformerEncoderLayer(8, 2, 16, dropout=0.2, batch_first=True)), TOKENS),
+    "attention": (
+        lambda: Of(lambda m, x: m.a(*[m.e(x)] * 3)[0], e=nn.Embedding(11, 8), a=nn.MultiheadAttention(8, 2, 0.3)),
+        TOKENS,
+    ),
+    "attention without weights": (
+        lambda: Of(
+            lambda m, x: m.a(*[m.e(x)] * 3, need_weights=False)[0],
+            e=nn.Embedding(11, 8),
+            a=nn.MultiheadAttention(8, 2, 0.3),
+        ),
+        TOKENS,
+    ),
+}
+
+
+def run(array: ModelArray, x: Tensor, steps: int = 2, fn: Callable[..., Any] | None = None) -> list[Tensor]:
+    return [array.map(fn, x) if fn else array(x) for _ in range(steps)]
+
+
+def _asks(model: nn.Module, x: Tensor) -> Tensor:
+    """Has to run member by member."""
+    result = model(x)
+    return result + float(next(model.parameters()).detach().sum())
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_member_draws_the_same_alone_and_in_company(name: str) -> None:
+    make, x = MODELS[name]
+    together = run(fuse(build(make, 5), SEEDS), x)
+    for b, model in enumerate(build(make, 5)):
+        for step, own in enumerate(run(fuse([model], [SEEDS[b]]), x)):
+            torch.testing.assert_close(together[step][b], own[0], rtol=1e-9, atol=1e-9)
+    assert not torch.allclose(together[0], together[1]), "steps draw alike"
+    assert not torch.allclose(together[0][0], together[0][1]), "members draw alike"
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_member_draws_the_same_at_once_and_one_by_one(name: str) -> None:
+    make, x = MODELS[name]
+    at_once = run(fuse(build(make, 3), SEEDS[:3]), x)
+    apart = fuse(build(make, 3), SEEDS[:3])
+    apart.tick = 0
+    numbers = torch.stack([next(model.parameters()).detach().sum() for model in apart.unfuse()])
+    for mine, own in zip(at_once, run(apart, x, fn=_asks), strict=True):
+        expected = mine + numbers.view(3, *[1] * (mine.dim() - 1))
+        torch.testing.assert_close(own, expected, rtol=1e-9, atol=1e-9)
+    assert apart._single
+
+
+def test_equal_weights_and_seeds_give_equal_results_and_other_seeds_others() -> None:
+    make = MODELS["dropout"][0]
+    model = build(make, 1)[0]
+    array = fuse([_copy(model) for _ in range(3)], [1, 1, 2])
+    first, second, other = array(X)
+    assert torch.equal(first, second)
+    assert not torch.equal(first, other)
+
+
+def _copy(model: nn.Module) -> nn.Module:
+    copied = MODELS["dropout"][0]().double()
+    copied.load_state_dict(model.state_dict())
+    return copied
+
+
+def test_the_global_generator_is_left_alone() -> None:
+    array = fuse(build(MODELS["samples"][0], 2), [1, 2])
+    torch.manual_seed(0)
+    state = torch.get_rng_state()
+    first = array(X)
+    assert torch.equal(state, torch.get_rng_state())
+    array.tick = 0
+    torch.manual_seed(1)
+    assert torch.equal(first, array(X))
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.5, 0.9])
+def test_the_share_kept(rate: float) -> None:
+    keys = Randomness(member_keys([1, 2, 3], 0)).next()
+    keep = keep_mask(keys, (500, 800), rate, CPU)
+    deviation = (rate * (1 - rate) / 400_000) ** 0.5
+    assert (keep.double().mean((1, 2)) - (1 - rate)).abs().max() < 5 * deviation
+    rows = keep.double().mean(2)  # of 800 each, also spread as independent draws are
+    assert rows.std() == pytest.approx((rate * (1 - rate) / 800) ** 0.5, rel=0.15)
+    assert keep.double().mean(1).std() == pytest.approx((rate * (1 - rate) / 500) ** 0.5, rel=0.15)
+
+
+def test_masks_of_members_calls_and_steps_are_independent() -> None:
+    masks = []
+    for tick in range(3):
+        source = Randomness(member_keys([1, 2, 3], tick))
+        masks += [mask.double() for _ in range(3) for mask in keep_mask(source.next(), (20_000,), 0.5, CPU)]
+    correlation = torch.corrcoef(torch.stack(masks)) - torch.eye(len(masks))
+    assert correlation.abs().max() < 5 / 20_000**0.5
+    shifted = torch.corrcoef(torch.stack([masks[0][:-1], masks[0][1:]]))[0, 1]
+    assert abs(shifted) < 5 / 20_000**0.5
+
+
+def test_masks_do_not_depend_on_the_number_type() -> None:
+    results = []
+    for dtype in (torch.float64, torch.float32, torch.bfloat16):
+        source = Randomness(member_keys([1, 2], 0))
+        results.append(keep_mask(source.next(), (50,), 0.3, CPU))
+        model = fuse([nn.Dropout(0.3), nn.Dropout(0.3)], [1, 2])
+        assert model(torch.ones(50, dtype=dtype)).dtype == dtype
+        assert torch.equal(model.map(lambda m, x: m(x), torch.ones(50)).gt(0), fuse_once(torch.float32))
+    assert torch.equal(results[0], results[1])
+
+
+def fuse_once(dtype: torch.dtype) -> Tensor:
+    array = fuse([nn.Dropout(0.3), nn.Dropout(0.3)], [1, 2])
+    array.tick = 1
+    return array(torch.ones(50, dtype=dtype)).gt(0)
+
+
+def test_members_have_rates_of_their_own() -> None:
+    rates = [0.0, 0.25, 1.0]
+    array = fuse([nn.Sequential(nn.Identity(), nn.Dropout(rate)) for rate in rates], [1, 2, 3])
+    x = torch.ones(20_000, dtype=torch.float64)
+    whole = array(x)
+    assert torch.equal(whole[0], x)
+    assert sorted(whole[1].unique().tolist()) == pytest.approx([0.0, 1 / 0.75])
+    assert whole[1].gt(0).double().mean().item() == pytest.approx(0.75, abs=0.02)
+    assert torch.equal(whole[2], torch.zeros_like(x))
+    alone = fuse([nn.Sequential(nn.Identity(), nn.Dropout(0.25))], [2])
+    assert torch.equal(alone(x)[0], whole[1])
+
+
+@pytest.mark.parametrize(("rate", "expected"), [(0.0, 1.0), (1.0, 0.0)])
+def test_rates_at_the_ends(rate: float, expected: float) -> None:
+    array = fuse([nn.Dropout(rate), nn.Dropout(rate)], [1, 2])
+    assert torch.equal(array(torch.ones(7)), torch.full((2, 7), expected))
+
+
+def test_an_impossible_rate_is_named() -> None:
+    array = fuse([nn.Linear(2, 2), nn.Linear(2, 2)], [1, 2])
+    with pytest.raises(ValueError, match=r"between 0 and 1, but got 1\.5"):
+        array.map(lambda m, x: F.dropout(m(x), 1.5), torch.ones(3, 2))
+
+
+def test_dropout_is_idle_in_evaluation() -> None:
+    array = fuse([nn.Dropout(0.5), nn.Dropout(0.7)], [1, 2]).eval()
+    assert torch.equal(array(torch.ones(9)), torch.ones(2, 9))
+
+
+def test_channels_are_dropped_whole() -> None:
+    array = fuse([nn.Dropout2d(0.5), nn.Dropout2d(0.5)], [1, 2])
+    whole = array(torch.ones(16, 32, 3, 3)).flatten(3)
+    assert torch.equal(whole.amin(3), whole.amax(3))
+    assert 0.3 < whole[..., 0].gt(0).double().mean() < 0.7
+
+
+def test_a_generator_of_the_users_own_is_left_to_the_user() -> None:
+    def noise(model: nn.Module, x: Tensor) -> Tensor:
+        return model(x) + torch.randn(2, generator=torch.Generator().manual_seed(4))
+
+    models = [nn.Linear(2, 2), nn.Linear(2, 2)]
+    whole = fuse(models, [1, 2]).map(noise, torch.zeros(2))
+    expected = torch.randn(2, generator=torch.Generator().manual_seed(4))
+    for b, model in enumerate(models):
+        torch.testing.assert_close(whole[b], model.bias + expected)
+
+
+def _checkpointed(model: nn.Module, x: Tensor) -> Tensor:
+    return torch.utils.checkpoint.checkpoint(lambda x: F.dropout(model(x)), x, use_reentrant=False)
+
+
+def test_checkpointing_that_would_draw_other_numbers_is_refused() -> None:
+    array = fuse([nn.Linear(6, 2), nn.Linear(6, 2)])
+    with pytest.raises(FusionError, match="turn gradient checkpointing off"):
+        array.map(_checkpointed, torch.ones(3, 6, requires_grad=True))
+
+
+def test_checkpointing_that_would_run_the_model_without_the_array_is_refused() -> None:
+    def reentrant(model: nn.Module, x: Tensor) -> Tensor:
+        return torch.utils.checkpoint.checkpoint(model, x, use_reentrant=True)
+
+    for members in (1, 2):
+        array = fuse([nn.Linear(6, 2) for _ in range(members)])
+        with pytest.raises(FusionError, match="pass use_reentrant=False"):
+            array.map(reentrant, torch.ones(3, 6, requires_grad=True))
+
+
+INTERNAL = {
+    *("exponential", "cauchy", "geometric", "log_normal", "uniform", "native_dropout", "rrelu_with_noise", "gru"),
+    *("lstm", "rnn_relu", "rnn_tanh", "rrelu_with_noise_", "rrelu_with_noise_functional", "miopen_rnn"),
+}
+"""Drawn from by functions above them, or by arguments that a call without them cannot show."""
+
+
+def test_every_random_function_of_torch_is_known() -> None:
+    """Torch itself marks the operators that draw from its default generators."""
+    operators = [
+        name.removeprefix("aten::") for name in torch._C._dispatch_get_all_op_names() if name.startswith("aten::")
+    ]
+    random = set()
+    for operator in operators:
+        name, _, overload = operator.partition(".")
+        tags = getattr(getattr(torch.ops.aten, name), overload or "default").tags
+        if torch.Tag.nondeterministic_seeded in tags and not name.startswith("_"):
+            random.add(name)
+    assert {"rand", "normal_", "multinomial"} < random
+    funcs = [getattr(home, name) for name in random - INTERNAL for home in (torch, Tensor) if hasattr(home, name)]
+    missing = [func for func in funcs if callable(func) and not draws(func, (torch.ones(2), 0.5, True, True), {})]
+    assert missing == []
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_recurrent_layers_draw_between_layers_while_training(training: bool) -> None:
+    seen = []
+
+    class Watch(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if draws(func, args, kwargs or {}):
+                seen.append(func.__name__)
+            return func(*args, **(kwargs or {}))
+
+    packed = nn.utils.rnn.pack_padded_sequence(torch.randn(5, 3, 4), torch.tensor([5, 4, 2]))
+    x = torch.randn(5, 3, 4)
+    layers = [nn.LSTM(4, 4, 2, dropout=0.5), nn.GRU(4, 4, 2, dropout=0.5), nn.GRU(4, 4, 2)]
+    for layer in layers:
+        layer.train(training)
+        with Watch():
+            layer(x)
+            layer(packed)
+    assert seen == (["lstm", "lstm", "gru", "gru"] if training else [])
+
+
+def test_stacked_numbers_outside_of_a_run_draw_from_the_default_generator() -> None:
+    torch.manual_seed(0)
+    first = F.dropout(Stacked(torch.ones(2, 100))).whole
+    torch.manual_seed(0)
+    assert torch.equal(first, F.dropout(Stacked(torch.ones(2, 100))).whole)
+    assert not torch.equal(first, F.dropout(Stacked(torch.ones(2, 100))).whole)

@@ -1,0 +1,116 @@
+"""An array and its members' twins, which run alone."""
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from shoal.fuse.array import ModelArray, fuse
+
+TOLERANCE = 1e-9
+
+
+class Of(nn.Module):
+    """A function as a model; it is called with the model and the input."""
+
+    def __init__(self, fn: Callable[..., Any], **parts: Any) -> None:
+        super().__init__()
+        for name, part in parts.items():
+            setattr(self, name, part)
+        self.fn = fn
+
+    def forward(self, *inputs: Any) -> Any:
+        return self.fn(self, *inputs)
+
+
+def build(make: Callable[[], nn.Module], members: int, dtype: torch.dtype = torch.float64) -> list[nn.Module]:
+    """Models with weights and buffers of their own."""
+    models = []
+    for b in range(members):
+        torch.manual_seed(b)
+        model = make().to(dtype)
+        with torch.no_grad():
+            for tensor in (*model.parameters(), *model.buffers()):
+                if tensor.is_floating_point():
+                    tensor.add_(torch.randn_like(tensor).abs() * 0.1)
+        models.append(model)
+    return models
+
+
+def close(actual: Tensor, expected: Tensor, what: str, tolerance: float = TOLERANCE) -> None:
+    assert actual.shape == expected.shape, what
+    assert actual.dtype == expected.dtype, what
+    torch.testing.assert_close(
+        actual, expected, rtol=tolerance, atol=tolerance, equal_nan=True, msg=lambda m: f"{what}: {m}"
+    )
+
+
+def check(
+    make: Callable[[], nn.Module],
+    *batch: Any,
+    fn: Callable[..., Any] | None = None,
+    members: int = 2,
+    apart: bool = False,
+    steps: int = 2,
+    tolerance: float = TOLERANCE,
+) -> ModelArray:
+    """Compare outputs, gradients and buffers with the members' run alone, for some steps.
+
+    Args:
+        make: makes one model.
+        batch: shared by all.
+        fn: as for `ModelArray.map`; by default the model is called.
+        members: B.
+        apart: whether the function has to run member by member.
+        steps: calls, of which gradients accumulate.
+        tolerance: relative and absolute.
+    """
+    models = build(make, members)
+    twins = build(make, members)
+    array = fuse(models, seeds=range(members))
+    fn = fn or (lambda model, *inputs: model(*inputs))
+    for _ in range(steps):
+        result = array.map(fn, *copy.deepcopy(batch))
+        expected = [fn(twin, *copy.deepcopy(batch)) for twin in twins]
+        compare(result, expected, tolerance)
+        total = sum(leaf.cos().sum() for leaf in _differentiable(result))
+        if isinstance(total, Tensor):
+            total.backward()
+            for own in expected:
+                sum(leaf.cos().sum() for leaf in _differentiable(own)).backward()
+    assert bool(array._single) == (apart and members > 1), "ran member by member" if array._single else "ran at once"
+    compare_state(array, twins, tolerance)
+    return array
+
+
+def compare(result: Any, expected: Sequence[Any], tolerance: float = TOLERANCE) -> None:
+    leaves = pytree.tree_leaves(result)
+    own = [pytree.tree_leaves(value) for value in expected]
+    assert {len(leaves)} == {len(values) for values in own}
+    for i, leaf in enumerate(leaves):
+        assert type(leaf) in (Tensor, nn.Parameter)
+        assert len(leaf) == len(expected)
+        for b, values in enumerate(own):
+            value = values[i]
+            close(leaf[b], value if isinstance(value, Tensor) else torch.tensor(value), f"output {i} of {b}", tolerance)
+
+
+def compare_state(array: ModelArray, twins: Sequence[nn.Module], tolerance: float = TOLERANCE) -> None:
+    columns = {path: data for path, data, _ in array.columns()}
+    for b, (member, twin) in enumerate(zip(array.unfuse(), twins, strict=True)):
+        for name, parameter in twin.named_parameters():
+            grad = columns[name].grad
+            assert (parameter.grad is None) == (grad is None), name
+            if grad is not None:
+                close(grad[b], parameter.grad, f"gradient of {name} of {b}", tolerance)
+        own = dict(member.named_buffers())
+        for name, buffer in twin.named_buffers():
+            close(own[name], buffer, f"buffer {name} of {b}", tolerance)
+            close(columns[name][b], buffer, f"stacked buffer {name} of {b}", tolerance)
+
+
+def _differentiable(tree: Any) -> list[Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor) and leaf.requires_grad]

@@ -1,0 +1,26 @@
+"""The code on the front page runs as it stands."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BLOCKS = re.findall(r"```python\n(.*?)```", (Path(__file__).parents[1] / "README.md").read_text(), re.DOTALL)
+
+
+@pytest.mark.parametrize("code", BLOCKS, ids=range(len(BLOCKS)))
+def test_python_block_runs(code: str, tmp_path: Path) -> None:
+    script = tmp_path / "readme.py"
+    script.write_text(code)
+    environment = {**os.environ, "SHOAL_CACHE": str(tmp_path / "cache")}
+    done = subprocess.run(
+        [sys.executable, "-W", "error", str(script)], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_there_is_code() -> None:
+    assert len(BLOCKS) == 2
