@@ -1,8 +1,8 @@
 """The loop of a study: ask the algorithm, place what waits, hear what came of it, until all is decided."""
 
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from shoal.algorithms.base import Algorithm
@@ -80,6 +80,7 @@ class Engine:
         self._planner = Planner(setting.policy, self._profile, self._new_id)
         self._jobs = len(journal.jobs())
         self._running: dict[str, tuple[Job, Device]] = {}
+        self._events: deque[Event] = deque()  # polled, not yet handled
         self._trials: dict[int, _Standing] = {}
         self._keys: dict[int, ArrayKey] = {}
         self._unmeasurable: set[tuple[ArrayKey, str]] = set()
@@ -93,16 +94,13 @@ class Engine:
             TaskError: the task breaks its contract.
             StorageFullError: there is no room for the journal or a checkpoint.
         """
-        with self._progress, self._stopped_after_error():
-            while not self._algorithm.finished:
-                self._ask()
-                self._survey()
-                self._place()
-                self._check_alive()
-                self._hear(TURN_SECONDS)
-                self._progress.update()
-                if self._interrupted:
-                    raise StudyInterrupted(f"stopped; everything is saved in {self._journal.directory}")
+        with self._progress:
+            try:
+                self._loop()
+            except ShoalError as error:
+                self._wind_up(record=not isinstance(error, StorageFullError))
+                raise
+            self._wind_up()
 
     def interrupt(self) -> None:
         """Let `run` save everything and stop at its next turn. Safe to call from a signal handler."""
@@ -132,6 +130,17 @@ class Engine:
             standing.alone = row.failures > 0 and row.state is TrialState.PENDING
             self._trials[row.number] = standing
 
+    def _loop(self) -> None:
+        while not self._algorithm.finished:
+            self._ask()
+            self._survey()
+            self._place()
+            self._check_alive()
+            self._hear(TURN_SECONDS)
+            self._progress.update()
+            if self._interrupted:
+                raise StudyInterrupted(f"stopped; everything is saved in {self._journal.directory}")
+
     def _ask(self) -> None:
         """What does the algorithm want next?"""
         idle = len(self._idle())
@@ -147,11 +156,21 @@ class Engine:
             standing.state = TrialState.PENDING
 
     def _survey(self) -> None:
-        """Have the models of new trials looked at, in a worker, so that the planner knows which are one structure."""
-        unknown = [x.member for x in self._waiting() if x.trial.number not in self._keys]
-        surveying = any(job.purpose is Purpose.SURVEY for job, _ in self._running.values())
-        if unknown and not surveying and (idle := self._idle()):
-            self._start([(Job(self._new_id(), (Array(_NO_KEY, tuple(unknown)),), Purpose.SURVEY), idle[0])])
+        """Have the models of new trials looked at, so that the planner knows which are one structure.
+
+        Workers do it, as many as there are idle devices: none of them starts later than it must, and user code that
+        crashes does not take the engine along.
+        """
+        surveys = [job for job, _ in self._running.values() if job.purpose is Purpose.SURVEY]
+        asked = {member.trial.number for job in surveys for member in job.members}
+        unknown = [x.member for x in self._waiting() if x.trial.number not in self._keys.keys() | asked]
+        idle = self._idle()
+        shares = [unknown[place :: len(idle)] for place in range(len(idle))]
+        self._start(
+            (Job(self._new_id(), (Array(_NO_KEY, tuple(share)),), Purpose.SURVEY), device)
+            for share, device in zip(shares, idle, strict=True)
+            if share
+        )
 
     def _place(self) -> None:
         """Fuse and place what waits; note why the rest does."""
@@ -173,15 +192,17 @@ class Engine:
 
     def _start(self, starts: Iterable[tuple[Job, Device]]) -> None:
         starts = list(starts)
+        if not starts:
+            return
         with self._journal.transaction():
             for job, device in starts:
                 self._journal.job_started(job, device.name)
         for job, device in starts:
+            self._setting.backend.start(job, device)
             self._running[job.id] = (job, device)
             if job.purpose is Purpose.TRAIN:
                 for member in job.members:
                     self._trials[member.trial.number].state = TrialState.RUNNING
-            self._setting.backend.start(job, device)
 
     def _check_alive(self) -> None:
         """Nothing runs although there are devices: what waits can never start, and says why."""
@@ -194,8 +215,9 @@ class Engine:
 
     def _hear(self, timeout: float) -> None:
         """What happened?"""
-        for event in self._setting.backend.poll(timeout):
-            self._handle(event)
+        self._events.extend(self._setting.backend.poll(timeout))
+        while self._events:
+            self._handle(self._events.popleft())
 
     def _handle(self, event: Event) -> None:
         match event:
@@ -205,11 +227,14 @@ class Engine:
                 self._keys.update(event.keys)
                 self._give_up_measuring([event.keys[number] for number in event.alone])
             case Profiled():
-                job, device = self._running[event.job]
-                key = job.arrays[0].key
-                self._setting.history.put(key.structure, key.data, key.batch_size, device.kind, event.profile)
+                self._remember(event)
             case Ended():
                 self._end(event)
+
+    def _remember(self, measured: Profiled) -> None:
+        job, device = self._running[measured.job]
+        key = job.arrays[0].key
+        self._setting.history.put(key.structure, key.data, key.batch_size, device.kind, measured.profile)
 
     def _observe(self, job: str, reports: Iterable[Report]) -> None:
         news = self._journal.reported(job, reports)
@@ -239,16 +264,20 @@ class Engine:
             self._bury(job, device, ended, left)
 
     def _bury(self, job: Job, device: Device, ended: Ended, left: Iterable[int]) -> None:
-        """Draw the consequences of a failure: no further tries, or a key that cannot be measured or looked at."""
+        """Draw the consequences of a failure: no further tries, or a key that cannot be measured or looked at.
+
+        Who is at fault in a job of several is unknown: each of them gets at least one try alone.
+        """
         if job.purpose is Purpose.PROFILE:
             self._unmeasurable.add((job.arrays[0].key, device.kind))
         elif job.purpose is Purpose.SURVEY:
             keys = {m.trial.number: replace(_NO_KEY, structure=f"trial {m.trial.number}") for m in job.members}
             self._keys.update(keys)
             self._give_up_measuring(keys.values())
-        spent = [self._trials[number] for number in left if self._trials[number].failures > self._setting.retries]
-        reason = f"{ended.outcome} after {self._setting.retries} retries: {ended.message}"
-        self._observe("", [self._failure(standing, reason) for standing in spent])
+        if len(job.members) == 1:
+            spent = [x for x in map(self._trials.__getitem__, left) if x.failures > self._setting.retries]
+            reasons = [f"{ended.outcome} after {x.failures - 1} retries: {ended.message}" for x in spent]
+            self._observe("", map(self._failure, spent, reasons))
 
     def _failure(self, standing: _Standing, reason: str) -> Report:
         return Report(standing.trial.number, standing.epoch, state=TrialState.FAILED, reason=reason)
@@ -257,26 +286,31 @@ class Engine:
         kinds = {device.kind for _, device in self._setting.cluster}
         self._unmeasurable.update((key, kind) for key in keys for kind in kinds)
 
-    @contextmanager
-    def _stopped_after_error(self) -> Iterator[None]:
-        """Before an error of Shoal's own leaves, let all jobs save their trials and record what they still report."""
-        try:
-            yield
-        except ShoalError as error:
-            for job in list(self._running):
-                self._setting.backend.stop(job)
-            while self._running:
-                for event in self._setting.backend.poll(TURN_SECONDS):
-                    self._wind_up(event, error)
-            raise
+    def _wind_up(self, *, record: bool = True) -> None:
+        """However the study ends, let all jobs save their trials and end, and record what they still say.
 
-    def _wind_up(self, event: Event, error: ShoalError) -> None:
-        if isinstance(event, Ended):
-            self._running.pop(event.job, None)
-            if not isinstance(error, StorageFullError):
-                self._journal.job_ended(event.job, event.outcome, event.message, failed=False)
-        elif isinstance(event, Reported) and not isinstance(error, StorageFullError):
-            self._journal.reported(event.job, event.reports)
+        Args:
+            record: false where the journal has no room.
+        """
+        for job in self._running:
+            self._setting.backend.stop(job)
+        while self._running:
+            if not self._events:
+                self._events.extend(self._setting.backend.poll(TURN_SECONDS))
+            while self._events:
+                self._note(self._events.popleft(), record=record)
+
+    def _note(self, event: Event, *, record: bool) -> None:
+        """Record an event without acting on it."""
+        match event:
+            case Profiled():
+                self._remember(event)
+            case Reported() if record:
+                self._journal.reported(event.job, event.reports)
+            case Ended():
+                del self._running[event.job]
+                if record:
+                    self._journal.job_ended(event.job, event.outcome, event.message, failed=False)
 
     def _waiting(self) -> list[_Standing]:
         """Trials to be placed: those that failed last, else in the order of their numbers."""

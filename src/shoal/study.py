@@ -1,5 +1,6 @@
 """The face: start a study, go on with one, and look at what it found."""
 
+import pickle
 import platform
 import signal
 import sys
@@ -13,13 +14,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import cloudpickle
 
-from shoal.algorithms.base import Algorithm
-from shoal.backend.registry import make_backend
+from shoal.algorithms.base import Algorithm, check_whole
+from shoal.backend.base import Backend
+from shoal.backend.registry import backend_class
 from shoal.cluster.device import Cluster
 from shoal.cluster.discover import discover
 from shoal.cost.history import History
 from shoal.engine import Engine, Setting
-from shoal.errors import ShoalError
+from shoal.errors import ShoalError, TaskError
 from shoal.journal.rows import TrialRow
 from shoal.journal.view import JournalView
 from shoal.journal.writer import Journal
@@ -31,7 +33,7 @@ from shoal.report.table import ranked
 from shoal.schedule.base import Policy
 from shoal.schedule.registry import make_policy
 from shoal.space import Space
-from shoal.trial import derive_seed
+from shoal.trial import TrialState, derive_seed
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -43,6 +45,9 @@ __all__ = ["Study", "overridden", "resume", "tune"]
 
 _overrides: dict[str, Any] = {}
 """What the command line says of the next study, whatever the script says."""
+
+_directories: list[Path] = []
+"""Of the studies that this process has run, the last one last."""
 
 
 class Study:
@@ -74,10 +79,10 @@ class Study:
         Raises:
             ShoalError: no trial has one.
         """
-        best = next(iter(ranked(self.trials, self.mode)), None)
-        if best is None or best.objective is None:
-            raise ShoalError(f"no trial of the study in {self.directory} has a value of {self.metric!r} yet")
-        return best
+        for best in ranked(self.trials, self.mode)[:1]:
+            if best.objective is not None and best.state is not TrialState.FAILED:
+                return best
+        raise ShoalError(f"no trial of the study in {self.directory} has a value of {self.metric!r} yet")
 
     def dataframe(self) -> "pd.DataFrame":
         """One row a trial: its state, config, metrics (last and best), epochs, seconds, device, array and reason."""
@@ -162,12 +167,16 @@ def tune(
         "paths": [str(Path(path).absolute()) for path in sys.path],
         "shoal": version("shoal"),
     }
+    # All that can be wrong is looked at before there is a directory.
     cluster, rules = discover(chosen["devices"]), make_policy(chosen["policy"])
+    carrier = backend_class(chosen["backend"])
+    check_whole("retries", retries, least=0)
     blueprint = cloudpickle.dumps(algorithm)
-    place = chosen["directory"] or _new_directory(type(task).__name__)
     search = _bound(blueprint, spec)
-    with closing(Journal.create(place, spec, task=cloudpickle.dumps(task), algorithm=blueprint)) as journal:
-        return _run(journal, search, cluster, rules, chosen["backend"], chosen["show_progress"])
+    content = _pickled(task)
+    place = chosen["directory"] or _new_directory(type(task).__name__)
+    with closing(Journal.create(place, spec, task=content, algorithm=blueprint)) as journal:
+        return _run(journal, search, cluster, rules, carrier, chosen["show_progress"])
 
 
 def resume(
@@ -196,18 +205,42 @@ def resume(
         sys.path.extend(path for path in spec["paths"] if path not in sys.path)
         search = _bound(journal.blob("algorithm"), spec)
         cluster, rules = discover(devices or spec["devices"]), make_policy(policy or spec["policy"])
-        return _run(journal, search, cluster, rules, backend or spec["backend"], show_progress)
+        return _run(journal, search, cluster, rules, backend_class(backend or spec["backend"]), show_progress)
 
 
 @contextmanager
-def overridden(**arguments: Any) -> Iterator[None]:
-    """Within, these arguments of `tune` count instead of what the caller gives."""
+def overridden(**arguments: Any) -> Iterator[list[Path]]:
+    """Within, these arguments of `tune` count instead of what the caller gives.
+
+    Yields:
+        The directories of the studies that are run within, the last one last; it grows.
+    """
     _overrides.update(arguments)
+    _directories.clear()
     try:
-        yield
+        yield _directories
     finally:
         for name in arguments:
             del _overrides[name]
+
+
+def _pickled(task: "Task") -> bytes:
+    """The task as workers get it.
+
+    Raises:
+        TaskError: it is none, or cannot be pickled.
+    """
+    from shoal.task import Task  # torch, which a look at a table does not need
+
+    if not isinstance(task, Task):
+        raise TaskError(f"`task` must be an instance of a subclass of shoal.Task, got {task!r}")
+    try:
+        content: bytes = cloudpickle.dumps(task)
+    except (TypeError, pickle.PicklingError) as error:
+        raise TaskError(
+            f"the task cannot be pickled for its workers ({error}); make what its attributes hold in `data` or `model`"
+        ) from error
+    return content
 
 
 def _bound(blueprint: bytes, spec: Mapping[str, Any]) -> Algorithm:
@@ -219,16 +252,24 @@ def _bound(blueprint: bytes, spec: Mapping[str, Any]) -> Algorithm:
 
 
 def _run(
-    journal: Journal, algorithm: Algorithm, cluster: Cluster, policy: Policy, backend: str, show_progress: bool
+    journal: Journal,
+    algorithm: Algorithm,
+    cluster: Cluster,
+    policy: Policy,
+    backend: type[Backend],
+    show_progress: bool,
 ) -> Study:
+    _directories.append(journal.directory)
     spec = journal.study
     workplace = Workplace(
         journal.directory.absolute(), journal.blob("task"), checkpoint_seconds=spec["checkpoint_seconds"]
     )
     names = [device.name for _, device in cluster]
     display = progress(lambda: snapshot(journal, time.time(), names), silent=not show_progress)
-    with closing(make_backend(backend, workplace)) as carrier:
-        history = History(environment=f"python {platform.python_version()}, torch {version('torch')}, {version('shoal')}")
+    with closing(backend(workplace)) as carrier:
+        history = History(
+            environment=f"python {platform.python_version()}, torch {version('torch')}, {version('shoal')}"
+        )
         engine = Engine(journal, algorithm, Setting(cluster, policy, carrier, history, spec["retries"]), display)
         engine.replay()
         with _interruptible(engine):

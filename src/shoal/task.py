@@ -21,12 +21,13 @@ class Task(ABC):
 
     What becomes of it, alone or fused: torch is seeded with the trial's seed and `model` and `optimizer` are called. At
     each epoch the training set is shuffled by the data seed and the epoch's number, cut into batches (the last may be
-    smaller), and each is a training step on `loss`. Then `scheduler` steps once (`ReduceLROnPlateau` with the validation
-    loss), `metrics` and `loss` are averaged over the validation set, weighted by batch size, and reported, the loss as
-    `valid_loss`.
+    smaller), and each is a training step on `loss`. Then `metrics` and `loss` are averaged over the validation set,
+    weighted by batch size, `scheduler` steps once (`ReduceLROnPlateau` with the validation loss), and the averages are
+    reported, that of the loss as `valid_loss`.
 
-    Batches are what `torch.utils.data.default_collate` makes of samples, on the trial's device. The task is pickled (by
-    cloudpickle): keep data sets out of its attributes and load them in `data`.
+    Every process that needs the data calls `data`, with all random generators seeded alike. Batches are what
+    `torch.utils.data.default_collate` makes of samples, on the trial's device. The task is pickled (by cloudpickle):
+    keep data sets out of its attributes and load them in `data`.
     """
 
     @abstractmethod

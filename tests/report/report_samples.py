@@ -34,7 +34,7 @@ def snapshot(**changes):
         "epochs_asked": 100,
         "elapsed": 61.2,
         "seconds_left": 183.6,
-        "devices": (DeviceUse("cpu:0", "12", "train", 8), DeviceUse("cpu:1")),
+        "devices": (DeviceUse("cpu:0", "job-00012", "train", 8), DeviceUse("cpu:1")),
         "pid": 4321,
     }
     return Snapshot(**(values | changes))

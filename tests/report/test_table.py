@@ -69,20 +69,12 @@ def test_trials_best_first():
         row(2, TrialState.COMPLETE, 0.75, seconds=12345.678),
     ]
     assert rendered(trials_table(rows, "accuracy", "max")) == [
-        "trial  state     accuracy   best  epochs  seconds  config                   reason",
-        "    2  complete      0.75  0.875     3/9  12345.7  lr=0.003704",
-        "                                                   optimizer.name=sgd",
-        "    1  stopped       0.25  0.375     3/9      1.2  lr=0.002469              rank 7 of 9 at 3 epochs;",
-        "                                                   optimizer.name=sgd       the best 3 go on",
-        "    0  pending          –      –     0/9      0.0  lr=0.001235              needs 9.1 GB, cuda:0 has",
-        "                                                   optimizer.name=sgd       4.2 GB free",
-    ]
-
-
-def test_there_is_no_column_of_empty_reasons():
-    assert rendered(trials_table([row(2, accuracy=0.75)], "accuracy", "max")) == [
         "trial  state     accuracy   best  epochs  seconds  config",
-        "    2  complete      0.75  0.875     3/9      1.2  lr=0.003704 optimizer.name=sgd",
+        "    2  complete      0.75  0.875     3/9  12345.7  lr=0.003704 optimizer.name=sgd",
+        "    1  stopped       0.25  0.375     3/9      1.2  lr=0.002469 optimizer.name=sgd",
+        "                                                   rank 7 of 9 at 3 epochs; the best 3 go on",
+        "    0  pending          –      –     0/9      0.0  lr=0.001235 optimizer.name=sgd",
+        "                                                   needs 9.1 GB, cuda:0 has 4.2 GB free",
     ]
 
 
@@ -90,7 +82,7 @@ def test_names_from_the_user_are_no_markup():
     shown = row(0, TrialState.FAILED, 0.5, reason="[red]broken[/red] in [/]")
     lines = rendered(trials_table([shown], "acc[bold]", "max"))
     assert "acc[bold]" in lines[0]
-    assert "[red]broken[/red]" in lines[1]
+    assert "[red]broken[/red]" in lines[2]
 
 
 def test_best_shows_everything_in_full():
@@ -105,37 +97,53 @@ def test_best_shows_everything_in_full():
 
 def test_status():
     assert rendered(status_table(snapshot())) == [
-        "epochs  ━━━━━━━╸                        25 of 100  0:01:01 elapsed, 0:03:04 left",
-        "trials  15 waiting, 8 running",
-        "        12 trials wait: its model is being measured",
-        "        3 trials wait: needs 9.1 GB, cuda:0 has 4.2 GB free",
-        "best    accuracy 0.9812 by trial 7 with lr=0.003123 width=128",
-        "cpu:0   job 12 trains 8 trials",
-        "cpu:1   idle",
+        "epochs   ━━━━━━━╸                        25 of 100  0:01:01 elapsed, 0:03:04 left",
+        "trials   15 waiting, 8 running",
+        "waiting  12 trials: its model is being measured",
+        "         3 trials: needs 9.1 GB, cuda:0 has 4.2 GB free",
+        "best     accuracy 0.9812 by trial 7 with lr=0.003123 width=128",
+        "cpu:0    job-00012 trains 8 trials",
+        "cpu:1    idle",
+    ]
+
+
+def test_jobs_that_share_a_device_stand_below_its_name():
+    uses = (DeviceUse("cuda:0", "job-00003", "train", 8), DeviceUse("cuda:0", "job-00004", "train", 1))
+    assert rendered(status_table(snapshot(devices=uses)))[-2:] == [
+        "cuda:0   job-00003 trains 8 trials",
+        "         job-00004 trains 1 trial",
     ]
 
 
 @pytest.mark.parametrize(
     ("changes", "line"),
     [
-        pytest.param({"best": None}, "best    –", id="nothing measured"),
-        pytest.param({"states": {}}, "trials  none yet", id="no trial"),
-        pytest.param({"pid": None}, "trials  15 waiting, 8 interrupted", id="nobody runs it"),
-        pytest.param({"waiting": {"": 1}}, "        1 trial waits: for a place in a job", id="not yet considered"),
+        pytest.param({"best": None}, "best     –", id="nothing measured"),
+        pytest.param({"states": {}}, "trials   none yet", id="no trial"),
+        pytest.param({"pid": None}, "trials   15 waiting, 8 interrupted", id="nobody runs it"),
+        pytest.param({"waiting": {"": 1}}, "waiting  1 trial: a place in a job", id="not yet considered"),
         pytest.param(
             {"waiting": {f"reason {number}": 9 - number for number in range(6)}},
-            "        9 trials wait for 2 other reasons: see shoal trials",
+            "         9 trials: 2 other reasons, see shoal trials",
             id="many reasons",
         ),
         pytest.param(
-            {"devices": (DeviceUse("cpu:0", "3", "profile", 1),)}, "cpu:0   job 3 measures 1 trial", id="profile"
+            {"devices": (DeviceUse("cpu:0", "job-00003", "profile", 1),)},
+            "cpu:0    job-00003 measures 1 trial",
+            id="profile",
+        ),
+        pytest.param(
+            {"devices": (DeviceUse("cpu:0", "job-00001", "survey", 9),)},
+            "cpu:0    job-00001 looks at 9 trials",
+            id="survey",
         ),
         pytest.param({"epochs_asked": 0, "epochs_done": 0, "seconds_left": None}, "0 of 0", id="nothing asked"),
         pytest.param({"seconds_left": None}, "0:01:01 elapsed, – left", id="pace unknown"),
+        pytest.param({"seconds_left": None, "pid": None}, "25 of 100  0:01:01 elapsed\n", id="no pace, nobody runs it"),
     ],
 )
 def test_status_lines(changes, line):
-    assert any(line in shown for shown in rendered(status_table(snapshot(**changes))))
+    assert any(line in f"{shown}\n" for shown in rendered(status_table(snapshot(**changes))))
 
 
 def test_long_texts_stay_within_the_width():
@@ -179,7 +187,7 @@ def test_snapshot_json_is_strict_and_complete():
         "elapsed": 61.2,
         "seconds_left": 183.6,
         "devices": [
-            {"device": "cpu:0", "job": "12", "purpose": "train", "members": 8},
+            {"device": "cpu:0", "job": "job-00012", "purpose": "train", "members": 8},
             {"device": "cpu:1", "job": None, "purpose": None, "members": 0},
         ],
     }

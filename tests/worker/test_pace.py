@@ -89,9 +89,7 @@ CASES = {
 
 
 @pytest.mark.parametrize(("profile", "delay", "steps", "kept"), CASES.values(), ids=CASES)
-def test_choice(
-    profile: Profile, delay: float, steps: int, kept: bool | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_choice(profile: Profile, delay: float, steps: int, kept: bool | None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Captured, "delay", delay)
     array, optimizer = members()
     chosen = Pace(array, optimizer, loss, profile, steps)

@@ -8,7 +8,7 @@ from shoal.backend.local import Local
 from shoal.errors import BackendError
 from shoal.planner.job import Workplace
 
-__all__ = ["BACKENDS", "make_backend"]
+__all__ = ["BACKENDS", "backend_class", "make_backend"]
 
 BACKENDS: dict[str, type[Backend]] = {
     "inline": Inline,
@@ -22,8 +22,17 @@ def make_backend(name: str, workplace: Workplace) -> Backend:
     Raises:
         BackendError: no back end has that name.
     """
+    return backend_class(name)(workplace)
+
+
+def backend_class(name: str) -> type[Backend]:
+    """The back end of that name.
+
+    Raises:
+        BackendError: no back end has it.
+    """
     if name in BACKENDS:
-        return BACKENDS[name](workplace)
+        return BACKENDS[name]
     known = ", ".join(repr(each) for each in BACKENDS)
     if name == "ray":
         raise BackendError(

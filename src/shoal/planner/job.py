@@ -18,11 +18,13 @@ class ArrayKey:
         structure: digest of modules, shapes, dtypes and the optimizer's class; not of anything fusible.
         data: digest of the values that the task's `data` read from the config.
         batch_size: samples per step and member.
+        order: seed of the order of samples; what a trial costs does not depend on it.
     """
 
     structure: str
     data: str
     batch_size: int
+    order: int = 0
 
 
 @dataclass(frozen=True)

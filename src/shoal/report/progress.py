@@ -1,5 +1,6 @@
 """How a running study shows itself on standard error."""
 
+import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -69,7 +70,7 @@ class LiveProgress(Progress):
         self._take = take
         self._clock = clock
         self._due = clock()
-        self._live = Live(console=console, auto_refresh=False)
+        self._live = Live(console=console, auto_refresh=False, redirect_stdout=sys.stdout.isatty())
 
     def update(self) -> None:
         """Draw the study anew if the last time is long enough ago."""

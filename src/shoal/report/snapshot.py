@@ -25,7 +25,7 @@ class DeviceUse:
     Args:
         device: its name.
         job: id of the job on it; "" when it is idle.
-        purpose: "train" or "profile"; "" when it is idle.
+        purpose: "train", "survey" or "profile"; "" when it is idle.
         members: trials in the job.
     """
 

@@ -2,6 +2,8 @@
 
 import math
 from collections.abc import Sequence
+from itertools import groupby
+from operator import attrgetter
 from typing import Any
 
 from rich.progress_bar import ProgressBar
@@ -22,6 +24,7 @@ _COLOURS = {
     TrialState.COMPLETE: "green",
     TrialState.FAILED: "red",
 }
+_VERBS = {Purpose.SURVEY: "looks at", Purpose.PROFILE: "measures", Purpose.TRAIN: "trains"}
 _BAR_WIDTH = 30
 _REASONS = 4
 
@@ -43,7 +46,7 @@ def ranked(rows: Sequence[TrialRow], mode: str) -> list[TrialRow]:
 
 
 def trials_table(rows: Sequence[TrialRow], metric: str, mode: str) -> Table:
-    """All trials, the best first; reasons if there are any.
+    """All trials, the best first; below a trial's config the reason for its state, if it has one.
 
     Args:
         rows: as read from the journal.
@@ -57,21 +60,18 @@ def trials_table(rows: Sequence[TrialRow], metric: str, mode: str) -> Table:
     table.add_column("best", justify="right", no_wrap=True)
     table.add_column("epochs", justify="right", no_wrap=True)
     table.add_column("seconds", justify="right", no_wrap=True)
-    table.add_column("config", ratio=3, overflow="fold")
-    reasons = any(row.reason for row in rows)
-    if reasons:
-        table.add_column("reason", ratio=2, overflow="fold")
+    table.add_column("config", overflow="fold")
     for row in ranked(rows, mode):
-        cells = [
+        reason = ("\n" + row.reason, "dim") if row.reason else ""
+        table.add_row(
             Text(str(row.number)),
             Text(row.state, style=_COLOURS.get(row.state, "")),
             Text(number(row.metrics.get(metric))),
             Text(number(row.best.get(metric))),
             Text(f"{row.epoch}/{row.target}"),
             Text(f"{row.seconds:.1f}"),
-            Text(config_text(row.config)),
-        ]
-        table.add_row(*cells, *([Text(row.reason)] if reasons else []))
+            Text.assemble(config_text(row.config), reason),
+        )
     return table
 
 
@@ -105,11 +105,12 @@ def status_table(snapshot: Snapshot) -> Table:
     table.add_column(overflow="fold")
     table.add_row("epochs", _epochs(snapshot))
     table.add_row("trials", states_text(snapshot))
-    for line in _waiting(snapshot):
-        table.add_row("", Text(line, style="dim"))
+    for place, line in enumerate(_waiting(snapshot)):
+        table.add_row("" if place else "waiting", Text(line, style="dim"))
     table.add_row("best", Text(best_text(snapshot)))
-    for use in snapshot.devices:
-        table.add_row(Text(use.device), _use(use))
+    for device, uses in groupby(snapshot.devices, attrgetter("device")):
+        for place, use in enumerate(uses):
+            table.add_row(Text("" if place else device), _use(use))
     return table
 
 
@@ -156,21 +157,22 @@ def snapshot_json(snapshot: Snapshot) -> dict[str, Any]:
 def _waiting(snapshot: Snapshot) -> list[str]:
     """Why trials wait, a line a reason; the rarest share the last line."""
     reasons = list(snapshot.waiting.items())
-    lines = [f"{_wait(count)}: {reason or 'for a place in a job'}" for reason, count in reasons[:_REASONS]]
+    lines = [f"{_trials(count)}: {reason or 'a place in a job'}" for reason, count in reasons[:_REASONS]]
     if rest := reasons[_REASONS:]:
-        lines.append(f"{_wait(sum(count for _, count in rest))} for {len(rest)} other reasons: see shoal trials")
+        lines.append(f"{_trials(sum(count for _, count in rest))}: {len(rest)} other reasons, see shoal trials")
     return lines
 
 
-def _wait(count: int) -> str:
-    return "1 trial waits" if count == 1 else f"{count} trials wait"
+def _trials(count: int) -> str:
+    return "1 trial" if count == 1 else f"{count} trials"
 
 
 def _epochs(snapshot: Snapshot) -> Table:
     table = Table.grid(padding=(0, 2))
     bar = ProgressBar(max(snapshot.epochs_asked, 1), snapshot.epochs_done, width=_BAR_WIDTH)
     progress = f"{snapshot.epochs_done} of {snapshot.epochs_asked}"
-    times = f"{duration(snapshot.elapsed)} elapsed, {duration(snapshot.seconds_left)} left"
+    left = "" if snapshot.pid is None else f", {duration(snapshot.seconds_left)} left"
+    times = f"{duration(snapshot.elapsed)} elapsed{left}"
     table.add_row(bar, progress, times)
     return table
 
@@ -178,8 +180,7 @@ def _epochs(snapshot: Snapshot) -> Table:
 def _use(use: DeviceUse) -> str:
     if not use.job:
         return "idle"
-    what = "measures" if use.purpose == Purpose.PROFILE else "trains"
-    return f"job {use.job} {what} {use.members} trial{'' if use.members == 1 else 's'}"
+    return f"{use.job} {_VERBS[Purpose(use.purpose)]} {_trials(use.members)}"
 
 
 def _finite(value: float | None) -> float | None:

@@ -1,9 +1,11 @@
 """Data sets as batches on a device: one copy for all trials that read the same of their config."""
 
 import math
+import random
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
@@ -12,6 +14,7 @@ from torch.utils.data import Dataset, TensorDataset, default_collate
 from shoal.errors import TaskError
 from shoal.task import Task
 from shoal.trial import Config, derive_seed
+from shoal.worker.learner import reseed
 from shoal.worker.reading import ReadConfig
 
 __all__ = ["Batches", "DataSets", "epoch_order"]
@@ -55,24 +58,32 @@ class Batches:
         """Batches of one pass."""
         return math.ceil(self.samples / batch_size)
 
-    def walk(self, batch_size: int, order: Tensor | None = None, first: int = 0) -> Iterator[Any]:
+    def walk(
+        self, batch_size: int, order: Tensor | None = None, first: int = 0, seed: int | None = None
+    ) -> Iterator[Any]:
         """One pass.
 
         Args:
             batch_size: of all batches but perhaps the last.
             order: indices of the samples, int64 [samples]; as they are by default.
             first: number of the first batch to give; those before are skipped unread.
+            seed: generators are seeded with it plus the batch's number before each is fetched, so that what a data set
+                draws does not depend on what was drawn before, by whomever.
         """
+        if order is not None and self._resident is not None:
+            order = order.to(self._device)
+        for number in range(first, self.steps(batch_size)):
+            if seed is not None and self._resident is None:
+                _seed_all(seed + number, self._device)
+            elif seed is not None:
+                reseed(seed + number, self._device)
+            yield self._batch(slice(number * batch_size, (number + 1) * batch_size), order)
+
+    def _batch(self, part: slice, order: Tensor | None) -> Any:
         if self._resident is not None:
-            order = None if order is None else order.to(self._device)
-            for start in range(first * batch_size, self.samples, batch_size):
-                part = slice(start, start + batch_size)
-                yield [t[part] if order is None else t.index_select(0, order[part]) for t in self._resident]
-            return
-        indices = list(range(self.samples)) if order is None else order.tolist()
-        for start in range(first * batch_size, self.samples, batch_size):
-            batch = default_collate([self._dataset[i] for i in indices[start : start + batch_size]])
-            yield pytree.tree_map(self._move, batch)
+            return [t[part] if order is None else t.index_select(0, order[part]) for t in self._resident]
+        indices = range(self.samples)[part] if order is None else order[part].tolist()
+        return pytree.tree_map(self._move, default_collate([self._dataset[i] for i in indices]))
 
     def _move(self, value: Any) -> Any:
         return value.to(self._device, non_blocking=True) if isinstance(value, Tensor) else value
@@ -101,9 +112,17 @@ class DataSets:
             if all(config.get(key) == value for key, value in entry[0].items()):
                 return entry
         reading = ReadConfig(config)
+        _seed_all(0, self._device)  # a random split is the same one in every process, and after a resume
         sets = self._task.data(reading)
         if not isinstance(sets, (tuple, list)) or len(sets) != 2:
             raise TaskError(f"the task's `data` must return a training and a validation set, got {type(sets).__name__}")
         batches = (Batches(sets[0], self._device, "training"), Batches(sets[1], self._device, "validation"))
         self._known.append((reading.read(), batches))
         return self._known[-1]
+
+
+def _seed_all(seed: int, device: torch.device) -> None:
+    """Seed the generators of Python, NumPy and torch."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    reseed(seed, device)

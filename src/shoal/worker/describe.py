@@ -14,7 +14,7 @@ from shoal.planner.job import ArrayKey
 from shoal.task import Task
 from shoal.trial import Trial
 from shoal.worker.data import DataSets
-from shoal.worker.learner import checked
+from shoal.worker.learner import batch_size, checked
 from shoal.worker.reading import ReadConfig
 
 __all__ = ["Describer"]
@@ -62,15 +62,13 @@ class Describer:
             TaskError: a method of the task returns something else than it should.
             Exception: whatever the user's methods raise.
         """
-        size = checked("batch_size", self._task.batch_size(trial.config), int)
-        if size < 1:
-            raise TaskError(f"the task's `batch_size` must return a positive integer, got {size}")
+        size = batch_size(self._task, trial.config)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(trial.seed)
             model, structure = self._model(trial)
             optimizer = type(self._optimizer(model, trial))
         name = f"{optimizer.__module__}.{optimizer.__qualname__}"
-        return ArrayKey(digest((structure, name)), digest((self._sets.key(trial.config), trial.data_seed)), size)
+        return ArrayKey(digest((structure, name)), digest(self._sets.key(trial.config)), size, trial.data_seed)
 
     def _model(self, trial: Trial) -> tuple[nn.Module, str]:
         for read, model, structure in self._known:

@@ -1,7 +1,8 @@
 """A few iterations at several sizes: what a structure costs on a device (HyperSack's sampler)."""
 
 import time
-from itertools import cycle, islice
+from collections.abc import Iterator
+from itertools import chain, cycle, islice
 from statistics import median
 from typing import Any
 
@@ -13,7 +14,7 @@ from shoal.planner.job import Array
 from shoal.task import Task
 from shoal.worker.data import Batches, DataSets, epoch_order
 from shoal.worker.learner import build
-from shoal.worker.stepper import make_stepper
+from shoal.worker.stepper import Stepper, make_stepper
 
 __all__ = ["measure"]
 
@@ -25,7 +26,7 @@ SIZES = (1, 4, 16)
 
 
 def measure(task: Task, sets: DataSets, array: Array, device: torch.device) -> Profile:
-    """Train members of an array for a few steps at each of `SIZES`; nothing of it is kept.
+    """Train members of an array for a few steps at each of `SIZES`, in turns; nothing of it is kept.
 
     Args:
         task: the user's.
@@ -37,36 +38,35 @@ def measure(task: Task, sets: DataSets, array: Array, device: torch.device) -> P
     train, valid = sets.of(config)
     size = array.key.batch_size
     base = _memory(device, peak=False)
+    steppers = {members: _stepper(task, array, members, device) for members in SIZES}
+    seconds: dict[int, list[float]] = {members: [] for members in SIZES}
     cpu, wall = time.process_time(), time.perf_counter()
-    seconds: dict[int, float] = {}
-    peak = base
-    for members in SIZES:
-        seconds[members] = _step_seconds(task, train, array, members, device)
-        peak = max(peak, _memory(device, peak=True))
+    for tick, batch in enumerate(_batches(train, array)):
+        for members, stepper in steppers.items():
+            seconds[members].append(_timed(stepper.train_step, batch, tick, device))
     cores = (time.process_time() - cpu) / (time.perf_counter() - wall)
-    grown = max(peak - base, 0) // max(seconds)
+    grown = max(_memory(device, peak=True) - base, 0) // max(SIZES)
+    tensors = [*steppers[1].learners[0].model.parameters(), *steppers[1].learners[0].model.buffers()]
     return Profile(
-        step_seconds=seconds,
+        step_seconds={members: median(times[1:]) for members, times in seconds.items()},
         epoch_steps=train.steps(size),
         validation_steps=valid.steps(size),
         base_memory=base,
-        member_memory=max(grown, _state_bytes(task, array, device)),
+        member_memory=max(grown, 4 * sum(t.nbytes for t in tensors)),  # weights, gradients, two of optimizer state
         compute=_utilisation(device, cores),
         cores=cores,
     )
 
 
-def _step_seconds(task: Task, train: Batches, array: Array, members: int, device: torch.device) -> float:
-    sample = islice(cycle(array.members), members)
-    stepper = make_stepper(task, [build(task, member, device) for member in sample])
+def _stepper(task: Task, array: Array, members: int, device: torch.device) -> Stepper:
+    return make_stepper(task, [build(task, member, device) for member in islice(cycle(array.members), members)])
+
+
+def _batches(train: Batches, array: Array) -> Iterator[Any]:
+    """As many as there are iterations, from as many epochs as that takes."""
     order = epoch_order(train.samples, array.members[0].trial.data_seed, 0)
-    times: list[float] = []
-    while len(times) < ITERATIONS:
-        for batch in train.walk(array.key.batch_size, order):
-            times.append(_timed(stepper.train_step, batch, len(times), device))
-            if len(times) == ITERATIONS:
-                break
-    return median(times[1:])
+    passes = (train.walk(array.key.batch_size, order) for _ in range(ITERATIONS))
+    return islice(chain.from_iterable(passes), ITERATIONS)
 
 
 def _timed(step: Any, batch: Any, tick: int, device: torch.device) -> float:
@@ -88,12 +88,6 @@ def _memory(device: torch.device, peak: bool) -> int:
         held = torch.cuda.max_memory_allocated(device) if peak else torch.cuda.memory_allocated(device)
         return int(held)
     return int(psutil.Process().memory_info().rss)
-
-
-def _state_bytes(task: Task, array: Array, device: torch.device) -> int:
-    """A lower bound of what a member takes: weights, gradients and two tensors of optimizer state."""
-    learner = build(task, array.members[0], device)
-    return 4 * sum(tensor.nbytes for tensor in (*learner.model.parameters(), *learner.model.buffers()))
 
 
 def _utilisation(device: torch.device, cores: float) -> float:

@@ -14,11 +14,12 @@ class ReadConfig(dict[str, Any]):
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
+        self._original = dict(config)
         self._read: set[str] = set()
 
     def read(self) -> dict[str, Any]:
-        """What was read so far."""
-        return {key: dict.get(self, key) for key in sorted(self._read)}
+        """What was read so far, with the values before any change."""
+        return {key: self._original.get(key) for key in sorted(self._read)}
 
     def __getitem__(self, key: str) -> Any:
         self._read.add(key)
@@ -29,6 +30,16 @@ class ReadConfig(dict[str, Any]):
         self._read.add(key)
         return super().get(key, default)
 
+    def pop(self, key: str, *default: Any) -> Any:
+        """As of dict."""
+        self._read.add(key)
+        return super().pop(key, *default)
+
+    def setdefault(self, key: str, default: Any = None) -> Any:
+        """As of dict."""
+        self._read.add(key)
+        return super().setdefault(key, default)
+
     def __contains__(self, key: object) -> bool:
         self._read.add(str(key))
         return super().__contains__(key)
@@ -37,17 +48,17 @@ class ReadConfig(dict[str, Any]):
         self._read.update(super().keys())
         return super().__iter__()
 
-    def keys(self) -> KeysView[str]:
+    def keys(self) -> KeysView[str]:  # type: ignore[override]
         """As of dict."""
         self._read.update(super().keys())
         return super().keys()
 
-    def values(self) -> ValuesView[Any]:
+    def values(self) -> ValuesView[Any]:  # type: ignore[override]
         """As of dict."""
         self._read.update(super().keys())
         return super().values()
 
-    def items(self) -> ItemsView[str, Any]:
+    def items(self) -> ItemsView[str, Any]:  # type: ignore[override]
         """As of dict."""
         self._read.update(super().keys())
         return super().items()

@@ -7,12 +7,14 @@ import cloudpickle
 import torch
 
 from shoal.cluster.device import Device
+from shoal.errors import TaskError
 from shoal.planner.event import Event, Profiled, Reported, Surveyed
 from shoal.planner.job import Job, Purpose, Workplace
 from shoal.task import Task
 from shoal.worker.data import DataSets
 from shoal.worker.describe import Describer
 from shoal.worker.profile import measure
+from shoal.worker.startup import postpone_compiler
 from shoal.worker.train import Trainer
 
 __all__ = ["run"]
@@ -22,6 +24,7 @@ def run(job: Job, device: Device, workplace: Workplace, stopping: Callable[[], b
     """Do what the job's purpose says."""
     place = torch.device(device.name if device.name.startswith("cuda") else "cpu")
     torch.set_num_threads(device.cores)
+    postpone_compiler()
     task, sets, describer = _prepared(workplace.task, place)
     match job.purpose:
         case Purpose.SURVEY:
@@ -33,11 +36,18 @@ def run(job: Job, device: Device, workplace: Workplace, stopping: Callable[[], b
             for array in job.arrays:
                 for reports in trainer.run(array):
                     yield Reported(job.id, reports)
+            if trainer.finding is not None:
+                yield Profiled(job.id, trainer.finding)
 
 
 @lru_cache(maxsize=1)
 def _prepared(pickled: bytes, device: torch.device) -> tuple[Task, DataSets, Describer]:
     """The task, its data sets and what is known of its models, kept for the next job of this process."""
-    task: Task = cloudpickle.loads(pickled)
+    try:
+        task: Task = cloudpickle.loads(pickled)
+    except (ImportError, AttributeError) as error:
+        raise TaskError(
+            f"the task cannot be loaded in a worker: {error}; define it in a module on sys.path or in the script itself"
+        ) from error
     sets = DataSets(task, device)
     return task, sets, Describer(task, sets)

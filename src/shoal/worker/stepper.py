@@ -9,14 +9,16 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from shoal.cost.demand import Profile
 from shoal.errors import FusionError, TaskError
 from shoal.fuse.array import fuse
-from shoal.fuse.optim import fuse_optimizers
+from shoal.fuse.optim.fused import fuse_optimizers
 from shoal.task import Task
 from shoal.trial import derive_seed
-from shoal.worker.learner import Learner
+from shoal.worker.learner import Learner, reseed
+from shoal.worker.pace import Pace
 
-__all__ = ["FusedStepper", "SerialStepper", "Stepper", "make_stepper"]
+__all__ = ["ApartStepper", "FusedStepper", "SerialStepper", "Stepper", "make_stepper"]
 
 _log = logging.getLogger("shoal.worker")
 
@@ -25,6 +27,11 @@ class Stepper(ABC):
     """Trains learners that are at the same step, batch by batch."""
 
     learners: list[Learner]
+
+    @property
+    def finding(self) -> Profile | None:
+        """What is newly known of the structure's cost."""
+        return None
 
     @abstractmethod
     def train_step(self, batch: Any, tick: int) -> Tensor:
@@ -40,27 +47,36 @@ class Stepper(ABC):
 
     @abstractmethod
     def validate(self, batches: Iterable[Any]) -> list[dict[str, float]]:
-        """Each learner's metrics and `valid_loss`, averaged over the samples."""
+        """Each learner's metrics and `valid_loss`, averaged over the samples.
+
+        Random numbers of a learner are those of its seed and of ticks -1, -2, ...: the same at every epoch.
+        """
 
 
 class FusedStepper(Stepper):
     """Learners of one structure as one array."""
 
-    def __init__(self, task: Task, learners: Sequence[Learner]) -> None:
+    def __init__(self, task: Task, learners: Sequence[Learner], profile: Profile | None = None, steps: int = 0) -> None:
         self._task = task
         self.learners = list(learners)
         self._array = fuse([x.model for x in learners], [x.trial.seed for x in learners])
-        self._optimizer = fuse_optimizers([x.optimizer for x in learners], self._array)
+        optimizer = fuse_optimizers([x.optimizer for x in learners], self._array)
+        self._pace = Pace(self._array, optimizer, self._loss, profile, steps)
+
+    @property
+    def finding(self) -> Profile | None:
+        """What compiling the step showed."""
+        return self._pace.finding
 
     def train_step(self, batch: Any, tick: int) -> Tensor:
         """One step of the array."""
         self._array.tick = tick
-        self._optimizer.zero_grad()
-        losses = self._array.map(self._task.loss, batch)
-        _check_scalar("loss", losses, 1)
-        losses.sum().backward()
-        self._optimizer.step()
-        return losses.detach()  # type: ignore[no-any-return]
+        return self._pace.step(batch)
+
+    def _loss(self, model: nn.Module, batch: Any) -> Tensor:
+        loss = self._task.loss(model, batch)
+        _check_scalar("loss", loss, 0)
+        return loss
 
     def validate(self, batches: Iterable[Any]) -> list[dict[str, float]]:
         """All members on one pass over the batches."""
@@ -68,8 +84,9 @@ class FusedStepper(Stepper):
         samples = 0
         self._array.eval()
         with torch.no_grad():
-            for batch in batches:
+            for number, batch in enumerate(batches, start=1):
                 size = _size(batch)
+                self._array.tick = -number
                 for name, value in self._array.map(self._measure, batch).items():
                     _check_scalar(name, value, 1)
                     weighted = value.double() * size
@@ -80,21 +97,22 @@ class FusedStepper(Stepper):
         return [{name: values[b] for name, values in columns.items()} for b in range(len(self.learners))]
 
     def _measure(self, model: nn.Module, batch: Any) -> dict[str, Any]:
-        return {"valid_loss": self._task.loss(model, batch), **self._task.metrics(model, batch)}
+        return {"valid_loss": self._loss(model, batch), **self._task.metrics(model, batch)}
 
 
 class SerialStepper(Stepper):
-    """Learners that cannot be one array, one after another in plain PyTorch."""
+    """One learner after another in plain PyTorch, by the task's own `step`."""
 
     def __init__(self, task: Task, learners: Sequence[Learner]) -> None:
         self._task = task
+        self._device = learners[0].device
         self.learners = list(learners)
 
     def train_step(self, batch: Any, tick: int) -> Tensor:
-        """The task's own `step`, for each."""
+        """One step of each."""
         losses = []
         for learner in self.learners:
-            torch.manual_seed(derive_seed(learner.trial.seed, "step", tick))
+            reseed(derive_seed(learner.trial.seed, "step", tick), self._device)
             loss = self._task.step(learner.model, batch, learner.optimizer)
             _check_scalar("loss", loss, 0)
             losses.append(loss.detach())
@@ -107,9 +125,10 @@ class SerialStepper(Stepper):
         for learner in self.learners:
             learner.model.eval()
         with torch.no_grad():
-            for batch in batches:
+            for number, batch in enumerate(batches, start=1):
                 size = _size(batch)
                 for learner, total in zip(self.learners, totals, strict=True):
+                    reseed(derive_seed(learner.trial.seed, "step", -number), self._device)
                     values = {"valid_loss": self._task.loss(learner.model, batch)}
                     values.update(self._task.metrics(learner.model, batch))
                     for name, value in values.items():
@@ -121,14 +140,43 @@ class SerialStepper(Stepper):
         return [{name: value / samples for name, value in total.items()} for total in totals]
 
 
-def make_stepper(task: Task, learners: Sequence[Learner]) -> Stepper:
-    """The fastest stepper that is right for these learners."""
-    if type(task).step is Task.step:
-        try:
-            return FusedStepper(task, learners)
-        except FusionError as reason:
-            _log.warning("trials %s run one after another: %s", [x.trial.number for x in learners], reason)
-    return SerialStepper(task, learners)
+class ApartStepper(Stepper):
+    """Learners that cannot be one array, each trained as it is when it is alone."""
+
+    def __init__(self, steppers: Sequence[Stepper]) -> None:
+        self._steppers = list(steppers)
+        self.learners = [learner for stepper in steppers for learner in stepper.learners]
+
+    def train_step(self, batch: Any, tick: int) -> Tensor:
+        """One step of each."""
+        return torch.cat([stepper.train_step(batch, tick) for stepper in self._steppers])
+
+    def validate(self, batches: Iterable[Any]) -> list[dict[str, float]]:
+        """One pass over the batches by each."""
+        kept = list(batches)
+        return [metrics for stepper in self._steppers for metrics in stepper.validate(kept)]
+
+
+def make_stepper(task: Task, learners: Sequence[Learner], profile: Profile | None = None, steps: int = 0) -> Stepper:
+    """The fastest stepper that is right for these learners.
+
+    What a learner gets depends on it alone, not on its company: so do its random numbers.
+
+    Args:
+        task: the user's.
+        learners: at the same step.
+        profile: what is known of their structure.
+        steps: that they still have before them; 0 rules compiling out.
+    """
+    if type(task).step is not Task.step:
+        return SerialStepper(task, learners)
+    try:
+        return FusedStepper(task, learners, profile, steps)
+    except FusionError as reason:
+        _log.warning("trials %s cannot be one array: %s", [x.trial.number for x in learners], reason)
+    if len(learners) == 1:
+        return SerialStepper(task, learners)
+    return ApartStepper([make_stepper(task, [learner], profile, steps) for learner in learners])
 
 
 def _size(batch: Any) -> int:

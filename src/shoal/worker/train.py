@@ -10,11 +10,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from shoal.cost.demand import Profile
 from shoal.planner.job import Array
 from shoal.task import Task
 from shoal.trial import Report, TrialState, derive_seed
 from shoal.worker.data import Batches, DataSets, epoch_order
-from shoal.worker.learner import Learner, build
+from shoal.worker.learner import Learner, batch_size, build
 from shoal.worker.stepper import Stepper, make_stepper
 
 __all__ = ["Trainer"]
@@ -49,6 +50,8 @@ class Trainer:
         self._checkpoint_seconds = checkpoint_seconds
         self._stopping = stopping
         self._saved = time.monotonic()
+        self.finding: Profile | None = None
+        """What training showed of the cost of its array, beyond what was known."""
 
     def run(self, array: Array) -> Iterator[tuple[Report, ...]]:
         """Train an array; yields the reports of its trials, those that end an epoch together in one tuple.
@@ -67,31 +70,39 @@ class Trainer:
         for _, alike in groupby(sorted(left, key=self._place), self._place):
             if self._stopping():
                 return
-            yield from self._train(list(alike), array.key.batch_size)
+            yield from self._train(list(alike), array)
 
     def _place(self, learner: Learner) -> tuple[int, int, int, int]:
         """Learners that agree on this can share their batches."""
         return (id(self._sets.of(learner.trial.config)[0]), learner.trial.data_seed, learner.epoch, learner.step)
 
-    def _train(self, learners: list[Learner], batch_size: int) -> Iterator[tuple[Report, ...]]:
+    def _train(self, learners: list[Learner], array: Array) -> Iterator[tuple[Report, ...]]:
         train, valid = self._sets.of(learners[0].trial.config)
-        stepper = make_stepper(self._task, learners)
+        size = batch_size(self._task, learners[0].trial.config)  # the key of a trial that was not looked at has none
+        stepper = self._stepper(learners, array, train.steps(size))
         self._saved = time.monotonic()
         while stepper.learners:
             began = time.monotonic()
-            first_bad = self._epoch(stepper, train, batch_size)
+            first_bad = self._epoch(stepper, train, size)
             if first_bad is None:
                 return
-            metrics = stepper.validate(valid.walk(batch_size))
+            self.finding = stepper.finding or self.finding
+            metrics = stepper.validate(valid.walk(size, seed=derive_seed(learners[0].trial.data_seed, "valid")))
             seconds = (time.monotonic() - began) / len(stepper.learners)
             yield self._end_epoch(stepper.learners, metrics, seconds, first_bad)
             left = [x for x, bad in zip(stepper.learners, first_bad, strict=True) if self._goes_on(x, bad)]
             if left and len(left) < len(stepper.learners):
-                stepper = make_stepper(self._task, left)
+                stepper = self._stepper(left, array, train.steps(size))
             elif not left:
                 return
 
-    def _epoch(self, stepper: Stepper, train: Batches, batch_size: int) -> list[int] | None:
+    def _stepper(self, learners: list[Learner], array: Array, epoch_steps: int) -> Stepper:
+        lead = learners[0]
+        epochs = max(learner.member.target for learner in learners) - lead.epoch
+        steps = epochs * epoch_steps - lead.step
+        return make_stepper(self._task, learners, self.finding or array.profile, steps)
+
+    def _epoch(self, stepper: Stepper, train: Batches, size: int) -> list[int] | None:
         """The rest of an epoch; the first step with a loss that is no number, by learner (0: none).
 
         Returns:
@@ -100,10 +111,9 @@ class Trainer:
         lead = stepper.learners[0]
         seed = derive_seed(lead.trial.data_seed, "noise", lead.epoch)
         order = epoch_order(train.samples, lead.trial.data_seed, lead.epoch)
-        steps = train.steps(batch_size)
+        steps = train.steps(size)
         first_bad = torch.zeros(len(stepper.learners), dtype=torch.int64, device=self._device)
-        for step, batch in enumerate(train.walk(batch_size, order, lead.step), start=lead.step):
-            torch.manual_seed(seed + step)  # what user code draws for no member in particular is shared, like the batch
+        for step, batch in enumerate(train.walk(size, order, lead.step, seed), start=lead.step):
             losses = stepper.train_step(batch, lead.epoch * steps + step)
             first_bad = _note(first_bad, losses, step + 1)
             for learner in stepper.learners:

@@ -1,0 +1,247 @@
+"""A study whose processes are killed at random moments ends like one that was left alone.
+
+Each round starts or resumes the study and, somewhere between its first instant and the middle of training, kills with
+signal 9 its engine, a worker or the server that forks workers. When a study has ended, its trials (config, state,
+epochs, every metric at every epoch) are held against those of an undisturbed run, and the next one begins. At each kill
+the age of the newest checkpoint of every trial in training is looked at: that is what the trial has to do again.
+
+    python benchmarks/chaos.py [--rounds 20] [--quick] [--seed 0]
+"""
+
+import argparse
+import json
+import math
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections import Counter
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import shoal
+from shoal.errors import JournalError
+from shoal.journal.view import JournalView
+from shoal.planner.job import Purpose
+from shoal.trial import Report, TrialState
+
+CHECKPOINT_SECONDS = 0.2
+STEP_SECONDS = 0.02
+SLACK_SECONDS = 2.0
+"""A step, an epoch's end and the writing of a checkpoint, on a machine that is busy with other things."""
+TOLERANCE = 1e-9
+PATIENCE_SECONDS = 120.0
+
+
+class Spiral(shoal.Task):
+    def data(self, config):
+        generator = torch.Generator().manual_seed(0)
+        x = torch.randn(140, 6, generator=generator, dtype=torch.float64)
+        y = (x.prod(1) > 0).long()
+        return TensorDataset(x[:100], y[:100]), TensorDataset(x[100:], y[100:])
+
+    def model(self, config):
+        return nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Dropout(0.1), nn.Linear(16, 2)).double()
+
+    def optimizer(self, model, config):
+        return torch.optim.SGD(model.parameters(), lr=config["lr"], momentum=config["momentum"])
+
+    def scheduler(self, optimizer, config):
+        return torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma=0.7)
+
+    def loss(self, model, batch):
+        if torch.is_grad_enabled():
+            time.sleep(STEP_SECONDS)
+        x, y = batch
+        return F.cross_entropy(model(x), y)
+
+    def metrics(self, model, batch):
+        x, y = batch
+        return {"accuracy": (model(x).argmax(1) == y).double().mean()}
+
+    def batch_size(self, config):
+        return 16
+
+
+def engine(directory: Path) -> None:
+    """Begin the study or go on with it, whatever was done before the last kill."""
+    try:
+        shoal.resume(directory, show_progress=False)
+    except JournalError:
+        shoal.tune(
+            Spiral(),
+            {"lr": shoal.loguniform(1e-3, 1.0), "momentum": shoal.uniform(0.0, 0.9)},
+            metric="valid_loss",
+            mode="min",
+            algorithm=shoal.Hyperband(max_epochs=9, eta=3),
+            devices="cpu:2",
+            directory=directory,
+            retries=50,
+            checkpoint_seconds=CHECKPOINT_SECONDS,
+            show_progress=False,
+        )
+
+
+class Run:
+    """An engine's process and the processes below it."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._began = time.time()
+        self.log = directory.with_suffix(".log")
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, __file__, "--study", str(directory)], stdout=log, stderr=log, stdin=subprocess.DEVNULL
+            )
+
+    def ended(self) -> bool:
+        """Whether the study has; a fault of the engine is one of the benchmark."""
+        status = self._process.poll()
+        if status not in (None, 0):
+            raise SystemExit(f"the engine exited with status {status}:\n{self.log.read_text()[-3000:]}")
+        return status == 0
+
+    def kill(self, target: str) -> bool:
+        """Kill the engine, its server or one of its workers; False if there is none."""
+        if target == "engine":
+            self._process.send_signal(signal.SIGKILL)
+            self._process.wait()
+            return True
+        with suppress(psutil.NoSuchProcess, IndexError):
+            server = psutil.Process(self._process.pid).children()[0]
+            victim = server if target == "server" else random.choice(server.children())
+            victim.kill()
+            return True
+        return False
+
+    def until_training(self) -> None:
+        """Wait until a job trains, or the study has ended."""
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while not self.ended() and not self.training():
+            if time.monotonic() > deadline:
+                raise SystemExit(f"nothing trains after {PATIENCE_SECONDS:.0f} s:\n{self.log.read_text()[-3000:]}")
+            time.sleep(0.02)
+
+    def training(self) -> dict[int, float]:
+        """Trials that train now, and when their jobs began; not those that a killed engine left so."""
+        with suppress(JournalError), JournalView.read(self.directory) as journal:
+            running = {row.number for row in journal.trials() if row.state is TrialState.RUNNING}
+            jobs = [job for job in journal.jobs() if job.purpose is Purpose.TRAIN and job.ended is None]
+            started = [job for job in jobs if job.started > self._began]
+            return {number: job.started for job in started for number in job.trials if number in running}
+        return {}
+
+    def unsaved_seconds(self) -> float:
+        """Age of the newest checkpoint, the worst of all trials in training that were saved since their jobs began."""
+        now, ages = time.time(), [0.0]
+        for number, began in self.training().items():
+            with suppress(FileNotFoundError):  # the older ones are dropped meanwhile
+                files = list((self.directory / "checkpoints" / f"{number:06d}").glob("*.pt"))
+                newest = max((file.stat().st_mtime for file in files), default=0.0)
+                if newest > began:
+                    ages.append(now - newest)
+        return max(ages)
+
+
+def outcome(directory: Path) -> dict[str, object]:
+    """All that a kill must not change: what became of each trial, and each of its reports."""
+    with JournalView.read(directory) as journal:
+        found: dict[str, object] = {
+            f"trial {row.number}": [dict(row.config), str(row.state), row.epoch, row.target] for row in journal.trials()
+        }
+        for event in journal.events():
+            if isinstance(event, Report):
+                found[f"trial {event.trial} at epoch {event.epoch}"] = dict(sorted(event.metrics.items()))
+    return found
+
+
+def differences(one: dict[str, object], other: dict[str, object]) -> list[str]:
+    return [
+        f"{what}: {other.get(what)}, not {one.get(what)}"
+        for what in sorted(one.keys() | other.keys())
+        if not _alike(one.get(what), other.get(what))
+    ]
+
+
+def _alike(one: object, other: object) -> bool:
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_alike(one[key], other[key]) for key in one)
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(_alike, one, other))
+    if isinstance(one, float) and isinstance(other, float):
+        return math.isclose(one, other, rel_tol=TOLERANCE)
+    return one == other
+
+
+def disturbed(folder: Path, rounds: int, wanted: dict[str, object]) -> dict[str, object]:
+    """Kill `rounds` times, over as many studies as that takes; prints a line a round."""
+    kills: Counter[str] = Counter()
+    wrong: list[str] = []
+    worst = 0.0
+    studies = 1
+    run = Run(folder / "study-1")
+    while sum(kills.values()) < rounds:
+        early = random.random() < 0.2
+        if not early:
+            run.until_training()
+        time.sleep(random.uniform(0.0, 2.0))
+        if run.ended():
+            wrong += differences(wanted, outcome(run.directory))
+            studies += 1
+            run = Run(folder / f"study-{studies}")
+            continue
+        target = random.choices(["engine", "worker", "server"], [5, 4, 1])[0]
+        trains, unsaved = len(run.training()), run.unsaved_seconds()
+        if run.kill(target):
+            kills[target] += 1
+            worst = max(worst, unsaved)
+            print(f"{sum(kills.values()):>6}  {studies:>5}  {target:8}  {trains:>14}  {unsaved:>14.2f}", flush=True)
+        if target == "engine":
+            run = Run(run.directory)
+    while not run.ended():
+        time.sleep(0.05)
+    wrong += differences(wanted, outcome(run.directory))
+    return {"kills": dict(kills), "studies": studies, "differences": wrong, "unsaved_seconds": round(worst, 3)}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--rounds", type=int, default=20, help="how many kills")
+    parser.add_argument("--quick", action="store_true", help="four rounds")
+    parser.add_argument("--seed", type=int, default=0, help="of the moments and targets")
+    parser.add_argument("--study", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.study is not None:
+        engine(options.study)
+        return 0
+    warnings.simplefilter("ignore")
+    random.seed(options.seed)
+    folder = Path(tempfile.mkdtemp())
+    os.environ["SHOAL_CACHE"] = str(folder / "cache")
+    undisturbed = Run(folder / "undisturbed")
+    while not undisturbed.ended():
+        time.sleep(0.05)
+    wanted = outcome(undisturbed.directory)
+    print(f"{'round':>6}  {'study':>5}  {'killed':8}  {'trials running':>14}  {'unsaved (s)':>14}")
+    figures = disturbed(folder, 4 if options.quick else options.rounds, wanted)
+    shutil.rmtree(folder)
+    missed = ["differences"] if figures["differences"] else []
+    if figures["unsaved_seconds"] > CHECKPOINT_SECONDS + SLACK_SECONDS:
+        missed.append("unsaved_seconds")
+    print(json.dumps({**figures, "missed": missed}))
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

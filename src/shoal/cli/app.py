@@ -1,0 +1,250 @@
+"""The commands and what they print: results on standard output, everything else on standard error."""
+
+import json
+import os
+import shlex
+import sys
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, redirect_stdout
+from importlib import metadata
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console, RenderableType
+
+from shoal import study
+from shoal.backend.registry import BACKENDS
+from shoal.cli.script import run_script
+from shoal.errors import ShoalError, StudyInterrupted
+from shoal.journal.view import JournalView
+from shoal.report.snapshot import snapshot
+from shoal.report.table import best_table, ranked, snapshot_json, status_table, trial_json, trials_table
+from shoal.schedule.registry import POLICIES
+from shoal.trial import TrialState
+
+__all__ = ["app", "main"]
+
+_PIPE_WIDTH = 200
+"""Of a table that no terminal limits, in characters."""
+
+app = typer.Typer(
+    help="Train a whole hyper-parameter search as a few full jobs.\n\nTry: shoal run examples/digits.py",
+    epilog="Exit status: 0 done, 1 stopped or failed, 2 wrong usage. SHOAL_DEBUG=1 shows the traceback of an error.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _one_of(names: Collection[str]) -> Callable[[str | None], str | None]:
+    def check(value: str | None) -> str | None:
+        if value is not None and value not in names:
+            raise typer.BadParameter(f"{value!r} is not one of {', '.join(names)}")
+        return value
+
+    return check
+
+
+def _devices(value: str | None) -> str | list[str] | None:
+    """ "cuda:0,cuda:1" as the list that `tune` takes."""
+    return value.split(",") if value is not None and "," in value else value
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"shoal {metadata.version('shoal')}")
+        raise typer.Exit
+
+
+_File = Annotated[
+    Path, typer.Argument(metavar="FILE", exists=True, dir_okay=False, help="Python file that calls shoal.tune.")
+]
+_Study = Annotated[Path, typer.Argument(metavar="DIR", exists=True, file_okay=False, help="Directory of a study.")]
+_Devices = Annotated[str | None, typer.Option(help='"auto", "cpu:2", "cuda", "cuda:0,cuda:1" ...')]
+_Policy = Annotated[
+    str | None, typer.Option(callback=_one_of(POLICIES), help=f"Which job runs where: {', '.join(POLICIES)}.")
+]
+_Backend = Annotated[
+    str | None, typer.Option(callback=_one_of(BACKENDS), help=f"What runs the jobs: {', '.join(BACKENDS)}.")
+]
+_Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+
+
+@app.callback()
+def _shoal(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def run(
+    file: _File,
+    arguments: Annotated[
+        list[str] | None, typer.Argument(metavar="ARGS", help="Given to the file; options of its own after --.")
+    ] = None,
+    directory: Annotated[Path | None, typer.Option(help="Of the study, new.")] = None,
+    devices: _Devices = None,
+    policy: _Policy = None,
+    backend: _Backend = None,
+    seed: Annotated[int | None, typer.Option(help="Of everything that is random.")] = None,
+    as_json: _Json = False,
+) -> None:
+    """Run a Python file that calls shoal.tune.
+
+    Options count instead of what the file gives to shoal.tune. With --json the study shows no progress, what the file
+    prints goes to standard error, and standard output ends with one line of JSON: the study.
+    """
+    given = {"directory": directory, "devices": _devices(devices), "policy": policy, "backend": backend, "seed": seed}
+    chosen: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    if as_json:
+        chosen["show_progress"] = False
+    with study.overridden(**chosen) as begun:
+        with _stoppable(begun, as_json), redirect_stdout(sys.stderr) if as_json else nullcontext():
+            run_script(file, arguments or [])
+        if not begun:
+            raise ShoalError(f"{file} ended without a call of shoal.tune, so there is no study")
+        _conclude(begun[-1], as_json)
+
+
+@app.command()
+def resume(
+    directory: _Study,
+    devices: _Devices = None,
+    policy: _Policy = None,
+    backend: _Backend = None,
+    as_json: _Json = False,
+) -> None:
+    """Go on with a study that was stopped or killed.
+
+    Options count instead of the study's own.
+    """
+    with _stoppable([directory], as_json):
+        study.resume(directory, devices=_devices(devices), policy=policy, backend=backend, show_progress=not as_json)
+    _conclude(directory, as_json)
+
+
+@app.command()
+def status(directory: _Study, as_json: _Json = False) -> None:
+    """How far a study is: what runs, what waits and why, the best so far, the time left."""
+    with JournalView.read(directory) as journal:
+        now = snapshot(journal, time.time())
+    if as_json:
+        _print_json({"directory": str(directory), **snapshot_json(now)})
+        return
+    _print(status_table(now))
+    if now.pid is None and not now.finished:
+        _say(f"nobody runs it; resume with: {_resume_command(directory)}")
+
+
+@app.command()
+def trials(
+    directory: _Study,
+    limit: Annotated[int | None, typer.Option(min=1, help="Only so many, the best ones.")] = None,
+    as_json: _Json = False,
+) -> None:
+    """All trials of a study, the best first."""
+    with JournalView.read(directory) as journal:
+        metric, mode = journal.study["metric"], journal.study["mode"]
+        rows = ranked(journal.trials(), mode)
+    if as_json:
+        _print_json([trial_json(row) for row in rows[:limit]])
+        return
+    _print(trials_table(rows[:limit], metric, mode))
+    if limit is not None and limit < len(rows):
+        _say(f"{limit} of {len(rows)} trials")
+
+
+@app.command()
+def best(directory: _Study, as_json: _Json = False) -> None:
+    """The best trial of a study: its config, its metrics and its newest checkpoint."""
+    with JournalView.read(directory) as journal:
+        row, metric = journal.best(), journal.study["metric"]
+    if row is None:
+        raise ShoalError(f"no trial of the study in {directory} has a value of {metric!r} yet")
+    checkpoint = _newest_checkpoint(directory, row.number)
+    if as_json:
+        _print_json(trial_json(row) | {"checkpoint": checkpoint and str(checkpoint)})
+        return
+    _print(best_table(row, metric))
+    if checkpoint:
+        typer.echo(f"checkpoint: {checkpoint}")
+
+
+def main() -> None:
+    """Run the command line of this process; an error of Shoal is one line, and exit status 1."""
+    try:
+        app()
+    except ShoalError as error:
+        if os.environ.get("SHOAL_DEBUG"):
+            raise
+        typer.echo(f"error: {error}", err=True)
+        sys.exit(1)
+
+
+@contextmanager
+def _stoppable(directories: Sequence[Path], as_json: bool) -> Iterator[None]:
+    """Let a Ctrl-C within end this process with the command that goes on with the last of these studies."""
+    try:
+        yield
+    except (StudyInterrupted, KeyboardInterrupt) as stop:
+        saved = "; everything is saved" if isinstance(stop, StudyInterrupted) else ""
+        _say(f"stopped{saved}")
+        if directories:
+            _say(f"go on with: {_resume_command(directories[-1])}")
+            if as_json:
+                _print_study(directories[-1])
+        raise typer.Exit(1) from stop
+
+
+def _conclude(directory: Path, as_json: bool) -> None:
+    """Say where the study is; an error if it brought nothing.
+
+    Raises:
+        ShoalError: all trials failed.
+    """
+    if as_json:
+        _print_study(directory)
+    else:
+        _say(f"look at all trials with: shoal trials {_quoted(directory)}")
+    with JournalView.read(directory) as journal:
+        states = journal.states()
+    if states[TrialState.FAILED] == sum(states.values()):
+        raise ShoalError(f"all trials failed; see why with: shoal trials {_quoted(directory)}")
+
+
+def _print_study(directory: Path) -> None:
+    with JournalView.read(directory) as journal:
+        _print_json({"directory": str(directory), **snapshot_json(snapshot(journal, time.time()))})
+
+
+def _newest_checkpoint(directory: Path, trial: int) -> Path | None:
+    """By name alone, as `shoal.worker.checkpoint` names them: reading them would need torch."""
+    return max((directory / "checkpoints" / f"{trial:06d}").glob("*.pt"), default=None)
+
+
+def _resume_command(directory: Path) -> str:
+    return f"shoal resume {_quoted(directory)}"
+
+
+def _quoted(directory: Path) -> str:
+    return shlex.quote(str(directory))
+
+
+def _print(what: RenderableType) -> None:
+    console = Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH)
+    console.print(what)
+
+
+def _print_json(value: object) -> None:
+    typer.echo(json.dumps(value))
+
+
+def _say(line: str) -> None:
+    typer.echo(f"shoal: {line}", err=True)

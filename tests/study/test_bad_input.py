@@ -1,0 +1,174 @@
+"""What a user gets wrong is said clearly, before anything is lost."""
+
+import importlib
+import logging
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tasks
+import torch
+from plain import curves, jobs, tune
+from torch import nn
+
+import shoal
+from shoal.errors import (
+    AlgorithmError,
+    BackendError,
+    DeviceError,
+    JournalError,
+    PolicyError,
+    SpaceError,
+    StudyExistsError,
+    TaskError,
+)
+
+LR = {"lr": 0.01}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "words"),
+    [
+        pytest.param({"space": {"lr": lambda: shoal.choice([])}}, SpaceError, "choice", id="empty choice"),
+        pytest.param({"space": {"lr": lambda: shoal.loguniform(0.0, 1.0)}}, SpaceError, "lr.*0.0", id="bound at zero"),
+        pytest.param({"space": {"lr": lambda: shoal.loguniform(-1, 1)}}, SpaceError, "lr.*-1", id="bound below zero"),
+        pytest.param({"algorithm": lambda: shoal.Random(0, 1)}, AlgorithmError, "`n`.*got 0", id="no trials"),
+        pytest.param({"algorithm": lambda: shoal.Grid(0)}, AlgorithmError, "`epochs`.*got 0", id="no epochs"),
+        pytest.param({"mode": "least"}, AlgorithmError, '"min" or "max", got \'least\'', id="mode"),
+        pytest.param({"metric": 3}, JournalError, "got 3", id="metric"),
+        pytest.param({"devices": "cuda:99"}, DeviceError, "'cuda:99' is not there", id="device"),
+        pytest.param({"devices": "tpu"}, DeviceError, "'tpu' is not understood", id="kind of device"),
+        pytest.param({"policy": "fifi"}, PolicyError, "did you mean 'fifo'", id="policy"),
+        pytest.param({"backend": "locale"}, BackendError, "did you mean 'local'", id="back end"),
+        pytest.param({"retries": -1}, AlgorithmError, "`retries`.*got -1", id="retries"),
+        pytest.param({"task": tasks.Blobs}, TaskError, "an instance of .*shoal.Task, got <class", id="class of a task"),
+        pytest.param({"task": threading.Lock()}, TaskError, "an instance of .*shoal.Task, got <unl", id="no task"),
+    ],
+)
+def test_arguments_are_looked_at_before_there_is_a_directory(
+    arguments: dict[str, Any], error: type[Exception], words: str, tmp_path: Path
+) -> None:
+    with pytest.raises(error, match=words):
+        tune(
+            arguments.pop("task", tasks.Blobs()),
+            {name: make() for name, make in arguments.pop("space", {"lr": lambda: 0.01}).items()},
+            tmp_path / "study",
+            **{name: value() if callable(value) else value for name, value in arguments.items()},
+        )
+    assert not (tmp_path / "study").exists()
+
+
+def test_a_task_that_cannot_be_pickled_is_refused_before_there_is_a_directory(tmp_path: Path) -> None:
+    task = tasks.Blobs()
+    task.lock = threading.Lock()  # type: ignore[attr-defined]
+    with pytest.raises(TaskError, match=r"cannot be pickled.*lock.*make what its attributes hold"):
+        tune(task, LR, tmp_path / "study")
+    assert not (tmp_path / "study").exists()
+
+
+def overriding(**methods: Callable[..., Any]) -> shoal.Task:
+    """`Blobs` with other methods."""
+    return type("Wrong", (tasks.Blobs,), methods)()
+
+
+@pytest.mark.parametrize(
+    ("methods", "words"),
+    [
+        pytest.param(
+            {"loss": lambda self, model, batch: model(batch[0])},
+            r"'loss' must be a scalar tensor, got shape \(16, 3\); take its mean",
+            id="loss that is no scalar",
+        ),
+        pytest.param(
+            {"loss": lambda self, model, batch: 0.5}, "'loss' must be a scalar tensor, got 0.5", id="loss no tensor"
+        ),
+        pytest.param({"data": lambda self, config: 7}, "`data` must return .*, got int", id="data is a number"),
+        pytest.param({"data": lambda self, config: ([], [1])}, "the training set is empty", id="data without samples"),
+        pytest.param(
+            {"data": lambda self, config: (iter("a"), [1])}, "must have a length and indices, got str", id="iterator"
+        ),
+        pytest.param({"batch_size": lambda self, config: 0}, "a positive integer, got 0", id="batch size 0"),
+        pytest.param({"batch_size": lambda self, config: 1.5}, "`batch_size` must return .*int, got 1.5", id="half"),
+        pytest.param({"model": lambda self, config: 7}, "`model` must return .*Module, got 7", id="model"),
+        pytest.param(
+            {"optimizer": lambda self, model, config: None}, "`optimizer` must return .*Optimizer, got None", id="none"
+        ),
+        pytest.param(
+            {"metrics": lambda self, model, batch: {"accuracy": batch[0].mean(1)}},
+            r"'accuracy' must be a scalar tensor, got shape \(16,\)",
+            id="metric that is no scalar",
+        ),
+    ],
+)
+def test_a_task_that_breaks_its_contract_ends_the_study(methods: dict[str, Any], words: str, tmp_path: Path) -> None:
+    with pytest.raises(TaskError, match=words):
+        tune(overriding(**methods), {"lr": shoal.grid([0.01, 0.02, 0.03])}, tmp_path / "study")
+
+
+def test_workers_that_find_the_same_fault_at_once_end_the_study_once(tmp_path: Path) -> None:
+    """Both surveys are rejected within one poll."""
+    task = overriding(batch_size=lambda self, config: 0)
+    with pytest.raises(TaskError, match="a positive integer, got 0"):
+        tune(task, {"lr": shoal.grid([0.01, 0.02])}, tmp_path / "study", backend="local", devices="cpu:2")
+    assert {job.outcome for job in jobs(tmp_path / "study")} <= {"rejected", "stopped"}
+
+
+def test_a_metric_that_is_not_reported_is_named_with_those_that_are(tmp_path: Path) -> None:
+    with pytest.raises(TaskError, match=r"'acuracy' is not reported.*'accuracy', 'valid_loss'"):
+        tune(tasks.Blobs(), {"lr": shoal.grid([0.01, 0.02])}, tmp_path / "study", metric="acuracy", mode="max")
+    assert curves(tmp_path / "study")[0][1].keys() == {"accuracy", "valid_loss"}
+
+
+def test_a_directory_that_holds_a_study_is_left_alone(tmp_path: Path) -> None:
+    study = tune(tasks.Blobs(), LR, tmp_path / "study", algorithm=shoal.Grid(1))
+    before = study.trials
+    with pytest.raises(StudyExistsError, match=r"shoal resume .* or choose another directory"):
+        tune(tasks.Blobs(), LR, tmp_path / "study")
+    assert study.trials == before
+
+
+def test_a_directory_without_a_study_cannot_be_resumed(tmp_path: Path) -> None:
+    with pytest.raises(JournalError, match="there is no study in"):
+        shoal.resume(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_task_whose_module_is_gone_is_said_to_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = tmp_path / "code" / "fleeting.py"
+    module.parent.mkdir()
+    module.write_text("import tasks\n\nclass Fleeting(tasks.Blobs):\n    pass\n")
+    monkeypatch.syspath_prepend(module.parent)
+    task = importlib.import_module("fleeting").Fleeting()
+    module.unlink()
+    with pytest.raises(TaskError, match=r"cannot be loaded in a worker: .*'fleeting'"):
+        tune(task, LR, tmp_path / "study", backend="local")
+
+
+def test_what_cannot_be_looked_at_is_logged_and_trained_all_the_same(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def data(self: shoal.Task, config: Any) -> Any:
+        if config["lr"] == 0.02:
+            raise FileNotFoundError("no such table")
+        return tasks.blobs(100, 0), tasks.blobs(40, 1)
+
+    with caplog.at_level(logging.WARNING, "shoal.worker"):
+        study = tune(overriding(data=data), {"lr": shoal.grid([0.01, 0.02])}, tmp_path / "study", retries=0)
+    assert "trial 1 cannot be looked at" in caplog.text
+    assert [str(row.state) for row in study.trials] == ["complete", "failed"]
+    assert "FileNotFoundError: no such table" in study.trials[1].reason
+
+
+def test_a_model_that_lives_on_the_meta_device_alone_is_not_needed(tmp_path: Path) -> None:
+    """A model whose making needs real numbers is looked at on the CPU."""
+
+    def model(self: shoal.Task, config: Any) -> nn.Module:
+        made = tasks.mlp(6, 8, 3)
+        with torch.no_grad():
+            made[0].weight /= float(made[0].weight.abs().max())
+        return made
+
+    study = tune(overriding(model=model), {"lr": shoal.grid([0.01, 0.02])}, tmp_path / "study", retries=0)
+    assert [str(row.state) for row in study.trials] == ["complete", "complete"]

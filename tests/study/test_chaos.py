@@ -1,0 +1,19 @@
+"""Kills at random moments; the whole of it is `benchmarks/chaos.py`."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+CHAOS = Path(__file__).parents[2] / "benchmarks" / "chaos.py"
+
+
+@pytest.mark.slow
+def test_a_study_that_is_killed_again_and_again_ends_as_if_it_had_not_been() -> None:
+    run = subprocess.run([sys.executable, CHAOS, "--quick"], capture_output=True, text=True, timeout=300, check=False)
+    assert run.returncode == 0, run.stdout + run.stderr
+    figures = json.loads(run.stdout.splitlines()[-1])
+    assert figures["differences"] == []
+    assert sum(figures["kills"].values()) == 4

@@ -1,0 +1,138 @@
+"""What one trial does wrong stays with it: its neighbours' numbers are those of plain loops."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tasks
+from plain import array_sizes, check_equal, curves, jobs, plain_loop, table, tune
+
+import shoal
+from shoal.errors import StorageFullError
+from shoal.planner.job import Purpose
+from shoal.trial import TrialState
+
+
+def disturbed(harm: str) -> dict[str, Any]:
+    """Four trials, of which the last does harm at the fifth step of its second epoch."""
+    return {"lr": 0.01, "harm": shoal.grid(["none", "nothing", "no harm", harm]), "after": 12}
+
+
+def check_neighbours(study: shoal.Study, task: shoal.Task, *harmed: int) -> None:
+    """All but the harmed trials are complete and equal plain loops."""
+    well = [row for row in study.trials if row.number not in harmed]
+    assert {row.state for row in well} == {TrialState.COMPLETE}
+    found = curves(study.directory)
+    check_equal({row.number: found[row.number] for row in well}, {r.number: plain_loop(task, r.trial, 4) for r in well})
+
+
+@pytest.mark.parametrize("task", [tasks.Blobs(), tasks.Momentum(), tasks.RmsProp(), tasks.OwnStep()], ids=repr)
+def test_a_loss_that_is_no_number_fails_its_trial_alone(task: shoal.Task, tmp_path: Path) -> None:
+    space = {"lr": shoal.grid([0.01, 1e300, 0.03]), "momentum": 0.5, "step_size": 2}
+    study = tune(task, space, tmp_path / "study")
+    check_neighbours(study, task, 1)
+    failed = study.trials[1]
+    assert failed.state is TrialState.FAILED
+    assert failed.reason == "loss is not finite at step 2 of epoch 1"
+    assert failed.failures == 0
+    assert study.best_trial.number != 1
+
+
+@pytest.mark.parametrize("backend", ["inline", "local"])
+def test_a_trial_that_raises_fails_after_its_retries_with_its_traceback(backend: str, tmp_path: Path) -> None:
+    study = tune(tasks.Disturbed(), disturbed("raise"), tmp_path / "study", backend=backend, retries=1)
+    check_neighbours(study, tasks.Disturbed(), 3)
+    failed = study.trials[3]
+    assert failed.state is TrialState.FAILED
+    assert failed.reason.startswith("raised after 1 retries: ")
+    assert 'raise ZeroDivisionError("planted in the step of one trial")' in failed.reason
+    assert "tasks.py" in failed.reason
+    assert "logs" in failed.reason
+    assert array_sizes(study.directory)[1:] == [1] * (len(array_sizes(study.directory)) - 1)
+
+
+def test_without_retries_the_neighbours_still_get_their_try_alone(tmp_path: Path) -> None:
+    study = tune(tasks.Disturbed(), disturbed("raise"), tmp_path / "study", retries=0)
+    check_neighbours(study, tasks.Disturbed(), 3)
+    assert study.trials[3].state is TrialState.FAILED
+
+
+@pytest.mark.parametrize(
+    ("harm", "words"), [("exit", "exited with status 3"), ("kill", "was killed by SIGKILL (out of memory?)")]
+)
+def test_a_trial_that_ends_its_process_fails_alone(harm: str, words: str, tmp_path: Path) -> None:
+    study = tune(tasks.Disturbed(), disturbed(harm), tmp_path / "study", backend="local", devices="cpu:2", retries=1)
+    check_neighbours(study, tasks.Disturbed(), 3)
+    assert study.trials[3].state is TrialState.FAILED
+    assert words in study.trials[3].reason
+
+
+def test_a_model_that_ends_the_process_that_looks_at_it_fails_alone(tmp_path: Path) -> None:
+    study = tune(tasks.Fatal(), {"lr": shoal.grid([0.01, 0.02, 0.03])}, tmp_path / "study", backend="local", retries=0)
+    check_neighbours(study, tasks.Blobs(), 1)
+    assert study.trials[1].state is TrialState.FAILED
+
+
+def test_memory_that_is_short_once_costs_a_retry_and_no_number(tmp_path: Path) -> None:
+    task = tasks.Disturbed(str(tmp_path / "happened"))
+    study = tune(task, disturbed("memory once"), tmp_path / "study")
+    assert (tmp_path / "happened").exists()
+    check_neighbours(study, task)
+    assert any(job.outcome == "out of memory" for job in jobs(study.directory))
+
+
+def test_a_disk_that_is_full_stops_the_study_and_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    space = {"lr": shoal.loguniform(0.003, 0.3), "momentum": 0.9, "step_size": 2}
+    arguments: dict[str, Any] = {"algorithm": shoal.Hyperband(max_epochs=9, eta=3), "checkpoint_seconds": 0.0}
+    undisturbed = tune(tasks.Momentum(), space, tmp_path / "undisturbed", **arguments)
+    written = Path.write_bytes
+    left = 60
+
+    def until_full(path: Path, data: Any) -> int:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            written(path, bytes(data)[:100])
+            raise OSError(28, "No space left on device")
+        return written(path, data)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_bytes", until_full)
+        with pytest.raises(StorageFullError, match="No space left"):
+            tune(tasks.Momentum(), space, tmp_path / "study", **arguments)
+    assert not list((tmp_path / "study").rglob("*.partial"))
+    study = shoal.resume(tmp_path / "study", show_progress=False)
+    assert any(job.outcome == "storage full" for job in jobs(study.directory))
+    assert [row[:5] for row in table(study)] == [row[:5] for row in table(undisturbed)]
+    check_equal(curves(study.directory), curves(undisturbed.directory))
+
+
+@pytest.mark.parametrize("damaged", ["newest", "all"])
+@pytest.mark.parametrize("damage", ["cut", "flipped", "empty"])
+def test_damaged_checkpoints_are_known_and_cost_only_time(damage: str, damaged: str, tmp_path: Path) -> None:
+    space = {"lr": shoal.grid([0.01, 0.03]), "momentum": 0.9, "step_size": 2}
+    interrupted = tasks.InterruptedAfter(60, str(tmp_path / "count"))
+    arguments: dict[str, Any] = {"checkpoint_seconds": 0.0, "algorithm": shoal.Grid(epochs=5), "retries": 0}
+    with pytest.raises(shoal.StudyInterrupted):
+        tune(interrupted, space, tmp_path / "study", **arguments)
+    folders = sorted((tmp_path / "study" / "checkpoints").iterdir())
+    assert len(folders) == 2
+    for folder in folders:
+        files = sorted(folder.glob("*.pt"), reverse=True)
+        assert len(files) == 2
+        for file in files if damaged == "all" else files[:1]:
+            data = bytearray(file.read_bytes())
+            data[len(data) // 2] ^= 1
+            file.write_bytes({"cut": data[:-50], "flipped": data, "empty": b""}[damage])
+    study = shoal.resume(tmp_path / "study", show_progress=False)
+    task = tasks.Momentum()
+    check_equal(curves(study.directory), {row.number: plain_loop(task, row.trial, 5) for row in study.trials})
+
+
+def test_profiles_that_fail_cost_fusion_and_nothing_else(tmp_path: Path) -> None:
+    """The harm comes within the few steps of a profile."""
+    space = {"lr": 0.01, "harm": shoal.grid(["none", "nothing", "raise"]), "after": 2}
+    study = tune(tasks.Disturbed(), space, tmp_path / "study", retries=0)
+    check_neighbours(study, tasks.Disturbed(), 2)
+    assert [job.outcome for job in jobs(study.directory) if job.purpose is Purpose.PROFILE] == ["raised"]
+    assert array_sizes(study.directory) == [1, 1, 1]

@@ -1,0 +1,172 @@
+"""What a study hands back, and what it keeps for the next one."""
+
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tasks
+import torch
+from plain import RELATIVE, curves, jobs, plain_loop, tune
+from torch.utils.data import default_collate
+
+import shoal
+from shoal.errors import CheckpointError, ShoalError
+from shoal.planner.job import Purpose
+from shoal.worker.data import epoch_order
+
+RATES = {"lr": shoal.grid([0.003, 0.01, 0.03])}
+SGD = {"lr": shoal.grid([0.01, 0.03]), "momentum": 0.9, "step_size": 2}
+
+
+def profiles(study: shoal.Study) -> int:
+    return sum(job.purpose is Purpose.PROFILE for job in jobs(study.directory))
+
+
+def test_a_second_study_measures_nothing_it_knows(tmp_path: Path) -> None:
+    first = tune(tasks.Blobs(), RATES, tmp_path / "first")
+    second = tune(tasks.Blobs(), RATES, tmp_path / "second", seed=1)
+    wider = tune(tasks.Blobs(), {**RATES, "width": shoal.grid([8, 12])}, tmp_path / "wider")
+    assert [profiles(study) for study in (first, second, wider)] == [1, 0, 1]
+
+
+@pytest.mark.parametrize("backend", ["inline", "local"])
+def test_every_job_of_a_study_that_is_over_has_ended(backend: str, tmp_path: Path) -> None:
+    study = tune(tasks.Blobs(), RATES, tmp_path / "study", backend=backend, devices="cpu:2")
+    assert {(job.outcome, job.ended is None) for job in jobs(study.directory)} == {("finished", False)}
+
+
+def test_the_best_model_is_the_one_that_was_reported(tmp_path: Path) -> None:
+    space = {"lr": shoal.loguniform(0.003, 0.3), "width": shoal.choice([6, 8])}
+    arguments: dict[str, Any] = {"metric": "valid_loss", "mode": "min"}
+    study = tune(tasks.Blobs(), space, tmp_path / "study", algorithm=shoal.Hyperband(9), **arguments)
+    model, best = study.best_model(), study.best_trial
+    assert not model.training
+    batch = tasks.Blobs().data(best.config)[1][:]
+    assert tasks.Blobs().loss(model, batch).item() == pytest.approx(best.metrics["valid_loss"], rel=RELATIVE)
+    assert tasks.Blobs().metrics(model, batch)["accuracy"].item() == pytest.approx(best.metrics["accuracy"])
+    assert best.objective == min(row.objective for row in study.trials if row.objective is not None)
+
+
+def test_looking_at_the_best_model_draws_no_random_numbers(tmp_path: Path) -> None:
+    study = tune(tasks.Blobs(), RATES, tmp_path / "study", algorithm=shoal.Grid(1))
+    torch.manual_seed(0)
+    expected = torch.rand(3)
+    torch.manual_seed(0)
+    study.best_model()
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_without_a_checkpoint_there_is_no_best_model(tmp_path: Path) -> None:
+    study = tune(tasks.Blobs(), RATES, tmp_path / "study", algorithm=shoal.Grid(1))
+    for file in (study.directory / "checkpoints").rglob("*.pt"):
+        file.write_bytes(b"damaged")
+    with pytest.raises(CheckpointError, match="has no intact checkpoint"):
+        study.best_model()
+
+
+def test_without_a_number_there_is_no_best_trial(tmp_path: Path) -> None:
+    study = tune(tasks.Blobs(), {"lr": 1e300}, tmp_path / "study")
+    with pytest.raises(ShoalError, match=r"no trial of the study .* has a value of 'accuracy'"):
+        study.best_trial  # noqa: B018
+
+
+def test_the_data_frame_has_a_row_a_trial(tmp_path: Path) -> None:
+    space = {"lr": shoal.grid([0.01, 1e300]), "nested": {"depth": 2}}
+    study = tune(tasks.Blobs(), space, tmp_path / "study")
+    frame = study.dataframe()
+    assert list(frame.columns) == [
+        "trial", "state", "config.lr", "config.nested.depth", "valid_loss", "valid_loss.best", "accuracy",
+        "accuracy.best", "epochs", "seconds", "device", "array", "reason",
+    ]  # fmt: skip
+    assert list(frame["trial"]) == [0, 1]
+    assert list(frame["state"]) == ["complete", "failed"]
+    assert list(frame["epochs"]) == [4, 1]
+    assert list(frame["device"]) == ["cpu:0"] * 2
+    assert list(frame["config.nested.depth"]) == [2, 2]
+    curve = curves(study.directory)[0]
+    assert frame["valid_loss"][0] == curve[4]["valid_loss"]
+    assert frame["valid_loss.best"][0] == min(metrics["valid_loss"] for metrics in curve.values())
+    assert math.isnan(frame["valid_loss.best"][1])
+    assert frame["reason"][1] == "loss is not finite at step 2 of epoch 1"
+    assert (frame["seconds"] > 0).all()
+
+
+@pytest.mark.parametrize(
+    ("task", "space"),
+    [
+        pytest.param(tasks.Momentum(), SGD, id="momentum"),
+        pytest.param(tasks.Blobs(), RATES, id="adam"),
+        pytest.param(tasks.RmsProp(), RATES, id="an optimizer without a rule"),
+        pytest.param(tasks.Convolutional(), RATES, id="BatchNorm"),
+    ],
+)
+def test_a_checkpoint_is_the_users_own_and_goes_on_in_plain_pytorch(
+    task: shoal.Task, space: dict[str, Any], tmp_path: Path
+) -> None:
+    """Two epochs in a study, two more by hand: four of a plain loop."""
+    study = tune(task, space, tmp_path / "study", algorithm=shoal.Grid(epochs=2))
+    for row in study.trials:
+        (newest,) = (study.directory / "checkpoints" / f"{row.number:06d}").glob("*.pt")
+        content = torch.load(newest, weights_only=True)
+        assert (content["trial"], content["epoch"], content["step"]) == (row.number, 2, 0)
+        model = task.model(row.config)
+        optimizer = task.optimizer(model, row.config)
+        scheduler = task.scheduler(optimizer, row.config)
+        model.load_state_dict(content["model"])
+        optimizer.load_state_dict(content["optimizer"])
+        if scheduler is not None:
+            scheduler.load_state_dict(content["scheduler"])
+        train, valid = task.data(row.config)
+        for epoch in (2, 3):
+            model.train()
+            for part in epoch_order(len(train), row.trial.data_seed, epoch).split(16):
+                optimizer.zero_grad()
+                task.loss(model, default_collate([train[int(i)] for i in part])).backward()  # type: ignore[no-untyped-call]
+                optimizer.step()
+            if scheduler is not None:
+                scheduler.step()
+        model.eval()
+        loss = task.loss(model, valid[:]).item()
+        assert loss == pytest.approx(plain_loop(task, row.trial, 4)[4]["valid_loss"], rel=RELATIVE)
+
+
+def test_a_checkpoint_holds_no_more_than_its_trial(tmp_path: Path) -> None:
+    """The weights of a member are views of the whole array's."""
+    study = tune(tasks.Digits(), {"lr": shoal.grid([0.001] * 1 + [0.002, 0.003])}, tmp_path / "study",
+                 algorithm=shoal.Grid(1))  # fmt: skip
+    weights = sum(parameter.nbytes for parameter in tasks.Digits().model({}).parameters())
+    for file in (study.directory / "checkpoints").rglob("*.pt"):
+        assert file.stat().st_size < 3 * weights + 50_000
+
+
+def test_a_study_that_has_ended_is_resumed_without_work(tmp_path: Path) -> None:
+    study = tune(tasks.Blobs(), RATES, tmp_path / "study")
+    before, count = study.trials, len(jobs(study.directory))
+    assert shoal.resume(tmp_path / "study", show_progress=False).trials == before
+    assert len(jobs(study.directory)) == count
+
+
+def test_an_interrupted_study_goes_on_from_its_checkpoints(tmp_path: Path) -> None:
+    task = tasks.InterruptedAfter(40, str(tmp_path / "pressed"))
+    with pytest.raises(shoal.StudyInterrupted, match="everything is saved"):
+        tune(task, SGD, tmp_path / "study", algorithm=shoal.Grid(epochs=8))
+    assert {job.outcome for job in jobs(tmp_path / "study")} == {"finished", "stopped"}
+    assert {str(row.state) for row in shoal.Study(tmp_path / "study").trials} == {"pending"}
+    study = shoal.resume(tmp_path / "study", show_progress=False)
+    for number, curve in curves(study.directory).items():
+        wanted = plain_loop(tasks.Momentum(), study.trials[number].trial, 8)
+        assert [curve[epoch]["valid_loss"] for epoch in range(1, 9)] == pytest.approx(
+            [wanted[epoch]["valid_loss"] for epoch in range(1, 9)], rel=RELATIVE
+        )
+
+
+def test_the_paths_of_the_first_run_are_there_in_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    task = tasks.InterruptedAfter(40, str(tmp_path / "pressed"))
+    with pytest.raises(shoal.StudyInterrupted):
+        tune(task, SGD, tmp_path / "study", algorithm=shoal.Grid(epochs=8))
+    here = str(Path(tasks.__file__).parent)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path != here])
+    shoal.resume(tmp_path / "study", show_progress=False)
+    assert here in sys.path

@@ -1,0 +1,373 @@
+"""The commands as a user calls them: processes with real files, real signals and exit statuses."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from shoal.cli.app import app
+from shoal.journal.view import JournalView
+
+SHOAL = [sys.executable, "-c", "from shoal.cli import main; main()"]
+
+STUDY = """
+import sys
+import time
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import shoal
+
+
+class Line(shoal.Task):
+    def data(self, config):
+        x = torch.linspace(-1, 1, 64, dtype=torch.float64).view(-1, 1)
+        return TensorDataset(x, 3 * x + 1), TensorDataset(x, 3 * x + 1)
+
+    def model(self, config):
+        return nn.Linear(1, 1).double()
+
+    def optimizer(self, model, config):
+        return torch.optim.SGD(model.parameters(), lr=config["lr"])
+
+    def loss(self, model, batch):
+        {loss}
+
+
+if __name__ == "__main__":
+    print("arguments:", sys.argv[1:])
+    study = shoal.tune(
+        Line(), {space}, metric="valid_loss", mode="min", algorithm=shoal.Random(4, epochs={epochs}), devices="cpu:1"
+    )
+    print("done")
+"""
+DEFAULTS = {
+    "loss": "return F.mse_loss(model(batch[0]), batch[1])",
+    "space": '{"lr": shoal.loguniform(1e-3, 1e-1)}',
+    "epochs": "3",
+}
+
+
+@pytest.fixture(autouse=True)
+def surroundings(tmp_path_factory, monkeypatch):
+    """A job history of these tests' own, and one thread for models this small."""
+    monkeypatch.setenv("SHOAL_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.delenv("SHOAL_DEBUG", raising=False)
+
+
+def script(directory, **changes):
+    text = STUDY
+    for name, value in (DEFAULTS | changes).items():
+        text = text.replace(f"{{{name}}}", value)
+    return written(directory, text)
+
+
+def written(directory, text):
+    path = directory / "study.py"
+    path.write_text(text)
+    return path
+
+
+def shoal(*arguments, cwd):
+    return subprocess.run([*SHOAL, *map(str, arguments)], cwd=cwd, capture_output=True, text=True, timeout=120)
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory):
+    """A study that was run with `--json`: the process and the study's directory."""
+    place = tmp_path_factory.mktemp("ended")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SHOAL_CACHE", str(place / "cache"))
+        options = ["--directory", "one study", "--backend", "inline", "--seed", "7", "--json"]
+        done = shoal("run", script(place), "first", *options, "--", "--lr", "0.1", cwd=place)
+    assert done.returncode == 0, done.stderr
+    return done, place / "one study"
+
+
+@pytest.mark.parametrize("command", ["run", "resume", "status", "trials", "best"])
+def test_every_command_explains_itself(command):
+    result = CliRunner().invoke(app, [command, "--help"])
+    assert result.exit_code == 0
+    assert "--json" in result.stdout
+
+
+def test_help_lists_the_commands_and_version_is_a_line():
+    listing = CliRunner().invoke(app, ["--help"]).stdout
+    assert all(f" {command} " in listing for command in ("run", "resume", "status", "trials", "best"))
+    assert CliRunner().invoke(app, ["--version"]).stdout == "shoal 0.1.0\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        pytest.param(["dance"], "dance", id="unknown command"),
+        pytest.param(["run"], "FILE", id="no file"),
+        pytest.param(["run", "missing.py"], "missing.py", id="file does not exist"),
+        pytest.param(["run", "."], "directory", id="file is a directory"),
+        pytest.param(["run", __file__, "--lr", "1"], "--lr", id="option that is not ours"),
+        pytest.param(["run", __file__, "--policy", "random"], "wfd", id="unknown policy"),
+        pytest.param(["resume", ".", "--backend", "slurm"], "local", id="unknown back end"),
+        pytest.param(["run", __file__, "--seed", "x"], "--seed", id="seed is no number"),
+        pytest.param(["status", "missing"], "missing", id="directory does not exist"),
+        pytest.param(["trials", ".", "--limit", "0"], "--limit", id="limit of none"),
+    ],
+)
+def test_wrong_usage_is_status_2(arguments, hint):
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 2
+    assert hint in result.stderr
+
+
+@pytest.mark.parametrize("command", ["resume", "status", "trials", "best"])
+def test_a_directory_without_a_study_is_one_line(command, tmp_path):
+    done = shoal(command, tmp_path, cwd=tmp_path)
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: ")
+    assert str(tmp_path) in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_debug_shows_the_traceback(tmp_path, monkeypatch):
+    monkeypatch.setenv("SHOAL_DEBUG", "1")
+    assert "Traceback" in shoal("status", tmp_path, cwd=tmp_path).stderr
+
+
+def test_run_ends_with_the_study_as_json(ended):
+    done, directory = ended
+    study = json.loads(done.stdout)
+    assert (Path(study["directory"]), study["finished"], study["metric"]) == (Path(directory.name), True, "valid_loss")
+    assert study["trials"]["complete"] == 4
+    assert study["best"]["value"] > 0
+    assert study["elapsed"] > 0
+
+
+def test_a_script_prints_to_standard_error_when_a_program_reads(ended):
+    done, _ = ended
+    assert done.stderr == "arguments: ['first', '--lr', '0.1']\ndone\n"
+
+
+def test_options_count_instead_of_the_script_s(ended):
+    _, directory = ended
+    with JournalView.read(directory) as journal:
+        assert (journal.study["seed"], journal.study["backend"], journal.study["devices"]) == (7, "inline", "cpu:1")
+
+
+def test_status_of_an_ended_study(ended):
+    _, directory = ended
+    shown = shoal("status", directory, cwd=directory)
+    assert shown.returncode == 0
+    assert "4 complete" in shown.stdout
+    assert "12 of 12" in shown.stdout
+    assert shown.stderr == ""
+    study = json.loads(shoal("status", directory, "--json", cwd=directory).stdout)
+    assert (study["pid"], study["epochs_done"], study["directory"]) == (None, 12, str(directory))
+
+
+def test_trials_come_best_first(ended):
+    _, directory = ended
+    rows = json.loads(shoal("trials", directory, "--json", cwd=directory).stdout)
+    losses = [row["metrics"]["valid_loss"] for row in rows]
+    assert losses == sorted(losses)
+    few = shoal("trials", directory, "--limit", 2, cwd=directory)
+    lines = few.stdout.splitlines()
+    assert [line.split()[0] for line in lines] == ["trial", *(str(row["trial"]) for row in rows[:2])]
+    assert few.stderr == "shoal: 2 of 4 trials\n"
+
+
+def test_best_names_a_checkpoint_that_plain_torch_loads(ended):
+    _, directory = ended
+    best = json.loads(shoal("best", directory, "--json", cwd=directory).stdout)
+    assert best["trial"] == json.loads(shoal("trials", directory, "--json", cwd=directory).stdout)[0]["trial"]
+    content = torch.load(best["checkpoint"], weights_only=True)
+    assert (content["trial"], content["epoch"], content["model"]["weight"].shape) == (best["trial"], 3, (1, 1))
+    shown = shoal("best", directory, cwd=directory).stdout
+    assert f"checkpoint: {best['checkpoint']}\n" in shown
+    assert "config.lr" in shown
+
+
+@pytest.mark.parametrize("command", ["status", "trials", "best"])
+def test_a_look_at_a_study_is_fast(command, ended):
+    _, directory = ended
+    code = (
+        "import sys, time\n"
+        "from shoal.cli import main\n"
+        f"sys.argv[1:] = [{command!r}, {str(directory)!r}]\n"
+        "try:\n    main()\n"
+        "finally:\n    print(time.process_time(), *{'torch', 'optuna', 'pandas', 'scipy', 'numpy'} & {*sys.modules})"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    seconds, *heavy = done.stdout.splitlines()[-1].split()
+    assert heavy == []
+    assert float(seconds) < 0.5
+
+
+def test_resuming_an_ended_study_changes_nothing(ended):
+    _, directory = ended
+    before = shoal("trials", directory, "--json", cwd=directory).stdout
+    done = shoal("resume", directory, "--json", cwd=directory)
+    assert done.returncode == 0
+    assert json.loads(done.stdout)["finished"]
+    assert shoal("trials", directory, "--json", cwd=directory).stdout == before
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        pytest.param(
+            "def broken():\n    return 1 / 0\n\n\nbroken()\n",
+            [
+                "Traceback (most recent call last):",
+                '  File "{path}", line 5, in <module>',
+                "    broken()",
+                '  File "{path}", line 2, in broken',
+                "    return 1 / 0",
+                "           ~~^~~",
+                "ZeroDivisionError: division by zero",
+            ],
+            id="exception",
+        ),
+        pytest.param(
+            "import not_there_at_all\n",
+            [
+                "Traceback (most recent call last):",
+                '  File "{path}", line 1, in <module>',
+                "    import not_there_at_all",
+                "ModuleNotFoundError: No module named 'not_there_at_all'",
+            ],
+            id="import",
+        ),
+        pytest.param(
+            "x = (1,\n",
+            ['  File "{path}", line 1', "    x = (1,", "        ^", "SyntaxError: '(' was never closed"],
+            id="syntax",
+        ),
+    ],
+)
+def test_an_error_of_the_file_is_shown_as_python_shows_it(text, expected, tmp_path):
+    path = written(tmp_path, text)
+    done = shoal("run", path, cwd=tmp_path)
+    assert done.returncode == 1
+    assert done.stderr.splitlines() == [line.replace("{path}", str(path)) for line in expected]
+    assert done.stderr == subprocess.run([sys.executable, path], capture_output=True, text=True).stderr
+
+
+def test_a_file_finds_its_neighbours_and_sets_the_status(tmp_path):
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / "neighbour.py").write_text("STATUS = 5\n")
+    written(folder, "import sys, neighbour\nprint(__name__, sys.argv[1:])\nsys.exit(neighbour.STATUS)\n")
+    done = shoal("run", "folder/study.py", "a", cwd=tmp_path)
+    assert (done.stdout, done.returncode) == ("__main__ ['a']\n", 5)
+
+
+def test_a_file_without_a_study_is_told_so(tmp_path):
+    path = written(tmp_path, "print('nothing')\n")
+    done = shoal("run", path, cwd=tmp_path)
+    assert done.returncode == 1
+    assert done.stderr == f"error: {path} ended without a call of shoal.tune, so there is no study\n"
+
+
+def test_an_error_of_shoal_is_one_line(tmp_path):
+    done = shoal("run", script(tmp_path, space='{"lr": shoal.choice([])}'), cwd=tmp_path)
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: ")
+    assert done.stderr.count("\n") == 1
+    assert "choice" in done.stderr
+
+
+def test_a_study_in_which_all_fail_is_status_1(tmp_path):
+    path = script(tmp_path, loss='return F.mse_loss(model(batch[0]), batch[1]) * float("nan")')
+    done = shoal("run", path, "--directory", "nan", "--backend", "inline", "--json", cwd=tmp_path)
+    assert done.returncode == 1
+    assert json.loads(done.stdout)["trials"]["failed"] == 4
+    assert "error: all trials failed; see why with: shoal trials nan" in done.stderr
+    assert "not finite" in shoal("trials", "nan", cwd=tmp_path).stdout
+    assert "error: no trial" in shoal("best", "nan", cwd=tmp_path).stderr
+
+
+SLOW = "time.sleep(0.01); return F.mse_loss(model(batch[0]), batch[1])"
+
+
+@pytest.fixture
+def begin(tmp_path):
+    """Starts a study in a process of its own, and returns that process when an epoch has been reported."""
+    started = []
+
+    def start(**changes):
+        path = script(tmp_path, **changes)
+        process = subprocess.Popen(
+            [*SHOAL, "run", path, "--directory", "stopped"],
+            cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def status(directory):
+    done = shoal("status", directory.name, "--json", cwd=directory.parent)
+    return json.loads(done.stdout) if done.returncode == 0 else None
+
+
+def wait_for(condition, seconds=60):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def table(directory):
+    """What a study found, to the last digit, but nothing that depends on the time."""
+    rows = json.loads(shoal("trials", directory, "--json", cwd=directory).stdout)
+    return [{name: row[name] for name in ("trial", "state", "config", "metrics", "best", "epochs")} for row in rows]
+
+
+def test_ctrl_c_saves_and_resume_goes_on_to_the_same_end(begin, tmp_path):
+    directory = tmp_path / "stopped"
+    process = begin(loss=SLOW, epochs="40")
+    wait_for(lambda: (now := status(directory)) is not None and now["epochs_done"] > 0)
+    running = status(directory)
+    assert running["pid"] == process.pid
+    assert running["seconds_left"] > 0
+    assert [use["purpose"] for use in running["devices"]] == ["train"]
+    process.send_signal(signal.SIGINT)
+    _, told = process.communicate(timeout=30)
+    assert process.returncode == 1
+    assert "shoal: go on with: shoal resume stopped\n" in told
+    assert "Traceback" not in told
+    left = shoal("status", "stopped", cwd=tmp_path)
+    assert left.stderr == "shoal: nobody runs it; resume with: shoal resume stopped\n"
+    assert not status(directory)["finished"]
+    done = shoal("resume", "stopped", "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["epochs_done"] == 160
+    whole = shoal("run", script(tmp_path, epochs="40"), "--directory", "whole", cwd=tmp_path)
+    assert whole.returncode == 0, whole.stderr
+    assert table(directory) == table(tmp_path / "whole")
+
+
+def test_a_second_ctrl_c_ends_at_once(begin, tmp_path):
+    process = begin(loss="open('training', 'w').close(); time.sleep(60)")
+    wait_for((tmp_path / "training").exists)
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.5)
+    assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    _, told = process.communicate(timeout=10)
+    assert process.returncode == 1
+    assert "shoal: go on with: shoal resume stopped\n" in told
+    assert "Traceback" not in told

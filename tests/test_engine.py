@@ -1,0 +1,443 @@
+"""The loop of a study against a back end that only says what a script says; no torch, no process, no waiting."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from shoal.algorithms.base import Algorithm
+from shoal.algorithms.grid import Grid
+from shoal.algorithms.hyperband import Hyperband
+from shoal.backend.base import Backend, Ended, Event, Outcome, Profiled, Reported, Surveyed
+from shoal.cluster.device import Cluster, Device, Node
+from shoal.cost.demand import Profile
+from shoal.cost.history import History
+from shoal.engine import Engine, Setting
+from shoal.errors import AlgorithmError, BackendError, ShoalError, StorageFullError, StudyInterrupted, TaskError
+from shoal.journal.writer import Journal
+from shoal.planner.job import ArrayKey, Job, Member, Purpose
+from shoal.report.progress import SilentProgress
+from shoal.schedule.base import JobState, JobView, Plan, Policy, Refusal
+from shoal.schedule.fifo import Fifo
+from shoal.space import Space, grid, uniform
+from shoal.trial import Report, Trial, TrialState
+
+KEY = ArrayKey("mlp", "digits", 32)
+PROFILE = Profile({1: 1e-3, 16: 1e-3}, 10, 1, base_memory=0, member_memory=1, compute=0.5, cores=1.0)
+
+Script = Callable[[Job], Sequence[Event]]
+
+
+class Killed(BaseException):
+    """The process is gone at once."""
+
+
+def value_of(trial: Trial, epoch: int) -> float:
+    """A made-up course of training: what a trial reports is a function of it and the epoch."""
+    return float(trial.config["x"]) / epoch
+
+
+def reports(job: Job) -> Iterator[Event]:
+    """What a worker says that trains all to the end, member by member."""
+    for member in job.members:
+        for epoch in range(member.start + 1, member.target + 1):
+            state = TrialState.PAUSED if epoch == member.target else TrialState.RUNNING
+            metrics = {"loss": value_of(member.trial, epoch)}
+            yield Reported(job.id, (Report(member.trial.number, epoch, metrics, 1.0, state),))
+
+
+def well(job: Job) -> list[Event]:
+    """A job in which nothing goes wrong."""
+    match job.purpose:
+        case Purpose.SURVEY:
+            return [Surveyed(job.id, {m.trial.number: KEY for m in job.members}), Ended(job.id, Outcome.FINISHED)]
+        case Purpose.PROFILE:
+            return [Profiled(job.id, PROFILE), Ended(job.id, Outcome.FINISHED)]
+        case Purpose.TRAIN:
+            return [*reports(job), Ended(job.id, Outcome.FINISHED)]
+
+
+def failing(*numbers: int, outcome: Outcome = Outcome.RAISED, purpose: Purpose = Purpose.TRAIN) -> Script:
+    """Jobs of that purpose that hold one of these trials end badly before they have said anything."""
+
+    def script(job: Job) -> list[Event]:
+        if job.purpose is purpose and any(member.trial.number in numbers for member in job.members):
+            return [Ended(job.id, outcome, "as the script says")]
+        return well(job)
+
+    return script
+
+
+@dataclass
+class Scripted(Backend):
+    """Says of each job what the script does.
+
+    Args:
+        script: job to its events, `Ended` last.
+        at_once: everything there is to say in one poll, else one event a poll.
+        on_start: called with each job before it is taken.
+    """
+
+    script: Script
+    at_once: bool
+    on_start: Callable[[Job], None]
+    started: list[Job] = field(default_factory=list)
+    stopped: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._events: dict[str, list[Event]] = {}
+        self.polls = 0
+
+    def start(self, job: Job, device: Device) -> None:
+        self.on_start(job)
+        self.started.append(job)
+        self._events[job.id] = list(self.script(job))
+
+    def stop(self, job: str) -> None:
+        self.stopped.append(job)
+        if len(self._events[job]) > 1:  # else it is over, and only has to say so
+            self._events[job] = [Ended(job, Outcome.STOPPED)]
+
+    def suspend(self, job: str) -> Refusal | None:
+        raise NotImplementedError
+
+    def resume(self, job: str, device: Device) -> Refusal | None:
+        raise NotImplementedError
+
+    def resize(self, job: str, devices: Sequence[Device]) -> Refusal | None:
+        raise NotImplementedError
+
+    def poll(self, timeout: float) -> list[Event]:
+        self.polls += 1
+        assert self.polls < 2000, "the engine waits for something that never comes"
+        said = [events.pop(0) for events in self._events.values() if events]
+        while self.at_once and any(self._events.values()):
+            said += [events.pop(0) for events in self._events.values() if events]
+        return said
+
+    def close(self) -> None:
+        pass
+
+    def trained(self) -> list[list[Member]]:
+        return [list(job.members) for job in self.started if job.purpose is Purpose.TRAIN]
+
+
+@dataclass(frozen=True)
+class Refuse(Policy):
+    """Starts nothing."""
+
+    def plan(self, jobs: Sequence[JobView], cluster: Cluster, now: float) -> Plan:
+        waiting = [job for job in jobs if job.state is JobState.WAITING]
+        return Plan(refusals=tuple(Refusal(job.id, "it is not a good day") for job in waiting))
+
+
+class Stuck(Grid):
+    """Forgets what it has to do."""
+
+    def next_groups(self, free: int) -> list:  # type: ignore[type-arg]
+        return []
+
+
+def cluster(slots: int) -> Cluster:
+    return Cluster((Node("here", slots, tuple(Device(f"cpu:{i}", "cpu", 2**30) for i in range(slots))),))
+
+
+@dataclass
+class Stage:
+    """A study in a directory, to be run by one engine after another."""
+
+    directory: Path
+    make: Callable[[], Algorithm] = lambda: Hyperband(9, brackets=1)
+    space: Space = field(default_factory=lambda: Space({"x": uniform(0.0, 1.0)}))
+    slots: int = 1
+
+    def open(self) -> Journal:
+        if (self.directory / "journal.sqlite").exists():
+            return Journal.open(self.directory)
+        return Journal.create(self.directory, {"metric": "loss", "mode": "min"}, task=b"", algorithm=b"")
+
+    def engine(self, journal: Journal, backend: Backend, policy: Policy | None = None, retries: int = 2) -> Engine:
+        algorithm = self.make()
+        algorithm.bind(self.space, metric="loss", mode="min", seed=0, data_seed=0)
+        history = History(self.directory / "history.sqlite")
+        setting = Setting(cluster(self.slots), policy or Fifo(), backend, history, retries)
+        return Engine(journal, algorithm, setting, SilentProgress())
+
+    def run(self, backend: Backend, policy: Policy | None = None, retries: int = 2) -> None:
+        with closing(self.open()) as journal:
+            engine = self.engine(journal, backend, policy, retries)
+            engine.replay()
+            engine.run()
+
+    def outcome(self) -> list[tuple[object, ...]]:
+        with closing(self.open()) as journal:
+            return [(r.number, r.config, r.state, r.epoch, dict(r.metrics), dict(r.best)) for r in journal.trials()]
+
+    def jobs(self) -> list[tuple[str, str]]:
+        with closing(self.open()) as journal:
+            return [(str(job.purpose), job.outcome) for job in journal.jobs()]
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Stage:
+    return Stage(tmp_path / "study")
+
+
+def four(directory: Path, slots: int = 1) -> Stage:
+    """Four trials of two epochs."""
+    return Stage(directory, lambda: Grid(2), Space({"x": grid([1.0, 2.0, 3.0, 4.0])}), slots)
+
+
+def nothing(job: Job) -> None:
+    pass
+
+
+def die(job: Job) -> None:
+    raise Killed
+
+
+def backend(script: Script = well, at_once: bool = False, on_start: Callable[[Job], None] = nothing) -> Scripted:
+    return Scripted(script, at_once, on_start)
+
+
+@pytest.mark.parametrize("at_once", [False, True], ids=["event by event", "all at once"])
+def test_trials_climb_from_rung_to_rung_and_go_on_where_they_stopped(stage: Stage, at_once: bool) -> None:
+    carrier = backend(at_once=at_once)
+    stage.run(carrier)
+    assert [[(m.start, m.target) for m in job] for job in carrier.trained()] == [[(0, 1)] * 9, [(1, 3)] * 3, [(3, 9)]]
+    rows = stage.outcome()
+    best = min(rows, key=lambda row: row[1]["x"])  # type: ignore[index]
+    assert best[2:4] == (TrialState.COMPLETE, 9)
+    assert sorted(row[3] for row in rows) == [1] * 6 + [3] * 2 + [9]
+    assert stage.jobs() == [("survey", "finished"), ("profile", "finished")] + [("train", "finished")] * 3
+
+
+def test_a_job_is_in_the_journal_before_it_starts(stage: Stage) -> None:
+    seen: list[Purpose] = []
+
+    def look(job: Job) -> None:
+        (row,) = [row for row in journal.jobs() if row.id == job.id]
+        assert (row.ended, row.device, row.trials) == (None, "cpu:0", tuple(m.trial.number for m in job.members))
+        states = {row.state for row in journal.trials() if row.number in row_numbers(job)}
+        assert states == {TrialState.RUNNING if job.purpose is Purpose.TRAIN else TrialState.PENDING}
+        seen.append(job.purpose)
+
+    with closing(stage.open()) as journal:
+        stage.engine(journal, backend(on_start=look)).run()
+    assert seen == [Purpose.SURVEY, Purpose.PROFILE, Purpose.TRAIN, Purpose.TRAIN, Purpose.TRAIN]
+
+
+def row_numbers(job: Job) -> set[int]:
+    return {member.trial.number for member in job.members}
+
+
+@pytest.mark.parametrize("method", ["asked", "reported", "decided", "job_started", "job_ended", "waiting_reasons"])
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_kill_around_any_record_changes_nothing(
+    method: str, when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each engine dies at one call of the method more than the one before it, until one gets to the end."""
+    undisturbed = Stage(tmp_path / "undisturbed")
+    undisturbed.run(backend())
+    stage = Stage(tmp_path / "study")
+    original = getattr(Journal, method)
+    kills = 0
+    for survived in range(100):
+        left = survived % 7
+
+        def mortal(journal: Journal, *arguments: object, **named: object) -> object:
+            nonlocal left
+            left -= 1
+            if left < 0 and when == "before":
+                raise Killed
+            result = original(journal, *arguments, **named)
+            if left < 0:
+                raise Killed
+            return result
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Journal, method, mortal)
+            try:
+                stage.run(backend())
+            except Killed:
+                kills += 1
+            else:
+                break
+    assert kills > 0
+    assert stage.outcome() == undisturbed.outcome()
+
+
+def test_a_kill_between_the_record_and_the_start_of_a_job_loses_no_trial(tmp_path: Path) -> None:
+    undisturbed = Stage(tmp_path / "undisturbed")
+    undisturbed.run(backend())
+    stage = Stage(tmp_path / "study")
+    killed: set[Purpose] = set()
+
+    def die_once(job: Job) -> None:
+        if job.purpose not in killed:
+            killed.add(job.purpose)
+            raise Killed
+
+    for _ in Purpose:
+        with pytest.raises(Killed):
+            stage.run(backend(on_start=die_once))
+    stage.run(backend(on_start=die_once))
+    assert stage.outcome() == undisturbed.outcome()
+    assert [outcome for _, outcome in stage.jobs()].count("lost") == len(Purpose)
+
+
+@pytest.mark.parametrize("retries", [0, 1, 2])
+def test_who_fails_in_company_gets_its_tries_alone(retries: int, tmp_path: Path) -> None:
+    stage, carrier = four(tmp_path / "study"), backend(failing(2))
+    stage.run(carrier, retries=retries)
+    jobs = [[member.trial.number for member in job] for job in carrier.trained()]
+    assert jobs[0] == [0, 1, 2, 3]
+    assert sorted(jobs[1:]) == [[0], [1]] + [[2]] * max(1, retries) + [[3]]
+    assert [row[2] for row in stage.outcome()] == [TrialState.COMPLETE] * 2 + [TrialState.FAILED, TrialState.COMPLETE]
+    with closing(stage.open()) as journal:
+        row = journal.trials()[2]
+        assert (row.failures, row.epoch) == (max(1, retries) + 1, 0)
+        assert row.reason == f"raised after {max(1, retries)} retries: as the script says"
+
+
+def test_a_trial_that_was_well_alone_is_in_company_again_when_promoted(stage: Stage) -> None:
+    first = True
+
+    def fails_once(job: Job) -> Sequence[Event]:
+        nonlocal first
+        if job.purpose is Purpose.TRAIN and first:
+            first = False
+            return [Ended(job.id, Outcome.CRASHED, "once")]
+        return well(job)
+
+    carrier = backend(fails_once)
+    stage.run(carrier)
+    assert [len(job) for job in carrier.trained()] == [9] + [1] * 9 + [3, 1]
+
+
+def test_a_key_that_cannot_be_measured_is_not_measured_again_and_not_fused(tmp_path: Path) -> None:
+    stage, carrier = four(tmp_path / "study"), backend(failing(0, purpose=Purpose.PROFILE))
+    stage.run(carrier)
+    assert [purpose for purpose, _ in stage.jobs()].count("profile") == 1
+    assert [len(job) for job in carrier.trained()] == [1] * 4
+    assert {row[2] for row in stage.outcome()} == {TrialState.COMPLETE}
+
+
+def test_trials_that_cannot_be_looked_at_are_trained_alone_without_a_measurement(tmp_path: Path) -> None:
+    stage, carrier = four(tmp_path / "study"), backend(failing(0, outcome=Outcome.CRASHED, purpose=Purpose.SURVEY))
+    stage.run(carrier)
+    assert [purpose for purpose, _ in stage.jobs()] == ["survey"] + ["train"] * 4
+    assert {row[2] for row in stage.outcome()} == {TrialState.COMPLETE}
+
+
+def test_what_a_policy_refuses_for_good_fails_with_its_reason(tmp_path: Path) -> None:
+    stage = four(tmp_path / "study")
+    stage.run(backend(), Refuse())
+    with closing(stage.open()) as journal:
+        assert [(row.state, row.reason) for row in journal.trials()] == [
+            (TrialState.FAILED, "it is not a good day")
+        ] * 4
+
+
+def test_an_algorithm_that_neither_proposes_nor_ends_is_a_fault(tmp_path: Path) -> None:
+    stage = Stage(tmp_path / "study", lambda: Stuck(2), Space({"x": grid([1.0])}))
+    with pytest.raises(AlgorithmError, match="neither proposes trials nor has finished"):
+        stage.run(backend())
+
+
+def test_an_interrupt_stops_the_jobs_and_keeps_the_trials(tmp_path: Path) -> None:
+    stage = four(tmp_path / "study")
+    carrier = backend(lambda job: (engine.interrupt() if job.purpose is Purpose.TRAIN else None) or well(job))
+    with closing(stage.open()) as journal:
+        engine = stage.engine(journal, carrier)
+        with pytest.raises(StudyInterrupted, match="everything is saved in"):
+            engine.run()
+        assert {row.state for row in journal.trials()} == {TrialState.PENDING}
+        assert {row.failures for row in journal.trials()} == {0}
+    assert carrier.stopped == [carrier.started[-1].id]
+    assert stage.jobs()[-1] == ("train", "stopped")
+    stage.run(backend())
+    assert {row[2] for row in stage.outcome()} == {TrialState.COMPLETE}
+
+
+@pytest.mark.parametrize(
+    ("outcome", "error"), [(Outcome.REJECTED, TaskError), (Outcome.STORAGE_FULL, StorageFullError)]
+)
+@pytest.mark.parametrize("purpose", list(Purpose))
+def test_what_every_job_would_have_too_ends_the_study_whoever_says_it(
+    outcome: Outcome, error: type[ShoalError], purpose: Purpose, tmp_path: Path
+) -> None:
+    """Both devices say it in one poll."""
+    stage = four(tmp_path / "study", slots=2)
+    with pytest.raises(error, match="as the script says"):
+        stage.run(backend(failing(*range(4), outcome=outcome, purpose=purpose), at_once=True))
+    assert {row[2] for row in stage.outcome()} == {TrialState.PENDING}
+    stage.run(backend())
+    assert {row[2] for row in stage.outcome()} == {TrialState.COMPLETE}
+
+
+def test_a_back_end_that_cannot_start_a_job_ends_the_study_and_not_the_others(tmp_path: Path) -> None:
+    stage = four(tmp_path / "study", slots=2)
+    taken: list[str] = []
+
+    def one_only(job: Job) -> None:
+        if taken:
+            raise BackendError("no more processes")
+        taken.append(job.id)
+
+    carrier = backend(on_start=one_only)
+    with pytest.raises(BackendError, match="no more processes"):
+        stage.run(carrier)
+    assert carrier.stopped == taken
+    stage.run(backend())
+    assert {row[2] for row in stage.outcome()} == {TrialState.COMPLETE}
+
+
+def test_the_study_ends_when_its_jobs_have_and_hears_their_last_words(tmp_path: Path) -> None:
+    better = Profile({1: 1e-3, 16: 2e-3}, 10, 1, base_memory=0, member_memory=1, compute=0.5, cores=1.0)
+
+    def with_finding(job: Job) -> Sequence[Event]:
+        *said, ended = well(job)
+        return [*said, Profiled(job.id, better), ended] if job.purpose is Purpose.TRAIN else [*said, ended]
+
+    stage = four(tmp_path / "study")
+    carrier = backend(with_finding)
+    carrier.stop = lambda job: carrier.stopped.append(job)  # type: ignore[method-assign]
+    stage.run(carrier)
+    assert stage.jobs()[-1] == ("train", "finished")
+    history = History(stage.directory / "history.sqlite")
+    assert history.get(KEY.structure, KEY.data, KEY.batch_size, "cpu") == better
+
+
+def test_a_trial_that_fails_by_itself_leaves_its_company_alone(tmp_path: Path) -> None:
+    def one_is_nan(job: Job) -> Sequence[Event]:
+        said = list(well(job))
+        if job.purpose is Purpose.TRAIN:
+            failed = Report(1, 1, {"loss": float("nan")}, 1.0, TrialState.FAILED, "loss is not finite at step 3")
+            said = [e for e in said if not (isinstance(e, Reported) and e.reports[0].trial == 1)]
+            said.insert(0, Reported(job.id, (failed,)))
+        return said
+
+    stage, carrier = four(tmp_path / "study"), backend(one_is_nan)
+    stage.run(carrier)
+    assert len(carrier.trained()) == 1
+    assert [str(row[2]) for row in stage.outcome()] == ["complete", "failed", "complete", "complete"]
+
+
+@pytest.mark.parametrize("slots", [1, 2, 4])
+def test_surveys_are_shared_by_idle_devices(slots: int, tmp_path: Path) -> None:
+    stage, carrier = four(tmp_path / "study", slots), backend()
+    stage.run(carrier)
+    surveys = [job for job in carrier.started if job.purpose is Purpose.SURVEY]
+    assert len(surveys) == slots
+    assert sorted(number for job in surveys for number in row_numbers(job)) == [0, 1, 2, 3]
+
+
+def test_an_engine_that_proposes_other_trials_than_were_recorded_says_so(stage: Stage) -> None:
+    with pytest.raises(Killed):
+        stage.run(backend(on_start=die))
+    other = Stage(stage.directory, lambda: Hyperband(27))
+    with pytest.raises(ShoalError, match="proposes other trials than it did"):
+        other.run(backend())

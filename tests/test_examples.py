@@ -1,0 +1,25 @@
+"""The examples run as they stand and say what they promise."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+
+
+@pytest.mark.slow
+def test_digits(tmp_path):
+    environment = {**os.environ, "SHOAL_CACHE": str(tmp_path / "cache")}
+    command = [sys.executable, "-W", "error", EXAMPLES / "digits.py"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    best = re.search(r"Best: accuracy (\d\.\d+) by trial", done.stdout)
+    assert best is not None
+    assert float(best.group(1)) > 0.95
+    assert re.search(r"Shoal: \d+\.\d s for \d+ trials", done.stdout)
+    assert re.search(r"A plain loop: about \d+\.\d s", done.stdout)
+    assert "a sample of 8 trials" in done.stdout
