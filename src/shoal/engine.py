@@ -173,21 +173,20 @@ class Engine:
         )
 
     def _place(self) -> None:
-        """Fuse and place what waits; note why the rest does."""
+        """Fuse and place what waits, once all of it has been looked at; note why the rest does."""
         waiting = self._waiting()
-        known = [(x.member, self._keys[x.trial.number]) for x in waiting if x.trial.number in self._keys]
+        if any(x.trial.number not in self._keys for x in waiting):
+            self._journal.waiting_reasons({x.trial.number: "its model has to be looked at first" for x in waiting})
+            return
         placement = self._planner.plan(
-            known,
+            [(x.member, self._keys[x.trial.number]) for x in waiting],
             list(self._running.values()),
             self._setting.cluster,
             time.monotonic(),
             alone={x.trial.number for x in waiting if x.alone},
             unmeasurable=self._unmeasurable,
         )
-        reasons = {x.trial.number: "its model has to be looked at first" for x in waiting}
-        for member, _ in known:
-            del reasons[member.trial.number]
-        self._journal.waiting_reasons({**reasons, **placement.refusals})
+        self._journal.waiting_reasons(placement.refusals)
         self._start(placement.starts)
 
     def _start(self, starts: Iterable[tuple[Job, Device]]) -> None:
