@@ -10,7 +10,7 @@ READY := $(VENV)/.ready
 demo: $(READY)  ## search hyper-parameters of two models on handwritten digits
 	$(BIN)/shoal run examples/digits.py
 
-test: lint types tests benchmarks-quick  ## everything CI checks
+test: lint types benchmarks-quick tests  ## everything CI checks
 
 lint: $(READY)
 	$(BIN)/ruff format --check .
@@ -24,6 +24,7 @@ tests: $(READY)
 
 benchmarks-quick: $(READY)
 	$(BIN)/python benchmarks/search_vs_peers.py --quick
+	$(BIN)/python benchmarks/chaos.py --quick
 
 format: $(READY)
 	$(BIN)/ruff format .

@@ -51,7 +51,11 @@ class Task(ABC):
         return None
 
     def metrics(self, model: nn.Module, batch: Any) -> Mapping[str, Tensor]:
-        """Scalars by name, each a mean over a validation batch. Called without gradients, the model evaluating."""
+        """Scalars by name, each a mean over a validation batch.
+
+        Called without gradients, the model evaluating. A forward pass that `loss` made on the same tensors is not
+        computed again.
+        """
         return {}
 
     def batch_size(self, config: Config) -> int:

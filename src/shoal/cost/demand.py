@@ -34,13 +34,13 @@ class Profile:
     """What a short run of one structure showed on one kind of device.
 
     Args:
-        step_seconds: members trained together (B) -> median seconds of one training step of all B.
+        step_seconds: members trained together (B) -> least seconds of one training step of all B.
         epoch_steps: training steps of one epoch.
         validation_steps: validation steps of one epoch.
         base_memory: bytes the process holds before any member.
         member_memory: bytes each member adds at the peak of a step.
         compute: fraction of the device in use while it ran.
-        cores: CPU seconds per second of wall time.
+        cores: CPU seconds per second of wall time, but for that in which other programs had the core.
         compiled_step_seconds: as `step_seconds`, of compiled steps; of the sizes that were ever compiled.
         compile_seconds: what compiling took when it was last done; 0 if it never was.
     """

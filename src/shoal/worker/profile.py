@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterator
 from itertools import chain, cycle, islice
-from statistics import median
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -40,15 +40,16 @@ def measure(task: Task, sets: DataSets, array: Array, device: torch.device) -> P
     base = _memory(device, peak=False)
     steppers = {members: _stepper(task, array, members, device) for members in SIZES}
     seconds: dict[int, list[float]] = {members: [] for members in SIZES}
-    cpu, wall = time.process_time(), time.perf_counter()
+    began = _times()
     for tick, batch in enumerate(_batches(train, array)):
         for members, stepper in steppers.items():
             seconds[members].append(_timed(stepper.train_step, batch, tick, device))
-    cores = (time.process_time() - cpu) / (time.perf_counter() - wall)
+    cpu, wall, delayed = (end - start for end, start in zip(_times(), began, strict=True))
+    cores = cpu / max(wall - delayed, cpu / torch.get_num_threads())
     grown = max(_memory(device, peak=True) - base, 0) // max(SIZES)
     tensors = [*steppers[1].learners[0].model.parameters(), *steppers[1].learners[0].model.buffers()]
     return Profile(
-        step_seconds={members: median(times[1:]) for members, times in seconds.items()},
+        step_seconds={members: min(times[1:]) for members, times in seconds.items()},
         epoch_steps=train.steps(size),
         validation_steps=valid.steps(size),
         base_memory=base,
@@ -80,6 +81,15 @@ def _timed(step: Any, batch: Any, tick: int, device: torch.device) -> float:
 def _wait(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+
+
+def _times() -> tuple[float, float, float]:
+    """CPU and wall seconds, and those the process wanted to run but other programs had the core (known on Linux)."""
+    try:
+        delayed = int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
+    except OSError:
+        delayed = 0.0
+    return time.process_time(), time.perf_counter(), delayed
 
 
 def _memory(device: torch.device, peak: bool) -> int:

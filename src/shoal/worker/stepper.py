@@ -17,6 +17,7 @@ from shoal.task import Task
 from shoal.trial import derive_seed
 from shoal.worker.learner import Learner, reseed
 from shoal.worker.pace import Pace
+from shoal.worker.remember import remembered
 
 __all__ = ["ApartStepper", "FusedStepper", "SerialStepper", "Stepper", "make_stepper"]
 
@@ -97,7 +98,8 @@ class FusedStepper(Stepper):
         return [{name: values[b] for name, values in columns.items()} for b in range(len(self.learners))]
 
     def _measure(self, model: nn.Module, batch: Any) -> dict[str, Any]:
-        return {"valid_loss": self._loss(model, batch), **self._task.metrics(model, batch)}
+        with remembered(model):
+            return {"valid_loss": self._loss(model, batch), **self._task.metrics(model, batch)}
 
 
 class SerialStepper(Stepper):
@@ -129,8 +131,9 @@ class SerialStepper(Stepper):
                 size = _size(batch)
                 for learner, total in zip(self.learners, totals, strict=True):
                     reseed(derive_seed(learner.trial.seed, "step", -number), self._device)
-                    values = {"valid_loss": self._task.loss(learner.model, batch)}
-                    values.update(self._task.metrics(learner.model, batch))
+                    with remembered(learner.model):
+                        values = {"valid_loss": self._task.loss(learner.model, batch)}
+                        values.update(self._task.metrics(learner.model, batch))
                     for name, value in values.items():
                         _check_scalar(name, torch.as_tensor(value), 0)
                         total[name] = total.get(name, 0.0) + float(value) * size
