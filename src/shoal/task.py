@@ -27,7 +27,8 @@ class Task(ABC):
 
     Every process that needs the data calls `data`, with all random generators seeded alike. Batches are what
     `torch.utils.data.default_collate` makes of samples, on the trial's device. The task is pickled (by cloudpickle):
-    keep data sets out of its attributes and load them in `data`.
+    keep data sets out of its attributes and load them in `data`. One object serves many trials: what a method puts on
+    `self` is seen by all of them.
     """
 
     @abstractmethod
@@ -65,8 +66,11 @@ class Task(ABC):
 
     def step(self, model: nn.Module, batch: Any, optimizer: Optimizer) -> Tensor:
         """One training step; returns the loss. Trials of a task that overrides it are trained one after another."""
-        optimizer.zero_grad()
-        loss = self.loss(model, batch)
-        loss.backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-        return loss
+
+        def closure() -> Tensor:
+            optimizer.zero_grad()
+            loss = self.loss(model, batch)
+            loss.backward()  # type: ignore[no-untyped-call]
+            return loss
+
+        return optimizer.step(closure)  # type: ignore[arg-type,return-value]

@@ -14,11 +14,11 @@ from torch.utils import _pytree as pytree
 from shoal.errors import FusionError
 from shoal.fuse.intercept import MemberFunctions
 from shoal.fuse.join import join, spread
-from shoal.fuse.randomness import Randomness, member_keys, randomness
+from shoal.fuse.randomness import Randomness, member_keys, other_generators, randomness
 from shoal.fuse.rows import rows
 from shoal.fuse.slots import Slot, find_slots, tensors_within
 from shoal.fuse.stacked import NeedsMemberError, Stacked, events
-from shoal.fuse.structure import entries, mismatch
+from shoal.fuse.structure import entries, mismatch, obstacle
 
 __all__ = ["ModelArray", "concat", "fuse"]
 
@@ -48,7 +48,7 @@ class ModelArray(nn.Module):
         self.tick = 0
         """Number of the next call; members' random numbers depend on it and on their seeds alone."""
         self._single: set[Any] = set()
-        self._proven: set[Any] = set()
+        self._left = False
         self.stacked = nn.Module()
         self.__dict__["_stage"] = _shallow_copy(members[0])
         self.__dict__["_slots"] = find_slots(self._stage, members)
@@ -77,27 +77,25 @@ class ModelArray(nn.Module):
         Returns:
             What `fn` returns, each tensor or number as a tensor with a leading axis B.
         """
+        if self._left:
+            raise FusionError("the members have left this array by `select` or `concat`; use the array that came of it")
         tick, self.tick = self.tick, self.tick + 1
         keys = partial(member_keys, self.seeds, tick)
         key = (_code(fn), self.training)
-        if len(self) == 1 or key in self._single:
+        if len(self) == 1 or key in self._single or _ALL in self._single:
             return self._each(fn, keys, batch)
-        before = None if key in self._proven else [buffer.clone() for buffer in self.stacked.buffers()]
-        asked, bypassed = events.agreements, events.bypasses
+        before = [buffer.clone() for buffer in self.stacked.buffers()]
+        bypassed = events.bypasses
         try:
             with self.open(keys) as model:
                 result = fn(model, *batch)
-            result = pytree.tree_map(lambda value: spread(value, len(self)), result)
+            return pytree.tree_map(lambda value: spread(value, len(self)), result)
         except (NeedsMemberError, RuntimeError) as reason:
             if not isinstance(reason, NeedsMemberError) and events.bypasses == bypassed:
                 raise
-            if before is None:
-                raise FusionError(f"{fn} ran for all members before and now needs them apart: {reason}") from reason
-            _log.warning("%s runs member by member: %s", getattr(fn, "__qualname__", fn), reason)
-        else:
-            if events.agreements == asked:  # the members will never be found to disagree
-                self._proven.add(key)
-            return result
+            if key not in _said:
+                _said.add(key)
+                _log.warning("%s runs member by member: %s", getattr(fn, "__qualname__", fn), reason)
         for buffer, saved in zip(self.stacked.buffers(), before, strict=True):
             buffer.detach().copy_(saved)
         self._single.add(key)
@@ -126,9 +124,17 @@ class ModelArray(nn.Module):
         return list(self.members)
 
     def select(self, indices: Sequence[int]) -> "ModelArray":
-        """A new array of some members, in the order given. The members leave this one, which is to be dropped."""
+        """A new array of some members, in the order given. All members leave this one, which is of no use any more.
+
+        Raises:
+            FusionError: no indices, one that is no member's, or one given twice.
+        """
+        wrong = [i for i in indices if isinstance(i, bool) or i not in range(len(self))]
+        if wrong or not indices or len(set(indices)) < len(indices):
+            raise FusionError(f"`indices` must name some of {len(self)} members, each once, got {list(indices)}")
         array = ModelArray([self.members[i] for i in indices], [self.seeds[i] for i in indices])
         array.tick = self.tick
+        self._left = True
         return array
 
     def train(self, mode: bool = True) -> "ModelArray":
@@ -163,7 +169,11 @@ class ModelArray(nn.Module):
         slots = [slot for slot in self._slots if slot.registered]
         columns = [rows(slot.data) for slot in slots]
         results = []
+        restore = other_generators()
+        attributes = _attributes(self.members[0])
         for b, member in enumerate(self.members):
+            if b:
+                restore()
             mine = pytree.tree_map_only(Tensor, partial(_own, b=b, alone=len(self) == 1), batch)
             for slot, row in zip(slots, columns, strict=True):
                 slot.put(b + 1, row[b])
@@ -176,6 +186,8 @@ class ModelArray(nn.Module):
             finally:
                 for slot in slots:
                     slot.put(b + 1, slot.own[b])
+        if len(self) > 1 and any(v is not attributes.get(k) for k, v in _attributes(self.members[0]).items()):
+            self._single.add(_ALL)  # the members keep state that the stage does not have
         return join(results)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "ModelArray":
@@ -191,6 +203,11 @@ class ModelArray(nn.Module):
                 own.data = row
 
 
+_ALL = "every function"
+_said: set[Any] = set()
+"""Functions whose reason to run member by member was logged."""
+
+
 def fuse(models: Sequence[nn.Module], seeds: Sequence[int] | None = None) -> ModelArray:
     """Make one array of models of equal structure; they may differ in values and in float attributes.
 
@@ -201,9 +218,14 @@ def fuse(models: Sequence[nn.Module], seeds: Sequence[int] | None = None) -> Mod
     Raises:
         FusionError: no models, the same model twice, or models that differ: names the member and the module path.
     """
+    if isinstance(models, nn.Module) or not all(isinstance(model, nn.Module) for model in models):
+        raise FusionError(f"`models` must be a list of torch.nn.Module, got {models!r}")
     models = list(models)
     if not models:
         raise FusionError("cannot fuse an empty list of models")
+    for b, model in enumerate(models):
+        if not_fusible := obstacle(model, alone=len(models) == 1):
+            raise FusionError(f"member {b}: {not_fusible}")
     owners: dict[int, int] = {}
     for b, model in enumerate(models):
         for name, tensor in (*model.named_parameters(), *model.named_buffers()):
@@ -238,6 +260,8 @@ def concat(arrays: Sequence[ModelArray]) -> ModelArray:
         raise FusionError(f"arrays that have been called {sorted(ticks)} times cannot be joined: random numbers differ")
     joined = fuse([m for array in arrays for m in array.members], [s for array in arrays for s in array.seeds])
     joined.tick = ticks.pop()
+    for array in arrays:
+        array._left = True
     return joined
 
 
@@ -260,6 +284,16 @@ def _code(fn: Any) -> Any:
 
 def _key(keys: Callable[[], Tensor], b: int) -> Tensor:
     return keys()[b : b + 1]
+
+
+def _attributes(model: nn.Module) -> dict[tuple[int, str], Any]:
+    """What user code has put on the modules of a model, but for tensors, which have slots."""
+    return {
+        (id(module), name): value
+        for module in model.modules()
+        for name, value in vars(module).items()
+        if name not in ("_parameters", "_buffers", "_modules", "training") and not isinstance(value, Tensor)
+    }
 
 
 def _own(value: Tensor, b: int, alone: bool) -> Tensor:

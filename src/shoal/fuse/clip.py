@@ -33,9 +33,15 @@ def clip_grad_norm_(
         FusionError: `max_norm` has neither one value nor one for each member.
         RuntimeError: a norm is not finite, and `error_if_nonfinite` is set; names the members.
     """
+    if not isinstance(array, ModelArray):
+        raise FusionError(
+            f"`array` must be what `fuse` made, got {type(array).__name__}; for one model there is torch.nn.utils"
+        )
     limits = torch.as_tensor(max_norm, dtype=torch.float64)
     if limits.shape not in ((), (len(array),)):
         raise FusionError(f"`max_norm` must be one number or {len(array)}, got shape {tuple(limits.shape)}")
+    if not bool((limits >= 0).all()):
+        raise FusionError(f"`max_norm` must not be negative, got {max_norm}")
     grads = [param.grad for param in array.parameters() if param.grad is not None]
     if not grads:
         return torch.zeros(len(array))

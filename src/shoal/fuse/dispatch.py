@@ -107,7 +107,8 @@ def loop(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], seeded: bool 
         [leaf.whole[b] for b in range(members)] if in_place and isinstance(leaf, Stacked) else each(leaf, members)
         for leaf in leaves
     ]
-    calls = [pytree.tree_unflatten(list(values), spec) for values in zip(*columns, strict=True)]
+    rows = zip(*columns, strict=True) if columns else [()] * members
+    calls = [pytree.tree_unflatten(list(values), spec) for values in rows]
     if not seeded and not draws(func, args, kwargs):
         return stack([func(*own_args, **own_kwargs) for own_args, own_kwargs in calls])
     devices = sorted({leaf.device.index for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_cuda})

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import Any, Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import CheckpointFunction
@@ -46,6 +46,8 @@ class MemberFunctions(TorchFunctionMode):
         """Every torch function comes through here, with or without tensors."""
         kwargs = kwargs or {}
         if Stacked not in types:
+            if func is Tensor.__deepcopy__ and not args[0].is_leaf:
+                return _new_leaf(*args)
             if draws(func, args, kwargs):
                 return self._draw(func, args, kwargs)
             if not self._alone and func in _ASKS_FOR_GRADIENT and args[1:] in ((), (True,)):
@@ -78,6 +80,12 @@ def _plain(result: Any) -> Any:
     if source is None or not source.alone:
         return result
     return pytree.tree_map_only(Stacked, lambda x: x.whole[0], result)
+
+
+def _new_leaf(x: Tensor, memo: dict[int, Any]) -> Tensor:
+    """A copy of what is a parameter to user code, and to autograd a row of the stacked one."""
+    memo[id(x)] = copied = nn.Parameter(x.detach().clone(), x.requires_grad)
+    return copied
 
 
 def _refuse(cls: Any, *args: Any) -> Any:

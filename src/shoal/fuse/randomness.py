@@ -6,10 +6,12 @@ who shares the array, on the dtype or on the device, costs six passes over int32
 function runs member by member with torch's default generators seeded by the same key; see `shoal.fuse.draws`.
 """
 
+import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 
+import numpy as np
 import torch
 import torch.utils.checkpoint
 from torch import Tensor
@@ -17,7 +19,7 @@ from torch.utils._python_dispatch import _disable_current_modes, _get_current_di
 
 from shoal.errors import FusionError
 
-__all__ = ["Randomness", "active", "current", "keep_mask", "member_keys", "randomness"]
+__all__ = ["Randomness", "active", "current", "keep_mask", "member_keys", "other_generators", "randomness"]
 
 _GOLDEN = -7046029254386353131  # 2**64 / golden ratio, as int64
 _MULTIPLY = (-2048144789, -1028477387)  # murmur3's finalizer, as int32
@@ -85,6 +87,20 @@ def active() -> Randomness | None:
 def current(members: int) -> Randomness:
     """The source in use, or, outside of any, a new one from torch's default generator."""
     return active() or Randomness(torch.randint(0, 2**62, (members,)))
+
+
+def other_generators() -> Callable[[], None]:
+    """Bring Python's and NumPy's generators back to where they are now: they know no members.
+
+    Called before each of several members runs, it lets each draw what it would draw alone.
+    """
+    python, numpy = random.getstate(), np.random.get_state()
+
+    def restore() -> None:
+        random.setstate(python)
+        np.random.set_state(numpy)
+
+    return restore
 
 
 def keep_mask(keys: Tensor, shape: Sequence[int], drop: Tensor | float, device: torch.device) -> Tensor:

@@ -82,9 +82,9 @@ class Slot:
 
     def keep_row(self, b: int, row: Tensor) -> None:
         """The same for member b, in whose place a row of the stacked tensor stood."""
-        value = self.found(b + 1)
-        if isinstance(value, Tensor) and value is not row:
-            _copy(self.path, row, value)
+        value, stacked = self.found(b + 1), self.data.detach()[b]
+        if isinstance(value, Tensor) and (value is not row or value.data_ptr() != stacked.data_ptr()):
+            _copy(self.path, stacked, value)
 
 
 def _copy(path: str, target: Tensor, value: Tensor) -> None:

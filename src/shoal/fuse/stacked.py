@@ -71,7 +71,9 @@ class Stacked(Tensor):
         return f"Stacked(members={len(self.whole)}, shape={tuple(self.whole.shape[1:])}, dtype={self.whole.dtype})"
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Stacked":
-        return Stacked(self.whole.clone(), self.numbers)
+        copied = Stacked(self.whole.detach().clone().requires_grad_(self.whole.requires_grad), self.numbers)
+        memo[id(self)] = copied
+        return copied
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise TypeError("a stacked tensor exists only while its array runs and cannot be pickled")
@@ -114,11 +116,9 @@ class Events:
     """What has happened so far in functions of stacked tensors.
 
     Args:
-        agreements: user code went on with a plain value that the members need not have agreed on.
         bypasses: code outside of Python met a stacked tensor; it may hide the error in one of its own.
     """
 
-    agreements: int = 0
     bypasses: int = 0
 
 
@@ -134,7 +134,6 @@ def agree(values: list[Any]) -> Any:
     first, *others = values
     if any(type(value) is not type(first) or value != first for value in others):
         raise NeedsMemberError(f"a plain value is asked for, and the members hold {first!r} and others")
-    events.agreements += 1
     return first
 
 

@@ -8,16 +8,19 @@ of a configuration object it holds (a dropout rate, an eps), are left open: memb
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum
-from types import BuiltinFunctionType, FunctionType, MethodType
+from types import BuiltinFunctionType, CellType, FunctionType, MethodType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-__all__ = ["Entry", "digest", "entries", "mismatch"]
+__all__ = ["Entry", "digest", "entries", "mismatch", "obstacle"]
 
 Entry = tuple[str, str]
 """A path such as "layers.0.weight" and what stands there."""
+
+_EMPTY_CELL = CellType()
+"""Of a variable that is not assigned yet."""
 
 _OWN = {"_parameters", "_buffers", "_modules", "_non_persistent_buffers_set", "_version"}
 """Attributes of every module that are written down in a form of their own, or mean nothing."""
@@ -27,6 +30,40 @@ def entries(model: nn.Module) -> list[Entry]:
     """Write down a model's structure."""
     first_path: dict[int, str] = {}
     return [entry for path, module in model.named_modules() for entry in _module(path, module, first_path)]
+
+
+def obstacle(model: nn.Module, alone: bool) -> str | None:
+    """Why a model cannot be a member of an array, in words, or None.
+
+    Args:
+        model: the candidate.
+        alone: in an array of its own it runs as itself, so what its functions hold is no obstacle.
+    """
+    for path, parameter in model.named_parameters():
+        if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
+            return f"the parameter {path!r} has a hook, which would not see its own gradient; train this model alone"
+    parts = {id(part) for part in (*model.modules(), *model.parameters(), *model.buffers())}
+    for path, module in model.named_modules():
+        for name, value in () if alone else vars(module).items():
+            if any(parts & set(map(id, held)) for held in _closed_over(value)):
+                return (
+                    f"{_join(path, name)!r} holds a function that closes over a part of the model, and so would be of "
+                    "one member for all; make it a method or a functools.partial"
+                )
+    return None
+
+
+def _closed_over(value: Any) -> Iterator[list[Any]]:
+    """The objects that the functions in an attribute hold."""
+    if isinstance(value, FunctionType):
+        yield [cell.cell_contents for cell in value.__closure__ or () if cell != _EMPTY_CELL]
+        yield list(value.__defaults__ or ())
+    elif isinstance(value, Mapping):
+        for inner in value.values():
+            yield from _closed_over(inner)
+    elif isinstance(value, (list, tuple)):
+        for inner in value:
+            yield from _closed_over(inner)
 
 
 def digest(parts: Iterable[Any]) -> str:

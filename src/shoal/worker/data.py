@@ -1,11 +1,9 @@
 """Data sets as batches on a device: one copy for all trials that read the same of their config."""
 
 import math
-import random
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
@@ -67,21 +65,20 @@ class Batches:
             batch_size: of all batches but perhaps the last.
             order: indices of the samples, int64 [samples]; as they are by default.
             first: number of the first batch to give; those before are skipped unread.
-            seed: generators are seeded with it plus the batch's number before each is fetched, so that what a data set
-                draws does not depend on what was drawn before, by whomever.
+            seed: the generators of Python, NumPy and torch are seeded with it plus the batch's number before each is
+                fetched, so that what data sets and user code draw does not depend on what was drawn before.
         """
         if order is not None and self._resident is not None:
             order = order.to(self._device)
         for number in range(first, self.steps(batch_size)):
-            if seed is not None and self._resident is None:
-                _seed_all(seed + number, self._device)
-            elif seed is not None:
+            if seed is not None:
                 reseed(seed + number, self._device)
             yield self._batch(slice(number * batch_size, (number + 1) * batch_size), order)
 
     def _batch(self, part: slice, order: Tensor | None) -> Any:
         if self._resident is not None:
-            return [t[part] if order is None else t.index_select(0, order[part]) for t in self._resident]
+            # A batch is its user's own: what is done to it in place must not reach the data.
+            return [t[part].clone() if order is None else t.index_select(0, order[part]) for t in self._resident]
         indices = range(self.samples)[part] if order is None else order[part].tolist()
         return pytree.tree_map(self._move, default_collate([self._dataset[i] for i in indices]))
 
@@ -112,17 +109,10 @@ class DataSets:
             if all(config.get(key) == value for key, value in entry[0].items()):
                 return entry
         reading = ReadConfig(config)
-        _seed_all(0, self._device)  # a random split is the same one in every process, and after a resume
+        reseed(0, self._device)  # a random split is the same one in every process, and after a resume
         sets = self._task.data(reading)
         if not isinstance(sets, (tuple, list)) or len(sets) != 2:
             raise TaskError(f"the task's `data` must return a training and a validation set, got {type(sets).__name__}")
         batches = (Batches(sets[0], self._device, "training"), Batches(sets[1], self._device, "validation"))
         self._known.append((reading.read(), batches))
         return self._known[-1]
-
-
-def _seed_all(seed: int, device: torch.device) -> None:
-    """Seed the generators of Python, NumPy and torch."""
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
-    reseed(seed, device)

@@ -1,9 +1,11 @@
 """A trial as a worker holds it: the user's model, optimizer and scheduler, and how far they have come."""
 
+import random
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.optim import Optimizer
@@ -91,7 +93,10 @@ def build(task: Task, member: Member, device: torch.device) -> Learner:
     torch.manual_seed(member.trial.seed)
     model = checked("model", task.model(config), nn.Module).to(device)
     optimizer = checked("optimizer", task.optimizer(model, config), Optimizer)
-    return Learner(member, model, optimizer, task.scheduler(optimizer, config), device)
+    scheduler = task.scheduler(optimizer, config)
+    if scheduler is not None and not callable(getattr(scheduler, "step", None)):
+        raise TaskError(f"the task's `scheduler` must return a torch LR scheduler or None, got {scheduler!r}")
+    return Learner(member, model, optimizer, scheduler, device)
 
 
 def batch_size(task: Task, config: Config) -> int:
@@ -107,7 +112,12 @@ def batch_size(task: Task, config: Config) -> int:
 
 
 def reseed(seed: int, device: torch.device) -> None:
-    """Seed the generators that user code draws from; as `torch.manual_seed`, which takes half a millisecond for it."""
+    """Seed the generators of Python, NumPy and torch, which user code draws from.
+
+    `torch.manual_seed` does the same for torch, and takes half a millisecond for it.
+    """
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":
         torch.cuda.manual_seed(seed)
@@ -120,5 +130,9 @@ def checked(method: str, value: Any, kind: type) -> Any:
         TaskError: it is not of the kind it should be.
     """
     if not isinstance(value, kind) or isinstance(value, bool):
-        raise TaskError(f"the task's `{method}` must return {kind.__module__}.{kind.__name__}, got {value!r}")
+        raise TaskError(f"the task's `{method}` must return {_name(kind)}, got {value!r}")
     return value
+
+
+def _name(kind: type) -> str:
+    return kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"

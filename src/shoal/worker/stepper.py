@@ -13,6 +13,7 @@ from shoal.cost.demand import Profile
 from shoal.errors import FusionError, TaskError
 from shoal.fuse.array import fuse
 from shoal.fuse.optim.fused import fuse_optimizers
+from shoal.fuse.randomness import other_generators
 from shoal.task import Task
 from shoal.trial import derive_seed
 from shoal.worker.learner import Learner, reseed
@@ -63,6 +64,8 @@ class FusedStepper(Stepper):
         self._array = fuse([x.model for x in learners], [x.trial.seed for x in learners])
         optimizer = fuse_optimizers([x.optimizer for x in learners], self._array)
         self._pace = Pace(self._array, optimizer, self._loss, profile, steps)
+        self._begun = False
+        self._apart: Stepper | None = None
 
     @property
     def finding(self) -> Profile | None:
@@ -70,9 +73,21 @@ class FusedStepper(Stepper):
         return self._pace.finding
 
     def train_step(self, batch: Any, tick: int) -> Tensor:
-        """One step of the array."""
+        """One step of the array; or of the members apart, if the first one shows that they cannot run as an array."""
+        if self._apart is not None:
+            return self._apart.train_step(batch, tick)
         self._array.tick = tick
-        return self._pace.step(batch)
+        if self._begun:
+            return self._pace.step(batch)
+        self._begun = True
+        before = [buffer.clone() for buffer in self._array.buffers()]
+        try:
+            return self._pace.step(batch)
+        except FusionError as reason:
+            for buffer, saved in zip(self._array.buffers(), before, strict=True):
+                buffer.copy_(saved)
+            self._apart = _apart(self._task, self.learners, reason)
+        return self._apart.train_step(batch, tick)
 
     def _loss(self, model: nn.Module, batch: Any) -> Tensor:
         loss = self._task.loss(model, batch)
@@ -81,6 +96,8 @@ class FusedStepper(Stepper):
 
     def validate(self, batches: Iterable[Any]) -> list[dict[str, float]]:
         """All members on one pass over the batches."""
+        if self._apart is not None:
+            return self._apart.validate(batches)
         totals: dict[str, Tensor] = {}
         samples = 0
         self._array.eval()
@@ -152,7 +169,12 @@ class ApartStepper(Stepper):
 
     def train_step(self, batch: Any, tick: int) -> Tensor:
         """One step of each."""
-        return torch.cat([stepper.train_step(batch, tick) for stepper in self._steppers])
+        losses = []
+        restore = other_generators()
+        for stepper in self._steppers:
+            restore()
+            losses.append(stepper.train_step(batch, tick))
+        return torch.cat(losses)
 
     def validate(self, batches: Iterable[Any]) -> list[dict[str, float]]:
         """One pass over the batches by each."""
@@ -176,10 +198,15 @@ def make_stepper(task: Task, learners: Sequence[Learner], profile: Profile | Non
     try:
         return FusedStepper(task, learners, profile, steps)
     except FusionError as reason:
-        _log.warning("trials %s cannot be one array: %s", [x.trial.number for x in learners], reason)
+        return _apart(task, learners, reason)
+
+
+def _apart(task: Task, learners: Sequence[Learner], reason: FusionError) -> Stepper:
+    """For learners that are no array: an array each, or plain PyTorch for one that is not even that."""
+    _log.warning("trials %s cannot be one array: %s", [x.trial.number for x in learners], reason)
     if len(learners) == 1:
         return SerialStepper(task, learners)
-    return ApartStepper([make_stepper(task, [learner], profile, steps) for learner in learners])
+    return ApartStepper([make_stepper(task, [learner]) for learner in learners])
 
 
 def _size(batch: Any) -> int:
@@ -191,6 +218,6 @@ def _size(batch: Any) -> int:
 
 
 def _check_scalar(name: str, value: Any, axes: int) -> None:
-    if not isinstance(value, Tensor) or value.dim() != axes:
-        got = f"shape {tuple(value.shape[axes:])}" if isinstance(value, Tensor) else repr(value)
-        raise TaskError(f"the task's {name!r} must be a scalar tensor, got {got}; take its mean over the batch")
+    if not isinstance(value, Tensor) or value.dim() != axes or value.is_complex():
+        got = f"{value.dtype} of shape {tuple(value.shape[axes:])}" if isinstance(value, Tensor) else repr(value)
+        raise TaskError(f"the task's {name!r} must be a real scalar tensor, got {got}; take its mean over the batch")

@@ -129,6 +129,8 @@ def fuse_optimizers(
         FusionError: not one optimizer for each member, one that updates another model's parameters, or one that
             needs a closure.
     """
+    if not isinstance(array, ModelArray) or not all(isinstance(member, Optimizer) for member in optimizers):
+        raise FusionError("`fuse_optimizers` takes a list of torch.optim.Optimizer and the array that `fuse` made")
     if len(optimizers) != len(array):
         raise FusionError(f"an array of {len(array)} members needs as many optimizers, got {len(optimizers)}")
     return FusedOptimizer(optimizers, array, lowering)
