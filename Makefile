@@ -30,7 +30,7 @@ format: $(READY)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-# torch comes first and pinned: any other request for it may bring gigabytes of CUDA packages.
+# torch comes first and pinned, so that nothing after it asks for another, with gigabytes of CUDA packages.
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Shoal needs Python 3.11 or newer; name one: make PYTHON=python3.11 ...")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

@@ -15,7 +15,15 @@ from shoal.cluster.device import Cluster, Device, Node
 from shoal.cost.demand import Profile
 from shoal.cost.history import History
 from shoal.engine import Engine, Setting
-from shoal.errors import AlgorithmError, BackendError, ShoalError, StorageFullError, StudyInterrupted, TaskError
+from shoal.errors import (
+    AlgorithmError,
+    BackendError,
+    DeviceError,
+    ShoalError,
+    StorageFullError,
+    StudyInterrupted,
+    TaskError,
+)
 from shoal.journal.writer import Journal
 from shoal.planner.job import ArrayKey, Job, Member, Purpose
 from shoal.report.progress import SilentProgress
@@ -325,19 +333,20 @@ def test_a_key_that_cannot_be_measured_is_not_measured_again_and_not_fused(tmp_p
     assert {row[2] for row in stage.outcome()} == {TrialState.COMPLETE}
 
 
-def test_trials_that_cannot_be_looked_at_are_trained_alone_without_a_measurement(tmp_path: Path) -> None:
+def test_after_a_survey_that_crashed_trials_are_looked_at_one_by_one(tmp_path: Path) -> None:
     stage, carrier = four(tmp_path / "study"), backend(failing(0, outcome=Outcome.CRASHED, purpose=Purpose.SURVEY))
     stage.run(carrier)
-    assert [purpose for purpose, _ in stage.jobs()] == ["survey"] + ["train"] * 4
+    assert [purpose for purpose, _ in stage.jobs()][:5] == ["survey"] * 5
     assert {row[2] for row in stage.outcome()} == {TrialState.COMPLETE}
 
 
-def test_what_a_policy_refuses_for_good_fails_with_its_reason(tmp_path: Path) -> None:
+def test_what_a_policy_refuses_for_good_stops_the_study_with_its_reason(tmp_path: Path) -> None:
     stage = four(tmp_path / "study")
-    stage.run(backend(), Refuse())
+    with pytest.raises(DeviceError, match=r"4 trials can never start: it is not a good day\..*shoal resume"):
+        stage.run(backend(), Refuse())
     with closing(stage.open()) as journal:
         assert [(row.state, row.reason) for row in journal.trials()] == [
-            (TrialState.FAILED, "it is not a good day")
+            (TrialState.PENDING, "it is not a good day")
         ] * 4
 
 
@@ -352,7 +361,7 @@ def test_an_interrupt_stops_the_jobs_and_keeps_the_trials(tmp_path: Path) -> Non
     carrier = backend(lambda job: (engine.interrupt() if job.purpose is Purpose.TRAIN else None) or well(job))
     with closing(stage.open()) as journal:
         engine = stage.engine(journal, carrier)
-        with pytest.raises(StudyInterrupted, match="everything is saved in"):
+        with pytest.raises(StudyInterrupted, match=r"everything is saved\. Go on with: shoal resume"):
             engine.run()
         assert {row.state for row in journal.trials()} == {TrialState.PENDING}
         assert {row.failures for row in journal.trials()} == {0}

@@ -32,6 +32,9 @@ _HOMES = {
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 
+_PACKAGES = ("algorithms", "backend", "schedule", "testing")
+"""What else may be reached without an import of its own: `shoal.schedule.POLICIES`."""
+
 __version__ = "0.1.0"
 __all__ = [
     "FusedOptimizer",
@@ -59,6 +62,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name in _PACKAGES:
+        return import_module(f"shoal.{name}")
     if name not in _HOME:
         raise AttributeError(f"module 'shoal' has no attribute {name!r}")
     return getattr(import_module(_HOME[name]), name)

@@ -10,7 +10,15 @@ from shoal.backend.base import Backend
 from shoal.cluster.device import Cluster, Device
 from shoal.cost.demand import Profile
 from shoal.cost.history import History
-from shoal.errors import AlgorithmError, JournalError, ShoalError, StorageFullError, StudyInterrupted, TaskError
+from shoal.errors import (
+    AlgorithmError,
+    DeviceError,
+    JournalError,
+    ShoalError,
+    StorageFullError,
+    StudyInterrupted,
+    TaskError,
+)
 from shoal.journal.rows import Ask
 from shoal.journal.writer import Journal
 from shoal.planner.event import Ended, Event, Outcome, Profiled, Reported, Surveyed
@@ -26,8 +34,6 @@ TURN_SECONDS = 0.25
 """Longest wait for an event, after which the display and an interrupt are looked at."""
 
 _NO_KEY = ArrayKey("not looked at", "", 1)
-_FATAL = {Outcome.REJECTED: TaskError, Outcome.STORAGE_FULL: StorageFullError}
-"""Outcomes that every other job would have too: they end the study, with all recorded."""
 
 
 @dataclass
@@ -84,6 +90,7 @@ class Engine:
         self._trials: dict[int, _Standing] = {}
         self._keys: dict[int, ArrayKey] = {}
         self._unmeasurable: set[tuple[ArrayKey, str]] = set()
+        self._suspects: set[int] = set()  # trials of a survey that crashed
         self._interrupted = False
 
     def run(self) -> None:
@@ -98,7 +105,9 @@ class Engine:
             try:
                 self._loop()
             except ShoalError as error:
-                self._wind_up(record=not isinstance(error, StorageFullError))
+                unsaved = self._wind_up(record=not isinstance(error, StorageFullError))
+                if unsaved:
+                    error.add_note(f"while stopping: {'; '.join(unsaved)}; these trials go on from older checkpoints")
                 raise
             self._wind_up()
 
@@ -139,7 +148,9 @@ class Engine:
             self._hear(TURN_SECONDS)
             self._progress.update()
             if self._interrupted:
-                raise StudyInterrupted(f"stopped; everything is saved in {self._journal.directory}")
+                raise StudyInterrupted(
+                    f"stopped; everything is saved. Go on with: shoal resume {self._journal.directory}"
+                )
 
     def _ask(self) -> None:
         """What does the algorithm want next?"""
@@ -165,6 +176,8 @@ class Engine:
         asked = {member.trial.number for job in surveys for member in job.members}
         unknown = [x.member for x in self._waiting() if x.trial.number not in self._keys.keys() | asked]
         idle = self._idle()
+        if any(member.trial.number in self._suspects for member in unknown):
+            unknown = [member for member in unknown if member.trial.number in self._suspects][: len(idle)]
         shares = [unknown[place :: len(idle)] for place in range(len(idle))]
         self._start(
             (Job(self._new_id(), (Array(_NO_KEY, tuple(share)),), Purpose.SURVEY), device)
@@ -205,12 +218,15 @@ class Engine:
 
     def _check_alive(self) -> None:
         """Nothing runs although there are devices: what waits can never start, and says why."""
-        if self._running or not (stuck := self._waiting()):
-            if not self._running and not self._algorithm.finished:
-                raise AlgorithmError(f"{self._algorithm!r} neither proposes trials nor has finished")
+        if self._running or self._algorithm.finished:
             return
-        reasons = {row.number: row.reason for row in self._journal.trials()}
-        self._observe("", [self._failure(x, reasons[x.trial.number]) for x in stuck])
+        if not self._waiting():
+            raise AlgorithmError(f"{self._algorithm!r} neither proposes trials nor has finished")
+        reason, count = next(iter(self._journal.waiting().items()))
+        raise DeviceError(
+            f"{count} trials can never start: {reason}. Everything is saved; choose devices that suffice, such as "
+            f"fewer CPU slots: shoal resume {self._journal.directory} --devices ..."
+        )
 
     def _hear(self, timeout: float) -> None:
         """What happened?"""
@@ -232,8 +248,11 @@ class Engine:
 
     def _remember(self, measured: Profiled) -> None:
         job, device = self._running[measured.job]
-        key = job.arrays[0].key
-        self._setting.history.put(key.structure, key.data, key.batch_size, device.kind, measured.profile)
+        key, profile = job.arrays[0].key, measured.profile
+        known = self._profile(key, device.kind)
+        if known is not None and job.purpose is Purpose.TRAIN:  # another job may have found something meanwhile
+            profile = replace(profile, compiled_gain={**known.compiled_gain, **profile.compiled_gain})
+        self._setting.history.put(key.structure, key.data, key.batch_size, device.kind, profile)
 
     def _observe(self, job: str, reports: Iterable[Report]) -> None:
         news = self._journal.reported(job, reports)
@@ -251,16 +270,34 @@ class Engine:
     def _end(self, ended: Ended) -> None:
         """A job is over; its trials that have not reached their targets wait again, alone if it failed."""
         job, device = self._running.pop(ended.job)
-        failed = ended.outcome not in (Outcome.FINISHED, Outcome.STOPPED, *_FATAL)
+        fatal = self._fatal(job, ended)
+        failed = ended.outcome not in (Outcome.FINISHED, Outcome.STOPPED) and fatal is None
         left = self._journal.job_ended(ended.job, ended.outcome, ended.message, failed=failed)
         for number, failures in left.items():
             standing = self._trials[number]
             standing.state, standing.failures = TrialState.PENDING, failures
             standing.alone = standing.alone or failed
-        if ended.outcome in _FATAL:
-            raise _FATAL[ended.outcome](ended.message)
+        if fatal is not None:
+            raise fatal
         if failed:
             self._bury(job, device, ended, left)
+
+    def _fatal(self, job: Job, ended: Ended) -> ShoalError | None:
+        """The error that ends the study, if every other job would end so too.
+
+        A task that breaks its contract does so for all trials, unless one has got past it.
+        """
+        if ended.outcome is Outcome.STORAGE_FULL:
+            return StorageFullError(
+                f"{ended.message}\nEverything recorded is intact; free some space, then: "
+                f"shoal resume {self._journal.directory}"
+            )
+        if ended.outcome is Outcome.REJECTED and not any(x.epoch for x in self._trials.values()):
+            first, *others = job.members
+            company = f" and {len(others)} more" if others else ""
+            config = dict(first.trial.config)
+            return TaskError(f"{ended.message}\nIt was met with trial {first.trial.number}{company}: {config}")
+        return None
 
     def _bury(self, job: Job, device: Device, ended: Ended, left: Iterable[int]) -> None:
         """Draw the consequences of a failure: no further tries, or a key that cannot be measured or looked at.
@@ -270,13 +307,22 @@ class Engine:
         if job.purpose is Purpose.PROFILE:
             self._unmeasurable.add((job.arrays[0].key, device.kind))
         elif job.purpose is Purpose.SURVEY:
-            keys = {m.trial.number: replace(_NO_KEY, structure=f"trial {m.trial.number}") for m in job.members}
-            self._keys.update(keys)
-            self._give_up_measuring(keys.values())
+            self._look_again(job)
         if len(job.members) == 1:
-            spent = [x for x in map(self._trials.__getitem__, left) if x.failures > self._setting.retries]
+            tries = 0 if ended.outcome is Outcome.REJECTED else self._setting.retries
+            spent = [x for x in map(self._trials.__getitem__, left) if x.failures > tries]
             reasons = [f"{ended.outcome} after {x.failures - 1} retries: {ended.message}" for x in spent]
             self._observe("", map(self._failure, spent, reasons))
+
+    def _look_again(self, survey: Job) -> None:
+        """After a survey that crashed: at one trial after another, and not again at one that crashes alone."""
+        numbers = {member.trial.number for member in survey.members}
+        if len(numbers) > 1:
+            self._suspects |= numbers
+            return
+        keys = {number: replace(_NO_KEY, structure=f"trial {number}") for number in numbers}
+        self._keys.update(keys)
+        self._give_up_measuring(keys.values())
 
     def _failure(self, standing: _Standing, reason: str) -> Report:
         return Report(standing.trial.number, standing.epoch, state=TrialState.FAILED, reason=reason)
@@ -285,19 +331,27 @@ class Engine:
         kinds = {device.kind for _, device in self._setting.cluster}
         self._unmeasurable.update((key, kind) for key in keys for kind in kinds)
 
-    def _wind_up(self, *, record: bool = True) -> None:
+    def _wind_up(self, *, record: bool = True) -> list[str]:
         """However the study ends, let all jobs save their trials and end, and record what they still say.
 
         Args:
             record: false where the journal has no room.
+
+        Returns:
+            What kept jobs from saving their trials.
         """
+        unsaved: list[str] = []
         for job in self._running:
             self._setting.backend.stop(job)
         while self._running:
             if not self._events:
                 self._events.extend(self._setting.backend.poll(TURN_SECONDS))
             while self._events:
-                self._note(self._events.popleft(), record=record)
+                event = self._events.popleft()
+                self._note(event, record=record)
+                if isinstance(event, Ended) and event.outcome not in (Outcome.FINISHED, Outcome.STOPPED):
+                    unsaved.append(f"{event.job} {event.outcome}")
+        return unsaved
 
     def _note(self, event: Event, *, record: bool) -> None:
         """Record an event without acting on it."""

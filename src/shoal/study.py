@@ -1,5 +1,6 @@
 """The face: start a study, go on with one, and look at what it found."""
 
+import base64
 import pickle
 import platform
 import signal
@@ -9,6 +10,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from importlib.metadata import version
+from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -42,6 +44,8 @@ if TYPE_CHECKING:
     from shoal.task import Task
 
 __all__ = ["Study", "overridden", "resume", "tune"]
+
+_PICKLED = "pickled:"
 
 _overrides: dict[str, Any] = {}
 """What the command line says of the next study, whatever the script says."""
@@ -157,7 +161,7 @@ def tune(
         "metric": metric,
         "mode": mode,
         "algorithm": repr(algorithm),
-        "policy": chosen["policy"] if isinstance(chosen["policy"], str) else type(chosen["policy"]).__name__,
+        "policy": _policy_text(chosen["policy"]),
         "devices": chosen["devices"],
         "backend": chosen["backend"],
         "seed": chosen["seed"],
@@ -168,9 +172,10 @@ def tune(
         "shoal": version("shoal"),
     }
     # All that can be wrong is looked at before there is a directory.
+    _check(algorithm, metric, checkpoint_seconds, chosen["seed"], data_seed, chosen["devices"])
+    check_whole("retries", retries, least=0)
     cluster, rules = discover(chosen["devices"]), make_policy(chosen["policy"])
     carrier = backend_class(chosen["backend"])
-    check_whole("retries", retries, least=0)
     blueprint = cloudpickle.dumps(algorithm)
     search = _bound(blueprint, spec)
     content = _pickled(task)
@@ -204,7 +209,7 @@ def resume(
         spec = journal.study
         sys.path.extend(path for path in spec["paths"] if path not in sys.path)
         search = _bound(journal.blob("algorithm"), spec)
-        cluster, rules = discover(devices or spec["devices"]), make_policy(policy or spec["policy"])
+        cluster, rules = discover(devices or spec["devices"]), make_policy(policy or _policy(spec["policy"]))
         return _run(journal, search, cluster, rules, backend_class(backend or spec["backend"]), show_progress)
 
 
@@ -300,4 +305,49 @@ def _interruptible(engine: Engine) -> Iterator[None]:
 
 
 def _new_directory(name: str) -> Path:
-    return Path("runs") / f"{name.lower()}-{time.strftime('%Y%m%d-%H%M%S')}"
+    base = Path("runs") / f"{name.lower()}-{time.strftime('%Y%m%d-%H%M%S')}"
+    others = (base.with_name(f"{base.name}-{number}") for number in count(2))
+    return next(path for path in chain([base], others) if not path.exists())
+
+
+def _policy_text(policy: str | Policy) -> str:
+    """A policy as the journal keeps it: its name, or all of an object."""
+    return policy if isinstance(policy, str) else _PICKLED + base64.b64encode(cloudpickle.dumps(policy)).decode()
+
+
+def _policy(text: str) -> str | Policy:
+    return text if not text.startswith(_PICKLED) else cloudpickle.loads(base64.b64decode(text.removeprefix(_PICKLED)))
+
+
+def _check(
+    algorithm: object, metric: object, seconds: object, seed: object, data_seed: object, devices: object
+) -> None:
+    """Refuse arguments of `tune` that nothing else checks.
+
+    Raises:
+        ShoalError: names the argument, its value and what it should be.
+    """
+
+    def whole(value: object) -> bool:
+        return isinstance(value, int) and not isinstance(value, bool)
+
+    listed = isinstance(devices, (list, tuple)) and all(isinstance(name, str) for name in devices)
+    good = {
+        "algorithm": (isinstance(algorithm, Algorithm), algorithm, "an algorithm, such as shoal.Random(32, epochs=10)"),
+        "metric": (isinstance(metric, str), metric, "the name of a reported value"),
+        "seed": (whole(seed), seed, "an integer"),
+        "data_seed": (data_seed in (None, "trial") or whole(data_seed), data_seed, 'an integer, "trial" or None'),
+        "devices": (
+            isinstance(devices, str) or listed,
+            devices,
+            'a name such as "auto" or "cpu:2", or a list of names',
+        ),
+        "checkpoint_seconds": (
+            isinstance(seconds, (int, float)) and not isinstance(seconds, bool) and seconds >= 0,
+            seconds,
+            "a number of seconds, at least 0",
+        ),
+    }
+    for name, (right, value, wanted) in good.items():
+        if not right:
+            raise ShoalError(f"`{name}` must be {wanted}, got {value!r}")

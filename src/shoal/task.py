@@ -19,11 +19,11 @@ class Task(ABC):
     Every method may read any part of the config. Trials whose `data` read equal values share one copy of the data, and
     trials whose models have one structure are trained as one; nothing needs to be marked.
 
-    What becomes of it, alone or fused: torch is seeded with the trial's seed and `model` and `optimizer` are called. At
-    each epoch the training set is shuffled by the data seed and the epoch's number, cut into batches (the last may be
-    smaller), and each is a training step on `loss`. Then `metrics` and `loss` are averaged over the validation set,
-    weighted by batch size, `scheduler` steps once (`ReduceLROnPlateau` with the validation loss), and the averages are
-    reported, that of the loss as `valid_loss`.
+    What becomes of it, alone or fused: torch is seeded with the trial's seed and `model` and `optimizer` are called.
+    The model is set to training, and to evaluation for validation alone. At each epoch the training set is shuffled by
+    the data seed and the epoch's number, cut into batches (the last may be smaller), and each is a training step on
+    `loss`. Then `metrics` and `loss` are averaged over the validation set, weighted by batch size, `scheduler` steps
+    once (`ReduceLROnPlateau` with the validation loss), and the averages are reported; that of the loss is `valid_loss`.
 
     Every process that needs the data calls `data`, with all random generators seeded alike. Batches are what
     `torch.utils.data.default_collate` makes of samples, on the trial's device. The task is pickled (by cloudpickle):
@@ -65,12 +65,12 @@ class Task(ABC):
         return size
 
     def step(self, model: nn.Module, batch: Any, optimizer: Optimizer) -> Tensor:
-        """One training step; returns the loss. Trials of a task that overrides it are trained one after another."""
+        """One training step; returns the loss. Trials of a task that overrides it are trained one after another.
 
-        def closure() -> Tensor:
-            optimizer.zero_grad()
-            loss = self.loss(model, batch)
-            loss.backward()  # type: ignore[no-untyped-call]
-            return loss
-
-        return optimizer.step(closure)  # type: ignore[arg-type,return-value]
+        An optimizer that needs a closure (LBFGS) needs a `step` that gives it one.
+        """
+        optimizer.zero_grad()
+        loss = self.loss(model, batch)
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        return loss

@@ -6,8 +6,8 @@ from shoal.cost.compiling import EXPECTED_COMPILE_SECONDS, EXPECTED_GAIN, repays
 from shoal.cost.demand import Profile
 
 NEVER = Profile({1: 1.0, 16: 4.0}, 10, 3, 0, 0, 1.0, 1.0)
-GAINED = Profile({1: 1.0, 16: 4.0}, 10, 3, 0, 0, 1.0, 1.0, compiled_step_seconds={16: 2.0}, compile_seconds=6.0)
-LOST = Profile({1: 1.0, 16: 4.0}, 10, 3, 0, 0, 1.0, 1.0, compiled_step_seconds={16: 4.5}, compile_seconds=6.0)
+GAINED = Profile({1: 1.0, 16: 4.0}, 10, 3, 0, 0, 1.0, 1.0, compiled_gain={16: 2.0}, compile_seconds=6.0)
+LOST = Profile({1: 1.0, 16: 4.0}, 10, 3, 0, 0, 1.0, 1.0, compiled_gain={16: 0.9}, compile_seconds=6.0)
 ENOUGH = EXPECTED_COMPILE_SECONDS / (1 - 1 / EXPECTED_GAIN)
 
 CASES = {

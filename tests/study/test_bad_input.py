@@ -20,6 +20,7 @@ from shoal.errors import (
     DeviceError,
     JournalError,
     PolicyError,
+    ShoalError,
     SpaceError,
     StudyExistsError,
     TaskError,
@@ -37,7 +38,12 @@ LR = {"lr": 0.01}
         pytest.param({"algorithm": lambda: shoal.Random(0, 1)}, AlgorithmError, "`n`.*got 0", id="no trials"),
         pytest.param({"algorithm": lambda: shoal.Grid(0)}, AlgorithmError, "`epochs`.*got 0", id="no epochs"),
         pytest.param({"mode": "least"}, AlgorithmError, '"min" or "max", got \'least\'', id="mode"),
-        pytest.param({"metric": 3}, JournalError, "got 3", id="metric"),
+        pytest.param({"metric": 3}, ShoalError, "`metric` must be .*got 3", id="metric"),
+        pytest.param({"seed": 1.5}, ShoalError, "`seed` must be an integer, got 1.5", id="seed"),
+        pytest.param({"data_seed": "trail"}, ShoalError, "`data_seed` must be .*got 'trail'", id="data seed"),
+        pytest.param({"algorithm": lambda: shoal.Random}, ShoalError, "`algorithm` must be an algorithm", id="class"),
+        pytest.param({"devices": 3}, ShoalError, "`devices` must be .*got 3", id="devices"),
+        pytest.param({"checkpoint_seconds": -1}, ShoalError, "`checkpoint_seconds` must be .*got -1", id="interval"),
         pytest.param({"devices": "cuda:99"}, DeviceError, "'cuda:99' is not there", id="device"),
         pytest.param({"devices": "tpu"}, DeviceError, "'tpu' is not understood", id="kind of device"),
         pytest.param({"policy": "fifi"}, PolicyError, "did you mean 'fifo'", id="policy"),
@@ -78,11 +84,13 @@ def overriding(**methods: Callable[..., Any]) -> shoal.Task:
     [
         pytest.param(
             {"loss": lambda self, model, batch: model(batch[0])},
-            r"'loss' must be a scalar tensor, got shape \(16, 3\); take its mean",
+            r"'loss' must be a real scalar tensor, got torch.float64 of shape \(16, 3\); take its mean",
             id="loss that is no scalar",
         ),
         pytest.param(
-            {"loss": lambda self, model, batch: 0.5}, "'loss' must be a scalar tensor, got 0.5", id="loss no tensor"
+            {"loss": lambda self, model, batch: 0.5},
+            "'loss' must be a real scalar tensor, got 0.5",
+            id="loss no tensor",
         ),
         pytest.param({"data": lambda self, config: 7}, "`data` must return .*, got int", id="data is a number"),
         pytest.param({"data": lambda self, config: ([], [1])}, "the training set is empty", id="data without samples"),
@@ -97,7 +105,7 @@ def overriding(**methods: Callable[..., Any]) -> shoal.Task:
         ),
         pytest.param(
             {"metrics": lambda self, model, batch: {"accuracy": batch[0].mean(1)}},
-            r"'accuracy' must be a scalar tensor, got shape \(16,\)",
+            r"'accuracy' must be a real scalar tensor, got torch.float64 of shape \(16,\)",
             id="metric that is no scalar",
         ),
     ],
@@ -108,11 +116,11 @@ def test_a_task_that_breaks_its_contract_ends_the_study(methods: dict[str, Any],
 
 
 def test_workers_that_find_the_same_fault_at_once_end_the_study_once(tmp_path: Path) -> None:
-    """Both surveys are rejected within one poll."""
+    """Both trials are rejected within one poll."""
     task = overriding(batch_size=lambda self, config: 0)
     with pytest.raises(TaskError, match="a positive integer, got 0"):
         tune(task, {"lr": shoal.grid([0.01, 0.02])}, tmp_path / "study", backend="local", devices="cpu:2")
-    assert {job.outcome for job in jobs(tmp_path / "study")} <= {"rejected", "stopped"}
+    assert {job.outcome for job in jobs(tmp_path / "study")} <= {"finished", "rejected", "stopped"}
 
 
 def test_a_metric_that_is_not_reported_is_named_with_those_that_are(tmp_path: Path) -> None:

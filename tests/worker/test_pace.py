@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from shoal.cost.compiling import repays
 from shoal.cost.demand import Profile
 from shoal.fuse.array import ModelArray, fuse
 from shoal.fuse.optim.fused import FusedOptimizer, fuse_optimizers
@@ -14,7 +15,7 @@ from shoal.worker import pace
 from shoal.worker.pace import MEASURED, Pace
 
 X = torch.randn(4, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-KNOWN = Profile({1: 1.0, 2: 1.0}, 10, 3, 0, 0, 1.0, 1.0, compiled_step_seconds={2: 1e-6}, compile_seconds=1e-6)
+KNOWN = Profile({1: 1.0, 2: 1.0}, 10, 3, 0, 0, 1.0, 1.0, compiled_gain={2: 1e6}, compile_seconds=1e-6)
 
 
 def loss(model: nn.Module, batch: Any) -> Tensor:
@@ -103,8 +104,7 @@ def test_choice(profile: Profile, delay: float, steps: int, kept: bool | None, m
         assert chosen.finding is None
     else:
         assert chosen.finding is not None
-        gain = chosen.finding.step_seconds[2] / chosen.finding.compiled_step_seconds[2]
-        assert (gain > 1) is kept
+        assert (chosen.finding.compiled_gain[2] > 1) is kept
         assert chosen.finding.compile_seconds > 0
 
 
@@ -119,3 +119,14 @@ def test_a_batch_of_another_shape_runs_eagerly(monkeypatch: pytest.MonkeyPatch) 
     assert Captured.taken == taken
     chosen.step(X)
     assert Captured.taken == taken + 1
+
+
+def test_a_step_that_cannot_be_compiled_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pace, "capture", lambda *arguments: None)
+    array, optimizer = members()
+    chosen = Pace(array, optimizer, loss, KNOWN, 10**6)
+    for _ in range(MEASURED + 3):
+        chosen.step(X)
+    assert chosen.finding is not None
+    assert chosen.finding.compiled_gain[2] == 1.0
+    assert not repays(chosen.finding, 2, 1.0, 10**9)

@@ -26,7 +26,6 @@ def repays(profile: Profile | None, members: int, eager_seconds: float, steps: i
 
 
 def _gain(profile: Profile | None, members: int) -> float:
-    if profile is None or not profile.compiled_step_seconds:
+    if profile is None or not profile.compiled_gain:
         return EXPECTED_GAIN
-    nearest = min(profile.compiled_step_seconds, key=lambda size: abs(size - members))
-    return profile.step_seconds[nearest] / profile.compiled_step_seconds[nearest]
+    return profile.compiled_gain[min(profile.compiled_gain, key=lambda size: abs(size - members))]

@@ -47,7 +47,7 @@ class History:
     """
 
     def __init__(self, path: Path | None = None, *, environment: str = "") -> None:
-        self.path = path if path is not None else cache_directory() / "history-1.sqlite"
+        self.path = path if path is not None else cache_directory() / "history-2.sqlite"
         self.environment = environment
         self._profiles: dict[_Key, Profile] = {}
         self._usable = True
@@ -110,6 +110,6 @@ def _profile(fields: Mapping[str, Any]) -> Profile:
     """A profile from its JSON object, whose keys are strings."""
     by_size = {
         name: {int(size): float(value) for size, value in fields[name].items()}
-        for name in ("step_seconds", "compiled_step_seconds")
+        for name in ("step_seconds", "compiled_gain")
     }
     return Profile(**{**fields, **by_size})

@@ -151,6 +151,10 @@ class ModelArray(nn.Module):
             if slot.registered:
                 yield slot.path, slot.data, slot.own
 
+    def floats(self) -> list[tuple[float, ...]]:
+        """The float attributes in which the members differ, one tuple for each."""
+        return [slot.numbers for slot in self._slots if slot.numbers is not None]
+
     @contextmanager
     def replaced(self, tensors: Mapping[int, Tensor]) -> Iterator[None]:
         """Within, other tensors stand for the stacked ones, by the `id` of these; for tracing."""

@@ -60,13 +60,15 @@ class CapturedStep:
         self._traced: TracedStep = traced
         self._others = [t for _, t, _ in array.columns() if not any(t is p for p in traced.params)]
         self._version = optimizer.version
+        self._floats = array.floats()
         self._compiled = self._compile(leaves)
 
     def fits(self, batch: Any) -> bool:
         """Whether a batch has the captured shapes, and nothing else has changed since."""
         self._optimizer.refresh()
         leaves, spec = pytree.tree_flatten(batch)
-        return spec == self._spec and _shapes(leaves) == self._shapes and self._optimizer.version == self._version
+        same = self._optimizer.version == self._version and self._array.floats() == self._floats
+        return same and spec == self._spec and _shapes(leaves) == self._shapes
 
     def __call__(self, batch: Any) -> Tensor:
         """One step; returns the losses, shape [B]."""
@@ -89,7 +91,9 @@ class CapturedStep:
         example = [*self._inputs(), member_keys(self._array.seeds, self._array.tick), *tensors]
         try:
             with _NoNumbers():
-                graph = make_fx(self._step(leaves), tracing_mode="real")(*_copies(example))
+                graph, again = (make_fx(self._step(leaves), tracing_mode="real")(*_copies(example)) for _ in range(2))
+            if graph.code != again.code:  # it counts, or draws numbers that are not torch's: a trace would freeze them
+                raise FusionError("two traces of it differ")
             with warnings.catch_warnings(), torch.no_grad():
                 warnings.simplefilter("ignore")  # of the compiler, about itself
                 compiled = torch.compile(graph, fullgraph=True, dynamic=False)
@@ -112,7 +116,7 @@ class CapturedStep:
         tolerance = 1e-9 if losses[0].dtype == torch.float64 else 1e-2
         off = sum(float((got[i] - expected[i]).double().square().sum()) for i in linear)
         moved = sum(float((expected[i] - example[i]).double().square().sum()) for i in linear)
-        if off > tolerance**2 * moved or not torch.allclose(*losses, rtol=tolerance, atol=0, equal_nan=True):
+        if not off <= tolerance**2 * moved or not torch.allclose(*losses, rtol=tolerance, atol=0, equal_nan=True):
             raise FusionError("the compiled step computes something else; this is a fault of the compiler")
 
     def _step(self, leaves: Sequence[Any]) -> Callable[..., Tensor]:

@@ -114,6 +114,8 @@ class Policy(ABC):
     function of these arguments: no clock, no I/O, no state between calls, no randomness but a seed given to its
     constructor. The simulator calls the same object with a virtual `now`.
 
+    Only Start is carried out so far; a plan with another action is refused with a `PolicyError`.
+
     Legal plans: Start names a waiting job and a healthy device of a kind in the job's demand; the demands of all jobs
     on a device sum to at most `Device.capacity` in compute and `Device.memory` in bytes, and the cores of all jobs on a
     node to at most `Node.cores`; every waiting job that is not started has exactly one `Refusal`.

@@ -8,12 +8,14 @@ so a damaged one is known and the one before it is used. Each loads in plain PyT
 import io
 import logging
 import os
+import pickle
 import re
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
@@ -109,7 +111,10 @@ def _read(path: Path, trial: int) -> Checkpoint:
     match = _NAME.fullmatch(path.name)
     if match is None or f"{zlib.crc32(data):08x}" != match.group(3):
         raise CheckpointError(f"checkpoint {path} of trial {trial} is damaged: its checksum differs")
-    content = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+    try:
+        content = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise CheckpointError(f"checkpoint {path} of trial {trial} cannot be read: {error}") from error
     reports = tuple(Report(trial, epoch, metrics, seconds) for epoch, metrics, seconds in content["reports"])
     return Checkpoint(
         content["epoch"], content["step"], content["model"], content["optimizer"], content["scheduler"], reports
@@ -126,4 +131,9 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _own(value: Any) -> Any:
+    """A leaf as it is stored: what NumPy has left among the settings would not be read back."""
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, np.ndarray):
+        return torch.from_numpy(value.copy())
     return value.detach().cpu().clone() if isinstance(value, Tensor) else value

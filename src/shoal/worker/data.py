@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
-from torch.utils.data import Dataset, TensorDataset, default_collate
+from torch.utils.data import Dataset, Subset, TensorDataset, default_collate
 
 from shoal.errors import TaskError
 from shoal.task import Task
@@ -19,6 +19,9 @@ __all__ = ["Batches", "DataSets", "epoch_order"]
 
 RESIDENT_BYTES = 1 << 30
 """A tensor data set up to this size is kept on the device as a whole."""
+
+KEPT = 8
+"""Data sets that a process keeps, those loaded last."""
 
 
 def epoch_order(samples: int, data_seed: int, epoch: int) -> Tensor:
@@ -49,8 +52,9 @@ class Batches:
         self._dataset = dataset
         self._device = device
         self._resident: list[Tensor] | None = None
-        if type(dataset) is TensorDataset and sum(t.nbytes for t in dataset.tensors) <= RESIDENT_BYTES:
-            self._resident = [tensor.to(device) for tensor in dataset.tensors]
+        tensors = _tensors(dataset)
+        if tensors is not None and sum(tensor.nbytes for tensor in tensors) <= RESIDENT_BYTES:
+            self._resident = [tensor.to(device) for tensor in tensors]
 
     def steps(self, batch_size: int) -> int:
         """Batches of one pass."""
@@ -114,5 +118,14 @@ class DataSets:
         if not isinstance(sets, (tuple, list)) or len(sets) != 2:
             raise TaskError(f"the task's `data` must return a training and a validation set, got {type(sets).__name__}")
         batches = (Batches(sets[0], self._device, "training"), Batches(sets[1], self._device, "validation"))
-        self._known.append((reading.read(), batches))
+        self._known = [*self._known[1 - KEPT :], (reading.read(), batches)]
         return self._known[-1]
+
+
+def _tensors(dataset: Dataset[Any]) -> list[Tensor] | None:
+    """The data of a `TensorDataset`, or of a part of one as `random_split` makes it; None of anything else."""
+    if type(dataset) is TensorDataset:
+        return list(dataset.tensors)
+    if type(dataset) is Subset and (whole := _tensors(dataset.dataset)) is not None:
+        return [tensor[torch.as_tensor(dataset.indices)] for tensor in whole]
+    return None

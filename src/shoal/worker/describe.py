@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from shoal.errors import TaskError
 from shoal.fuse.structure import digest, entries
 from shoal.planner.job import ArrayKey
 from shoal.task import Task
@@ -37,18 +36,14 @@ class Describer:
     def survey(self, trials: Sequence[Trial]) -> tuple[dict[int, ArrayKey], frozenset[int]]:
         """The keys of trials by number, and which could not be looked at.
 
-        A trial whose methods raise gets a key of its own, and raises again when it is trained.
-
-        Raises:
-            TaskError: a method of the task returns something else than it should.
+        A trial whose methods raise, or return what they should not, gets a key of its own, and raises again when it is
+        trained.
         """
         keys: dict[int, ArrayKey] = {}
         alone: set[int] = set()
         for trial in trials:
             try:
                 keys[trial.number] = self.key(trial)
-            except TaskError:
-                raise
             except Exception:
                 _log.warning("trial %d cannot be looked at:\n%s", trial.number, traceback.format_exc())
                 keys[trial.number] = ArrayKey(f"trial {trial.number}", "", 1)

@@ -91,7 +91,7 @@ def build(task: Task, member: Member, device: torch.device) -> Learner:
     """
     config = member.trial.config
     torch.manual_seed(member.trial.seed)
-    model = checked("model", task.model(config), nn.Module).to(device)
+    model = checked("model", task.model(config), nn.Module).to(device).train()
     optimizer = checked("optimizer", task.optimizer(model, config), Optimizer)
     scheduler = task.scheduler(optimizer, config)
     if scheduler is not None and not callable(getattr(scheduler, "step", None)):

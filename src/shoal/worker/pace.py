@@ -81,29 +81,28 @@ class Pace:
 
     def _decide(self, seconds: float, batch: Any) -> None:
         if self._eager_seconds is not None:
-            self._judge(self._eager_seconds, seconds)
+            self._judge(self._eager_seconds / seconds)
             return
         self._eager_seconds = seconds
-        if repays(self._profile, len(self._array), seconds, self._left):
-            began = time.perf_counter()
-            self._captured = capture(self._array, self._optimizer, self._loss, batch)
-            self._compile_seconds = time.perf_counter() - began
-        self._settled = self._captured is None
+        if not repays(self._profile, len(self._array), seconds, self._left):
+            self._settled = True
+            return
+        began = time.perf_counter()
+        self._captured = capture(self._array, self._optimizer, self._loss, batch)
+        self._compile_seconds = time.perf_counter() - began
+        if self._captured is None:
+            self._judge(1.0)
 
-    def _judge(self, eager: float, compiled: float) -> None:
+    def _judge(self, gain: float) -> None:
+        """Keep what is faster, and note the gain; 1 for a step that cannot be compiled, so that none tries again."""
         self._settled = True
-        if compiled >= eager:
+        if gain <= 1:
             self._captured = None
         choice = "eager" if self._captured is None else "compiled"
-        _log.info("%d members: eager %.2g s, compiled %.2g s a step: %s", len(self._array), eager, compiled, choice)
+        _log.info("%d members: a compiled step is %.2f times as fast: %s", len(self._array), gain, choice)
         if self._profile is not None:
-            size = len(self._array)
-            self.finding = replace(
-                self._profile,
-                step_seconds={**self._profile.step_seconds, size: eager},
-                compiled_step_seconds={**self._profile.compiled_step_seconds, size: compiled},
-                compile_seconds=self._compile_seconds,
-            )
+            gains = {**self._profile.compiled_gain, len(self._array): gain}
+            self.finding = replace(self._profile, compiled_gain=gains, compile_seconds=self._compile_seconds)
 
 
 def _wait(array: ModelArray) -> None:

@@ -25,7 +25,7 @@ SIZES = (1, 4, 16)
 """Members that are trained together; where the array has fewer, some are taken again."""
 
 
-def measure(task: Task, sets: DataSets, array: Array, device: torch.device) -> Profile:
+def measure(task: Task, sets: DataSets, array: Array, device: torch.device, memory: int) -> Profile:
     """Train members of an array for a few steps at each of `SIZES`, in turns; nothing of it is kept.
 
     Args:
@@ -33,27 +33,32 @@ def measure(task: Task, sets: DataSets, array: Array, device: torch.device) -> P
         sets: of the task, on `device`.
         array: what to measure.
         device: where.
+        memory: bytes of the device; sizes that would take half of it, together, are left out.
     """
     config = array.members[0].trial.config
     train, valid = sets.of(config)
     size = array.key.batch_size
-    base = _memory(device, peak=False)
-    steppers = {members: _stepper(task, array, members, device) for members in SIZES}
-    seconds: dict[int, list[float]] = {members: [] for members in SIZES}
+    base = _memory(device)
+    steppers = {1: _stepper(task, array, 1, device)}
+    first = next(_batches(train, array))
+    steppers[1].train_step(first, 0)
+    member = max(_memory(device) - base, 4 * _bytes(steppers[1]))  # weights, gradients, two of optimizer state
+    for members in SIZES[1:]:
+        if (members + sum(steppers)) * member < memory / 2:
+            steppers[members] = _stepper(task, array, members, device)
+    seconds: dict[int, list[float]] = {members: [] for members in steppers}
     began = _times()
     for tick, batch in enumerate(_batches(train, array)):
         for members, stepper in steppers.items():
             seconds[members].append(_timed(stepper.train_step, batch, tick, device))
     cpu, wall, delayed = (end - start for end, start in zip(_times(), began, strict=True))
     cores = cpu / max(wall - delayed, cpu / torch.get_num_threads())
-    grown = max(_memory(device, peak=True) - base, 0) // max(SIZES)
-    tensors = [*steppers[1].learners[0].model.parameters(), *steppers[1].learners[0].model.buffers()]
     return Profile(
         step_seconds={members: min(times[1:]) for members, times in seconds.items()},
         epoch_steps=train.steps(size),
         validation_steps=valid.steps(size),
         base_memory=base,
-        member_memory=max(grown, 4 * sum(t.nbytes for t in tensors)),  # weights, gradients, two of optimizer state
+        member_memory=max((_memory(device) - base) // max(steppers), 4 * _bytes(steppers[1])),
         compute=_utilisation(device, cores),
         cores=cores,
     )
@@ -92,12 +97,19 @@ def _times() -> tuple[float, float, float]:
     return time.process_time(), time.perf_counter(), delayed
 
 
-def _memory(device: torch.device, peak: bool) -> int:
-    """Bytes this process holds on the device: of the CPU its resident set, of a GPU what torch has allocated."""
+def _memory(device: torch.device) -> int:
+    """Bytes this process holds on the device: of the CPU its resident set, of a GPU the most torch has taken since."""
     if device.type == "cuda":
-        held = torch.cuda.max_memory_allocated(device) if peak else torch.cuda.memory_allocated(device)
-        return int(held)
+        taken = int(torch.cuda.max_memory_reserved(device))
+        torch.cuda.reset_peak_memory_stats(device)
+        return taken
     return int(psutil.Process().memory_info().rss)
+
+
+def _bytes(stepper: Stepper) -> int:
+    """Of the first model's parameters and buffers."""
+    model = stepper.learners[0].model
+    return sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
 
 
 def _utilisation(device: torch.device, cores: float) -> float:

@@ -1,9 +1,13 @@
 """A config that notes which of its values are read."""
 
+import sys
 from collections.abc import ItemsView, Iterator, KeysView, ValuesView
 from typing import Any
 
 __all__ = ["ReadConfig"]
+
+_OWN_REFERENCES = 3
+"""The variable of the caller of `read`, `self` in it, and the argument of `getrefcount`."""
 
 
 class ReadConfig(dict[str, Any]):
@@ -18,7 +22,9 @@ class ReadConfig(dict[str, Any]):
         self._read: set[str] = set()
 
     def read(self) -> dict[str, Any]:
-        """What was read so far, with the values before any change."""
+        """What was read so far, with the values before any change; all where somebody has kept it to read on later."""
+        if sys.getrefcount(self) > _OWN_REFERENCES:
+            self._read.update(self._original)
         return {key: self._original.get(key) for key in sorted(self._read)}
 
     def __getitem__(self, key: str) -> Any:

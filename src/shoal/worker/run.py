@@ -24,13 +24,15 @@ def run(job: Job, device: Device, workplace: Workplace, stopping: Callable[[], b
     """Do what the job's purpose says."""
     place = torch.device(device.name if device.name.startswith("cuda") else "cpu")
     torch.set_num_threads(device.cores)
+    if place.type == "cuda":
+        torch.cuda.set_device(place)
     postpone_compiler()
     task, sets, describer = _prepared(workplace.task, place)
     match job.purpose:
         case Purpose.SURVEY:
             yield Surveyed(job.id, *describer.survey([member.trial for member in job.members]))
         case Purpose.PROFILE:
-            yield Profiled(job.id, measure(task, sets, job.arrays[0], place))
+            yield Profiled(job.id, measure(task, sets, job.arrays[0], place, device.memory))
         case Purpose.TRAIN:
             trainer = Trainer(task, sets, place, workplace.directory, workplace.checkpoint_seconds, stopping)
             for array in job.arrays:

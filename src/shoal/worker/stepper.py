@@ -2,7 +2,7 @@
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -116,7 +116,7 @@ class FusedStepper(Stepper):
 
     def _measure(self, model: nn.Module, batch: Any) -> dict[str, Any]:
         with remembered(model):
-            return {"valid_loss": self._loss(model, batch), **self._task.metrics(model, batch)}
+            return _with_loss(self._loss(model, batch), self._task.metrics(model, batch))
 
 
 class SerialStepper(Stepper):
@@ -149,8 +149,9 @@ class SerialStepper(Stepper):
                 for learner, total in zip(self.learners, totals, strict=True):
                     reseed(derive_seed(learner.trial.seed, "step", -number), self._device)
                     with remembered(learner.model):
-                        values = {"valid_loss": self._task.loss(learner.model, batch)}
-                        values.update(self._task.metrics(learner.model, batch))
+                        values = _with_loss(
+                            self._task.loss(learner.model, batch), self._task.metrics(learner.model, batch)
+                        )
                     for name, value in values.items():
                         _check_scalar(name, torch.as_tensor(value), 0)
                         total[name] = total.get(name, 0.0) + float(value) * size
@@ -207,6 +208,12 @@ def _apart(task: Task, learners: Sequence[Learner], reason: FusionError) -> Step
     if len(learners) == 1:
         return SerialStepper(task, learners)
     return ApartStepper([make_stepper(task, [learner]) for learner in learners])
+
+
+def _with_loss(loss: Tensor, metrics: Mapping[str, Any]) -> dict[str, Any]:
+    if "valid_loss" in metrics:
+        raise TaskError("the task's `metrics` must not return 'valid_loss': that is its `loss`; choose another name")
+    return {"valid_loss": loss, **metrics}
 
 
 def _size(batch: Any) -> int:

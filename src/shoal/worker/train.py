@@ -1,7 +1,6 @@
 """Trains the trials of an array up to their budgets, epoch by epoch."""
 
 import dataclasses
-import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
@@ -19,8 +18,6 @@ from shoal.worker.learner import Learner, batch_size, build
 from shoal.worker.stepper import Stepper, make_stepper
 
 __all__ = ["Trainer"]
-
-_log = logging.getLogger("shoal.worker")
 
 
 class Trainer:
@@ -72,9 +69,9 @@ class Trainer:
                 return
             yield from self._train(list(alike), array)
 
-    def _place(self, learner: Learner) -> tuple[int, int, int, int]:
+    def _place(self, learner: Learner) -> tuple[str, int, int, int]:
         """Learners that agree on this can share their batches."""
-        return (id(self._sets.of(learner.trial.config)[0]), learner.trial.data_seed, learner.epoch, learner.step)
+        return (repr(self._sets.key(learner.trial.config)), learner.trial.data_seed, learner.epoch, learner.step)
 
     def _train(self, learners: list[Learner], array: Array) -> Iterator[tuple[Report, ...]]:
         train, valid = self._sets.of(learners[0].trial.config)
