@@ -23,7 +23,7 @@ class Task(ABC):
     The model is set to training, and to evaluation for validation alone. At each epoch the training set is shuffled by
     the data seed and the epoch's number, cut into batches (the last may be smaller), and each is a training step on
     `loss`. Then `metrics` and `loss` are averaged over the validation set, weighted by batch size, `scheduler` steps
-    once (`ReduceLROnPlateau` with the validation loss), and the averages are reported; that of the loss is `valid_loss`.
+    once (`ReduceLROnPlateau` with the validation loss), and the averages are reported, the loss as `valid_loss`.
 
     Every process that needs the data calls `data`, with all random generators seeded alike. Batches are what
     `torch.utils.data.default_collate` makes of samples, on the trial's device. The task is pickled (by cloudpickle):

@@ -82,7 +82,7 @@ class Slot:
 
     def keep_row(self, b: int, row: Tensor) -> None:
         """The same for member b, in whose place a row of the stacked tensor stood."""
-        value, stacked = self.found(b + 1), self.data.detach()[b]
+        value, stacked = self.found(b + 1), self.data.data[b]
         if isinstance(value, Tensor) and (value is not row or value.data_ptr() != stacked.data_ptr()):
             _copy(self.path, stacked, value)
 

@@ -132,7 +132,7 @@ class SerialStepper(Stepper):
         losses = []
         for learner in self.learners:
             reseed(derive_seed(learner.trial.seed, "step", tick), self._device)
-            loss = self._task.step(learner.model, batch, learner.optimizer)
+            loss = self._task.step(learner.model, _own(batch, self.learners), learner.optimizer)
             _check_scalar("loss", loss, 0)
             losses.append(loss.detach())
         return torch.stack(losses)
@@ -149,8 +149,9 @@ class SerialStepper(Stepper):
                 for learner, total in zip(self.learners, totals, strict=True):
                     reseed(derive_seed(learner.trial.seed, "step", -number), self._device)
                     with remembered(learner.model):
+                        mine = _own(batch, self.learners)
                         values = _with_loss(
-                            self._task.loss(learner.model, batch), self._task.metrics(learner.model, batch)
+                            self._task.loss(learner.model, mine), self._task.metrics(learner.model, mine)
                         )
                     for name, value in values.items():
                         _check_scalar(name, torch.as_tensor(value), 0)
@@ -174,13 +175,14 @@ class ApartStepper(Stepper):
         restore = other_generators()
         for stepper in self._steppers:
             restore()
-            losses.append(stepper.train_step(batch, tick))
+            losses.append(stepper.train_step(_own(batch, self._steppers), tick))
         return torch.cat(losses)
 
     def validate(self, batches: Iterable[Any]) -> list[dict[str, float]]:
         """One pass over the batches by each."""
         kept = list(batches)
-        return [metrics for stepper in self._steppers for metrics in stepper.validate(kept)]
+        copies = ([_own(batch, self._steppers) for batch in kept] for _ in self._steppers)
+        return [m for stepper, mine in zip(self._steppers, copies, strict=True) for m in stepper.validate(mine)]
 
 
 def make_stepper(task: Task, learners: Sequence[Learner], profile: Profile | None = None, steps: int = 0) -> Stepper:
@@ -214,6 +216,11 @@ def _with_loss(loss: Tensor, metrics: Mapping[str, Any]) -> dict[str, Any]:
     if "valid_loss" in metrics:
         raise TaskError("the task's `metrics` must not return 'valid_loss': that is its `loss`; choose another name")
     return {"valid_loss": loss, **metrics}
+
+
+def _own(batch: Any, users: Sequence[Any]) -> Any:
+    """A batch for one of its users, who may change it in place."""
+    return batch if len(users) == 1 else pytree.tree_map_only(Tensor, torch.clone, batch)
 
 
 def _size(batch: Any) -> int:
