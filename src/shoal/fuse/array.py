@@ -84,7 +84,7 @@ class ModelArray(nn.Module):
         key = (_code(fn), self.training)
         if len(self) == 1 or key in self._single or _ALL in self._single:
             return self._each(fn, keys, batch)
-        before = [buffer.clone() for buffer in self.stacked.buffers()]
+        before, restore = [buffer.clone() for buffer in self.stacked.buffers()], other_generators()
         bypassed = events.bypasses
         try:
             with self.open(keys) as model:
@@ -98,6 +98,7 @@ class ModelArray(nn.Module):
                 _log.warning("%s runs member by member: %s", getattr(fn, "__qualname__", fn), reason)
         for buffer, saved in zip(self.stacked.buffers(), before, strict=True):
             buffer.detach().copy_(saved)
+        restore()
         self._single.add(key)
         return self._each(fn, keys, batch)
 
