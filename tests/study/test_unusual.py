@@ -123,7 +123,7 @@ def other_noise(model: nn.Module, batch: Any) -> Tensor:
 
 def noise_apart(model: nn.Module, batch: Any) -> Tensor:
     out = model(batch[0] + np.random.randn() * 0.1)
-    return F.mse_loss(out if float(out.sum()) > 0 else out * 2, batch[1])
+    return F.mse_loss(out if float(out.detach().sum()) > 0 else out * 2, batch[1])
 
 
 def remembering(model: nn.Module, batch: Any) -> Tensor:
