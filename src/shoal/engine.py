@@ -285,14 +285,16 @@ class Engine:
     def _fatal(self, job: Job, ended: Ended) -> ShoalError | None:
         """The error that ends the study, if every other job would end so too.
 
-        A task that breaks its contract does so for all trials, unless one has got past it.
+        A task that breaks its contract does so for all trials, unless one has got past it. A survey is rejected only
+        where the task cannot be loaded at all.
         """
         if ended.outcome is Outcome.STORAGE_FULL:
             return StorageFullError(
                 f"{ended.message}\nEverything recorded is intact; free some space, then: "
                 f"shoal resume {self._journal.directory}"
             )
-        if ended.outcome is Outcome.REJECTED and not any(x.epoch for x in self._trials.values()):
+        for_all = job.purpose is Purpose.SURVEY or not any(x.epoch for x in self._trials.values())
+        if ended.outcome is Outcome.REJECTED and for_all:
             first, *others = job.members
             company = f" and {len(others)} more" if others else ""
             config = dict(first.trial.config)
