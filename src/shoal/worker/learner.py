@@ -17,7 +17,7 @@ from shoal.task import Task
 from shoal.trial import Config, Report, Trial
 from shoal.worker.checkpoint import Checkpoint, load_newest, save
 
-__all__ = ["Learner", "batch_size", "build", "checked", "reseed"]
+__all__ = ["Learner", "batch_size", "build", "checked", "reseed", "wait"]
 
 
 @dataclass(eq=False)
@@ -121,6 +121,12 @@ def reseed(seed: int, device: torch.device) -> None:
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":
         torch.cuda.manual_seed(seed)
+
+
+def wait(device: torch.device) -> None:
+    """Let the device finish, so that a clock tells how long it took."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def checked(method: str, value: Any, kind: type) -> Any:

@@ -15,6 +15,7 @@ from shoal.cost.demand import Profile
 from shoal.fuse.array import ModelArray
 from shoal.fuse.capture import CapturedStep, capture
 from shoal.fuse.optim.fused import FusedOptimizer
+from shoal.worker.learner import wait
 
 __all__ = ["Pace"]
 
@@ -44,6 +45,7 @@ class Pace:
         self, array: ModelArray, optimizer: FusedOptimizer, loss: Loss, profile: Profile | None, steps: int
     ) -> None:
         self._array = array
+        self._device = next((p.device for p in array.parameters()), torch.device("cpu"))
         self._optimizer = optimizer
         self._loss = loss
         self._profile = profile
@@ -60,10 +62,10 @@ class Pace:
         self._left -= 1
         if self._settled:
             return self._run(batch)
-        _wait(self._array)
+        wait(self._device)
         began = time.perf_counter()
         losses = self._run(batch)
-        _wait(self._array)
+        wait(self._device)
         self._times.append(time.perf_counter() - began)
         if len(self._times) > MEASURED:
             self._decide(median(self._times[1:]), batch)
@@ -103,10 +105,3 @@ class Pace:
         if self._profile is not None:
             gains = {**self._profile.compiled_gain, len(self._array): gain}
             self.finding = replace(self._profile, compiled_gain=gains, compile_seconds=self._compile_seconds)
-
-
-def _wait(array: ModelArray) -> None:
-    """Let the device finish, so that a clock tells how long it took."""
-    parameter = next(array.parameters(), None)
-    if parameter is not None and parameter.is_cuda:
-        torch.cuda.synchronize(parameter.device)

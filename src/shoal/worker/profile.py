@@ -13,7 +13,7 @@ from shoal.cost.demand import Profile
 from shoal.planner.job import Array
 from shoal.task import Task
 from shoal.worker.data import Batches, DataSets, epoch_order
-from shoal.worker.learner import build
+from shoal.worker.learner import build, wait
 from shoal.worker.stepper import Stepper, make_stepper
 
 __all__ = ["measure"]
@@ -76,16 +76,11 @@ def _batches(train: Batches, array: Array) -> Iterator[Any]:
 
 
 def _timed(step: Any, batch: Any, tick: int, device: torch.device) -> float:
-    _wait(device)
+    wait(device)
     began = time.perf_counter()
     step(batch, tick)
-    _wait(device)
+    wait(device)
     return time.perf_counter() - began
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def _times() -> tuple[float, float, float]:
