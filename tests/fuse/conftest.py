@@ -1,14 +1,24 @@
-"""Many small tensors: one thread is fastest, most of all where tests run side by side."""
+"""What holds for all tests of fusion: one thread, and nothing that depends on the machine's speed."""
 
 from collections.abc import Iterator
 
 import pytest
 import torch
 
+from shoal.fuse.autotune import off
+
 
 @pytest.fixture(autouse=True, scope="session")
 def one_thread() -> Iterator[None]:
+    """Many small tensors: one is fastest, most of all where tests run side by side."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def no_autotuning() -> Iterator[None]:
+    """Functions go their default way, unless a test turns measuring on."""
+    with off():
+        yield

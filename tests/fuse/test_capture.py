@@ -111,7 +111,7 @@ def test_data_dependent_control_flow_is_not_captured() -> None:
 
 
 def test_an_optimizer_that_steps_by_itself_is_not_captured() -> None:
-    array, fused = members(mlp, torch.optim.RMSprop, 2)
+    array, fused = members(mlp, torch.optim.Rprop, 2)
     (batch,) = batches(1)
     eager(array, fused, batch)
     with pytest.raises(FusionError, match="fused rule"):

@@ -1,137 +1,375 @@
-"""Losses are reduced within each member."""
+"""Losses are reduced within each member, with targets and weights that members share or have of their own."""
 
+import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from twins import Of, check
+from twins import Of, build, check, compare
+
+from shoal.fuse.array import fuse
+from shoal.fuse.stacked import Stacked
+
+REDUCTIONS = ("mean", "sum", "none")
+
+
+class Targets(nn.Module):
+    """All that losses are measured against, for six samples of three classes or numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        values = torch.rand(6, 3, dtype=torch.float64) / 2
+        tensors = {
+            "labels": torch.randint(0, 3, (6,)),
+            "values": values,
+            "others": torch.randn(6, 3, dtype=torch.float64),
+            "signs": torch.randint(0, 2, (6, 3)) * 2 - 1,
+            "bits": torch.randint(0, 2, (6, 3)),
+            "shares": values.softmax(1),
+            "weight": torch.rand(3, dtype=torch.float64) + 0.5,
+            "row_weight": torch.rand(6, 1, dtype=torch.float64),
+            "pixels": torch.randint(0, 3, (3, 3, 2)),
+            "map_shares": torch.rand(3, 3, 3, 2, dtype=torch.float64).softmax(1),
+            "sets": torch.tensor([[0, -1, 1], [2, 1, -1], [-1, 0, 1], [0, 1, 2], [1, -1, 0], [2, -1, 0]]).roll(
+                int(torch.randint(6, ())), 0
+            ),
+        }
+        for name, tensor in tensors.items():
+            self.register_buffer(name, tensor)
+
+
+Loss = Callable[..., Tensor]
+CLASSES: dict[str, Loss] = {
+    "cross entropy": lambda x, t, r: F.cross_entropy(x, t.labels, reduction=r),
+    "cross entropy, weights": lambda x, t, r: F.cross_entropy(x, t.labels, t.weight, reduction=r),
+    "cross entropy, one ignored": lambda x, t, r: F.cross_entropy(x, t.labels, ignore_index=1, reduction=r),
+    "cross entropy, weights, one ignored": lambda x, t, r: F.cross_entropy(
+        x, t.labels, t.weight, ignore_index=1, reduction=r
+    ),
+    "cross entropy, all ignored": lambda x, t, r: F.cross_entropy(x, t.labels * 0 - 100, t.weight, reduction=r),
+    "cross entropy, smooth": lambda x, t, r: F.cross_entropy(
+        x, t.labels, label_smoothing=0.1, ignore_index=2, reduction=r
+    ),
+    "cross entropy, smooth, weights": lambda x, t, r: F.cross_entropy(
+        x, t.labels, t.weight, label_smoothing=0.1, ignore_index=2, reduction=r
+    ),
+    "cross entropy, all ignored, smooth": lambda x, t, r: F.cross_entropy(
+        x, t.labels * 0 + 5, t.weight, ignore_index=5, label_smoothing=0.3, reduction=r
+    ),
+    "cross entropy, shares": lambda x, t, r: F.cross_entropy(x, t.shares, reduction=r),
+    "cross entropy, shares, weights": lambda x, t, r: F.cross_entropy(x, t.shares, t.weight, reduction=r),
+    "cross entropy, shares, smooth": lambda x, t, r: F.cross_entropy(
+        x, t.shares, t.weight, label_smoothing=0.2, reduction=r
+    ),
+    "cross entropy, best label": lambda x, t, r: F.cross_entropy(x, x.argmax(1), t.weight, reduction=r),
+    "cross entropy, bytes": lambda x, t, r: F.cross_entropy(x, t.labels.byte(), t.weight, reduction=r),
+    "cross entropy, one sample": lambda x, t, r: F.cross_entropy(x[0], t.labels[0], t.weight, reduction=r),
+    "cross entropy, one sample's shares": lambda x, t, r: F.cross_entropy(x[0], t.shares[0], t.weight, reduction=r),
+    "cross entropy, of shared logits": lambda x, t, r: F.cross_entropy(t.others, x.softmax(1), reduction=r),
+    "cross entropy, half of it masked": lambda x, t, r: F.cross_entropy(
+        x.index_fill(1, torch.tensor([2]), -torch.inf), t.labels % 2, t.weight, reduction=r
+    ),
+    "nll": lambda x, t, r: F.nll_loss(x.log_softmax(1), t.labels, reduction=r),
+    "nll, weights, one ignored": lambda x, t, r: F.nll_loss(
+        x.log_softmax(1), t.labels, t.weight, ignore_index=0, reduction=r
+    ),
+    "nll, one sample": lambda x, t, r: F.nll_loss(x[1], t.labels[1], t.weight, reduction=r),
+    "multi margin": lambda x, t, r: F.multi_margin_loss(x, t.labels, p=2, margin=0.7, weight=t.weight, reduction=r),
+    "multilabel margin": lambda x, t, r: F.multilabel_margin_loss(x, t.sets, reduction=r),
+    "multilabel soft margin": lambda x, t, r: F.multilabel_soft_margin_loss(x, t.bits, t.weight, reduction=r),
+}
+PAIRS: dict[str, Loss] = {
+    "mse": lambda x, t, r: F.mse_loss(x, t.values, reduction=r),
+    "mse, target first": lambda x, t, r: F.mse_loss(t.values, x, reduction=r),
+    "mse, of a number": lambda x, t, r: F.mse_loss(x[0, 0], t.values[0, 0], reduction=r),
+    "mse, integers": lambda x, t, r: F.mse_loss(x, t.bits, reduction=r),
+    "mse, single precision": lambda x, t, r: F.mse_loss(x.float(), t.values, reduction=r),
+    "mse, weights": lambda x, t, r: F.mse_loss(x, t.others, weight=t.values, reduction=r),
+    "mse, own target": lambda x, t, r: F.mse_loss(x, x.detach().flip(0), reduction=r),
+    "l1": lambda x, t, r: F.l1_loss(x, t.values, reduction=r),
+    "smooth l1": lambda x, t, r: F.smooth_l1_loss(x, t.values, beta=0.5, reduction=r),
+    "smooth l1 with a corner": lambda x, t, r: F.smooth_l1_loss(x, t.values, beta=0.0, reduction=r),
+    "huber": lambda x, t, r: F.huber_loss(x, t.values, delta=0.3, reduction=r),
+    "huber, weights": lambda x, t, r: F.huber_loss(x, t.others, delta=0.3, weight=t.values, reduction=r),
+    "bce": lambda x, t, r: F.binary_cross_entropy(x.sigmoid(), t.values, reduction=r),
+    "bce, weights": lambda x, t, r: F.binary_cross_entropy(x.sigmoid(), t.values, t.weight, reduction=r),
+    "bce, weights of rows": lambda x, t, r: F.binary_cross_entropy(x.sigmoid(), t.values, t.row_weight, reduction=r),
+    "bce of logits": lambda x, t, r: F.binary_cross_entropy_with_logits(x, t.values, reduction=r),
+    "bce of logits, weights": lambda x, t, r: F.binary_cross_entropy_with_logits(
+        x, t.values, t.row_weight, pos_weight=t.weight, reduction=r
+    ),
+    "kl": lambda x, t, r: F.kl_div(x.log_softmax(1), t.shares, reduction=r),
+    "kl of logarithms": lambda x, t, r: F.kl_div(x.log_softmax(1), t.shares.log(), reduction=r, log_target=True),
+    "kl by batch": lambda x, t, r: F.kl_div(
+        x.log_softmax(1), t.shares, reduction="batchmean" if r == "mean" else r, log_target=r == "sum"
+    ),
+    "kl of one sample by batch": lambda x, t, r: F.kl_div(x[0], t.shares[0], reduction="batchmean"),
+    "soft margin": lambda x, t, r: F.soft_margin_loss(x, t.signs, reduction=r),
+    "poisson nll": lambda x, t, r: F.poisson_nll_loss(x, t.values, reduction=r),
+    "poisson nll, full": lambda x, t, r: F.poisson_nll_loss(
+        x.exp(), t.values * 3, log_input=False, full=True, reduction=r
+    ),
+    "gaussian nll": lambda x, t, r: F.gaussian_nll_loss(x, t.others, t.values + 1, full=True, reduction=r),
+    "gaussian nll, variance of rows": lambda x, t, r: F.gaussian_nll_loss(x, t.others, t.row_weight, reduction=r),
+    "gaussian nll, own variance": lambda x, t, r: F.gaussian_nll_loss(t.others, t.values, x.exp(), reduction=r),
+    "gaussian nll, one variance": lambda x, t, r: F.gaussian_nll_loss(x, t.others, 0.5, reduction=r),
+    "hinge embedding": lambda x, t, r: F.hinge_embedding_loss(x, t.signs, margin=0.4, reduction=r),
+}
+DISTANCES: dict[str, Loss] = {
+    "cosine embedding": lambda x, t, r: F.cosine_embedding_loss(x, t.others, t.signs[:, 0], 0.1, reduction=r),
+    "margin ranking": lambda x, t, r: F.margin_ranking_loss(x[:, 0], t.others[:, 0], t.signs[:, 0], 0.2, reduction=r),
+    "margin ranking of rows": lambda x, t, r: F.margin_ranking_loss(x, t.others, t.signs, 0.2, reduction=r),
+    "triplet": lambda x, t, r: F.triplet_margin_loss(x, t.values, t.others, swap=True, reduction=r),
+    "triplet of norm 1": lambda x, t, r: F.triplet_margin_loss(t.values, x, t.others, p=1, reduction=r),
+    "triplet, cosine": lambda x, t, r: F.triplet_margin_with_distance_loss(
+        x, t.values, t.others, distance_function=lambda a, b: 1 - F.cosine_similarity(a, b), reduction=r
+    ),
+    "triplet, own distance": lambda x, t, r: F.triplet_margin_with_distance_loss(
+        x, t.values, t.others, distance_function=lambda a, b: ((a - b).abs() * t.weight).sum(1), reduction=r
+    ),
+}
+MAPS: dict[str, Loss] = {
+    "cross entropy": lambda x, t, r: F.cross_entropy(x, t.pixels, reduction=r),
+    "cross entropy, weights": lambda x, t, r: F.cross_entropy(x, t.pixels, t.weight, ignore_index=1, reduction=r),
+    "cross entropy, smooth": lambda x, t, r: F.cross_entropy(
+        x, t.pixels, t.weight, label_smoothing=0.1, ignore_index=0, reduction=r
+    ),
+    "cross entropy, shares": lambda x, t, r: F.cross_entropy(
+        x, t.map_shares, t.weight, label_smoothing=0.1, reduction=r
+    ),
+    "cross entropy of a sequence": lambda x, t, r: F.cross_entropy(
+        x.flatten(2), t.pixels.flatten(1), t.weight, reduction=r
+    ),
+    "nll": lambda x, t, r: F.nll_loss(x.log_softmax(1), t.pixels, t.weight, ignore_index=2, reduction=r),
+    "nll of a volume": lambda x, t, r: F.nll_loss(x[..., None], t.pixels[..., None], t.weight, reduction=r),
+    "mse": lambda x, t, r: F.mse_loss(x, t.map_shares, reduction=r),
+    "bce of logits": lambda x, t, r: F.binary_cross_entropy_with_logits(
+        x, t.map_shares, pos_weight=t.weight[:, None, None], reduction=r
+    ),
+}
 
 torch.manual_seed(3)
+SHARED = Targets()
 X = torch.randn(6, 4, dtype=torch.float64)
 IMAGE = torch.randn(3, 4, 3, 2, dtype=torch.float64)
-LABELS = torch.tensor([0, 2, 1, -100, 2, 0])
-PIXELS = torch.randint(0, 3, (3, 3, 2))
-WEIGHT = torch.tensor([0.3, 2.0, 1.0], dtype=torch.float64)
-TARGET = torch.rand(6, 3, dtype=torch.float64)
-SIGNS = TARGET.gt(0.5).double() * 2 - 1
-SHARES = TARGET.softmax(1)
 
-Loss = Callable[[Tensor], Tensor]
-ON_ROWS: dict[str, Loss] = {
-    "cross entropy": lambda x: F.cross_entropy(x, LABELS),
-    "cross entropy sum": lambda x: F.cross_entropy(x, LABELS, reduction="sum"),
-    "cross entropy none": lambda x: F.cross_entropy(x, LABELS, reduction="none"),
-    "cross entropy weights": lambda x: F.cross_entropy(x, LABELS, weight=WEIGHT),
-    "cross entropy ignores 2": lambda x: F.cross_entropy(x, LABELS.abs() % 3, weight=WEIGHT, ignore_index=2),
-    "cross entropy ignores all": lambda x: F.cross_entropy(x, torch.full((6,), 1), ignore_index=1),
-    "cross entropy smooth": lambda x: F.cross_entropy(x, LABELS, label_smoothing=0.1),
-    "cross entropy smooth weights": lambda x: F.cross_entropy(x, LABELS.abs() % 3, weight=WEIGHT, label_smoothing=0.1),
-    "cross entropy shares": lambda x: F.cross_entropy(x, SHARES),
-    "cross entropy shares sum": lambda x: F.cross_entropy(x, SHARES, reduction="sum"),
-    "cross entropy shares smooth": lambda x: F.cross_entropy(x, SHARES, WEIGHT, label_smoothing=0.2),
-    "cross entropy own labels": lambda x: F.cross_entropy(x, x.argmax(1)),
-    "cross entropy of one sample": lambda x: F.cross_entropy(x[0], LABELS[0]),
-    "module": lambda x: nn.CrossEntropyLoss(label_smoothing=0.1)(x, LABELS),
-    "nll": lambda x: F.nll_loss(x.log_softmax(1), LABELS),
-    "mse": lambda x: F.mse_loss(x, TARGET),
-    "mse sum": lambda x: F.mse_loss(x, TARGET, reduction="sum"),
-    "mse none": lambda x: F.mse_loss(x, TARGET, reduction="none"),
-    "mse target first": lambda x: F.mse_loss(TARGET, x),
-    "mse own target": lambda x: F.mse_loss(x, x.detach().flip(0)),
-    "l1": lambda x: F.l1_loss(x, TARGET),
-    "smooth l1": lambda x: F.smooth_l1_loss(x, TARGET, beta=0.5),
-    "huber": lambda x: F.huber_loss(x, TARGET, delta=0.3),
-    "bce": lambda x: F.binary_cross_entropy(x.sigmoid(), TARGET),
-    "bce with logits": lambda x: nn.BCEWithLogitsLoss()(x, TARGET),
-    "bce with weights": lambda x: F.binary_cross_entropy_with_logits(x, TARGET, pos_weight=WEIGHT),
-    "kl": lambda x: F.kl_div(x.log_softmax(1), SHARES, reduction="batchmean"),
-    "kl sum": lambda x: F.kl_div(x.log_softmax(1), SHARES.log(), reduction="sum", log_target=True),
-    "soft margin": lambda x: F.soft_margin_loss(x, SIGNS),
-    "hinge embedding": lambda x: F.hinge_embedding_loss(x, SIGNS),
-    "cosine embedding": lambda x: F.cosine_embedding_loss(x, TARGET, SIGNS[:, 0]),
-    "triplet": lambda x: F.triplet_margin_loss(x, TARGET, -TARGET),
-    "multi margin": lambda x: F.multi_margin_loss(x, LABELS.abs() % 3),
-    "gaussian nll": lambda x: F.gaussian_nll_loss(x, TARGET, TARGET + 1),
-    "poisson nll": lambda x: F.poisson_nll_loss(x, TARGET),
+
+ROWS = {**CLASSES, **PAIRS, **DISTANCES}
+
+
+def in_all_ways(loss: Loss, model: nn.Module, x: Tensor) -> list[Tensor]:
+    """With shared targets and the member's own, by every reduction."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "reduction: 'mean' divides the total loss", UserWarning)
+        return [loss(model.net(x), targets, r) for targets in (SHARED, model.targets) for r in REDUCTIONS]
+
+
+@pytest.mark.parametrize("members", [1, 2, 5, 10])
+@pytest.mark.parametrize("name", ROWS)
+def test_loss_of_rows(name: str, members: int) -> None:
+    make = lambda: Of(None, net=nn.Linear(4, 3), targets=Targets())  # noqa: E731
+    check(make, X, fn=partial(in_all_ways, ROWS[name]), members=members, steps=1)
+
+
+@pytest.mark.parametrize("members", [1, 2, 5, 10])
+@pytest.mark.parametrize("name", MAPS)
+def test_loss_of_maps(name: str, members: int) -> None:
+    make = lambda: Of(None, net=nn.Conv2d(4, 3, 1), targets=Targets())  # noqa: E731
+    check(make, IMAGE, fn=partial(in_all_ways, MAPS[name]), members=members, steps=1)
+
+
+SPEECH: dict[str, Callable[[Tensor, str], Tensor]] = {
+    "padded targets": lambda x, r: F.ctc_loss(x, SPOKEN, torch.tensor([6, 4]), torch.tensor([2, 1]), reduction=r),
+    "targets in a row": lambda x, r: F.ctc_loss(x, SPOKEN.flatten()[:3], (6, 5), (2, 1), reduction=r),
+    "impossible": lambda x, r: F.ctc_loss(x, SPOKEN, (1, 6), (2, 2), reduction=r, zero_infinity=True),
+    "nothing said": lambda x, r: F.ctc_loss(x, SPOKEN, (6, 6), (0, 2), blank=0, reduction=r),
+    "one sample": lambda x, r: F.ctc_loss(x[:, 0], SPOKEN[0], torch.tensor(6), torch.tensor(2), reduction=r),
+    "own targets": lambda x, r: F.ctc_loss(x, x[:2, :, 1:].argmax(-1).T + 1, (6, 6), (2, 2), reduction=r),
 }
-ON_PIXELS: dict[str, Loss] = {
-    "mean": lambda x: F.cross_entropy(x, PIXELS),
-    "weights": lambda x: F.cross_entropy(x, PIXELS, WEIGHT, ignore_index=1),
-    "none": lambda x: F.cross_entropy(x, PIXELS, reduction="none"),
-    "smooth": lambda x: F.cross_entropy(x, PIXELS, label_smoothing=0.1),
-    "shares": lambda x: F.cross_entropy(x, F.one_hot(PIXELS, 3).movedim(-1, 1).double()),
+SPOKEN = torch.tensor([[1, 2], [2, 2]])
+
+
+@pytest.mark.parametrize("members", [1, 2, 5, 10])
+@pytest.mark.parametrize("name", SPEECH)
+def test_ctc_loss(name: str, members: int) -> None:
+    def losses(model: nn.Module, x: Tensor) -> list[Tensor]:
+        rows = model(x).unflatten(1, (2, 3)).log_softmax(-1)
+        return [SPEECH[name](rows, r) for r in REDUCTIONS]
+
+    check(lambda: nn.Linear(4, 6), X, fn=losses, members=members, steps=1)
+
+
+LINEAR: dict[str, Callable[[nn.Module, Tensor, str], Tensor]] = {
+    "plain": lambda m, x, r: F.linear_cross_entropy(m.a(x), m.b.weight, SHARED.labels, reduction=r),
+    "bias, weights, smooth": lambda m, x, r: F.linear_cross_entropy(
+        m.a(x), m.b.weight, SHARED.labels, linear_bias=m.b.bias, weight=SHARED.weight, label_smoothing=0.1, reduction=r
+    ),
+    "shared input": lambda m, x, r: F.linear_cross_entropy(x, m.b.weight, SHARED.labels, ignore_index=1, reduction=r),
+    "shared classes": lambda m, x, r: F.linear_cross_entropy(m.a(x), SHARED.others[:3].repeat(1, 2)[:, :4],
+                                                             SHARED.labels, reduction=r),
+}  # fmt: skip
+
+
+@pytest.mark.skipif(not hasattr(F, "linear_cross_entropy"), reason="this torch does not have it yet")
+@pytest.mark.parametrize("members", [1, 2, 5, 10])
+@pytest.mark.parametrize("name", LINEAR)
+def test_linear_cross_entropy(name: str, members: int) -> None:
+    make = lambda: Of(None, a=nn.Linear(4, 4), b=nn.Linear(4, 3))  # noqa: E731
+    check(make, X, fn=lambda m, x: [LINEAR[name](m, x, r) for r in REDUCTIONS], members=members, steps=1)
+
+
+class Smoothed(nn.Module):
+    """Members differ in a number of their loss."""
+
+    def __init__(self, loss: Callable[[float, Tensor], Tensor], number: float) -> None:
+        super().__init__()
+        self.net = nn.Linear(4, 3)
+        self.loss = loss
+        self.number = number
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.loss(self.number, self.net(x))
+
+
+NUMBERS: dict[str, Callable[..., Tensor]] = {
+    "smoothing": lambda e, x: F.cross_entropy(x, SHARED.labels, label_smoothing=e, ignore_index=1),
+    "smoothing, weights": lambda e, x: F.cross_entropy(x, SHARED.labels, SHARED.weight, label_smoothing=e),
+    "smoothing, shares": lambda e, x: F.cross_entropy(x, SHARED.shares, SHARED.weight, label_smoothing=e),
+    "smoothing, one sample": lambda e, x: F.cross_entropy(x[0], SHARED.labels[0], label_smoothing=e),
+    "smoothing, none reduced": lambda e, x: F.cross_entropy(
+        x.unflatten(0, (2, 3)), SHARED.labels.view(2, 3), label_smoothing=e, reduction="none"
+    ),
+    "corner of smooth l1": lambda e, x: F.smooth_l1_loss(x, SHARED.others, beta=e),
+    "corner of huber": lambda e, x: F.huber_loss(x, SHARED.others, delta=e + 0.1),
+    "margin": lambda e, x: F.multi_margin_loss(x, SHARED.labels, margin=e),
+    "margin of triplets": lambda e, x: F.triplet_margin_loss(x, SHARED.values, SHARED.others, margin=e + 1),
+    "variance": lambda e, x: F.gaussian_nll_loss(x, SHARED.others, e + 0.5),
+    "factor": lambda e, x: e * F.mse_loss(x, SHARED.values) + (1 - e) * F.l1_loss(x, SHARED.values),
 }
 
 
-@pytest.mark.parametrize("members", [1, 3])
-@pytest.mark.parametrize("name", ON_ROWS)
-def test_loss(name: str, members: int) -> None:
-    check(lambda: nn.Linear(4, 3), X, fn=lambda m, x: ON_ROWS[name](m(x)), members=members)
+@pytest.mark.parametrize("members", [1, 2, 5, 10])
+@pytest.mark.parametrize("name", NUMBERS)
+def test_members_that_differ_in_a_number(name: str, members: int) -> None:
+    def make() -> nn.Module:
+        seed = torch.initial_seed()  # `build` gives each member its own; one has no smoothing
+        return Smoothed(NUMBERS[name], seed / 20)
+
+    check(make, X, members=members, steps=1)
 
 
-@pytest.mark.parametrize("name", ON_PIXELS)
-def test_loss_of_pixels(name: str) -> None:
-    check(lambda: nn.Conv2d(4, 3, 1), IMAGE, fn=lambda m, x: ON_PIXELS[name](m(x)), members=3)
+def test_smoothing_of_none_is_not_spoilt_by_an_impossible_class() -> None:
+    """For the other member the loss is infinite, as it is for it alone."""
+
+    def loss(rate: float, x: Tensor) -> Tensor:
+        return F.cross_entropy(x.index_fill(1, torch.tensor([2]), -torch.inf), SHARED.labels % 2, label_smoothing=rate)
+
+    array = fuse([Smoothed(loss, rate).double() for rate in (0.0, 0.1)])
+    losses = array(X)
+    assert losses.isfinite().tolist() == [True, False]
+    losses[0].backward()
+    assert all(p.grad[0].isfinite().all() for p in array.parameters())
 
 
-def test_ctc_loss() -> None:
-    def loss(model: nn.Module, x: Tensor) -> Tensor:
-        rows = model(x).view(6, 1, 3).log_softmax(-1)
-        return F.ctc_loss(rows, torch.tensor([[1, 2]]), torch.tensor([6]), torch.tensor([2]))
-
-    check(lambda: nn.Linear(4, 3), X, fn=loss, members=3)
+def test_smoothing_beyond_one_is_refused_in_torchs_words() -> None:
+    array = fuse([Smoothed(NUMBERS["smoothing"], rate).double() for rate in (0.5, 1.5)])
+    with pytest.raises(RuntimeError, match="label_smoothing must be between 0.0 and 1.0. Got: 1.5"):
+        array(X)
 
 
-def heads(tokens: int, count: int = 2) -> Tensor:
-    return torch.randn(3, count, tokens, 4, dtype=torch.float64)
-
-
-MASK = torch.rand(5, 7) > 0.4
-ATTENTION: dict[str, dict[str, Any]] = {
-    "plain": {},
-    "causal": {"is_causal": True},
-    "bool mask": {"attn_mask": MASK},
-    "float mask": {"attn_mask": torch.randn(5, 7, dtype=torch.float64)},
-    "mask per head": {"attn_mask": torch.randn(2, 5, 7, dtype=torch.float64)},
-    "mask per sample": {"attn_mask": torch.rand(3, 1, 5, 7) > 0.3},
-    "mask of rank 4": {"attn_mask": torch.randn(1, 2, 5, 7, dtype=torch.float64)},
-    "nothing allowed": {"attn_mask": torch.zeros(5, 7, dtype=torch.bool)},
-    "scale": {"scale": 0.3},
+MODULES: dict[str, tuple[Callable[[], nn.Module], list[str]]] = {
+    "L1Loss": (nn.L1Loss, ["values"]),
+    "MSELoss": (nn.MSELoss, ["values"]),
+    "SmoothL1Loss": (lambda: nn.SmoothL1Loss(beta=0.4), ["values"]),
+    "HuberLoss": (lambda: nn.HuberLoss("sum"), ["values"]),
+    "CrossEntropyLoss": (lambda: nn.CrossEntropyLoss(torch.rand(3), label_smoothing=0.1), ["labels"]),
+    "NLLLoss": (lambda: nn.NLLLoss(torch.rand(3)), ["labels"]),
+    "BCEWithLogitsLoss": (lambda: nn.BCEWithLogitsLoss(torch.rand(3), pos_weight=torch.rand(3)), ["values"]),
+    "KLDivLoss": (lambda: nn.KLDivLoss(reduction="batchmean"), ["shares"]),
+    "PoissonNLLLoss": (nn.PoissonNLLLoss, ["values"]),
+    "GaussianNLLLoss": (nn.GaussianNLLLoss, ["others", "values"]),
+    "HingeEmbeddingLoss": (nn.HingeEmbeddingLoss, ["signs"]),
+    "MarginRankingLoss": (nn.MarginRankingLoss, ["others", "signs"]),
+    "MultiMarginLoss": (lambda: nn.MultiMarginLoss(weight=torch.rand(3)), ["labels"]),
+    "MultiLabelMarginLoss": (nn.MultiLabelMarginLoss, ["sets"]),
+    "MultiLabelSoftMarginLoss": (lambda: nn.MultiLabelSoftMarginLoss(torch.rand(3)), ["bits"]),
+    "SoftMarginLoss": (nn.SoftMarginLoss, ["signs"]),
+    "TripletMarginLoss": (nn.TripletMarginLoss, ["values", "others"]),
+    "TripletMarginWithDistanceLoss": (nn.TripletMarginWithDistanceLoss, ["values", "others"]),
 }
 
 
-@pytest.mark.parametrize("name", ATTENTION)
-@pytest.mark.parametrize("p", [0.0, 1e-12], ids=["without dropout", "with a mask that keeps all"])
-def test_attention(name: str, p: float) -> None:
-    """A dropout rate of almost 0 takes the other way through the rule, and drops nothing."""
+@pytest.mark.parametrize("name", MODULES)
+def test_loss_module_within_the_model_and_outside(name: str) -> None:
+    kind, names = MODULES[name]
+    torch.manual_seed(0)
+    outside = kind().double()
 
-    def attend(model: nn.Module, q: Tensor, k: Tensor) -> Tensor:
-        return F.scaled_dot_product_attention(model.q(q), model.k(k), k, dropout_p=p, **ATTENTION[name])
+    def losses(model: nn.Module, x: Tensor) -> list[Tensor]:
+        rows = model.net(x)
+        targets = [getattr(SHARED, name) for name in names]
+        return [model.loss(rows, *targets), outside(rows, *targets)]
 
-    make = lambda: Of(attend, q=nn.Linear(4, 4), k=nn.Linear(4, 4))  # noqa: E731
-    check(make, heads(5), heads(7), members=3, tolerance=1e-9 if not p else 1e-8)
-
-
-@pytest.mark.parametrize("p", [0.0, 1e-12])
-def test_attention_of_grouped_queries(p: float) -> None:
-    def attend(model: nn.Module, q: Tensor, k: Tensor) -> Tensor:
-        return F.scaled_dot_product_attention(model(q), k, k, dropout_p=p, enable_gqa=True)
-
-    check(lambda: nn.Linear(4, 4), heads(5, 4), heads(7, 2), fn=attend, members=3)
+    check(lambda: Of(None, net=nn.Linear(4, 3), loss=kind()), X, fn=losses, members=3)
 
 
-def test_attention_with_a_mask_of_the_members_own() -> None:
-    def attend(model: nn.Module, q: Tensor, k: Tensor) -> Tensor:
-        return F.scaled_dot_product_attention(q, k, k, attn_mask=model(q) @ k.transpose(-1, -2))
+LEGACY: dict[str, Loss] = {
+    "mean": lambda x: F.cross_entropy(x, SHARED.labels, size_average=True),
+    "sum": lambda x: F.mse_loss(x, SHARED.values, size_average=False),
+    "none": lambda x: F.nll_loss(x, SHARED.labels, reduce=False),
+}
 
-    check(lambda: nn.Linear(4, 4), heads(5), heads(7), fn=attend, members=3)
+
+@pytest.mark.parametrize("name", LEGACY)
+@pytest.mark.filterwarnings("ignore:size_average and reduce args will be deprecated:UserWarning")
+def test_reduction_in_torchs_old_words(name: str) -> None:
+    check(lambda: nn.Linear(4, 3), X, fn=lambda m, x: LEGACY[name](m(x)), members=3)
 
 
-def test_attention_without_heads() -> None:
-    def attend(model: nn.Module, q: Tensor) -> Tensor:
-        return F.scaled_dot_product_attention(model(q), q, q)
+WRONG: dict[str, Loss] = {
+    "reduction": lambda x: F.mse_loss(x, SHARED.values, reduction="average"),
+    "batchmean": lambda x: F.l1_loss(x, SHARED.values, reduction="batchmean"),
+    "reduction of classes": lambda x: F.cross_entropy(x, SHARED.labels, reduction="average"),
+    "label": lambda x: F.cross_entropy(x, SHARED.labels + 1),
+    "negative label": lambda x: F.nll_loss(x, SHARED.labels - 1),
+    "own label": lambda x: F.cross_entropy(x, x.argmax(1) + 3, label_smoothing=0.1),
+    "weights": lambda x: F.cross_entropy(x, SHARED.labels, SHARED.weight[:2]),
+    "own weights": lambda x: F.cross_entropy(x, SHARED.labels, x.detach()[0, :1]),
+    "ignored shares": lambda x: F.cross_entropy(x, SHARED.shares, x.detach()[0], ignore_index=1),
+    "samples": lambda x: F.cross_entropy(x, SHARED.labels[:5], x.detach()[0]),
+    "variance": lambda x: F.gaussian_nll_loss(x, SHARED.values, -SHARED.values),
+    "bce": lambda x: F.binary_cross_entropy(x, SHARED.values[:, :2]),
+    "bce of no probability": lambda x: F.binary_cross_entropy(x + 9, SHARED.values),
+    "lengths": lambda x: F.ctc_loss(x.view(6, 1, 3), SPOKEN, (6, 6), (2, 2)),
+}
 
-    check(lambda: nn.Linear(4, 4), heads(5)[:, 0], fn=attend, members=3)
+
+@pytest.mark.parametrize("name", WRONG)
+def test_the_error_of_a_wrong_call_is_that_of_one_member(name: str) -> None:
+    models = build(lambda: nn.Linear(4, 3), 3)
+    with pytest.raises(Exception) as own:  # noqa: PT011
+        WRONG[name](models[0](X))
+    with pytest.raises(type(own.value)) as caught:
+        fuse(models).map(lambda m, x: WRONG[name](m(x)), X)
+    assert str(caught.value).split("\n")[0] == str(own.value).split("\n")[0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["single logits", "half logits"])
+@pytest.mark.parametrize("name", [*CLASSES, *PAIRS, *DISTANCES])
+def test_loss_under_autocast(name: str, dtype: torch.dtype) -> None:
+    """The logits being equal, so are the losses, in the precision that autocast chooses for one member."""
+    torch.manual_seed(0)
+    logits = torch.randn(3, 6, 3)
+    shared = Targets().float()
+
+    def losses(x: Tensor) -> list[Tensor]:
+        with torch.autocast("cpu", torch.bfloat16), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "reduction: 'mean' divides the total loss", UserWarning)
+            return [ROWS[name](x.to(dtype), shared, r) for r in REDUCTIONS]
+
+    result = fuse([nn.Identity() for _ in logits]).map(lambda m, x: losses(x), Stacked(logits))
+    compare(result, [losses(x) for x in logits], 1e-5 if dtype == torch.float32 else 2e-2)

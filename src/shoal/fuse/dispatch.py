@@ -2,17 +2,19 @@
 
 import logging
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from shoal.errors import FusionError
 from shoal.fuse.draws import draws
 from shoal.fuse.randomness import active, current
 from shoal.fuse.rules.table import RULES
 from shoal.fuse.stacked import NeedsMemberError, Stacked, count, each, refuse_recorded, stack
-from shoal.fuse.writes import writes, written
+from shoal.fuse.writes import tracks, writes, written
 
 __all__ = ["dispatch", "loop"]
 
@@ -33,24 +35,32 @@ def dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     Raises:
         NeedsMemberError: `func` must see one member at a time.
     """
-    refuse_recorded(args)
+    for value in args:  # most often there is nothing to refuse
+        if isinstance(value, Stacked):
+            if value.grad_fn is not None:
+                refuse_recorded(args)
+        elif isinstance(value, (list, tuple)):
+            refuse_recorded(value)
     if not args and "input" in kwargs and "condition" not in kwargs:  # torch's name for the first argument
         kwargs = dict(kwargs)
         args = (kwargs.pop("input"),)
     changed = written(func, args, kwargs)
-    if any(isinstance(tensor, Tensor) and not isinstance(tensor, Stacked) for tensor in changed):
-        raise NeedsMemberError(f"{_name(func)} changes a tensor that all members share")
+    for tensor in changed:
+        if isinstance(tensor, Tensor) and not isinstance(tensor, Stacked):
+            raise NeedsMemberError(f"{_name(func)} changes a tensor that all members share")
+    rule = RULES.get(func)
+    refusal = None
     try:
-        refusal = None
-        rule = RULES.get(func)
         try:
             if rule is not None:
                 result = rule(func, *args, **kwargs)
                 if result is not NotImplemented:
                     return result
-            if func not in _looped and not writes(func, args, kwargs) and not draws(func, args, kwargs):
+            if tracks(func, args, kwargs) and len(args) > 1 and not isinstance(args[1], Stacked):
+                raise NeedsMemberError(f"{_name(func)} updates statistics that all members share")
+            if _vmaps(func) and not writes(func, args, kwargs) and not draws(func, args, kwargs):
                 return _vmap(func, args, kwargs)
-        except torch.OutOfMemoryError:
+        except (torch.OutOfMemoryError, FusionError):
             raise
         except _REFUSALS as error:
             if changed and not isinstance(error, NotImplementedError):  # not twice
@@ -66,6 +76,11 @@ def dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     except Exception as error:
         error.add_note(f"in {_name(func)} of {count((args, kwargs))} members, for one member: {_show(args, kwargs)}")
         raise
+
+
+def _vmaps(func: Any) -> bool:
+    """Autocast decides by function, and vmap shows it what a function is made of."""
+    return func not in _looped and not torch._C._is_any_autocast_enabled()
 
 
 def _vmap(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -102,22 +117,29 @@ def loop(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], seeded: bool 
     leaves, spec = pytree.tree_flatten((args, kwargs))
     source = active()
     members = count(leaves) or (len(source.keys) if source else 1)
-    in_place = writes(func, args, kwargs)  # slices that may be written to are taken one by one
-    columns = [
-        [leaf.whole[b] for b in range(members)] if in_place and isinstance(leaf, Stacked) else each(leaf, members)
-        for leaf in leaves
-    ]
+    in_place = writes(func, args, kwargs)
+    columns = [_slices(leaf, members) if in_place else each(leaf, members) for leaf in leaves]
     rows = zip(*columns, strict=True) if columns else [()] * members
-    calls = [pytree.tree_unflatten(list(values), spec) for values in rows]
+    calls = (pytree.tree_unflatten(list(values), spec) for values in rows)
     if not seeded and not draws(func, args, kwargs):
         return stack([func(*own_args, **own_kwargs) for own_args, own_kwargs in calls])
     devices = sorted({leaf.device.index for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_cuda})
-    results = []
+    results, listed = [], list(calls)
+    drawing = None if seeded else [draws(func, *call) for call in listed]
     with torch.random.fork_rng(devices=devices):
-        for key, (own_args, own_kwargs) in zip(current(members).next().tolist(), calls, strict=True):
+        for key, (own_args, own_kwargs) in zip(current(members).next(drawing).tolist(), listed, strict=True):
             torch.manual_seed(key)
             results.append(func(*own_args, **own_kwargs))
     return stack(results)
+
+
+def _slices(value: Any, members: int) -> Iterator[Any]:
+    """Like `each`, for values that may be written to: a slice is taken only after the one before it was written."""
+    if not isinstance(value, Stacked) or value.numbers is not None:
+        yield from each(value, members)
+    else:
+        for b in range(members):
+            yield value.whole[b]
 
 
 def _name(func: Any) -> str:

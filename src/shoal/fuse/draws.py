@@ -9,7 +9,7 @@ from torch import Tensor
 
 from shoal.fuse.stacked import Stacked
 
-__all__ = ["draws"]
+__all__ = ["DRAWING", "draws"]
 
 _ALWAYS = (
     "_sample_dirichlet _standard_gamma bernoulli bernoulli_ binomial cauchy_ exponential_ fractional_max_pool2d "
@@ -73,3 +73,6 @@ def _make() -> dict[Any, Callable[[tuple[Any, ...], dict[str, Any]], bool]]:
 
 
 _DRAWS = _make()
+
+DRAWING = frozenset(_DRAWS)
+"""Functions that may draw."""

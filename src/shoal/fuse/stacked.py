@@ -43,9 +43,6 @@ class Stacked(Tensor):
         view.numbers = numbers
         return view
 
-    def __init__(self, whole: Tensor, numbers: tuple[float, ...] | None = None) -> None:
-        pass
-
     @classmethod
     def of_numbers(cls, numbers: tuple[float, ...]) -> "Stacked":
         """The members' Python floats as one value, shape []."""

@@ -1,5 +1,6 @@
 """Which torch functions write to their arguments."""
 
+from collections.abc import Sequence
 from functools import cache
 from types import FunctionType
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-__all__ = ["writes", "written"]
+__all__ = ["TRACKING", "tracks", "writes", "written"]
 
 _INSIDE = {
     F.embedding,  # max_norm
@@ -17,15 +18,20 @@ _INSIDE = {
     torch.batch_norm,
     torch.instance_norm,
 }
+TRACKING = frozenset({F.batch_norm, F.instance_norm})
+"""Functions that may update running statistics."""
+
 _OPERATORS = "add sub mul matmul truediv floordiv mod pow and or xor lshift rshift"
 _DUNDERS = {f"__i{name}__" for name in _OPERATORS.split()} | {"__setitem__", "__set__", "__delitem__"}
 _NEVER = 1_000
 """A place among the arguments that no function has."""
 
 
-def written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+def written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sequence[Any]:
     """The arguments that an in-place function changes and returns: its first one, or `out`."""
     in_place, switch = _kind(func)
+    if not in_place and not kwargs and len(args) <= switch:  # most often
+        return ()
     changed = []
     if args and (in_place or (len(args) > switch and args[switch])):
         changed.append(args[0])
@@ -41,6 +47,15 @@ def written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[An
 def writes(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Does this call write to any of its arguments? Then it must not be tried twice."""
     return func in _INSIDE or bool(written(func, args, kwargs))
+
+
+def tracks(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Does a norm, (input, running mean, running variance, weight, bias, training, ...), update its statistics?"""
+    if func not in TRACKING:
+        return False
+    mean = args[1] if len(args) > 1 else kwargs.get("running_mean")
+    named = kwargs.get("training", False) or kwargs.get("use_input_stats", False)
+    return mean is not None and bool(args[5] if len(args) > 5 else named)
 
 
 @cache

@@ -76,17 +76,18 @@ def _of_matrix(func: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
     return Stacked(func(x.whole, *args, **kwargs)) if x.dim() >= 2 else NotImplemented
 
 
-def _gather(func: Any, x: Any, dim: int, index: Any, **kwargs: Any) -> Any:
-    if kwargs or not isinstance(x, Stacked) or not x.dim() or x.dim() != index.dim():
-        return NotImplemented
-    indices = index.whole if isinstance(index, Stacked) else index.expand(len(x.whole), *index.shape)
-    return Stacked(func(x.whole, axis(x, dim), indices))
+def _roll(func: Any, x: Any, shifts: Any, dims: Any = None) -> Any:
+    if dims is None or dims == ():
+        return Stacked(x.whole.reshape(len(x.whole), -1).roll(shifts, 1).view(x.whole.shape))
+    return Stacked(x.whole.roll(shifts, [axis(x, dim) for dim in ((dims,) if isinstance(dims, int) else dims)]))
 
 
-def _index_select(func: Any, x: Any, dim: int, index: Any) -> Any:
-    if not isinstance(x, Stacked) or isinstance(index, Stacked) or not x.dim():
-        return NotImplemented
-    return Stacked(x.whole.index_select(axis(x, dim), index))
+def _diagonal(func: Any, x: Any, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
+    return Stacked(x.whole.diagonal(offset, axis(x, dim1), axis(x, dim2)))
+
+
+def _windows(func: Any, x: Any, dimension: int, size: int, step: int) -> Any:
+    return Stacked(x.whole.unfold(axis(x, dimension), size, step)) if x.dim() else NotImplemented
 
 
 def _names(text: str, rule: Any, *homes: Any) -> dict[Any, Any]:
@@ -99,13 +100,14 @@ _WHOLE = set(_names("sum mean prod amax amin max min argmax argmin all any", Non
 
 RULES: dict[Any, Any] = {
     **_names("sum mean prod amax amin max min argmax argmin std var all any logsumexp nansum median", _over),
-    **_names("softmax log_softmax cumsum cumprod logcumsumexp", _over),
+    **_names("softmax log_softmax cumsum cumprod cummax cummin logcumsumexp", _over),
     **_names("argsort sort", _with_default(-1)),
     **_names("glu", _with_default(-1), F),
     **_names("softmax log_softmax softmin", _softmax, F),
     **_names("topk", _topk),
     **_names("flip", _flip),
     **_names("tril triu", _of_matrix),
-    **_names("gather", _gather),
-    **_names("index_select", _index_select),
+    **_names("roll", _roll),
+    **_names("diagonal", _diagonal),
+    **_names("unfold", _windows, Tensor),
 }

@@ -1,5 +1,7 @@
 """Dropout with each member's own mask and rate; see `shoal.fuse.randomness`."""
 
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -11,8 +13,11 @@ from shoal.fuse.stacked import Stacked
 
 __all__ = ["RULES", "drop"]
 
+_ALPHA = 1.7580993408473766
+"""Minus the value that SELU takes at minus infinity: what alpha dropout puts in place of what it drops."""
 
-def drop(data: Tensor, p: Any, mask_shape: tuple[int, ...]) -> Tensor:
+
+def drop(data: Tensor, p: Any, mask_shape: Sequence[int]) -> Tensor:
     """All members' data with elements zeroed at rate `p` and the others scaled by 1 / (1 - p).
 
     Args:
@@ -20,28 +25,60 @@ def drop(data: Tensor, p: Any, mask_shape: tuple[int, ...]) -> Tensor:
         p: the rate, a float or stacked numbers.
         mask_shape: of one member's mask; broadcasts to its data (channel dropout has ones).
     """
-    keys = current(len(data)).next()
-    rate: Any = p
-    scale: Any
-    if isinstance(p, Stacked):
-        shape = (-1, *[1] * (data.dim() - 1))
-        rates = p.numbers or ()
-        rate = torch.tensor(rates, dtype=torch.float64, device=data.device).view(shape)
-        scales = [1 / (1 - one) if one < 1 else 0.0 for one in rates]
-        scale = torch.tensor(scales, dtype=torch.float64, device=data.device).view(shape)
-    elif p == 1:
-        return data * 0.0
-    else:
-        scale = 1 / (1 - p)
-    kept = keep_mask(keys, mask_shape, rate, data.device).to(data.dtype)
-    factor: Tensor = kept * scale
+    rates = _rates(p)
+    kept = _kept(data, rates, mask_shape)
+    factor: Tensor = kept * _column([1 / (1 - rate) if rate < 1 else 0.0 for rate in rates], data)
     return data * factor.to(data.dtype)
 
 
-def _dropout(channels: bool) -> Any:
-    def rule(func: Any, input: Any, p: Any = 0.5, training: bool = True, inplace: bool = False) -> Any:
-        rates = (p,) if not isinstance(p, Stacked) else p.numbers
-        if rates is None or not isinstance(input, Stacked):
+def _drop_alpha(data: Tensor, p: Any, mask_shape: Sequence[int]) -> Tensor:
+    """Alpha dropout: what is dropped becomes -α, then all is mapped by x -> a·x + a·α·p, which keeps mean and variance.
+
+    With a = ((1 - p) (1 + p α²))^(-1/2); "Self-Normalizing Neural Networks", section 3. At a rate of 1 all is zero.
+    """
+    rates = _rates(p)
+    kept = _kept(data, rates, mask_shape)
+    gains = [1 / math.sqrt((_ALPHA**2 * rate + 1) * (1 - rate)) if rate < 1 else 0.0 for rate in rates]
+    gain = _column(gains, data)
+    shift = _column([_ALPHA * a * rate for a, rate in zip(gains, rates, strict=True)], data)
+    factor: Tensor = kept * gain
+    offset: Tensor = (kept - 1) * (gain * _ALPHA) + shift
+    return data * factor.to(data.dtype) + offset.to(data.dtype)
+
+
+def _rates(p: Any) -> tuple[float, ...]:
+    """One rate for all, or one for each."""
+    return (p.numbers or ()) if isinstance(p, Stacked) else (p,)
+
+
+def _kept(data: Tensor, rates: tuple[float, ...], mask_shape: Sequence[int]) -> Tensor:
+    """One where an element is kept, zero elsewhere, [B, *mask_shape]."""
+    drawing = [rate > 0 for rate in rates] if len(rates) > 1 else None
+    keys = current(len(data)).next(drawing)
+    if rates == (1,):
+        return data.new_zeros(())
+    return keep_mask(keys, tuple(mask_shape), _column(rates, data), data.device).to(data.dtype)
+
+
+def _column(values: Sequence[float], data: Tensor) -> Any:
+    """A number for all members, or one for each as [B, 1, ...], to be broadcast over their data."""
+    if len(values) == 1:
+        return values[0]
+    return torch.tensor(values, dtype=torch.float64, device=data.device).view(-1, *[1] * (data.dim() - 1))
+
+
+def _dropout(zeroed: Callable[..., Tensor], channels: bool = False, idle: bool = False) -> Callable[..., Any]:
+    """A rule.
+
+    Args:
+        zeroed: makes the result of data, rate and shape of a mask.
+        channels: whether those of one sample are dropped as a whole.
+        idle: the default of the argument `training` is to do nothing.
+    """
+
+    def rule(func: Any, input: Any, p: Any = 0.5, training: bool = not idle, inplace: bool = False) -> Any:
+        rates = _rates(p)
+        if not rates:
             return NotImplemented
         for rate in rates:
             if not 0 <= rate <= 1:
@@ -49,23 +86,30 @@ def _dropout(channels: bool) -> Any:
         if not training or max(rates) == 0:
             return input
         shape = tuple(input.shape)
-        if channels:  # the last axes of a batch of channels, or of one sample's
-            lead = 2 if input.dim() > _SPATIAL[func] + 1 else 1
+        if channels:
+            lead = 1 if input.dim() == _ONE_SAMPLE.get(func) else 2
+            if input.dim() < lead:
+                return NotImplemented
             shape = shape[:lead] + (1,) * (len(shape) - lead)
-        out = drop(input.whole, p, shape)
+        data = input.whole if isinstance(input, Stacked) else input.expand(len(rates), *input.shape)
+        out = zeroed(data, p, shape)
         if inplace or func is torch.dropout_:
-            input.whole.copy_(out)
+            data.copy_(out)
             return input
         return Stacked(out)
 
     return rule
 
 
-_SPATIAL = {F.dropout1d: 1, F.dropout2d: 2, F.dropout3d: 3}
-_plain = _dropout(channels=False)
+_ONE_SAMPLE = {F.dropout1d: 2, F.dropout3d: 4}
+"""The rank of an input that is one sample's; two-dimensional dropout takes any input as a batch."""
+
+_plain = _dropout(drop)
 RULES: dict[Any, Any] = {
     F.dropout: _plain,
     torch.dropout: lambda func, input, p, train: _plain(func, input, p, train),
     torch.dropout_: lambda func, input, p, train: _plain(func, input, p, train),
-    **dict.fromkeys(_SPATIAL, _dropout(channels=True)),
+    **dict.fromkeys((F.dropout1d, F.dropout2d, F.dropout3d), _dropout(drop, channels=True)),
+    F.alpha_dropout: _dropout(_drop_alpha, idle=True),
+    F.feature_alpha_dropout: _dropout(_drop_alpha, channels=True, idle=True),
 }

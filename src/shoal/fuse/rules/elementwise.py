@@ -6,16 +6,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from shoal.fuse.stacked import Stacked, agree
+from shoal.fuse.stacked import Stacked, agree, count, each
+from shoal.fuse.writes import written
 
-__all__ = ["RULES", "align", "raise_rank"]
+__all__ = ["RULES", "align", "elementwise", "raise_rank", "same_element"]
 
 _UNARY = """
     abs absolute neg negative positive sign sgn exp exp2 expm1 log log2 log10 log1p sqrt rsqrt square reciprocal sin cos
     tan asin acos atan sinh cosh tanh asinh acosh atanh sigmoid logit erf erfc erfinv lgamma digamma floor ceil round
     trunc frac isnan isinf isfinite isposinf isneginf logical_not bitwise_not nan_to_num relu relu6 leaky_relu elu selu
     celu gelu silu mish hardtanh hardsigmoid hardswish softplus softsign softshrink hardshrink tanhshrink logsigmoid
-    threshold clone detach contiguous clamp clamp_min clamp_max clip float double half bfloat16 int long bool byte short
+    threshold clone detach contiguous float double half bfloat16 int long bool byte short
     cpu cuda zero fill __neg__ __pos__ __abs__ __invert__
 """
 
@@ -25,7 +26,7 @@ _NARY = """
     add sub subtract mul multiply div divide true_divide floor_divide pow float_power fmod remainder maximum minimum
     fmax fmin atan2 arctan2 hypot copysign eq ne lt le gt ge not_equal less less_equal greater greater_equal isclose
     logical_and logical_or logical_xor bitwise_and bitwise_or bitwise_xor where masked_fill lerp addcmul addcdiv rsub
-    xlogy heaviside nextafter ldexp logaddexp copy_
+    xlogy heaviside nextafter ldexp logaddexp copy_ clamp_min clamp_max
     __add__ __radd__ __sub__ __rsub__ __mul__ __rmul__ __truediv__ __rtruediv__ __floordiv__ __rfloordiv__ __mod__
     __rmod__ __pow__ __rpow__ __eq__ __ne__ __lt__ __le__ __gt__ __ge__ __and__ __rand__ __or__ __ror__ __xor__ __rxor__
     __iadd__ __isub__ __imul__ __itruediv__ __ifloordiv__ __ipow__ __iand__ __ior__ __ixor__ __imod__
@@ -83,20 +84,37 @@ def raise_rank(value: Stacked, rank: int) -> Tensor:
 
 def elementwise(func: Any, *args: Any, **kwargs: Any) -> Any:
     """Apply a function of one element, its tensors positional, to the data of all members."""
-    for value in args:
-        if isinstance(value, (list, tuple)):
-            return NotImplemented
-    for value in kwargs.values():
+    for value in kwargs.values() if kwargs else ():
         if isinstance(value, Tensor):
             return NotImplemented
-    first = args[0]
-    if isinstance(first, Stacked) and first.numbers is not None:
-        result = _on_numbers(func.__name__, args)
-        if result is not NotImplemented:
-            return result
-    data = align(args)
+    data = _of_one_rank(args)
+    if data is None:
+        first = args[0]
+        if isinstance(first, Stacked) and first.numbers is not None:
+            result = _on_numbers(func.__name__, args)
+            if result is not NotImplemented:
+                return result
+        data = align(args)
     result = func(*data, **kwargs)
-    return first if result is data[0] else Stacked(result)
+    return args[0] if result is data[0] else Stacked(result)
+
+
+def _of_one_rank(args: tuple[Any, ...]) -> list[Any] | None:
+    """The data as they are, where members' tensors have one rank and what is shared no higher: nothing to align."""
+    data = []
+    rank = shared = 0
+    for value in args:
+        if type(value) is Stacked:
+            whole = value.whole
+            if rank not in (0, whole.dim()):
+                return None
+            rank = whole.dim()
+            data.append(whole)
+        else:
+            if isinstance(value, Tensor) and value.dim() > shared:
+                shared = value.dim()
+            data.append(value)
+    return data if rank > 1 and shared < rank else None
 
 
 def _on_numbers(name: str, args: tuple[Any, ...]) -> Any:
@@ -117,15 +135,42 @@ def _on_numbers(name: str, args: tuple[Any, ...]) -> Any:
     return Stacked.of_numbers(tuple(values)) if isinstance(values[0], float) else NotImplemented
 
 
-def _same_element(func: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
+def same_element(func: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
+    """Apply a function of the elements of one tensor to the data of all members."""
     for value in (*args, *kwargs.values()) if kwargs else args:
         if isinstance(value, Stacked):
-            return NotImplemented
+            return NotImplemented if value.numbers is None else _with_own_numbers(func, x, args, kwargs)
     if not isinstance(x, Stacked):
         return NotImplemented
     kwargs.pop("memory_format", None)
     result = func(x.whole, *args, **kwargs)
     return x if result is x.whole else Stacked(result)
+
+
+def _with_own_numbers(func: Any, x: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The same where a parameter of the function is a number of each member's own.
+
+    A function in place gets copies: autograd could not tell from each other what it writes to slices of one tensor.
+    """
+    in_place = bool(written(func, (x, *args), kwargs))
+    members = count((x, args, kwargs)) or 1
+    results = []
+    for own, *rest in zip(*(each(value, members) for value in (x, *args, *kwargs.values())), strict=True):
+        settings = dict(zip(kwargs, rest[len(args) :], strict=True))
+        results.append(func(own.clone() if in_place else own, *rest[: len(args)], **settings))
+    whole = torch.stack(results)
+    if in_place:
+        x.whole.copy_(whole)
+    return x if in_place else Stacked(whole)
+
+
+def _clamp(func: Any, x: Any, min: Any = None, max: Any = None) -> Any:
+    """Limits are numbers, or tensors; autograd wants two of those to be of one shape."""
+    data, low, high = align((x, min, max))
+    if isinstance(low, Tensor) and isinstance(high, Tensor):
+        low, high = torch.broadcast_tensors(low, high)  # type: ignore[no-untyped-call]
+    result = func(data, low, high)
+    return x if result is data else Stacked(result)
 
 
 def _like(func: Any, x: Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -140,7 +185,7 @@ def _like(func: Any, x: Tensor, *args: Any, **kwargs: Any) -> Any:
 
 def _make() -> dict[Any, Any]:
     rules: dict[Any, Any] = {}
-    for names, rule in ((_NARY, elementwise), (_UNARY, _same_element), (_LIKE, _like)):
+    for names, rule in (("clamp clip", _clamp), (_NARY, elementwise), (_UNARY, same_element), (_LIKE, _like)):
         for name in names.split():
             for variant in (name, name + "_"):
                 for home in (torch, Tensor, F):

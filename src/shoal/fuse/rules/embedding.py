@@ -4,10 +4,50 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
-from shoal.fuse.stacked import Stacked
+from shoal.errors import FusionError
+from shoal.fuse.stacked import NeedsMemberError, Stacked, count
 
 __all__ = ["RULES"]
+
+
+def _table(weight: Any) -> Tensor:
+    """[B, V, E] -> [B*V, E], a view; a shared table [V, E] is one already."""
+    return weight.whole.view(-1, weight.shape[1]) if isinstance(weight, Stacked) else weight
+
+
+def _rows(input: Any, weight: Any) -> Tensor:
+    """Indices [*] of members, or [B, *] of all, as rows of the table, [B, *]."""
+    members = count((input, weight)) or 1
+    indices = input.whole if isinstance(input, Stacked) else input.expand(members, *input.shape)
+    if not isinstance(weight, Stacked):
+        return indices
+    rows = weight.shape[0]
+    outside = (indices < 0) | (indices >= rows)
+    offset = torch.arange(members, device=indices.device).mul_(rows).view(-1, *[1] * input.dim())
+    return (indices + offset).masked_fill(outside, -1)  # an error, not a row of the next member
+
+
+def _renormalise(table: Tensor, rows: Tensor, max_norm: float | None, norm_type: float) -> None:
+    """Bring the rows looked up to a norm of at most `max_norm`, in place."""
+    if max_norm is not None:
+        torch.embedding_renorm_(table.detach(), rows.reshape(-1), max_norm, norm_type)
+
+
+def _refuse(weight: Any, max_norm: Any, norm_type: Any, sparse: bool) -> None:
+    if sparse and isinstance(weight, Stacked) and weight.whole.requires_grad:
+        raise FusionError("the gradient of a fused embedding is dense; pass sparse=False to the embedding")
+    if max_norm is not None and not isinstance(weight, Stacked):
+        raise NeedsMemberError("an embedding with max_norm changes a weight that all members share")
+    if isinstance(max_norm, Stacked) or isinstance(norm_type, Stacked):
+        raise NotImplementedError("norms of the members' own")
+
+
+def _are(input: Any, index: int) -> Tensor:
+    """Where the indices of all members, [B, *] or [1, *], are a certain one."""
+    indices: Tensor = input.whole if isinstance(input, Stacked) else input.unsqueeze(0)
+    return indices == index
 
 
 def _embedding(
@@ -15,23 +55,67 @@ def _embedding(
     input: Any,
     weight: Any,
     padding_idx: int | None = None,
-    max_norm: float | None = None,
-    norm_type: float = 2.0,
+    max_norm: Any = None,
+    norm_type: Any = 2.0,
     scale_grad_by_freq: bool = False,
     sparse: bool = False,
 ) -> Any:
-    if not isinstance(weight, Stacked) or max_norm is not None or scale_grad_by_freq or sparse:
-        return NotImplemented
-    members, rows, _ = weight.whole.shape
-    indices = input.whole if isinstance(input, Stacked) else input.unsqueeze(0)
-    outside = (indices < 0) | (indices >= rows)
-    offset = torch.arange(members, device=indices.device).mul_(rows).view(-1, *[1] * input.dim())
-    moved = (indices + offset).masked_fill(outside, -1)  # an error, not a row of the next member
-    out = F.embedding(moved, weight.whole.flatten(0, 1))
+    _refuse(weight, max_norm, norm_type, sparse)
+    table, rows = _table(weight), _rows(input, weight)
+    _renormalise(table, rows, max_norm, norm_type)
+    out = F.embedding(rows, table, scale_grad_by_freq=scale_grad_by_freq)
     if padding_idx is not None:  # the rows of the padding index take no gradient: one row per member
-        padding = (indices == padding_idx % rows).unsqueeze(-1)
-        out = torch.where(padding, out.detach(), out)
+        out = torch.where(_are(input, padding_idx % weight.shape[0]).unsqueeze(-1), out.detach(), out)
     return Stacked(out)
 
 
-RULES: dict[Any, Any] = {F.embedding: _embedding}
+def _embedding_bag(
+    func: Any,
+    input: Any,
+    weight: Any,
+    offsets: Any = None,
+    max_norm: Any = None,
+    norm_type: Any = 2.0,
+    scale_grad_by_freq: bool = False,
+    mode: str = "mean",
+    sparse: bool = False,
+    per_sample_weights: Any = None,
+    include_last_offset: bool = False,
+    padding_idx: int | None = None,
+) -> Any:
+    _refuse(weight, max_norm, norm_type, sparse)
+    if input.dim() != (2 if offsets is None else 1) or isinstance(offsets, Stacked):
+        return NotImplemented
+    if scale_grad_by_freq:  # torch's kernel does not count by index; a member's gradient is what it is alone
+        return NotImplemented
+    members = count((input, weight, per_sample_weights)) or 1
+    table, rows = _table(weight), _rows(input, weight)
+    _renormalise(table, rows, max_norm, norm_type)
+    if padding_idx is not None:  # that of every member becomes the first one's: the kernel knows but one
+        padding_idx %= weight.shape[0]
+        rows = rows.masked_fill(_are(input, padding_idx), padding_idx)
+    rows = rows.expand(members, *input.shape).flatten(0, 1)
+    scales = per_sample_weights
+    if scales is not None:
+        scales = (scales.whole if isinstance(scales, Stacked) else scales.expand(members, *scales.shape)).flatten(0, 1)
+    starts = None
+    if offsets is not None:  # the last one, if it is included, says nothing but where all ends
+        starts = _starts(offsets[:-1] if include_last_offset else offsets, members, len(input))
+    out = F.embedding_bag(
+        rows,
+        table,
+        starts,
+        mode=mode,
+        per_sample_weights=scales,
+        padding_idx=padding_idx,
+    )
+    return Stacked(out.view(members, -1, weight.shape[1]))
+
+
+def _starts(offsets: Tensor, members: int, length: int) -> Tensor:
+    """Where the bags of all members begin, [B*M], each having `length` indices."""
+    begin = torch.arange(members, device=offsets.device, dtype=offsets.dtype).mul_(length)
+    return (begin.unsqueeze(1) + offsets).flatten()
+
+
+RULES: dict[Any, Any] = {F.embedding: _embedding, F.embedding_bag: _embedding_bag}

@@ -1,31 +1,81 @@
-"""Linear maps and matrix products as batched matrix products over B."""
+"""Linear maps and matrix products as batched matrix products over B, or as one product where an operand is shared."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from shoal.fuse.autotune import fastest
 from shoal.fuse.rules.elementwise import raise_rank
 from shoal.fuse.stacked import Stacked
 
 __all__ = ["RULES"]
 
+_Ways = dict[str, Callable[[Tensor, Tensor, Tensor | None], Tensor]]
+"""Of input, weight [B, O, F] and bias [B, O]; to [B, N, O]."""
+
+_LARGE = 2**17
+"""Weights of a member. Below, a batched product has always been faster than a loop, and looking up costs more."""
+
+
+def _batched(x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
+    turned = w.transpose(1, 2)
+    return torch.bmm(x, turned) if b is None else torch.baddbmm(b.unsqueeze(1), x, turned)
+
+
+def _loop(x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
+    biases = [None] * len(w) if b is None else b.unbind(0)
+    return torch.stack([F.linear(*own) for own in zip(x.unbind(0), w.unbind(0), biases, strict=True)])
+
+
+def _one_product(x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
+    """[N, F] times [F, B*O], since all members share the input."""
+    out = F.linear(x, w.flatten(0, 1), None if b is None else b.flatten())
+    return out.view(len(x), len(w), -1).transpose(0, 1)
+
+
+_OWN: _Ways = {"baddbmm": _batched, "loop": _loop}
+_SHARED: _Ways = {
+    "baddbmm": lambda x, w, b: _batched(x.expand(len(w), *x.shape), w, b),
+    "one": _one_product,
+    "loop": lambda x, w, b: _loop(x.expand(len(w), *x.shape), w, b),
+}
+
 
 def _linear(func: Any, input: Any, weight: Any, bias: Any = None) -> Any:
     if not isinstance(weight, Stacked):
-        if isinstance(bias, Stacked):
-            return NotImplemented
-        return Stacked(F.linear(input.whole, weight, bias))
-    if (bias is not None and not isinstance(bias, Stacked)) or weight.dim() != 2 or input.shape[-1] != weight.shape[1]:
+        return _under_shared_weight(input, weight, bias)
+    w = weight.whole
+    members, outputs, features = w.shape if w.dim() == 3 else (0, 0, 0)
+    shape = input.shape
+    if not members or shape[-1] != features:
         return NotImplemented
-    members = len(weight.whole)
-    x = input.whole if isinstance(input, Stacked) else input.expand(members, *input.shape)
-    lead = x.shape[1:-1]
-    flat = x if len(lead) == 1 else x.reshape(members, -1, x.shape[-1])
-    turned = weight.whole.transpose(1, 2)
-    out = torch.bmm(flat, turned) if bias is None else torch.baddbmm(bias.whole.unsqueeze(1), flat, turned)
-    return Stacked(out if len(lead) == 1 else out.view(members, *lead, out.shape[-1]))
+    if bias is None:
+        b = None
+    else:
+        b = bias.whole if isinstance(bias, Stacked) else bias.expand(members, *bias.shape)
+        if b.shape != (members, outputs):
+            return NotImplemented
+    flat = len(shape) == 2
+    if not isinstance(input, Stacked):
+        out = fastest("linear", _SHARED, (input if flat else input.reshape(-1, features), w, b))
+    else:
+        x = input.whole if flat else input.whole.reshape(members, -1, features)
+        out = _batched(x, w, b) if outputs * features < _LARGE else fastest("linear", _OWN, (x, w, b))
+    return Stacked(out if flat else out.view(members, *shape[:-1], outputs))
+
+
+def _under_shared_weight(input: Any, weight: Tensor, bias: Any) -> Any:
+    """One product of all members' rows."""
+    x = input.whole if isinstance(input, Stacked) else input
+    if not isinstance(bias, Stacked):
+        return Stacked(F.linear(x, weight, bias))
+    if weight.dim() != 2 or bias.shape != weight.shape[:1]:
+        return NotImplemented
+    out = F.linear(x if isinstance(input, Stacked) else x.unsqueeze(0), weight)
+    return Stacked(out + raise_rank(bias, input.dim()).to(out.dtype))
 
 
 def _matmul(func: Any, a: Any, b: Any) -> Any:
@@ -36,6 +86,19 @@ def _matmul(func: Any, a: Any, b: Any) -> Any:
     return Stacked(torch.matmul(*(raise_rank(t, rank) if isinstance(t, Stacked) else t for t in (a, b))))
 
 
+def _addmm(func: Any, input: Any, mat1: Any, mat2: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
+    """As a batched product; with a shared `mat2`, such as frozen weights, as one of all members' rows."""
+    if not input.dim() <= mat1.dim() == mat2.dim() == 2 or isinstance(beta, Tensor) or isinstance(alpha, Tensor):
+        return NotImplemented
+    if input.dim() < 2 and not isinstance(input, Stacked) and not isinstance(mat2, Stacked):
+        rows = torch.addmm(input, mat1.whole.flatten(0, 1), mat2, beta=beta, alpha=alpha)
+        return Stacked(torch.unflatten(rows, 0, mat1.whole.shape[:2]))
+    members = next(len(t.whole) for t in (mat1, mat2, input) if isinstance(t, Stacked))
+    a, b = (t.whole if isinstance(t, Stacked) else t.expand(members, *t.shape) for t in (mat1, mat2))
+    added = raise_rank(input, 2) if isinstance(input, Stacked) else input
+    return Stacked(torch.baddbmm(added, a, b, beta=beta, alpha=alpha))
+
+
 _RANKS = {torch.mm: 2, Tensor.mm: 2, torch.bmm: 3, Tensor.bmm: 3}
 RULES: dict[Any, Any] = {
     F.linear: _linear,
@@ -43,4 +106,6 @@ RULES: dict[Any, Any] = {
     Tensor.matmul: _matmul,
     Tensor.__matmul__: _matmul,
     **dict.fromkeys(_RANKS, _matmul),
+    torch.addmm: _addmm,
+    Tensor.addmm: _addmm,
 }

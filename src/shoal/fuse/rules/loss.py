@@ -1,19 +1,19 @@
-"""Losses: computed per sample for all members at once, then reduced within each member."""
+"""Losses of pairs of elements: computed for all members at once, then reduced within each member."""
 
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from shoal.fuse.rules.elementwise import align
-from shoal.fuse.stacked import Stacked
+from shoal.fuse.rules.parts import by_parts
+from shoal.fuse.stacked import Stacked, count
 
-__all__ = ["RULES"]
+__all__ = ["RULES", "reduced"]
 
 
-def _reduce(values: Tensor, reduction: str) -> Tensor:
-    """[B, ...] -> [B], or as it is."""
+def reduced(values: Tensor, reduction: str) -> Tensor:
+    """Losses [B, ...] as each member's one, [B]; or as they are, if `reduction` is "none"."""
     if reduction == "none":
         return values
     flat = values.reshape(len(values), -1)
@@ -24,80 +24,75 @@ def _reduce(values: Tensor, reduction: str) -> Tensor:
     raise ValueError(f"{reduction} is not a valid value for reduction")
 
 
-def _cross_entropy(
-    func: Any,
-    input: Any,
-    target: Any,
-    weight: Any = None,
-    size_average: Any = None,
-    ignore_index: int = -100,
-    reduce: Any = None,
-    reduction: str = "mean",
-    label_smoothing: Any = 0.0,
-) -> Any:
-    if size_average is not None or reduce is not None or not isinstance(input, Stacked) or input.dim() < 2:
-        return NotImplemented
-    if isinstance(weight, Stacked) or isinstance(label_smoothing, Tensor):
-        return NotImplemented
-    if weight is not None and label_smoothing > 0:
-        return NotImplemented
-    members = len(input.whole)
-    labels = target.whole if isinstance(target, Stacked) else target.unsqueeze(0)
-    losses = F.cross_entropy(
-        input.whole.flatten(0, 1),
-        labels.expand(members, *target.shape).flatten(0, 1),
-        weight,
-        ignore_index=ignore_index,
-        reduction="none",
-        label_smoothing=label_smoothing,
-    )
-    if reduction == "none":
-        return Stacked(losses.view(*input.whole.shape[:2], *losses.shape[1:]))
-    losses = losses.view(members, -1)
-    if reduction != "mean" or labels.is_floating_point():
-        if reduction == "mean":  # of class probabilities: over samples and places
-            return Stacked(losses.mean(1))
-        return Stacked(_reduce(losses, reduction))
-    return Stacked(losses.sum(1) / _weight_sum(labels, weight, ignore_index).flatten(1).sum(1))
-
-
-def _weight_sum(labels: Tensor, weight: Tensor | None, ignore_index: int) -> Tensor:
-    """What each label counts for in a mean: its class weight, and nothing where it is ignored."""
-    counted = labels != ignore_index
-    if weight is None:
-        return counted
-    return torch.where(counted, weight[labels.where(counted, 0)], 0)
-
-
 def _per_element(
     func: Any,
     input: Any,
     target: Any,
-    *args: Any,
+    *,
     size_average: Any = None,
     reduce: Any = None,
     reduction: str = "mean",
-    **kwargs: Any,
+    weight: Any = None,
+    pos_weight: Any = None,
+    **numbers: Any,
 ) -> Any:
-    """A loss of pairs of elements."""
-    if any(arg is not None for arg in (*args, size_average, reduce)) or input.shape != target.shape:
+    if size_average is not None or reduce is not None or input.shape != target.shape:
         return NotImplemented
-    if reduction == "batchmean" or any(isinstance(value, Tensor) for value in kwargs.values()):
+    if any(isinstance(value, Tensor) for value in numbers.values()):
         return NotImplemented
-    data = align((input, target))
-    members = len(next(value for value in (input, target) if isinstance(value, Stacked)).whole)
-    whole = [value.expand(members, *input.shape) for value in data]
-    return Stacked(_reduce(func(*whole, **kwargs, reduction="none"), reduction))
+    weights = {name: w for name, w in (("weight", weight), ("pos_weight", pos_weight)) if w is not None}
+    if weights and (func not in _WEIGHTED or any(w.dim() > input.dim() for w in weights.values())):
+        return NotImplemented
+    members = count((input, target, weights)) or 1
+    x, y, *aligned = align((input, target, *weights.values()))
+    x, y = (value.expand(members, *input.shape) for value in (x, y))
+    values = func(x, y, reduction="none", **dict(zip(weights, aligned, strict=True)), **numbers)
+    if reduction == "batchmean" and func is F.kl_div:
+        return Stacked(reduced(values, "sum") / (len(input) if input.dim() else 1))
+    return Stacked(reduced(values, reduction))
 
+
+def _per_sample(func: Any, *tensors: Any, size_average: Any = None, reduce: Any = None, **options: Any) -> Any:
+    """A loss of whole samples: B joins their axis N."""
+    reduction = options.pop("reduction", "mean")
+    if size_average is not None or reduce is not None or any(isinstance(value, Stacked) for value in options.values()):
+        return NotImplemented
+    samples = tensors[0].shape[:1]
+    if tuple(t.dim() for t in tensors) != _PER_SAMPLE[func] or any(t.shape[:1] != samples for t in tensors):
+        return NotImplemented
+    members = count(tensors) or 1
+    wholes = [t.whole if isinstance(t, Stacked) else t.expand(members, *t.shape) for t in tensors]
+    values = func(*(whole.flatten(0, 1) for whole in wholes), reduction="none", **options)
+    return Stacked(reduced(values.view(members, *samples), reduction))
+
+
+_WEIGHTED = (F.binary_cross_entropy, F.binary_cross_entropy_with_logits)
+"""Those that multiply by weights before the mean is taken."""
 
 _PER_ELEMENT = (
     F.mse_loss,
     F.l1_loss,
     F.smooth_l1_loss,
     F.huber_loss,
-    F.binary_cross_entropy,
-    F.binary_cross_entropy_with_logits,
     F.kl_div,
+    F.poisson_nll_loss,
     F.soft_margin_loss,
+    F.hinge_embedding_loss,
+    *_WEIGHTED,
 )
-RULES: dict[Any, Any] = {F.cross_entropy: _cross_entropy, **dict.fromkeys(_PER_ELEMENT, _per_element)}
+_PER_SAMPLE = {
+    F.cosine_embedding_loss: (2, 2, 1),
+    F.margin_ranking_loss: (1, 1, 1),
+    F.multi_margin_loss: (2, 1),
+    F.multilabel_margin_loss: (2, 2),
+    F.triplet_margin_loss: (2, 2, 2),
+}
+"""The ranks of their tensors."""
+
+_BY_PARTS = ("gaussian_nll_loss", "multilabel_soft_margin_loss", "triplet_margin_with_distance_loss",
+             "linear_cross_entropy")  # fmt: skip
+RULES: dict[Any, Any] = {
+    **dict.fromkeys(_PER_ELEMENT, _per_element),
+    **dict.fromkeys(_PER_SAMPLE, _per_sample),
+    **{getattr(F, name): by_parts(getattr(F, name)) for name in _BY_PARTS if hasattr(F, name)},
+}

@@ -1,5 +1,6 @@
-"""Normalisations: batch norm over B·C channels, layer norm before the members' own scale and shift."""
+"""Normalisations of channels: those of all members are B·C channels of one."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -7,16 +8,47 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from shoal.fuse.rules.conv import merge_channels, split_channels
+from shoal.fuse.rules.planes import by_samples, channel_major
 from shoal.fuse.stacked import NeedsMemberError, Stacked, count
 
 __all__ = ["RULES"]
 
 
-def _flat(value: Any, members: int) -> Tensor | None:
-    """[B, C] -> [B*C], a view of members' statistics or weights; a shared [C] is repeated."""
-    if value is None:
+def _of_channels(normalise: Callable[..., Tensor], input: Any, columns: tuple[Any, ...], apart: bool, eps: Any) -> Any:
+    """Apply a normalisation to [N, B*C, ...].
+
+    Args:
+        normalise: takes the input and the columns, plain.
+        input: of members, [N, C, ...].
+        columns: statistics and weights of channels, [C] or None.
+        apart: samples do not touch each other; those of all members can be one batch if all share the columns.
+        eps: must be one for all.
+
+    Raises:
+        NotImplementedError: the members have an `eps` each, which no kernel takes.
+    """
+    if isinstance(eps, Stacked):
+        raise NotImplementedError("members' own eps")
+    members = count((input, *columns))
+    if members is None:  # the only thing of the members' own is a momentum
+        return NotImplemented
+    data = input.whole if isinstance(input, Stacked) else input.expand(members, *input.shape)
+    if apart and not channel_major(data) and not any(isinstance(column, Stacked) for column in columns):
+        return by_samples(normalise, input, *columns)
+    out = normalise(merge_channels(data), *(_flat(column, members) for column in columns))
+    return Stacked(split_channels(out, members))
+
+
+def _flat(column: Any, members: int) -> Tensor | None:
+    """[B, C] -> [B*C], a view, for statistics are written to; a shared [C] is repeated."""
+    if column is None:
         return None
-    return value.whole.view(-1) if isinstance(value, Stacked) else value.expand(members, *value.shape).reshape(-1)
+    return column.whole.view(-1) if isinstance(column, Stacked) else column.repeat(members)
+
+
+def _refuse_shared(name: str, statistic: Any) -> None:
+    if isinstance(statistic, Tensor) and not isinstance(statistic, Stacked):
+        raise NeedsMemberError(f"{name} updates statistics that all members share")
 
 
 def _batch_norm(
@@ -30,49 +62,75 @@ def _batch_norm(
     momentum: Any = 0.1,
     eps: Any = 1e-5,
 ) -> Any:
-    if isinstance(momentum, Tensor) or isinstance(eps, Tensor) or input.dim() < 2:
+    if input.dim() < 2:
         return NotImplemented
-    if training and isinstance(running_mean, Tensor) and not isinstance(running_mean, Stacked):
-        raise NeedsMemberError("batch_norm updates statistics that all members share")
-    members = count((input, running_mean, running_var, weight, bias)) or 1
-    data = input.whole if isinstance(input, Stacked) else input.expand(members, *input.shape)
-    if training and input.numel() == input.shape[1]:
-        raise ValueError(f"Expected more than 1 value per channel when training, got input size {input.shape}")
-    statistics = (_flat(running_mean, members), _flat(running_var, members))
-    affine = (_flat(weight, members), _flat(bias, members))
-    out = F.batch_norm(merge_channels(data), *statistics, *affine, training, momentum, eps)
-    return Stacked(split_channels(out, members))
+    if training:
+        _refuse_shared("batch_norm", running_mean)
+        if input.numel() == input.shape[1]:
+            raise ValueError(f"Expected more than 1 value per channel when training, got input size {input.shape}")
+
+    def normalise(x: Tensor, mean: Any, var: Any, scale: Any, shift: Any) -> Tensor:
+        if not training or not isinstance(momentum, Stacked) or mean is None:
+            rate = 0.0 if isinstance(momentum, Stacked) else momentum
+            return F.batch_norm(x, mean, var, scale, shift, training, rate, eps)
+        now = torch.zeros_like(mean), torch.zeros_like(var)
+        out = F.batch_norm(x, *now, scale, shift, True, 1.0, eps)  # a momentum of 1 gives the batch's own statistics
+        rates = torch.tensor(momentum.numbers, dtype=mean.dtype, device=mean.device).unsqueeze(1)
+        for running, of_batch in zip((mean, var), now, strict=True):
+            running.view(len(rates), -1).lerp_(of_batch.view(len(rates), -1), rates)
+        return out
+
+    return _of_channels(normalise, input, (running_mean, running_var, weight, bias), not training, eps)
 
 
-def _layer_norm(
+def _instance_norm(
     func: Any,
     input: Any,
-    normalized_shape: Any,
+    running_mean: Any = None,
+    running_var: Any = None,
+    weight: Any = None,
+    bias: Any = None,
+    use_input_stats: bool = True,
+    momentum: Any = 0.1,
+    eps: Any = 1e-5,
+) -> Any:
+    if input.dim() < 3:
+        return NotImplemented
+    if isinstance(momentum, Stacked):
+        if running_mean is not None and use_input_stats:
+            raise NotImplementedError("members' own momenta")
+        momentum = 0.0
+    if use_input_stats:
+        _refuse_shared("instance_norm", running_mean)
+
+    def normalise(x: Tensor, mean: Any, var: Any, scale: Any, shift: Any) -> Tensor:
+        return F.instance_norm(x, mean, var, scale, shift, use_input_stats, momentum, eps)
+
+    return _of_channels(normalise, input, (running_mean, running_var, weight, bias), True, eps)
+
+
+def _group_norm(
+    func: Any,
+    input: Any,
+    num_groups: int,
     weight: Any = None,
     bias: Any = None,
     eps: Any = 1e-5,
-    cudnn_enable: bool = True,
+    cudnn_enabled: bool = True,
 ) -> Any:
-    if isinstance(eps, Tensor):
+    if input.dim() < 2:
         return NotImplemented
-    data = input.whole if isinstance(input, Stacked) else input
-    if not isinstance(weight, Stacked) and not isinstance(bias, Stacked):
-        return Stacked(F.layer_norm(data, normalized_shape, weight, bias, eps))
-    out = F.layer_norm(data, normalized_shape, eps=eps)
-    scale, shift = _over_lead(weight, input), _over_lead(bias, input)
-    if scale is not None and shift is not None:
-        return Stacked(torch.addcmul(shift, out, scale))
-    if scale is not None:
-        out = out * scale
-    return Stacked(out if shift is None else out + shift)
+    channels = input.shape[1]
+
+    def normalise(x: Tensor, scale: Any, shift: Any) -> Tensor:
+        return F.group_norm(x, num_groups * (x.shape[1] // channels), scale, shift, eps)
+
+    return _of_channels(normalise, input, (weight, bias), True, eps)
 
 
-def _over_lead(value: Any, like: Tensor) -> Tensor | None:
-    """[B, *E] -> [B, 1, ..., *E], to be broadcast over all but the normalised axes."""
-    if not isinstance(value, Stacked):
-        return value  # type: ignore[no-any-return]
-    data = value.whole
-    return data.view(len(data), *[1] * (like.dim() - value.dim()), *data.shape[1:])
-
-
-RULES: dict[Any, Any] = {F.batch_norm: _batch_norm, F.layer_norm: _layer_norm, torch.layer_norm: _layer_norm}
+RULES: dict[Any, Any] = {
+    F.batch_norm: _batch_norm,
+    F.instance_norm: _instance_norm,
+    F.group_norm: _group_norm,
+    torch.group_norm: _group_norm,
+}

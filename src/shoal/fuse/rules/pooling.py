@@ -1,4 +1,4 @@
-"""Pooling and padding: no parameters, so B joins the batch or the channels, whichever copies nothing."""
+"""Pooling: of each channel by itself."""
 
 from typing import Any
 
@@ -7,8 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from shoal.fuse.rules.conv import merge_channels, split_channels
-from shoal.fuse.stacked import Stacked
+from shoal.fuse.rules.planes import by_planes
+from shoal.fuse.stacked import Stacked, count
 
 __all__ = ["RULES"]
 
@@ -24,32 +24,24 @@ _NAMES = (
 
 
 def _pool(func: Any, input: Any, *args: Any, **kwargs: Any) -> Any:
-    if not isinstance(input, Stacked) or input.dim() != _SPATIAL[func] + 2:
+    samples = input.dim() - _SPATIAL[func] - 1
+    if not isinstance(input, Stacked) or samples not in (0, 1):
         return NotImplemented
-    members = len(input.whole)
-    if input.whole.transpose(0, 1).is_contiguous():
-        out = func(merge_channels(input.whole), *args, **kwargs)
-        return pytree.tree_map_only(Tensor, lambda part: Stacked(split_channels(part, members)), out)
-    return _over_samples(func, input, *args, **kwargs)
-
-
-def _over_samples(func: Any, input: Stacked, *args: Any, **kwargs: Any) -> Any:
-    """B joins the batch."""
-    out = func(input.whole.flatten(0, 1), *args, **kwargs)
-    shape = input.whole.shape[:2]
-    return pytree.tree_map_only(Tensor, lambda part: Stacked(part.view(*shape, *part.shape[1:])), out)
-
-
-def _pad(func: Any, input: Any, pad: Any, mode: str = "constant", value: Any = None) -> Any:
-    if not isinstance(input, Stacked) or isinstance(value, Tensor):
+    if any(isinstance(value, Tensor) for value in (*args, *kwargs.values())):
         return NotImplemented
-    if mode == "constant":  # any axes, counted from the last
-        return Stacked(func(input.whole, pad, mode, value)) if len(pad) <= 2 * input.dim() else NotImplemented
-    return _over_samples(func, input, pad, mode) if input.dim() == len(pad) // 2 + 2 else NotImplemented
+    if samples:
+        return by_planes(func, input, *args, **kwargs)
+    return pytree.tree_map_only(Tensor, Stacked, func(input.whole, *args, **kwargs))  # one sample: B is its batch
 
 
-def _interpolate(func: Any, input: Any, *args: Any, **kwargs: Any) -> Any:
-    return _over_samples(func, input, *args, **kwargs)
+def _unpool(func: Any, input: Any, indices: Any, *args: Any, **kwargs: Any) -> Any:
+    """Indices are places within a plane, so B joins the batch."""
+    if input.dim() != _UNPOOLED[func] + 2:
+        return NotImplemented
+    members = count((input, indices)) or 1
+    wholes = [x.whole if isinstance(x, Stacked) else x.expand(members, *x.shape) for x in (input, indices)]
+    out = func(*(whole.flatten(0, 1) for whole in wholes), *args, **kwargs)
+    return Stacked(out.unflatten(0, wholes[0].shape[:2]))
 
 
 def _homes(name: str) -> list[Any]:
@@ -59,4 +51,5 @@ def _homes(name: str) -> list[Any]:
 _SPATIAL: dict[Any, int] = {
     func: spatial for spatial in (1, 2, 3) for name in _NAMES for func in _homes(name.format(spatial))
 }
-RULES: dict[Any, Any] = {**dict.fromkeys(_SPATIAL, _pool), F.pad: _pad, F.interpolate: _interpolate}
+_UNPOOLED: dict[Any, int] = {getattr(F, f"max_unpool{spatial}d"): spatial for spatial in (1, 2, 3)}
+RULES: dict[Any, Any] = {**dict.fromkeys(_SPATIAL, _pool), **dict.fromkeys(_UNPOOLED, _unpool)}

@@ -1,6 +1,5 @@
 """Functions that rearrange axes or put tensors together."""
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,27 +16,30 @@ __all__ = ["RULES"]
 def _sizes(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, ...] | None:
     """The `*sizes` of view or permute, given apart or as one sequence."""
     sizes = args or tuple(kwargs.values())
-    if len(sizes) == 1 and isinstance(sizes[0], Sequence):
+    if len(sizes) == 1 and isinstance(sizes[0], (tuple, list)):
         sizes = tuple(sizes[0])
-    return sizes if all(isinstance(size, int) for size in sizes) else None
+    for size in sizes:
+        if not isinstance(size, int):
+            return None
+    return sizes
 
 
 def _reshape(func: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
+    if args and isinstance(args[0], torch.dtype) and isinstance(x, Stacked) and x.dim():
+        return Stacked(x.whole.view(args[0]))
     shape = _sizes(args, kwargs)
     if shape is None or not isinstance(x, Stacked):
         return NotImplemented
-    return Stacked(_to_shape(x, shape))
+    return _to_shape(x, shape)
 
 
-def _to_shape(x: Stacked, shape: Sequence[int]) -> Tensor:
-    if -1 in shape:
-        known = -math.prod(shape)
-        shape = [x.numel() // known if size == -1 and known else size for size in shape]
-    return x.whole.reshape(len(x.whole), *shape)
+def _to_shape(x: Stacked, shape: Sequence[int]) -> Stacked:
+    data = x.whole
+    return Stacked(data.reshape(data.shape[0], *shape))
 
 
 def _reshape_as(func: Any, x: Any, other: Tensor) -> Any:
-    return Stacked(_to_shape(x, other.shape)) if isinstance(x, Stacked) else x.reshape(other.shape)
+    return _to_shape(x, other.shape) if isinstance(x, Stacked) else x.reshape(other.shape)
 
 
 def _flatten(func: Any, x: Stacked, start_dim: int = 0, end_dim: int = -1) -> Any:
@@ -52,6 +54,13 @@ def _unflatten(func: Any, x: Stacked, dim: int, sizes: Sequence[int]) -> Any:
 
 def _transpose(func: Any, x: Stacked, dim0: int, dim1: int) -> Any:
     return Stacked(x.whole.transpose(axis(x, dim0), axis(x, dim1)))
+
+
+def _move(func: Any, x: Stacked, source: Any, destination: Any) -> Any:
+    sources, targets = (
+        [axis(x, d) for d in ((dims,) if isinstance(dims, int) else dims)] for dims in (source, destination)
+    )
+    return Stacked(x.whole.movedim(sources, targets))
 
 
 def _turn(func: Any, x: Stacked) -> Any:
@@ -119,6 +128,12 @@ def _pieces(func: Any, x: Stacked, size: Any = None, dim: int = 0, **kwargs: Any
     return tuple(Stacked(piece) for piece in func(x.whole, size, axis(x, dim)))
 
 
+def _tensor_split(func: Any, x: Stacked, indices_or_sections: Any, dim: int = 0) -> Any:
+    if isinstance(indices_or_sections, Tensor):
+        return NotImplemented
+    return tuple(Stacked(piece) for piece in x.whole.tensor_split(indices_or_sections, axis(x, dim)))
+
+
 def _unbind(func: Any, x: Stacked, dim: int = 0) -> Any:
     if x.dim() == 0:
         raise TypeError("iteration over a 0-d tensor")
@@ -151,6 +166,7 @@ def _make() -> dict[Any, Any]:
         "flatten": _flatten,
         "unflatten": _unflatten,
         "transpose swapaxes swapdims": _transpose,
+        "movedim moveaxis": _move,
         "t": _turn,
         "permute": _permute,
         "unsqueeze": _unsqueeze,
@@ -161,6 +177,7 @@ def _make() -> dict[Any, Any]:
         "repeat_interleave": _repeat_interleave,
         "cat concat concatenate stack": _join,
         "chunk split": _pieces,
+        "tensor_split": _tensor_split,
         "unbind": _unbind,
         "__iter__": _iterate,
         "new_zeros new_ones new_empty": _new,

@@ -1,0 +1,89 @@
+"""The file of what the autotuner has found on this machine, so that it is measured once."""
+
+import json
+import logging
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from shoal.cost.history import cache_directory
+
+__all__ = ["Findings"]
+
+_log = logging.getLogger("shoal.fuse")
+
+
+class Findings:
+    """The fastest way by key, kept across processes.
+
+    The file holds one JSON object a line, and is only ever appended to, one write a line: processes may do so at once.
+    A line that cannot be read is passed over and said in the log; a file that cannot be read or written is not used
+    again, and findings last as long as the process. The last line of a key counts.
+
+    Args:
+        path: the file; by default one in the user's cache directory, next to the job history.
+    """
+
+    def __init__(self, path: Path | None = None) -> None:
+        self.path = path if path is not None else cache_directory() / "lowerings-1.jsonl"
+        self._ways: dict[str, str] | None = None
+        self._usable = True
+
+    def get(self, key: str) -> str | None:
+        """The way found for a key, or None if it was never measured."""
+        if self._ways is None:
+            self._ways = self._load()
+        return self._ways.get(key)
+
+    def put(self, key: str, way: str, seconds: Mapping[str, float]) -> None:
+        """Keep a finding.
+
+        Args:
+            key: what was measured, in words.
+            way: the one to use from now on.
+            seconds: what each way took.
+        """
+        if self._ways is None:
+            self._ways = self._load()
+        self._ways[key] = way
+        if not self._usable:
+            return
+        line = json.dumps({"key": key, "way": way, "seconds": {name: float(f"{s:.3g}") for name, s in seconds.items()}})
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+            try:
+                os.write(file, f"\n{line}\n".encode())  # the first ends a line that another process left unfinished
+            finally:
+                os.close(file)
+        except OSError as error:
+            self._give_up(error)
+
+    def _load(self) -> dict[str, str]:
+        try:
+            lines = self.path.read_text(errors="replace").splitlines()
+        except FileNotFoundError:
+            return {}
+        except OSError as error:
+            self._give_up(error)
+            return {}
+        found = {}
+        torn = 0
+        for line in filter(None, lines):
+            try:
+                entry = json.loads(line)
+                found[str(entry["key"])] = str(entry["way"])
+            except (ValueError, KeyError, TypeError):
+                torn += 1
+        if torn:
+            _log.warning("%d lines of %s cannot be read; what they said is measured anew", torn, self.path)
+        return found
+
+    def _give_up(self, error: OSError) -> None:
+        self._usable = False
+        _log.warning(
+            "the autotuner's file %s cannot be used (%s); its findings are kept in memory only. Set SHOAL_CACHE to a "
+            "directory that can be written.",
+            self.path,
+            error,
+        )

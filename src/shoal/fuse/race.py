@@ -1,0 +1,97 @@
+"""The time that several ways to compute the same thing take."""
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+__all__ = ["race"]
+
+_ROUNDS = (3, 20)
+"""At least and at most, after a first one that only makes kernels and caches."""
+_ENOUGH_SECONDS = 0.2
+_MOST_SECONDS = 2.0
+"""After so long fewer rounds have to do."""
+_HOPELESS = 3.0
+"""Times the fastest way's time, and more than `_LONG_SECONDS`: such a way is not tried again."""
+_LONG_SECONDS = 0.02
+
+
+def race(ways: Mapping[str, Callable[..., Any]], tensors: Sequence[Tensor | None]) -> dict[str, list[float]]:
+    """Try all ways in turn, several times.
+
+    Args:
+        ways: see `shoal.fuse.autotune.fastest`. What the first one raises is raised; another that raises is out.
+        tensors: arguments of the ways. Gradients are computed for those that require one, if they are enabled; none
+            of it is seen by the tensors' own graph.
+
+    Returns:
+        Seconds of each way's runs.
+    """
+    leaves = [_leaf(tensor) for tensor in tensors]
+    device = next(leaf.device for leaf in leaves if leaf is not None)
+    first = next(iter(ways))
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    running = list(ways)
+    with _unseen(device):
+        for name in ways:
+            try:
+                _pass(ways[name], leaves, device)
+            except RuntimeError:
+                if name == first:
+                    raise
+                running.remove(name)
+                del seconds[name]
+        start = time.perf_counter()
+        for number in range(1, 1 + _ROUNDS[1]):
+            for name in running:
+                seconds[name].append(_pass(ways[name], leaves, device))
+            if time.perf_counter() - start > (_ENOUGH_SECONDS if number >= _ROUNDS[0] else _MOST_SECONDS):
+                break
+            limit = max(_LONG_SECONDS, _HOPELESS * min(map(min, seconds.values())))
+            running = [name for name in running if min(seconds[name]) <= limit]
+    return seconds
+
+
+def _leaf(tensor: Tensor | None) -> Tensor | None:
+    if tensor is None:
+        return None
+    return tensor.detach().requires_grad_(tensor.requires_grad and torch.is_grad_enabled())
+
+
+@contextlib.contextmanager
+def _unseen(device: torch.device) -> Iterator[None]:
+    """No mode of the caller, nor its random numbers or caches, is touched by what runs within."""
+    cards = [device] if device.type == "cuda" else []
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(torch._C.DisableTorchFunction())
+        stack.enter_context(torch.random.fork_rng(devices=cards))
+        if torch.is_autocast_enabled(device.type):
+            dtype = torch.get_autocast_dtype(device.type)
+            stack.enter_context(torch.autocast(device.type, dtype, cache_enabled=False))
+        yield
+
+
+def _pass(way: Callable[..., Any], leaves: Sequence[Tensor | None], device: torch.device) -> float:
+    """Seconds of one run, forward and backward."""
+    wanted = [leaf for leaf in leaves if leaf is not None and leaf.requires_grad]
+    start = _now(device)
+    result = way(*leaves)
+    seconds = _now(device) - start
+    outputs = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor) and leaf.requires_grad]
+    if outputs:
+        seeds = [torch.ones_like(output) for output in outputs]
+        start = _now(device)
+        torch.autograd.grad(outputs, wanted, seeds, allow_unused=True)
+        seconds += _now(device) - start
+    return seconds
+
+
+def _now(device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()

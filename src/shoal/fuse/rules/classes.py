@@ -1,0 +1,108 @@
+"""Losses of classes: per sample for all members at once, then reduced within each member."""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from shoal.fuse.rules.loss import reduced
+from shoal.fuse.stacked import Stacked, count
+
+__all__ = ["RULES"]
+
+
+def _class_loss(
+    func: Any,
+    input: Any,
+    target: Any,
+    weight: Any = None,
+    size_average: Any = None,
+    ignore_index: int = -100,
+    reduce: Any = None,
+    reduction: str = "mean",
+    label_smoothing: Any = 0.0,
+) -> Any:
+    """`cross_entropy` and `nll_loss`."""
+    if size_average is not None or reduce is not None or not input.dim():
+        return NotImplemented
+    members = count((input, target, weight, label_smoothing)) or 1
+    x = input.whole if isinstance(input, Stacked) else input.expand(members, *input.shape)
+    y = target.whole if isinstance(target, Stacked) else target.unsqueeze(0)
+    alone = input.dim() == 1  # no axis N
+    if alone:
+        x, y = x.unsqueeze(1), y.unsqueeze(1)
+    if isinstance(weight, Stacked) or isinstance(label_smoothing, Tensor):
+        if not _covers(x, y, weight, ignore_index, label_smoothing):
+            raise NotImplementedError("the loop tells what is wrong with the arguments, if anything is")
+        log_shares = x if func is F.nll_loss else F.log_softmax(x, 2)
+        losses = _own_weights(log_shares, y, weight, ignore_index, label_smoothing)
+    else:
+        options = {"label_smoothing": label_smoothing} if label_smoothing else {}
+        flat = y.expand(members, *y.shape[1:]).flatten(0, 1)
+        losses = func(x.flatten(0, 1), flat, weight, ignore_index=ignore_index, reduction="none", **options)
+        losses = losses.view(*x.shape[:2], *losses.shape[1:])
+    if reduction == "mean" and not y.is_floating_point():
+        return Stacked(losses.flatten(1).sum(1) / _weight_sum(y, weight, ignore_index))
+    return Stacked(losses.squeeze(1) if alone and reduction == "none" else reduced(losses, reduction))
+
+
+def _covers(x: Tensor, y: Tensor, weight: Any, ignore_index: int, smoothing: Any) -> bool:
+    """Whether these are arguments that torch would accept of one member, and any tensor of smoothings is of floats."""
+    if isinstance(smoothing, Tensor):
+        numbers = smoothing.numbers if isinstance(smoothing, Stacked) else None
+        if numbers is None or not all(0 <= number <= 1 for number in numbers):
+            return False
+    if weight is not None and weight.shape != x.shape[2:3]:
+        return False
+    if y.is_floating_point():
+        return ignore_index < 0 and y.shape[1:] == x.shape[1:]
+    return y.shape[1:] == (x.shape[1], *x.shape[3:])
+
+
+def _own_weights(log_shares: Tensor, y: Tensor, weight: Any, ignore_index: int, smoothing: Any) -> Tensor:
+    """Losses per sample where the members differ in class weights w or smoothing ε.
+
+    That is (1 - ε) Σ_c y_c w_c (-log p_c) + ε / C Σ_c w_c (-log p_c), where a label y is a y_c of one.
+
+    Args:
+        log_shares: log p, [B, N, C, ...].
+        y: labels [B or 1, N, ...], or shares [B or 1, N, C, ...].
+        weight: w, [C], or None.
+        ignore_index: of labels that do not count.
+        smoothing: ε.
+
+    Returns:
+        [B, N, ...].
+    """
+    costs = -log_shares
+    trailing = [1] * (costs.dim() - 3)
+    if weight is not None:
+        costs = costs * (weight.whole if isinstance(weight, Stacked) else weight).view(-1, 1, costs.shape[2], *trailing)
+    ignored = None
+    if y.is_floating_point():
+        losses = (costs * y).sum(2)
+    else:
+        ignored = y == ignore_index
+        index = y.masked_fill(ignored, 0).long().expand(len(costs), *y.shape[1:])
+        losses = costs.gather(2, index.unsqueeze(2)).squeeze(2)
+    if isinstance(smoothing, Stacked):
+        rate = smoothing.whole.to(losses).view(-1, 1, *trailing)
+        smooth = (1 - rate) * losses + rate * costs.mean(2)
+        losses = torch.where(rate > 0, smooth, losses)  # 0 · inf, where a logit is -inf, is nothing
+    elif smoothing:
+        losses = (1 - smoothing) * losses + smoothing * costs.mean(2)
+    return losses if ignored is None else losses.masked_fill(ignored, 0)
+
+
+def _weight_sum(y: Tensor, weight: Any, ignore_index: int) -> Tensor:
+    """What the labels [B or 1, N, ...] count for in a mean, [B or 1]: class weights, and nothing where ignored."""
+    labels = y.flatten(1)
+    counted = labels != ignore_index
+    if weight is None:
+        return counted.sum(1)
+    own = weight.whole if isinstance(weight, Stacked) else weight.unsqueeze(0)
+    return torch.take_along_dim(own, labels.where(counted, 0).long(), 1).where(counted, 0).sum(1)
+
+
+RULES: dict[Any, Any] = {F.cross_entropy: _class_loss, F.nll_loss: _class_loss}

@@ -1,0 +1,80 @@
+"""Functions of each channel by itself: B joins the channels where that copies nothing, else the batch."""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from shoal.fuse.rules.conv import merge_channels, split_channels
+from shoal.fuse.stacked import Stacked
+
+__all__ = ["RULES", "by_planes", "channel_major"]
+
+
+def channel_major(data: Tensor) -> bool:
+    """Whether B and C are neighbours in the memory of [B, N, C, ...], so that [N, B*C, ...] is a view."""
+    return data.stride(0) == data.shape[2] * data.stride(2)
+
+
+def by_planes(func: Any, input: Stacked, *args: Any, **kwargs: Any) -> Any:
+    """Apply a function that keeps channels apart, or takes whole runs of them, to members' [N, C, ...]."""
+    data = input.whole
+    if channel_major(data):
+        members = len(data)
+        out = func(merge_channels(data), *args, **kwargs)
+        return pytree.tree_map_only(Tensor, lambda part: Stacked(split_channels(part, members)), out)
+    return by_samples(func, input, *args, **kwargs)
+
+
+def by_samples(func: Any, input: Stacked, *args: Any, **kwargs: Any) -> Any:
+    """Apply a function that keeps samples apart to members' [N, ...]."""
+    out = func(input.whole.flatten(0, 1), *args, **kwargs)
+    shape = input.whole.shape[:2]
+    return pytree.tree_map_only(Tensor, lambda part: Stacked(part.unflatten(0, shape)), out)
+
+
+def _pad(func: Any, input: Any, pad: Any, mode: str = "constant", value: Any = None) -> Any:
+    if not isinstance(input, Stacked) or isinstance(value, Tensor):
+        return NotImplemented
+    padded = len(pad) // 2  # axes, counted from the last
+    if padded <= input.dim() - 2:
+        return by_planes(func, input, pad, mode, value)
+    if padded == input.dim() - 1 or (mode == "constant" and padded == input.dim()):  # one sample: B is its batch
+        return Stacked(func(input.whole, pad, mode, value))
+    return NotImplemented
+
+
+def _image(func: Any, input: Any, *args: Any, **kwargs: Any) -> Any:
+    """Of an image [N, C, H, W], or of one sample's [C, H, W]: B is its batch."""
+    if not isinstance(input, Stacked) or input.dim() not in (3, 4):
+        return NotImplemented
+    if input.dim() == 4:
+        return by_planes(func, input, *args, **kwargs)
+    return Stacked(func(input.whole, *args, **kwargs))
+
+
+def _fold(func: Any, input: Any, *args: Any, **kwargs: Any) -> Any:
+    if input.dim() == 3:
+        return by_planes(func, input, *args, **kwargs)
+    return Stacked(func(input.whole, *args, **kwargs)) if input.dim() == 2 else NotImplemented
+
+
+def _interpolate(func: Any, input: Any, *args: Any, **kwargs: Any) -> Any:
+    return by_planes(func, input, *args, **kwargs) if isinstance(input, Stacked) else NotImplemented
+
+
+def _across_channels(func: Any, input: Any, *args: Any, **kwargs: Any) -> Any:
+    if not isinstance(input, Stacked) or input.dim() < 3:
+        return NotImplemented
+    return by_samples(func, input, *args, **kwargs)
+
+
+RULES: dict[Any, Any] = {
+    F.pad: _pad,
+    F.interpolate: _interpolate,
+    **dict.fromkeys((F.pixel_shuffle, F.pixel_unshuffle, F.unfold), _image),
+    F.fold: _fold,
+    **dict.fromkeys((torch.channel_shuffle, F.local_response_norm), _across_channels),
+}

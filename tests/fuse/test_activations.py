@@ -1,0 +1,188 @@
+"""Activations, and layers of pairs of inputs: outputs and gradients equal those of the members run alone."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from lowerings import without_rule
+from mixes import check_mixes
+from torch import Tensor, nn
+from twins import Of, check
+
+torch.manual_seed(7)
+X = torch.randn(6, 4, dtype=torch.float64)
+IMAGE = torch.randn(3, 4, 3, 5, dtype=torch.float64)
+
+Make = Callable[[], nn.Module]
+
+ACTIVATIONS: dict[str, Make] = {
+    **{
+        kind.__name__: kind
+        for kind in (
+            *(nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.SELU, nn.CELU, nn.GELU, nn.SiLU, nn.Mish, nn.Tanh),
+            *(nn.Sigmoid, nn.Hardtanh, nn.Hardsigmoid, nn.Hardswish, nn.Hardshrink, nn.Softshrink, nn.Softplus),
+            *(nn.Softsign, nn.Tanhshrink, nn.LogSigmoid, nn.GLU, nn.PReLU, nn.Identity),
+        )
+    },
+    "GELU by tanh": lambda: nn.GELU("tanh"),
+    "Threshold": lambda: nn.Threshold(0.1, -2.0),
+    "RReLU": lambda: nn.RReLU().eval(),
+    "RReLU in place": lambda: nn.RReLU(inplace=True).eval(),
+    "Softmax": lambda: nn.Softmax(-1),
+    "LogSoftmax": lambda: nn.LogSoftmax(1),
+    "Softmin": lambda: nn.Softmin(-1),
+    "PReLU of channels": lambda: nn.PReLU(6),
+    "ReLU in place": lambda: nn.ReLU(inplace=True),
+    "ReLU6 in place": lambda: nn.ReLU6(inplace=True),
+    "LeakyReLU in place": lambda: nn.LeakyReLU(0.3, inplace=True),
+    "ELU in place": lambda: nn.ELU(0.7, inplace=True),
+    "SELU in place": lambda: nn.SELU(inplace=True),
+    "CELU in place": lambda: nn.CELU(0.7, inplace=True),
+    "SiLU in place": lambda: nn.SiLU(inplace=True),
+    "Mish in place": lambda: nn.Mish(inplace=True),
+    "Hardtanh in place": lambda: nn.Hardtanh(-0.3, 0.2, inplace=True),
+    "Hardsigmoid in place": lambda: nn.Hardsigmoid(inplace=True),
+    "Hardswish in place": lambda: nn.Hardswish(inplace=True),
+    "Threshold in place": lambda: nn.Threshold(0.1, -2.0, inplace=True),
+}
+
+
+@pytest.mark.parametrize("members", [1, 2, 5, 10])
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_activation(name: str, members: int) -> None:
+    width = 3 if name == "GLU" else 6
+    with without_rule() as found:
+        check(lambda: nn.Sequential(nn.Linear(4, 6), ACTIVATIONS[name](), nn.Linear(width, 2)), X, members=members)
+    assert not found
+
+
+IMAGES: dict[str, tuple[Make, Tensor]] = {
+    "PReLU": (nn.PReLU, IMAGE),
+    "PReLU of one sample": (nn.PReLU, IMAGE[0]),
+    "PReLU of channels": (lambda: nn.PReLU(3), IMAGE),
+    "Softmax2d": (nn.Softmax2d, IMAGE),
+    "Softmax2d of one sample": (nn.Softmax2d, IMAGE[0]),
+    "GLU of channels": (lambda: nn.Sequential(nn.Conv2d(3, 2, 1), nn.GLU(1)), IMAGE),
+    "LeakyReLU": (nn.LeakyReLU, IMAGE),
+}
+
+
+@pytest.mark.parametrize("members", [1, 2, 5, 10])
+@pytest.mark.parametrize("name", IMAGES)
+def test_activation_of_images(name: str, members: int) -> None:
+    layer, x = IMAGES[name]
+    check(lambda: nn.Sequential(nn.Conv2d(4, 3, 1), layer()), x, members=members)
+
+
+@pytest.mark.parametrize("x", [X, X[0], X[0, 0]], ids=["rows", "row", "number"])
+def test_one_slope_for_all_channels(x: Tensor) -> None:
+    check(lambda: Of(lambda m, x: m.prelu(m.w * x), prelu=nn.PReLU(), w=nn.Parameter(torch.randn(()))), x, members=3)
+
+
+def _own(start: float) -> float:
+    """A number of the member that is being built, whose number is the seed."""
+    return start + torch.initial_seed() % 4 / 8
+
+
+OWN_NUMBERS: dict[str, Make] = {
+    "LeakyReLU": lambda: nn.LeakyReLU(_own(0.1)),
+    "LeakyReLU in place": lambda: nn.LeakyReLU(_own(0.1), inplace=True),
+    "ELU": lambda: nn.ELU(_own(0.5)),
+    "CELU": lambda: nn.CELU(_own(0.5)),
+    "Softplus": lambda: nn.Softplus(_own(0.5), 1.0 + _own(0.5)),
+    "Hardtanh": lambda: nn.Hardtanh(-_own(0.5), _own(0.1)),
+    "Hardshrink": lambda: nn.Hardshrink(_own(0.1)),
+    "Softshrink": lambda: nn.Softshrink(_own(0.1)),
+    "Threshold": lambda: nn.Threshold(_own(0.1), _own(1.0)),
+    "RReLU": lambda: nn.RReLU(_own(0.1), _own(0.3)).eval(),
+}
+
+
+@pytest.mark.parametrize("members", [1, 2, 5, 10])
+@pytest.mark.parametrize("name", OWN_NUMBERS)
+def test_numbers_of_the_members_own(name: str, members: int) -> None:
+    check(lambda: nn.Sequential(nn.Linear(4, 6), OWN_NUMBERS[name](), nn.Linear(6, 2)), X, members=members)
+
+
+@pytest.mark.parametrize("name", [name for name in OWN_NUMBERS if "in place" not in name])
+def test_numbers_of_the_members_own_and_a_shared_input(name: str) -> None:
+    check(lambda: nn.Sequential(OWN_NUMBERS[name](), nn.Linear(4, 2)), X, members=3)
+
+
+def test_own_slopes_are_applied_at_once() -> None:
+    with without_rule() as found:
+        check(lambda: nn.Sequential(nn.Linear(4, 6), nn.LeakyReLU(_own(0.1))), X, members=3)
+    assert not found
+
+
+def _parameter(*shape: int) -> nn.Parameter:
+    return nn.Parameter(torch.randn(3, *shape, dtype=torch.float64))
+
+
+MIXES: dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...]]] = {
+    "prelu": (F.prelu, (_parameter(2, 4, 3), _parameter(4))),
+    "prelu of one slope": (torch.prelu, (_parameter(2, 4), _parameter(1))),
+    "cosine": (lambda x, y: F.cosine_similarity(x, y, -1), (_parameter(2, 4), _parameter(4))),
+    "cosine of channels": (F.cosine_similarity, (_parameter(2, 4, 3), _parameter(2, 4, 3))),
+    "distance": (F.pairwise_distance, (_parameter(2, 4), _parameter(4))),
+    "distance of vectors": (lambda x, y: F.pairwise_distance(x, y, 1.0, keepdim=True), (_parameter(4), _parameter(4))),
+    "clamp": (torch.clamp, (_parameter(2, 4), _parameter(4) - 1, _parameter(2, 4) + 1)),
+    "clamp from below": (lambda x, low: x.clamp(min=low), (_parameter(2, 4), _parameter(4))),
+    "clamp from above": (lambda x, high: torch.clamp_max(x, high), (_parameter(2, 4), _parameter(1))),
+}
+
+
+@pytest.mark.parametrize("name", MIXES)
+def test_shared_and_own_tensors_in_every_mix(name: str) -> None:
+    fn, columns = MIXES[name]
+    with without_rule() as found:
+        check_mixes(fn, *columns)
+    assert not found
+
+
+PAIRS: dict[str, Make] = {
+    "cosine": lambda: nn.CosineSimilarity(1, 0.1),
+    "own eps": lambda: nn.CosineSimilarity(1, _own(0.1)),
+    "bilinear": lambda: nn.Bilinear(4, 4, 3),
+    "distance": lambda: nn.PairwiseDistance(3.0),
+    "own power": lambda: nn.PairwiseDistance(1.0 + _own(0.5)),
+}
+
+
+@pytest.mark.parametrize("members", [1, 2, 5, 10])
+@pytest.mark.parametrize("name", PAIRS)
+def test_layer_of_pairs(name: str, members: int) -> None:
+    def make() -> nn.Module:
+        return Of(lambda m, x: m.pair(m.first(x), x), first=nn.Linear(4, 4), pair=PAIRS[name]())
+
+    check(make, X, members=members)
+
+
+TARGETS = torch.tensor([1, 4, 9, 2, 3, 8])
+ADAPTIVE: dict[str, Callable[[Any, Tensor], Any]] = {
+    "loss": lambda m, x: tuple(m(x, TARGETS)),
+    "loss of one sample": lambda m, x: tuple(m(x[0], TARGETS[0])),
+    "logarithms": lambda m, x: m.log_prob(x),
+}
+
+
+@pytest.mark.parametrize("members", [1, 2, 5, 10])
+@pytest.mark.parametrize("name", ADAPTIVE)
+def test_adaptive_softmax(name: str, members: int) -> None:
+    def make() -> nn.Module:
+        softmax = nn.AdaptiveLogSoftmaxWithLoss(8, 10, [3, 6], div_value=2.0, head_bias=True)
+        return Of(lambda m, x: ADAPTIVE[name](m.softmax, m.first(x)), first=nn.Linear(4, 8), softmax=softmax)
+
+    check(make, X, members=members)
+
+
+def test_prediction_by_adaptive_softmax() -> None:
+    """What depends on the data runs member by member."""
+
+    def make() -> nn.Module:
+        softmax = nn.AdaptiveLogSoftmaxWithLoss(8, 10, [3, 6], div_value=2.0)
+        return Of(lambda m, x: m.softmax.predict(m.first(x)), first=nn.Linear(4, 8), softmax=softmax)
+
+    check(make, X, members=3, apart=True)

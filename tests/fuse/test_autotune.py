@@ -1,0 +1,336 @@
+"""The autotuner: takes what measures fastest, remembers it, and changes nothing that anyone can see."""
+
+import json
+import logging
+import multiprocessing
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
+from twins import check
+
+from shoal.fuse.autotune import fastest, forced, off, on
+from shoal.fuse.findings import Findings
+
+X = torch.ones(3, 2, dtype=torch.float64)
+
+
+class Ways(dict[str, Callable[[Tensor], Tensor]]):
+    """Ways of doubling a tensor, each of which takes some milliseconds; remembers which of them ran."""
+
+    def __init__(self, **milliseconds: float) -> None:
+        self.ran: list[str] = []
+        super().__init__({name: self._way(name, wait) for name, wait in milliseconds.items()})
+
+    def _way(self, name: str, wait: float) -> Callable[[Tensor], Tensor]:
+        def way(x: Tensor) -> Tensor:
+            self.ran.append(name)
+            time.sleep(wait / 1e3)
+            return x * 2
+
+        return way
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Iterator[Path]:
+    """Autotuning is on, with this file."""
+    path = tmp_path / "cache" / "lowerings.jsonl"
+    with on(path):
+        yield path
+
+
+def last(ways: Ways, x: Tensor = X, settings: Any = ()) -> str:
+    """The way that is taken in the end."""
+    assert torch.equal(fastest("double", ways, [x], settings), x * 2)
+    return ways.ran[-1]
+
+
+@pytest.mark.usefixtures("path")
+def test_the_fastest_way_is_taken_and_measured_once() -> None:
+    ways = Ways(slow=8, fast=1, slowest=12)
+    assert last(ways) == "fast"
+    before = len(ways.ran)
+    assert before > 3 * 3
+    assert last(ways) == "fast"
+    assert len(ways.ran) == before + 1
+
+
+@pytest.mark.usefixtures("path")
+def test_the_first_way_stays_where_others_gain_little() -> None:
+    assert last(Ways(first=10, second=9.8)) == "first"
+
+
+@pytest.mark.usefixtures("path")
+def test_a_hopeless_way_is_soon_given_up() -> None:
+    ways = Ways(first=1, hopeless=80)
+    last(ways)
+    assert ways.ran.count("hopeless") == 2
+
+
+@pytest.mark.usefixtures("path")
+def test_what_the_time_depends_on_is_measured_apart() -> None:
+    ways = Ways(first=2, second=1)
+
+    def races(x: Tensor, settings: Any = ()) -> bool:
+        before = len(ways.ran)
+        last(ways, x, settings)
+        return len(ways.ran) > before + 1
+
+    assert races(X)
+    assert not races(X + 1)
+    assert races(torch.ones(2, 3, dtype=torch.float64))
+    assert races(torch.ones(2, 3, dtype=torch.float64).T)
+    assert races(X.float())
+    assert races(X.clone().requires_grad_())
+    assert races(X, settings=(1, "same"))
+    with torch.no_grad():
+        assert races(X)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert races(X)
+        assert not races(X)
+    torch.set_num_threads(2)
+    try:
+        assert races(X)
+    finally:
+        torch.set_num_threads(1)
+
+
+@pytest.mark.usefixtures("path")
+def test_the_backward_pass_counts() -> None:
+    class SlowBackward(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, grad: Tensor) -> Tensor:
+            time.sleep(0.01)
+            return grad * 2
+
+    ways: dict[str, Callable[[Tensor], Tensor]] = {
+        "forward": lambda x: SlowBackward.apply(x),
+        "both": lambda x: (time.sleep(0.003), x * 2)[1],
+    }
+    leaf = X.clone().requires_grad_()
+    assert fastest("double", ways, [leaf]).grad_fn.name() == "MulBackward0"
+    assert leaf.grad is None
+
+
+def test_findings_are_read_by_the_next_process(path: Path) -> None:
+    last(Ways(slow=8, fast=1))
+    with on(path):
+        ways = Ways(slow=8, fast=1)
+        assert last(ways) == "fast"
+        assert ways.ran == ["fast"]
+    with on(path):
+        assert last(Ways(slow=8, other=1)) == "other"  # the way that was found is gone
+
+
+def test_the_file_says_what_was_measured(path: Path) -> None:
+    last(Ways(slow=8, fast=1), settings=(3, "same"))
+    (line,) = filter(None, path.read_text().splitlines())
+    entry = json.loads(line)
+    assert entry["way"] == "fast"
+    assert entry["seconds"]["slow"] > entry["seconds"]["fast"] > 0
+    assert torch.__version__ in entry["key"]
+    assert "(3, 'same')" in entry["key"]
+
+
+@pytest.mark.parametrize("rest", ['{"key": "half', "\x00\xff\x00", '{"key": "a"}', "[]", "no json"])
+def test_a_torn_file_costs_its_torn_lines(path: Path, rest: str, caplog: pytest.LogCaptureFixture) -> None:
+    last(Ways(slow=8, fast=1))
+    with path.open("a") as file:
+        file.write(rest)  # without an end of line
+    with on(path), caplog.at_level(logging.WARNING, "shoal.fuse"):
+        ways = Ways(slow=8, fast=1)
+        assert last(ways) == "fast"
+        assert ways.ran == ["fast"]
+        assert last(Ways(slow=8, fast=1), X.float()) == "fast"
+    assert "cannot be read; what they said is measured anew" in caplog.text
+    found = Findings(path)
+    assert found.get("half") is None
+    assert len([line for line in path.read_text(errors="replace").splitlines() if '"way": "fast"' in line]) == 2
+
+
+def test_a_file_that_cannot_be_written_is_done_without(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "cache").write_text("a file where the directory should be")
+    with on(tmp_path / "cache" / "lowerings.jsonl"), caplog.at_level(logging.WARNING, "shoal.fuse"):
+        assert last(Ways(slow=8, fast=1)) == "fast"
+        ways = Ways(slow=8, fast=1)
+        assert last(ways) == "fast"
+        assert ways.ran == ["fast"]
+        last(Ways(slow=2, fast=1), X.float())
+    assert len(caplog.records) == 1
+    assert "kept in memory only" in caplog.text
+
+
+def append(path: Path, writer: int) -> None:
+    findings = Findings(path)
+    for number in range(50):
+        findings.put(f"{writer} {number}", f"way of {writer}", {"way": 0.1})
+
+
+def test_processes_write_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "lowerings.jsonl"
+    context = multiprocessing.get_context("fork")
+    writers = [context.Process(target=append, args=(path, writer)) for writer in range(4)]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    found = Findings(path)
+    assert all(found.get(f"{w} {n}") == f"way of {w}" for w in range(4) for n in range(50))
+
+
+class Idle(TorchDispatchMode):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+def trace(run: Callable[[Tensor], Tensor]) -> Tensor:
+    return make_fx(run)(X)(X)
+
+
+def fake(run: Callable[[Tensor], Tensor]) -> Tensor:
+    with FakeTensorMode() as mode:
+        run(mode.from_tensor(X))
+    return X * 2
+
+
+def watched(run: Callable[[Tensor], Tensor]) -> Tensor:
+    with Idle():
+        return run(X)
+
+
+def on_meta(run: Callable[[Tensor], Tensor]) -> Tensor:
+    run(X.to("meta"))
+    return X * 2
+
+
+def mapped(run: Callable[[Tensor], Tensor]) -> Tensor:
+    return torch.func.vmap(run)(X)
+
+
+def checkpointed(run: Callable[[Tensor], Tensor]) -> Tensor:
+    leaf = X.clone().requires_grad_()
+    out = checkpoint(run, leaf, use_reentrant=False)
+    out.sum().backward()
+    return out.detach()
+
+
+PLACES = {f.__name__: f for f in (trace, fake, watched, on_meta, mapped, checkpointed)}
+
+
+@pytest.mark.usefixtures("path")
+@pytest.mark.parametrize("place", PLACES)
+def test_nothing_is_measured_where_that_would_be_seen(place: str) -> None:
+    ways = Ways(slow=2, fast=1)
+    result = PLACES[place](lambda x: fastest("double", ways, [x]))
+    assert torch.equal(result, X * 2)
+    assert set(ways.ran) == {"slow"}
+    assert len(ways.ran) <= 2
+
+
+@pytest.mark.usefixtures("path")
+def test_a_trace_uses_what_is_known() -> None:
+    ways = Ways(slow=8, fast=1)
+    last(ways)
+    ways.ran.clear()
+    trace(lambda x: fastest("double", ways, [x]))
+    assert ways.ran == ["fast"]
+
+
+@pytest.mark.usefixtures("path")
+def test_measuring_is_not_seen() -> None:
+    class Seen(TorchFunctionMode):
+        count = 0
+
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            self.count += func is torch.relu
+            return func(*args, **(kwargs or {}))
+
+    def noisy(x: Tensor) -> Tensor:
+        torch.rand(3)
+        return torch.relu(x)
+
+    leaf = X.clone().requires_grad_()
+    ways: dict[str, Callable[[Tensor], Tensor]] = {"relu": torch.relu, "noisy": noisy}
+    torch.manual_seed(5)
+    with Seen() as seen:
+        fastest("relu", ways, [leaf])
+    assert seen.count == 1
+    torch.manual_seed(5)
+    state = torch.get_rng_state()
+    fastest("relu", ways, [leaf * 1])
+    assert torch.equal(state, torch.get_rng_state())
+    assert leaf.grad is None
+
+
+@pytest.mark.usefixtures("path")
+def test_a_way_that_fails_is_out_but_not_the_first() -> None:
+    def fails(x: Tensor) -> Tensor:
+        raise RuntimeError("not for these shapes")
+
+    ways = Ways(first=2)
+    assert torch.equal(fastest("double", {**ways, "fails": fails}, [X]), X * 2)
+    with pytest.raises(RuntimeError, match="not for these shapes"):
+        fastest("fail", {"fails": fails, **ways}, [X])
+
+
+def test_off_takes_the_first_way() -> None:
+    ways = Ways(slow=2, fast=1)
+    with off():
+        assert last(ways) == "slow"
+    assert ways.ran == ["slow"]
+
+
+def test_forced_takes_a_way_by_name() -> None:
+    ways = Ways(slow=2, fast=1)
+    with forced({"double": "fast"}):
+        assert last(ways) == "fast"
+    with forced({"double": "another", "other": "fast"}):
+        assert last(ways) == "slow"
+    assert len(ways.ran) == 2
+
+
+@pytest.mark.parametrize(("value", "active"), [("0", False), ("1", True), (None, True)])
+def test_the_environment_turns_it_off(value: str | None, active: bool, tmp_path: Path) -> None:
+    code = (
+        "import torch\n"
+        "from shoal.fuse.autotune import fastest\n"
+        "fastest('name', {'a': torch.neg, 'b': torch.neg}, [torch.ones(2)])"
+    )
+    environment = {"SHOAL_CACHE": str(tmp_path), **({} if value is None else {"SHOAL_AUTOTUNE": value})}
+    subprocess.run([sys.executable, "-c", code], check=True, env=environment)
+    assert (tmp_path / "lowerings-1.jsonl").exists() == active
+
+
+@pytest.mark.usefixtures("path")
+@pytest.mark.parametrize("members", [2, 5])
+def test_an_array_that_is_tuned_equals_its_members(members: int) -> None:
+    def make() -> nn.Module:
+        return nn.Sequential(
+            *(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(8, 4, 3, stride=2)),
+            *(nn.ConvTranspose2d(4, 3, 3), nn.Flatten(), nn.Linear(75, 8), nn.Tanh(), nn.Linear(8, 2)),
+        )
+
+    check(make, torch.randn(4, 3, 16, 16, dtype=torch.float64), members=members, steps=3)
+
+
+def test_a_tuned_array_keeps_its_findings(path: Path) -> None:
+    check(lambda: nn.Sequential(nn.Conv1d(4, 4, 3), nn.Conv1d(4, 4, 3)), torch.randn(2, 4, 8).double(), members=2)
+    entries = [json.loads(line) for line in path.read_text().splitlines() if line]
+    assert [set(entry["seconds"]) for entry in entries] == [{"one", "loop"}, {"grouped", "bmm", "loop"}]
+    assert F.conv1d.__name__ in entries[0]["key"]

@@ -1,0 +1,167 @@
+"""Linear maps and matrix products, by every way they may go, with any arguments shared."""
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from twins import Of, check
+
+from shoal.fuse.array import fuse
+from shoal.fuse.autotune import forced
+from shoal.fuse.rules import linear
+
+torch.manual_seed(13)
+X = torch.randn(6, 4, dtype=torch.float64)
+WEIGHT = torch.randn(3, 4, dtype=torch.float64)
+BIAS = torch.randn(3, dtype=torch.float64)
+INPUTS = {
+    "of rank 1": X[0],
+    "of rank 2": X,
+    "of rank 3": X.view(2, 3, 4),
+    "of rank 5": X.view(1, 3, 1, 2, 4),
+    "of no rows": X[:0],
+    "turned": X.view(2, 3, 4).transpose(0, 1),
+}
+WAYS = ("baddbmm", "one", "loop")
+
+
+@pytest.fixture
+def all_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also small weights have a choice of ways."""
+    monkeypatch.setattr(linear, "_LARGE", 0)
+
+
+@pytest.mark.usefixtures("all_large")
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("members", [1, 2, 5, 10])
+@pytest.mark.parametrize("name", INPUTS)
+def test_every_way_equals_the_members(name: str, members: int, bias: bool, way: str) -> None:
+    def make() -> nn.Module:
+        return nn.Sequential(nn.Linear(4, 5, bias=bias), nn.Tanh(), nn.Linear(5, 3, bias=bias))
+
+    with forced({"linear": way}):
+        check(make, INPUTS[name], members=members, steps=1)
+
+
+ARGUMENTS: dict[str, Callable[[nn.Module], tuple[Any, ...]]] = {
+    "own weight, own bias": lambda m: (m.own.weight, m.own.bias),
+    "own weight, shared bias": lambda m: (m.own.weight, BIAS),
+    "own weight": lambda m: (m.own.weight,),
+    "shared weight, own bias": lambda m: (WEIGHT, m.own.bias),
+    "shared weight, shared bias": lambda m: (WEIGHT, BIAS),
+    "shared weight": lambda m: (WEIGHT, None),
+    "own vector": lambda m: (m.own.weight[0],),
+    "shared vector": lambda m: (WEIGHT[0],),
+}
+
+
+@pytest.mark.usefixtures("all_large")
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("arguments", ARGUMENTS)
+@pytest.mark.parametrize("own_input", [True, False], ids=["own input", "shared input"])
+@pytest.mark.parametrize("name", ["of rank 1", "of rank 2", "turned"])
+def test_any_mix_of_own_and_shared_arguments(name: str, own_input: bool, arguments: str, way: str) -> None:
+    def run(model: nn.Module, x: Tensor) -> Tensor:
+        own = model.before(x) if own_input else x
+        return F.linear(own, *ARGUMENTS[arguments](model)).sum() * model.own.bias
+
+    with forced({"linear": way}):
+        check(lambda: Of(run, before=nn.Linear(4, 4), own=nn.Linear(4, 3)), INPUTS[name], members=3, steps=1)
+
+
+SQUARE = torch.randn(4, 4, dtype=torch.float64)
+PRODUCTS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+    "addmm": lambda a, b, c: torch.addmm(c, a, b),
+    "addmm of a vector": lambda a, b, c: torch.addmm(c[0], a, b, beta=0.5, alpha=2),
+    "addmm as a method": lambda a, b, c: c.addmm(a, b, alpha=3),
+    "baddbmm": lambda a, b, c: torch.baddbmm(c[None], a[None], b[None], beta=0.5),
+    "addmv": lambda a, b, c: torch.addmv(c[0], a, b[0]),
+    "mm": lambda a, b, c: torch.mm(a, b) + c,
+    "bmm": lambda a, b, c: torch.bmm(a[None], b[None]) + c,
+    "mv": lambda a, b, c: torch.mv(a, b[0]) + c,
+    "dot": lambda a, b, c: torch.dot(a[0], b[0]) + c,
+    "matmul of a matrix and many": lambda a, b, c: torch.matmul(a, torch.stack([b, c])),
+    "einsum": lambda a, b, c: torch.einsum("ij,kj,k->ik", a, b, c[0]),
+    "bilinear": lambda a, b, c: F.bilinear(a, b, torch.stack([b, c]), c[0, :2]),
+}
+OWNERS = {
+    "first": lambda m: (m.a, SQUARE, SQUARE.T),
+    "second": lambda m: (SQUARE, m.a, SQUARE.T),
+    "third": lambda m: (SQUARE, SQUARE.T, m.a),
+    "all": lambda m: (m.a, m.b, m.a.T),
+}
+
+
+@pytest.mark.parametrize("owners", OWNERS)
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_product(name: str, owners: str) -> None:
+    def make() -> nn.Module:
+        model = Of(lambda m: PRODUCTS[name](*OWNERS[owners](m)))
+        model.a, model.b = nn.Parameter(torch.randn(4, 4)), nn.Parameter(torch.randn(4, 4))
+        return model
+
+    check(make, members=3, steps=1)
+
+
+class Products(TorchDispatchMode):
+    """Counts matrix products."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        if name in ("mm", "addmm", "bmm", "baddbmm"):
+            self.calls[name] += 1
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.usefixtures("all_large")
+@pytest.mark.parametrize(
+    ("way", "expected"),
+    [("baddbmm", {"baddbmm": 2}), ("one", {"addmm": 1, "baddbmm": 1}), ("loop", {"addmm": 6})],
+)
+def test_a_way_is_what_it_is_called(way: str, expected: dict[str, int]) -> None:
+    array = fuse([nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2)).double() for _ in range(3)])
+    with forced({"linear": way}), Products() as counted:
+        array(X)
+    assert counted.calls == expected
+
+
+@pytest.mark.parametrize("own_bias", [True, False])
+def test_shared_weights_take_one_product(own_bias: bool) -> None:
+    def run(model: nn.Module, x: Tensor) -> Tensor:
+        return F.linear(x * model.own.weight.sum(), WEIGHT, model.own.bias if own_bias else BIAS)
+
+    array = fuse([Of(run, own=nn.Linear(4, 3).double()) for _ in range(3)])
+    with Products() as counted:
+        array(X.view(2, 3, 4))
+    assert sum(counted.calls.values()) == 1
+
+
+@pytest.mark.usefixtures("all_large")
+@pytest.mark.parametrize("way", WAYS)
+def test_autocast_gives_the_types_of_the_members(way: str) -> None:
+    def run(model: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
+        return model.layers(x), F.linear(x, WEIGHT.float(), model.layers[0].bias)
+
+    models = [Of(run, layers=nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))) for _ in range(2)]
+    with torch.autocast("cpu", torch.bfloat16), forced({"linear": way}):
+        expected = [model(X.float()) for model in models]
+        result = fuse(models)(X.float())
+    for i, own in enumerate(zip(*expected, strict=True)):
+        assert result[i].dtype == torch.bfloat16
+        torch.testing.assert_close(result[i], torch.stack(own), rtol=0.05, atol=0.05)
+
+
+def test_an_error_speaks_of_one_member() -> None:
+    array = fuse([nn.Sequential(nn.Linear(4, 3), nn.Linear(5, 2)) for _ in range(2)])
+    with pytest.raises(RuntimeError, match=r"\(6x3 and 5x2\)"):
+        array(X.float())

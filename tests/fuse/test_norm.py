@@ -1,0 +1,197 @@
+"""Normalisation: outputs, gradients and running statistics equal those of the members run alone."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from mixes import check_mixes
+from torch import Tensor, nn
+from twins import check
+
+from shoal.fuse.autotune import forced
+from shoal.fuse.stacked import NeedsMemberError, Stacked
+
+torch.manual_seed(7)
+X = torch.randn(6, 4, dtype=torch.float64)
+SEQUENCE = torch.randn(3, 4, 5, dtype=torch.float64)
+IMAGE = torch.randn(3, 4, 5, 4, dtype=torch.float64)
+VOLUME = torch.randn(2, 4, 3, 3, 2, dtype=torch.float64)
+
+Make = Callable[[], nn.Module]
+
+
+def after(first: Callable[..., nn.Module], *args: int) -> Callable[[Make], Make]:
+    return lambda norm: lambda: nn.Sequential(first(*args), norm())
+
+
+rows, sequences = after(nn.Linear, 4, 4), after(nn.Conv1d, 4, 4, 1)
+images, volumes = after(nn.Conv2d, 4, 4, 1), after(nn.Conv3d, 4, 4, 1)
+
+CASES: dict[str, tuple[Make, Tensor]] = {
+    "batch": (rows(lambda: nn.BatchNorm1d(4)), X),
+    "batch of shared input": (lambda: nn.BatchNorm1d(4), X),
+    "batch of shared images": (lambda: nn.BatchNorm2d(4), IMAGE),
+    "batch 1d": (sequences(lambda: nn.BatchNorm1d(4)), SEQUENCE),
+    "batch 2d": (images(lambda: nn.BatchNorm2d(4)), IMAGE),
+    "batch 3d": (volumes(lambda: nn.BatchNorm3d(4)), VOLUME),
+    "batch cumulative": (rows(lambda: nn.BatchNorm1d(4, momentum=None)), X),
+    "batch without statistics": (images(lambda: nn.BatchNorm2d(4, track_running_stats=False)), IMAGE),
+    "batch without weights": (images(lambda: nn.BatchNorm2d(4, affine=False)), IMAGE),
+    "batch of nothing but numbers": (rows(lambda: nn.BatchNorm1d(4, affine=False, track_running_stats=False)), X),
+    "batch with other settings": (images(lambda: nn.BatchNorm2d(4, eps=0.1, momentum=0.4)), IMAGE),
+    "synchronised batch": (images(lambda: nn.SyncBatchNorm(4)), IMAGE),
+    "lazy batch": (lambda: _initialised(nn.LazyBatchNorm2d(), IMAGE), IMAGE),
+    "group": (images(lambda: nn.GroupNorm(2, 4)), IMAGE),
+    "group of one": (sequences(lambda: nn.GroupNorm(1, 4)), SEQUENCE),
+    "group of rows": (rows(lambda: nn.GroupNorm(2, 4)), X),
+    "group of shared input": (lambda: nn.GroupNorm(4, 4), IMAGE),
+    "group without weights": (rows(lambda: nn.GroupNorm(2, 4, affine=False)), X),
+    "instance 1d": (sequences(lambda: nn.InstanceNorm1d(4)), SEQUENCE),
+    "instance 2d": (images(lambda: nn.InstanceNorm2d(4, affine=True)), IMAGE),
+    "instance 2d of one sample": (images(lambda: nn.InstanceNorm2d(4, affine=True)), IMAGE[0]),
+    "instance 2d tracked": (images(lambda: nn.InstanceNorm2d(4, affine=True, track_running_stats=True)), IMAGE),
+    "instance 3d": (volumes(lambda: nn.InstanceNorm3d(4, track_running_stats=True)), VOLUME),
+    "instance of shared input": (lambda: nn.InstanceNorm2d(4, affine=True), IMAGE),
+    "layer": (rows(lambda: nn.LayerNorm(4)), X),
+    "layer of one row": (rows(lambda: nn.LayerNorm(4)), X[0]),
+    "layer of shared input": (lambda: nn.LayerNorm(4), X),
+    "layer over axes": (images(lambda: nn.LayerNorm((4, 5, 4))), IMAGE),
+    "layer without bias": (rows(lambda: nn.LayerNorm(4, bias=False)), X),
+    "layer without weights": (rows(lambda: nn.LayerNorm(4, elementwise_affine=False)), X),
+    "root mean square": (rows(lambda: nn.RMSNorm(4)), X),
+    "root mean square over axes": (images(lambda: nn.RMSNorm((5, 4), eps=0.1)), IMAGE),
+    "root mean square of shared input": (lambda: nn.RMSNorm(4), X),
+    "root mean square without weights": (rows(lambda: nn.RMSNorm(4, elementwise_affine=False)), X),
+    "local response": (images(lambda: nn.LocalResponseNorm(2)), IMAGE),
+    "local response 1d": (sequences(lambda: nn.LocalResponseNorm(3, 0.1, 0.5, 2.0)), SEQUENCE),
+    "own momenta": (images(lambda: nn.BatchNorm2d(4, momentum=_own(0.1, 0.2))), IMAGE),
+    "own momenta of rows": (rows(lambda: nn.BatchNorm1d(4, momentum=_own(0.1, 0.2))), X),
+    "own momenta without statistics": (
+        rows(lambda: nn.BatchNorm1d(4, momentum=_own(0.1, 0.2), track_running_stats=False)),
+        X,
+    ),
+    "own momenta and nothing else": (
+        lambda: nn.Sequential(nn.BatchNorm1d(4, momentum=_own(0.1, 0.2), affine=False, track_running_stats=False)),
+        X,
+    ),
+    "own momenta of instances": (
+        images(lambda: nn.InstanceNorm2d(4, momentum=_own(0.1, 0.2), track_running_stats=True)),
+        IMAGE,
+    ),
+    "own eps of batches": (images(lambda: nn.BatchNorm2d(4, eps=_own(0.1, 1.0))), IMAGE),
+    "own eps of groups": (images(lambda: nn.GroupNorm(2, 4, eps=_own(0.1, 1.0))), IMAGE),
+    "own eps of instances": (images(lambda: nn.InstanceNorm2d(4, eps=_own(0.1, 1.0))), IMAGE),
+    "own eps of layers": (rows(lambda: nn.LayerNorm(4, eps=_own(0.1, 1.0))), X),
+    "own eps of root mean squares": (rows(lambda: nn.RMSNorm(4, eps=_own(0.1, 1.0))), X),
+}
+
+
+def _own(start: float, width: float) -> float:
+    """A number of the member that is being built, whose number is the seed."""
+    return start + width * (torch.initial_seed() % 4) / 4
+
+
+def _initialised(module: nn.Module, x: Tensor) -> nn.Module:
+    module(x.float())
+    return module
+
+
+@pytest.mark.parametrize("members", [1, 2, 5, 10])
+@pytest.mark.parametrize("name", CASES)
+def test_norm(name: str, members: int) -> None:
+    make, x = CASES[name]
+    check(make, x, members=members)
+
+
+@pytest.mark.parametrize("members", [1, 2, 5, 10])
+@pytest.mark.parametrize("name", [name for name in CASES if "batch" in name or "tracked" in name or "own m" in name])
+def test_evaluation_uses_the_running_statistics(name: str, members: int) -> None:
+    make, x = CASES[name]
+    check(lambda: make().eval(), x, members=members)
+
+
+def test_training_and_evaluation_by_turns() -> None:
+    def turns(model: nn.Module, x: Tensor) -> Tensor:
+        first = model.train()(x)
+        return first + model.eval()(x)
+
+    check(CASES["batch"][0], X, fn=turns, members=3)
+
+
+@pytest.mark.parametrize("momentum", [0.1, None], ids=["fixed", "cumulative"])
+def test_members_that_have_seen_different_numbers_of_batches(momentum: float | None) -> None:
+    def make() -> nn.Module:
+        norm = nn.BatchNorm1d(4, momentum=momentum)
+        norm.num_batches_tracked += torch.initial_seed() % 4  # which is the member's number
+        return norm
+
+    array = check(make, X, members=3, apart=momentum is None)  # a cumulative average asks for the number
+    assert [int(model.num_batches_tracked) for model in array.unfuse()] == [2, 3, 4]
+
+
+def test_a_custom_function_that_resizes_runs_member_by_member() -> None:
+    check(images(lambda: nn.CrossMapLRN2d(2)), IMAGE, members=3, apart=True)
+
+
+def test_one_value_per_channel_is_refused_in_the_members_shape() -> None:
+    x = Stacked(torch.randn(3, 1, 4))
+    with pytest.raises(ValueError, match=r"more than 1 value per channel when training, got input size .*\[1, 4\]"):
+        F.batch_norm(x, None, None, training=True)
+
+
+def _parameter(*shape: int) -> nn.Parameter:
+    return nn.Parameter(torch.randn(3, *shape, dtype=torch.float64))
+
+
+MIXES: dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...]]] = {
+    "batch in training": (
+        lambda x, w, b: F.batch_norm(x, None, None, w, b, True),
+        (_parameter(2, 4, 3), _parameter(4), _parameter(4)),
+    ),
+    "batch in evaluation": (
+        lambda x, mean, var, w, b: F.batch_norm(x, mean, var, w, b),
+        (_parameter(2, 4), torch.rand(3, 4).double(), torch.rand(3, 4).double(), _parameter(4), _parameter(4)),
+    ),
+    "instance": (
+        lambda x, w, b: F.instance_norm(x, weight=w, bias=b),
+        (_parameter(2, 4, 3), _parameter(4), _parameter(4)),
+    ),
+    "group": (lambda x, w, b: F.group_norm(x, 2, w, b), (_parameter(2, 4, 3), _parameter(4), _parameter(4))),
+    "group of torch": (lambda x, w, b: torch.group_norm(x, 2, w, b), (_parameter(2, 4), _parameter(4), _parameter(4))),
+    "layer": (lambda x, w, b: F.layer_norm(x, (4,), w, b), (_parameter(2, 4), _parameter(4), _parameter(4))),
+    "layer without bias": (lambda x, w: F.layer_norm(x, (4, 2), w), (_parameter(4, 2), _parameter(4, 2))),
+    "layer without weight": (lambda x, b: F.layer_norm(x, (4,), None, b), (_parameter(2, 4), _parameter(4))),
+    "root mean square": (lambda x, w: F.rms_norm(x, (4,), w), (_parameter(2, 4), _parameter(4))),
+    "root mean square of torch": (lambda x, w: torch.rms_norm(x, (4,), w, 0.1), (_parameter(2, 4), _parameter(4))),
+}
+
+
+@pytest.mark.parametrize("name", MIXES)
+def test_shared_and_own_tensors_in_every_mix(name: str) -> None:
+    fn, columns = MIXES[name]
+    check_mixes(fn, *columns)
+
+
+@pytest.mark.parametrize("way", ["at once", "loop"])
+@pytest.mark.parametrize("name", ["layer", "layer without bias"])
+def test_large_layers_go_either_way(name: str, way: str) -> None:
+    with forced({"layer_norm": way}):
+        check(CASES[name][0], X.repeat(512, 1), members=2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_weights_of_higher_precision_leave_the_type_of_the_input(dtype: torch.dtype) -> None:
+    x, weight, bias = (torch.randn(2, *shape) for shape in ((3, 4), (4,), (4,)))
+    whole = F.layer_norm(Stacked(x.to(dtype)), (4,), Stacked(weight), Stacked(bias)).whole
+    assert whole.dtype == dtype
+    expected = torch.stack([F.layer_norm(x[b], (4,), weight[b], bias[b]) for b in range(2)])
+    torch.testing.assert_close(whole.float(), expected, rtol=0.02, atol=0.02)
+
+
+def test_statistics_that_all_members_share_are_not_written_to() -> None:
+    mean, var = torch.zeros(4), torch.ones(4)
+    for norm in (F.batch_norm, F.instance_norm):
+        with pytest.raises(NeedsMemberError, match="updates statistics that all members share"):
+            norm(Stacked(torch.randn(3, 2, 4, 5)), mean, var, None, None, True)
+    assert torch.equal(mean, torch.zeros(4))

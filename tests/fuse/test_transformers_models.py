@@ -1,0 +1,318 @@
+"""Unmodified models of `transformers`, made from configurations, nothing downloaded."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from lowerings import without_rule
+from torch import Tensor, nn
+from twins import build, check, close, compare, compare_state
+
+from shoal.fuse.array import fuse
+from shoal.fuse.batch import stack
+from shoal.fuse.optim.fused import fuse_optimizers
+
+hf = pytest.importorskip("transformers")
+pytestmark = pytest.mark.filterwarnings("default")  # of the models, about themselves
+
+GENERATOR = torch.Generator().manual_seed(0)
+TOKENS = torch.randint(3, 50, (3, 7), generator=GENERATOR)
+MASK = torch.ones(3, 7, dtype=torch.int64)
+MASK[1, 4:] = 0
+IMAGES = torch.randn(3, 3, 16, 16, dtype=torch.float64, generator=GENERATOR)
+SOUND = torch.randn(3, 8, 20, dtype=torch.float64, generator=GENERATOR)
+WAVES = torch.randn(2, 64, dtype=torch.float64, generator=GENERATOR)
+LABELS = torch.tensor([0, 1, 0])
+
+BLOCKS = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+TEXT = {**BLOCKS, "vocab_size": 50, "max_position_embeddings": 32}
+CAUSAL = {**TEXT, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+GROUPED = {**CAUSAL, "num_key_value_heads": 1}
+VISION = {**BLOCKS, "image_size": 16, "patch_size": 8}
+
+
+def classify(model: Any) -> tuple[Tensor, Tensor]:
+    out = model(input_ids=TOKENS, attention_mask=MASK, labels=LABELS)
+    return out.loss, out.logits
+
+
+def fill_masks(model: Any) -> Tensor:
+    return F.cross_entropy(model(input_ids=TOKENS, attention_mask=MASK).logits.flatten(0, 1), TOKENS.flatten())
+
+
+def predict(model: Any) -> Tensor:
+    """Next tokens; the models' own losses are computed in float32."""
+    logits = model(input_ids=TOKENS, attention_mask=MASK, use_cache=False).logits
+    return F.cross_entropy(logits[:, :-1].flatten(0, 1), TOKENS[:, 1:].flatten())
+
+
+def translate(model: Any) -> Tensor:
+    target = TOKENS[:, :5]
+    out = model(input_ids=TOKENS, attention_mask=MASK, decoder_input_ids=target, use_cache=False)
+    return F.cross_entropy(out.logits.flatten(0, 1), target.flatten())
+
+
+def recognise(model: Any) -> tuple[Tensor, Tensor]:
+    out = model(pixel_values=IMAGES, labels=LABELS)
+    return out.loss, out.logits
+
+
+def embed(model: Any) -> Tensor:
+    return model(input_ids=TOKENS, attention_mask=MASK).last_hidden_state
+
+
+def match(model: Any) -> Tensor:
+    return model(input_ids=TOKENS, attention_mask=MASK, pixel_values=IMAGES, return_loss=True).loss
+
+
+def listen(model: Any) -> Tensor:
+    return model(SOUND).last_hidden_state
+
+
+@dataclass(frozen=True)
+class Model:
+    """How to make and run a model.
+
+    Args:
+        kind: class of the model.
+        config: class of its configuration.
+        fn: takes a model.
+        settings: of the configuration; `rate` stands for that of dropout.
+        rates: names of the rates of dropout among the settings.
+    """
+
+    kind: str
+    config: str
+    fn: Callable[[Any], Any]
+    settings: dict[str, Any]
+    rates: tuple[str, ...] = ()
+
+    def make(self, rate: float = 0.0) -> nn.Module:
+        config = getattr(hf, self.config)(**self.settings, **dict.fromkeys(self.rates, rate))
+        kind = getattr(hf, self.kind, None) or hf.models.whisper.modeling_whisper.WhisperEncoder
+        return kind(config)
+
+
+ENCODER = ("hidden_dropout_prob", "attention_probs_dropout_prob")
+GPT2 = {"vocab_size": 50, "n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 32}
+DISTIL = {"vocab_size": 50, "dim": 16, "n_layers": 2, "n_heads": 2, "hidden_dim": 32, "max_position_embeddings": 32}
+T5 = {"vocab_size": 50, "d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 2, "num_heads": 2}
+OPT = {"ffn_dim": 32, "word_embed_proj_dim": 16}
+BART = {"vocab_size": 50, "d_model": 16, "max_position_embeddings": 32}
+LAYERS = {
+    f"{side}_{name}": value
+    for side in ("encoder", "decoder")
+    for name, value in (("layers", 2), ("attention_heads", 2), ("ffn_dim", 32))
+}
+WHISPER = {"d_model": 16, "num_mel_bins": 8, "max_source_positions": 10}
+RESNET = {"embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 2], "layer_type": "basic"}
+CONVNEXT = {"hidden_sizes": [8, 16], "depths": [1, 1], "num_stages": 2}
+SWIN = {"image_size": 16, "patch_size": 2, "embed_dim": 8, "depths": [2, 1], "num_heads": [2, 2], "window_size": 4}
+CLIP = {"text_config": CAUSAL, "vision_config": VISION, "projection_dim": 8}
+BEIT = {**VISION, "vocab_size": 50, "use_relative_position_bias": True, "drop_path_rate": 0.0}
+REGNET = {"embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 1], "groups_width": 4}
+
+MODELS = {
+    "BERT": Model("BertForSequenceClassification", "BertConfig", classify, TEXT, ENCODER),
+    "BERT, masked": Model("BertForMaskedLM", "BertConfig", fill_masks, TEXT, ENCODER),
+    "RoBERTa": Model("RobertaForSequenceClassification", "RobertaConfig", classify, CAUSAL, ENCODER),
+    "DistilBERT": Model(
+        *("DistilBertForSequenceClassification", "DistilBertConfig", classify, DISTIL),
+        ("dropout", "attention_dropout", "seq_classif_dropout"),
+    ),
+    "ALBERT": Model(
+        *("AlbertForSequenceClassification", "AlbertConfig", classify, {**TEXT, "embedding_size": 8}),
+        (*ENCODER, "classifier_dropout_prob"),
+    ),
+    "GPT-NeoX": Model("GPTNeoXForCausalLM", "GPTNeoXConfig", predict, CAUSAL, ("attention_dropout", "hidden_dropout")),
+    "GPT-2": Model("GPT2LMHeadModel", "GPT2Config", predict, GPT2, ("resid_pdrop", "embd_pdrop", "attn_pdrop")),
+    "OPT": Model("OPTForCausalLM", "OPTConfig", predict, {**CAUSAL, **OPT}, ("dropout",)),
+    "Llama": Model("LlamaForCausalLM", "LlamaConfig", predict, GROUPED, ("attention_dropout",)),
+    "Mistral": Model("MistralForCausalLM", "MistralConfig", predict, {**GROUPED, "sliding_window": 4}),
+    "Qwen2": Model("Qwen2ForCausalLM", "Qwen2Config", predict, GROUPED),
+    "Qwen3": Model("Qwen3ForCausalLM", "Qwen3Config", predict, {**GROUPED, "head_dim": 8}),
+    "Gemma2": Model("Gemma2ForCausalLM", "Gemma2Config", predict, {**GROUPED, "head_dim": 8}),
+    "Phi3": Model("Phi3ForCausalLM", "Phi3Config", predict, GROUPED),
+    "T5": Model("T5ForConditionalGeneration", "T5Config", translate, T5, ("dropout_rate",)),
+    "BART": Model("BartForConditionalGeneration", "BartConfig", translate, {**BART, **LAYERS}, ("dropout",)),
+    "Whisper encoder": Model("WhisperEncoder", "WhisperConfig", listen, {**WHISPER, **LAYERS}, ("dropout",)),
+    "CLIP text": Model("CLIPTextModel", "CLIPTextConfig", embed, {**CAUSAL, "projection_dim": 8}),
+    "CLIP": Model("CLIPModel", "CLIPConfig", match, CLIP),
+    "ViT": Model("ViTForImageClassification", "ViTConfig", recognise, VISION, ENCODER),
+    "DeiT": Model("DeiTForImageClassification", "DeiTConfig", recognise, VISION, ENCODER),
+    "BEiT": Model("BeitForImageClassification", "BeitConfig", recognise, BEIT, ENCODER),
+    "DINOv2": Model("Dinov2ForImageClassification", "Dinov2Config", recognise, VISION, ENCODER),
+    "Swin": Model(
+        *("SwinForImageClassification", "SwinConfig", recognise, {**SWIN, "drop_path_rate": 0.0}, ENCODER),
+    ),
+    "ConvNeXt": Model("ConvNextForImageClassification", "ConvNextConfig", recognise, CONVNEXT),
+    "ResNet": Model("ResNetForImageClassification", "ResNetConfig", recognise, RESNET),
+    "RegNet": Model("RegNetForImageClassification", "RegNetConfig", recognise, REGNET),
+    "MobileNetV2": Model(
+        *("MobileNetV2ForImageClassification", "MobileNetV2Config", recognise),
+        *({"image_size": 16, "depth_multiplier": 0.1}, ("classifier_dropout_prob",)),
+    ),
+}
+"""Each runs for all members at once, every function of it by a rule."""
+
+HEAVY = {"MobileNetV2", "Swin", "T5"}
+
+
+@pytest.mark.parametrize("members", [1, 2, 5, 10])
+@pytest.mark.parametrize("name", MODELS)
+def test_losses_gradients_and_statistics(name: str, members: int) -> None:
+    if name in HEAVY and members > 5:
+        pytest.skip("large")
+    model = MODELS[name]
+    with without_rule() as found:
+        check(model.make, fn=model.fn, members=members)
+    assert not found
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_three_steps(name: str) -> None:
+    """Of AdamW, whose ε keeps it from making a full step of a gradient that is zero but for rounding."""
+    model = MODELS[name]
+    models, twins = build(model.make, 2), build(model.make, 2)
+    own, alone = (
+        [
+            torch.optim.AdamW(m.parameters(), lr=0.01 * (b + 1), eps=1e-3, weight_decay=0.1 * b)
+            for b, m in enumerate(side)
+        ]
+        for side in (models, twins)
+    )
+    array = fuse(models)
+    optimizer = fuse_optimizers(own, array)
+    for _ in range(3):
+        optimizer.zero_grad()
+        losses = array.map(partial(_loss, model.fn))
+        losses.sum().backward()
+        optimizer.step()
+        for b, twin in enumerate(twins):
+            alone[b].zero_grad()
+            loss = _loss(model.fn, twin)
+            close(losses[b], loss, f"loss of {b}")
+            loss.backward()
+            alone[b].step()
+    compare_state(array, twins)
+    for member, twin in zip(array.unfuse(), twins, strict=True):
+        for (path, mine), other in zip(member.named_parameters(), twin.parameters(), strict=True):
+            close(mine, other, path)
+
+
+def _loss(fn: Callable[[Any], Any], model: nn.Module) -> Tensor:
+    result = fn(model)
+    result = result[0] if isinstance(result, tuple) else result
+    return result if result.dim() == 0 else result.square().mean()
+
+
+@pytest.mark.parametrize("name", [name for name, model in MODELS.items() if model.rates])
+def test_dropout_is_that_of_the_same_member_fused_alone(name: str) -> None:
+    model = MODELS[name]
+    make = partial(model.make, 0.3)
+    array = fuse(build(make, 3), seeds=[5, 6, 7])
+    singles = [fuse([member], seeds=[5 + b]) for b, member in enumerate(build(make, 3))]
+    for _ in range(2):
+        losses = array.map(partial(_loss, model.fn))
+        losses.sum().backward()
+        for b, single in enumerate(singles):
+            loss = single.map(partial(_loss, model.fn))
+            close(losses[b], loss[0], f"loss of {b}")
+            loss.sum().backward()
+    without = fuse(build(model.make, 3)).map(partial(_loss, model.fn))
+    assert not torch.isclose(losses, without, rtol=1e-6, atol=0).any(), "nothing was dropped"
+    assert not array._single
+    for b, single in enumerate(singles):
+        for (path, mine), other in zip(array.stacked.named_parameters(), single.stacked.parameters(), strict=True):
+            if other.grad is not None:
+                close(mine.grad[b], other.grad[0], f"gradient of {path} of {b}")
+
+
+def test_whole_outputs() -> None:
+    model = MODELS["BERT"]
+    check(
+        *(model.make, TOKENS),
+        fn=lambda m, tokens: dict(m(tokens, output_hidden_states=True, output_attentions=True)),
+        members=2,
+    )
+
+
+@pytest.mark.parametrize(("name", "scale"), [("BERT", 1.0), ("GPT-NeoX", 1.0), ("ResNet", 1e-4)])
+def test_evaluation(name: str, scale: float) -> None:
+    """Untrained statistics let what a ResNet gives grow to thousands, and rounding with it."""
+    model = MODELS[name]
+    check(lambda: model.make(0.5).eval(), fn=lambda m: _loss(model.fn, m) * scale, members=3)
+
+
+def test_one_batch_each() -> None:
+    """Tokens, masks and labels of the members' own."""
+    model = MODELS["BERT"]
+    models, twins = build(model.make, 3), build(model.make, 3)
+    tokens = torch.randint(3, 50, (3, 4, 6), generator=torch.Generator().manual_seed(1))
+    masks = torch.ones_like(tokens)
+    masks[1, 0, 3:] = masks[2, 3, 1:] = 0
+    labels = torch.randint(0, 2, (3, 4), generator=torch.Generator().manual_seed(2))
+
+    def run(model: Any, tokens: Tensor, mask: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        out = model(input_ids=tokens, attention_mask=mask, labels=labels)
+        return out.loss, out.logits
+
+    array = fuse(models)
+    with without_rule() as found:
+        result = array.map(run, *map(stack, (tokens, masks, labels)))
+    compare(result, [run(twin, *own) for twin, *own in zip(twins, tokens, masks, labels, strict=True)])
+    assert not found
+
+
+IN_FLOAT32 = {
+    "GPT-NeoX, its own loss": (
+        MODELS["GPT-NeoX"].make,
+        lambda model: model(input_ids=TOKENS, labels=TOKENS).loss,
+    ),
+    "DeBERTa v2": (
+        Model(
+            *("DebertaV2ForSequenceClassification", "DebertaV2Config", classify),
+            {**TEXT, "relative_attention": True, "pos_att_type": ["c2p", "p2c"]},
+            (*ENCODER, "pooler_dropout"),
+        ).make,
+        classify,
+    ),
+    "Mamba": (
+        Model(
+            *("MambaForCausalLM", "MambaConfig", predict),
+            {"vocab_size": 50, "hidden_size": 16, "num_hidden_layers": 2, "state_size": 4, "time_step_rank": 4},
+        ).make,
+        predict,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", IN_FLOAT32)
+def test_what_is_computed_in_float32_agrees_to_its_accuracy(name: str) -> None:
+    make, fn = IN_FLOAT32[name]
+    with without_rule() as found:
+        check(make, fn=fn, members=2, tolerance=1e-5)
+    assert not found
+
+
+APART = {
+    "custom autograd function": Model(
+        *("BloomForCausalLM", "BloomConfig", predict),
+        {"vocab_size": 50, "hidden_size": 16, "n_layer": 2, "n_head": 2},
+        ("hidden_dropout", "attention_dropout"),
+    ),
+    "experts chosen by data": Model(
+        *("MixtralForCausalLM", "MixtralConfig", predict),
+        {**GROUPED, "num_local_experts": 4, "num_experts_per_tok": 1, "experts_implementation": "eager"},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", APART)
+def test_member_by_member(name: str) -> None:
+    model = APART[name]
+    check(model.make, fn=model.fn, members=5, apart=True)
