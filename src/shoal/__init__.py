@@ -14,8 +14,11 @@ if TYPE_CHECKING:
     from shoal.algorithms.random import Random
     from shoal.errors import ShoalError, StudyInterrupted
     from shoal.fuse.array import ModelArray, concat, fuse
-    from shoal.fuse.clip import clip_grad_norm_
+    from shoal.fuse.batch import stack
+    from shoal.fuse.clip import clip_grad_norm_, clip_grad_value_
     from shoal.fuse.optim import FusedOptimizer, fuse_optimizers
+    from shoal.fuse.scaler import GradScaler
+    from shoal.fuse.step import TrainingStep
     from shoal.space import choice, grid, loguniform, quniform, randint, uniform
     from shoal.study import Study, resume, tune
     from shoal.task import Task
@@ -25,7 +28,10 @@ _HOMES = {
     "shoal.algorithms.hyperband": ("Hyperband",),
     "shoal.algorithms.random": ("Random",),
     "shoal.errors": ("ShoalError", "StudyInterrupted"),
-    "shoal.fuse": ("FusedOptimizer", "ModelArray", "clip_grad_norm_", "concat", "fuse", "fuse_optimizers"),
+    "shoal.fuse": (
+        *("FusedOptimizer", "GradScaler", "ModelArray", "TrainingStep", "clip_grad_norm_", "clip_grad_value_"),
+        *("concat", "fuse", "fuse_optimizers", "stack"),
+    ),
     "shoal.space": ("choice", "grid", "loguniform", "quniform", "randint", "uniform"),
     "shoal.study": ("Study", "resume", "tune"),
     "shoal.task": ("Task",),
@@ -38,6 +44,7 @@ _PACKAGES = ("algorithms", "backend", "schedule", "testing")
 __version__ = "0.1.0"
 __all__ = [
     "FusedOptimizer",
+    "GradScaler",
     "Grid",
     "Hyperband",
     "ModelArray",
@@ -46,8 +53,10 @@ __all__ = [
     "Study",
     "StudyInterrupted",
     "Task",
+    "TrainingStep",
     "choice",
     "clip_grad_norm_",
+    "clip_grad_value_",
     "concat",
     "fuse",
     "fuse_optimizers",
@@ -56,6 +65,7 @@ __all__ = [
     "quniform",
     "randint",
     "resume",
+    "stack",
     "tune",
     "uniform",
 ]

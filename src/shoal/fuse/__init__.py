@@ -4,21 +4,37 @@ The package has the name of its main function, so it can be called as that funct
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from types import ModuleType
 
 from torch import nn
 
 from shoal.fuse.array import ModelArray, concat, fuse
-from shoal.fuse.clip import clip_grad_norm_
+from shoal.fuse.batch import stack
+from shoal.fuse.clip import clip_grad_norm_, clip_grad_value_
 from shoal.fuse.optim.fused import FusedOptimizer, fuse_optimizers
+from shoal.fuse.scaler import GradScaler
+from shoal.fuse.step import TrainingStep
 
-__all__ = ["FusedOptimizer", "ModelArray", "clip_grad_norm_", "concat", "fuse", "fuse_optimizers"]
+__all__ = [
+    "FusedOptimizer",
+    "GradScaler",
+    "ModelArray",
+    "TrainingStep",
+    "clip_grad_norm_",
+    "clip_grad_value_",
+    "concat",
+    "fuse",
+    "fuse_optimizers",
+    "stack",
+]
 
 
 class _Fuse(ModuleType):
-    def __call__(self, models: Sequence[nn.Module], seeds: Sequence[int] | None = None) -> ModelArray:
-        return fuse(models, seeds)
+    def __call__(
+        self, models: Iterable[nn.Module], seeds: Sequence[int] | None = None, strict: bool = True
+    ) -> ModelArray:
+        return fuse(models, seeds, strict)
 
 
 sys.modules[__name__].__class__ = _Fuse

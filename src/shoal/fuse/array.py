@@ -2,7 +2,7 @@
 
 import copy
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -12,13 +12,14 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from shoal.errors import FusionError
-from shoal.fuse.intercept import MemberFunctions
+from shoal.fuse.apart import Apart
+from shoal.fuse.checks import check_members, modules_apart
+from shoal.fuse.intercept import MemberFunctions, member_run
 from shoal.fuse.join import join, spread
-from shoal.fuse.randomness import Randomness, member_keys, other_generators, randomness
+from shoal.fuse.randomness import OtherGenerators, Randomness, member_keys, randomness
 from shoal.fuse.rows import rows
-from shoal.fuse.slots import Slot, find_slots, tensors_within
+from shoal.fuse.slots import Slot, find_slots, lend_frozen, tensors_within
 from shoal.fuse.stacked import NeedsMemberError, Stacked, events
-from shoal.fuse.structure import entries, mismatch, obstacle
 
 __all__ = ["ModelArray", "concat", "fuse"]
 
@@ -28,40 +29,58 @@ _log = logging.getLogger("shoal.fuse")
 class ModelArray(nn.Module):
     """B models of one structure, run as one.
 
-    Its parameters and buffers are the members', stacked: a member's [F, E] weight is a row of a [B, F, E] parameter.
+    Its parameters and buffers are the members', stacked: a member's [F, E] weight is a row of a [B, F, E] parameter. A
+    frozen parameter with equal values in all members is kept once, [F, E], and what is computed of it alone is computed
+    once. Submodules in which the members differ run member by member and keep their own tensors.
+
     The members live on as ordinary modules whose tensors are views of those rows, so they are always up to date, and
     `unfuse` hands them back as they are. A model is a member of one array at a time: fusing it again moves it.
 
     Args:
-        members: models of equal structure; see `fuse`.
+        members: models that `check_members` accepts.
         seeds: of the members' random numbers (dropout), one each.
+        strict: whether the members must not differ in any submodule.
     """
 
     members: tuple[nn.Module, ...]
     _stage: nn.Module
     _slots: list[Slot]
+    _apart: list[Apart]
 
-    def __init__(self, members: Sequence[nn.Module], seeds: Sequence[int]) -> None:
+    def __init__(self, members: Sequence[nn.Module], seeds: Sequence[int], strict: bool = True) -> None:
         super().__init__()
+        paths = modules_apart(members, strict)
         self.__dict__["members"] = tuple(members)  # not submodules: their tensors are views of this module's own
         self.seeds = tuple(seeds)
+        self.strict = strict
         self.tick = 0
         """Number of the next call; members' random numbers depend on it and on their seeds alone."""
+        self.version = 0
+        """Grows when parameters are frozen or unfrozen; a captured step of before is then out of date."""
         self._single: set[Any] = set()
+        """Functions that run member by member."""
+        self._quiet: set[Any] = set()
+        """Functions that have run at once and drawn no numbers from generators that know no members."""
         self._left = False
-        self.stacked = nn.Module()
-        self.__dict__["_stage"] = _shallow_copy(members[0])
-        self.__dict__["_slots"] = find_slots(self._stage, members)
+        self.stacked, self.frozen = nn.Module(), nn.Module()
+        self.separate = nn.ModuleList(
+            nn.ModuleList(member.get_submodule(path) for path in paths) for member in members if paths
+        )
+        stage = _shallow_copy(members[0])
+        self.__dict__["_apart"] = [Apart(path, [m.get_submodule(path) for m in members]) for path in paths]
+        for part in self._apart:
+            stage.set_submodule(part.path, part)
+        self.__dict__["_stage"] = stage
+        self.__dict__["_slots"] = find_slots(stage, members, paths)
         for slot in self._slots:
-            _settle(self.stacked, slot)
+            slot.settle(self.stacked, self.frozen)
         self.training = members[0].training
-        self._adopt()
 
     def __len__(self) -> int:
         return len(self.members)
 
     def __reduce__(self) -> Any:
-        return _rebuild, (self.members, self.seeds, self.tick)
+        return _rebuild, (self.members, self.seeds, self.strict, self.tick)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Every member's output, stacked: [B, N, ...] where a member gives [N, ...]. Plain inputs are shared."""
@@ -77,30 +96,68 @@ class ModelArray(nn.Module):
         Returns:
             What `fn` returns, each tensor or number as a tensor with a leading axis B.
         """
-        if self._left:
-            raise FusionError("the members have left this array by `select` or `concat`; use the array that came of it")
+        self._refuse_left()
+        for leaf in pytree.tree_leaves(batch):
+            if isinstance(leaf, Stacked) and len(leaf.whole) != len(self):
+                raise FusionError(f"{len(leaf.whole)} batches are stacked for an array of {len(self)} members")
         tick, self.tick = self.tick, self.tick + 1
         keys = partial(member_keys, self.seeds, tick)
         key = (_code(fn), self.training)
         if len(self) == 1 or key in self._single or _ALL in self._single:
             return self._each(fn, keys, batch)
-        before, restore = [buffer.clone() for buffer in self.stacked.buffers()], other_generators()
-        bypassed = events.bypasses
-        try:
-            with self.open(keys) as model:
-                result = fn(model, *batch)
-            return pytree.tree_map(lambda value: spread(value, len(self)), result)
-        except (NeedsMemberError, RuntimeError) as reason:
-            if not isinstance(reason, NeedsMemberError) and events.bypasses == bypassed:
-                raise
-            if key not in _said:
-                _said.add(key)
-                _log.warning("%s runs member by member: %s", getattr(fn, "__qualname__", fn), reason)
-        for buffer, saved in zip(self.stacked.buffers(), before, strict=True):
-            buffer.detach().copy_(saved)
-        restore()
+        before = [buffer.clone() for buffer in self.buffers()]
+        others = None if key in self._quiet else OtherGenerators()
+        while True:
+            bypassed = events.bypasses
+            alike = [slot for slot in self._slots if slot.alike]
+            try:
+                with self.open(keys) as model:
+                    result = fn(model, *batch)
+                if others is not None and not others.moved():
+                    self._quiet.add(key)
+                return pytree.tree_map(lambda value: spread(value, len(self)), result)
+            except (NeedsMemberError, RuntimeError) as error:
+                if not isinstance(error, NeedsMemberError) and events.bypasses == bypassed:
+                    raise
+                reason = str(error)
+            for buffer, saved in zip(self.buffers(), before, strict=True):
+                buffer.detach().copy_(saved)
+            if others is not None:
+                others.restore()
+            if not alike:
+                break
+            for slot in alike:  # it may be that one of them is to be changed for each member
+                slot.alike = False
+        if key not in _said:
+            _said.add(key)
+            _log.warning("%s runs member by member: %s", getattr(fn, "__qualname__", fn), reason)
         self._single.add(key)
         return self._each(fn, keys, batch)
+
+    def one_by_one(self, fn: Callable[..., Any], *batch: Any) -> Iterator[Any]:
+        """What `fn` returns for one member after another, each run when it is asked for.
+
+        The members run as they are: gradients go to their own parameters, not to the array's.
+        """
+        self._refuse_left()
+        self._follow()
+        tick, self.tick = self.tick, self.tick + 1
+        keys = partial(member_keys, self.seeds, tick)
+        slots = [slot for slot in self._slots if slot.registered and not slot.shared]
+        others = OtherGenerators() if len(self) > 1 else None
+        for b, member in enumerate(self.members):
+            if b and others is not None:
+                others.restore()
+            mine = pytree.tree_map_only(Tensor, partial(_own, b=b, alone=len(self) == 1), batch)
+            try:
+                with member_run(Randomness(partial(_key, keys, b), alone=True)):
+                    result = fn(member, *mine)
+                for slot in slots:
+                    slot.keep_row(b, slot.own[b])
+            finally:
+                for slot in slots:
+                    slot.put(b + 1, slot.own[b])
+            yield result
 
     @contextmanager
     def open(self, keys: Tensor | Callable[[], Tensor] | None = None) -> Iterator[nn.Module]:
@@ -112,6 +169,7 @@ class ModelArray(nn.Module):
         if keys is None:
             keys = partial(member_keys, self.seeds, self.tick)
             self.tick += 1
+        self._follow()
         for slot in self._slots:
             slot.show()
         source = Randomness(keys)
@@ -121,7 +179,11 @@ class ModelArray(nn.Module):
             slot.keep()
 
     def unfuse(self) -> list[nn.Module]:
-        """The members themselves: their own classes, with their current weights and buffers."""
+        """The members themselves: their own classes, with their current weights and buffers.
+
+        Nothing is copied. Their tensors still are views of the array's, and a frozen parameter that is kept once is
+        one memory for all: `copy.deepcopy` a member to have it by itself, or before it is saved or unfrozen alone.
+        """
         return list(self.members)
 
     def select(self, indices: Sequence[int]) -> "ModelArray":
@@ -133,7 +195,7 @@ class ModelArray(nn.Module):
         wrong = [i for i in indices if isinstance(i, bool) or i not in range(len(self))]
         if wrong or not indices or len(set(indices)) < len(indices):
             raise FusionError(f"`indices` must name some of {len(self)} members, each once, got {list(indices)}")
-        array = ModelArray([self.members[i] for i in indices], [self.seeds[i] for i in indices])
+        array = ModelArray([self.members[i] for i in indices], [self.seeds[i] for i in indices], self.strict)
         array.tick = self.tick
         self._left = True
         return array
@@ -149,8 +211,21 @@ class ModelArray(nn.Module):
     def columns(self) -> Iterator[tuple[str, Tensor, list[Tensor]]]:
         """Every stacked tensor with its path and the members' own tensors, which are views of its rows."""
         for slot in self._slots:
-            if slot.registered:
+            if slot.registered and not slot.shared:
                 yield slot.path, slot.data, slot.own
+
+    def shared(self) -> Iterator[tuple[str, Tensor, list[Tensor]]]:
+        """Every frozen parameter that is kept once, [*shape], with its path and the members' own."""
+        for slot in self._slots:
+            if slot.shared:
+                yield slot.path, slot.data, slot.own
+
+    def apart(self) -> Iterator[tuple[str, int, nn.Parameter]]:
+        """Every parameter of a submodule in which the members differ: its path, its member, and itself."""
+        for part in self._apart:
+            for b, module in enumerate(part.own):
+                for name, parameter in module.named_parameters():
+                    yield f"{part.path}.{name}", b, parameter
 
     def floats(self) -> list[tuple[float, ...]]:
         """The float attributes in which the members differ, one tuple for each."""
@@ -159,32 +234,33 @@ class ModelArray(nn.Module):
     @contextmanager
     def replaced(self, tensors: Mapping[int, Tensor]) -> Iterator[None]:
         """Within, other tensors stand for the stacked ones, by the `id` of these; for tracing."""
-        slots = [slot for slot in self._slots if slot.registered]
-        before = [slot.data for slot in slots]
-        for slot, own in zip(slots, before, strict=True):
-            slot.home[0][slot.home[1]] = tensors[id(own)]
+        slots = [slot for slot in self._slots if slot.registered and not slot.shared]
+        before = [(slot, slot.data, slot.versions) for slot in slots]
+        for slot, own, _ in before:
+            slot.stand_in(tensors[id(own)])
         try:
             yield
         finally:
-            for slot, own in zip(slots, before, strict=True):
-                slot.home[0][slot.home[1]] = own
+            for slot, own, versions in before:
+                slot.stand_in(own, versions)
 
     def _each(self, fn: Callable[..., Any], keys: Callable[[], Tensor], batch: tuple[Any, ...]) -> Any:
         """The same by the members themselves, their parameters being rows of the stacked ones."""
-        slots = [slot for slot in self._slots if slot.registered]
+        self._follow()
+        slots = [slot for slot in self._slots if slot.registered and not slot.shared]
         columns = [rows(slot.data) for slot in slots]
         results = []
-        restore = other_generators()
-        attributes = _attributes(self.members[0])
+        others = OtherGenerators() if len(self) > 1 else None
+        attributes = _attributes(self.members[0]) if len(self) > 1 else {}
         for b, member in enumerate(self.members):
-            if b:
-                restore()
+            if b and others is not None:
+                others.restore()
             mine = pytree.tree_map_only(Tensor, partial(_own, b=b, alone=len(self) == 1), batch)
             for slot, row in zip(slots, columns, strict=True):
                 slot.put(b + 1, row[b])
             try:
-                source = Randomness(partial(_key, keys, b), alone=True)
-                with randomness(source), MemberFunctions(1, source):
+                home = partial(_home, slots, [row[b] for row in columns], b)
+                with member_run(Randomness(partial(_key, keys, b), alone=True), home):
                     results.append(fn(member, *mine))
                 for slot, row in zip(slots, columns, strict=True):
                     slot.keep_row(b, row[b])
@@ -195,17 +271,21 @@ class ModelArray(nn.Module):
             self._single.add(_ALL)  # the members keep state that the stage does not have
         return join(results)
 
+    def _refuse_left(self) -> None:
+        if self._left:
+            raise FusionError("the members have left this array by `select` or `concat`; use the array that came of it")
+
+    def _follow(self) -> None:
+        """Freeze and unfreeze what has been frozen or unfrozen in the members."""
+        for slot in self._slots:
+            if slot.follow():
+                self.version += 1
+
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "ModelArray":
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        self._adopt()
-        return self
-
-    def _adopt(self) -> None:
-        """Make the members' tensors views of the stacked ones."""
         for slot in self._slots:
-            slot.shown = None
-            for own, row in zip(slot.own, slot.data.detach().unbind(0) if slot.own else (), strict=True):
-                own.data = row
+            slot.adopt()
+        return self
 
 
 _ALL = "every function"
@@ -213,45 +293,34 @@ _said: set[Any] = set()
 """Functions whose reason to run member by member was logged."""
 
 
-def fuse(models: Sequence[nn.Module], seeds: Sequence[int] | None = None) -> ModelArray:
+def fuse(models: Iterable[nn.Module], seeds: Sequence[int] | None = None, strict: bool = True) -> ModelArray:
     """Make one array of models of equal structure; they may differ in values and in float attributes.
 
     Args:
-        models: at least one, each an own object, all on one device, in one mode (training or evaluation).
+        models: at least one, each an own object, all on one device, in one mode (training or evaluation). An iterator
+            may make them one by one: of frozen parameters with equal values then only one copy is ever held.
         seeds: of the members' random numbers; by default drawn from torch's default generator.
+        strict: refuse models that differ in structure; otherwise submodules in which they differ, and whose results
+            agree in shape, run member by member, and the rest as one (partial fusion).
 
     Raises:
         FusionError: no models, the same model twice, or models that differ: names the member and the module path.
     """
-    if isinstance(models, nn.Module) or not all(isinstance(model, nn.Module) for model in models):
-        raise FusionError(f"`models` must be a list of torch.nn.Module, got {models!r}")
-    models = list(models)
-    if not models:
-        raise FusionError("cannot fuse an empty list of models")
-    for b, model in enumerate(models):
-        if not_fusible := obstacle(model, alone=len(models) == 1):
-            raise FusionError(f"member {b}: {not_fusible}")
-    owners: dict[int, int] = {}
-    for b, model in enumerate(models):
-        for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-            if owners.setdefault(id(tensor), b) != b:
-                other = owners[id(tensor)]
-                raise FusionError(f"members {other} and {b} share the tensor {name!r}; give each a model of its own")
-        if owners.setdefault(id(model), b) != b:
-            raise FusionError(f"members {owners[id(model)]} and {b} are the same model; copy it with copy.deepcopy")
-    first = entries(models[0])
-    for b, model in enumerate(models[1:], start=1):
-        difference = mismatch(first, entries(model))
-        if difference:
-            raise FusionError(f"member {b} differs from member 0 {difference}; fuse only models of one structure")
-    devices = {tensor.device for model in models for tensor in (*model.parameters(), *model.buffers())}
-    if len(devices) > 1:
-        raise FusionError(f"the members lie on several devices, {sorted(map(str, devices))}; move them to one first")
+    if isinstance(models, nn.Module):
+        raise FusionError(f"`models` must be several torch.nn.Module, got one, a {type(models).__name__}")
+    members: list[nn.Module] = []
+    for model in models:
+        if not isinstance(model, nn.Module):
+            raise FusionError(f"`models` must be a list of torch.nn.Module, got {model!r} among them")
+        members.append(model)
+        if not isinstance(models, Sequence):
+            lend_frozen(members[0], model)
+    check_members(members)
     if seeds is None:
-        seeds = torch.randint(0, 2**62, (len(models),)).tolist()
-    if len(seeds) != len(models):
-        raise FusionError(f"{len(models)} models need as many seeds, got {len(seeds)}")
-    return ModelArray(models, seeds)
+        seeds = torch.randint(0, 2**62, (len(members),)).tolist()
+    if len(seeds) != len(members):
+        raise FusionError(f"{len(members)} models need as many seeds, got {len(seeds)}")
+    return ModelArray(members, seeds, strict)
 
 
 def concat(arrays: Sequence[ModelArray]) -> ModelArray:
@@ -263,7 +332,11 @@ def concat(arrays: Sequence[ModelArray]) -> ModelArray:
     ticks = {array.tick for array in arrays}
     if len(ticks) > 1:
         raise FusionError(f"arrays that have been called {sorted(ticks)} times cannot be joined: random numbers differ")
-    joined = fuse([m for array in arrays for m in array.members], [s for array in arrays for s in array.seeds])
+    joined = fuse(
+        [m for array in arrays for m in array.members],
+        [s for array in arrays for s in array.seeds],
+        strict=all(array.strict for array in arrays),
+    )
     joined.tick = ticks.pop()
     for array in arrays:
         array._left = True
@@ -274,8 +347,8 @@ def _call(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
     return model(*args, **kwargs)
 
 
-def _rebuild(members: Sequence[nn.Module], seeds: Sequence[int], tick: int) -> ModelArray:
-    array = ModelArray(members, seeds)
+def _rebuild(members: Sequence[nn.Module], seeds: Sequence[int], strict: bool, tick: int) -> ModelArray:
+    array = ModelArray(members, seeds, strict)
     array.tick = tick
     return array
 
@@ -285,6 +358,11 @@ def _code(fn: Any) -> Any:
     if isinstance(fn, partial):
         return _code(fn.func)
     return getattr(getattr(fn, "__func__", fn), "__code__", fn)
+
+
+def _home(slots: Sequence[Slot], rows: Sequence[Tensor], b: int, tensor: Tensor) -> tuple[Tensor, int] | None:
+    """The stacked tensor of which member b's tensor is a row."""
+    return next(((slot.data, b) for slot, row in zip(slots, rows, strict=True) if row is tensor), None)
 
 
 def _key(keys: Callable[[], Tensor], b: int) -> Tensor:
@@ -311,24 +389,3 @@ def _own(value: Tensor, b: int, alone: bool) -> Tensor:
 def _shallow_copy(model: nn.Module) -> nn.Module:
     """The same modules with the same tensors, ready to have other tensors put in their places."""
     return copy.deepcopy(model, {id(tensor): tensor for tensor in tensors_within(model)})
-
-
-def _settle(root: nn.Module, slot: Slot) -> None:
-    """Make the stacked tensor of a slot, as a parameter or buffer under its path if the members' are."""
-    if not slot.own:
-        return
-    data = torch.stack([value.detach() for value in slot.own])
-    if not slot.registered:
-        slot.home = ({"": data}, "")
-        return
-    *path, name = slot.path.split(".")
-    for part in path:
-        if part not in root._modules:
-            root.add_module(part, nn.Module())
-        root = root.get_submodule(part)
-    if isinstance(slot.own[0], nn.Parameter):
-        root.register_parameter(name, nn.Parameter(data, requires_grad=slot.own[0].requires_grad))
-        slot.home = (root._parameters, name)
-    else:
-        root.register_buffer(name, data)
-        slot.home = (root._buffers, name)

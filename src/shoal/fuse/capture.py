@@ -1,4 +1,4 @@
-"""A whole training step of an array as one compiled function.
+"""A whole training step of an array as one captured function.
 
 The passes, in order:
 
@@ -6,8 +6,9 @@ The passes, in order:
 2. the gradient of the sum of the members' losses                     (autograd, traced along)
 3. the update of parameters and optimizer state, in place             (`FusedOptimizer.traced`)
 4. one graph of plain tensor functions                                (`make_fx`)
-5. one kernel for whatever can be one                                 (Inductor)
+5. one kernel for whatever can be one                                 (Inductor, where asked for)
 6. the compiled step against the graph, on copies of everything       (compilers err)
+7. one launch for all kernels                                         (CUDA graph, on a GPU)
 
 What differs from step to step is an input of the graph: the batch, the optimizers' numbers, the members' random keys.
 """
@@ -29,6 +30,8 @@ from shoal.fuse.array import ModelArray
 from shoal.fuse.optim.fused import FusedOptimizer
 from shoal.fuse.optim.traced import TracedStep
 from shoal.fuse.randomness import member_keys
+from shoal.fuse.replay import Replay
+from shoal.fuse.stacked import Stacked
 
 __all__ = ["CapturedStep", "capture"]
 
@@ -43,12 +46,22 @@ class CapturedStep:
         optimizer: theirs.
         loss: as given to `ModelArray.map`.
         batch: an example; others must have its shapes.
+        compiling: whether Inductor compiles what was traced.
 
     Raises:
         FusionError: the step cannot be captured, or an optimizer must step by itself.
     """
 
-    def __init__(self, array: ModelArray, optimizer: FusedOptimizer, loss: Callable[..., Any], batch: Any) -> None:
+    def __init__(
+        self,
+        array: ModelArray,
+        optimizer: FusedOptimizer,
+        loss: Callable[..., Any],
+        batch: Any,
+        compiling: bool = True,
+    ) -> None:
+        if any(True for _ in array.apart()):
+            raise FusionError("the step of members that differ in submodules cannot be captured")
         self._array = array
         self._optimizer = optimizer
         self._loss = loss
@@ -59,41 +72,61 @@ class CapturedStep:
             raise FusionError("an optimizer without a fused rule cannot be captured")
         self._traced: TracedStep = traced
         self._others = [t for _, t, _ in array.columns() if not any(t is p for p in traced.params)]
-        self._version = optimizer.version
+        self._versions = (optimizer.version, array.version)
         self._floats = array.floats()
-        self._compiled = self._compile(leaves)
+        self._device = next((p.device for p in array.parameters()), torch.device("cpu"))
+        self._function = self._trace(leaves, compiling)
+        self._replay: Replay | None = None
+        if self._device.type == "cuda":
+            self._record(leaves)
 
     def fits(self, batch: Any) -> bool:
         """Whether a batch has the captured shapes, and nothing else has changed since."""
         self._optimizer.refresh()
         leaves, spec = pytree.tree_flatten(batch)
-        same = self._optimizer.version == self._version and self._array.floats() == self._floats
-        return same and spec == self._spec and _shapes(leaves) == self._shapes
+        same = (self._optimizer.version, self._array.version) == self._versions and self._array.floats() == self._floats
+        if not same or spec != self._spec or _shapes(leaves) != self._shapes:
+            return False
+        return self._replay is None or self._replay.fits(self._inputs())
 
     def __call__(self, batch: Any) -> Tensor:
         """One step; returns the losses, shape [B]."""
-        array = self._array
-        keys = member_keys(array.seeds, array.tick)
-        array.tick += 1
-        leaves = [leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, Tensor)]
+        given = self._given(pytree.tree_leaves(batch))
+        self._array.tick += 1
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of the compiler, about itself
-            losses: Tensor = self._compiled(*self._inputs(), keys, *leaves)
+            losses = self._function(*self._inputs(), *given) if self._replay is None else self._replay(given)
         self._optimizer.mark_stepped()
         return losses
 
     def _inputs(self) -> list[Tensor]:
+        """What the step reads and changes in place."""
         step = self._traced
         return [t.detach() for t in (*step.params, *self._others, *step.state, *step.numbers)]
 
-    def _compile(self, leaves: Sequence[Any]) -> Callable[..., Tensor]:
-        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-        example = [*self._inputs(), member_keys(self._array.seeds, self._array.tick), *tensors]
+    def _given(self, leaves: Sequence[Any]) -> list[Tensor]:
+        """What is another tensor at every step: the members' keys and the batch."""
+        keys = member_keys(self._array.seeds, self._array.tick).to(self._device, non_blocking=True)
+        return [keys, *(_whole(leaf) for leaf in leaves if isinstance(leaf, Tensor))]
+
+    def _record(self, leaves: Sequence[Any]) -> None:
+        given = self._given(leaves)
         try:
-            with _NoNumbers():
+            with torch.no_grad():
+                self._function(*_copies([*self._inputs(), *given]))  # loads what recording may not load
+                self._replay = Replay(self._function, self._inputs(), given)
+        except RuntimeError as error:
+            raise FusionError(f"the step cannot be recorded as a CUDA graph: {error}") from error
+
+    def _trace(self, leaves: Sequence[Any], compiling: bool) -> Callable[..., Tensor]:
+        example = [*self._inputs(), *self._given(leaves)]
+        try:
+            with _NoNumbers(), _compiling():
                 graph, again = (make_fx(self._step(leaves), tracing_mode="real")(*_copies(example)) for _ in range(2))
             if graph.code != again.code:  # it counts, or draws numbers that are not torch's: a trace would freeze them
                 raise FusionError("two traces of it differ")
+            if not compiling:
+                return graph
             with warnings.catch_warnings(), torch.no_grad():
                 warnings.simplefilter("ignore")  # of the compiler, about itself
                 compiled = torch.compile(graph, fullgraph=True, dynamic=False)
@@ -127,7 +160,7 @@ class CapturedStep:
         def run(*tensors: Tensor) -> Tensor:
             left = iter(tensors)
             params, others, state, numbers, (keys,) = ([next(left) for _ in range(n)] for n in counts)
-            batch = pytree.tree_unflatten([next(left) if isinstance(x, Tensor) else x for x in leaves], self._spec)
+            batch = pytree.tree_unflatten([_like(x, left) for x in leaves], self._spec)
             live = [param.detach().requires_grad_(param.is_floating_point()) for param in params]
             with self._standing_in([*live, *others]), self._array.open(keys) as model:
                 losses = self._loss(model, batch).whole
@@ -157,13 +190,36 @@ class _NoNumbers(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def capture(array: ModelArray, optimizer: FusedOptimizer, loss: Callable[..., Any], batch: Any) -> CapturedStep | None:
+@contextmanager
+def _compiling() -> Iterator[None]:
+    """Let user code that asks `torch.compiler.is_compiling()` know, as it does when torch exports or compiles it."""
+    before, torch.compiler._is_compiling_flag = torch.compiler._is_compiling_flag, True
+    try:
+        yield
+    finally:
+        torch.compiler._is_compiling_flag = before
+
+
+def capture(
+    array: ModelArray, optimizer: FusedOptimizer, loss: Callable[..., Any], batch: Any, compiling: bool = True
+) -> CapturedStep | None:
     """Capture a step that has run eagerly before, or say in the log why that cannot be, and return None."""
     try:
-        return CapturedStep(array, optimizer, loss, batch)
+        return CapturedStep(array, optimizer, loss, batch, compiling)
     except FusionError as reason:
         _log.info("%s", reason)
         return None
+
+
+def _whole(leaf: Tensor) -> Tensor:
+    return leaf.whole if isinstance(leaf, Stacked) else leaf
+
+
+def _like(leaf: Any, tensors: Iterator[Tensor]) -> Any:
+    """A leaf of the batch again, of the tensor that stands for it."""
+    if not isinstance(leaf, Tensor):
+        return leaf
+    return Stacked(next(tensors)) if isinstance(leaf, Stacked) else next(tensors)
 
 
 def _copies(tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -171,4 +227,4 @@ def _copies(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _shapes(leaves: Sequence[Any]) -> list[Any]:
-    return [(leaf.shape, leaf.dtype) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+    return [(type(leaf), leaf.shape, leaf.dtype) if isinstance(leaf, Tensor) else leaf for leaf in leaves]

@@ -7,8 +7,9 @@ from torch import Tensor
 
 from shoal.errors import FusionError
 from shoal.fuse.array import ModelArray
+from shoal.fuse.grads import Gradients
 
-__all__ = ["clip_grad_norm_", "scale_to_norm_", "total_norms"]
+__all__ = ["clip_grad_norm_", "clip_grad_value_"]
 
 
 @torch.no_grad()
@@ -30,49 +31,43 @@ def clip_grad_norm_(
         Each member's norm before clipping, [B].
 
     Raises:
-        FusionError: `max_norm` has neither one value nor one for each member.
+        FusionError: `max_norm` has neither one value nor one for each member, or a negative one.
         RuntimeError: a norm is not finite, and `error_if_nonfinite` is set; names the members.
     """
+    limits = _limits(array, max_norm, "max_norm")
+    gradients = Gradients.of(array)
+    norms = gradients.norms(norm_type)
+    if error_if_nonfinite and not torch.isfinite(norms).all():
+        bad = (~torch.isfinite(norms)).nonzero().flatten().tolist()
+        raise RuntimeError(f"the gradient norm (order {norm_type}) of members {bad} is not finite; nothing was clipped")
+    gradients.multiply_((limits.to(norms) / (norms + 1e-6)).clamp(max=1.0))
+    return norms
+
+
+@torch.no_grad()
+def clip_grad_value_(array: ModelArray, clip_value: float | Sequence[float] | Tensor) -> None:
+    """Bring each element of a member's gradients to within ±clip_value, as `torch.nn.utils.clip_grad_value_` does.
+
+    Args:
+        array: the models, after `backward`.
+        clip_value: for all members, or one for each.
+
+    Raises:
+        FusionError: `clip_value` has neither one value nor one for each member, or a negative one.
+    """
+    limits = _limits(array, clip_value, "clip_value")
+    Gradients.of(array).clamp_(limits)
+
+
+def _limits(array: ModelArray, given: float | Sequence[float] | Tensor, name: str) -> Tensor:
+    """What was given as a number for each member, [B] float64."""
     if not isinstance(array, ModelArray):
         raise FusionError(
             f"`array` must be what `fuse` made, got {type(array).__name__}; for one model there is torch.nn.utils"
         )
-    limits = torch.as_tensor(max_norm, dtype=torch.float64)
+    limits = torch.as_tensor(given, dtype=torch.float64)
     if limits.shape not in ((), (len(array),)):
-        raise FusionError(f"`max_norm` must be one number or {len(array)}, got shape {tuple(limits.shape)}")
+        raise FusionError(f"`{name}` must be one number or {len(array)}, got shape {tuple(limits.shape)}")
     if not bool((limits >= 0).all()):
-        raise FusionError(f"`max_norm` must not be negative, got {max_norm}")
-    grads = [param.grad for param in array.parameters() if param.grad is not None]
-    if not grads:
-        return torch.zeros(len(array))
-    norms = total_norms(grads, norm_type)
-    if error_if_nonfinite and not torch.isfinite(norms).all():
-        bad = (~torch.isfinite(norms)).nonzero().flatten().tolist()
-        raise RuntimeError(f"the gradient norm (order {norm_type}) of members {bad} is not finite; nothing was clipped")
-    scale_to_norm_(grads, norms, limits.to(norms))
-    return norms
-
-
-def total_norms(grads: Sequence[Tensor], norm_type: float = 2.0) -> Tensor:
-    """Each member's norm over all of its gradients, [B]; may be traced.
-
-    Args:
-        grads: at least one, [B, *shape] each.
-        norm_type: order of the norm.
-    """
-    parts = [torch.linalg.vector_norm(grad.reshape(len(grad), -1), norm_type, dim=1) for grad in grads]
-    norms: Tensor = torch.linalg.vector_norm(torch.stack(parts), norm_type, dim=0)
-    return norms
-
-
-def scale_to_norm_(grads: Sequence[Tensor], norms: Tensor, max_norm: Tensor) -> None:
-    """Multiply gradients by min(1, max_norm / (norm + 1e-6)), in place; may be traced.
-
-    Args:
-        grads: [B, *shape] each.
-        norms: the members', [B].
-        max_norm: 0-dim or [B], on the device of `norms`.
-    """
-    scale = (max_norm / (norms + 1e-6)).clamp(max=1.0)
-    for grad in grads:
-        grad.mul_(scale.to(grad.dtype).view(-1, *[1] * (grad.dim() - 1)))
+        raise FusionError(f"`{name}` must not be negative, got {given}")
+    return limits.expand(len(array))

@@ -1,6 +1,7 @@
 """Torch functions while an array runs: those on stacked tensors, and those that draw random numbers for anyone."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, Self
 
 import torch
@@ -11,52 +12,75 @@ from torch.utils.checkpoint import CheckpointFunction
 
 from shoal.errors import FusionError
 from shoal.fuse.dispatch import dispatch
-from shoal.fuse.draws import draws
-from shoal.fuse.randomness import Randomness, active
+from shoal.fuse.draws import DRAWING, draws
+from shoal.fuse.randomness import Randomness, active, randomness
 from shoal.fuse.stacked import NeedsMemberError, Stacked
-from shoal.fuse.writes import written
+from shoal.fuse.writes import TRACKING, tracks, written
 
-__all__ = ["MemberFunctions"]
+__all__ = ["MemberFunctions", "member_run"]
+
+
+Home = Callable[[Tensor], tuple[Tensor, int] | None]
+"""The stacked parameter that a tensor is a row of, and the row's index; None of a tensor that is none."""
 
 
 class MemberFunctions(TorchFunctionMode):
     """Gives each member random numbers of its own, also where all tensors at hand are shared, or belong to one member.
+
+    Idle while another source of random numbers is in use: a member then runs by itself within the array's run.
+
     Args:
         members: how many run.
         source: of their random numbers.
+        home: of a member that runs by itself on rows of stacked parameters, whose gradients are the rows'.
     """
 
-    def __init__(self, members: int, source: Randomness) -> None:
+    def __init__(self, members: int, source: Randomness, home: Home | None = None) -> None:
         super().__init__()
         self._members = members
+        self._source = source
         self._alone = source.alone
+        self._home = home
 
     def __enter__(self) -> Self:
-        CheckpointFunction.apply = classmethod(_refuse)  # type: ignore[assignment,method-assign]
+        self._outermost = "apply" not in vars(CheckpointFunction)
+        if self._outermost:
+            CheckpointFunction.apply = classmethod(_refuse)  # type: ignore[assignment,method-assign]
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)  # type: ignore[no-untyped-call]
-        del CheckpointFunction.apply
+        if self._outermost:
+            del CheckpointFunction.apply
 
     def __torch_function__(
         self, func: Any, types: Iterable[Any], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Every torch function comes through here, with or without tensors."""
         kwargs = kwargs or {}
-        if Stacked not in types:
-            if func is Tensor.__deepcopy__ and not args[0].is_leaf:
-                return _new_leaf(*args)
-            if draws(func, args, kwargs):
-                return self._draw(func, args, kwargs)
-            if not self._alone and func in _ASKS_FOR_GRADIENT and args[1:] in ((), (True,)):
-                raise NeedsMemberError(
-                    "a tensor that all members share is to have a gradient, which each has of its own"
-                )
+        if self._source is not active():
             return func(*args, **kwargs)
-        with torch._C.DisableTorchFunctionSubclass():
-            return dispatch(func, args, kwargs)
+        if Stacked in types or (not self._alone and _given_numbers(args, kwargs)):
+            with torch._C.DisableTorchFunctionSubclass():
+                return dispatch(func, args, kwargs)
+        if func in _WATCHED:
+            return self._watched(func, args, kwargs)
+        return func(*args, **kwargs)
+
+    def _watched(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Functions of plain tensors that are not for all members what they are for one."""
+        if draws(func, args, kwargs):
+            return self._draw(func, args, kwargs)
+        if func is Tensor.__deepcopy__ and not args[0].is_leaf:
+            return _new_leaf(*args)
+        if self._home is not None and func in _GRADIENT and (found := self._home(args[0])) is not None:
+            return _gradient_of_row(*found, *args[1:])
+        if not self._alone and func in _ASKS_FOR_GRADIENT and args[1:] in ((), (True,)):
+            raise NeedsMemberError("a tensor that all members share is to have a gradient, which each has of its own")
+        if not self._alone and tracks(func, args, kwargs):
+            raise NeedsMemberError(f"{func.__name__} updates statistics that all members share")
+        return func(*args, **kwargs)
 
     def _draw(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         changed = written(func, args, kwargs)
@@ -71,7 +95,40 @@ class MemberFunctions(TorchFunctionMode):
         return Stacked(x.expand(self._members, *x.shape))
 
 
+@contextmanager
+def member_run(source: Randomness, home: Home | None = None) -> Iterator[Randomness]:
+    """Within, one member runs by itself, as plain tensors, and draws from `source`; `home`: see `MemberFunctions`."""
+    with randomness(source), MemberFunctions(1, source, home):
+        yield source
+
+
+def _given_numbers(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Are there members' own numbers among the options of a function of shared tensors? `types` tells of tensors."""
+    for value in args:
+        if isinstance(value, Stacked):
+            return True
+    return bool(kwargs) and any(isinstance(value, Stacked) for value in kwargs.values())
+
+
+def _gradient_of_row(stacked: Tensor, b: int, *value: Tensor | None) -> Tensor | None:
+    """Get, or with a value set, the gradient of a row of a stacked parameter."""
+    if not value:
+        return None if stacked.grad is None else stacked.grad[b]
+    if value[0] is None and len(stacked) == 1:
+        stacked.grad = None
+    elif value[0] is None:
+        if stacked.grad is not None:
+            stacked.grad[b].zero_()  # as if it had none: the others have theirs
+    else:
+        if stacked.grad is None:
+            stacked.grad = torch.zeros_like(stacked)
+        stacked.grad[b].copy_(value[0])
+    return None
+
+
+_GRADIENT = {Tensor.grad.__get__, Tensor.grad.__set__}  # type: ignore[union-attr]
 _ASKS_FOR_GRADIENT = {Tensor.requires_grad_, Tensor.requires_grad.__set__}  # type: ignore[attr-defined]
+_WATCHED = frozenset({Tensor.__deepcopy__, *_GRADIENT, *_ASKS_FOR_GRADIENT, *DRAWING, *TRACKING})
 
 
 def _plain(result: Any) -> Any:

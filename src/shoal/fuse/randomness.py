@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import _disable_current_modes, _get_current_di
 
 from shoal.errors import FusionError
 
-__all__ = ["Randomness", "active", "current", "keep_mask", "member_keys", "other_generators", "randomness"]
+__all__ = ["OtherGenerators", "Randomness", "active", "current", "keep_mask", "member_keys", "randomness"]
 
 _GOLDEN = -7046029254386353131  # 2**64 / golden ratio, as int64
 _MULTIPLY = (-2048144789, -1028477387)  # murmur3's finalizer, as int32
@@ -36,12 +36,14 @@ class Randomness:
     Args:
         keys: int64 [B], see `member_keys`; or what makes them, called when the first random function runs.
         alone: the only member (B = 1) runs as plain tensors.
+        calls: random functions that came before, in the same run.
     """
 
-    def __init__(self, keys: Tensor | Callable[[], Tensor], alone: bool = False) -> None:
+    def __init__(self, keys: Tensor | Callable[[], Tensor], alone: bool = False, calls: int = 0) -> None:
         self.alone = alone
+        self.calls: int | tuple[int, ...] = calls
+        """Random functions so far; one number for each member where members have drawn apart from each other."""
         self._keys = keys
-        self._calls = 0
 
     @property
     def keys(self) -> Tensor:
@@ -50,8 +52,11 @@ class Randomness:
             self._keys = self._keys()
         return self._keys
 
-    def next(self) -> Tensor:
+    def next(self, drawing: Sequence[bool] | None = None) -> Tensor:
         """The keys [B] of the next random function of this run.
+
+        Args:
+            drawing: which members draw at all; one with a dropout rate of 0 does not, here as when it runs alone.
 
         Raises:
             FusionError: within `torch.utils.checkpoint`, which would draw other numbers when it runs once more.
@@ -62,8 +67,26 @@ class Randomness:
                 "a random function runs under torch.utils.checkpoint, which cannot draw a member's own numbers again; "
                 "turn gradient checkpointing off, or set dropout to 0"
             )
-        self._calls += 1
-        return _mix64(self.keys + _int64(self._calls * _GOLDEN))
+        if isinstance(self.calls, int) and (drawing is None or all(drawing)):
+            self.calls += 1
+            return _mix64(self.keys + _int64(self.calls * _GOLDEN))
+        counts = zip(self._counts(), drawing or [True] * len(self.keys), strict=True)
+        self.go_on_from([calls + drawn for calls, drawn in counts])
+        offsets = [_int64(calls * _GOLDEN) for calls in self._counts()]
+        return _mix64(self.keys + torch.tensor(offsets, device=self.keys.device))
+
+    def _counts(self) -> tuple[int, ...]:
+        return (self.calls,) * len(self.keys) if isinstance(self.calls, int) else self.calls
+
+    def of_member(self, b: int) -> "Randomness":
+        """For member b to go on by itself."""
+        calls = self.calls if isinstance(self.calls, int) else self.calls[b]
+        return Randomness(lambda: self.keys[b : b + 1], alone=True, calls=calls)
+
+    def go_on_from(self, members: Sequence[int | tuple[int, ...]]) -> None:
+        """After all have gone on by themselves: the number of random functions that each has come to."""
+        counts = tuple(calls for calls in members if isinstance(calls, int))
+        self.calls = counts[0] if len(set(counts)) == 1 else counts
 
 
 _active: list[Randomness] = []
@@ -89,18 +112,25 @@ def current(members: int) -> Randomness:
     return active() or Randomness(torch.randint(0, 2**62, (members,)))
 
 
-def other_generators() -> Callable[[], None]:
-    """Bring Python's and NumPy's generators back to where they are now: they know no members.
+class OtherGenerators:
+    """Python's and NumPy's generators as they are when this is made: they know no members.
 
-    Called before each of several members runs, it lets each draw what it would draw alone.
+    Restored before each of several members runs, they let each draw what it would draw alone.
     """
-    python, numpy = random.getstate(), np.random.get_state()
 
-    def restore() -> None:
-        random.setstate(python)
-        np.random.set_state(numpy)
+    def __init__(self) -> None:
+        self._python, self._numpy = random.getstate(), np.random.get_state(legacy=False)
 
-    return restore
+    def restore(self) -> None:
+        """Bring them back."""
+        random.setstate(self._python)
+        np.random.set_state(self._numpy)
+
+    def moved(self) -> bool:
+        """Whether anything was drawn from them since."""
+        now, then = np.random.get_state(legacy=False)["state"], self._numpy["state"]
+        same = now["pos"] == then["pos"] and np.array_equal(now["key"], then["key"])
+        return not same or random.getstate() != self._python
 
 
 def keep_mask(keys: Tensor, shape: Sequence[int], drop: Tensor | float, device: torch.device) -> Tensor:

@@ -1,11 +1,12 @@
-"""A stacked parameter as its members' own, for functions that run member by member."""
+"""Stacked tensors and their rows: apart for functions that run member by member, and joined again."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-__all__ = ["rows"]
+__all__ = ["joined", "rows"]
 
 
 class _Rows(torch.autograd.Function):
@@ -27,3 +28,31 @@ def rows(data: Tensor) -> tuple[Tensor, ...]:
     if len(data) == 1:
         return (data.squeeze(0),)  # a view like any other, and faster
     return _Rows.apply(data) if data.requires_grad else data.unbind(0)  # type: ignore[no-untyped-call]
+
+
+def joined(tensors: Sequence[Tensor]) -> Tensor:
+    """Tensors of one shape and type as one, [B, *shape], whose rows have their strides.
+
+    A view if they lie one after another in memory, as the rows of a stacked tensor do, or a run of them; else a copy.
+    """
+    first = tensors[0].detach()
+    size, strides = first.numel(), first.stride()
+    if not size or not all(_dense(t) and t.stride() == strides and t.dtype == first.dtype for t in tensors):
+        return torch.stack([t.detach() for t in tensors])
+    memory, begin = first.untyped_storage().data_ptr(), first.storage_offset()
+    shape, steps = (len(tensors), *first.shape), (size, *strides)
+    if all(
+        t.untyped_storage().data_ptr() == memory and t.storage_offset() == begin + b * size
+        for b, t in enumerate(tensors)
+    ):
+        return first.as_strided(shape, steps)
+    whole = first.new_empty(len(tensors) * size).as_strided(shape, steps)
+    for row, tensor in zip(whole.unbind(0), tensors, strict=True):
+        row.copy_(tensor.detach())
+    return whole
+
+
+def _dense(tensor: Tensor) -> bool:
+    """Does it fill its memory without gaps or overlap, in whatever order of axes?"""
+    span = 1 + sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
+    return span == tensor.numel()

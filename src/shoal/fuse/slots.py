@@ -11,9 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from shoal.errors import FusionError
+from shoal.fuse.rows import joined
 from shoal.fuse.stacked import Stacked
 
-__all__ = ["Slot", "find_slots", "tensors_within"]
+__all__ = ["Slot", "find_slots", "lend_frozen", "tensors_within"]
 
 Place = tuple[Any, Any]
 """A container and a key: a module's parameters, its attributes, a list among them."""
@@ -29,6 +30,8 @@ class Slot:
         places: the stage's, then each member's.
         registered: a parameter or buffer, which moves and is saved with its module.
         numbers: the members' floats.
+        shared: a frozen parameter with equal values, stored once: [*shape] in place of [B, *shape].
+        alike: a buffer of equal values, shown once: what is computed of it is computed once. Ends when they differ.
         home: container and key of the stacked tensor, shape [B, *shape].
     """
 
@@ -37,20 +40,64 @@ class Slot:
     places: list[list[Place]]
     registered: bool = False
     numbers: tuple[float, ...] | None = None
+    shared: bool = False
+    alike: bool = False
     home: Place = field(default=({}, None))
-    shown: Stacked | None = None
+    shown: Tensor | None = None
+    versions: tuple[int, ...] = ()
 
     @property
     def data(self) -> Tensor:
-        """All members' tensors, [B, *shape]."""
+        """All members' tensors, [B, *shape]; [*shape] if shared."""
         container, key = self.home
         return container[key]  # type: ignore[no-any-return]
+
+    def settle(self, stacked: nn.Module, frozen: nn.Module) -> None:
+        """Bring the members' tensors together and make theirs views, so that their own memory is free at once.
+
+        Args:
+            stacked: gets the stacked tensor, as a parameter or buffer under its path, if the members' are such.
+            frozen: gets the one tensor of a shared slot.
+        """
+        if not self.own:
+            return
+        data = self.own[0].detach() if self.shared else joined(self.own)
+        if not self.registered:
+            self.home = ({"": data}, "")
+        else:
+            *path, name = self.path.split(".")
+            module = _descend(frozen if self.shared else stacked, path)
+            if isinstance(self.own[0], nn.Parameter):
+                module.register_parameter(name, nn.Parameter(data, requires_grad=self.own[0].requires_grad))
+                self.home = (module._parameters, name)
+            else:
+                module.register_buffer(name, data)
+                self.home = (module._buffers, name)
+        self.adopt()
+
+    def adopt(self) -> None:
+        """Make the members' tensors views of the stacked one."""
+        self.shown = None
+        for own, row in zip(self.own, self.rows(), strict=True):
+            own.data = row
+        self.versions = self._versions()
+
+    def rows(self) -> Sequence[Tensor]:
+        """The members' tensors as views, part of no graph."""
+        if not self.own:
+            return ()
+        data = self.data.detach()
+        return [data] * len(self.own) if self.shared else data.unbind(0)
 
     def show(self) -> None:
         """Put the stacked tensor in all places of the stage."""
         if self.numbers is not None:
             self.shown = Stacked.of_numbers(self.numbers)
-        elif self.shown is None or self.shown.whole is not self.data:
+        elif self.shared:
+            self.shown = self.data
+        elif self.alike and self._still_alike():
+            self.shown = self.data[0]
+        elif not isinstance(self.shown, Stacked) or self.shown.whole is not self.data:
             self.shown = Stacked(self.data)
         self.put(0, self.shown)
 
@@ -65,16 +112,23 @@ class Slot:
         return container.get(key) if isinstance(container, dict) else container[key]
 
     def keep(self) -> None:
-        """Take over what user code has put in the stage's place instead of changing it in place."""
+        """Take over what user code has put in the stage's place, or has done to what all members share."""
         value = self.found(0)
-        if value is self.shown:
-            return
+        if value is not self.shown:
+            self._take(value)
+        if self.alike:
+            if not isinstance(self.shown, Stacked) and self.versions != self._versions():
+                self.data[1:].copy_(self.data[0].expand_as(self.data[1:]))
+            self.versions = self._versions()
+
+    def _take(self, value: Any) -> None:
         if isinstance(value, Stacked) and value.numbers is not None:
             self.numbers = value.numbers
         elif isinstance(value, float) and self.numbers is not None:
             self.numbers = (value,) * len(self.numbers)
-        elif isinstance(value, Tensor) and self.own:
+        elif isinstance(value, Tensor) and self.own and not self.shared:
             new = value.whole if isinstance(value, Stacked) else value.expand(len(self.own), *value.shape)
+            self.alike = self.alike and not isinstance(value, Stacked)
             if self.registered:
                 _copy(self.path, self.data, new)
             else:
@@ -82,9 +136,53 @@ class Slot:
 
     def keep_row(self, b: int, row: Tensor) -> None:
         """The same for member b, in whose place a row of the stacked tensor stood."""
-        value, stacked = self.found(b + 1), self.data.data[b]
-        if isinstance(value, Tensor) and (value is not row or value.data_ptr() != stacked.data_ptr()):
+        value = self.found(b + 1)
+        if self.shared or not isinstance(value, Tensor):
+            return
+        stacked = self.data.data[b]
+        if value is not row or value.data_ptr() != stacked.data_ptr():
             _copy(self.path, stacked, value)
+            self.own[b].data = stacked
+
+    def follow(self) -> bool:
+        """Freeze or unfreeze the stacked parameter as the members' own are; returns whether anything changed."""
+        if not self.registered or not self.own or self.own[0].requires_grad == self.data.requires_grad:
+            return False
+        if self.shared:
+            raise FusionError(
+                f"{self.path!r} was frozen when the array was made and is kept once for all members; to train it, fuse "
+                "copies (copy.deepcopy) of the members after unfreezing them"
+            )
+        wanted = self.own[0].requires_grad
+        for b, own in enumerate(self.own):
+            if own.requires_grad != wanted:
+                raise FusionError(f"{self.path!r} is frozen in some members and not in others (0 and {b}); do as one")
+        self.data.requires_grad_(wanted)
+        return True
+
+    def stand_in(self, tensor: Tensor, versions: tuple[int, ...] | None = None) -> None:
+        """Have another stacked tensor in the place of the slot's own, its members as alike as they are."""
+        self.home[0][self.home[1]] = tensor
+        self.versions = self._versions() if versions is None else versions
+
+    def _still_alike(self) -> bool:
+        """Whether the members' values are equal, looked at again where anything was written to one of them."""
+        if self.versions != self._versions():
+            self.versions = self._versions()
+            self.alike = bool((self.data == self.data[:1]).all())
+        return self.alike
+
+    def _versions(self) -> tuple[int, ...]:
+        return (self.data._version, *[own._version for own in self.own]) if self.alike else ()
+
+
+def _descend(root: nn.Module, path: Sequence[str]) -> nn.Module:
+    """The module at a path, which is made where it is missing."""
+    for part in path:
+        if part not in root._modules:
+            root.add_module(part, nn.Module())
+        root = root.get_submodule(part)
+    return root
 
 
 def _copy(path: str, target: Tensor, value: Tensor) -> None:
@@ -95,16 +193,18 @@ def _copy(path: str, target: Tensor, value: Tensor) -> None:
         target.copy_(value)
 
 
-def find_slots(stage: nn.Module, members: Sequence[nn.Module]) -> list[Slot]:
+def find_slots(stage: nn.Module, members: Sequence[nn.Module], apart: Sequence[str] = ()) -> list[Slot]:
     """All slots of a model.
 
     Args:
         stage: the copy of `members[0]`, holding the same tensors, whose places will be filled.
         members: models of one structure.
+        apart: paths of submodules that are left out.
     """
     names = {id(t): name for name, t in chain(members[0].named_parameters(), members[0].named_buffers())}
+    passive = {id(t) for module in members[0].modules() if not _trains(module) for t in module._buffers.values()}
     slots: dict[Any, Slot] = {}
-    walks = [list(_walk(model, "", set())) for model in (stage, *members)]
+    walks = [list(_walk(model, "", {id(model.get_submodule(path)) for path in apart})) for model in (stage, *members)]
     if any([place[0] for place in walk] != [place[0] for place in walks[0]] for walk in walks):
         raise FusionError("the members hold tensors or floats in different places; fuse only models of one structure")
     for number, columns in enumerate(zip(*walks, strict=True)):
@@ -120,7 +220,11 @@ def find_slots(stage: nn.Module, members: Sequence[nn.Module]) -> list[Slot]:
             if key not in slots:
                 if key not in names and all(_same(value, first) for value in values):
                     continue
-                slots[key] = Slot(names.get(key, path), values, [[] for _ in columns], registered=key in names)
+                slots[key] = slot = Slot(names.get(key, path), values, [[] for _ in columns], registered=key in names)
+                frozen = isinstance(first, nn.Parameter) and not first.requires_grad
+                if slot.registered and len(members) > 1 and (frozen or key in passive):
+                    slot.shared = frozen and all(_same(value, first) for value in values)
+                    slot.alike = not frozen and all(_same(value, first) for value in values)
         for places, (_, container, name, _) in zip(slots[key].places, columns, strict=True):
             places.append((container, name))
         if isinstance(columns[0][1], (tuple, set, frozenset)) or columns[0][1] is columns[1][1]:
@@ -128,9 +232,24 @@ def find_slots(stage: nn.Module, members: Sequence[nn.Module]) -> list[Slot]:
     return list(slots.values())
 
 
+def lend_frozen(first: nn.Module, model: nn.Module) -> None:
+    """Let the frozen parameters of a model use the memory of those of `first` that are equal, by name."""
+    given = dict(first.named_parameters())
+    for name, parameter in model.named_parameters():
+        lender = given.get(name)
+        if lender is None or lender.requires_grad or parameter.requires_grad or lender.device != parameter.device:
+            continue
+        if _same(parameter, lender):
+            parameter.data = lender.data
+
+
 def tensors_within(model: nn.Module) -> list[Tensor]:
     """Every tensor that a model holds, registered or not."""
     return [value for _, _, _, value in _walk(model, "", set()) if isinstance(value, Tensor)]
+
+
+def _trains(module: nn.Module) -> bool:
+    return any(p is not None and p.requires_grad for p in module._parameters.values())
 
 
 def _same(a: Tensor, b: Tensor) -> bool:

@@ -6,7 +6,7 @@ of a configuration object it holds (a dropout rate, an eps), are left open: memb
 """
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from types import BuiltinFunctionType, CellType, FunctionType, MethodType
 from typing import Any
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-__all__ = ["Entry", "digest", "entries", "mismatch", "obstacle"]
+__all__ = ["Entry", "apart_paths", "digest", "entries", "mismatch", "obstacle"]
 
 Entry = tuple[str, str]
 """A path such as "layers.0.weight" and what stands there."""
@@ -81,6 +81,37 @@ def mismatch(first: list[Entry], other: list[Entry]) -> str | None:
         longer = first if len(first) > len(other) else other
         return f"at {longer[min(len(first), len(other))][0]!r}: only one has it"
     return None
+
+
+def apart_paths(models: Sequence[nn.Module]) -> list[str] | None:
+    """The smallest submodules in which models differ, by path; None if they differ outside of submodules.
+
+    A module that has no forward pass of its own (a list of modules) is taken with the module that holds it.
+    """
+    found: list[str] = []
+    written: list[dict[str, list[Entry]]] = []
+    for model in models:
+        first_path: dict[int, str] = {}
+        written.append({path: list(_module(path, module, first_path)) for path, module in model.named_modules()})
+
+    def visit(path: str) -> bool:
+        """Whether the modules at a path agree but for submodules that are found."""
+        modules = [model.get_submodule(path) for model in models]
+        names = [list(module._modules) for module in modules]
+        if any(own[path] != written[0][path] for own in written) or any(own != names[0] for own in names):
+            return False
+        here = len(found)
+        for name, child in modules[0]._modules.items():
+            inner = _join(path, name)
+            if child is None or inner not in written[0] or visit(inner):
+                continue
+            if any(type(module.get_submodule(name)).forward is nn.Module.forward for module in modules):
+                del found[here:]
+                return False
+            found.append(inner)
+        return True
+
+    return found if visit("") else None
 
 
 def _module(path: str, module: nn.Module, first_path: dict[int, str]) -> Iterator[Entry]:

@@ -7,14 +7,14 @@ from typing import Any, ClassVar, final
 import torch
 from torch import Tensor
 
-from shoal.fuse.optim.rule import Numbers, Rule, narrow_, spread, widen
+from shoal.fuse.optim.rule import KernelRule, Numbers, Tensors, approach_, decayed
 
 __all__ = ["Adam"]
 
 
 @final
 @dataclass(frozen=True)
-class Adam(Rule):
+class Adam(KernelRule):
     """m = β₁m + (1 - β₁)g;  v = β₂v + (1 - β₂)g²;  p = p - γ/(1 - β₁ᵗ) · m / (√v / √(1 - β₂ᵗ) + ε).
 
     g = ±grad + λp (Kingma & Ba, arXiv:1412.6980); decoupled: g = ±grad and first p = (1 - γλ)p (Loshchilov & Hutter,
@@ -29,7 +29,6 @@ class Adam(Rule):
     settings: ClassVar[tuple[str, ...]] = (
         *("lr", "betas", "eps", "weight_decay", "amsgrad", "maximize", "decoupled_weight_decay", "differentiable"),
     )
-    counts: ClassVar[bool] = True
 
     amsgrad: bool
     maximize: bool
@@ -49,17 +48,42 @@ class Adam(Rule):
         """The moments m and v, and the largest v."""
         return ("exp_avg", "exp_avg_sq", "max_exp_avg_sq") if self.amsgrad else ("exp_avg", "exp_avg_sq")
 
+    def constants(self, numbers: Tensor) -> Sequence[Tensor]:
+        """λ or 1 - γλ, 1 - β₁, β₂, 1 - β₂, ε."""
+        lr, beta1, beta2, eps, decay = numbers.unbind()
+        return 1 - lr * decay if self.decoupled else decay, 1 - beta1, beta2, 1 - beta2, eps
+
+    def schedule(self, numbers: Tensor, steps: Sequence[Tensor], products: Sequence[Tensor]) -> Sequence[Tensor]:
+        """γ/(1 - β₁ᵗ) and √(1 - β₂ᵗ)."""
+        lr, beta1, beta2, _, _ = numbers.unbind()
+        t = torch.stack(list(steps))
+        return lr / (1 - beta1**t), (1 - beta2**t).sqrt()
+
+    def update(self, params: Tensors, grads: Tensors, moments: Sequence[Tensors], numbers: Sequence[Tensors]) -> None:
+        """The rule on stacked tensors."""
+        m, v, *largest = moments
+        decay, weight1, beta2, weight2, eps, step_size, root = numbers
+        if self.decoupled:
+            torch._foreach_mul_(params, decay)
+            g = torch._foreach_neg(grads) if self.maximize else grads
+        else:
+            g = decayed(grads, params, decay, self.maximize)
+        approach_(m, g, weight1)
+        torch._foreach_mul_(v, beta2)
+        torch._foreach_addcmul_(v, torch._foreach_mul(g, weight2), g)
+        if self.amsgrad:
+            torch._foreach_maximum_(largest[0], v)
+        denominator = torch._foreach_sqrt(largest[0] if self.amsgrad else v)
+        torch._foreach_div_(denominator, root)
+        torch._foreach_add_(denominator, eps)
+        torch._foreach_addcdiv_(params, torch._foreach_mul(m, step_size), denominator, value=-1)
+
     def has_kernel(self, numbers: Sequence[Numbers]) -> bool:
         """Always."""
         return True
 
     def kernel(
-        self,
-        params: list[Tensor],
-        grads: tuple[Tensor, ...],
-        moments: Sequence[list[Tensor]],
-        steps: list[Tensor],
-        numbers: Numbers,
+        self, params: Tensors, grads: Tensors, moments: Sequence[Tensors], steps: Tensors, numbers: Numbers
     ) -> None:
         """The rule by `torch._fused_adam_` or `torch._fused_adamw_`."""
         lr, beta1, beta2, eps, decay = numbers
@@ -79,23 +103,3 @@ class Adam(Rule):
             amsgrad=self.amsgrad,
             maximize=self.maximize,
         )
-
-    def elementwise(self, param: Tensor, grad: Tensor, state: Sequence[Tensor], numbers: Tensor) -> None:
-        """The rule on stacked tensors."""
-        step, *moments = state
-        p, g = widen(param), widen(grad)
-        m, v, *largest = map(widen, moments)
-        lr, beta1, beta2, eps, decay = numbers.unbind()
-        g = -g if self.maximize else g
-        if self.decoupled:
-            p.mul_(spread(1 - lr * decay, p))
-        else:
-            g = torch.addcmul(g, spread(decay, p), p)
-        m.lerp_(g, spread(1 - beta1, p))
-        v.mul_(spread(beta2, p)).addcmul_(g * spread(1 - beta2, p), g)
-        top = largest[0].copy_(torch.maximum(largest[0], v)) if self.amsgrad else v
-        step_size = lr / (1 - beta1**step)
-        root = (1 - beta2**step).sqrt()
-        denominator = top.sqrt().div_(spread(root, p)).add_(spread(eps, p))
-        p.addcdiv_(m * spread(step_size, p), denominator, value=-1)
-        narrow_((param, *moments), (p, m, v, *largest))

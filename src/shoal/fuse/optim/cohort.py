@@ -1,7 +1,7 @@
-"""Members that one rule updates together: their stacked state, and the choice between the two lowerings."""
+"""Members that one rule updates together: their numbers, their state, and the choice between the two lowerings."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from itertools import pairwise
 from operator import itemgetter
 from typing import Any, Literal
 
@@ -9,30 +9,23 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from shoal.errors import FusionError
 from shoal.fuse.optim.column import Column
-from shoal.fuse.optim.rule import Numbers, Rule
+from shoal.fuse.optim.functions import FunctionCalls
+from shoal.fuse.optim.kernels import KernelCalls
+from shoal.fuse.optim.part import Part, dense
+from shoal.fuse.optim.rule import KernelRule, Numbers, Rule
 
-__all__ = ["Cohort", "Lowering", "Part"]
+__all__ = ["Cohort", "Lowering"]
 
 Lowering = Literal["kernels", "elementwise"]
-"""Torch's fused kernels, one call for each member, or functions of stacked tensors, some calls for each parameter."""
+"""Torch's fused kernels, one call for members of equal numbers, or multi-tensor functions of stacked tensors."""
 
 _KERNEL_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
-
-@dataclass(eq=False)
-class Part:
-    """One parameter of a cohort's members.
-
-    Args:
-        column: of the array.
-        param: the members' rows of it, [B, *shape]; complex numbers as pairs of real ones.
-        state: number of updates, [B], and the rule's moments, as `param`; None until the first update.
-    """
-
-    column: Column
-    param: Tensor
-    state: list[Tensor] | None = field(default=None, init=False)
+_CALLED, _SHARED, _FUNCTIONS, _WALKED = 1.6e-6, 2.5e-6, 33e-6, 1.2e-9
+"""Seconds, for each parameter: of a kernel that is called, or is shared out among threads; of the functions that do the
+same once for all members, and what their walks over memory take more for each element."""
 
 
 class Cohort:
@@ -47,8 +40,7 @@ class Cohort:
         start: index of the first of them in the array.
         group: index of their parameter group.
         columns: at least one parameter.
-        lowering: what to use where both are possible; by default kernels on the CPU, where many small functions cost
-            more than arithmetic, and stacked functions elsewhere.
+        lowering: what to use where both are possible; by default what is faster there.
     """
 
     def __init__(
@@ -64,18 +56,19 @@ class Cohort:
         self._members = members
         self._rows = slice(start, start + len(members))
         self._group = group
-        self.parts = [Part(column, self.rows(column.stacked.detach())) for column in columns]
-        if lowering is None:
-            lowering = "kernels" if columns[0].stacked.device.type == "cpu" else "elementwise"
-        self._kernels = lowering == "kernels" and all(
-            part.param.dtype in _KERNEL_DTYPES and part.param.is_contiguous() for part in self.parts
-        )
-        self._use_kernels = False
+        self.parts = [Part(column, column.own[self._rows], self.rows(column.stacked.detach())) for column in columns]
+        self._lowering = lowering
+        for part in self.parts:
+            if not dense(part.param):
+                raise FusionError(
+                    f"{part.column.path!r} has gaps in memory; make it contiguous() to update it in an array"
+                )
         self._read = itemgetter(*rule.settings)
         self._settings: list[Any] = []
         self._numbers: list[Numbers] = []
-        self._unbound: dict[tuple[int, ...], list[tuple[Any, ...]]] = {}
         self._table: Tensor | None = None
+        self._kernels: KernelRule | None = None
+        self._calls: dict[tuple[KernelRule | None, tuple[int, ...]], KernelCalls | FunctionCalls] = {}
 
     def rows(self, stacked: Tensor) -> Tensor:
         """The cohort's rows of an array's tensor; complex numbers as pairs of real ones."""
@@ -98,7 +91,7 @@ class Cohort:
             return False
         self._settings = [_plain(mine) for mine in settings]
         self._numbers = numbers
-        self._use_kernels = self._kernels and self.rule.has_kernel(numbers)
+        self._kernels = self._kernel_rule()
         if self._table is not None:
             self._table.copy_(torch.tensor(numbers, dtype=torch.float64).T)
         return True
@@ -117,74 +110,41 @@ class Cohort:
         live = tuple(i for i, grad in enumerate(found) if grad is not None)
         if not live:
             return
-        parts = [self.parts[i] for i in live]
-        states = [self.open(part) for part in parts]
+        parts = [self.open(self.parts[i]) for i in live]
         grads = [self.rows(grad) for grad in found if grad is not None]
-        if not self._use_kernels:
-            self.update([part.param for part in parts], grads, states, self.numbers())
-            return
-        if self.rule.moments:
-            torch._foreach_add_([state[0] for state in states], 1)
-        if live not in self._unbound:
-            self._unbound[live] = self._unbind(parts, states)
-        kernel = self.rule.kernel
-        by_member = zip(*[grad.contiguous().unbind() for grad in grads], strict=True)
-        for (params, moments, steps), mine, numbers in zip(self._unbound[live], by_member, self._numbers, strict=True):
-            kernel(params, mine, moments, steps, numbers)
+        calls = self._calls.get((self._kernels, live))
+        if calls is None:
+            calls = FunctionCalls(self.rule, parts) if self._kernels is None else KernelCalls(self._kernels, parts)
+            self._calls[self._kernels, live] = calls
+        steps = [part.steps for part in parts if part.steps is not None]
+        if steps:
+            torch._foreach_add_(steps, 1)
+        calls.step(grads, self._numbers)
 
-    def update(
-        self, params: Sequence[Tensor], grads: Sequence[Tensor], states: Sequence[Sequence[Tensor]], numbers: Tensor
-    ) -> None:
-        """One update by stacked tensors, in place; a pure function of them otherwise.
+    def open(self, part: Part) -> Part:
+        """A parameter with its state, which the first time is taken over from the members, or begun."""
+        if part.steps is None and self.rule.moments:
+            part.open(self.rule, self._members)
+        return part
 
-        Args:
-            params: the cohort's rows, [B, *shape].
-            grads: as `params`.
-            states: of each parameter: number of updates and moments.
-            numbers: [K, B] float64.
+    def _kernel_rule(self) -> KernelRule | None:
+        """The rule, if its kernel is to be used.
+
+        On the CPU functions win where a kernel would be called for many members and shared out among threads each time
+        for little work; elsewhere they are few, and a kernel for each member would be many.
         """
-        for param, grad, state in zip(params, grads, states, strict=True):
-            if state:
-                state[0].add_(1)
-            self.rule.elementwise(param, grad, state, numbers)
-
-    def open(self, part: Part) -> list[Tensor]:
-        """The state of a parameter; at first taken over from the members, or begun at zero where one has none."""
-        if part.state is None:
-            part.state = self._stack(part) if self.rule.moments else []
-        return part.state
-
-    def _stack(self, part: Part) -> list[Tensor]:
-        own = part.column.own[self._rows]
-        before = [member.state.get(param, {}) for member, param in zip(self._members, own, strict=True)]
-        moments = []
-        for name in self.rule.moments:
-            old = [mine.get(name) for mine in before]
-            rows = [torch.zeros_like(p) if m is None else m for p, m in zip(own, old, strict=True)]
-            moments.append(torch.stack(rows).detach().to(own[0]))
-        if self.rule.counts:
-            counts = [float(mine.get("step", 0)) for mine in before]
-        else:
-            counts = [float(mine.get(self.rule.moments[0]) is not None) for mine in before]
-        wide = torch.get_default_dtype() == torch.float64
-        step = torch.tensor(counts, dtype=torch.float64 if wide else torch.float32, device=part.param.device)
-        shared = dict(zip(self.rule.moments, moments, strict=True))
-        if self.rule.counts:
-            shared = {"step": step, **shared}
-        for name, stacked in shared.items():
-            for member, param, row in zip(self._members, own, stacked.unbind(), strict=True):
-                member.state[param][name] = row
-        return [step, *(torch.view_as_real(m) if m.is_complex() else m for m in moments)]
-
-    def _unbind(self, parts: Sequence[Part], states: Sequence[list[Tensor]]) -> list[tuple[Any, ...]]:
-        """For each member the lists of tensors that a kernel takes."""
-        params = [part.param.unbind() for part in parts]
-        unbound = [[tensor.unbind() for tensor in state] for state in states]
-        result = []
-        for b in range(len(self._members)):
-            steps, *moments = [[rows[b] for rows in kind] for kind in zip(*unbound, strict=True)] or [[]]
-            result.append(([rows[b] for rows in params], moments, steps))
-        return result
+        if not isinstance(self.rule, KernelRule) or not self.rule.has_kernel(self._numbers):
+            return None
+        if any(part.param.dtype not in _KERNEL_DTYPES for part in self.parts):
+            return None
+        if self._lowering is not None:
+            return self.rule if self._lowering == "kernels" else None
+        if self.parts[0].param.device.type != "cpu":
+            return None
+        calls = 1 + sum(a != b for a, b in pairwise(self._numbers))
+        share = calls * (_SHARED if torch.get_num_threads() > 1 else _CALLED)
+        mean = sum(part.param.numel() for part in self.parts) / len(self.parts)
+        return self.rule if share <= _FUNCTIONS + mean * _WALKED else None
 
 
 def _plain(value: Any) -> Any:

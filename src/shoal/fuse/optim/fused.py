@@ -1,6 +1,6 @@
 """The members' optimizers as one."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -11,7 +11,7 @@ from shoal.fuse.array import ModelArray
 from shoal.fuse.optim.cohort import Cohort, Lowering
 from shoal.fuse.optim.column import Column
 from shoal.fuse.optim.layout import arrange, owned
-from shoal.fuse.optim.table import has_hooks
+from shoal.fuse.optim.table import has_global_hooks, has_hooks
 from shoal.fuse.optim.traced import TracedStep, trace
 
 __all__ = ["FusedOptimizer", "fuse_optimizers"]
@@ -20,11 +20,13 @@ __all__ = ["FusedOptimizer", "fuse_optimizers"]
 class FusedOptimizer:
     """B optimizers that step at once, each with its own hyper-parameters.
 
-    Gradients are those of the array's stacked parameters. The members stay ordinary torch optimizers: their
-    `param_groups` are read at every step, so LR schedulers work on them as always; their `state` is made of views of
-    the stacked state, so `state_dict()` is always up to date, and `load_state_dict()` and `add_param_group()` are
-    noticed at the next step. Only their own `step` is to be left alone. The number of updates that Adam keeps lies on
-    the parameters' device, as with `capturable=True`.
+    Gradients are those of the array's stacked parameters, and of the members' own in submodules in which they differ.
+    Frozen parameters that the array keeps once have none, and may be in an optimizer or not.
+
+    The members stay ordinary torch optimizers: their `param_groups` are read at every step, so LR schedulers work on
+    them as always; their `state` is made of views of the stacked state, so `state_dict()` is always up to date, and
+    `load_state_dict()` and `add_param_group()` are noticed at the next step. Only their own `step` is to be left alone.
+    The number of updates that Adam keeps lies on the parameters' device, as with `capturable=True`.
 
     Args:
         members: see `fuse_optimizers`.
@@ -42,20 +44,26 @@ class FusedOptimizer:
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drop the gradients of all parameters that a member updates, or make them zero."""
-        for param in self._params:
+        for param in self._zeroed:
             if set_to_none:
                 param.grad = None
             elif param.grad is not None:
                 param.grad = param.grad.detach().zero_()
 
-    def step(self, closure: None = None) -> None:
+    def step(self, closure: None = None, skip: Collection[int] = ()) -> None:
         """Update every member's parameters that have gradients.
+
+        Args:
+            closure: torch's optimizers have one here; must be None.
+            skip: indices of members whose parameters and state stay as they are.
 
         Raises:
             FusionError: a closure was given, a gradient is sparse, or an optimizer moved its parameters in memory.
         """
         if closure is not None:
             raise FusionError("an array's optimizer takes no closure; compute the gradients before `step()`")
+        if self._skipped != set(skip):
+            self._arrange(skip)
         self.refresh()
         for unit in self._units:
             unit.step()
@@ -64,10 +72,10 @@ class FusedOptimizer:
     def refresh(self) -> None:
         """Read the members' `param_groups`, and arrange the members anew if more than numbers changed."""
         if self._look() != self._seen or not all(unit.refresh() for unit in self._units):
-            self._arrange()
+            self._arrange(self._skipped)
 
     def traced(self, params: Sequence[Tensor] | None = None) -> TracedStep | None:
-        """The step as a function of tensors, or None if a member's optimizer must step by itself.
+        """The step as a function of tensors, or None if a member's optimizer must do some of it by itself.
 
         To be called right before the first step that is traced: it begins the state of the parameters. Before each
         run of the trace call `refresh`, and compare `version`; after it, `mark_stepped`.
@@ -75,9 +83,11 @@ class FusedOptimizer:
         Args:
             params: stacked parameters that the step will have gradients of; by default those that require one.
         """
+        if self._skipped:
+            self._arrange()
         self.refresh()
         cohorts = [unit for unit in self._units if isinstance(unit, Cohort)]
-        if len(cohorts) < len(self._units):
+        if len(cohorts) < len(self._units) or any(own.requires_grad for own in self._apart):
             return None
         return trace(cohorts, [p for p in self._params if p.requires_grad] if params is None else params)
 
@@ -90,12 +100,15 @@ class FusedOptimizer:
         """The members themselves, with their current settings and state."""
         return list(self.members)
 
-    def _arrange(self) -> None:
+    def _arrange(self, skipped: Collection[int] = ()) -> None:
+        self._skipped = frozenset(skipped)
         columns = [Column(*column) for column in self._array.columns()]
-        groups = owned(self.members, columns)
+        groups, apart = owned(self.members, columns, self._array)
         used = sorted({i for member in groups for group in member for i in group})
         self._params = [columns[i].stacked for i in used]
-        self._units = arrange(self.members, columns, groups, self._lowering)
+        self._apart = [param for params in apart for param in params]
+        self._zeroed = [*self._params, *self._apart]
+        self._units = arrange(self.members, columns, groups, apart, self._lowering, self._skipped)
         for unit in self._units:
             unit.refresh()
         self._states = [member.state for member in self.members]  # kept alive, so that no other takes its address
@@ -104,11 +117,12 @@ class FusedOptimizer:
 
     def _look(self) -> list[Any]:
         """All that the arrangement depends on, but for the rules, which the units look after."""
-        of_members = [
-            (id(member.state), has_hooks(member), [len(group["params"]) for group in member.param_groups])
-            for member in self.members
-        ]
-        return [*of_members, *[param.data_ptr() for param in self._params]]
+        seen: list[Any] = [self._array.version, has_global_hooks()]
+        for member in self.members:
+            seen += (id(member.state), has_hooks(member))
+            seen += [len(group["params"]) for group in member.param_groups]
+        seen += [param.data_ptr() for param in self._params]
+        return seen
 
 
 def fuse_optimizers(
@@ -116,18 +130,19 @@ def fuse_optimizers(
 ) -> FusedOptimizer:
     """Make one optimizer of the members' own.
 
-    `SGD`, `Adam` and `AdamW` have fused rules; members of other classes, with step hooks or with `differentiable=True`
-    step one after another. `foreach`, `fused` and `capturable` choose between torch's implementations and are not
-    looked at; a tensor among the numbers is read as a number.
+    `SGD`, `Adam`, `AdamW`, `Adamax`, `NAdam`, `RAdam`, `Adagrad`, `Adadelta` and `RMSprop` have fused rules; members of
+    other classes, with step hooks or with `differentiable=True` step one after another. `foreach`, `fused` and
+    `capturable` choose between torch's implementations and are not looked at; a tensor among the numbers is read as a
+    number.
 
     Args:
         optimizers: one for each of `array.members`, made from that member's parameters (all or some), with any state.
         array: the fused models.
-        lowering: "kernels" or "elementwise", instead of what suits the device; both give the same numbers.
+        lowering: "kernels" or "elementwise", instead of what is faster on the device; both give the same numbers.
 
     Raises:
         FusionError: not one optimizer for each member, one that updates another model's parameters, or one that
-            needs a closure.
+            needs a closure or sparse gradients.
     """
     if not isinstance(array, ModelArray) or not all(isinstance(member, Optimizer) for member in optimizers):
         raise FusionError("`fuse_optimizers` takes a list of torch.optim.Optimizer and the array that `fuse` made")

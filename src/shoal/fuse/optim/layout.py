@@ -1,14 +1,16 @@
 """Which members, groups and parameters are updated together."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import groupby
 
+from torch import nn
 from torch.optim import Optimizer
 
 from shoal.errors import FusionError
+from shoal.fuse.array import ModelArray
 from shoal.fuse.optim.cohort import Cohort, Lowering
 from shoal.fuse.optim.column import Column
-from shoal.fuse.optim.loop import MemberLoop
+from shoal.fuse.optim.loop import MemberLoop, OwnSteps
 from shoal.fuse.optim.rule import Rule
 from shoal.fuse.optim.table import rule_of
 
@@ -19,19 +21,25 @@ def arrange(
     members: Sequence[Optimizer],
     columns: Sequence[Column],
     groups: Sequence[Sequence[tuple[int, ...]]],
+    apart: Sequence[Sequence[nn.Parameter]],
     lowering: Lowering | None,
-) -> list[Cohort | MemberLoop]:
+    skipped: Collection[int] = (),
+) -> list[Cohort | MemberLoop | OwnSteps]:
     """Divide the members into runs whose optimizers differ in numbers alone, and those into cohorts.
 
     Args:
         members: one optimizer for each member of the array.
         columns: the array's parameters.
-        groups: what `owned` says.
+        groups: of each member and group, the indices of its columns; see `owned`.
+        apart: of each member, the parameters that it alone has.
         lowering: see `Cohort`.
+        skipped: members to be left out.
     """
-    units: list[Cohort | MemberLoop] = []
+    units: list[Cohort | MemberLoop | OwnSteps] = []
     layouts = [_rules(member, mine) for member, mine in zip(members, groups, strict=True)]
-    for layout, run in groupby(range(len(members)), key=lambda b: layouts[b]):
+    for (left_out, layout), run in groupby(range(len(members)), key=lambda b: (b in skipped, layouts[b])):
+        if left_out:
+            continue
         indices = list(run)
         start, chosen = indices[0], [members[b] for b in indices]
         if layout is None:
@@ -41,35 +49,56 @@ def arrange(
         for number, (rule, mine) in enumerate(layout):
             if mine:
                 units.append(Cohort(rule, chosen, start, number, [columns[i] for i in mine], lowering))
+        if any(apart[b] for b in indices):
+            units.append(OwnSteps([(members[b], apart[b]) for b in indices if apart[b]]))
     return units
 
 
-def owned(members: Sequence[Optimizer], columns: Sequence[Column]) -> list[list[tuple[int, ...]]]:
-    """For each member and each of its parameter groups, the indices of its columns.
+def owned(
+    members: Sequence[Optimizer], columns: Sequence[Column], array: ModelArray
+) -> tuple[list[list[tuple[int, ...]]], list[list[nn.Parameter]]]:
+    """What the optimizers update.
+
+    Returns:
+        For each member and each of its parameter groups, the indices of its columns; and for each member the parameters
+        that it alone has. Frozen parameters that the array keeps once are left out: they are not updated.
 
     Raises:
         FusionError: an optimizer updates what is not its own model's; names the member and the parameter.
     """
-    home = {id(own): (b, i) for i, column in enumerate(columns) for b, own in enumerate(column.own)}
-    result = []
+    home: dict[int, tuple[int, str, int | None]] = {}
+    for i, column in enumerate(columns):
+        home |= {id(own): (b, column.path, i) for b, own in enumerate(column.own)}
+    for path, _, frozen in array.shared():
+        home |= {id(own): (b, path, None) for b, own in enumerate(frozen)}
+    alone = {id(param): param for _, _, param in array.apart()}
+    home |= {id(param): (b, path, None) for path, b, param in array.apart()}
+    fused, apart = [], []
     for b, member in enumerate(members):
         groups = []
         for number, group in enumerate(member.param_groups):
-            found = [home.get(id(param)) for param in group["params"]]
-            for position, place in enumerate(found):
-                if place is None:
-                    raise FusionError(
-                        f"the optimizer of member {b} updates a tensor that is no parameter of its model (parameter "
-                        f"{position} of group {number}); make it from the model's own parameters()"
-                    )
-                if place[0] != b:
-                    raise FusionError(
-                        f"the optimizer of member {b} updates {columns[place[1]].path!r} of member {place[0]}; "
-                        "give the optimizers in the order of the array's members"
-                    )
-            groups.append(tuple(place[1] for place in found if place is not None))
-        result.append(groups)
-    return result
+            places = [_place(home.get(id(param)), b, number, k) for k, param in enumerate(group["params"])]
+            groups.append(tuple(i for i in places if i is not None))
+        fused.append(groups)
+        mine = {id(param) for group in member.param_groups for param in group["params"]}
+        apart.append([param for key, param in alone.items() if key in mine])
+    return fused, apart
+
+
+def _place(found: tuple[int, str, int | None] | None, b: int, group: int, position: int) -> int | None:
+    """The column of a parameter in the groups of member b, if it has one."""
+    if found is None:
+        raise FusionError(
+            f"the optimizer of member {b} updates a tensor that is no parameter of its model (parameter "
+            f"{position} of group {group}); make it from the model's own parameters()"
+        )
+    owner, path, column = found
+    if owner != b:
+        raise FusionError(
+            f"the optimizer of member {b} updates {path!r} of member {owner}; "
+            "give the optimizers in the order of the array's members"
+        )
+    return column
 
 
 def _rules(member: Optimizer, groups: Sequence[tuple[int, ...]]) -> tuple[tuple[Rule, tuple[int, ...]], ...] | None:

@@ -3,19 +3,20 @@
 import inspect
 from collections.abc import Sequence
 
-from torch.optim import Optimizer
+from torch import nn
+from torch.optim import Optimizer, SparseAdam
 
 from shoal.errors import FusionError
 from shoal.fuse.optim.column import Column
 
-__all__ = ["MemberLoop"]
+__all__ = ["MemberLoop", "OwnSteps"]
 
 
 class MemberLoop:
     """Optimizers without a fused rule, one after another.
 
-    Each is lent its rows of the gradients and updates its own parameters, which are views of the array's. Its state
-    stays its own.
+    Each is lent its rows of the gradients and updates its own parameters, which are views of the array's, along with
+    those that no other member has. Its state stays its own.
 
     Args:
         members: the optimizers.
@@ -23,7 +24,7 @@ class MemberLoop:
         columns: each member's parameters.
 
     Raises:
-        FusionError: an optimizer needs a closure, which would run one member alone.
+        FusionError: an optimizer needs a closure, which would run one member alone, or sparse gradients.
     """
 
     def __init__(self, members: Sequence[Optimizer], start: int, columns: Sequence[Sequence[Column]]) -> None:
@@ -31,6 +32,11 @@ class MemberLoop:
         self._start = start
         self._columns = columns
         for b, member in enumerate(members, start):
+            if isinstance(member, SparseAdam):
+                raise FusionError(
+                    f"the optimizer of member {b}, SparseAdam, needs sparse gradients, which an array does not have; "
+                    "use torch.optim.Adam, and sparse=False in the model"
+                )
             _, *others = inspect.signature(type(member).step).parameters.values()
             if any(p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in others):
                 raise FusionError(
@@ -63,3 +69,27 @@ class MemberLoop:
                         f"the optimizer of member {b}, {type(member).__qualname__}, replaced the memory of "
                         f"{column.path!r} instead of updating it in place; train this model alone"
                     )
+
+
+class OwnSteps:
+    """Updates of what no other member has, beside a cohort's updates of the rest.
+
+    The member's own optimizer steps: of all its parameters only these hold gradients themselves, the others' are the
+    array's, and so it leaves those alone.
+
+    Args:
+        members: the optimizers, and of each the parameters that it alone updates.
+    """
+
+    def __init__(self, members: Sequence[tuple[Optimizer, Sequence[nn.Parameter]]]) -> None:
+        self._members = members
+
+    def refresh(self) -> bool:
+        """As `MemberLoop.refresh`."""
+        return True
+
+    def step(self) -> None:
+        """Let every member step that has such gradients."""
+        for member, params in self._members:
+            if any(param.grad is not None for param in params):
+                member.step()

@@ -7,14 +7,14 @@ from typing import Any, ClassVar, final
 import torch
 from torch import Tensor
 
-from shoal.fuse.optim.rule import Numbers, Rule, narrow_, spread, widen
+from shoal.fuse.optim.rule import KernelRule, Numbers, Tensors, decayed
 
 __all__ = ["SGD"]
 
 
 @final
 @dataclass(frozen=True)
-class SGD(Rule):
+class SGD(KernelRule):
     """g = ±grad + λp;  b = μb + (1 - τ)g, b = g the first time;  p = p - γb, or p - γ(g + μb) with Nesterov.
 
     Args:
@@ -46,17 +46,35 @@ class SGD(Rule):
         """The momentum buffer b."""
         return ("momentum_buffer",) if self.momentum else ()
 
+    def constants(self, numbers: Tensor) -> Sequence[Tensor]:
+        """γ, λ, μ."""
+        lr, momentum, _, decay = numbers.unbind()
+        return lr, decay, momentum
+
+    def schedule(self, numbers: Tensor, steps: Sequence[Tensor], products: Sequence[Tensor]) -> Sequence[Tensor]:
+        """1 - τ, or 1 the first time."""
+        if not self.momentum:
+            return ()
+        _, _, dampening, _ = numbers.unbind()
+        return (1 - dampening * (torch.stack(list(steps)) > 1),)
+
+    def update(self, params: Tensors, grads: Tensors, moments: Sequence[Tensors], numbers: Sequence[Tensors]) -> None:
+        """The rule on stacked tensors."""
+        lr, decay, momentum, *weight = numbers
+        g = decayed(grads, params, decay, self.maximize)
+        if self.momentum:
+            (buffer,) = moments
+            torch._foreach_mul_(buffer, momentum)
+            torch._foreach_addcmul_(buffer, g, weight[0])
+            g = torch._foreach_addcmul(g, momentum, buffer) if self.nesterov else buffer
+        torch._foreach_addcmul_(params, g, lr, value=-1)
+
     def has_kernel(self, numbers: Sequence[Numbers]) -> bool:
         """Not with dampening: it leaves out the first update, which the kernel can only tell for all parameters."""
         return all(dampening == 0 for _, _, dampening, _ in numbers)
 
     def kernel(
-        self,
-        params: list[Tensor],
-        grads: tuple[Tensor, ...],
-        moments: Sequence[list[Tensor]],
-        steps: list[Tensor],
-        numbers: Numbers,
+        self, params: Tensors, grads: Tensors, moments: Sequence[Tensors], steps: Tensors, numbers: Numbers
     ) -> None:
         """The rule by `torch._fused_sgd_`; a buffer of zeros makes b = g the first time."""
         lr, momentum, dampening, decay = numbers
@@ -72,17 +90,3 @@ class SGD(Rule):
             maximize=self.maximize,
             is_first_step=False,
         )
-
-    def elementwise(self, param: Tensor, grad: Tensor, state: Sequence[Tensor], numbers: Tensor) -> None:
-        """The rule on stacked tensors."""
-        p, g = widen(param), widen(grad)
-        lr, momentum, dampening, decay = numbers.unbind()
-        g = torch.addcmul(-g if self.maximize else g, spread(decay, p), p)
-        if self.momentum:
-            step, buffer = state
-            b = widen(buffer)
-            b.mul_(spread(momentum, p)).addcmul_(g, spread(1 - dampening * (step > 1), p))
-            g = torch.addcmul(g, spread(momentum, p), b) if self.nesterov else b
-            narrow_((buffer,), (b,))
-        p.addcmul_(g, spread(lr, p), value=-1)
-        narrow_((param,), (p,))

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from shoal.fuse.optim.cohort import Cohort, Part
+from shoal.fuse.optim.cohort import Cohort
+from shoal.fuse.optim.functions import update
+from shoal.fuse.optim.part import Part
 
 __all__ = ["TracedStep", "trace"]
 
@@ -41,10 +43,11 @@ class TracedStep:
         left = iter(state)
         with torch.no_grad():
             for (cohort, parts), mine in zip(self.plan, numbers, strict=True):
-                cohort.update(
+                update(
+                    cohort.rule,
                     [cohort.rows(params[i]) for _, i in parts],
                     [cohort.rows(grads[i]) for _, i in parts],
-                    [[next(left) for _ in cohort.open(part)] for part, _ in parts],
+                    [[next(left) for _ in part.state] for part, _ in parts],
                     mine,
                 )
 
@@ -70,7 +73,7 @@ def trace(cohorts: Sequence[Cohort], params: Sequence[Tensor]) -> TracedStep:
             if id(stacked) not in places:
                 places[id(stacked)] = len(owned)
                 owned.append(stacked)
-            state.extend(cohort.open(part))
+            state.extend(cohort.open(part).state)
             parts.append((part, places[id(stacked)]))
         if parts:
             plan.append((cohort, parts))

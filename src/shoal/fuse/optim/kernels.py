@@ -1,0 +1,74 @@
+"""The lowering to torch's fused kernels: one call for members that agree in all numbers, or for each member."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+
+from torch import Tensor
+
+from shoal.fuse.optim.part import Part, flat
+from shoal.fuse.optim.rule import KernelRule, Numbers
+
+__all__ = ["KernelCalls"]
+
+
+@dataclass(frozen=True)
+class _Call:
+    """What a kernel takes for some consecutive members; see `KernelRule.kernel`.
+
+    Args:
+        first: index of the first of them.
+    """
+
+    first: int
+    params: list[Tensor]
+    moments: list[list[Tensor]]
+    steps: list[Tensor]
+
+
+class KernelCalls:
+    """The calls that update some parameters.
+
+    Args:
+        rule: of all members.
+        parts: the parameters, whose state has been begun.
+    """
+
+    def __init__(self, rule: KernelRule, parts: Sequence[Part]) -> None:
+        self._rule = rule
+        self._parts = parts
+        done = list(zip(*(part.steps.tolist() for part in parts if part.steps is not None), strict=True))
+        self._alike = [a == b for a, b in pairwise(done)]  # which stays so: all members step together
+        self._calls: dict[tuple[int, ...], list[_Call]] = {}
+
+    def step(self, grads: Sequence[Tensor], numbers: Sequence[Numbers]) -> None:
+        """Update the parameters, whose steps have been counted.
+
+        Args:
+            grads: of each parameter, [B, *shape].
+            numbers: of each member.
+        """
+        lengths = self._lengths(numbers)
+        if lengths not in self._calls:
+            self._calls[lengths] = self._divide(lengths)
+        calls = self._calls[lengths]
+        flats = [part.flat_grad(grad).split_with_sizes(lengths) for part, grad in zip(self._parts, grads, strict=True)]
+        for call, *mine in zip(calls, *flats, strict=True):
+            self._rule.kernel(call.params, mine, call.moments, call.steps, numbers[call.first])
+
+    def _lengths(self, numbers: Sequence[Numbers]) -> tuple[int, ...]:
+        """How many members each call can update: consecutive ones of equal numbers and as many updates."""
+        alike = self._alike or [True] * (len(numbers) - 1)
+        starts = [0, *(b for b, same in enumerate(alike, start=1) if not same or numbers[b] != numbers[b - 1])]
+        return tuple(end - start for start, end in pairwise([*starts, len(numbers)]))
+
+    def _divide(self, lengths: tuple[int, ...]) -> list[_Call]:
+        params = [flat(part.param).split_with_sizes(lengths) for part in self._parts]
+        kinds = zip(*(part.moments for part in self._parts), strict=True)
+        moments = [[flat(moment).split_with_sizes(lengths) for moment in kind] for kind in kinds]
+        calls = []
+        for k, first in enumerate(accumulate(lengths[:-1], initial=0)):
+            steps = [part.steps[first] for part in self._parts if part.steps is not None]
+            mine = [[moment[k] for moment in kind] for kind in moments]
+            calls.append(_Call(first, [param[k] for param in params], mine, steps))
+        return calls

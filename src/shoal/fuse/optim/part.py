@@ -1,0 +1,105 @@
+"""One parameter of some members, with their optimizers' state of it, stacked."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from shoal.fuse.optim.column import Column
+from shoal.fuse.optim.rule import Rule
+from shoal.fuse.rows import joined
+
+__all__ = ["Part", "dense", "flat"]
+
+
+@dataclass(eq=False)
+class Part:
+    """One parameter of a cohort's members.
+
+    Args:
+        column: of the array.
+        own: the members' parameters.
+        param: the members' rows of the array's, [B, *shape]; complex numbers as pairs of real ones.
+        steps: number of updates, [B]; this and the rest is there from the first update on.
+        product: the rule's, [B], if it has one.
+        moments: the rule's, as `param`, in the same order of memory.
+    """
+
+    column: Column
+    own: Sequence[Tensor]
+    param: Tensor
+    steps: Tensor | None = field(default=None, init=False)
+    product: list[Tensor] = field(default_factory=list, init=False)
+    moments: list[Tensor] = field(default_factory=list, init=False)
+
+    def __post_init__(self) -> None:
+        self._order, self._flat = self.param.stride(), flat(self.param).shape
+
+    @property
+    def state(self) -> list[Tensor]:
+        """All that an update changes beside the parameter."""
+        return [] if self.steps is None else [self.steps, *self.product, *self.moments]
+
+    def open(self, rule: Rule, members: Sequence[Optimizer]) -> None:
+        """Take the state over from the members, or begin it where one has none; theirs is made of views then.
+
+        Rows of theirs that lie in one memory already, as those of an array do, are taken as they are.
+        """
+        before = [member.state.get(param, {}) for member, param in zip(members, self.own, strict=True)]
+        shown: dict[str, Tensor] = {}
+        for name in rule.moments:
+            rows = [
+                mine[name].detach().to(own) if name in mine else torch.full_like(own, _begin(rule, member, own))
+                for mine, own, member in zip(before, self.own, members, strict=True)
+            ]
+            shown[name] = self._in_order(joined(rows))
+        if rule.counts:
+            counts = [mine.get("step", 0.0) for mine in before]
+        else:
+            counts = [float(rule.moments[0] in mine) for mine in before]
+        self.steps = self._numbers(counts)
+        self.moments = [torch.view_as_real(m) if m.is_complex() else m for m in shown.values()]
+        if rule.product is not None:
+            self.product = [self._numbers([mine.get(rule.product, 1.0) for mine in before])]
+            shown = {rule.product: self.product[0], **shown}
+        if rule.counts:
+            shown = {"step": self.steps, **shown}
+        for name, stacked in shown.items():
+            for member, param, row in zip(members, self.own, stacked.unbind(), strict=True):
+                member.state[param][name] = row
+
+    def _in_order(self, moment: Tensor) -> Tensor:
+        """A moment in the order of memory of the parameter, which torch's kernels take for granted."""
+        like = self.column.stacked[: len(moment)]
+        if moment.stride() == like.stride():
+            return moment
+        return torch.empty_like(like).detach().copy_(moment)
+
+    def flat_grad(self, grad: Tensor) -> Tensor:
+        """A gradient, [B, *shape], as `flat` shows the parameter."""
+        if grad.stride() != self._order:
+            grad = torch.empty_strided(self.param.shape, self._order, dtype=grad.dtype, device=grad.device).copy_(grad)
+        return grad.as_strided(self._flat, (self._order[0], 1), grad.storage_offset())
+
+    def _numbers(self, values: Sequence[Any]) -> Tensor:
+        """[B], in the type that torch's optimizers count in, whatever `load_state_dict` has made of it."""
+        dtype = torch.float64 if torch.get_default_dtype() == torch.float64 else torch.float32
+        return joined([torch.as_tensor(value, dtype=dtype, device=self.param.device).detach() for value in values])
+
+
+def _begin(rule: Rule, member: Optimizer, param: Tensor) -> complex:
+    value = rule.begin(member.defaults)
+    return complex(value, value) if param.is_complex() else value
+
+
+def dense(stacked: Tensor) -> bool:
+    """Whether the rows of [B, *shape] fill their memory, in whatever order of axes."""
+    return torch.empty_like(stacked[0]).stride() == stacked[0].stride()
+
+
+def flat(stacked: Tensor) -> Tensor:
+    """Dense rows [B, *shape] as [B, n], in the order of memory."""
+    return stacked.as_strided((len(stacked), stacked[0].numel()), (stacked.stride(0), 1), stacked.storage_offset())

@@ -1,0 +1,182 @@
+"""A loss scale for each member of an array: an overflow skips the step of that member alone."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shoal.errors import FusionError
+from shoal.fuse.array import ModelArray
+from shoal.fuse.grads import Gradients
+from shoal.fuse.optim.fused import FusedOptimizer
+
+__all__ = ["GradScaler"]
+
+_DTYPES = {
+    "scale": torch.float32,
+    "growth_factor": torch.float64,
+    "backoff_factor": torch.float64,
+    "growth_interval": torch.int64,
+    "_growth_tracker": torch.int64,
+}
+"""What makes up the state of a `torch.amp.GradScaler`, and the types it computes with."""
+
+
+class GradScaler:
+    """B loss scales, each as a `torch.amp.GradScaler` keeps one (Micikevicius et al., arXiv:1710.03740).
+
+    A scale shrinks when one of its member's gradients is infinite or not a number, and that member's step is left out;
+    it grows after so many steps in a row. `step` waits for the device once, as torch's own does.
+
+        losses = array.map(loss, batch)
+        scaler.scale(losses).sum().backward()
+        scaler.unscale_(optimizer)            # only if gradients are to be looked at, or clipped
+        scaler.step(optimizer)
+        scaler.update()
+
+    Args:
+        array: the models.
+        init_scale: the first scale; like the others for all members, or one for each.
+        growth_factor: that a scale grows by, above 1.
+        backoff_factor: that a scale shrinks by, below 1.
+        growth_interval: steps in a row without an overflow after which a scale grows.
+        enabled: if not, losses are not scaled and no step is left out.
+
+    Raises:
+        FusionError: a setting that has neither one value nor one for each member, or one that is out of bounds.
+    """
+
+    def __init__(
+        self,
+        array: ModelArray,
+        init_scale: float | Sequence[float] = 2.0**16,
+        growth_factor: float | Sequence[float] = 2.0,
+        backoff_factor: float | Sequence[float] = 0.5,
+        growth_interval: int | Sequence[int] = 2000,
+        enabled: bool = True,
+    ) -> None:
+        self._array = array
+        self._enabled = enabled
+        self._found: dict[FusedOptimizer, Tensor] = {}
+        self._stepped: set[FusedOptimizer] = set()
+        self._state = {
+            name: self._of_each(name, given)
+            for name, given in zip(
+                _DTYPES, (init_scale, growth_factor, backoff_factor, growth_interval, 0), strict=True
+            )
+        }
+        if not bool((self._state["growth_factor"] > 1).all()):
+            raise FusionError(f"`growth_factor` must be above 1, got {growth_factor}")
+        if not bool((self._state["backoff_factor"] < 1).all()):
+            raise FusionError(f"`backoff_factor` must be below 1, got {backoff_factor}")
+
+    def scale(self, losses: Tensor) -> Tensor:
+        """Multiply each member's losses, or other outputs, by its scale.
+
+        Args:
+            losses: [B, ...].
+        """
+        if not self._enabled:
+            return losses
+        scale = self._on(losses.device)["scale"]
+        scaled = losses * scale.view(-1, *[1] * (losses.dim() - 1))
+        return scaled if losses.dim() == 1 else scaled.to(losses.dtype)  # a member's 0-dim half and float make a float
+
+    @torch.no_grad()
+    def unscale_(self, optimizer: FusedOptimizer) -> None:
+        """Divide the gradients of what an optimizer updates by their members' scales, and look for overflows.
+
+        Raises:
+            FusionError: called a second time since `update`, or gradients of half precision, which a scale overflows.
+        """
+        if not self._enabled:
+            return
+        if optimizer in self._found:
+            raise FusionError("`unscale_` or `step` was already called with this optimizer since the last `update()`")
+        columns = [(path, data) for path, data, _ in self._array.columns()]
+        for path, data in (*columns, *((path, own) for path, _, own in self._array.apart())):
+            if data.grad is not None and data.grad.dtype == torch.float16:
+                raise FusionError(
+                    f"the gradient of {path!r} is float16, in which scaled losses overflow; keep parameters in float32 "
+                    "and run the model under torch.autocast"
+                )
+        updated = {id(p) for member in optimizer.members for group in member.param_groups for p in group["params"]}
+        gradients = Gradients.of(self._array, updated)
+        largest = gradients.norms(torch.inf)
+        self._found[optimizer] = ~torch.isfinite(largest)
+        gradients.multiply_(self._on(largest.device)["scale"].double().reciprocal().float())
+
+    def step(self, optimizer: FusedOptimizer) -> None:
+        """Let the members step whose gradients are finite; the others' parameters and states stay as they are.
+
+        Raises:
+            FusionError: called a second time since `update`, or a gradient is of half precision.
+        """
+        if not self._enabled:
+            optimizer.step()
+            return
+        if optimizer in self._stepped:
+            raise FusionError("`step` was already called with this optimizer since the last `update()`")
+        if optimizer not in self._found:
+            self.unscale_(optimizer)
+        self._stepped.add(optimizer)
+        optimizer.step(skip=self._found[optimizer].nonzero().flatten().tolist())
+
+    @torch.no_grad()
+    def update(self) -> None:
+        """Shrink the scales of members with an overflow in any optimizer, and grow those that are due.
+
+        Raises:
+            FusionError: no optimizer has stepped since the last update.
+        """
+        if not self._enabled:
+            return
+        if not self._found:
+            raise FusionError("`update` is called before `step`; there are no gradients to judge the scales by")
+        found = torch.stack([*self._found.values()]).any(0)
+        state = self._on(found.device)
+        scale, row = state["scale"], state["_growth_tracker"] + 1
+        due = row == state["growth_interval"]
+        grown = (scale * state["growth_factor"]).float()
+        grown = torch.where(due & torch.isfinite(grown), grown, scale)
+        shrunk = (scale * state["backoff_factor"]).float()
+        state["scale"] = torch.where(found, shrunk, grown)
+        state["_growth_tracker"] = row.masked_fill(found | due, 0)
+        self._found.clear()
+        self._stepped.clear()
+
+    def get_scale(self) -> Tensor:
+        """The members' scales, [B]; ones if scaling is not enabled."""
+        return self._state["scale"].clone() if self._enabled else torch.ones(len(self._array))
+
+    def state_dict(self) -> list[dict[str, Any]]:
+        """Each member's state, which a `torch.amp.GradScaler` can load; empty if scaling is not enabled."""
+        if not self._enabled:
+            return [{} for _ in range(len(self._array))]
+        rows = zip(*(column.tolist() for column in self._state.values()), strict=True)
+        return [dict(zip(_DTYPES, row, strict=True)) for row in rows]
+
+    def load_state_dict(self, states: Sequence[Mapping[str, Any]]) -> None:
+        """Take over the state of each member, as `state_dict` of this class, or of `torch.amp.GradScaler`, gives it.
+
+        Raises:
+            FusionError: not one state for each member, or an empty one, of a scaler that was not enabled.
+        """
+        if not self._enabled:
+            return
+        empty = [b for b, state in enumerate(states) if not state]
+        if empty:
+            raise FusionError(f"the states of members {empty} are empty; they come from a scaler that was not enabled")
+        self._state = {name: self._of_each(name, [state[name] for state in states]) for name in _DTYPES}
+
+    def _of_each(self, name: str, given: Any) -> Tensor:
+        values = torch.as_tensor(given, dtype=_DTYPES[name])
+        if values.shape not in ((), (len(self._array),)):
+            raise FusionError(f"{name!r} must be one number or {len(self._array)}, got shape {tuple(values.shape)}")
+        return values.expand(len(self._array)).clone()
+
+    def _on(self, device: torch.device) -> dict[str, Tensor]:
+        if self._state["scale"].device != device:
+            self._state = {name: column.to(device) for name, column in self._state.items()}
+        return self._state

@@ -1,0 +1,187 @@
+"""A training step of an array, in whichever way is fastest where it runs.
+
+The ways, of which the step itself finds the fastest by doing its first steps in turns:
+
+- eager      all members at once
+- serial     forward and backward member after member, then one optimizer step: what the members would do alone, for
+             models that fill the device by themselves and gain nothing by company
+- captured   the whole step as one CUDA graph (on a GPU)
+- compiled   the whole step compiled by Inductor (on a GPU a CUDA graph as well); takes seconds, so it is tried only
+             where the caller says that it may repay itself
+"""
+
+import logging
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from shoal.fuse.array import ModelArray
+from shoal.fuse.capture import CapturedStep, capture
+from shoal.fuse.optim.fused import FusedOptimizer
+
+__all__ = ["TrainingStep", "Way"]
+
+_log = logging.getLogger("shoal.fuse")
+
+Way = Literal["eager", "serial", "captured", "compiled"]
+
+TIMED = 3
+"""Steps of each way that are timed; one before them is dropped."""
+
+CLEAR = 1.5
+"""A way that is slower by this factor the first time it is timed is not timed again."""
+
+
+class TrainingStep:
+    """Zero the gradients, compute the losses, go backward, update: for all members of an array.
+
+    Called with a batch, shared or stacked, it returns the losses, [B], part of no graph. `way` is the way that was
+    found the fastest, or None as long as that is open; `seconds` are those of a step in each way that was timed, for
+    batches of the shapes of the first one. A batch of other shapes is not timed, and not captured.
+
+    Args:
+        array: the models.
+        optimizer: theirs.
+        loss: takes a model and a batch and returns a scalar; as given to `ModelArray.map`.
+        ways: that may be taken.
+        compiling: asked once, with the seconds of the fastest step so far, whether compiling may repay itself.
+        clock: in seconds.
+    """
+
+    def __init__(
+        self,
+        array: ModelArray,
+        optimizer: FusedOptimizer,
+        loss: Callable[..., Any],
+        ways: tuple[Way, ...] = ("eager", "serial", "captured", "compiled"),
+        compiling: Callable[[float], bool] = lambda seconds: False,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.way: Way | None = None
+        self.seconds: dict[Way, float] = {}
+        self.compile_seconds = 0.0
+        """What capturing and compiling took."""
+        self._array = array
+        self._optimizer = optimizer
+        self._loss = loss
+        self._device = next((p.device for p in array.parameters()), torch.device("cpu"))
+        self._runs: dict[Way, Callable[[Any], Tensor]] = {"eager": self._eager, "serial": self._serial}
+        if len(array) == 1:
+            ways = tuple(way for way in ways if way != "eager") if "serial" in ways else ways
+        self._open: list[Way] = [way for way in ("eager", "serial") if way in ways]
+        self._later: list[Way] = [way for way in ("captured", "compiled") if way in ways]
+        self._compiling = compiling
+        self._clock = clock
+        self._times: dict[Way, list[float]] = defaultdict(list)
+        self._shapes: list[Any] | None = None
+
+    def __call__(self, batch: Any) -> Tensor:
+        """One step of all members."""
+        if self.way is not None:
+            return self._run(self.way, batch)
+        shapes = _shapes(batch)
+        if self._shapes is None:
+            self._shapes = shapes
+        if shapes != self._shapes:
+            return self._run(self._best(), batch)
+        way = min(self._open, key=lambda way: len(self._times[way]))  # in turns
+        self._wait()
+        began = self._clock()
+        losses = self._run(way, batch)
+        self._wait()
+        self._times[way].append(self._clock() - began)
+        self._judge(batch)
+        return losses
+
+    def _judge(self, batch: Any) -> None:
+        """Close the ways that are known well enough, and open the next, or decide."""
+        for way in self._open:
+            if len(self._times[way]) > 1:
+                self.seconds[way] = min(self._times[way][1:])
+        if self.seconds:
+            limit = CLEAR * min(self.seconds.values())
+            self._open = [
+                way for way in self._open if len(self._times[way]) <= TIMED and self.seconds.get(way, limit) <= limit
+            ]
+        while not self._open and self._later:
+            way = self._later.pop(0)
+            if self._prepare(way, batch):
+                self._open = [way]
+        if not self._open:
+            self.way = self._best()
+            _log.info("%d members: %s", len(self._array), self)
+
+    def _prepare(self, way: Way, batch: Any) -> bool:
+        if way == "captured" and self._device.type != "cuda":
+            return False
+        if way == "compiled" and not self._compiling(min(self.seconds.values())):
+            return False
+        began = self._clock()
+        captured = capture(self._array, self._optimizer, self._loss, batch, compiling=way == "compiled")
+        self.compile_seconds += self._clock() - began
+        if captured is None:
+            return False
+        self._runs[way] = lambda batch: self._captured(captured, batch)
+        return True
+
+    def _best(self) -> Way:
+        return min(self.seconds, key=lambda way: self.seconds[way]) if self.seconds else next(iter(self._runs))
+
+    def _run(self, way: Way, batch: Any) -> Tensor:
+        return self._runs[way](batch)
+
+    def _eager(self, batch: Any) -> Tensor:
+        self._optimizer.zero_grad()
+        losses: Tensor = self._array.map(self._loss, batch)
+        losses.sum().backward()  # type: ignore[no-untyped-call]
+        self._optimizer.step()
+        return losses.detach()
+
+    def _serial(self, batch: Any) -> Tensor:
+        self._optimizer.zero_grad()
+        columns = [(stacked, own) for _, stacked, own in self._array.columns() if stacked.requires_grad]
+        losses = []
+        for b, loss in enumerate(self._array.one_by_one(self._loss, batch)):
+            loss.backward()
+            losses.append(loss.detach())
+            for stacked, own in columns:
+                _hand_over(stacked, own[b], b)
+        self._optimizer.step()
+        return torch.stack(losses)
+
+    def _captured(self, step: CapturedStep, batch: Any) -> Tensor:
+        if step.fits(batch):
+            return step(batch)
+        uncaptured: list[Way] = [way for way in ("eager", "serial") if way in self.seconds]
+        return self._run(min(uncaptured, key=lambda way: self.seconds[way]), batch)
+
+    def _wait(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+    def __str__(self) -> str:
+        times = ", ".join(f"{way} {seconds * 1e3:.3g} ms" for way, seconds in self.seconds.items())
+        return f"{self.way} ({times})"
+
+
+def _hand_over(stacked: Tensor, own: Tensor, b: int) -> None:
+    """Make a member's gradient a row of the array's; zero where it has none and others have."""
+    grad, own.grad = own.grad, None
+    if grad is not None and len(stacked) == 1:
+        stacked.grad = grad.unsqueeze(0)
+    elif grad is not None:
+        if stacked.grad is None:
+            stacked.grad = torch.empty_like(stacked)
+            stacked.grad[:b].zero_()
+        stacked.grad[b].copy_(grad)
+    elif stacked.grad is not None:
+        stacked.grad[b].zero_()
+
+
+def _shapes(batch: Any) -> list[Any]:
+    return [(leaf.shape, leaf.dtype) for leaf in pytree.tree_leaves(batch) if isinstance(leaf, Tensor)]

@@ -1,0 +1,285 @@
+"""Recurrent layers and cells: outputs and gradients equal those of the members run alone."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+from twins import Of, build, check, close
+
+from shoal.fuse import autotune
+from shoal.fuse.array import fuse
+from shoal.fuse.rules.recurrent import RULES
+
+torch.manual_seed(7)
+SEQUENCE = torch.randn(5, 3, 4, dtype=torch.float64)
+TOKENS = torch.randint(0, 11, (3, 5))
+
+LAYERS: dict[str, Callable[[], nn.Module]] = {
+    "lstm": lambda: nn.LSTM(4, 3),
+    "lstm, two layers in both directions, batch first": lambda: nn.LSTM(
+        4, 3, num_layers=2, bidirectional=True, batch_first=True
+    ),
+    "lstm without bias": lambda: nn.LSTM(4, 3, num_layers=2, bias=False),
+    "lstm with projection": lambda: nn.LSTM(4, 3, num_layers=2, bidirectional=True, proj_size=2),
+    "lstm with projection, without bias": lambda: nn.LSTM(4, 3, proj_size=2, bias=False),
+    "gru": lambda: nn.GRU(4, 3),
+    "gru, three layers in both directions, batch first": lambda: nn.GRU(
+        4, 3, num_layers=3, bidirectional=True, batch_first=True
+    ),
+    "gru without bias": lambda: nn.GRU(4, 3, bias=False, bidirectional=True),
+    "tanh": lambda: nn.RNN(4, 3, num_layers=2, bidirectional=True),
+    "tanh, without bias, batch first": lambda: nn.RNN(4, 3, bias=False, batch_first=True),
+    "relu": lambda: nn.RNN(4, 3, num_layers=2, nonlinearity="relu"),
+}
+NAMES = [func.__name__ for func in RULES]
+WAYS = ["batched", "loop"]
+
+
+def _way(way: str) -> Any:
+    return autotune.forced(dict.fromkeys(NAMES, way))
+
+
+@pytest.mark.parametrize("members", [1, 2, 5, 10])
+@pytest.mark.parametrize("name", LAYERS)
+def test_layer_equals_its_members(name: str, members: int) -> None:
+    with _way("batched"):
+        check(LAYERS[name], SEQUENCE, members=members)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_layer_in_a_loop_equals_its_members(name: str) -> None:
+    with _way("loop"):
+        check(LAYERS[name], SEQUENCE, members=3)
+
+
+def _states(model: nn.Module, batch: int) -> Any:
+    directions = model.num_layers * (2 if model.bidirectional else 1)
+    generator = torch.Generator().manual_seed(3)
+
+    def state(size: int) -> Tensor:
+        return torch.randn(directions, batch, size, generator=generator, dtype=torch.float64)
+
+    h = state(model.proj_size or model.hidden_size)
+    return (h, state(model.hidden_size)) if isinstance(model, nn.LSTM) else h
+
+
+def _scaled(state: Any, scale: Tensor) -> Any:
+    return tuple(part * scale for part in state) if isinstance(state, tuple) else state * scale
+
+
+INPUTS: dict[str, Callable[[Any, Tensor], Any]] = {
+    "own input": lambda m, x: m.rnn(m.first(x)),
+    "own input and state": lambda m, x: m.rnn(m.first(x), _scaled(_states(m.rnn, 3), m.first.bias.sum())),
+    "shared state": lambda m, x: m.rnn(m.first(x), _states(m.rnn, 3)),
+    "own state, shared input": lambda m, x: m.rnn(x, _scaled(_states(m.rnn, 3), m.first.bias.sum())),
+    "one sample": lambda m, x: m.rnn(m.first(x[:, 0])),
+    "one sample, own state": lambda m, x: m.rnn(x[:, 0], _squeezed(_scaled(_states(m.rnn, 1), m.first.bias.sum()))),
+    "twice": lambda m, x: m.rnn(m.first(x), m.rnn(x)[1]),
+    "flattened": lambda m, x: (m.rnn.flatten_parameters(), m.rnn(x))[1],
+}
+
+
+def _squeezed(state: Any) -> Any:
+    return tuple(part[:, 0] for part in state) if isinstance(state, tuple) else state[:, 0]
+
+
+KINDS: dict[str, Callable[[], nn.Module]] = {
+    "lstm": lambda: nn.LSTM(4, 3, num_layers=2, bidirectional=True, proj_size=2),
+    "gru": lambda: nn.GRU(4, 3, num_layers=2, bidirectional=True),
+    "rnn": lambda: nn.RNN(4, 3),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", INPUTS)
+def test_inputs_and_states_of_all_kinds(name: str, kind: str, way: str) -> None:
+    with _way(way):
+        check(lambda: Of(INPUTS[name], first=nn.Linear(4, 4), rnn=KINDS[kind]()), SEQUENCE, members=3)
+
+
+class SharedWeights(nn.Module):
+    """Own inputs go through a layer whose weights are constants, given to torch's function."""
+
+    def __init__(self, kind: type[nn.RNNBase], own: bool, **options: Any) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+        self.own = nn.Parameter(torch.randn(4, 4)) if own else None
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            self.options = {"bidirectional": False, "batch_first": False, **options}
+            self.constants = {"rnn": kind(4, 4, **options).double().requires_grad_(False)}
+
+    def forward(self, x: Tensor) -> Any:
+        rnn = self.constants["rnn"]
+        weights = list(rnn._flat_weights)
+        if self.own is not None:
+            weights[1] = torch.cat([self.own] * (len(weights[1]) // 4))
+        zeros = torch.zeros(2 if rnn.bidirectional else 1, 3, 4, dtype=x.dtype)
+        hx = (zeros, zeros) if isinstance(rnn, nn.LSTM) else zeros
+        func = {"LSTM": torch.lstm, "GRU": torch.gru, "RNN_TANH": torch.rnn_tanh}[rnn.mode]
+        x = self.first(x.transpose(0, 1) if rnn.batch_first else x)
+        return func(x, hx, weights, True, 1, 0.0, True, rnn.bidirectional, rnn.batch_first)
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["all weights shared", "one weight own"])
+@pytest.mark.parametrize("options", [{}, {"batch_first": True, "bidirectional": True}], ids=["one way", "both ways"])
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN], ids=lambda kind: kind.__name__)
+def test_weights_that_all_members_share(kind: type[nn.RNNBase], options: dict[str, Any], own: bool) -> None:
+    check(lambda: SharedWeights(kind, own, **options), SEQUENCE, members=3)
+
+
+CELLS: dict[str, Callable[[], nn.Module]] = {
+    "lstm": lambda: nn.LSTMCell(4, 4),
+    "lstm without bias": lambda: nn.LSTMCell(4, 4, bias=False),
+    "gru": lambda: nn.GRUCell(4, 4),
+    "gru without bias": lambda: nn.GRUCell(4, 4, bias=False),
+    "tanh": lambda: nn.RNNCell(4, 4),
+    "relu without bias": lambda: nn.RNNCell(4, 4, bias=False, nonlinearity="relu"),
+}
+
+
+def _steps(model: nn.Module, x: Tensor) -> Any:
+    state, states = None, []
+    for step in x:
+        state = model(step, state)
+        states.append(state)
+    return states
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("members", [1, 2, 5, 10])
+@pytest.mark.parametrize("name", CELLS)
+def test_cell_equals_its_members(name: str, members: int, way: str) -> None:
+    with _way(way):
+        check(CELLS[name], SEQUENCE, fn=_steps, members=members)
+
+
+@pytest.mark.parametrize("name", ["lstm", "gru"])
+def test_cell_of_one_sample(name: str) -> None:
+    check(CELLS[name], SEQUENCE[:, 0], fn=_steps, members=3)
+
+
+@pytest.mark.parametrize("name", CELLS)
+def test_cell_whose_weights_all_members_share(name: str) -> None:
+    torch.manual_seed(0)
+    shared = {"cell": CELLS[name]().double().requires_grad_(False)}  # in a dict, so no part of the model
+
+    def run(model: nn.Module, x: Tensor) -> Any:
+        return _steps(shared["cell"], model.first(x))
+
+    check(lambda: Of(run, first=nn.Linear(4, 4)), SEQUENCE, members=3)
+
+
+@pytest.mark.parametrize("kind", [nn.GRU, nn.LSTM], ids=lambda kind: kind.__name__)
+def test_packed_sequence(kind: type[nn.RNNBase]) -> None:
+    def run(model: nn.Module, x: Tensor) -> Any:
+        packed = nn.utils.rnn.pack_padded_sequence(model.embed(x), torch.tensor([5, 3, 2]), batch_first=True)
+        output, hidden = model.rnn(packed)
+        return nn.utils.rnn.pad_packed_sequence(output)[0], hidden
+
+    check(lambda: Of(run, embed=nn.Embedding(11, 4), rnn=kind(4, 3, batch_first=True)), TOKENS, members=3)
+
+
+DROPPED: dict[str, Callable[[], nn.Module]] = {
+    "lstm": lambda: nn.LSTM(4, 4, 3, dropout=0.5),
+    "gru": lambda: nn.GRU(4, 4, 2, dropout=0.3, bidirectional=True, batch_first=True),
+    "rnn": lambda: nn.RNN(4, 4, 2, dropout=0.3),
+}
+
+
+@pytest.mark.parametrize("ways", [("batched", "batched"), ("loop", "batched"), ("loop", "loop")], ids="/".join)
+@pytest.mark.parametrize("name", DROPPED)
+def test_dropout_between_layers_is_the_members_own(name: str, ways: tuple[str, str]) -> None:
+    def make() -> nn.Module:
+        return nn.Sequential(nn.Linear(4, 4), DROPPED[name]())
+
+    with _way(ways[0]):
+        array = fuse(build(make, 5), range(5))
+        together = [array(SEQUENCE)[0] for _ in range(2)]
+    for b, model in enumerate(build(make, 5)):
+        with _way(ways[1]):
+            alone = fuse([model], [b])
+            for own in together:
+                close(own[b], alone(SEQUENCE)[0][0], f"member {b}")
+    assert not torch.allclose(together[0], together[1]), "steps draw alike"
+    assert not torch.allclose(together[0][0], together[0][1]), "members draw alike"
+
+
+def test_members_that_differ_in_their_rate() -> None:
+    def make(rate: float) -> nn.Module:
+        torch.manual_seed(0)
+        return nn.GRU(4, 4, 2, dropout=rate).double()
+
+    without, some, all_dropped = fuse([make(0.0), make(0.5), make(1.0)], [1, 1, 1])(SEQUENCE)[0]
+    close(without, make(0.0)(SEQUENCE)[0], "rate 0")
+    close(some, fuse([make(0.5)], [1])(SEQUENCE)[0][0], "rate 0.5")
+    weights = make(1.0)
+    close(all_dropped, fuse([weights], [1])(SEQUENCE)[0][0], "rate 1")
+    assert not torch.allclose(without, some)
+
+
+@pytest.mark.parametrize("name", DROPPED)
+def test_evaluation_drops_nothing(name: str) -> None:
+    check(lambda: DROPPED[name]().eval(), SEQUENCE, members=3)
+
+
+def test_measuring_draws_nothing(tmp_path: Any) -> None:
+    def run() -> Tensor:
+        output: Tensor = fuse(build(DROPPED["lstm"], 3), range(3))(SEQUENCE)[0]
+        return output
+
+    with autotune.on(tmp_path / "findings"):
+        measured, known = run(), run()
+    with _way("batched"):
+        close(measured, run(), "while measuring")
+    close(known, measured, "afterwards")
+
+
+def test_members_stay_ordinary_modules() -> None:
+    """A layer keeps a list of its weights: what is put there while the array runs is gone afterwards."""
+    array = fuse(build(LAYERS["lstm"], 3), range(3))
+    array(SEQUENCE)[0].sum().backward()
+    for b, member in enumerate(array.unfuse()):
+        twin = LAYERS["lstm"]().double()
+        twin.load_state_dict(member.state_dict())
+        close(member(SEQUENCE)[0], twin(SEQUENCE)[0], f"member {b}")
+        close(array(SEQUENCE)[0][b], twin(SEQUENCE)[0], f"row {b}")
+    selected = array.select([2, 0])
+    close(selected(SEQUENCE)[0][1], array.members[0](SEQUENCE)[0], "selected")
+
+
+@pytest.mark.parametrize("name", ["lstm", "gru"])
+def test_gradient_of_a_gradient(name: str) -> None:
+    def penalty(model: nn.Module, x: Tensor) -> Tensor:
+        x = x.clone() + model.first.bias
+        (slope,) = torch.autograd.grad(model.rnn(x)[0].square().sum(), x, create_graph=True)
+        return slope.square().sum()
+
+    with _way("batched"):
+        check(lambda: Of(penalty, first=nn.Linear(4, 4), rnn=LAYERS[name]()), SEQUENCE, members=3)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN, nn.LSTMCell, nn.GRUCell, nn.RNNCell])
+def test_mixed_precision_gives_the_types_of_the_members(kind: type[nn.Module], way: str) -> None:
+    x = SEQUENCE[0] if "Cell" in kind.__name__ else SEQUENCE
+    models, twins = (build(lambda: kind(4, 3), 3, torch.float32) for _ in range(2))
+    with _way(way), torch.autocast("cpu", torch.bfloat16):
+        together = tree_leaves(fuse(models, range(3))(x.float()))
+        alone = [tree_leaves(twin(x.float())) for twin in twins]
+    for b, results in enumerate(alone):
+        for mine, own in zip(together, results, strict=True):
+            close(mine[b], own, f"member {b}", tolerance=2e-2)
+
+
+def test_a_wrong_size_is_told_in_the_words_of_one_member() -> None:
+    array = fuse(build(lambda: nn.LSTM(4, 3), 2), range(2))
+    with pytest.raises(RuntimeError, match=r"Expected 4, got 5"):
+        array(torch.zeros(2, 3, 5, dtype=torch.float64))
+    cells = fuse(build(lambda: nn.LSTMCell(4, 3), 2), range(2))
+    with pytest.raises(RuntimeError, match=r"input has inconsistent input_size: got 5 expected 4"):
+        cells(torch.zeros(3, 5, dtype=torch.float64))

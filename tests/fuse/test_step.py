@@ -1,0 +1,195 @@
+"""A training step takes the fastest of several ways, all of which do the same."""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from twins import build, close
+
+import shoal
+from shoal.errors import FusionError
+from shoal.fuse.array import ModelArray, fuse
+from shoal.fuse.optim.fused import FusedOptimizer, fuse_optimizers
+from shoal.fuse.step import TIMED, TrainingStep, Way
+
+X = torch.randn(6, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+Y = torch.tensor([0, 1, 2, 0, 1, 2])
+
+
+def net(rate: float = 0.0) -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.BatchNorm1d(8), nn.Dropout(rate), nn.Linear(8, 3))
+
+
+def loss(model: nn.Module, batch: Any) -> Tensor:
+    return F.cross_entropy(model(batch[0]), batch[1])
+
+
+def array_of(members: int, rate: float = 0.0) -> tuple[ModelArray, FusedOptimizer]:
+    models = build(lambda: net(rate), members)
+    array = fuse(models, seeds=range(members))
+    optimizers = [torch.optim.Adam(m.parameters(), lr=0.01 * (b + 1), eps=1e-2) for b, m in enumerate(models)]
+    return array, fuse_optimizers(optimizers, array)
+
+
+def states(array: ModelArray) -> list[dict[str, Tensor]]:
+    return [member.state_dict() for member in array.unfuse()]
+
+
+@pytest.mark.parametrize("members", [1, 2, 5, 10])
+@pytest.mark.parametrize("rate", [0.0, 0.4])
+@pytest.mark.parametrize("own", [False, True], ids=["shared batch", "own batches"])
+def test_serial_steps_equal_eager_ones(members: int, rate: float, own: bool) -> None:
+    batch: Any = (X, Y)
+    if own:
+        batch = shoal.stack([(X + b, Y) for b in range(members)])
+    results = []
+    for way in ("eager", "serial"):
+        array, optimizer = array_of(members, rate)
+        step = TrainingStep(array, optimizer, loss, (way,))
+        losses = torch.stack([step(copy.copy(batch)) for _ in range(4)])
+        results.append((losses, states(array), [o.state_dict()["state"] for o in optimizer.unfuse()]))
+    (losses, weights, _), (others, other_weights, _) = results
+    close(losses, others, "losses")
+    for b in range(members):
+        for name, value in weights[b].items():
+            close(other_weights[b][name], value, f"{name} of {b}")
+
+
+def test_a_compiled_step_equals_the_others() -> None:
+    results = []
+    for ways in (("eager",), ("eager", "compiled")):
+        array, optimizer = array_of(3, 0.3)
+        step = TrainingStep(array, optimizer, loss, ways, compiling=lambda seconds: True, clock=Clock({}))
+        losses = torch.stack([step((X, Y)) for _ in range(TIMED + 4)])
+        results.append((losses, states(array)))
+        assert set(step.seconds) == set(ways)
+    close(results[0][0], results[1][0], "losses")
+    for mine, others in zip(results[0][1], results[1][1], strict=True):
+        for name, value in mine.items():
+            close(others[name], value, name)
+
+
+class Clock:
+    """Each step takes the seconds of its way, of which the first one takes ten times as many."""
+
+    def __init__(self, seconds: dict[Way, float]) -> None:
+        self.seconds = seconds
+        self.now = 0.0
+        self.took: list[Way] = []
+
+    def __call__(self) -> float:
+        return self.now
+
+    def watch(self, step: TrainingStep) -> None:
+        for way, run in list(step._runs.items()):
+            step._runs[way] = self._timed(way, run)
+
+    def _timed(self, way: Way, run: Callable[[Any], Tensor]) -> Callable[[Any], Tensor]:
+        def timed(batch: Any) -> Tensor:
+            self.now += self.seconds[way] * (1 if way in self.took else 10)
+            self.took.append(way)
+            return run(batch)
+
+        return timed
+
+
+@pytest.mark.parametrize(
+    ("eager", "serial", "chosen", "steps"),
+    [(1.0, 1.2, "eager", 8), (1.2, 1.0, "serial", 8), (1.0, 9.0, "eager", 6), (9.0, 1.0, "serial", 6)],
+)
+def test_the_fastest_way_is_kept(eager: float, serial: float, chosen: Way, steps: int) -> None:
+    clock = Clock({"eager": eager, "serial": serial})
+    array, optimizer = array_of(2)
+    step = TrainingStep(array, optimizer, loss, clock=clock)
+    clock.watch(step)
+    while step.way is None:
+        step((X, Y))
+    assert step.way == chosen
+    assert len(clock.took) == steps
+    assert step.seconds == {"eager": pytest.approx(eager), "serial": pytest.approx(serial)}
+    step((X, Y))
+    assert clock.took[-1] == chosen
+
+
+def test_batches_of_other_shapes_are_not_timed() -> None:
+    clock = Clock({"eager": 1.0, "serial": 2.0})
+    array, optimizer = array_of(2)
+    step = TrainingStep(array, optimizer, loss, clock=clock)
+    clock.watch(step)
+    for _ in range(3):
+        step((X, Y))
+        step((X[:3], Y[:3]))
+    assert clock.took == ["eager", "eager", "serial", "eager", "eager", "eager"]
+    assert step.way is None
+
+
+def test_compiling_is_asked_for_once_with_the_fastest_step() -> None:
+    asked: list[float] = []
+
+    def worth(seconds: float) -> bool:
+        asked.append(seconds)
+        return False
+
+    clock = Clock({"eager": 2.0, "serial": 1.5})
+    array, optimizer = array_of(2)
+    step = TrainingStep(array, optimizer, loss, compiling=worth, clock=clock)
+    clock.watch(step)
+    for _ in range(12):
+        step((X, Y))
+    assert asked == [pytest.approx(1.5)]
+
+
+def test_one_member_runs_as_itself() -> None:
+    array, optimizer = array_of(1)
+    step = TrainingStep(array, optimizer, loss)
+    for _ in range(TIMED + 1):
+        step((X, Y))
+    assert step.way == "serial"
+
+
+def test_a_parameter_that_only_some_members_use() -> None:
+    class Some(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(4, 3), nn.Linear(4, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.a(x) + self.b(x) if float(self.a.bias.detach().sum()) > 0.3 else self.a(x)
+
+    def run(way: Way) -> list[dict[str, Tensor]]:
+        models = build(Some, 3)
+        for model, bias in zip(models, (0.0, 0.2, 0.0), strict=True):
+            nn.init.constant_(model.a.bias, bias)
+        array = fuse(models)
+        optimizer = fuse_optimizers([torch.optim.SGD(m.parameters(), lr=0.1) for m in models], array)
+        step = TrainingStep(array, optimizer, loss, (way,))
+        for _ in range(3):
+            step((X, Y))
+        return states(array)
+
+    for b, (mine, other) in enumerate(zip(run("eager"), run("serial"), strict=True)):
+        for name, value in mine.items():
+            close(other[name], value, f"{name} of {b}")
+
+
+def test_an_error_names_the_users_line() -> None:
+    def wrong(model: nn.Module, batch: Any) -> Tensor:
+        return model(batch[0].T).sum()
+
+    array, optimizer = array_of(2)
+    with pytest.raises(RuntimeError) as caught:
+        TrainingStep(array, optimizer, wrong)((X, Y))
+    assert any(entry.name == "wrong" for entry in caught.traceback)
+    assert any("of 2 members, for one member: shared (4, 6), each (8, 4)" in note for note in caught.value.__notes__)
+
+
+def test_an_array_that_was_left_cannot_step() -> None:
+    array, optimizer = array_of(2)
+    step = TrainingStep(array, optimizer, loss, ("serial",))
+    array.select([0])
+    with pytest.raises(FusionError, match="have left this array"):
+        step((X, Y))
