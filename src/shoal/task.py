@@ -1,7 +1,7 @@
 """What a user writes: one class, plain PyTorch inside."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -40,15 +40,15 @@ class Task(ABC):
         """A new model with its initial weights."""
 
     @abstractmethod
-    def optimizer(self, model: nn.Module, config: Config) -> Optimizer:
-        """A new optimizer of the model's parameters."""
+    def optimizer(self, model: nn.Module, config: Config) -> Optimizer | Sequence[Optimizer] | Mapping[str, Optimizer]:
+        """A new optimizer of the model's parameters; several for a `step` of your own."""
 
     @abstractmethod
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
         """The mean loss over a batch, a scalar."""
 
-    def scheduler(self, optimizer: Optimizer, config: Config) -> Any | None:
-        """A torch LR scheduler, stepped once per epoch, or None."""
+    def scheduler(self, optimizer: Any, config: Config) -> Any | None:
+        """A torch LR scheduler of what `optimizer` returned, stepped once per epoch, or None; several for several."""
         return None
 
     def metrics(self, model: nn.Module, batch: Any) -> Mapping[str, Tensor]:
@@ -64,10 +64,17 @@ class Task(ABC):
         size: int = config.get("batch_size", 32)
         return size
 
-    def step(self, model: nn.Module, batch: Any, optimizer: Optimizer) -> Tensor:
-        """One training step; returns the loss. Trials of a task that overrides it are trained one after another.
+    def step(self, model: nn.Module, batch: Any, optimizer: Any) -> Tensor:
+        """One training step; returns the loss.
 
-        An optimizer that needs a closure (LBFGS) needs a `step` that gives it one.
+        To be overridden for several optimizers (a GAN), several losses, gradient clipping: whatever a training loop may
+        do. Trials are still trained at once: `model` and `optimizer` then stand for all of them. Where the step asks
+        for what each trial has of its own, a number or a closure (LBFGS), they take it one after another.
+
+        Args:
+            model: set to training.
+            batch: as for `loss`.
+            optimizer: what `optimizer` returned.
         """
         optimizer.zero_grad()
         loss = self.loss(model, batch)

@@ -42,10 +42,11 @@ def plain_loop(task: shoal.Task, trial: Trial, epochs: int) -> Curve:
                 for name, value in values.items():
                     totals[name] = totals.get(name, 0.0) + float(value) * len(part)
         curve[epoch + 1] = {name: total / len(valid) for name, total in totals.items()}
-        if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
-            scheduler.step(curve[epoch + 1]["valid_loss"])
-        elif scheduler is not None:
-            scheduler.step()
+        for one in scheduler if isinstance(scheduler, list) else [scheduler]:
+            if isinstance(one, torch.optim.lr_scheduler.ReduceLROnPlateau):
+                one.step(curve[epoch + 1]["valid_loss"])
+            elif one is not None:
+                one.step()
     return curve
 
 

@@ -225,8 +225,8 @@ class Augmented(Named):
         return {"noisy": F.cross_entropy(model(noisy), batch["y"])}
 
 
-class AugmentedSerial(Augmented):
-    """The same, member by member."""
+class AugmentedOwnStep(Augmented):
+    """The same by a step of its own."""
 
     def step(self, model: nn.Module, batch: Any, optimizer: Optimizer) -> Tensor:
         return super().step(model, batch, optimizer)
@@ -311,3 +311,60 @@ class Slow(Momentum):
         if torch.is_grad_enabled():
             time.sleep(0.015)
         return super().loss(model, batch)
+
+
+class Adversarial(shoal.Task):
+    """A GAN on points: two optimizers, whose step draws no random numbers, or does."""
+
+    def __init__(self, noisy: bool = False) -> None:
+        self.noisy = noisy
+
+    def __repr__(self) -> str:
+        return "Adversarial"
+
+    def data(self, config: Any) -> Sets:
+        return blobs(60, 0), blobs(20, 1)
+
+    def model(self, config: Any) -> nn.Module:
+        return nn.ModuleDict({"generator": mlp(6, 8, 6), "critic": mlp(6, 8, 1)})
+
+    def optimizer(self, model: nn.Module, config: Any) -> dict[str, Optimizer]:
+        return {
+            name: torch.optim.Adam(model[name].parameters(), lr=config["lr"], betas=(0.5, 0.99), eps=1e-3)  # type: ignore[index]
+            for name in ("generator", "critic")
+        }
+
+    def scheduler(self, optimizer: Any, config: Any) -> Any:
+        return [torch.optim.lr_scheduler.ExponentialLR(one, 0.9) for one in optimizer.values()]
+
+    def batch_size(self, config: Any) -> int:
+        return 20
+
+    def loss(self, model: Any, batch: Any) -> Tensor:
+        return F.softplus(-model["critic"](model["generator"](batch[0].flip(1)))).mean()
+
+    def metrics(self, model: Any, batch: Any) -> dict[str, Tensor]:
+        return {"accuracy": model["critic"](batch[0]).sigmoid().mean()}
+
+    def step(self, model: Any, batch: Any, optimizer: Any) -> Tensor:
+        real = batch[0]
+        noise = torch.randn_like(real) if self.noisy else real.flip(1)
+        fake = model["generator"](noise)
+        optimizer["critic"].zero_grad()
+        critic = F.softplus(-model["critic"](real)).mean() + F.softplus(model["critic"](fake.detach())).mean()
+        critic.backward()
+        nn.utils.clip_grad_norm_(model["critic"].parameters(), 0.5)
+        optimizer["critic"].step()
+        optimizer["generator"].zero_grad()
+        loss = F.softplus(-model["critic"](fake)).mean()
+        loss.backward()
+        optimizer["generator"].step()
+        return loss
+
+
+class AdversarialOneByOne(Adversarial):
+    """At its end the step asks for a number, so that one trial after another has to take it, from where it began."""
+
+    def step(self, model: Any, batch: Any, optimizer: Any) -> Tensor:
+        loss = super().step(model, batch, optimizer)
+        return loss * 1.0 if float(loss.detach()) > -1.0 else loss

@@ -86,6 +86,8 @@ def test_a_search_of_32_rates_is_32_plain_loops(
             id="structures, batch sizes and data",
         ),
         pytest.param(tasks.OwnStep(), {"lr": FEW_RATES}, [4], id="own step"),
+        pytest.param(tasks.Adversarial(), {"lr": FEW_RATES}, [4], id="two optimizers"),
+        pytest.param(tasks.AdversarialOneByOne(), {"lr": FEW_RATES}, [4], id="two optimizers, one by one"),
         pytest.param(tasks.RmsProp(), {"lr": FEW_RATES}, [4], id="an optimizer without a rule"),
         pytest.param(tasks.Named(), {"lr": FEW_RATES}, [4], id="batches that are dicts"),
     ],
@@ -135,7 +137,9 @@ def test_promoted_trials_equal_plain_loops_without_a_stop(backend: str, devices:
             id="dropout and AdamW",
         ),
         pytest.param(tasks.Augmented(), {"lr": FEW_RATES}, id="random samples, layers and metrics"),
-        pytest.param(tasks.AugmentedSerial(), {"lr": FEW_RATES}, id="the same, member by member"),
+        pytest.param(tasks.AugmentedOwnStep(), {"lr": FEW_RATES}, id="the same by an own step"),
+        pytest.param(tasks.Adversarial(noisy=True), {"lr": FEW_RATES}, id="random inputs of a generator"),
+        pytest.param(tasks.AdversarialOneByOne(noisy=True), {"lr": FEW_RATES}, id="the same, one by one"),
     ],
 )
 def test_random_numbers_are_the_trials_own(task: shoal.Task, space: Mapping[str, Any], tmp_path: Path) -> None:

@@ -7,12 +7,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import shoal.fuse.step as step_module
 from shoal.cost.compiling import repays
 from shoal.cost.demand import Profile
 from shoal.fuse.array import ModelArray, fuse
 from shoal.fuse.optim.fused import FusedOptimizer, fuse_optimizers
-from shoal.worker import pace
-from shoal.worker.pace import MEASURED, Pace
+from shoal.fuse.step import TIMED
+from shoal.worker.pace import Pace
 
 X = torch.randn(4, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 KNOWN = Profile({1: 1.0, 2: 1.0}, 10, 3, 0, 0, 1.0, 1.0, compiled_gain={2: 1e6}, compile_seconds=1e-6)
@@ -38,7 +39,8 @@ class Captured:
     taken = 0
     delay = 0.0
 
-    def __init__(self, array: ModelArray, optimizer: FusedOptimizer, fn: Any, batch: Any) -> None:
+    def __init__(self, array: ModelArray, optimizer: FusedOptimizer, fn: Any, batch: Any, compiling: bool) -> None:
+        assert compiling
         self.array, self.optimizer, self.fn, self.shape = array, optimizer, fn, batch.shape
 
     def fits(self, batch: Tensor) -> bool:
@@ -67,8 +69,7 @@ class Clock:
 
 @pytest.fixture(autouse=True)
 def _no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pace, "capture", Captured)
-    monkeypatch.setattr(pace.time, "perf_counter", Clock.look)
+    monkeypatch.setattr(step_module, "capture", Captured)
     monkeypatch.setattr(Captured, "taken", 0)
 
 
@@ -93,13 +94,14 @@ CASES = {
 def test_choice(profile: Profile, delay: float, steps: int, kept: bool | None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Captured, "delay", delay)
     array, optimizer = members()
-    chosen = Pace(array, optimizer, loss, profile, steps)
-    total = 3 * MEASURED + 5
+    chosen = Pace(array, optimizer, loss, profile, steps, Clock.look)
+    uncaptured = 2 * (TIMED + 1)
+    total = 2 * uncaptured + TIMED
     for _ in range(total):
         losses = chosen.step(X)
     torch.testing.assert_close(losses, plain(total), rtol=1e-12, atol=0)
-    measured = MEASURED + 1
-    assert Captured.taken == {True: total - measured, False: measured, None: 0}[kept]
+    slow = 2  # steps until it is clear
+    assert Captured.taken == {True: total - uncaptured, False: slow, None: 0}[kept]
     if kept is None:
         assert chosen.finding is None
     else:
@@ -111,8 +113,8 @@ def test_choice(profile: Profile, delay: float, steps: int, kept: bool | None, m
 def test_a_batch_of_another_shape_runs_eagerly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Captured, "delay", -0.9)
     array, optimizer = members()
-    chosen = Pace(array, optimizer, loss, KNOWN, 10**6)
-    for _ in range(2 * MEASURED + 4):
+    chosen = Pace(array, optimizer, loss, KNOWN, 10**6, Clock.look)
+    for _ in range(4 * (TIMED + 1)):
         chosen.step(X)
     taken = Captured.taken
     assert chosen.step(X[:2]).shape == (2,)
@@ -122,10 +124,10 @@ def test_a_batch_of_another_shape_runs_eagerly(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_step_that_cannot_be_compiled_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pace, "capture", lambda *arguments: None)
+    monkeypatch.setattr(step_module, "capture", lambda *arguments, compiling: None)
     array, optimizer = members()
-    chosen = Pace(array, optimizer, loss, KNOWN, 10**6)
-    for _ in range(MEASURED + 3):
+    chosen = Pace(array, optimizer, loss, KNOWN, 10**6, Clock.look)
+    for _ in range(2 * (TIMED + 1)):
         chosen.step(X)
     assert chosen.finding is not None
     assert chosen.finding.compiled_gain[2] == 1.0

@@ -38,16 +38,16 @@ class Checkpoint:
         epoch: epochs finished.
         step: steps done of the next one.
         model: its state dict.
-        optimizer: its state dict.
-        scheduler: its state dict, or None.
+        optimizer: its state dict; of several optimizers, a list of theirs.
+        scheduler: its state dict, or None; of several likewise.
         reports: of all epochs so far; the journal may lack the last of them.
     """
 
     epoch: int
     step: int
     model: dict[str, Any]
-    optimizer: dict[str, Any]
-    scheduler: dict[str, Any] | None
+    optimizer: dict[str, Any] | list[Any]
+    scheduler: dict[str, Any] | list[Any] | None
     reports: tuple[Report, ...]
 
 

@@ -13,7 +13,7 @@ from shoal.planner.job import ArrayKey
 from shoal.task import Task
 from shoal.trial import Trial
 from shoal.worker.data import DataSets
-from shoal.worker.learner import batch_size, checked
+from shoal.worker.learner import batch_size, check_optimizer, checked, optimizers_in
 from shoal.worker.reading import ReadConfig
 
 __all__ = ["Describer"]
@@ -61,9 +61,9 @@ class Describer:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(trial.seed)
             model, structure = self._model(trial)
-            optimizer = type(self._optimizer(model, trial))
-        name = f"{optimizer.__module__}.{optimizer.__qualname__}"
-        return ArrayKey(digest((structure, name)), digest(self._sets.key(trial.config)), size, trial.data_seed)
+            kinds = [type(optimizer) for optimizer in optimizers_in(self._optimizer(model, trial))]
+        names = [f"{kind.__module__}.{kind.__qualname__}" for kind in kinds]
+        return ArrayKey(digest((structure, *names)), digest(self._sets.key(trial.config)), size, trial.data_seed)
 
     def _model(self, trial: Trial) -> tuple[nn.Module, str]:
         for read, model, structure in self._known:
@@ -79,9 +79,9 @@ class Describer:
         self._known.append((config.read(), model.to("meta"), structure))
         return self._known[-1][1:]
 
-    def _optimizer(self, model: nn.Module, trial: Trial) -> torch.optim.Optimizer:
+    def _optimizer(self, model: nn.Module, trial: Trial) -> Any:
         try:
             optimizer = self._task.optimizer(model, trial.config)
         except Exception:  # as above
             optimizer = self._task.optimizer(self._task.model(trial.config), trial.config)
-        return checked("optimizer", optimizer, torch.optim.Optimizer)  # type: ignore[no-any-return]
+        return check_optimizer(self._task, optimizer)

@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
+from torch.utils import _pytree as pytree
 
 from shoal.errors import TaskError
 from shoal.planner.job import Member
@@ -17,7 +18,17 @@ from shoal.task import Task
 from shoal.trial import Config, Report, Trial
 from shoal.worker.checkpoint import Checkpoint, load_newest, save
 
-__all__ = ["Learner", "batch_size", "build", "checked", "reseed", "wait"]
+__all__ = [
+    "Learner",
+    "batch_size",
+    "build",
+    "check_optimizer",
+    "check_scalar",
+    "checked",
+    "optimizers_in",
+    "reseed",
+    "wait",
+]
 
 
 @dataclass(eq=False)
@@ -27,8 +38,8 @@ class Learner:
     Args:
         member: the trial, and where it is to stop.
         model: the user's.
-        optimizer: the user's.
-        scheduler: the user's, or None.
+        optimizer: the user's; several in a list, tuple or dict, for a step of the user's own.
+        scheduler: the user's, or None; several likewise.
         device: that all of them are on.
         epoch: epochs finished.
         step: steps done of the next one.
@@ -37,8 +48,8 @@ class Learner:
 
     member: Member
     model: nn.Module
-    optimizer: Optimizer
-    scheduler: Any | None
+    optimizer: Any
+    scheduler: Any
     device: torch.device
     epoch: int = 0
     step: int = 0
@@ -52,10 +63,11 @@ class Learner:
     def end_epoch(self, metrics: dict[str, float], seconds: float) -> Report:
         """Step the scheduler and note what the epoch showed."""
         self.epoch, self.step = self.epoch + 1, 0
-        if isinstance(self.scheduler, ReduceLROnPlateau):
-            self.scheduler.step(metrics["valid_loss"])
-        elif self.scheduler is not None:
-            self.scheduler.step()
+        for scheduler in pytree.tree_leaves(self.scheduler):
+            if isinstance(scheduler, ReduceLROnPlateau):
+                scheduler.step(metrics["valid_loss"])
+            elif scheduler is not None:
+                scheduler.step()
         self.reports.append(Report(self.trial.number, self.epoch, metrics, seconds))
         return self.reports[-1]
 
@@ -65,8 +77,8 @@ class Learner:
             self.epoch,
             self.step,
             self.model.state_dict(),
-            self.optimizer.state_dict(),
-            None if self.scheduler is None else self.scheduler.state_dict(),
+            _state(self.optimizer),
+            _state(self.scheduler),
             tuple(self.reports),
         )
         save(directory, self.trial.number, state)
@@ -77,9 +89,9 @@ class Learner:
         if state is None:
             return
         self.model.load_state_dict(state.model)
-        self.optimizer.load_state_dict(state.optimizer)
-        if self.scheduler is not None and state.scheduler is not None:
-            self.scheduler.load_state_dict(state.scheduler)
+        _load_state(self.optimizer, state.optimizer)
+        if state.scheduler is not None:
+            _load_state(self.scheduler, state.scheduler)
         self.epoch, self.step, self.reports = state.epoch, state.step, list(state.reports)
 
 
@@ -92,11 +104,32 @@ def build(task: Task, member: Member, device: torch.device) -> Learner:
     config = member.trial.config
     torch.manual_seed(member.trial.seed)
     model = checked("model", task.model(config), nn.Module).to(device).train()
-    optimizer = checked("optimizer", task.optimizer(model, config), Optimizer)
+    optimizer = check_optimizer(task, task.optimizer(model, config))
     scheduler = task.scheduler(optimizer, config)
-    if scheduler is not None and not callable(getattr(scheduler, "step", None)):
-        raise TaskError(f"the task's `scheduler` must return a torch LR scheduler or None, got {scheduler!r}")
+    for one in pytree.tree_leaves(scheduler):
+        if one is not None and not callable(getattr(one, "step", None)):
+            raise TaskError(f"the task's `scheduler` must return a torch LR scheduler or None, got {one!r}")
     return Learner(member, model, optimizer, scheduler, device)
+
+
+def check_optimizer(task: Task, optimizer: Any) -> Any:
+    """What the task's `optimizer` returned.
+
+    Raises:
+        TaskError: it is no optimizer, or there are several and the task has no step of its own to use them.
+    """
+    if isinstance(optimizer, (list, tuple, dict)) and optimizer:
+        if type(task).step is Task.step:
+            raise TaskError("the task's `optimizer` returns several; override `step` to say what each of them does")
+        for one in pytree.tree_leaves(optimizer):
+            checked("optimizer", one, Optimizer)
+        return optimizer
+    return checked("optimizer", optimizer, Optimizer)
+
+
+def optimizers_in(optimizer: Any) -> list[Optimizer]:
+    """The optimizers of a trial, in the order in which they are nested."""
+    return pytree.tree_leaves(optimizer)
 
 
 def batch_size(task: Task, config: Config) -> int:
@@ -138,6 +171,37 @@ def checked(method: str, value: Any, kind: type) -> Any:
     if not isinstance(value, kind) or isinstance(value, bool):
         raise TaskError(f"the task's `{method}` must return {_name(kind)}, got {value!r}")
     return value
+
+
+def check_scalar(name: str, value: Any, axes: int = 0) -> None:
+    """Refuse a loss or metric that is no real number.
+
+    Args:
+        name: of the loss or metric.
+        value: what the task returned.
+        axes: that come before its own.
+
+    Raises:
+        TaskError: it is no tensor, has an axis of its own, or is complex.
+    """
+    if not isinstance(value, Tensor) or value.dim() != axes or value.is_complex():
+        got = f"{value.dtype} of shape {tuple(value.shape[axes:])}" if isinstance(value, Tensor) else repr(value)
+        raise TaskError(f"the task's {name!r} must be a real scalar tensor, got {got}; take its mean over the batch")
+
+
+def _state(owner: Any) -> Any:
+    """The state dict of an optimizer or scheduler; of several, a list of theirs; None of none."""
+    if isinstance(owner, (list, tuple, dict)):
+        return [_state(one) for one in pytree.tree_leaves(owner)]
+    return None if owner is None else owner.state_dict()
+
+
+def _load_state(owner: Any, state: Any) -> None:
+    if isinstance(owner, (list, tuple, dict)):
+        for one, own in zip(pytree.tree_leaves(owner), state, strict=True):
+            _load_state(one, own)
+    elif owner is not None:
+        owner.load_state_dict(state)
 
 
 def _name(kind: type) -> str:

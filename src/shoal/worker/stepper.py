@@ -13,10 +13,11 @@ from shoal.cost.demand import Profile
 from shoal.errors import FusionError, TaskError
 from shoal.fuse.array import fuse
 from shoal.fuse.optim.fused import fuse_optimizers
-from shoal.fuse.randomness import other_generators
+from shoal.fuse.randomness import OtherGenerators
 from shoal.task import Task
 from shoal.trial import derive_seed
-from shoal.worker.learner import Learner, reseed
+from shoal.worker.learner import Learner, check_scalar, reseed
+from shoal.worker.own_step import OwnStep
 from shoal.worker.pace import Pace
 from shoal.worker.remember import remembered
 
@@ -62,15 +63,19 @@ class FusedStepper(Stepper):
         self._task = task
         self.learners = list(learners)
         self._array = fuse([x.model for x in learners], [x.trial.seed for x in learners])
-        optimizer = fuse_optimizers([x.optimizer for x in learners], self._array)
-        self._pace = Pace(self._array, optimizer, self._loss, profile, steps)
+        self._steps: Pace | OwnStep
+        if type(task).step is not Task.step:
+            self._steps = OwnStep(self._array, learners, task.step)
+        else:
+            optimizer = fuse_optimizers([x.optimizer for x in learners], self._array)
+            self._steps = Pace(self._array, optimizer, self._loss, profile, steps)
         self._begun = False
         self._apart: Stepper | None = None
 
     @property
     def finding(self) -> Profile | None:
         """What compiling the step showed."""
-        return self._pace.finding
+        return self._steps.finding if isinstance(self._steps, Pace) else None
 
     def train_step(self, batch: Any, tick: int) -> Tensor:
         """One step of the array; or of the members apart, if the first one shows that they cannot run as an array."""
@@ -78,11 +83,11 @@ class FusedStepper(Stepper):
             return self._apart.train_step(batch, tick)
         self._array.tick = tick
         if self._begun:
-            return self._pace.step(batch)
+            return self._steps.step(batch)
         self._begun = True
         before = [buffer.clone() for buffer in self._array.buffers()]
         try:
-            return self._pace.step(batch)
+            return self._steps.step(batch)
         except FusionError as reason:
             for buffer, saved in zip(self._array.buffers(), before, strict=True):
                 buffer.copy_(saved)
@@ -91,7 +96,7 @@ class FusedStepper(Stepper):
 
     def _loss(self, model: nn.Module, batch: Any) -> Tensor:
         loss = self._task.loss(model, batch)
-        _check_scalar("loss", loss, 0)
+        check_scalar("loss", loss)
         return loss
 
     def validate(self, batches: Iterable[Any]) -> list[dict[str, float]]:
@@ -106,7 +111,7 @@ class FusedStepper(Stepper):
                 size = _size(batch)
                 self._array.tick = -number
                 for name, value in self._array.map(self._measure, batch).items():
-                    _check_scalar(name, value, 1)
+                    check_scalar(name, value, axes=1)
                     weighted = value.double() * size
                     totals[name] = totals[name] + weighted if name in totals else weighted
                 samples += size
@@ -133,7 +138,7 @@ class SerialStepper(Stepper):
         for learner in self.learners:
             reseed(derive_seed(learner.trial.seed, "step", tick), self._device)
             loss = self._task.step(learner.model, _own(batch, self.learners), learner.optimizer)
-            _check_scalar("loss", loss, 0)
+            check_scalar("loss", loss)
             losses.append(loss.detach())
         return torch.stack(losses)
 
@@ -154,7 +159,7 @@ class SerialStepper(Stepper):
                             self._task.loss(learner.model, mine), self._task.metrics(learner.model, mine)
                         )
                     for name, value in values.items():
-                        _check_scalar(name, torch.as_tensor(value), 0)
+                        check_scalar(name, torch.as_tensor(value))
                         total[name] = total.get(name, 0.0) + float(value) * size
                 samples += size
         for learner in self.learners:
@@ -172,9 +177,9 @@ class ApartStepper(Stepper):
     def train_step(self, batch: Any, tick: int) -> Tensor:
         """One step of each."""
         losses = []
-        restore = other_generators()
+        others = OtherGenerators()
         for stepper in self._steppers:
-            restore()
+            others.restore()
             losses.append(stepper.train_step(_own(batch, self._steppers), tick))
         return torch.cat(losses)
 
@@ -196,8 +201,6 @@ def make_stepper(task: Task, learners: Sequence[Learner], profile: Profile | Non
         profile: what is known of their structure.
         steps: that they still have before them; 0 rules compiling out.
     """
-    if type(task).step is not Task.step:
-        return SerialStepper(task, learners)
     try:
         return FusedStepper(task, learners, profile, steps)
     except FusionError as reason:
@@ -229,9 +232,3 @@ def _size(batch: Any) -> int:
         if isinstance(leaf, Tensor) and leaf.dim() > 0:
             return len(leaf)
     raise TaskError(f"a batch must hold a tensor whose first axis counts samples, got {type(batch).__name__}")
-
-
-def _check_scalar(name: str, value: Any, axes: int) -> None:
-    if not isinstance(value, Tensor) or value.dim() != axes or value.is_complex():
-        got = f"{value.dtype} of shape {tuple(value.shape[axes:])}" if isinstance(value, Tensor) else repr(value)
-        raise TaskError(f"the task's {name!r} must be a real scalar tensor, got {got}; take its mean over the batch")
