@@ -1,4 +1,4 @@
-"""The code on the front page runs as it stands."""
+"""The code on the front page and in the guides runs as it stands."""
 
 import os
 import re
@@ -8,10 +8,15 @@ from pathlib import Path
 
 import pytest
 
-BLOCKS = re.findall(r"```python\n(.*?)```", (Path(__file__).parents[1] / "README.md").read_text(), re.DOTALL)
+ROOT = Path(__file__).parents[1]
+BLOCKS = [
+    pytest.param(code, id=f"{page.stem}-{number}")
+    for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+    for number, code in enumerate(re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL))
+]
 
 
-@pytest.mark.parametrize("code", BLOCKS, ids=range(len(BLOCKS)))
+@pytest.mark.parametrize("code", BLOCKS)
 def test_python_block_runs(code: str, tmp_path: Path) -> None:
     script = tmp_path / "readme.py"
     script.write_text(code)
@@ -23,4 +28,4 @@ def test_python_block_runs(code: str, tmp_path: Path) -> None:
 
 
 def test_there_is_code() -> None:
-    assert len(BLOCKS) == 2
+    assert len(BLOCKS) >= 8
