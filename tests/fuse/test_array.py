@@ -2,6 +2,8 @@
 
 import copy
 import pickle
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -149,6 +151,37 @@ def test_arrays_at_different_steps_are_not_joined() -> None:
     first(X)
     with pytest.raises(FusionError, match=r"called \[0, 1\] times"):
         concat([first, second])
+
+
+def test_building_takes_the_memory_of_one_member_more() -> None:
+    """Weights of 32 MB each, in a process of their own, whose peak only grows."""
+    code = """
+import resource, torch, shoal.fuse
+models = [torch.nn.Linear(2048, 4096, bias=False) for _ in range(8)]
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+array = shoal.fuse(models)
+assert array.stacked.weight.shape == (8, 4096, 2048)
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert float(done.stdout) < 2 * 32
+
+
+def test_a_run_of_members_is_a_view_of_their_array() -> None:
+    array = array_of(5)
+    data = {path: data.data_ptr() for path, data, _ in array.columns()}
+    part = array.select([1, 2, 3])
+    sizes = {path: own[0].nbytes for path, _, own in part.columns()}
+    assert {path: d.data_ptr() - sizes[path] for path, d, _ in part.columns()} == data
+    back = concat([part.select([0]), fused_to(part, 2), fused_to(part, 1)])
+    assert len(back) == 3
+    assert_views(back)
+
+
+def fused_to(array: ModelArray, b: int) -> ModelArray:
+    other = fuse([array.members[b]])
+    other.tick = array.tick
+    return other
 
 
 def test_keyword_arguments() -> None:

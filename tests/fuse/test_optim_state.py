@@ -1,10 +1,12 @@
 """State moves between an array and plain torch, both ways, at any time."""
 
 import copy
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
+from optim_makes import RULES
 from optim_twins import Make, Net, Twins, same
 from torch.optim import SGD, Adam, AdamW
 
@@ -15,13 +17,30 @@ MAKES: dict[str, Make] = {
     "sgd": lambda model, b: SGD(model.parameters(), lr=0.1 + b, momentum=0.9, dampening=0.1 * b),
     "adam": lambda model, b: Adam(model.parameters(), lr=0.1 + b, amsgrad=True),
     "adamw": lambda model, b: AdamW(model.parameters(), lr=0.1 + b, fused=True),
+    **{name: RULES[name] for name in ("adamax", "nadam", "radam", "adagrad-initial", "adadelta")},
+    **{name: RULES[name] for name in ("rmsprop-momentum", "rmsprop-centered")},
 }
 cases = pytest.mark.parametrize("make", MAKES.values(), ids=MAKES)
 lowerings = pytest.mark.parametrize("lowering", ["kernels", "elementwise"])
 
 
+@pytest.fixture
+def wide() -> Iterator[None]:
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+@pytest.fixture
+def wide_product(request: pytest.FixtureRequest) -> None:
+    """NAdam keeps a product in the default type until a state is loaded, and from then on in the parameters' type."""
+    if request.node.callspec.params["make"] is RULES["nadam"]:
+        request.getfixturevalue("wide")
+
+
 @cases
 @lowerings
+@pytest.mark.usefixtures("wide_product")
 def test_a_member_goes_on_alone(make: Make, lowering: Any) -> None:
     twins = Twins(make, 3, lowering=lowering)
     twins.step(3)
@@ -42,6 +61,7 @@ def test_a_member_goes_on_alone(make: Make, lowering: Any) -> None:
 
 @cases
 @lowerings
+@pytest.mark.usefixtures("wide_product")
 def test_members_of_different_age_are_fused(make: Make, lowering: Any) -> None:
     """Member b has made b steps, member 0 none; `bias` joins later than `weight`."""
     twins = Twins(make, 3, lowering=lowering)
@@ -62,6 +82,7 @@ def test_members_of_different_age_are_fused(make: Make, lowering: Any) -> None:
 
 @cases
 @lowerings
+@pytest.mark.usefixtures("wide_product")
 def test_a_checkpoint_is_loaded_into_a_member(make: Make, lowering: Any) -> None:
     twins = Twins(make, 3, lowering=lowering)
     twins.step(2)
@@ -110,14 +131,69 @@ def test_state_before_a_first_gradient() -> None:
     )
 
 
+@pytest.mark.usefixtures("wide")
 def test_precision_of_a_float64_default() -> None:
-    torch.set_default_dtype(torch.float64)
-    try:
-        twins = Twins(lambda model, b: Adam(model.parameters(), lr=0.1 + b), 2)
-        twins.step(3)
-        twins.check()
-    finally:
-        torch.set_default_dtype(torch.float32)
+    twins = Twins(lambda model, b: Adam(model.parameters(), lr=0.1 + b), 2)
+    twins.step(3)
+    twins.check()
+    assert twins.own[0].state[twins.array.members[0].weight]["step"].dtype == torch.float64
+
+
+@cases
+def test_state_of_torch_keeps_its_form(make: Make) -> None:
+    """Names, their order, types and shapes; and what it holds before the first step."""
+    twins = Twins(make, 2)
+    twins.check()
+    twins.step(1)
+    for own, other in zip(twins.own, twins.optimizers, strict=True):
+        mine, its = own.state_dict()["state"], other.state_dict()["state"]
+        assert mine.keys() == its.keys()
+        for key in its:
+            assert [(n, t.shape, t.dtype) for n, t in mine[key].items()] == [
+                (n, t.shape, t.dtype) for n, t in its[key].items()
+            ]
+
+
+@pytest.mark.parametrize("keep", [[0, 1, 2, 3], [1, 2], [3]], ids=str)
+@cases
+def test_neighbours_are_fused_again_without_a_copy(make: Make, keep: list[int]) -> None:
+    twins = Twins(make, 4)
+    twins.step(2)
+    models = [twins.array.members[b] for b in keep]
+    optimizers = [twins.own[b] for b in keep]
+
+    def places() -> list[int]:
+        states = [state for own, model in zip(optimizers, models, strict=True) for state in [own.state[model.weight]]]
+        return [tensor.data_ptr() for state in states for tensor in state.values()]
+
+    before = places()
+    array = twins.array.select(keep)
+    fused = fuse_optimizers(optimizers, array)
+    for param in array.parameters():
+        param.grad = torch.ones_like(param)
+    fused.step()
+    assert places() == before
+
+
+@cases
+def test_a_group_of_its_own_is_begun_later(make: Make) -> None:
+    """A parameter that joins when the others have a state already begins as in torch."""
+    twins = Twins(lambda model, b: _narrowed(make(model, b)), 3)
+    twins.step(2)
+    for optimizers, models in ((twins.own, twins.array.members), (twins.optimizers, twins.alone)):
+        for optimizer, model in zip(optimizers, models, strict=True):
+            optimizer.add_param_group({"params": [model.scale]})
+    twins.step(2)
+    twins.check()
+
+
+def _narrowed(optimizer: Any) -> Any:
+    """The optimizer without the parameter `scale`, the only one without axes."""
+    (group,) = optimizer.param_groups
+    for param in [p for p in group["params"] if p.dim() == 0]:
+        optimizer.state.pop(param, None)
+    group["params"] = [p for p in group["params"] if p.dim() > 0]
+    return optimizer
 
 
 def test_an_array_changes_its_dtype() -> None:

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from optim_makes import RULES
 from optim_twins import Make, Twins
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -15,6 +16,8 @@ MAKES: dict[str, Make] = {
     "adam": lambda model, b: Adam(model.parameters(), lr=0.1 + b, amsgrad=True, weight_decay=0.1 * b),
     "cohorts": lambda model, b: AdamW(model.parameters(), lr=0.1, amsgrad=b == 1),
     "groups": lambda model, b: Adam([{"params": [model.bias], "lr": 0.1 * (b + 1)}, {"params": [model.weight]}]),
+    **{name: RULES[name] for name in ("sgd-nesterov", "adamax", "nadam-decoupled", "radam", "adagrad", "adadelta")},
+    **{name: RULES[name] for name in ("rmsprop-momentum", "rmsprop-centered")},
 }
 
 
@@ -57,7 +60,7 @@ def test_traced_step(make: Make, dtype: torch.dtype) -> None:
 
 
 def test_what_steps_by_itself_is_not_traced() -> None:
-    assert Twins(lambda model, b: torch.optim.RMSprop(model.parameters()), 2).fused.traced() is None
+    assert Twins(lambda model, b: torch.optim.Rprop(model.parameters()), 2).fused.traced() is None
 
 
 def test_a_first_trace_after_eager_steps() -> None:

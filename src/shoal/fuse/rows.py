@@ -30,25 +30,32 @@ def rows(data: Tensor) -> tuple[Tensor, ...]:
     return _Rows.apply(data) if data.requires_grad else data.unbind(0)  # type: ignore[no-untyped-call]
 
 
-def joined(tensors: Sequence[Tensor]) -> Tensor:
+def joined(tensors: Sequence[Tensor], move: bool = False) -> Tensor:
     """Tensors of one shape and type as one, [B, *shape], whose rows have their strides.
 
     A view if they lie one after another in memory, as the rows of a stacked tensor do, or a run of them; else a copy.
+
+    Args:
+        tensors: at least one.
+        move: make each a view of its row as soon as that is copied, so that its own memory is free for the next.
     """
     first = tensors[0].detach()
     size, strides = first.numel(), first.stride()
     if not size or not all(_dense(t) and t.stride() == strides and t.dtype == first.dtype for t in tensors):
-        return torch.stack([t.detach() for t in tensors])
+        strides = torch.empty(first.shape, device="meta").stride()
     memory, begin = first.untyped_storage().data_ptr(), first.storage_offset()
     shape, steps = (len(tensors), *first.shape), (size, *strides)
-    if all(
-        t.untyped_storage().data_ptr() == memory and t.storage_offset() == begin + b * size
+    if size and all(
+        t.untyped_storage().data_ptr() == memory and t.storage_offset() == begin + b * size and t.stride() == strides
         for b, t in enumerate(tensors)
     ):
         return first.as_strided(shape, steps)
     whole = first.new_empty(len(tensors) * size).as_strided(shape, steps)
+    del first  # it holds the memory of the first tensor
     for row, tensor in zip(whole.unbind(0), tensors, strict=True):
         row.copy_(tensor.detach())
+        if move:
+            tensor.data = row
     return whole
 
 

@@ -61,7 +61,7 @@ class Slot:
         """
         if not self.own:
             return
-        data = self.own[0].detach() if self.shared else joined(self.own)
+        data = self.own[0].detach() if self.shared else joined(self.own, move=True)
         if not self.registered:
             self.home = ({"": data}, "")
         else:

@@ -9,11 +9,10 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from shoal.errors import FusionError
 from shoal.fuse.optim.column import Column
 from shoal.fuse.optim.functions import FunctionCalls
 from shoal.fuse.optim.kernels import KernelCalls
-from shoal.fuse.optim.part import Part, dense
+from shoal.fuse.optim.part import Part
 from shoal.fuse.optim.rule import KernelRule, Numbers, Rule
 
 __all__ = ["Cohort", "Lowering"]
@@ -58,11 +57,6 @@ class Cohort:
         self._group = group
         self.parts = [Part(column, column.own[self._rows], self.rows(column.stacked.detach())) for column in columns]
         self._lowering = lowering
-        for part in self.parts:
-            if not dense(part.param):
-                raise FusionError(
-                    f"{part.column.path!r} has gaps in memory; make it contiguous() to update it in an array"
-                )
         self._read = itemgetter(*rule.settings)
         self._settings: list[Any] = []
         self._numbers: list[Numbers] = []

@@ -87,7 +87,7 @@ class FusedOptimizer:
             self._arrange()
         self.refresh()
         cohorts = [unit for unit in self._units if isinstance(unit, Cohort)]
-        if len(cohorts) < len(self._units) or any(own.requires_grad for own in self._apart):
+        if len(cohorts) < len(self._units):
             return None
         return trace(cohorts, [p for p in self._params if p.requires_grad] if params is None else params)
 
@@ -106,8 +106,7 @@ class FusedOptimizer:
         groups, apart = owned(self.members, columns, self._array)
         used = sorted({i for member in groups for group in member for i in group})
         self._params = [columns[i].stacked for i in used]
-        self._apart = [param for params in apart for param in params]
-        self._zeroed = [*self._params, *self._apart]
+        self._zeroed = [*self._params, *(param for params in apart for param in params)]
         self._units = arrange(self.members, columns, groups, apart, self._lowering, self._skipped)
         for unit in self._units:
             unit.refresh()

@@ -8,11 +8,12 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from shoal.errors import FusionError
 from shoal.fuse.optim.column import Column
 from shoal.fuse.optim.rule import Rule
 from shoal.fuse.rows import joined
 
-__all__ = ["Part", "dense", "flat"]
+__all__ = ["Part", "flat"]
 
 
 @dataclass(eq=False)
@@ -26,6 +27,9 @@ class Part:
         steps: number of updates, [B]; this and the rest is there from the first update on.
         product: the rule's, [B], if it has one.
         moments: the rule's, as `param`, in the same order of memory.
+
+    Raises:
+        FusionError: the members' rows do not fill their memory, in whatever order of axes.
     """
 
     column: Column
@@ -36,6 +40,8 @@ class Part:
     moments: list[Tensor] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
+        if torch.empty_like(self.param[0]).stride() != self.param[0].stride():
+            raise FusionError(f"{self.column.path!r} has gaps in memory; make it contiguous() to update it in an array")
         self._order, self._flat = self.param.stride(), flat(self.param).shape
 
     @property
@@ -51,11 +57,9 @@ class Part:
         before = [member.state.get(param, {}) for member, param in zip(members, self.own, strict=True)]
         shown: dict[str, Tensor] = {}
         for name in rule.moments:
-            rows = [
-                mine[name].detach().to(own) if name in mine else torch.full_like(own, _begin(rule, member, own))
-                for mine, own, member in zip(before, self.own, members, strict=True)
-            ]
-            shown[name] = self._in_order(joined(rows))
+            rows = [mine.get(name) for mine in before]
+            begins = [rule.begin(member.defaults) for member in members]
+            shown[name] = self._taken_over(rows, begins)
         if rule.counts:
             counts = [mine.get("step", 0.0) for mine in before]
         else:
@@ -71,12 +75,25 @@ class Part:
             for member, param, row in zip(members, self.own, stacked.unbind(), strict=True):
                 member.state[param][name] = row
 
-    def _in_order(self, moment: Tensor) -> Tensor:
-        """A moment in the order of memory of the parameter, which torch's kernels take for granted."""
-        like = self.column.stacked[: len(moment)]
-        if moment.stride() == like.stride():
-            return moment
-        return torch.empty_like(like).detach().copy_(moment)
+    def _taken_over(self, rows: Sequence[Tensor | None], begins: Sequence[float]) -> Tensor:
+        """The members' moments as one, in the order of memory of the parameter, which torch's kernels take for granted.
+
+        Args:
+            rows: of the members that have one.
+            begins: what is in it at first for those that have none.
+        """
+        like = self.column.stacked.detach()[: len(rows)]
+        if all(row is not None for row in rows):
+            moment = joined([row.detach().to(like) for row in rows if row is not None])
+            if moment.stride() == like.stride():
+                return moment
+        moment = torch.empty_like(like)
+        for new, row, begin in zip(moment, rows, begins, strict=True):
+            if row is None:
+                new.fill_(complex(begin, begin) if new.is_complex() else begin)
+            else:
+                new.copy_(row.detach())
+        return moment
 
     def flat_grad(self, grad: Tensor) -> Tensor:
         """A gradient, [B, *shape], as `flat` shows the parameter."""
@@ -88,16 +105,6 @@ class Part:
         """[B], in the type that torch's optimizers count in, whatever `load_state_dict` has made of it."""
         dtype = torch.float64 if torch.get_default_dtype() == torch.float64 else torch.float32
         return joined([torch.as_tensor(value, dtype=dtype, device=self.param.device).detach() for value in values])
-
-
-def _begin(rule: Rule, member: Optimizer, param: Tensor) -> complex:
-    value = rule.begin(member.defaults)
-    return complex(value, value) if param.is_complex() else value
-
-
-def dense(stacked: Tensor) -> bool:
-    """Whether the rows of [B, *shape] fill their memory, in whatever order of axes."""
-    return torch.empty_like(stacked[0]).stride() == stacked[0].stride()
 
 
 def flat(stacked: Tensor) -> Tensor:

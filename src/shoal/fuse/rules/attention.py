@@ -1,6 +1,7 @@
 """Attention with B folded into the batch."""
 
 import math
+from collections.abc import Sequence
 from types import FunctionType
 from typing import Any
 
@@ -23,29 +24,50 @@ def _attention(
     attn_mask: Any = None,
     dropout_p: Any = 0.0,
     is_causal: bool = False,
-    scale: float | None = None,
+    scale: Any = None,
     enable_gqa: bool = False,
 ) -> Any:
-    members = count((query, key, value, attn_mask, dropout_p)) or 1
-    if not query.dim() == key.dim() == value.dim() == 4:
+    given = (query, key, value)
+    rank = max(t.dim() for t in given)
+    if isinstance(scale, Stacked) or min(t.dim() for t in given) < 2:
         return NotImplemented
-    q, k, v = (t.whole if isinstance(t, Stacked) else t.expand(members, *t.shape) for t in (query, key, value))
-    mask = raise_rank(attn_mask, 4) if isinstance(attn_mask, Stacked) else attn_mask
+    if enable_gqa and (rank < 3 or any(t.dim() != rank for t in given)):
+        return NotImplemented
+    if attn_mask is not None and (is_causal or attn_mask.dim() > rank):  # torch refuses both
+        return NotImplemented
+    members = count((*given, attn_mask, dropout_p)) or 1
+    q, k, v = (_whole(t, max(rank, 3), members) for t in given)
+    mask = None if attn_mask is None else _whole(attn_mask, max(rank, 3), members)
     if isinstance(dropout_p, Stacked) or dropout_p > 0:
         if enable_gqa:
-            k, v = (t.repeat_interleave(q.shape[2] // t.shape[2], 2) for t in (k, v))
+            k, v = (t.repeat_interleave(q.shape[-3] // t.shape[-3], -3) for t in (k, v))
         weights = _weights(q, k, mask, is_causal, scale)
-        return Stacked(drop(weights, dropout_p, tuple(weights.shape[1:])) @ v)
-    if isinstance(attn_mask, Stacked) or (mask is not None and mask.dim() > 3 and mask.shape[0] != 1):
-        mask = mask.expand(members, q.shape[1], *mask.shape[-3:]).flatten(0, 1)
-    out = F.scaled_dot_product_attention(
-        q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1), mask, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa
-    )
-    return Stacked(out.view(*q.shape[:2], *out.shape[1:]))
+        out = drop(weights, dropout_p, tuple(weights.shape[1:])) @ v
+    else:
+        lead = torch.broadcast_shapes(*(t.shape[:-3] for t in (q, k, v)))  # type: ignore[no-untyped-call]
+        if mask is not None:
+            mask = attn_mask if not isinstance(attn_mask, Stacked) and attn_mask.dim() == 2 else _folded(mask, lead)
+        q, k, v = (_folded(t, lead) for t in (q, k, v))
+        out = F.scaled_dot_product_attention(q, k, v, mask, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa)
+        out = torch.unflatten(out, 0, lead)
+    return Stacked(out.squeeze(1) if rank == 2 else out)
+
+
+def _whole(value: Any, rank: int, members: int) -> Tensor:
+    """All members' data, [B, 1, ..., *shape], with axes of one for a member's tensor to have that rank."""
+    if isinstance(value, Stacked):
+        return raise_rank(value, rank)
+    shared: Tensor = value.expand(members, *[1] * (rank - value.dim()), *value.shape)
+    return shared
+
+
+def _folded(data: Tensor, lead: Sequence[int]) -> Tensor:
+    """[..., H, L, E] -> [prod(lead), H, L, E], a view where strides allow."""
+    return data.expand(*lead, *data.shape[-3:]).flatten(0, len(lead) - 1)
 
 
 def _weights(q: Tensor, k: Tensor, mask: Tensor | None, is_causal: bool, scale: float | None) -> Tensor:
-    """Softmax of the scaled scores, shape [B, N, H, L, S]; only needed where dropout acts on it."""
+    """Softmax of the scaled scores, shape [B, ..., L, S]; only needed where dropout acts on it."""
     scores = q @ k.transpose(-1, -2) * (1 / math.sqrt(q.shape[-1]) if scale is None else scale)
     if is_causal:
         allowed = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()
