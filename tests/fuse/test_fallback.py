@@ -333,9 +333,6 @@ MODULES: dict[str, tuple[Callable[[], nn.Module], Tensor]] = {
     "unregistered": (Unregistered, X),
     "frozen": (Frozen, X),
     "no parameters": (lambda: nn.Sequential(nn.Tanh(), nn.Flatten()), X),
-    "weight norm": (lambda: nn.utils.parametrizations.weight_norm(nn.Linear(4, 3)), X),
-    "spectral norm": (lambda: nn.utils.parametrizations.spectral_norm(nn.Linear(4, 3)), X),
-    "orthogonal": (lambda: nn.utils.parametrizations.orthogonal(nn.Linear(4, 4), orthogonal_map="cayley"), X),
     "pruned": (lambda: _pruned(), X),
 }
 

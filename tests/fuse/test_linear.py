@@ -81,6 +81,8 @@ PRODUCTS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "addmm of a vector": lambda a, b, c: torch.addmm(c[0], a, b, beta=0.5, alpha=2),
     "addmm as a method": lambda a, b, c: c.addmm(a, b, alpha=3),
     "baddbmm": lambda a, b, c: torch.baddbmm(c[None], a[None], b[None], beta=0.5),
+    "baddbmm of many": lambda a, b, c: torch.baddbmm(c, torch.stack([a, b]), torch.stack([b, a]), alpha=2),
+    "baddbmm with one of each": lambda a, b, c: torch.stack([c, a]).baddbmm(torch.stack([a, b]), torch.stack([b, a])),
     "addmv": lambda a, b, c: torch.addmv(c[0], a, b[0]),
     "mm": lambda a, b, c: torch.mm(a, b) + c,
     "bmm": lambda a, b, c: torch.bmm(a[None], b[None]) + c,

@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 import torch
+from lowerings import without_rule
+from mixes import check_mixes
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 from twins import Of, build, check, close
@@ -42,17 +44,24 @@ def _way(way: str) -> Any:
     return autotune.forced(dict.fromkeys(NAMES, way))
 
 
+def check_ruled(make: Callable[[], nn.Module], *batch: Any, **options: Any) -> None:
+    """Compare with the members, and see that every function had a rule, and the rule no error."""
+    with without_rule() as found:
+        check(make, *batch, **options)
+    assert not found
+
+
 @pytest.mark.parametrize("members", [1, 2, 5, 10])
 @pytest.mark.parametrize("name", LAYERS)
 def test_layer_equals_its_members(name: str, members: int) -> None:
     with _way("batched"):
-        check(LAYERS[name], SEQUENCE, members=members)
+        check_ruled(LAYERS[name], SEQUENCE, members=members)
 
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_layer_in_a_loop_equals_its_members(name: str) -> None:
     with _way("loop"):
-        check(LAYERS[name], SEQUENCE, members=3)
+        check_ruled(LAYERS[name], SEQUENCE, members=3)
 
 
 def _states(model: nn.Module, batch: int) -> Any:
@@ -98,7 +107,7 @@ KINDS: dict[str, Callable[[], nn.Module]] = {
 @pytest.mark.parametrize("name", INPUTS)
 def test_inputs_and_states_of_all_kinds(name: str, kind: str, way: str) -> None:
     with _way(way):
-        check(lambda: Of(INPUTS[name], first=nn.Linear(4, 4), rnn=KINDS[kind]()), SEQUENCE, members=3)
+        check_ruled(lambda: Of(INPUTS[name], first=nn.Linear(4, 4), rnn=KINDS[kind]()), SEQUENCE, members=3)
 
 
 class SharedWeights(nn.Module):
@@ -129,7 +138,7 @@ class SharedWeights(nn.Module):
 @pytest.mark.parametrize("options", [{}, {"batch_first": True, "bidirectional": True}], ids=["one way", "both ways"])
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN], ids=lambda kind: kind.__name__)
 def test_weights_that_all_members_share(kind: type[nn.RNNBase], options: dict[str, Any], own: bool) -> None:
-    check(lambda: SharedWeights(kind, own, **options), SEQUENCE, members=3)
+    check_ruled(lambda: SharedWeights(kind, own, **options), SEQUENCE, members=3)
 
 
 CELLS: dict[str, Callable[[], nn.Module]] = {
@@ -155,12 +164,12 @@ def _steps(model: nn.Module, x: Tensor) -> Any:
 @pytest.mark.parametrize("name", CELLS)
 def test_cell_equals_its_members(name: str, members: int, way: str) -> None:
     with _way(way):
-        check(CELLS[name], SEQUENCE, fn=_steps, members=members)
+        check_ruled(CELLS[name], SEQUENCE, fn=_steps, members=members)
 
 
 @pytest.mark.parametrize("name", ["lstm", "gru"])
 def test_cell_of_one_sample(name: str) -> None:
-    check(CELLS[name], SEQUENCE[:, 0], fn=_steps, members=3)
+    check_ruled(CELLS[name], SEQUENCE[:, 0], fn=_steps, members=3)
 
 
 @pytest.mark.parametrize("name", CELLS)
@@ -171,7 +180,31 @@ def test_cell_whose_weights_all_members_share(name: str) -> None:
     def run(model: nn.Module, x: Tensor) -> Any:
         return _steps(shared["cell"], model.first(x))
 
-    check(lambda: Of(run, first=nn.Linear(4, 4)), SEQUENCE, members=3)
+    check_ruled(lambda: Of(run, first=nn.Linear(4, 4)), SEQUENCE, members=3)
+
+
+def _joined(result: Any) -> Tensor:
+    return torch.cat([leaf.flatten() for leaf in tree_leaves(result)])
+
+
+MIXES: dict[str, Callable[..., Tensor]] = {
+    "lstm": lambda x, h, w, b: _joined(torch.lstm(x, (h, h), [w, w[:, :3], b, b], True, 1, 0.0, True, False, False)),
+    "gru, batch first": lambda x, h, w, b: _joined(
+        torch.gru(x, h.expand(1, 5, 3), [w[:9], w[:9, :3], b[:9], b[:9]], True, 1, 0.0, True, False, True)
+    ),
+    "lstm cell": lambda x, h, w, b: _joined(torch.lstm_cell(x[0], (h[0], h[0]), w, w[:, :3], b, b)),
+    "gru cell": lambda x, h, w, b: _joined(torch.gru_cell(x[0], h[0], w[:9], w[:9, :3], b[:9], b[:9])),
+}
+
+
+@pytest.mark.parametrize("name", MIXES)
+def test_whatever_is_shared(name: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    shapes = [(5, 3, 4), (1, 3, 3) if "batch" not in name else (1, 1, 3), (12, 4), (12,)]
+    columns = [torch.randn(2, *shape, generator=generator, dtype=torch.float64) for shape in shapes]
+    with without_rule() as found:
+        check_mixes(MIXES[name], *map(nn.Parameter, columns))
+    assert not found
 
 
 @pytest.mark.parametrize("kind", [nn.GRU, nn.LSTM], ids=lambda kind: kind.__name__)
@@ -224,7 +257,7 @@ def test_members_that_differ_in_their_rate() -> None:
 
 @pytest.mark.parametrize("name", DROPPED)
 def test_evaluation_drops_nothing(name: str) -> None:
-    check(lambda: DROPPED[name]().eval(), SEQUENCE, members=3)
+    check_ruled(lambda: DROPPED[name]().eval(), SEQUENCE, members=3)
 
 
 def test_measuring_draws_nothing(tmp_path: Any) -> None:
@@ -252,6 +285,19 @@ def test_members_stay_ordinary_modules() -> None:
     close(selected(SEQUENCE)[0][1], array.members[0](SEQUENCE)[0], "selected")
 
 
+def test_weights_are_not_moved_while_the_array_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU a layer would move them to one piece of memory; they are the array's."""
+
+    def refuse(module: nn.RNNBase) -> None:
+        raise AssertionError("moved")
+
+    array = fuse(build(LAYERS["lstm"], 3))
+    monkeypatch.setattr(nn.RNNBase, "flatten_parameters", refuse)
+    array(SEQUENCE)
+    assert not array._single
+    assert nn.RNNBase.flatten_parameters is refuse
+
+
 @pytest.mark.parametrize("name", ["lstm", "gru"])
 def test_gradient_of_a_gradient(name: str) -> None:
     def penalty(model: nn.Module, x: Tensor) -> Tensor:
@@ -260,7 +306,7 @@ def test_gradient_of_a_gradient(name: str) -> None:
         return slope.square().sum()
 
     with _way("batched"):
-        check(lambda: Of(penalty, first=nn.Linear(4, 4), rnn=LAYERS[name]()), SEQUENCE, members=3)
+        check_ruled(lambda: Of(penalty, first=nn.Linear(4, 4), rnn=LAYERS[name]()), SEQUENCE, members=3)
 
 
 @pytest.mark.parametrize("way", WAYS)

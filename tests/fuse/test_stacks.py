@@ -1,6 +1,6 @@
 """Random stacks of modules: outputs, gradients, buffers and steps equal those of the members alone."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -13,8 +13,8 @@ from torch.optim import SGD, Adam, Optimizer
 from twins import build, close
 
 from shoal.fuse.array import fuse
+from shoal.fuse.batch import stack
 from shoal.fuse.optim.fused import fuse_optimizers
-from shoal.fuse.stacked import Stacked
 
 SAMPLES = 4
 LARGEST = 160
@@ -140,7 +140,8 @@ def on_steps(length: int, width: int) -> Iterator[tuple[str, Make]]:
             lambda: nn.TransformerEncoderLayer(width, 2, 5, 0.0, "gelu", batch_first=True, norm_first=True),
         )
     yield "BatchNorm1d", lambda: nn.BatchNorm1d(length)
-    yield "InstanceNorm1d", lambda: nn.InstanceNorm1d(length, affine=True, track_running_stats=True)
+    if width > 1:
+        yield "InstanceNorm1d", lambda: nn.InstanceNorm1d(length, affine=True, track_running_stats=True)
     yield "Conv1d", lambda: nn.Conv1d(length, 4, 3, padding=1)
     yield "Conv1d of groups", lambda: nn.Conv1d(length, 2 * length, 1, groups=length)
     yield "ConvTranspose1d", lambda: nn.ConvTranspose1d(length, 3, 2, stride=2)
@@ -159,8 +160,9 @@ def on_images(c: int, h: int, w: int) -> Iterator[tuple[str, Make]]:
     yield "ConvTranspose2d", lambda: nn.ConvTranspose2d(c, 2, 2, bias=False)
     yield "BatchNorm2d", lambda: nn.BatchNorm2d(c)
     yield "BatchNorm2d of batches", lambda: nn.BatchNorm2d(c, track_running_stats=False)
-    yield "InstanceNorm2d", lambda: nn.InstanceNorm2d(c)
     yield "LocalResponseNorm", lambda: nn.LocalResponseNorm(2)
+    if h * w > 1:
+        yield "InstanceNorm2d", lambda: nn.InstanceNorm2d(c)
     if min(h, w) > 1:
         yield "Conv2d with stride", lambda: nn.Conv2d(c, 3, 2, stride=2, bias=False)
         yield "MaxPool2d", lambda: nn.MaxPool2d(2, 1)
@@ -228,7 +230,7 @@ def blocks(draw: st.DrawFn, shape: Shape, drops: bool) -> Layer:
 LOSSES: dict[str, Callable[[Tensor], Tensor]] = {
     "cross entropy": lambda x: F.cross_entropy(x, torch.tensor([0, 2, 1, 2])),
     "cross entropy, smooth": lambda x: F.cross_entropy(x, torch.tensor([0, 2, -100, 1]), label_smoothing=0.1),
-    "mse": lambda x: F.mse_loss(x, torch.linspace(-1, 1, 12, dtype=x.dtype).view(4, 3), reduction="sum"),
+    "mse": lambda x: F.mse_loss(x, torch.linspace(-1, 1, 12, dtype=x.dtype).view(4, 3)),
     "bce": lambda x: F.binary_cross_entropy_with_logits(x, torch.eye(4, 3, dtype=x.dtype)),
 }
 EPS = 1e-3
@@ -314,6 +316,17 @@ def outputs_and_loss(loss: str, model: nn.Module, x: Tensor) -> list[Tensor]:
     return [out, LOSSES[loss](out)]
 
 
+def largest(tensors: Iterable[Tensor | None]) -> float:
+    """The largest number, at least 1: what rounding is relative to."""
+    return max([1.0, *(t.detach().abs().max().item() for t in tensors if t is not None)])
+
+
+def near(actual: Tensor, expected: Tensor, scale: float, what: str) -> None:
+    if expected.is_floating_point():
+        actual, expected = actual / scale, expected / scale
+    close(actual, expected, what)
+
+
 @settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 @given(case=cases())
 def test_a_stack_trains_like_its_members_alone(case: Case) -> None:
@@ -326,26 +339,25 @@ def test_a_stack_trains_like_its_members_alone(case: Case) -> None:
     for step in range(2):
         size = (case.members if case.own_inputs else 1, SAMPLES, *case.shape)
         x = torch.randint(7, size) if case.tokens else torch.randn(size, dtype=torch.float64)
-        results = array.map(fn, Stacked(x) if case.own_inputs else x[0])
+        results = array.map(fn, stack(x) if case.own_inputs else x[0])
         assert not array._single, "ran member by member"
         optimizer.zero_grad()
         results[1].sum().backward()
         grads = {name: p.grad for name, p, _ in array.columns()}
+        optimizer.step()
         for b, (solo, member) in enumerate(zip(alone, models, strict=True)):
             what = f"of {b} in step {step}"
             own = solo.run(fn, x[b] if case.own_inputs else x[0])
             for result, value in zip(results, own, strict=True):
-                close(result[b], value, f"result {what}")
+                near(result[b], value, largest(own), f"result {what}")
             solo.optimizer.zero_grad()
             own[1].backward()
-            for name, grad in solo.grads().items():
+            own_grads = solo.grads()
+            scale = largest([*own, *own_grads.values()])
+            for name, grad in own_grads.items():
                 assert (grad is None) == (grads[name] is None), f"gradient of {name} {what}"
                 if grad is not None:
-                    close(grads[name][b], grad, f"gradient of {name} {what}")
-            for name, buffer in solo.model.named_buffers():
-                close(member.get_buffer(name), buffer, f"buffer {name} {what}")
-        optimizer.step()
-        for b, (solo, member) in enumerate(zip(alone, models, strict=True)):
+                    near(grads[name][b], grad, scale, f"gradient of {name} {what}")
             solo.optimizer.step()
             for name, value in solo.model.state_dict().items():
-                close(member.state_dict()[name], value, f"{name} of {b} after step {step}")
+                near(member.state_dict()[name], value, scale, f"{name} {what}")

@@ -16,7 +16,7 @@ from shoal.fuse.apart import Apart
 from shoal.fuse.checks import check_members, modules_apart
 from shoal.fuse.intercept import MemberFunctions, member_run
 from shoal.fuse.join import join, spread
-from shoal.fuse.randomness import OtherGenerators, Randomness, member_keys, randomness
+from shoal.fuse.randomness import Drawn, OtherGenerators, Randomness, member_keys, randomness
 from shoal.fuse.rows import rows
 from shoal.fuse.slots import Slot, find_slots, lend_frozen, tensors_within
 from shoal.fuse.stacked import NeedsMemberError, Stacked, events
@@ -61,6 +61,8 @@ class ModelArray(nn.Module):
         """Functions that run member by member."""
         self._quiet: set[Any] = set()
         """Functions that have run at once and drawn no numbers from generators that know no members."""
+        self._silent: set[Any] = set()
+        """Functions that a member has run by itself and that have drawn no random numbers at all."""
         self._left = False
         self.stacked, self.frozen = nn.Module(), nn.Module()
         self.separate = nn.ModuleList(
@@ -134,10 +136,15 @@ class ModelArray(nn.Module):
         self._single.add(key)
         return self._each(fn, keys, batch)
 
-    def one_by_one(self, fn: Callable[..., Any], *batch: Any) -> Iterator[Any]:
+    def one_by_one(self, fn: Callable[..., Any], *batch: Any, forward: bool = False) -> Iterator[Any]:
         """What `fn` returns for one member after another, each run when it is asked for.
 
         The members run as they are: gradients go to their own parameters, not to the array's.
+
+        Args:
+            fn: as for `map`.
+            batch: as for `map`.
+            forward: `fn` changes nothing but buffers, and so may be run a second time.
         """
         self._refuse_left()
         self._follow()
@@ -145,22 +152,48 @@ class ModelArray(nn.Module):
         keys = partial(member_keys, self.seeds, tick)
         slots = [slot for slot in self._slots if slot.registered and not slot.shared]
         others = OtherGenerators() if len(self) > 1 else None
+        key = (_code(fn), self.training)
         for b, member in enumerate(self.members):
             if b and others is not None:
                 others.restore()
-            mine = pytree.tree_map_only(Tensor, partial(_own, b=b, alone=len(self) == 1), batch)
+            silent = forward and key in self._silent
+            alone = len(self) == 1 and not silent
+            mine = pytree.tree_map_only(Tensor, partial(_own, b=b, alone=alone), batch)
             try:
-                with member_run(Randomness(partial(_key, keys, b), alone=True)):
-                    result = fn(member, *mine)
-                for slot in slots:
-                    slot.keep_row(b, slot.own[b])
-            finally:
+                done, result = self._undrawn(fn, b, mine) if silent else (False, None)
+                if not done:
+                    if silent:
+                        mine = pytree.tree_map_only(Tensor, partial(_own, b=b, alone=alone), batch)
+                    source = Randomness(partial(_key, keys, b), alone=True)
+                    with member_run(source):
+                        result = fn(member, *mine)
+                    (self._silent.discard if source.calls else self._silent.add)(key)
+            except BaseException:
                 for slot in slots:
                     slot.put(b + 1, slot.own[b])
+                raise
+            for slot in slots:
+                slot.keep_row(b, slot.own[b])
             yield result
 
+    def _undrawn(self, fn: Callable[..., Any], b: int, batch: tuple[Any, ...]) -> tuple[bool, Any]:
+        """Run a function that has drawn no random numbers before without looking at what it does, which is quicker.
+
+        Returns:
+            Whether it has drawn none this time, and its result; if it has, its buffers are as they were before.
+        """
+        buffers = [slot.own[b] for slot in self._slots if slot.registered and not isinstance(slot.own[b], nn.Parameter)]
+        before = [buffer.clone() for buffer in buffers]
+        drawn = Drawn(self._slots[0].data.device if self._slots else torch.device("cpu"))
+        result = fn(self.members[b], *batch)
+        if not drawn():
+            return True, result
+        for buffer, saved in zip(buffers, before, strict=True):
+            buffer.copy_(saved)
+        return False, None
+
     @contextmanager
-    def open(self, keys: Tensor | Callable[[], Tensor] | None = None) -> Iterator[nn.Module]:
+    def open(self, keys: Tensor | Callable[[], list[int]] | None = None) -> Iterator[nn.Module]:
         """The members as one model of the user's own class, whose tensors are `Stacked`.
 
         Args:
@@ -244,7 +277,7 @@ class ModelArray(nn.Module):
             for slot, own, versions in before:
                 slot.stand_in(own, versions)
 
-    def _each(self, fn: Callable[..., Any], keys: Callable[[], Tensor], batch: tuple[Any, ...]) -> Any:
+    def _each(self, fn: Callable[..., Any], keys: Callable[[], list[int]], batch: tuple[Any, ...]) -> Any:
         """The same by the members themselves, their parameters being rows of the stacked ones."""
         self._follow()
         slots = [slot for slot in self._slots if slot.registered and not slot.shared]
@@ -365,7 +398,7 @@ def _home(slots: Sequence[Slot], rows: Sequence[Tensor], b: int, tensor: Tensor)
     return next(((slot.data, b) for slot, row in zip(slots, rows, strict=True) if row is tensor), None)
 
 
-def _key(keys: Callable[[], Tensor], b: int) -> Tensor:
+def _key(keys: Callable[[], list[int]], b: int) -> list[int]:
     return keys()[b : b + 1]
 
 

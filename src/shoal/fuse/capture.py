@@ -4,7 +4,7 @@ The passes, in order:
 
 1. the forward pass of all members, on stand-ins for its tensors      (`ModelArray.open`: stacked tensors vanish)
 2. the gradient of the sum of the members' losses                     (autograd, traced along)
-3. the update of parameters and optimizer state, in place             (`FusedOptimizer.traced`)
+3. the update of parameters and optimizer state, in place             (`FusedOptimizer.traced`; counted outside)
 4. one graph of plain tensor functions                                (`make_fx`)
 5. one kernel for whatever can be one                                 (Inductor, where asked for)
 6. the compiled step against the graph, on copies of everything       (compilers err)
@@ -93,6 +93,7 @@ class CapturedStep:
         """One step; returns the losses, shape [B]."""
         given = self._given(pytree.tree_leaves(batch))
         self._array.tick += 1
+        self._traced.advance()
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of the compiler, about itself
             losses = self._function(*self._inputs(), *given) if self._replay is None else self._replay(given)
@@ -106,7 +107,7 @@ class CapturedStep:
 
     def _given(self, leaves: Sequence[Any]) -> list[Tensor]:
         """What is another tensor at every step: the members' keys and the batch."""
-        keys = member_keys(self._array.seeds, self._array.tick).to(self._device, non_blocking=True)
+        keys = torch.tensor(member_keys(self._array.seeds, self._array.tick)).to(self._device, non_blocking=True)
         return [keys, *(_whole(leaf) for leaf in leaves if isinstance(leaf, Tensor))]
 
     def _record(self, leaves: Sequence[Any]) -> None:

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from typing import Any, Self
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
@@ -14,6 +15,7 @@ from shoal.errors import FusionError
 from shoal.fuse.dispatch import dispatch
 from shoal.fuse.draws import DRAWING, draws
 from shoal.fuse.randomness import Randomness, active, randomness
+from shoal.fuse.rules.attention import multi_head_parts
 from shoal.fuse.stacked import NeedsMemberError, Stacked
 from shoal.fuse.writes import TRACKING, tracks, written
 
@@ -46,6 +48,8 @@ class MemberFunctions(TorchFunctionMode):
         self._outermost = "apply" not in vars(CheckpointFunction)
         if self._outermost:
             CheckpointFunction.apply = classmethod(_refuse)  # type: ignore[assignment,method-assign]
+            self._flatten = nn.RNNBase.flatten_parameters
+            nn.RNNBase.flatten_parameters = _leave_flat  # type: ignore[assignment,method-assign]
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
@@ -53,6 +57,7 @@ class MemberFunctions(TorchFunctionMode):
         super().__exit__(*error)  # type: ignore[no-untyped-call]
         if self._outermost:
             del CheckpointFunction.apply
+            nn.RNNBase.flatten_parameters = self._flatten  # type: ignore[method-assign]
 
     def __torch_function__(
         self, func: Any, types: Iterable[Any], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -61,15 +66,20 @@ class MemberFunctions(TorchFunctionMode):
         kwargs = kwargs or {}
         if self._source is not active():
             return func(*args, **kwargs)
-        if Stacked in types or (not self._alone and _given_numbers(args, kwargs)):
-            with torch._C.DisableTorchFunctionSubclass():
-                return dispatch(func, args, kwargs)
-        if func in _WATCHED:
-            return self._watched(func, args, kwargs)
-        return func(*args, **kwargs)
+        if Stacked not in types:
+            numbers = not self._alone and _given_numbers(args, kwargs)
+            if func in _WATCHED and (not numbers or draws(func, args, kwargs)):
+                return self._watched(func, args, kwargs)
+            if not numbers:
+                return func(*args, **kwargs)
+        with torch._C.DisableTorchFunctionSubclass():
+            return dispatch(func, args, kwargs)
 
     def _watched(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Functions of plain tensors that are not for all members what they are for one."""
+        if self._alone and func is F.multi_head_attention_forward:
+            with MemberFunctions(1, self._source, self._home):  # some of its parts draw
+                return multi_head_parts(*args, **kwargs)
         if draws(func, args, kwargs):
             return self._draw(func, args, kwargs)
         if func is Tensor.__deepcopy__ and not args[0].is_leaf:
@@ -87,12 +97,25 @@ class MemberFunctions(TorchFunctionMode):
         if changed and not self._alone:
             raise NeedsMemberError(f"{func.__name__} writes random numbers to a tensor that all members share")
         with torch._C.DisableTorchFunctionSubclass():
-            args, kwargs = pytree.tree_map_only(Tensor, self._lift, (args, kwargs))
+            if any(isinstance(value, _NESTED) for value in args) or any(map(_holds_tensors, kwargs.values())):
+                args, kwargs = pytree.tree_map_only(Tensor, self._lift, (args, kwargs))
+            else:
+                args = tuple(self._lift(value) if isinstance(value, Tensor) else value for value in args)
             result = dispatch(func, args, kwargs)
-        return changed[-1] if changed else _plain(result)
+        if changed:
+            return changed[-1]
+        return self._lower(result) if self._alone else result
 
     def _lift(self, x: Tensor) -> Stacked:
-        return Stacked(x.expand(self._members, *x.shape))
+        if isinstance(x, Stacked):
+            return x
+        return Stacked(x.unsqueeze(0) if self._alone else x.expand(self._members, *x.shape))
+
+    def _lower(self, result: Any) -> Any:
+        """What a member that runs alone is given: its own tensors."""
+        if isinstance(result, Stacked):
+            return result.whole.squeeze(0)
+        return pytree.tree_map_only(Stacked, self._lower, result)
 
 
 @contextmanager
@@ -100,6 +123,13 @@ def member_run(source: Randomness, home: Home | None = None) -> Iterator[Randomn
     """Within, one member runs by itself, as plain tensors, and draws from `source`; `home`: see `MemberFunctions`."""
     with randomness(source), MemberFunctions(1, source, home):
         yield source
+
+
+_NESTED = (tuple, list, dict)
+
+
+def _holds_tensors(value: Any) -> bool:
+    return isinstance(value, (Tensor, *_NESTED))
 
 
 def _given_numbers(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -131,14 +161,6 @@ _ASKS_FOR_GRADIENT = {Tensor.requires_grad_, Tensor.requires_grad.__set__}  # ty
 _WATCHED = frozenset({Tensor.__deepcopy__, *_GRADIENT, *_ASKS_FOR_GRADIENT, *DRAWING, *TRACKING})
 
 
-def _plain(result: Any) -> Any:
-    """What a member that runs alone is given: its own tensors."""
-    source = active()
-    if source is None or not source.alone:
-        return result
-    return pytree.tree_map_only(Stacked, lambda x: x.whole[0], result)
-
-
 def _new_leaf(x: Tensor, memo: dict[int, Any]) -> Tensor:
     """A copy of what is a parameter to user code, and to autograd a row of the stacked one."""
     memo[id(x)] = copied = nn.Parameter(x.detach().clone(), x.requires_grad)
@@ -150,3 +172,7 @@ def _refuse(cls: Any, *args: Any) -> Any:
         "torch.utils.checkpoint(use_reentrant=True) runs the model once more behind the array's back; "
         "pass use_reentrant=False"
     )
+
+
+def _leave_flat(module: nn.RNNBase) -> None:
+    """Do not move the weights to one piece of memory, as cuDNN likes them: they are rows of the array's."""

@@ -19,36 +19,36 @@ from torch.utils._python_dispatch import _disable_current_modes, _get_current_di
 
 from shoal.errors import FusionError
 
-__all__ = ["OtherGenerators", "Randomness", "active", "current", "keep_mask", "member_keys", "randomness"]
+__all__ = ["Drawn", "OtherGenerators", "Randomness", "active", "current", "keep_mask", "member_keys", "randomness"]
 
 _GOLDEN = -7046029254386353131  # 2**64 / golden ratio, as int64
 _MULTIPLY = (-2048144789, -1028477387)  # murmur3's finalizer, as int32
 
 
-def member_keys(seeds: Sequence[int], tick: int) -> Tensor:
-    """One int64 key per member from its seed and the number of the call of its model, shape [B]."""
-    return _mix64(_mix64(torch.tensor(seeds, dtype=torch.int64)) + _int64(tick * 2654435761))
+def member_keys(seeds: Sequence[int], tick: int) -> list[int]:
+    """One key per member, an int64, from its seed and the number of the call of its model."""
+    return [_mix(_int64(_mix(seed) + tick * 2654435761)) for seed in seeds]
 
 
 class Randomness:
     """Hands out the keys of one run of a function over the members.
 
     Args:
-        keys: int64 [B], see `member_keys`; or what makes them, called when the first random function runs.
+        keys: the members', int64 [B]; or `member_keys`, called when the first random function runs.
         alone: the only member (B = 1) runs as plain tensors.
         calls: random functions that came before, in the same run.
     """
 
-    def __init__(self, keys: Tensor | Callable[[], Tensor], alone: bool = False, calls: int = 0) -> None:
+    def __init__(self, keys: Tensor | Callable[[], list[int]], alone: bool = False, calls: int = 0) -> None:
         self.alone = alone
         self.calls: int | tuple[int, ...] = calls
         """Random functions so far; one number for each member where members have drawn apart from each other."""
-        self._keys = keys
+        self._keys: Tensor | list[int] | Callable[[], list[int]] = keys
 
     @property
-    def keys(self) -> Tensor:
-        """The members' keys of this run, int64 [B]."""
-        if not isinstance(self._keys, Tensor):
+    def keys(self) -> Tensor | list[int]:
+        """The members' keys of this run: [B] int64, which a trace can follow, or numbers, which are quicker."""
+        if not isinstance(self._keys, (Tensor, list)):
             self._keys = self._keys()
         return self._keys
 
@@ -67,13 +67,17 @@ class Randomness:
                 "a random function runs under torch.utils.checkpoint, which cannot draw a member's own numbers again; "
                 "turn gradient checkpointing off, or set dropout to 0"
             )
-        if isinstance(self.calls, int) and (drawing is None or all(drawing)):
-            self.calls += 1
-            return _mix64(self.keys + _int64(self.calls * _GOLDEN))
-        counts = zip(self._counts(), drawing or [True] * len(self.keys), strict=True)
-        self.go_on_from([calls + drawn for calls, drawn in counts])
+        keys = self.keys
+        if drawing is None or all(drawing):
+            self.calls = self.calls + 1 if isinstance(self.calls, int) else tuple(calls + 1 for calls in self.calls)
+        else:
+            self.go_on_from([calls + drawn for calls, drawn in zip(self._counts(), drawing, strict=True)])
+        if isinstance(keys, Tensor) and isinstance(self.calls, int):
+            return _mix64(keys + _int64(self.calls * _GOLDEN))
         offsets = [_int64(calls * _GOLDEN) for calls in self._counts()]
-        return _mix64(self.keys + torch.tensor(offsets, device=self.keys.device))
+        if isinstance(keys, Tensor):
+            return _mix64(keys + torch.tensor(offsets, device=keys.device))
+        return torch.tensor([_mix(_int64(key + offset)) for key, offset in zip(keys, offsets, strict=True)])
 
     def _counts(self) -> tuple[int, ...]:
         return (self.calls,) * len(self.keys) if isinstance(self.calls, int) else self.calls
@@ -81,7 +85,8 @@ class Randomness:
     def of_member(self, b: int) -> "Randomness":
         """For member b to go on by itself."""
         calls = self.calls if isinstance(self.calls, int) else self.calls[b]
-        return Randomness(lambda: self.keys[b : b + 1], alone=True, calls=calls)
+        keys = self.keys
+        return Randomness(keys[b : b + 1] if isinstance(keys, Tensor) else lambda: keys[b : b + 1], True, calls)
 
     def go_on_from(self, members: Sequence[int | tuple[int, ...]]) -> None:
         """After all have gone on by themselves: the number of random functions that each has come to."""
@@ -110,6 +115,28 @@ def active() -> Randomness | None:
 def current(members: int) -> Randomness:
     """The source in use, or, outside of any, a new one from torch's default generator."""
     return active() or Randomness(torch.randint(0, 2**62, (members,)))
+
+
+class Drawn:
+    """Tells whether anything was drawn from torch's default generators since this was made.
+
+    Args:
+        device: whose generator is looked at beside that of the CPU.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._state = self._look()
+
+    def __call__(self) -> bool:
+        """Whether it was."""
+        return any(not torch.equal(now, then) for now, then in zip(self._look(), self._state, strict=True))
+
+    def _look(self) -> list[Tensor]:
+        states = [torch.default_generator.get_state()]
+        if self._device.type == "cuda":
+            states.append(torch.cuda.get_rng_state(self._device))
+        return states
 
 
 class OtherGenerators:
@@ -149,18 +176,19 @@ def keep_mask(keys: Tensor, shape: Sequence[int], drop: Tensor | float, device: 
     for size in shape:
         numel *= size
     index = _index_hash(numel, device).view(1, *shape)
-    key = keys.to(device).to(torch.int32).view(-1, *[1] * len(shape))
-    word = _times(index ^ key, _MULTIPLY[0])
-    word = _times(word ^ (word >> 15), _MULTIPLY[1])
+    key = keys.to(device, torch.int32).view(-1, *[1] * len(shape))
+    word = _times_(index ^ key, _MULTIPLY[0])
+    word ^= word >> 15
+    word = _times_(word, _MULTIPLY[1])
     if isinstance(drop, Tensor):
-        return word >= drop * 2.0**32 - 2.0**31
+        return word >= (drop * 2.0**32 - 2.0**31).to(torch.int32)
     return word >= int(drop * 2.0**32 - 2.0**31)
 
 
-def _times(word: Tensor, factor: int) -> Tensor:
-    """An int32 product modulo 2**32; a compiler may take it that a signed one does not overflow."""
+def _times_(word: Tensor, factor: int) -> Tensor:
+    """An int32 product modulo 2**32, in place; a compiler may take it that a signed one does not overflow."""
     if _get_current_dispatch_mode() is None:
-        return word * factor
+        return word.mul_(factor)
     return (word.to(torch.int64) * factor).to(torch.int32)
 
 
@@ -174,6 +202,13 @@ def _index_hash(numel: int, device: torch.device) -> Tensor:
 def _int64(number: int) -> int:
     """An integer modulo 2**64, as torch's int64 wraps around."""
     return (number + 2**63) % 2**64 - 2**63
+
+
+def _mix(word: int) -> int:
+    """`_mix64` of one number."""
+    word = _int64((word ^ (word >> 30)) * -4658895280553007687)
+    word = _int64((word ^ (word >> 27)) * -7723592293110705685)
+    return word ^ (word >> 31)
 
 
 def _mix64(word: Tensor) -> Tensor:

@@ -45,6 +45,10 @@ class Slot:
     home: Place = field(default=({}, None))
     shown: Tensor | None = None
     versions: tuple[int, ...] = ()
+    addresses: Sequence[int] = ()
+
+    def __post_init__(self) -> None:
+        self.trainable = self.registered and isinstance(self.own[0], nn.Parameter)
 
     @property
     def data(self) -> Tensor:
@@ -81,6 +85,7 @@ class Slot:
         for own, row in zip(self.own, self.rows(), strict=True):
             own.data = row
         self.versions = self._versions()
+        self.addresses = [own.data_ptr() for own in self.own]
 
     def rows(self) -> Sequence[Tensor]:
         """The members' tensors as views, part of no graph."""
@@ -137,16 +142,17 @@ class Slot:
     def keep_row(self, b: int, row: Tensor) -> None:
         """The same for member b, in whose place a row of the stacked tensor stood."""
         value = self.found(b + 1)
-        if self.shared or not isinstance(value, Tensor):
+        if value is row and value.data_ptr() == self.addresses[b]:
             return
-        stacked = self.data.data[b]
-        if value is not row or value.data_ptr() != stacked.data_ptr():
+        if isinstance(value, Tensor):
+            stacked = self.data.data[b]
             _copy(self.path, stacked, value)
             self.own[b].data = stacked
+        self.put(b + 1, self.own[b])
 
     def follow(self) -> bool:
         """Freeze or unfreeze the stacked parameter as the members' own are; returns whether anything changed."""
-        if not self.registered or not self.own or self.own[0].requires_grad == self.data.requires_grad:
+        if not self.trainable or self.own[0].requires_grad == self.data.requires_grad:
             return False
         if self.shared:
             raise FusionError(

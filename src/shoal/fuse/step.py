@@ -13,7 +13,7 @@ The ways, of which the step itself finds the fastest by doing its first steps in
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import torch
@@ -30,8 +30,8 @@ _log = logging.getLogger("shoal.fuse")
 
 Way = Literal["eager", "serial", "captured", "compiled"]
 
-TIMED = 3
-"""Steps of each way that are timed; one before them is dropped."""
+TIMED, TIMED_SECONDS, TIMED_AT_MOST = 3, 0.05, 20
+"""Steps of each way that are timed, and of short ones as many as take these seconds; one before them is dropped."""
 
 CLEAR = 1.5
 """A way that is slower by this factor the first time it is timed is not timed again."""
@@ -106,7 +106,7 @@ class TrainingStep:
         if self.seconds:
             limit = CLEAR * min(self.seconds.values())
             self._open = [
-                way for way in self._open if len(self._times[way]) <= TIMED and self.seconds.get(way, limit) <= limit
+                way for way in self._open if not self._timed_enough(way) and self.seconds.get(way, limit) <= limit
             ]
         while not self._open and self._later:
             way = self._later.pop(0)
@@ -114,7 +114,13 @@ class TrainingStep:
                 self._open = [way]
         if not self._open:
             self.way = self._best()
+            if self.way in ("captured", "compiled"):
+                self._optimizer.zero_grad()  # its gradients are no tensors that outlive a step
             _log.info("%d members: %s", len(self._array), self)
+
+    def _timed_enough(self, way: Way) -> bool:
+        times = self._times[way][1:]
+        return len(times) >= TIMED and (sum(times) >= TIMED_SECONDS or len(times) >= TIMED_AT_MOST)
 
     def _prepare(self, way: Way, batch: Any) -> bool:
         if way == "captured" and self._device.type != "cuda":
@@ -146,11 +152,10 @@ class TrainingStep:
         self._optimizer.zero_grad()
         columns = [(stacked, own) for _, stacked, own in self._array.columns() if stacked.requires_grad]
         losses = []
-        for b, loss in enumerate(self._array.one_by_one(self._loss, batch)):
+        for b, loss in enumerate(self._array.one_by_one(self._loss, batch, forward=True)):
             loss.backward()
             losses.append(loss.detach())
-            for stacked, own in columns:
-                _hand_over(stacked, own[b], b)
+            _hand_over(columns, b, len(self._array))
         self._optimizer.step()
         return torch.stack(losses)
 
@@ -169,18 +174,24 @@ class TrainingStep:
         return f"{self.way} ({times})"
 
 
-def _hand_over(stacked: Tensor, own: Tensor, b: int) -> None:
-    """Make a member's gradient a row of the array's; zero where it has none and others have."""
-    grad, own.grad = own.grad, None
-    if grad is not None and len(stacked) == 1:
-        stacked.grad = grad.unsqueeze(0)
-    elif grad is not None:
-        if stacked.grad is None:
-            stacked.grad = torch.empty_like(stacked)
-            stacked.grad[:b].zero_()
-        stacked.grad[b].copy_(grad)
-    elif stacked.grad is not None:
-        stacked.grad[b].zero_()
+def _hand_over(columns: Sequence[tuple[Tensor, Sequence[Tensor]]], b: int, members: int) -> None:
+    """Make a member's gradients rows of the array's; zero where it has none and others have."""
+    rows, grads = [], []
+    for stacked, own in columns:
+        grad, own[b].grad = own[b].grad, None
+        if grad is None:
+            if stacked.grad is not None:
+                stacked.grad[b].zero_()
+        elif members == 1:
+            stacked.grad = grad.unsqueeze(0)
+        else:
+            if stacked.grad is None:
+                stacked.grad = torch.empty_like(stacked)
+                stacked.grad[:b].zero_()
+            rows.append(stacked.grad[b])
+            grads.append(grad)
+    if rows:
+        torch._foreach_copy_(rows, grads)
 
 
 def _shapes(batch: Any) -> list[Any]:

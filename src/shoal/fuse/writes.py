@@ -7,6 +7,9 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch._ops import OpOverload
+
+from shoal.fuse.stacked import NeedsMemberError
 
 __all__ = ["TRACKING", "tracks", "writes", "written"]
 
@@ -28,7 +31,11 @@ _NEVER = 1_000
 
 
 def written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sequence[Any]:
-    """The arguments that an in-place function changes and returns: its first one, or `out`."""
+    """The arguments that an in-place function changes and returns: its first one, or `out`.
+
+    Raises:
+        NeedsMemberError: a custom operator changes some of its arguments, and returns what it likes.
+    """
     in_place, switch = _kind(func)
     if not in_place and not kwargs and len(args) <= switch:  # most often
         return ()
@@ -61,6 +68,8 @@ def tracks(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 @cache
 def _kind(func: Any) -> tuple[bool, int]:
     """Is it in place by its name, and where does its argument `inplace` stand?"""
+    if isinstance(func, OpOverload) and func.namespace != "aten" and func._schema.is_mutable:
+        raise NeedsMemberError(f"{func} changes its arguments")
     name = getattr(func, "__name__", "")
     code = func.__code__ if isinstance(func, FunctionType) else None
     names = code.co_varnames[: code.co_argcount] if code is not None else ()

@@ -86,24 +86,24 @@ class FunctionCalls:
             portion.constants = portion.spread(constants)
 
 
-def update(rule: Rule, params: Tensors, grads: Tensors, states: Sequence[Sequence[Tensor]], numbers: Tensor) -> None:
+def update(
+    rule: Rule, params: Tensors, grads: Tensors, moments: Sequence[Tensors], numbers: Tensor, constants: int
+) -> None:
     """One update by stacked tensors, in place; a pure function of them otherwise, which `make_fx` can trace.
 
     Args:
         rule: of all members.
-        params: [B, *shape] each.
+        params: P of them, [B, *shape] each.
         grads: as `params`.
-        states: of each parameter: number of updates, product if the rule has one, moments; none if it has no moments.
-        numbers: [K, B] float64.
+        moments: of each parameter: those of the rule.
+        numbers: the rule's constants, then for each entry of its schedule one row for each parameter, [R, B].
+        constants: how many there are.
     """
-    steps, *kept = map(list, zip(*states, strict=True)) if rule.moments else ([],)
-    products = kept.pop(0) if rule.product is not None else []
-    if steps:
-        torch._foreach_add_(steps, 1)
-    constants = [[number] * len(params) for number in rule.constants(numbers)]
-    schedule = [number.unbind() for number in rule.schedule(numbers, steps, products)]
-    spread = [[_spread(n, p) for n, p in zip(number, params, strict=True)] for number in (*constants, *schedule)]
-    _apply(rule, params, grads, kept, spread)
+    rows, count = list(numbers.unbind()), len(params)
+    entries = [[row] * count for row in rows[:constants]]
+    entries += [rows[start : start + count] for start in range(constants, len(rows), count)]
+    spread = [[_spread(n, p) for n, p in zip(entry, params, strict=True)] for entry in entries]
+    _apply(rule, params, grads, list(map(list, zip(*moments, strict=True))), spread)
 
 
 def _divide(parts: Sequence[Part]) -> list[_Portion]:

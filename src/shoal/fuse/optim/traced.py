@@ -14,20 +14,56 @@ __all__ = ["TracedStep", "trace"]
 
 
 @dataclass(frozen=True, eq=False)
+class _Share:
+    """What one cohort has in a traced step.
+
+    Args:
+        cohort: of members.
+        parts: its parameters, and their places among those of the step.
+        constants: that its rule has.
+        numbers: what its rule needs of every member: a row for each constant, then for each entry of its schedule one
+            for each parameter, [R, B].
+    """
+
+    cohort: Cohort
+    parts: list[tuple[Part, int]]
+    constants: int
+    numbers: Tensor
+
+    def fill(self, steps: Sequence[Tensor], products: Sequence[Tensor]) -> None:
+        """Write the numbers of an update that is the last one counted in `steps`."""
+        rule, table = self.cohort.rule, self.cohort.numbers()
+        rows = [*rule.constants(table), *(row for entry in rule.schedule(table, steps, products) for row in entry)]
+        self.numbers.copy_(torch.stack(rows))
+
+
+@dataclass(frozen=True, eq=False)
 class TracedStep:
     """What a traced step reads and writes, and the step itself.
 
+    Powers of β and the like are small tensors, which `advance` computes outside of the trace: within it, a compiler
+    would compute them again for every element of a parameter.
+
     Args:
         params: stacked parameters, [B, *shape]; to be updated.
-        state: to be updated; what the members' own state shows.
-        numbers: hyper-parameters, [K, B] float64 each. `FusedOptimizer.refresh` writes new values into these tensors.
-        plan: cohorts, each with its parts and the places of their parameters in `params`.
+        state: the moments, to be updated; what the members' own state shows.
+        numbers: of each cohort's members, [R, B] each; `advance` writes new values into these tensors.
+        shares: of the cohorts.
     """
 
     params: list[Tensor]
     state: list[Tensor]
     numbers: list[Tensor]
-    plan: list[tuple[Cohort, list[tuple[Part, int]]]]
+    shares: list[_Share]
+
+    @torch.no_grad()
+    def advance(self) -> None:
+        """Count an update, and bring the numbers up to date; before every run of the trace."""
+        for share in self.shares:
+            steps = [part.steps for part, _ in share.parts if part.steps is not None]
+            if steps:
+                torch._foreach_add_(steps, 1)
+            share.fill(steps, [part.product[0] for part, _ in share.parts if part.product])
 
     def apply(
         self, params: Sequence[Tensor], grads: Sequence[Tensor], state: Sequence[Tensor], numbers: Sequence[Tensor]
@@ -42,13 +78,15 @@ class TracedStep:
         """
         left = iter(state)
         with torch.no_grad():
-            for (cohort, parts), mine in zip(self.plan, numbers, strict=True):
+            for share, mine in zip(self.shares, numbers, strict=True):
+                rows = share.cohort.rows
                 update(
-                    cohort.rule,
-                    [cohort.rows(params[i]) for _, i in parts],
-                    [cohort.rows(grads[i]) for _, i in parts],
-                    [[next(left) for _ in part.state] for part, _ in parts],
+                    share.cohort.rule,
+                    [rows(params[i]) for _, i in share.parts],
+                    [rows(grads[i]) for _, i in share.parts],
+                    [[next(left) for _ in part.moments] for part, _ in share.parts],
                     mine,
+                    share.constants,
                 )
 
 
@@ -63,7 +101,7 @@ def trace(cohorts: Sequence[Cohort], params: Sequence[Tensor]) -> TracedStep:
     places: dict[int, int] = {}
     owned: list[Tensor] = []
     state: list[Tensor] = []
-    plan = []
+    shares = []
     for cohort in cohorts:
         parts = []
         for part in cohort.parts:
@@ -73,8 +111,22 @@ def trace(cohorts: Sequence[Cohort], params: Sequence[Tensor]) -> TracedStep:
             if id(stacked) not in places:
                 places[id(stacked)] = len(owned)
                 owned.append(stacked)
-            state.extend(cohort.open(part).state)
+            state.extend(cohort.open(part).moments)
             parts.append((part, places[id(stacked)]))
         if parts:
-            plan.append((cohort, parts))
-    return TracedStep(owned, state, [cohort.numbers() for cohort, _ in plan], plan)
+            shares.append(_share(cohort, parts))
+    return TracedStep(owned, state, [share.numbers for share in shares], shares)
+
+
+def _share(cohort: Cohort, parts: list[tuple[Part, int]]) -> _Share:
+    """With the numbers of the next update, which is not counted yet."""
+    table = cohort.numbers()
+    steps = [part.steps + 1 for part, _ in parts if part.steps is not None]
+    products = [part.product[0].clone() for part, _ in parts if part.product]
+    constants = len(cohort.rule.constants(table))
+    entries = len(cohort.rule.schedule(table, steps, [product.clone() for product in products]))
+    dtype = torch.float64 if any(part.param.dtype == torch.float64 for part, _ in parts) else torch.float32
+    numbers = torch.empty(constants + entries * len(parts), table.shape[1], dtype=dtype, device=table.device)
+    share = _Share(cohort, parts, constants, numbers)
+    share.fill(steps, products)
+    return share

@@ -13,7 +13,7 @@ from shoal.fuse.rules.dropout import drop
 from shoal.fuse.rules.elementwise import raise_rank
 from shoal.fuse.stacked import Stacked, count
 
-__all__ = ["RULES"]
+__all__ = ["RULES", "multi_head_parts"]
 
 
 def _attention(
@@ -68,22 +68,23 @@ def _folded(data: Tensor, lead: Sequence[int]) -> Tensor:
 
 def _weights(q: Tensor, k: Tensor, mask: Tensor | None, is_causal: bool, scale: float | None) -> Tensor:
     """Softmax of the scaled scores, shape [B, ..., L, S]; only needed where dropout acts on it."""
-    scores = q @ k.transpose(-1, -2) * (1 / math.sqrt(q.shape[-1]) if scale is None else scale)
+    scores = (q * (1 / math.sqrt(q.shape[-1]) if scale is None else scale)) @ k.transpose(-1, -2)
     if is_causal:
         allowed = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()
         scores = scores.masked_fill(~allowed, -math.inf)
-    if mask is not None:
-        scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
+    if mask is None:
+        return scores.softmax(-1)
+    scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
     return torch._safe_softmax(scores, -1)  # zero, not NaN, where all is masked, as in torch's own attention
 
 
 def _multi_head(func: Any, *args: Any, **kwargs: Any) -> Any:
     """Torch's own Python code, whose parts have rules."""
     with torch._C._EnableTorchFunction():
-        return _multi_head_parts(*args, **kwargs)
+        return multi_head_parts(*args, **kwargs)
 
 
-_multi_head_parts = FunctionType(
+multi_head_parts = FunctionType(
     F.multi_head_attention_forward.__code__,
     {**F.__dict__, "has_torch_function": lambda tensors: False},
     argdefs=F.multi_head_attention_forward.__defaults__,

@@ -110,7 +110,9 @@ def _layers(
     bidirectional: bool,
     batch_first: bool = False,
 ) -> Any:
-    if not isinstance(has_biases, bool) or input.dim() != 3:  # packed: (data, batch sizes, hx, params, ...)
+    if not isinstance(has_biases, bool):  # (data, batch sizes, hx, params, ...)
+        raise NotImplementedError("packed sequences run member by member")
+    if input.dim() != 3:
         return NotImplemented
     members = count((input, hx, params, dropout)) or 1
     layer = _Layer(func, has_biases, train, bidirectional, batch_first)
