@@ -25,6 +25,7 @@ tests: $(READY)
 benchmarks-quick: $(READY)
 	$(BIN)/python benchmarks/search_vs_peers.py --quick
 	$(BIN)/python benchmarks/chaos.py --quick
+	$(BIN)/python benchmarks/fusion.py --quick
 
 format: $(READY)
 	$(BIN)/ruff format .

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, Optimizer
-from twins import build, close, compare_state
+from twins import Of, build, check, close, compare_state
 
 from shoal.fuse.array import fuse
 from shoal.fuse.optim.fused import fuse_optimizers
@@ -169,3 +169,24 @@ def test_batches_of_the_members_own() -> None:
         for x, model in zip(BATCHES + shift, alone, strict=True):
             loss(model, x).backward()
     compare_state(array, alone)
+
+
+SUMS = {
+    "linear, batch of one": lambda: Of(lambda m, x: m.a(x) + m.b(x.tanh()), a=nn.Linear(4, 3), b=nn.Linear(4, 3)),
+    "norm, batch of one": lambda: Of(lambda m, x: m.a(x) + m.b(x.tanh()), a=nn.LayerNorm(4), b=nn.LayerNorm(4)),
+    "parameters": lambda: Of(
+        lambda m, x: m.a(x) * (m.p + m.q),
+        a=nn.Linear(4, 3),
+        p=nn.Parameter(torch.ones(3)),
+        q=nn.Parameter(torch.ones(3)),
+    ),
+}
+
+
+@pytest.mark.parametrize("members", [1, 3])
+@pytest.mark.parametrize("name", SUMS)
+def test_gradients_of_a_sum_do_not_lie_in_the_same_memory(name: str, members: int) -> None:
+    """Torch hands the two biases views of one gradient, and would accumulate into both at once."""
+    array = check(SUMS[name], torch.randn(1, 4, dtype=torch.float64), members=members)  # two steps accumulate
+    memory = [p.grad.untyped_storage().data_ptr() for p in array.parameters()]
+    assert len(set(memory)) == len(memory)

@@ -276,7 +276,7 @@ def test_smoothing_of_none_is_not_spoilt_by_an_impossible_class() -> None:
 
 def test_smoothing_beyond_one_is_refused_in_torchs_words() -> None:
     array = fuse([Smoothed(NUMBERS["smoothing"], rate).double() for rate in (0.5, 1.5)])
-    with pytest.raises(RuntimeError, match="label_smoothing must be between 0.0 and 1.0. Got: 1.5"):
+    with pytest.raises(RuntimeError, match=r"label_smoothing must be between 0\.0 and 1\.0\. Got: 1\.5"):
         array(X)
 
 

@@ -8,6 +8,7 @@ import torch
 from lowerings import without_rule
 from mixes import check_mixes
 from torch import Tensor, nn
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_leaves
 from twins import Of, build, check, close
 
@@ -270,6 +271,17 @@ def test_measuring_draws_nothing(tmp_path: Any) -> None:
     with _way("batched"):
         close(measured, run(), "while measuring")
     close(known, measured, "afterwards")
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU], ids=lambda kind: kind.__name__)
+def test_a_trace_holds_the_steps_of_all_members_at_once(kind: type[nn.RNNBase]) -> None:
+    array = fuse(build(lambda: kind(4, 3), 5, torch.float32))
+    x = torch.randn(32, 3, 4)
+    with _way("loop"):
+        graph = make_fx(lambda x: array(x)[0])(x)
+        products = [node for node in graph.graph.nodes if "bmm" in str(node.target)]
+        assert len(products) == 1 + len(x)
+        close(graph(x), array(x)[0], "trace", tolerance=1e-5)
 
 
 def test_members_stay_ordinary_modules() -> None:

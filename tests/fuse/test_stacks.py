@@ -48,14 +48,23 @@ class Residual(nn.Module):
 
 
 class Forked(nn.Module):
-    """Two branches next to each other."""
+    """Branches, and what joins them."""
 
-    def __init__(self, first: nn.Module, second: nn.Module) -> None:
+    def __init__(self, join: Callable[[list[Tensor]], Tensor], branches: list[nn.Module]) -> None:
         super().__init__()
-        self.branches = nn.ModuleList([first, second])
+        self.join = join
+        self.branches = nn.ModuleList(branches)
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.cat([branch(x) for branch in self.branches], 1)
+        return self.join([branch(x) for branch in self.branches])
+
+
+def side_by_side(values: list[Tensor]) -> Tensor:
+    return torch.cat(values, 1)
+
+
+def summed(values: list[Tensor]) -> Tensor:
+    return sum(values[1:], start=values[0])
 
 
 class Recurrent(nn.Module):
@@ -218,13 +227,14 @@ def layers(draw: st.DrawFn, shape: Shape, drops: bool, most: int = 6) -> tuple[l
 
 @st.composite
 def blocks(draw: st.DrawFn, shape: Shape, drops: bool) -> Layer:
-    """A chain around which its input is led, if its shape allows, or two next to each other."""
+    """A chain around which its input is led, if its shape allows, or two, next to each other or summed."""
     chain, after = draw(layers(shape, drops, most=2))
     names = " > ".join(layer.name for layer in chain)
     make = lambda: nn.Sequential(*(layer.make() for layer in chain))  # noqa: E731
     if after == shape:
         return Layer(f"Residual({names})", lambda: Residual(make()))
-    return Layer(f"Forked({names})", lambda: Forked(make(), make()))
+    join = draw(st.sampled_from([side_by_side, summed]))
+    return Layer(f"Forked({names}, {join.__name__})", lambda: Forked(join, [make(), make()]))
 
 
 LOSSES: dict[str, Callable[[Tensor], Tensor]] = {

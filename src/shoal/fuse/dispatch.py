@@ -23,7 +23,7 @@ _looped: set[Any] = set()
 """Functions that vmap has refused; they go to the loop at once."""
 
 _TENSOR = object()
-_REFUSALS = (RuntimeError, NotImplementedError, ValueError, TypeError, IndexError)
+_REFUSALS = (RuntimeError, NotImplementedError, ValueError, TypeError, IndexError, AssertionError)
 
 
 def dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -72,7 +72,10 @@ class Slot:
             *path, name = self.path.split(".")
             module = _descend(frozen if self.shared else stacked, path)
             if isinstance(self.own[0], nn.Parameter):
-                module.register_parameter(name, nn.Parameter(data, requires_grad=self.own[0].requires_grad))
+                parameter = nn.Parameter(data)
+                parameter.register_hook(_own_memory)  # type: ignore[no-untyped-call]
+                parameter.requires_grad_(self.own[0].requires_grad)
+                module.register_parameter(name, parameter)
                 self.home = (module._parameters, name)
             else:
                 module.register_buffer(name, data)
@@ -197,6 +200,18 @@ def _copy(path: str, target: Tensor, value: Tensor) -> None:
         raise FusionError(f"{path!r} changes its shape while the array runs, {shapes}; keep it or do not register it")
     with torch.no_grad():
         target.copy_(value)
+
+
+def _own_memory(grad: Tensor) -> Tensor | None:
+    """A parameter's gradient, copied if another parameter's lies in the same memory.
+
+    Autograd takes over a gradient that is a view without looking who else holds a view of its base (of a sum `p + q`
+    both are handed the same memory), so what is accumulated or clipped in place for one would be so for the other.
+    """
+    base = grad._base
+    if base is None or base._use_count() <= 2:  # type: ignore[attr-defined]  # `base` here, and the view
+        return None
+    return grad.clone()
 
 
 def find_slots(stage: nn.Module, members: Sequence[nn.Module], apart: Sequence[str] = ()) -> list[Slot]:

@@ -154,4 +154,6 @@ def _stack_leaf(column: tuple[Any, ...]) -> Any:
     if any(value.shape != first.shape or value.dtype != first.dtype for value in column):
         shapes = ", ".join(str(tuple(value.shape)) for value in column)
         raise NeedsMemberError(f"the members' results have different shapes: {shapes}")
+    if first.layout is not torch.strided:
+        raise NeedsMemberError("a sparse tensor has no axis for the members")
     return Stacked(torch.stack(column))

@@ -42,6 +42,11 @@ def obstacle(model: nn.Module, alone: bool) -> str | None:
     for path, parameter in model.named_parameters():
         if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
             return f"the parameter {path!r} has a hook, which would not see its own gradient; train this model alone"
+    for path, module in model.named_modules():
+        if "_orig_mod" in module._modules and not alone:
+            return (
+                f"{path or 'the model'!r} is what torch.compile returned; fuse the plain model, and compile its steps"
+            )
     parts = {id(part) for part in (*model.modules(), *model.parameters(), *model.buffers())}
     for path, module in model.named_modules():
         for name, value in () if alone else vars(module).items():

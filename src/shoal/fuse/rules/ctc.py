@@ -27,10 +27,8 @@ def _ctc_loss(
 
     def folded(value: Any) -> torch.Tensor:
         """[N, ...] of each, or of all, as [B*N, ...]."""
-        if isinstance(value, Stacked):
-            return value.whole.flatten(0, 1)
-        value = torch.as_tensor(value)
-        return value.repeat(members, *[1] * (value.dim() - 1))
+        own: torch.Tensor = value.whole if isinstance(value, Stacked) else torch.as_tensor(value)
+        return own.flatten(0, 1) if isinstance(value, Stacked) else own.repeat(members, *[1] * (own.dim() - 1))
 
     lengths = folded(target_lengths)
     if len(lengths) != members * samples:

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from shoal.fuse.autotune import fastest
 from shoal.fuse.rules.dropout import drop
@@ -136,7 +137,7 @@ def _run_layer(layer: _Layer, x: Tensor, states: Sequence[Tensor], weights: Sequ
         return layer.folded(x, *states, *weights)
     settings = (layer.biased, layer.training, layer.bidirectional, layer.batch_first)
     tensors = (x, *states, *(_whole(weight, len(x)) for weight in weights))
-    return fastest(layer.func.__name__, {"batched": layer.batched, "loop": layer.loop}, tensors, settings)
+    return _faster(layer.func.__name__, layer.batched, layer.loop, tensors, settings)
 
 
 def _cell(func: Any, input: Any, hx: Any, w_ih: Any, w_hh: Any, b_ih: Any = None, b_hh: Any = None) -> Any:
@@ -150,8 +151,9 @@ def _cell(func: Any, input: Any, hx: Any, w_ih: Any, w_hh: Any, b_ih: Any = None
         after = _cell_alone(func, *(value.flatten(0, 1) for value in (x, *before)), *weights)
         after = tuple(torch.unflatten(state, 0, (members, -1)) for state in after)
     else:
-        ways = {"batched": partial(_cell_batched, func), "loop": partial(_each_member, partial(_cell_alone, func))}
-        after = fastest(func.__name__, ways, (x, *before, *(_whole(weight, members) for weight in weights)))
+        tensors = (x, *before, *(_whole(weight, members) for weight in weights))
+        loop = partial(_each_member, partial(_cell_alone, func))
+        after = _faster(func.__name__, partial(_cell_batched, func), loop, tensors)
     result = tuple(map(Stacked, after))
     return result if func is torch.lstm_cell else result[0]
 
@@ -171,6 +173,23 @@ def _cell_alone(func: Callable[..., Any], x: Tensor, *rest: Tensor) -> _Tensors:
     h, c, *weights = rest
     result: _Tensors = func(x, (h, c), *weights)
     return result
+
+
+def _faster(
+    name: str,
+    batched: Callable[..., _Tensors],
+    loop: Callable[..., _Tensors],
+    tensors: _Tensors,
+    settings: tuple[bool, ...] = (),
+) -> _Tensors:
+    """The faster way; in a trace always all members at once.
+
+    There the steps of each member by itself make a graph that takes minutes to compile, and oneDNN's LSTM cannot be
+    traced at all, while one compiled step of all members has few kernels.
+    """
+    if _get_current_dispatch_mode() is not None:
+        return batched(*tensors)
+    return fastest(name, {"batched": batched, "loop": loop}, tensors, settings)
 
 
 def _each_member(alone: Callable[..., _Tensors], *tensors: Tensor) -> _Tensors:

@@ -1,0 +1,23 @@
+"""Models of the fusion benchmark, plain PyTorch. Sizes are reduced unless a GPU trains them (`full`)."""
+
+from collections.abc import Callable
+
+from models import bert, dcgan, lora, lstm, mlp, mobilenet, pointnet, resnet, transformer
+from models.workload import Batch, Phase, Workload
+
+__all__ = ["WORKLOADS", "Batch", "Phase", "Workload"]
+
+WORKLOADS: dict[str, Callable[[bool], Workload]] = {
+    "mlp": mlp.workload,
+    "transformer": transformer.workload,
+    "bert-tiny": bert.tiny,
+    "bert-medium": bert.medium,
+    "lstm": lstm.workload,
+    "lora": lora.workload,
+    "pointnet-classification": pointnet.classification,
+    "pointnet-segmentation": pointnet.segmentation,
+    "dcgan": dcgan.workload,
+    "resnet18": resnet.workload,
+    "mobilenet": mobilenet.workload,
+}
+"""By the name that `--models` takes: sizes for a GPU or not -> the workload."""

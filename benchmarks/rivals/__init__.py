@@ -1,0 +1,1 @@
+"""Ways to train B models side by side, under one contract."""

@@ -1,0 +1,107 @@
+"""Members as one array of Shoal: eager, compiled, and the way that Shoal itself chooses."""
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from rivals.rival import Cell, Rival, of_optimizers, rate
+from shoal.fuse.array import fuse
+from shoal.fuse.capture import CapturedStep
+from shoal.fuse.optim.fused import fuse_optimizers
+from shoal.fuse.step import TrainingStep
+
+__all__ = ["Chosen", "Compiled", "Eager"]
+
+
+class Eager(Rival):
+    """`ModelArray.map`, backward pass, fused optimizer."""
+
+    name = "Shoal eager"
+
+    def __init__(self, cell: Cell) -> None:
+        super().__init__(cell)
+        models = cell.models()
+        self.batch = cell.batch()
+        self.array = fuse(models, seeds=range(cell.members))
+        phases = cell.workload.phases
+        self.losses = [cell.loss(i) for i in range(len(phases))]
+        self.optimizers = [
+            fuse_optimizers([phase.optimizer(model, rate(b)) for b, model in enumerate(models)], self.array)
+            for phase in phases
+        ]
+
+    def step(self) -> Tensor:
+        return torch.stack([self.take(phase) for phase in range(len(self.losses))])
+
+    def take(self, phase: int) -> Tensor:
+        """One phase of a step; returns the losses, [B]."""
+        optimizer = self.optimizers[phase]
+        optimizer.zero_grad()
+        losses = self.array.map(self.losses[phase], self.batch)
+        losses.sum().backward()
+        optimizer.step()
+        return losses.detach()
+
+    def held(self) -> Iterable[Tensor]:
+        for parameter in self.array.parameters():
+            yield parameter
+            if parameter.grad is not None:
+                yield parameter.grad
+        yield from self.array.buffers()
+        yield from of_optimizers(member for optimizer in self.optimizers for member in optimizer.members)
+
+    def note(self) -> str:
+        return "member by member" if self.array._single else ""
+
+
+class Compiled(Eager):
+    """The whole step captured, after an eager one."""
+
+    name = "Shoal compiled"
+
+    def __init__(self, cell: Cell) -> None:
+        super().__init__(cell)
+        self.captured: list[CapturedStep] = []
+
+    def step(self) -> Tensor:
+        if self.captured:
+            return torch.stack([captured(self.batch) for captured in self.captured])
+        losses = []
+        made = []
+        for phase, optimizer in enumerate(self.optimizers):
+            losses.append(self.take(phase))
+            made.append(CapturedStep(self.array, optimizer, self.losses[phase], self.batch))
+        self.array.zero_grad()
+        self.captured = made
+        return torch.stack(losses)
+
+
+class Chosen(Eager):
+    """`TrainingStep`: whichever way it finds the fastest.
+
+    Args:
+        cell: what to train.
+        compiling: whether it may try to compile.
+    """
+
+    name = "Shoal"
+
+    def __init__(self, cell: Cell, compiling: bool = True) -> None:
+        super().__init__(cell)
+        self.steps = [
+            TrainingStep(self.array, optimizer, loss, compiling=lambda seconds: compiling)
+            for optimizer, loss in zip(self.optimizers, self.losses, strict=True)
+        ]
+
+    def take(self, phase: int) -> Tensor:
+        return self.steps[phase](self.batch)
+
+    def warm_up(self, steps: int) -> list[Tensor]:
+        losses = super().warm_up(steps)
+        while any(step.way is None for step in self.steps):
+            self.step()
+        return losses
+
+    def note(self) -> str:
+        return ", ".join(str(step.way) for step in self.steps)

@@ -1,0 +1,154 @@
+"""Members divided among processes that run side by side."""
+
+import multiprocessing
+import os
+import time
+import warnings
+from collections.abc import Iterable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+from models import WORKLOADS
+from torch import Tensor
+
+from rivals.rival import Cell, Rival
+from rivals.serial import Serial
+
+__all__ = ["Processes"]
+
+PATIENCE_SECONDS = 600.0
+HEAVY = (
+    "torch",
+    "transformers.models.bert.modeling_bert",
+    "transformers.models.gpt_neox.modeling_gpt_neox",
+    "shoal.fuse.step",
+)
+"""Imported once, by the server that forks the processes; installed packages, as it knows no path but theirs."""
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one process trains: as `Cell`, but a workload by its name, because functions within one cannot be sent.
+
+    Args:
+        workload: its name.
+        full: its size.
+        members: of all processes.
+        device: of models and data.
+        autocast: to this type.
+        threads: of torch in the process.
+        which: the process's own members.
+    """
+
+    workload: str
+    full: bool
+    members: int
+    device: torch.device
+    autocast: torch.dtype | None
+    threads: int
+    which: tuple[int, ...]
+
+    def cell(self) -> Cell:
+        workload = WORKLOADS[self.workload](self.full)
+        return Cell(workload, self.members, self.device, self.autocast, self.threads)
+
+
+class Processes(Rival):
+    """As many processes as cores, or members if they are fewer; each trains its members one after another.
+
+    On a GPU they share it by CUDA MPS if a control daemon runs, by time slices otherwise.
+
+    Args:
+        cell: what to train.
+        workload: name of its workload.
+        full: size of its workload.
+    """
+
+    name = "processes"
+
+    def __init__(self, cell: Cell, workload: str, full: bool) -> None:
+        super().__init__(cell)
+        count = min(cell.members, os.cpu_count() or 1)
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(list(HEAVY))
+        self._connections: list[Connection] = []
+        self._processes = []
+        threads = max(1, cell.threads // count)
+        for number in range(count):
+            here, there = context.Pipe()
+            which = tuple(range(number, cell.members, count))
+            share = Share(workload, full, cell.members, cell.device, cell.autocast, threads, which)
+            process = context.Process(target=_serve, args=(there, share), daemon=True)
+            process.start()
+            there.close()
+            self._connections.append(here)
+            self._processes.append(process)
+        self._all("ready")
+
+    def step(self) -> None:
+        self.run(1)
+
+    def run(self, steps: int) -> float:
+        """All processes begin at once; the last to finish counts."""
+        began = time.perf_counter()
+        self._all(steps)
+        return time.perf_counter() - began
+
+    def held(self) -> Iterable[Tensor]:
+        return ()
+
+    def peak_bytes(self) -> int | None:
+        """Of all processes together, without what each framework and each CUDA context takes."""
+        return sum(self._all("memory"))
+
+    def note(self) -> str:
+        if self.cell.device.type != "cuda":
+            return f"{len(self._processes)} processes"
+        pipes = os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps")
+        return f"{len(self._processes)} processes, {'MPS' if os.path.exists(f'{pipes}/control') else 'time slices'}"
+
+    def close(self) -> None:
+        for connection in self._connections:
+            connection.close()
+        for process in self._processes:
+            process.join(5)
+            if process.is_alive():
+                process.kill()
+
+    def _all(self, request: Any) -> list[Any]:
+        for connection in self._connections:
+            connection.send(request)
+        answers = []
+        for connection in self._connections:
+            if not connection.poll(PATIENCE_SECONDS):
+                raise RuntimeError(f"a process has not answered in {PATIENCE_SECONDS:.0f} s")
+            try:
+                answer = connection.recv()
+            except (EOFError, ConnectionResetError) as error:
+                raise RuntimeError("a process has ended before its time") from error
+            if isinstance(answer, str):
+                raise RuntimeError(answer)
+            answers.append(answer)
+        return answers
+
+
+def _serve(connection: Connection, share: Share) -> None:
+    """Take steps as asked until the connection closes."""
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(share.threads)
+    try:
+        rival = Serial(share.cell(), share.which)
+        while True:
+            request = connection.recv()
+            if request == "ready":
+                connection.send(0)
+            elif request == "memory":
+                connection.send(rival.peak_bytes())
+            else:
+                connection.send(rival.run(request))
+    except (EOFError, BrokenPipeError):
+        return
+    except RuntimeError as error:
+        connection.send(f"{type(error).__name__}: {error}")
