@@ -63,6 +63,8 @@ class ModelArray(nn.Module):
         """Functions that have run at once and drawn no numbers from generators that know no members."""
         self._silent: set[Any] = set()
         """Functions that a member has run by itself and that have drawn no random numbers at all."""
+        self._spare: list[Tensor] | None = None
+        """Where a member's buffers are copied to while such a function runs."""
         self._left = False
         self.stacked, self.frozen = nn.Module(), nn.Module()
         self.separate = nn.ModuleList(
@@ -182,13 +184,16 @@ class ModelArray(nn.Module):
         Returns:
             Whether it has drawn none this time, and its result; if it has, its buffers are as they were before.
         """
-        buffers = [slot.own[b] for slot in self._slots if slot.registered and not isinstance(slot.own[b], nn.Parameter)]
-        before = [buffer.clone() for buffer in buffers]
-        drawn = Drawn(self._slots[0].data.device if self._slots else torch.device("cpu"))
+        buffers = [slot.own[b] for slot in self._slots if slot.registered and not slot.trainable]
+        if self._spare is None:
+            self._spare = [torch.empty_like(buffer) for buffer in buffers]
+        if buffers:
+            torch._foreach_copy_(self._spare, buffers)
+        drawn = Drawn(next((slot.own[b].device for slot in self._slots if slot.own), torch.device("cpu")))
         result = fn(self.members[b], *batch)
         if not drawn():
             return True, result
-        for buffer, saved in zip(buffers, before, strict=True):
+        for buffer, saved in zip(buffers, self._spare, strict=True):
             buffer.copy_(saved)
         return False, None
 
@@ -318,6 +323,7 @@ class ModelArray(nn.Module):
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         for slot in self._slots:
             slot.adopt()
+        self._spare = None
         return self
 
 
