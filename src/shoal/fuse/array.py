@@ -16,10 +16,11 @@ from shoal.fuse.apart import Apart
 from shoal.fuse.checks import check_members, modules_apart
 from shoal.fuse.intercept import MemberFunctions, member_run
 from shoal.fuse.join import join, spread
+from shoal.fuse.plain import PlainState
 from shoal.fuse.randomness import Drawn, OtherGenerators, Randomness, member_keys, randomness
 from shoal.fuse.rows import rows
 from shoal.fuse.slots import Slot, find_slots, lend_frozen, tensors_within
-from shoal.fuse.stacked import NeedsMemberError, Stacked, events
+from shoal.fuse.stacked import NeedsMemberError, SharedWriteError, Stacked, events
 
 __all__ = ["ModelArray", "concat", "fuse"]
 
@@ -46,6 +47,7 @@ class ModelArray(nn.Module):
     _stage: nn.Module
     _slots: list[Slot]
     _apart: list[Apart]
+    _plain: PlainState
 
     def __init__(self, members: Sequence[nn.Module], seeds: Sequence[int], strict: bool = True) -> None:
         super().__init__()
@@ -78,6 +80,9 @@ class ModelArray(nn.Module):
         self.__dict__["_slots"] = find_slots(stage, members, paths)
         for slot in self._slots:
             slot.settle(self.stacked, self.frozen)
+        self.__dict__["_plain"] = PlainState(
+            stage, members, [place for slot in self._slots for places in slot.places for place in places]
+        )
         self.training = members[0].training
 
     def __len__(self) -> int:
@@ -101,15 +106,13 @@ class ModelArray(nn.Module):
             What `fn` returns, each tensor or number as a tensor with a leading axis B.
         """
         self._refuse_left()
-        for leaf in pytree.tree_leaves(batch):
-            if isinstance(leaf, Stacked) and len(leaf.whole) != len(self):
-                raise FusionError(f"{len(leaf.whole)} batches are stacked for an array of {len(self)} members")
+        self.check_batch(batch)
         tick, self.tick = self.tick, self.tick + 1
         keys = partial(member_keys, self.seeds, tick)
         key = (_code(fn), self.training)
         if len(self) == 1 or key in self._single or _ALL in self._single:
             return self._each(fn, keys, batch)
-        before = [buffer.clone() for buffer in self.buffers()]
+        before = [tensor.clone() for tensor in self._kept()]
         others = None if key in self._quiet else OtherGenerators()
         while True:
             bypassed = events.bypasses
@@ -124,10 +127,16 @@ class ModelArray(nn.Module):
                 if not isinstance(error, NeedsMemberError) and events.bypasses == bypassed:
                     raise
                 reason = str(error)
-            for buffer, saved in zip(self.buffers(), before, strict=True):
-                buffer.detach().copy_(saved)
+                written = self._shared_slot(error)
+            for tensor, saved in zip(self._kept(), before, strict=True):
+                tensor.detach().copy_(saved)
             if others is not None:
                 others.restore()
+            if written is not None:
+                written.part(self.stacked)
+                self.version += 1
+                before = [tensor.clone() for tensor in self._kept()]
+                continue
             if not alike:
                 break
             for slot in alike:  # it may be that one of them is to be changed for each member
@@ -149,7 +158,8 @@ class ModelArray(nn.Module):
             forward: `fn` changes nothing but buffers, and so may be run a second time.
         """
         self._refuse_left()
-        self._follow()
+        self.check_batch(batch)
+        self.follow()
         tick, self.tick = self.tick, self.tick + 1
         keys = partial(member_keys, self.seeds, tick)
         slots = [slot for slot in self._slots if slot.registered and not slot.shared]
@@ -176,6 +186,7 @@ class ModelArray(nn.Module):
                 raise
             for slot in slots:
                 slot.keep_row(b, slot.own[b])
+            self._check_shared()
             yield result
 
     def _undrawn(self, fn: Callable[..., Any], b: int, batch: tuple[Any, ...]) -> tuple[bool, Any]:
@@ -207,14 +218,20 @@ class ModelArray(nn.Module):
         if keys is None:
             keys = partial(member_keys, self.seeds, self.tick)
             self.tick += 1
-        self._follow()
+        self.follow()
         for slot in self._slots:
             slot.show()
         source = Randomness(keys)
-        with randomness(source), MemberFunctions(len(self), source):
-            yield self._stage
+        try:
+            with randomness(source), MemberFunctions(len(self), source):
+                yield self._stage
+        except BaseException:
+            for slot in self._slots:
+                slot.keep_alike()
+            raise
         for slot in self._slots:
             slot.keep()
+        self._plain.push()
 
     def unfuse(self) -> list[nn.Module]:
         """The members themselves: their own classes, with their current weights and buffers.
@@ -284,7 +301,7 @@ class ModelArray(nn.Module):
 
     def _each(self, fn: Callable[..., Any], keys: Callable[[], list[int]], batch: tuple[Any, ...]) -> Any:
         """The same by the members themselves, their parameters being rows of the stacked ones."""
-        self._follow()
+        self.follow()
         slots = [slot for slot in self._slots if slot.registered and not slot.shared]
         columns = [rows(slot.data) for slot in slots]
         results = []
@@ -305,19 +322,58 @@ class ModelArray(nn.Module):
             finally:
                 for slot in slots:
                     slot.put(b + 1, slot.own[b])
+        self._check_shared()
         if len(self) > 1 and any(v is not attributes.get(k) for k, v in _attributes(self.members[0]).items()):
             self._single.add(_ALL)  # the members keep state that the stage does not have
         return join(results)
+
+    def _kept(self) -> list[Tensor]:
+        """What a run may change beside plain attributes: buffers, and what is frozen and kept once."""
+        return [*self.buffers(), *self.frozen.parameters()]
+
+    def _shared_slot(self, error: Exception) -> Slot | None:
+        """The frozen parameter, kept once, that was to be changed for each member."""
+        target = error.target if isinstance(error, SharedWriteError) else None
+        return next((slot for slot in self._slots if slot.shared and slot.data is target), None)
+
+    def _check_shared(self) -> None:
+        for slot in self._slots:
+            if slot.shared and slot.versions != slot.own_versions():
+                raise FusionError(
+                    f"{slot.path!r} is frozen and kept once for all members, and a member has changed it; register it "
+                    "as a buffer, or give each member another value"
+                )
 
     def _refuse_left(self) -> None:
         if self._left:
             raise FusionError("the members have left this array by `select` or `concat`; use the array that came of it")
 
-    def _follow(self) -> None:
-        """Freeze and unfreeze what has been frozen or unfrozen in the members."""
+    def follow(self) -> None:
+        """Take over what has been changed in the members since the last run: frozen parameters, modes, numbers.
+
+        Raises:
+            FusionError: it was not changed alike in all members.
+        """
         for slot in self._slots:
             if slot.follow():
                 self.version += 1
+        if self._plain.pull():
+            self.version += 1
+
+    def check_batch(self, batch: Any) -> None:
+        """Refuse batches that are stacked for another number of members.
+
+        Raises:
+            FusionError: names both numbers.
+        """
+        for leaf in pytree.tree_leaves(batch):
+            if isinstance(leaf, Stacked) and len(leaf.whole) != len(self):
+                raise FusionError(f"{len(leaf.whole)} batches are stacked for an array of {len(self)} members")
+
+    @property
+    def partial(self) -> bool:
+        """Whether members differ in some submodules."""
+        return bool(self._apart)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "ModelArray":
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]

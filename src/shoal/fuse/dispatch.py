@@ -13,7 +13,7 @@ from shoal.errors import FusionError
 from shoal.fuse.draws import draws
 from shoal.fuse.randomness import active, current
 from shoal.fuse.rules.table import RULES
-from shoal.fuse.stacked import NeedsMemberError, Stacked, count, each, refuse_recorded, stack
+from shoal.fuse.stacked import NeedsMemberError, SharedWriteError, Stacked, count, each, refuse_recorded, stack
 from shoal.fuse.writes import tracks, writes, written
 
 __all__ = ["dispatch", "loop"]
@@ -47,7 +47,7 @@ def dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     changed = written(func, args, kwargs)
     for tensor in changed:
         if isinstance(tensor, Tensor) and not isinstance(tensor, Stacked):
-            raise NeedsMemberError(f"{_name(func)} changes a tensor that all members share")
+            raise SharedWriteError(_name(func), tensor)
     rule = RULES.get(func)
     refusal = None
     try:

@@ -87,7 +87,7 @@ class Slot:
         self.shown = None
         for own, row in zip(self.own, self.rows(), strict=True):
             own.data = row
-        self.versions = self._versions()
+        self.versions = self.own_versions() if self.shared else self._versions()
         self.addresses = [own.data_ptr() for own in self.own]
 
     def rows(self) -> Sequence[Tensor]:
@@ -124,16 +124,22 @@ class Slot:
         value = self.found(0)
         if value is not self.shown:
             self._take(value)
+        self.keep_alike()
+        if self.shared:
+            self.versions = self.own_versions()
+
+    def keep_alike(self) -> None:
+        """Do to all members what was done to the one value that was shown."""
         if self.alike:
             if not isinstance(self.shown, Stacked) and self.versions != self._versions():
                 self.data[1:].copy_(self.data[0].expand_as(self.data[1:]))
             self.versions = self._versions()
 
     def _take(self, value: Any) -> None:
-        if isinstance(value, Stacked) and value.numbers is not None:
-            self.numbers = value.numbers
-        elif isinstance(value, float) and self.numbers is not None:
-            self.numbers = (value,) * len(self.numbers)
+        if self.numbers is not None and (isinstance(value, float) or getattr(value, "numbers", None) is not None):
+            self.numbers = (value,) * len(self.numbers) if isinstance(value, float) else value.numbers
+            for b, number in enumerate(self.numbers, start=1):
+                self.put(b, number)
         elif isinstance(value, Tensor) and self.own and not self.shared:
             new = value.whole if isinstance(value, Stacked) else value.expand(len(self.own), *value.shape)
             self.alike = self.alike and not isinstance(value, Stacked)
@@ -141,6 +147,9 @@ class Slot:
                 _copy(self.path, self.data, new)
             else:
                 self.home[0][self.home[1]] = new
+                self.own = list(new.unbind(0))
+                for b, row in enumerate(self.own, start=1):
+                    self.put(b, row)
 
     def keep_row(self, b: int, row: Tensor) -> None:
         """The same for member b, in whose place a row of the stacked tensor stood."""
@@ -153,8 +162,23 @@ class Slot:
             self.own[b].data = stacked
         self.put(b + 1, self.own[b])
 
+    def part(self, stacked: nn.Module) -> None:
+        """Give each member its own value of what was kept once."""
+        container, key = self.home
+        data = container.pop(key)
+        self.shared = False
+        for own in self.own:
+            own.data = data.detach().clone()
+        self.settle(stacked, stacked)
+
     def follow(self) -> bool:
-        """Freeze or unfreeze the stacked parameter as the members' own are; returns whether anything changed."""
+        """Freeze or unfreeze the stacked parameter, or change the numbers, as in the members; whether any changed."""
+        if self.numbers is not None:
+            found = tuple(self.found(b + 1) for b in range(len(self.numbers)))
+            if found == self.numbers or not all(isinstance(number, float) for number in found):
+                return False
+            self.numbers = found
+            return True
         if not self.trainable or self.own[0].requires_grad == self.data.requires_grad:
             return False
         if self.shared:
@@ -180,6 +204,10 @@ class Slot:
             self.versions = self._versions()
             self.alike = bool((self.data == self.data[:1]).all())
         return self.alike
+
+    def own_versions(self) -> tuple[int, ...]:
+        """Grow with what is written to the members' own tensors."""
+        return tuple(own._version for own in self.own)
 
     def _versions(self) -> tuple[int, ...]:
         return (self.data._version, *[own._version for own in self.own]) if self.alike else ()

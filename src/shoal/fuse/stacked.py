@@ -8,11 +8,24 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-__all__ = ["NeedsMemberError", "Stacked", "agree", "count", "each", "events", "stack"]
+__all__ = ["NeedsMemberError", "SharedWriteError", "Stacked", "agree", "count", "each", "events", "stack"]
 
 
 class NeedsMemberError(Exception):
     """User code asked for one value where the members have several; the function runs member by member instead."""
+
+
+class SharedWriteError(NeedsMemberError):
+    """User code writes, for each member, to a tensor that all members share.
+
+    Args:
+        function: the name of what writes.
+        target: the tensor.
+    """
+
+    def __init__(self, function: str, target: Tensor) -> None:
+        super().__init__(f"{function} changes a tensor that all members share")
+        self.target = target
 
 
 class Stacked(Tensor):

@@ -1,0 +1,117 @@
+"""What modules hold in plain attributes, and their modes: kept alike in the members and in what runs for them."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from shoal.errors import FusionError
+from shoal.fuse.apart import Apart
+from shoal.fuse.stacked import Stacked
+
+__all__ = ["PlainState"]
+
+_OF_EVERY_MODULE = frozenset(vars(nn.Module())) - {"training"}
+_PLAIN = (bool, int, float, str, type(None))
+
+_Place = tuple[int, str]
+"""The number of a module and the name of its attribute."""
+
+
+class PlainState:
+    """Keeps numbers, strings, None and tensors in the attributes of a stage's modules as the members have them.
+
+    Anything else in attributes stays what it was when the array was made.
+
+    Args:
+        stage: the model that runs for all members.
+        members: the models.
+        apart: containers and keys of what has a slot of its own.
+    """
+
+    def __init__(self, stage: nn.Module, members: Sequence[nn.Module], apart: Iterable[tuple[Any, Any]]) -> None:
+        self._apart = {(id(container), key) for container, key in apart}
+        found = {path: module for path, module in stage.named_modules() if not isinstance(module, Apart)}
+        self._paths = list(found)
+        self._stage = list(found.values())
+        self._members = [[member.get_submodule(path) for path in found] for member in members]
+        self._turn = 0
+        self._seen = dict(self._plain(self._members[0]))
+        self._held = {place: (value, self._of_members(*place)) for place, value in self._tensors(self._stage)}
+
+    def pull(self) -> bool:
+        """Take over what was changed in the members; returns whether anything was.
+
+        The first member is looked at every time, and another one by turns.
+
+        Raises:
+            FusionError: it was not changed alike in all of them, or to tensors of different shapes.
+        """
+        now = dict(self._plain(self._members[0]))
+        changed = [place for place, value in now.items() if _differ(value, self._seen.get(place, _MISSING))]
+        for i, name in changed:
+            for b in range(len(self._members)):
+                self._check(b, i, name, now[i, name])
+            setattr(self._stage[i], name, now[i, name])
+        self._seen = now
+        self._turn = (self._turn + 1) % len(self._members)
+        for (i, name), value in self._plain(self._members[self._turn]):
+            if _differ(value, now.get((i, name), _MISSING)):
+                self._check(self._turn, i, name, now.get((i, name), _MISSING))
+        for place, (_, theirs) in self._held.items():
+            values = self._of_members(*place)
+            if any(value is not before for value, before in zip(values, theirs, strict=True)):
+                changed.append(place)
+                self._gather(place, values)
+        return bool(changed)
+
+    def push(self) -> None:
+        """Write to the members what a run has changed in the stage."""
+        for (i, name), value in self._plain(self._stage):
+            if _differ(value, self._seen.get((i, name), _MISSING)):
+                self._seen[i, name] = value
+                for modules in self._members:
+                    setattr(modules[i], name, value)
+        for (i, name), tensor in list(self._tensors(self._stage)):
+            if tensor is not self._held.get((i, name), (None, ()))[0]:
+                for b, modules in enumerate(self._members):
+                    setattr(modules[i], name, tensor.whole[b] if isinstance(tensor, Stacked) else tensor)
+                self._held[i, name] = (tensor, self._of_members(i, name))
+
+    def _check(self, b: int, i: int, name: str, value: Any) -> None:
+        if _differ(vars(self._members[b][i]).get(name, _MISSING), value):
+            path = f"{self._paths[i]}.{name}".lstrip(".")
+            raise FusionError(f"members 0 and {b} have come to differ in {path!r}; fuse them again")
+
+    def _gather(self, place: _Place, values: list[Any]) -> None:
+        i, name = place
+        if not all(isinstance(value, Tensor) and value.shape == values[0].shape for value in values):
+            path = f"{self._paths[i]}.{name}".lstrip(".")
+            raise FusionError(f"the members have come to differ in the shape of {path!r}; fuse them again")
+        setattr(self._stage[i], name, Stacked(torch.stack(values)))
+        self._held[place] = (vars(self._stage[i])[name], values)
+
+    def _of_members(self, i: int, name: str) -> list[Any]:
+        return [vars(modules[i]).get(name) for modules in self._members]
+
+    def _plain(self, modules: Sequence[nn.Module]) -> Iterator[tuple[_Place, Any]]:
+        for i, module in enumerate(modules):
+            for name, value in vars(module).items():
+                if name in _OF_EVERY_MODULE or not isinstance(value, _PLAIN):
+                    continue
+                if not self._apart or (id(vars(module)), name) not in self._apart:
+                    yield (i, name), value
+
+    def _tensors(self, modules: Sequence[nn.Module]) -> Iterator[tuple[_Place, Any]]:
+        for i, module in enumerate(modules):
+            for name, value in vars(module).items():
+                if isinstance(value, Tensor) and (id(vars(module)), name) not in self._apart:
+                    yield (i, name), value
+
+
+_MISSING = object()
+
+
+def _differ(value: Any, other: Any) -> bool:
+    return value is not other and (type(value) is not type(other) or value != other)
