@@ -133,7 +133,7 @@ def draw(rows: Sequence[Row], path: Path, title: str) -> None:
         axis.set_xlabel("members B")
     labelled = [zip(*axis.get_legend_handles_labels(), strict=True) for axis in axes.flat]
     handles = {label: handle for pairs in labelled for handle, label in pairs}
-    figure.legend(handles.values(), handles.keys(), loc="upper center", ncols=4, frameon=False)
+    figure.legend(handles.values(), handles.keys(), loc="upper center", ncols=len(handles), frameon=False, fontsize=9)
     figure.text(0.5, 0.005, title, ha="center", fontsize=7, color="0.4")
     figure.tight_layout(rect=(0, 0.02, 1, 0.93))
     figure.savefig(path, dpi=110)
