@@ -357,7 +357,7 @@ class ModelArray(nn.Module):
         for slot in self._slots:
             if slot.follow():
                 self.version += 1
-        if self._plain.pull():
+        if len(self) > 1 and self._plain.pull():
             self.version += 1
 
     def check_batch(self, batch: Any) -> None:

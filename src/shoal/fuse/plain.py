@@ -36,6 +36,7 @@ class PlainState:
         self._paths = list(found)
         self._stage = list(found.values())
         self._members = [[member.get_submodule(path) for path in found] for member in members]
+        self._names: dict[int, tuple[int, list[str]]] = {}
         self._turn = 0
         self._seen = dict(self._plain(self._members[0]))
         self._held = {place: (value, self._of_members(*place)) for place, value in self._tensors(self._stage)}
@@ -97,17 +98,28 @@ class PlainState:
 
     def _plain(self, modules: Sequence[nn.Module]) -> Iterator[tuple[_Place, Any]]:
         for i, module in enumerate(modules):
-            for name, value in vars(module).items():
-                if name in _OF_EVERY_MODULE or not isinstance(value, _PLAIN):
-                    continue
-                if not self._apart or (id(vars(module)), name) not in self._apart:
+            attributes = vars(module)
+            for name in self._own(attributes):
+                value = attributes.get(name, _MISSING)
+                if isinstance(value, _PLAIN):
                     yield (i, name), value
 
     def _tensors(self, modules: Sequence[nn.Module]) -> Iterator[tuple[_Place, Any]]:
         for i, module in enumerate(modules):
-            for name, value in vars(module).items():
-                if isinstance(value, Tensor) and (id(vars(module)), name) not in self._apart:
+            attributes = vars(module)
+            for name in self._own(attributes):
+                value = attributes.get(name, _MISSING)
+                if isinstance(value, Tensor):
                     yield (i, name), value
+
+    def _own(self, attributes: dict[str, Any]) -> list[str]:
+        """The names that not every module has, and that have no slot; found anew when their number has changed."""
+        count, names = self._names.get(id(attributes), (-1, []))
+        if count != len(attributes):
+            key = id(attributes)
+            names = [name for name in attributes if name not in _OF_EVERY_MODULE and (key, name) not in self._apart]
+            self._names[key] = (len(attributes), names)
+        return names
 
 
 _MISSING = object()
