@@ -4,9 +4,12 @@ import copy
 import pickle
 import subprocess
 import sys
+from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -285,6 +288,32 @@ class Lists(nn.Module):
     def __init__(self, tensors: Any) -> None:
         super().__init__()
         self.tensors = tensors
+
+
+class Holding(nn.Module):
+    """Whatever steers a forward pass."""
+
+    def __init__(self, value: Any) -> None:
+        super().__init__()
+        self.value = value
+
+
+DIFFERENT: dict[str, tuple[Any, Any]] = {
+    "arguments of a partial": (partial(F.leaky_relu, negative_slope=0.1), partial(F.leaky_relu, negative_slope=0.3)),
+    "functions of a partial": (partial(torch.tanh), partial(torch.relu)),
+    "numpy numbers": (np.int64(1), np.int64(2)),
+    "numpy arrays": (np.arange(3), np.arange(3) * 2),
+    "slices": (slice(1), slice(2)),
+    "ranges": (range(1), range(2)),
+    "queues": (deque([1]), deque([2])),
+}
+
+
+@pytest.mark.parametrize("name", DIFFERENT)
+def test_values_that_steer_a_forward_pass_tell_structures_apart(name: str) -> None:
+    one, other = (Holding(value) for value in DIFFERENT[name])
+    assert entries(one) != entries(other)
+    assert entries(one) == entries(copy.deepcopy(one))
 
 
 def shared_parameter() -> list[nn.Module]:

@@ -226,3 +226,28 @@ def test_random_numbers_that_come_late_are_the_members_own() -> None:
     for mine, other in zip(weights, other_weights, strict=True):
         for name, value in mine.items():
             close(other[name], value, name)
+
+
+@pytest.mark.parametrize("ways", [(), ("compiled",), ("eager", "fast")])
+def test_ways_are_checked(ways: Any) -> None:
+    with pytest.raises(FusionError, match="`ways` must name 'eager' or 'serial'"):
+        TrainingStep(*array_of(2), loss, ways)
+
+
+def test_gradients_of_before_are_not_stepped_with() -> None:
+    results = []
+    for stale in (False, True):
+        array, optimizer = array_of(2)
+        if stale:
+            for member in array.members:
+                loss(member, (X + 1, Y)).backward()
+            for member in array.members:
+                member[2].reset_running_stats()
+        step = TrainingStep(array, optimizer, loss, ("serial",))
+        for member in array.members:
+            member[2].reset_running_stats()
+        step((X, Y))
+        results.append(states(array))
+    for mine, other in zip(*results, strict=True):
+        for name, value in mine.items():
+            close(other[name], value, name)

@@ -60,7 +60,7 @@ class CapturedStep:
         batch: Any,
         compiling: bool = True,
     ) -> None:
-        if any(True for _ in array.apart()):
+        if array.partial:
             raise FusionError("the step of members that differ in submodules cannot be captured")
         self._array = array
         self._optimizer = optimizer
@@ -83,6 +83,8 @@ class CapturedStep:
     def fits(self, batch: Any) -> bool:
         """Whether a batch has the captured shapes, and nothing else has changed since."""
         self._optimizer.refresh()
+        self._array.follow()
+        self._array.check_batch(batch)
         leaves, spec = pytree.tree_flatten(batch)
         same = (self._optimizer.version, self._array.version) == self._versions and self._array.floats() == self._floats
         if not same or spec != self._spec or _shapes(leaves) != self._shapes:

@@ -14,12 +14,13 @@ import logging
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from shoal.errors import FusionError
 from shoal.fuse.array import ModelArray
 from shoal.fuse.capture import CapturedStep, capture
 from shoal.fuse.optim.fused import FusedOptimizer
@@ -51,6 +52,9 @@ class TrainingStep:
         ways: that may be taken.
         compiling: asked once, with the seconds of the fastest step so far, whether compiling may repay itself.
         clock: in seconds.
+
+    Raises:
+        FusionError: `ways` names neither 'eager' nor 'serial', or what is no way.
     """
 
     def __init__(
@@ -62,6 +66,11 @@ class TrainingStep:
         compiling: Callable[[float], bool] = lambda seconds: False,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
+        wrong = [way for way in ways if way not in get_args(Way)]
+        if wrong or not {"eager", "serial"} & set(ways):
+            raise FusionError(
+                f"`ways` must name 'eager' or 'serial' and may name 'captured' and 'compiled', got {ways}"
+            )
         self.way: Way | None = None
         self.seconds: dict[Way, float] = {}
         self.compile_seconds = 0.0
@@ -136,7 +145,7 @@ class TrainingStep:
         return True
 
     def _best(self) -> Way:
-        return min(self.seconds, key=lambda way: self.seconds[way]) if self.seconds else next(iter(self._runs))
+        return min(self.seconds, key=lambda way: self.seconds[way]) if self.seconds else self._open[0]
 
     def _run(self, way: Way, batch: Any) -> Tensor:
         return self._runs[way](batch)
@@ -149,8 +158,12 @@ class TrainingStep:
         return losses.detach()
 
     def _serial(self, batch: Any) -> Tensor:
+        self._array.follow()
         self._optimizer.zero_grad()
         columns = [(stacked, own) for _, stacked, own in self._array.columns() if stacked.requires_grad]
+        for _, own in columns:
+            for parameter in own:
+                parameter.grad = None  # left by training of before, or by a step that failed
         losses = []
         for b, loss in enumerate(self._array.one_by_one(self._loss, batch, forward=True)):
             loss.backward()

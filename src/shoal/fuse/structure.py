@@ -6,11 +6,14 @@ of a configuration object it holds (a dropout rate, an eps), are left open: memb
 """
 
 import hashlib
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import Enum
+from functools import partial
 from types import BuiltinFunctionType, CellType, FunctionType, MethodType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -179,6 +182,14 @@ def _encode(value: Any, first_path: dict[int, str], above: tuple[int, ...], vari
         closed = [cell.cell_contents for cell in value.__closure__ or ()]
         settings = inner([closed, value.__defaults__], variable=False)
         return f"function {value.__module__}.{value.__qualname__} {settings}"
+    if isinstance(value, partial):
+        return f"{kind} {inner([value.func, value.args, dict(value.keywords)], variable=False)}"
+    if isinstance(value, (np.generic, np.ndarray)):
+        return f"{kind} {value.dtype} {value.tolist()!r}"
+    if isinstance(value, (slice, range)):
+        return repr(value)
+    if isinstance(value, deque):
+        return f"{kind}({', '.join(inner(value, variable=False))})"
     if isinstance(value, (type, BuiltinFunctionType)):
         return f"{value.__module__}.{value.__qualname__}"
     if isinstance(value, Enum):
