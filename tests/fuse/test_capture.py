@@ -130,3 +130,28 @@ def test_a_failed_capture_changes_nothing() -> None:
     assert capture(array, fused, breaks, batch) is None
     for tensor, (path, after, _) in zip(before, array.columns(), strict=True):
         torch.testing.assert_close(after.detach(), tensor, rtol=0, atol=0, msg=path)
+
+
+class Counting(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return self.linear(x) * (2.0 if self.calls > 100 else 1.0)
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_a_model_that_counts_is_not_captured_and_goes_on_counting(steps: int) -> None:
+    models = [Counting().double() for _ in range(2)]
+    array = fuse(models)
+    optimizer = fuse_optimizers([torch.optim.SGD(m.parameters(), lr=0.1) for m in models], array)
+    x = torch.randn(3, 4, dtype=torch.float64)
+    loss_of = lambda model, batch: model(batch).square().mean()  # noqa: E731
+    for _ in range(steps):
+        array.map(loss_of, x).sum().backward()
+        optimizer.step()
+    assert capture(array, optimizer, loss_of, x, compiling=False) is None
+    assert [model.calls for model in models] == [steps] * 2

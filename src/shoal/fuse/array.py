@@ -59,6 +59,9 @@ class ModelArray(nn.Module):
         """Number of the next call; members' random numbers depend on it and on their seeds alone."""
         self.version = 0
         """Grows when parameters are frozen or unfrozen; a captured step of before is then out of date."""
+        self.stateful = False
+        """Whether the last run at once has changed what the model keeps in attributes."""
+        self._versions: list[int] = []
         self._single: set[Any] = set()
         """Functions that run member by member."""
         self._quiet: set[Any] = set()
@@ -231,7 +234,9 @@ class ModelArray(nn.Module):
             raise
         for slot in self._slots:
             slot.keep()
-        self._plain.push()
+        versions = [slot.data._version for slot in self._slots if slot.own and not slot.registered]
+        self.stateful = self._plain.push() or versions != self._versions
+        self._versions = versions
 
     def unfuse(self) -> list[nn.Module]:
         """The members themselves: their own classes, with their current weights and buffers.
@@ -359,6 +364,21 @@ class ModelArray(nn.Module):
                 self.version += 1
         if len(self) > 1 and self._plain.pull():
             self.version += 1
+
+    @contextmanager
+    def unchanged(self) -> Iterator[None]:
+        """Within, runs at once must not change what the model keeps in attributes; numbers are put back.
+
+        Raises:
+            FusionError: they have changed it.
+        """
+        before = self._plain.numbers()
+        yield
+        if self.stateful:
+            self._plain.set_numbers(before)
+            raise FusionError(
+                "the model keeps state in plain attributes; register it as buffers to have steps captured"
+            )
 
     def check_batch(self, batch: Any) -> None:
         """Refuse batches that are stacked for another number of members.

@@ -62,6 +62,10 @@ class CapturedStep:
     ) -> None:
         if array.partial:
             raise FusionError("the step of members that differ in submodules cannot be captured")
+        if array.stateful and array.tick > 1:
+            raise FusionError(
+                "the model keeps state in plain attributes; register it as buffers to have steps captured"
+            )
         self._array = array
         self._optimizer = optimizer
         self._loss = loss
@@ -124,7 +128,7 @@ class CapturedStep:
     def _trace(self, leaves: Sequence[Any], compiling: bool) -> Callable[..., Tensor]:
         example = [*self._inputs(), *self._given(leaves)]
         try:
-            with _NoNumbers(), _compiling():
+            with _NoNumbers(), _compiling(), self._array.unchanged():
                 graph, again = (make_fx(self._step(leaves), tracing_mode="real")(*_copies(example)) for _ in range(2))
             if graph.code != again.code:  # it counts, or draws numbers that are not torch's: a trace would freeze them
                 raise FusionError("two traces of it differ")
