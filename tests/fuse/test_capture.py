@@ -1,5 +1,6 @@
 """A captured step does what the eager one does."""
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -8,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import shoal
 from shoal.errors import FusionError
 from shoal.fuse.array import ModelArray, fuse
 from shoal.fuse.capture import CapturedStep, capture
@@ -155,3 +157,116 @@ def test_a_model_that_counts_is_not_captured_and_goes_on_counting(steps: int) ->
         optimizer.step()
     assert capture(array, optimizer, loss_of, x, compiling=False) is None
     assert [model.calls for model in models] == [steps] * 2
+
+
+class Keeping(nn.Module):
+    """Keeps state beside its buffers, in the way that is asked for."""
+
+    def __init__(self, change: Callable[["Keeping"], Any], number: float) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.change = change
+        self.calls = 0
+        self.counts = {"calls": 0}
+        self.log: list[int] = []
+        self.average = torch.ones(4, dtype=torch.float64)
+        self.own = torch.full((4,), number, dtype=torch.float64)
+        self.listed = [torch.full((4,), number, dtype=torch.float64)]
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.change(self)
+        return self.linear(x) * self.average * self.own * self.listed[0]
+
+    def kept(self) -> list[Any]:
+        tensors = (self.average, self.own, self.listed[0])
+        return [self.calls, dict(self.counts), list(self.log), *(tensor.tolist() for tensor in tensors)]
+
+
+CHANGES: dict[str, Callable[[Keeping], Any]] = {
+    "a number": lambda m: setattr(m, "calls", m.calls + 1),
+    "a number in a dict": lambda m: m.counts.update(calls=m.counts["calls"] + 1),
+    "a longer list": lambda m: m.log.append(0),
+    "another tensor": lambda m: setattr(m, "average", m.average * 0.9),
+    "a tensor in place": lambda m: m.average.mul_(0.9),
+    "a tensor of each member": lambda m: setattr(m, "own", m.own * 0.9),
+    "one in place": lambda m: m.own.mul_(0.9),
+    "one in a list": lambda m: m.listed[0].mul_(0.9),
+}
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_a_model_with_state_beside_its_buffers_is_not_captured(change: Any, count: int) -> None:
+    models = [Keeping(change, 1.0 + b).double() for b in range(count)]
+    array = fuse(models)
+    optimizer = fuse_optimizers([torch.optim.SGD(m.parameters(), lr=0.1) for m in models], array)
+    x = torch.randn(3, 4, dtype=torch.float64)
+    loss_of = lambda model, batch: model(batch).square().mean()  # noqa: E731
+    array.map(loss_of, x).sum().backward()
+    optimizer.step()
+    before = [model.kept() for model in models]
+    with pytest.raises(FusionError, match="keeps state in plain attributes"):
+        CapturedStep(array, optimizer, loss_of, x, compiling=False)
+    assert [model.kept() for model in models] == before
+
+
+def captured(count: int = 2, optimizer: Any = torch.optim.SGD) -> tuple[ModelArray, FusedOptimizer, CapturedStep]:
+    array, fused = members(Small, optimizer, count)
+    (batch,) = batches(1)
+    eager(array, fused, batch)
+    return array, fused, CapturedStep(array, fused, loss, batch, compiling=False)
+
+
+OUTDATING: dict[str, Callable[[nn.Module], Any]] = {
+    "frozen": lambda member: member.conv.requires_grad_(False),
+    "a part in evaluation": lambda member: member.drop.eval(),
+}
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("change", OUTDATING.values(), ids=OUTDATING)
+def test_what_changes_in_the_members_outdates_a_captured_step(change: Any, count: int) -> None:
+    array, _, step = captured(count)
+    (batch,) = batches(1)
+    assert step.fits(batch)
+    for member in array.members:
+        change(member)
+    assert not step.fits(batch)
+
+
+def test_a_batch_stacked_for_fewer_members_does_not_fit() -> None:
+    array, fused = members(mlp, torch.optim.SGD, 3)
+    own = batches(3)
+    batch = shoal.stack(own)
+    eager(array, fused, batch)
+    step = CapturedStep(array, fused, loss, batch, compiling=False)
+    assert step.fits(shoal.stack(own[::-1]))
+    assert not step.fits(shoal.stack(own[:2]))
+
+
+def test_members_that_differ_in_parts_without_parameters_are_not_captured() -> None:
+    models = [nn.Sequential(nn.Flatten(), nn.Linear(36, 4), act).double() for act in (nn.Tanh(), nn.ReLU())]
+    array = fuse(models, strict=False)
+    fused = fuse_optimizers([torch.optim.SGD(m.parameters(), lr=0.1) for m in models], array)
+    (batch,) = batches(1)
+    eager(array, fused, batch)
+    with pytest.raises(FusionError, match="differ in submodules"):
+        CapturedStep(array, fused, loss, batch)
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.Adam, torch.optim.NAdam])
+def test_a_captured_step_that_fails_is_not_counted(optimizer: Any) -> None:
+    array, fused, step = captured(2, optimizer)
+    (batch,) = batches(1)
+    before = copy.deepcopy([member.state_dict()["state"] for member in fused.members])
+    tick = array.tick
+
+    def fails(*tensors: Tensor) -> Tensor:
+        raise torch.OutOfMemoryError("none left")
+
+    step._function = fails
+    with pytest.raises(torch.OutOfMemoryError):
+        step(batch)
+    assert array.tick == tick
+    for member, state in zip(fused.members, before, strict=True):
+        torch.testing.assert_close(member.state_dict()["state"], state, rtol=0, atol=0)

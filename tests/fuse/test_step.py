@@ -15,7 +15,7 @@ import shoal
 from shoal.errors import FusionError
 from shoal.fuse.array import ModelArray, fuse
 from shoal.fuse.optim.fused import FusedOptimizer, fuse_optimizers
-from shoal.fuse.step import TIMED, TrainingStep, Way
+from shoal.fuse.step import PATIENCE, TIMED, TrainingStep, Way
 
 X = torch.randn(6, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 Y = torch.tensor([0, 1, 2, 0, 1, 2])
@@ -251,3 +251,42 @@ def test_gradients_of_before_are_not_stepped_with() -> None:
     for mine, other in zip(*results, strict=True):
         for name, value in mine.items():
             close(other[name], value, name)
+
+
+def test_a_serial_step_that_fails_leaves_no_gradients() -> None:
+    def fails(model: nn.Module, batch: Any) -> Tensor:
+        value = loss(model, batch)
+        if model is array.members[1]:
+            value.register_hook(lambda grad: model[0].weight.register_hook(broken) and None)
+        return value
+
+    def broken(grad: Tensor) -> Tensor:
+        raise ArithmeticError("in backward")
+
+    array, optimizer = array_of(2)
+    with pytest.raises(ArithmeticError):
+        TrainingStep(array, optimizer, fails, ("serial",))((X, Y))
+    assert all(own.grad is None for _, _, members in array.columns() for own in members)
+    assert all(parameter.grad is None for parameter in array.parameters())
+
+
+def test_shapes_that_do_not_come_again_are_given_up() -> None:
+    clock = Clock({"eager": 2.0, "serial": 1.0})
+    array, optimizer = array_of(2)
+    step = TrainingStep(array, optimizer, loss, clock=clock)
+    clock.watch(step)
+    step((X, Y))
+    for _ in range(PATIENCE + 2 * (TIMED + 1)):
+        step((X[:4], Y[:4]))
+    assert step.way == "serial"
+
+
+def test_shapes_that_vary_for_ever_leave_the_way_that_is_allowed() -> None:
+    array, optimizer = array_of(2)
+    step = TrainingStep(array, optimizer, loss, ("serial",))
+    step((X, Y))
+    for i in range(2 * PATIENCE):
+        rows = 7 + i
+        step((X[:1].expand(rows, 4) + torch.arange(rows)[:, None], Y[:1].expand(rows)))
+    assert step.way == "serial"
+    assert not step.seconds

@@ -59,9 +59,6 @@ class ModelArray(nn.Module):
         """Number of the next call; members' random numbers depend on it and on their seeds alone."""
         self.version = 0
         """Grows when parameters are frozen or unfrozen; a captured step of before is then out of date."""
-        self.stateful = False
-        """Whether the last run at once has changed what the model keeps in attributes."""
-        self._versions: list[int] = []
         self._single: set[Any] = set()
         """Functions that run member by member."""
         self._quiet: set[Any] = set()
@@ -162,7 +159,7 @@ class ModelArray(nn.Module):
         """
         self._refuse_left()
         self.check_batch(batch)
-        self.follow()
+        self.follow_own()
         tick, self.tick = self.tick, self.tick + 1
         keys = partial(member_keys, self.seeds, tick)
         slots = [slot for slot in self._slots if slot.registered and not slot.shared]
@@ -234,9 +231,7 @@ class ModelArray(nn.Module):
             raise
         for slot in self._slots:
             slot.keep()
-        versions = [slot.data._version for slot in self._slots if slot.own and not slot.registered]
-        self.stateful = self._plain.push() or versions != self._versions
-        self._versions = versions
+        self._plain.push()
 
     def unfuse(self) -> list[nn.Module]:
         """The members themselves: their own classes, with their current weights and buffers.
@@ -306,7 +301,7 @@ class ModelArray(nn.Module):
 
     def _each(self, fn: Callable[..., Any], keys: Callable[[], list[int]], batch: tuple[Any, ...]) -> Any:
         """The same by the members themselves, their parameters being rows of the stacked ones."""
-        self.follow()
+        self.follow_own()
         slots = [slot for slot in self._slots if slot.registered and not slot.shared]
         columns = [rows(slot.data) for slot in slots]
         results = []
@@ -359,26 +354,21 @@ class ModelArray(nn.Module):
         Raises:
             FusionError: it was not changed alike in all members.
         """
+        self._follow_slots()
+        if self._plain.pull():
+            self.version += 1
+
+    def follow_own(self) -> None:
+        """`follow` before members run as they are; a lone one needs nothing of what runs for all."""
+        if len(self) > 1:
+            self.follow()
+        else:
+            self._follow_slots()
+
+    def _follow_slots(self) -> None:
         for slot in self._slots:
             if slot.follow():
                 self.version += 1
-        if len(self) > 1 and self._plain.pull():
-            self.version += 1
-
-    @contextmanager
-    def unchanged(self) -> Iterator[None]:
-        """Within, runs at once must not change what the model keeps in attributes; numbers are put back.
-
-        Raises:
-            FusionError: they have changed it.
-        """
-        before = self._plain.numbers()
-        yield
-        if self.stateful:
-            self._plain.set_numbers(before)
-            raise FusionError(
-                "the model keeps state in plain attributes; register it as buffers to have steps captured"
-            )
 
     def check_batch(self, batch: Any) -> None:
         """Refuse batches that are stacked for another number of members.

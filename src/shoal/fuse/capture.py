@@ -27,6 +27,7 @@ from torch.utils import _pytree as pytree
 
 from shoal.errors import FusionError
 from shoal.fuse.array import ModelArray
+from shoal.fuse.held import unchanged
 from shoal.fuse.optim.fused import FusedOptimizer
 from shoal.fuse.optim.traced import TracedStep
 from shoal.fuse.randomness import member_keys
@@ -49,7 +50,7 @@ class CapturedStep:
         compiling: whether Inductor compiles what was traced.
 
     Raises:
-        FusionError: the step cannot be captured, or an optimizer must step by itself.
+        FusionError: the step cannot be captured, or an optimizer must step by itself. The model is as before then.
     """
 
     def __init__(
@@ -62,10 +63,8 @@ class CapturedStep:
     ) -> None:
         if array.partial:
             raise FusionError("the step of members that differ in submodules cannot be captured")
-        if array.stateful and array.tick > 1:
-            raise FusionError(
-                "the model keeps state in plain attributes; register it as buffers to have steps captured"
-            )
+        array.check_batch(batch)
+        array.follow()
         self._array = array
         self._optimizer = optimizer
         self._loss = loss
@@ -78,6 +77,8 @@ class CapturedStep:
         self._others = [t for _, t, _ in array.columns() if not any(t is p for p in traced.params)]
         self._versions = (optimizer.version, array.version)
         self._floats = array.floats()
+        self._modules = list(array.members[0].modules())
+        self._modes = self._training()
         self._device = next((p.device for p in array.parameters()), torch.device("cpu"))
         self._function = self._trace(leaves, compiling)
         self._replay: Replay | None = None
@@ -86,25 +87,43 @@ class CapturedStep:
 
     def fits(self, batch: Any) -> bool:
         """Whether a batch has the captured shapes, and nothing else has changed since."""
-        self._optimizer.refresh()
         self._array.follow()
-        self._array.check_batch(batch)
+        self._optimizer.refresh()
         leaves, spec = pytree.tree_flatten(batch)
         same = (self._optimizer.version, self._array.version) == self._versions and self._array.floats() == self._floats
-        if not same or spec != self._spec or _shapes(leaves) != self._shapes:
+        if not same or self._training() != self._modes or spec != self._spec or _shapes(leaves) != self._shapes:
             return False
         return self._replay is None or self._replay.fits(self._inputs())
 
     def __call__(self, batch: Any) -> Tensor:
         """One step; returns the losses, shape [B]."""
         given = self._given(pytree.tree_leaves(batch))
-        self._array.tick += 1
-        self._traced.advance()
-        with torch.no_grad(), warnings.catch_warnings():
+        with torch.no_grad(), warnings.catch_warnings(), self._counted():
             warnings.simplefilter("ignore")  # of the compiler, about itself
             losses = self._function(*self._inputs(), *given) if self._replay is None else self._replay(given)
+        self._array.tick += 1
         self._optimizer.mark_stepped()
         return losses
+
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
+        """Within, one update more is counted, and stays so if nothing is raised."""
+        parts = [part for share in self._traced.shares for part, _ in share.parts]
+        products = [product for part in parts for product in part.product]
+        before = _copies(products)
+        self._traced.advance()
+        try:
+            yield
+        except BaseException:
+            for part in parts:
+                if part.steps is not None:
+                    part.steps.sub_(1)
+            for product, saved in zip(products, before, strict=True):
+                product.copy_(saved)
+            raise
+
+    def _training(self) -> list[bool]:
+        return [module.training for module in self._modules]
 
     def _inputs(self) -> list[Tensor]:
         """What the step reads and changes in place."""
@@ -128,7 +147,7 @@ class CapturedStep:
     def _trace(self, leaves: Sequence[Any], compiling: bool) -> Callable[..., Tensor]:
         example = [*self._inputs(), *self._given(leaves)]
         try:
-            with _NoNumbers(), _compiling(), self._array.unchanged():
+            with _NoNumbers(), _compiling():
                 graph, again = (make_fx(self._step(leaves), tracing_mode="real")(*_copies(example)) for _ in range(2))
             if graph.code != again.code:  # it counts, or draws numbers that are not torch's: a trace would freeze them
                 raise FusionError("two traces of it differ")
@@ -163,13 +182,14 @@ class CapturedStep:
         """The step as a function of tensors alone, in the order of `_inputs`, then keys and batch."""
         step = self._traced
         counts = [len(step.params), len(self._others), len(step.state), len(step.numbers), 1]
+        constants = [tensor for _, tensor, _ in self._array.shared()]
 
         def run(*tensors: Tensor) -> Tensor:
             left = iter(tensors)
             params, others, state, numbers, (keys,) = ([next(left) for _ in range(n)] for n in counts)
             batch = pytree.tree_unflatten([_like(x, left) for x in leaves], self._spec)
             live = [param.detach().requires_grad_(param.is_floating_point()) for param in params]
-            with self._standing_in([*live, *others]), self._array.open(keys) as model:
+            with self._standing_in([*live, *others]), self._array.open(keys) as model, unchanged(model, constants):
                 losses = self._loss(model, batch).whole
             grads = torch.autograd.grad(losses.sum(), live)
             step.apply(params, grads, state, numbers)
@@ -234,4 +254,4 @@ def _copies(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _shapes(leaves: Sequence[Any]) -> list[Any]:
-    return [(type(leaf), leaf.shape, leaf.dtype) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+    return [(type(leaf), _whole(leaf).shape, leaf.dtype) if isinstance(leaf, Tensor) else leaf for leaf in leaves]

@@ -1,6 +1,6 @@
 """What modules hold in plain attributes, and their modes: kept alike in the members and in what runs for them."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -38,7 +38,6 @@ class PlainState:
         self._members = [[member.get_submodule(path) for path in found] for member in members]
         self._names: dict[int, tuple[int, list[str]]] = {}
         self._turn = 0
-        self._versions: list[int] = []
         self._seen = dict(self._plain(self._members[0]))
         self._held = {place: (value, self._of_members(*place)) for place, value in self._tensors(self._stage)}
 
@@ -68,36 +67,18 @@ class PlainState:
                 self._gather(place, values)
         return bool(changed)
 
-    def push(self) -> bool:
-        """Write to the members what a run has changed in the stage; returns whether it has changed anything."""
-        changed = False
+    def push(self) -> None:
+        """Write to the members what a run has changed in the stage."""
         for (i, name), value in self._plain(self._stage):
             if _differ(value, self._seen.get((i, name), _MISSING)):
-                changed = True
                 self._seen[i, name] = value
                 for modules in self._members:
                     setattr(modules[i], name, value)
         for (i, name), tensor in list(self._tensors(self._stage)):
             if tensor is not self._held.get((i, name), (None, ()))[0]:
-                changed = True
                 for b, modules in enumerate(self._members):
                     setattr(modules[i], name, tensor.whole[b] if isinstance(tensor, Stacked) else tensor)
                 self._held[i, name] = (tensor, self._of_members(i, name))
-        versions = [
-            (tensor.whole if isinstance(tensor, Stacked) else tensor)._version for tensor, _ in self._held.values()
-        ]
-        changed, self._versions = changed or versions != self._versions, versions
-        return changed
-
-    def numbers(self) -> dict[_Place, Any]:
-        """All but tensors, as the stage has it."""
-        return dict(self._plain(self._stage))
-
-    def set_numbers(self, values: Mapping[_Place, Any]) -> None:
-        """Go back to what `numbers` gave."""
-        for (i, name), value in values.items():
-            setattr(self._stage[i], name, value)
-        self.push()
 
     def _check(self, b: int, i: int, name: str, value: Any) -> None:
         if _differ(vars(self._members[b][i]).get(name, _MISSING), value):

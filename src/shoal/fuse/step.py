@@ -24,6 +24,7 @@ from shoal.errors import FusionError
 from shoal.fuse.array import ModelArray
 from shoal.fuse.capture import CapturedStep, capture
 from shoal.fuse.optim.fused import FusedOptimizer
+from shoal.fuse.stacked import Stacked
 
 __all__ = ["TrainingStep", "Way"]
 
@@ -37,14 +38,20 @@ TIMED, TIMED_SECONDS, TIMED_AT_MOST = 3, 0.05, 20
 CLEAR = 1.5
 """A way that is slower by this factor the first time it is timed is not timed again."""
 
+PATIENCE = 20
+"""After so many batches in a row of other shapes than those that are timed, these are given up."""
+
 
 class TrainingStep:
     """Zero the gradients, compute the losses, go backward, update: for all members of an array.
 
     Called with a batch, shared or stacked, it returns the losses, [B], part of no graph. `way` is the way that was
     found the fastest, or None as long as that is open; `seconds` are those of a step in each way that was timed, for
-    batches of the shapes of the first one. A batch of other shapes is not timed, and not captured. Capturing freezes
-    numbers that the loss takes from anywhere but the models and the batch.
+    batches of the shapes of the first one. A batch of other shapes is not timed, and not captured; where the first
+    shapes do not come again, others are timed in their place, and if these do not either, it is decided without them.
+
+    Capturing freezes numbers that the loss takes from anywhere but the models and the batch. Models that change their
+    own plain attributes as they run are not captured.
 
     Args:
         array: the models.
@@ -83,12 +90,15 @@ class TrainingStep:
         self._runs: dict[Way, Callable[[Any], Tensor]] = {"eager": self._eager, "serial": self._serial}
         if len(array) == 1:
             ways = tuple(way for way in ways if way != "eager") if "serial" in ways else ways
-        self._open: list[Way] = [way for way in ("eager", "serial") if way in ways]
+        self._uncaptured: list[Way] = [way for way in ("eager", "serial") if way in ways]
+        self._open = list(self._uncaptured)
         self._later: list[Way] = [way for way in ("captured", "compiled") if way in ways]
         self._compiling = compiling
         self._clock = clock
         self._times: dict[Way, list[float]] = defaultdict(list)
         self._shapes: list[Any] | None = None
+        self._missed = 0
+        self._turned = False
 
     def __call__(self, batch: Any) -> Tensor:
         """One step of all members."""
@@ -97,8 +107,9 @@ class TrainingStep:
         shapes = _shapes(batch)
         if self._shapes is None:
             self._shapes = shapes
-        if shapes != self._shapes:
+        if shapes != self._shapes and not self._turn_to(shapes):
             return self._run(self._best(), batch)
+        self._missed = 0
         way = min(self._open, key=lambda way: len(self._times[way]))  # in turns
         self._wait()
         began = self._clock()
@@ -107,6 +118,21 @@ class TrainingStep:
         self._times[way].append(self._clock() - began)
         self._judge(batch)
         return losses
+
+    def _turn_to(self, shapes: list[Any]) -> bool:
+        """Count a batch of other shapes; returns whether these are the ones to be timed from now on."""
+        self._missed += 1
+        if self._missed < PATIENCE:
+            return False
+        if self._turned or self._open[0] not in self._uncaptured:
+            self._decide()
+            return False
+        self._turned = True
+        self._shapes = shapes
+        self._open = list(self._uncaptured)
+        self._times.clear()
+        self.seconds.clear()
+        return True
 
     def _judge(self, batch: Any) -> None:
         """Close the ways that are known well enough, and open the next, or decide."""
@@ -123,10 +149,13 @@ class TrainingStep:
             if self._prepare(way, batch):
                 self._open = [way]
         if not self._open:
-            self.way = self._best()
-            if self.way in ("captured", "compiled"):
-                self._optimizer.zero_grad()  # its gradients are no tensors that outlive a step
-            _log.info("%d members: %s", len(self._array), self)
+            self._decide()
+
+    def _decide(self) -> None:
+        self.way = self._best()
+        if self.way in ("captured", "compiled"):
+            self._optimizer.zero_grad()  # its gradients are no tensors that outlive a step
+        _log.info("%d members: %s", len(self._array), self)
 
     def _timed_enough(self, way: Way) -> bool:
         times = self._times[way][1:]
@@ -146,7 +175,7 @@ class TrainingStep:
         return True
 
     def _best(self) -> Way:
-        return min(self.seconds, key=lambda way: self.seconds[way]) if self.seconds else self._open[0]
+        return min(self.seconds, key=lambda way: self.seconds[way]) if self.seconds else self._uncaptured[0]
 
     def _run(self, way: Way, batch: Any) -> Tensor:
         return self._runs[way](batch)
@@ -159,25 +188,28 @@ class TrainingStep:
         return losses.detach()
 
     def _serial(self, batch: Any) -> Tensor:
-        self._array.follow()
+        self._array.follow_own()
         self._optimizer.zero_grad()
         columns = [(stacked, own) for _, stacked, own in self._array.columns() if stacked.requires_grad]
-        for _, own in columns:
-            for parameter in own:
-                parameter.grad = None  # left by training of before, or by a step that failed
+        _drop(columns)
         losses = []
-        for b, loss in enumerate(self._array.one_by_one(self._loss, batch, forward=True)):
-            loss.backward()
-            losses.append(loss.detach())
-            _hand_over(columns, b, len(self._array))
+        try:
+            for b, loss in enumerate(self._array.one_by_one(self._loss, batch, forward=True)):
+                loss.backward()
+                losses.append(loss.detach())
+                _hand_over(columns, b, len(self._array))
+        except BaseException:
+            _drop(columns)
+            self._optimizer.zero_grad()
+            raise
         self._optimizer.step()
         return torch.stack(losses)
 
     def _captured(self, step: CapturedStep, batch: Any) -> Tensor:
         if step.fits(batch):
             return step(batch)
-        uncaptured: list[Way] = [way for way in ("eager", "serial") if way in self.seconds]
-        return self._run(min(uncaptured, key=lambda way: self.seconds[way]), batch)
+        timed = [way for way in self._uncaptured if way in self.seconds]
+        return self._run(min(timed, key=lambda way: self.seconds[way]), batch)
 
     def _wait(self) -> None:
         if self._device.type == "cuda":
@@ -186,6 +218,13 @@ class TrainingStep:
     def __str__(self) -> str:
         times = ", ".join(f"{way} {seconds * 1e3:.3g} ms" for way, seconds in self.seconds.items())
         return f"{self.way} ({times})"
+
+
+def _drop(columns: Sequence[tuple[Tensor, Sequence[Tensor]]]) -> None:
+    """Forget the members' own gradients, left by training of before or by a step that failed."""
+    for _, own in columns:
+        for parameter in own:
+            parameter.grad = None
 
 
 def _hand_over(columns: Sequence[tuple[Tensor, Sequence[Tensor]]], b: int, members: int) -> None:
@@ -209,4 +248,8 @@ def _hand_over(columns: Sequence[tuple[Tensor, Sequence[Tensor]]], b: int, membe
 
 
 def _shapes(batch: Any) -> list[Any]:
-    return [(leaf.shape, leaf.dtype) for leaf in pytree.tree_leaves(batch) if isinstance(leaf, Tensor)]
+    return [
+        (type(leaf), (leaf.whole if isinstance(leaf, Stacked) else leaf).shape, leaf.dtype)
+        for leaf in pytree.tree_leaves(batch)
+        if isinstance(leaf, Tensor)
+    ]
