@@ -279,13 +279,15 @@ class Fatal(Blobs):
 
 
 class InterruptedAfter(Momentum):
-    """Presses Ctrl-C once, after some training steps of this process."""
+    """Presses Ctrl-C once, when it has computed some more training losses after its first validation."""
 
     def __init__(self, steps: int, marker: str) -> None:
         self.steps, self.marker = steps, Path(marker)
+        self.validated = False
 
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
-        if torch.is_grad_enabled() and not self.marker.exists():
+        self.validated = self.validated or not torch.is_grad_enabled()
+        if torch.is_grad_enabled() and self.validated and not self.marker.exists():
             self.steps -= 1
             if self.steps == 0:
                 self.marker.touch()

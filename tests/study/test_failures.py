@@ -111,7 +111,7 @@ def test_a_disk_that_is_full_stops_the_study_and_loses_nothing(tmp_path: Path, m
 @pytest.mark.parametrize("damage", ["cut", "flipped", "empty"])
 def test_damaged_checkpoints_are_known_and_cost_only_time(damage: str, damaged: str, tmp_path: Path) -> None:
     space = {"lr": shoal.grid([0.01, 0.03]), "momentum": 0.9, "step_size": 2}
-    interrupted = tasks.InterruptedAfter(60, str(tmp_path / "count"))
+    interrupted = tasks.InterruptedAfter(20, str(tmp_path / "count"))
     arguments: dict[str, Any] = {"checkpoint_seconds": 0.0, "algorithm": shoal.Grid(epochs=5), "retries": 0}
     with pytest.raises(shoal.StudyInterrupted):
         tune(interrupted, space, tmp_path / "study", **arguments)

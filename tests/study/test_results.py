@@ -149,7 +149,7 @@ def test_a_study_that_has_ended_is_resumed_without_work(tmp_path: Path) -> None:
 
 
 def test_an_interrupted_study_goes_on_from_its_checkpoints(tmp_path: Path) -> None:
-    task = tasks.InterruptedAfter(40, str(tmp_path / "pressed"))
+    task = tasks.InterruptedAfter(20, str(tmp_path / "pressed"))
     with pytest.raises(shoal.StudyInterrupted, match="everything is saved"):
         tune(task, SGD, tmp_path / "study", algorithm=shoal.Grid(epochs=8))
     assert {job.outcome for job in jobs(tmp_path / "study")} == {"finished", "stopped"}
@@ -163,7 +163,7 @@ def test_an_interrupted_study_goes_on_from_its_checkpoints(tmp_path: Path) -> No
 
 
 def test_the_paths_of_the_first_run_are_there_in_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    task = tasks.InterruptedAfter(40, str(tmp_path / "pressed"))
+    task = tasks.InterruptedAfter(20, str(tmp_path / "pressed"))
     with pytest.raises(shoal.StudyInterrupted):
         tune(task, SGD, tmp_path / "study", algorithm=shoal.Grid(epochs=8))
     here = str(Path(tasks.__file__).parent)
