@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from shoal.fuse.autotune import fastest
+from shoal.fuse.rules import onednn
 from shoal.fuse.rules.elementwise import raise_rank
 from shoal.fuse.stacked import Stacked
 
@@ -16,8 +17,8 @@ __all__ = ["RULES"]
 _Ways = dict[str, Callable[[Tensor, Tensor, Tensor | None], Tensor]]
 """Of input, weight [B, O, F] and bias [B, O]; to [B, N, O]."""
 
-_LARGE = 2**17
-"""Weights of a member. Below, a batched product has always been faster than a loop, and looking up costs more."""
+_LARGE = 2**22
+"""Multiplications of all members. Below, looking up the faster way costs more than it saves."""
 
 
 def _batched(x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
@@ -36,12 +37,21 @@ def _one_product(x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
     return out.view(len(x), len(w), -1).transpose(0, 1)
 
 
+def _one_by_onednn(x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
+    """The same."""
+    flat = None if b is None else b.flatten().unsqueeze(0)
+    out = onednn.linear(x.unsqueeze(0), w.flatten(0, 1).unsqueeze(0), flat)
+    return out.view(len(x), len(w), -1).transpose(0, 1)
+
+
 _OWN: _Ways = {"baddbmm": _batched, "loop": _loop}
 _SHARED: _Ways = {
     "baddbmm": lambda x, w, b: _batched(x.expand(len(w), *x.shape), w, b),
     "one": _one_product,
     "loop": lambda x, w, b: _loop(x.expand(len(w), *x.shape), w, b),
 }
+_OWN_BY_ONEDNN: _Ways = {**_OWN, "onednn": onednn.linear}
+_SHARED_BY_ONEDNN: _Ways = {**_SHARED, "onednn": _one_by_onednn}
 
 
 def _linear(func: Any, input: Any, weight: Any, bias: Any = None) -> Any:
@@ -60,10 +70,14 @@ def _linear(func: Any, input: Any, weight: Any, bias: Any = None) -> Any:
             return NotImplemented
     flat = len(shape) == 2
     if not isinstance(input, Stacked):
-        out = fastest("linear", _SHARED, (input if flat else input.reshape(-1, features), w, b))
+        x = input if flat else input.reshape(-1, features)
+        out = fastest("linear", _SHARED_BY_ONEDNN if onednn.usable(x, w, b) else _SHARED, (x, w, b))
     else:
         x = input.whole if flat else input.whole.reshape(members, -1, features)
-        out = _batched(x, w, b) if outputs * features < _LARGE else fastest("linear", _OWN, (x, w, b))
+        if x.numel() * outputs < _LARGE:
+            out = _batched(x, w, b)
+        else:
+            out = fastest("linear", _OWN_BY_ONEDNN if onednn.usable(x, w, b) else _OWN, (x, w, b))
     return Stacked(out if flat else out.view(members, *shape[:-1], outputs))
 
 
