@@ -27,7 +27,8 @@ from shoal.errors import (
 from shoal.journal.writer import Journal
 from shoal.planner.job import ArrayKey, Job, Member, Purpose
 from shoal.report.progress import SilentProgress
-from shoal.schedule.base import JobState, JobView, Plan, Policy, Refusal
+from shoal.schedule.action import JobState, Plan, Refusal
+from shoal.schedule.base import JobView, Policy
 from shoal.schedule.fifo import Fifo
 from shoal.space import Space, grid, uniform
 from shoal.trial import Report, Trial, TrialState

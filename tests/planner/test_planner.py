@@ -205,7 +205,7 @@ def test_the_policy_sees_running_jobs_first_then_waiting_ones_with_demands_by_ki
 
 class Illegal(Recording):
     def plan(self, jobs, cluster, now):
-        return Plan(tuple(Start(job.id, "nowhere") for job in jobs))
+        return Plan(tuple(Start(job.id, ("nowhere",)) for job in jobs))
 
 
 class Suspending(Recording):
@@ -221,7 +221,7 @@ def test_an_illegal_plan_is_refused():
 def test_a_plan_that_does_more_than_start_is_refused_by_name():
     where = cluster(*slots(1))
     running = [(Job("old", (Array(A, (member(1),)),)), where.device("cpu/1:0"))]
-    with pytest.raises(PolicyError, match=r"Suspending returned Suspend\(job='old'\); only Start"):
+    with pytest.raises(PolicyError, match=r"Suspend\(job='old'\) names a job that is not preemptible"):
         planner(known(A=FUSES), Suspending()).plan([], running, where, 0.0)
 
 

@@ -2,7 +2,8 @@
 
 from shoal.cluster.device import Cluster, Device, Node
 from shoal.cost.demand import Demand
-from shoal.schedule.base import JobState, JobView
+from shoal.schedule.action import JobState
+from shoal.schedule.base import JobView
 
 GB = 10**9
 
@@ -27,7 +28,7 @@ def job(name, demand=None, on=None, **amounts):
 
 def placed(plan):
     """The starts of a plan as job -> device, in order."""
-    return {action.job: action.device for action in plan.actions}
+    return {action.job: action.devices[0] for action in plan.actions}
 
 
 def refused(plan):

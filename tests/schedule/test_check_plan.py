@@ -1,6 +1,9 @@
+from dataclasses import replace
+
 import pytest
 from schedule_samples import cluster, gpu, job, needs
 
+from shoal.cost.scaling import Scaling
 from shoal.errors import PolicyError
 from shoal.schedule import (
     WFD,
@@ -21,44 +24,72 @@ from shoal.schedule import (
 from shoal.testing.policies import check_policy
 
 WHERE = cluster(gpu(0), gpu(1, healthy=False), gpu(2, kind="H200"), gpu(3), cores=4)
-RUNS = job("runs", compute=0.6, memory=50, on="cuda:0")
+RUNS = replace(job("runs", compute=0.6, memory=50, on="cuda:0"), scaling=Scaling(sharing=2, devices=2))
 SLEEPS = JobView("sleeps", {"A100": needs()}, JobState.SUSPENDED)
-WAITS = job("waits", compute=0.5, memory=40)
+WAITS = replace(job("waits", compute=0.5, memory=40), scaling=Scaling(sharing=2))
 JOBS = [RUNS, SLEEPS, WAITS]
 LATER = Refusal("waits", "later")
+
+
+def complete(plan):
+    """The plan, with a refusal for each job that it suspends or leaves suspended."""
+    asleep = {"sleeps"}
+    for action in plan.actions:
+        if isinstance(action, Suspend):
+            asleep.add(action.job)
+        else:
+            asleep.discard(action.job)
+    known = {refusal.job for refusal in plan.refusals}
+    rest = tuple(Refusal(name, "its turn comes") for name in sorted(asleep - known) if name != "waits")
+    return replace(plan, refusals=(*plan.refusals, *rest))
 
 
 @pytest.mark.parametrize(
     "plan",
     [
         pytest.param(Plan((), (LATER,)), id="nothing"),
-        pytest.param(Plan((Start("waits", "cuda:3"),)), id="start"),
-        pytest.param(Plan((Suspend("runs"), Start("waits", "cuda:0"))), id="on what was freed"),
-        pytest.param(Plan((Stop("runs", "why"), Start("waits", "cuda:0"))), id="on what was stopped"),
-        pytest.param(Plan((Suspend("runs"), Resume("runs", "cuda:3")), (LATER,)), id="move"),
-        pytest.param(Plan((Resume("sleeps", "cuda:3"), Start("waits", "cuda:3"))), id="share"),
+        pytest.param(Plan((Start("waits", ("cuda:3",)),)), id="start"),
+        pytest.param(Plan((Suspend("runs"), Start("waits", ("cuda:0",)))), id="on what was freed"),
+        pytest.param(Plan((Stop("runs", "why"), Start("waits", ("cuda:0",)))), id="on what was stopped"),
+        pytest.param(Plan((Suspend("runs"), Resume("runs", ("cuda:3",))), (LATER,)), id="move"),
+        pytest.param(Plan((Resume("sleeps", ("cuda:3",)), Start("waits", ("cuda:3",)))), id="share"),
         pytest.param(Plan((Resize("runs", ("cuda:0", "cuda:3")),), (LATER,)), id="resize"),
     ],
 )
 def test_legal_plans_pass(plan):
-    check_plan(plan, JOBS, WHERE)
+    check_plan(complete(plan), JOBS, WHERE, 0.0)
 
 
 ILLEGAL = {
-    "unknown job": (Plan((Start("nobody", "cuda:3"),), (LATER,)), "'nobody'.*does not exist"),
-    "unknown device": (Plan((Start("waits", "cuda:9"),)), "'cuda:9'.*does not exist; there are cuda:0"),
-    "unhealthy device": (Plan((Start("waits", "cuda:1"),)), "'cuda:1'.*not healthy"),
-    "wrong kind": (Plan((Start("waits", "cuda:2"),)), "cannot run on H200, only on A100"),
-    "started twice": (Plan((Start("waits", "cuda:3"),) * 2), "that is running; it must be waiting"),
-    "start of a running job": (Plan((Start("runs", "cuda:3"),), (LATER,)), "that is running"),
+    "unknown job": (Plan((Start("nobody", ("cuda:3",)),), (LATER,)), "'nobody'.*does not exist"),
+    "unknown device": (Plan((Start("waits", ("cuda:9",)),)), "'cuda:9'.*does not exist; there are cuda:0"),
+    "unhealthy device": (Plan((Start("waits", ("cuda:1",)),)), "'cuda:1'.*not healthy"),
+    "wrong kind": (Plan((Start("waits", ("cuda:2",)),)), "cannot run on H200, only on A100"),
+    "started twice": (Plan((Start("waits", ("cuda:3",)),) * 2), "that is running; it must be waiting"),
+    "start of a running job": (Plan((Start("runs", ("cuda:3",)),), (LATER,)), "that is running"),
     "suspend of a waiting job": (Plan((Suspend("waits"),), (LATER,)), "Suspend.*that is waiting; it must be running"),
-    "resume of a running job": (Plan((Resume("runs", "cuda:3"),), (LATER,)), "it must be suspended"),
-    "resume after stop": (Plan((Stop("runs", "why"), Resume("runs", "cuda:0")), (LATER,)), "does not exist"),
+    "resume of a running job": (Plan((Resume("runs", ("cuda:3",)),), (LATER,)), "it must be suspended"),
+    "resume after stop": (Plan((Stop("runs", "why"), Resume("runs", ("cuda:0",))), (LATER,)), "does not exist"),
     "resize to nothing": (Plan((Resize("runs", ()),), (LATER,)), "at least one device"),
     "resize to one device twice": (Plan((Resize("runs", ("cuda:0", "cuda:0")),), (LATER,)), "none twice"),
-    "too much compute": (Plan((Start("waits", "cuda:0"),)), r"Start\(job='waits'.*take 1.1 of its 1 compute"),
-    "neither": (Plan(), "'waits' is neither started nor refused"),
-    "both": (Plan((Start("waits", "cuda:3"),), (LATER,)), "not waiting after the plan"),
+    "resize to more than it may use": (
+        Plan((Resize("runs", ("cuda:0", "cuda:1", "cuda:3")),), (LATER,)),
+        "names 3 devices; the job may use 2",
+    ),
+    "several devices that are not free": (
+        Plan((Start("waits", ("cuda:3",)), Resize("runs", ("cuda:0", "cuda:3")))),
+        "cuda:3 would be shared with 'runs', which holds 2 devices",
+    ),
+    "two devices for one fraction": (Plan((Resize("runs", ("cuda:0", "cuda:3"), 0.5),), (LATER,)), "has all of each"),
+    "a share that was not asked for": (Plan((Resume("sleeps", ("cuda:3",), 0.5),), (LATER,)), "what its demand says"),
+    "no share": (Plan((Start("waits", ("cuda:3",), 0.0),)), "not above 0 and finite"),
+    "a share that is no number": (Plan((Start("waits", ("cuda:3",), float("nan")),)), "not above 0 and finite"),
+    "too large a share": (Plan((Start("waits", ("cuda:3",), 1.5),)), "take 1.5 of its 1 compute"),
+    "a wake that is past": (Plan((), (LATER,), wake=0.0), "woken at 0.0 s, which is not after now"),
+    "a wake that is no time": (Plan((), (LATER,), wake=float("nan")), "not after now"),
+    "too much compute": (Plan((Start("waits", ("cuda:0",)),)), r"Start\(job='waits'.*take 1.1 of its 1 compute"),
+    "neither": (Plan(), "'waits' neither runs nor is refused"),
+    "both": (Plan((Start("waits", ("cuda:3",)),), (LATER,)), "not waiting after the plan"),
     "refused twice": (Plan((), (LATER, LATER)), "second refusal"),
     "refused without a word": (Plan((), (Refusal("waits", " "),)), "no reason"),
     "refusal of a running job": (Plan((), (LATER, Refusal("runs", "no"))), "'runs'.*not waiting"),
@@ -69,7 +100,7 @@ ILLEGAL = {
 def test_illegal_plans_are_named(name):
     plan, message = ILLEGAL[name]
     with pytest.raises(PolicyError, match=message):
-        check_plan(plan, JOBS, WHERE)
+        check_plan(complete(plan), JOBS, WHERE, 0.0)
 
 
 @pytest.mark.parametrize(
@@ -81,17 +112,23 @@ def test_illegal_plans_are_named(name):
 )
 def test_hard_limits(changes, message):
     with pytest.raises(PolicyError, match=message):
-        check_plan(Plan((Start("new", "cuda:0"),)), [RUNS, job("new", **changes)], WHERE)
+        check_plan(Plan((Start("new", ("cuda:0",)),)), [RUNS, job("new", **changes)], WHERE, 0.0)
+
+
+@pytest.mark.parametrize("action", [Suspend("runs"), Stop("runs", "why"), Resize("runs", ("cuda:3",))], ids=str)
+def test_a_job_that_is_not_preemptible_stays_as_it_is(action):
+    with pytest.raises(PolicyError, match=r"'runs'.*not preemptible"):
+        check_plan(Plan((action,), (LATER,)), [replace(RUNS, preemptible=False), WAITS], WHERE, 0.0)
 
 
 def test_cores_of_jobs_on_other_devices_of_the_node_count():
     with pytest.raises(PolicyError, match="node n0"):
-        check_plan(Plan((Start("new", "cuda:3"),)), [RUNS, job("new", cores=3.5)], WHERE)
+        check_plan(Plan((Start("new", ("cuda:3",)),)), [RUNS, job("new", cores=3.5)], WHERE, 0.0)
 
 
 def test_a_device_that_was_too_full_is_not_held_against_a_plan_that_leaves_it_alone():
     full = [job("a", compute=0.9, on="cuda:0"), job("b", compute=0.9, on="cuda:0")]
-    check_plan(Plan((Start("new", "cuda:3"),)), [*full, job("new")], WHERE)
+    check_plan(Plan((Start("new", ("cuda:3",)),)), [*full, job("new")], WHERE, 0.0)
 
 
 class Broken(Knapsack):
@@ -114,7 +151,7 @@ class Lazy(Broken):
     """Starts nothing."""
 
     def plan(self, jobs, cluster, now):
-        return Plan((), tuple(Refusal(job.id, "no") for job in jobs if job.state is JobState.WAITING))
+        return Plan((), tuple(Refusal(job.id, "no") for job in jobs if not job.devices))
 
 
 class Greedy(Broken):
@@ -122,7 +159,7 @@ class Greedy(Broken):
 
     def plan(self, jobs, cluster, now):
         first = next((device.name for _, device in cluster), "")
-        return Plan(tuple(Start(job.id, first) for job in jobs if job.state is JobState.WAITING))
+        return Plan(tuple(Start(job.id, (first,)) for job in jobs if not job.devices))
 
 
 class Meddling(Broken):

@@ -16,7 +16,7 @@ def test_every_policy_conforms(name):
 def plan(policy, jobs, where):
     """A plan that was checked."""
     answer = policy.plan(jobs, where, now=0.0)
-    check_plan(answer, jobs, where)
+    check_plan(answer, jobs, where, 0.0)
     return placed(answer), refused(answer)
 
 

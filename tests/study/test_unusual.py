@@ -20,7 +20,8 @@ from torch.utils.data import Dataset, TensorDataset, random_split
 import shoal
 from shoal.cluster.device import Cluster
 from shoal.cost.demand import Profile
-from shoal.schedule.base import JobView, Plan, Policy
+from shoal.schedule.action import Plan
+from shoal.schedule.base import JobView, Policy
 from shoal.schedule.fifo import Fifo
 from shoal.worker import run
 from shoal.worker.data import Batches

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from shoal.cluster.device import Device
 from shoal.planner.event import Ended, Event, Outcome, Profiled, Reported, Surveyed
 from shoal.planner.job import Job, Workplace
-from shoal.schedule.base import Refusal
+from shoal.schedule.action import Refusal
 
 __all__ = ["Backend", "Ended", "Event", "Outcome", "Profiled", "Reported", "Runner", "Surveyed", "Workplace"]
 

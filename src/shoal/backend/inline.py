@@ -10,7 +10,7 @@ from shoal.backend.perform import StopFlag, perform, resolve
 from shoal.cluster.device import Device
 from shoal.errors import BackendError
 from shoal.planner.job import Job
-from shoal.schedule.base import Refusal
+from shoal.schedule.action import Refusal
 
 __all__ = ["Inline"]
 

@@ -18,7 +18,7 @@ from shoal.backend.process import REUSABLE, STOP
 from shoal.cluster.device import Device
 from shoal.errors import BackendError
 from shoal.planner.job import Job
-from shoal.schedule.base import Refusal
+from shoal.schedule.action import Refusal
 
 __all__ = ["Local"]
 

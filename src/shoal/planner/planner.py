@@ -9,7 +9,8 @@ from shoal.errors import PolicyError
 from shoal.planner.job import Array, ArrayKey, Job, Member, Purpose
 from shoal.planner.partition import Profiles, partition
 from shoal.planner.turn import Turn
-from shoal.schedule.base import JobView, Policy, Start
+from shoal.schedule.action import Start
+from shoal.schedule.base import JobView, Policy
 from shoal.schedule.check import check_plan
 
 __all__ = ["Placement", "Planner"]
@@ -77,9 +78,9 @@ class Planner:
         samples = turn.samples(waiting, running)
         profiling = [(Job(self._new_id(), (sample,), Purpose.PROFILE), device) for sample, device in samples]
         held = [*running, *profiling]
-        views = [turn.running_view(job, device) for job, device in held]
+        views = [turn.running_view(job, device, self._started.get(job.id, now), now) for job, device in held]
         ready = [(member, key) for member, key in waiting if turn.ready(member, key)]
-        arrays = partition(ready, self._profiles, turn.devices, self._busy(views, now), alone) if ready else []
+        arrays = partition(ready, self._profiles, turn.devices, _busy(views), alone) if ready else []
         placed, refusals = self._ask(views, arrays, turn, now)
         ready_numbers = {member.trial.number for member, _ in ready}
         for member, key in waiting:
@@ -88,29 +89,19 @@ class Planner:
         self._started = {job.id: self._started.get(job.id, now) for job, _ in (*held, *placed)}
         return Placement((*profiling, *placed), refusals)
 
-    def _busy(self, running: Sequence[JobView], now: float) -> dict[str, float]:
-        """Expected seconds until each device that holds jobs is free; 0 for one that is overdue."""
-        busy: dict[str, float] = {}
-        for job in running:
-            elapsed = now - self._started.get(job.id, now)
-            left = max(0.0, *(demand.seconds - elapsed for demand in job.demand.values()))
-            for name in job.devices:
-                busy[name] = max(busy.get(name, 0.0), left)
-        return busy
-
     def _ask(
         self, running: Sequence[JobView], arrays: Sequence[Array], turn: Turn, now: float
     ) -> tuple[list[tuple[Job, Device]], dict[int, str]]:
         """Let the policy place the arrays; only those that start become jobs, so that only they use up an id."""
         candidates = {f"waiting-{index}": array for index, array in enumerate(arrays)}
-        views = [*running, *(JobView(name, turn.demands(array)) for name, array in candidates.items())]
+        views = [*running, *(JobView(name, turn.demands(array), since=now) for name, array in candidates.items())]
         plan = self._policy.plan(views, turn.cluster, now)
-        check_plan(plan, views, turn.cluster)
+        check_plan(plan, views, turn.cluster, now)
         placed: list[tuple[Job, Device]] = []
         for action in plan.actions:
             if not isinstance(action, Start):
-                raise PolicyError(f"{type(self._policy).__name__} returned {action}; only Start is supported so far")
-            array, device = candidates[action.job], turn.cluster.device(action.device)
+                raise PolicyError(f"{action}: there is no job yet that could be continued")
+            array, device = candidates[action.job], turn.cluster.device(action.devices[0])
             known = replace(array, profile=self._profiles(array.key, device.kind))
             placed.append((Job(self._new_id(), (known,)), device))
         refusals = {
@@ -119,3 +110,13 @@ class Planner:
             for member in candidates[refusal.job].members
         }
         return placed, refusals
+
+
+def _busy(running: Sequence[JobView]) -> dict[str, float]:
+    """Expected seconds until each device that holds jobs is free; 0 for one that is overdue."""
+    busy: dict[str, float] = {}
+    for job in running:
+        left = max(demand.seconds for demand in job.demand.values())
+        for name in job.devices:
+            busy[name] = max(busy.get(name, 0.0), left)
+    return busy

@@ -2,13 +2,15 @@
 
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
+from dataclasses import replace
 
 from shoal.cluster.device import Cluster, Device
 from shoal.cost.demand import Demand
 from shoal.cost.estimate import job_demand
 from shoal.planner.job import Array, ArrayKey, Job, Member, Purpose
 from shoal.planner.partition import Profiles, epochs
-from shoal.schedule.base import JobState, JobView
+from shoal.schedule.action import JobState
+from shoal.schedule.base import JobView
 
 __all__ = ["Turn"]
 
@@ -82,14 +84,20 @@ class Turn:
         known = [device for device in self.devices if self._profiles(array.key, device.kind) is not None]
         return {device.kind: self._demand(array, device) for device in known or self.devices}
 
-    def running_view(self, job: Job, device: Device) -> JobView:
-        """A job on its device. A profile job takes all of it, else company would distort what it measures."""
+    def running_view(self, job: Job, device: Device, started: float, now: float) -> JobView:
+        """A job on its device, where it stays until it ends.
+
+        A profile job takes all of the device, else company would distort what it measures.
+        """
         if job.purpose is Purpose.PROFILE:
             demand = _whole(device)
         else:
             (array,) = job.arrays
             demand = self._demand(array, device)
-        return JobView(job.id, {device.kind: demand}, JobState.RUNNING, (device.name,))
+        ran = now - started
+        left = replace(demand, seconds=max(0.0, demand.seconds - ran))
+        where = (device.name,)
+        return JobView(job.id, {device.kind: left}, JobState.RUNNING, where, since=started, ran=ran, preemptible=False)
 
     def _unknown(self, key: ArrayKey, device: Device) -> bool:
         """Whether the key can be measured on that kind and was not yet."""

@@ -1,18 +1,7 @@
 """Which job runs where: the contract of a policy, and the policies."""
 
-from shoal.schedule.base import (
-    Action,
-    JobState,
-    JobView,
-    Plan,
-    Policy,
-    Refusal,
-    Resize,
-    Resume,
-    Start,
-    Stop,
-    Suspend,
-)
+from shoal.schedule.action import Action, JobState, Plan, Refusal, Resize, Resume, Start, Stop, Suspend
+from shoal.schedule.base import Changes, JobView, Policy, Quantum, Session
 from shoal.schedule.check import check_plan
 from shoal.schedule.fifo import Fifo
 from shoal.schedule.knapsack import WFD, Knapsack
@@ -22,15 +11,18 @@ __all__ = [
     "POLICIES",
     "WFD",
     "Action",
+    "Changes",
     "Fifo",
     "JobState",
     "JobView",
     "Knapsack",
     "Plan",
     "Policy",
+    "Quantum",
     "Refusal",
     "Resize",
     "Resume",
+    "Session",
     "Start",
     "Stop",
     "Suspend",

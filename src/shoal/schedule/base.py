@@ -2,33 +2,33 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from enum import StrEnum
+from dataclasses import dataclass, field
 
-from shoal.cluster.device import Cluster
+from shoal.cluster.device import Cluster, Device
 from shoal.cost.demand import Demand
+from shoal.cost.scaling import Scaling
+from shoal.schedule.action import JobState, Plan
 
-__all__ = [
-    "Action",
-    "JobState",
-    "JobView",
-    "Plan",
-    "Policy",
-    "Refusal",
-    "Resize",
-    "Resume",
-    "Start",
-    "Stop",
-    "Suspend",
-]
+__all__ = ["Changes", "JobView", "Policy", "Quantum", "Session"]
 
 
-class JobState(StrEnum):
-    """What a policy may know of a job's life."""
+@dataclass(frozen=True)
+class Quantum:
+    """What a job measured in one turn on its device (Hermes: L_j(i)).
 
-    WAITING = "waiting"
-    RUNNING = "running"
-    SUSPENDED = "suspended"
+    Args:
+        highest: of its training losses.
+        lowest: of its training losses.
+        last: the newest training loss.
+        steps: how many losses there were, |L_j(i)|.
+        seconds: how long it took.
+    """
+
+    highest: float
+    lowest: float
+    last: float
+    steps: int
+    seconds: float
 
 
 @dataclass(frozen=True)
@@ -37,91 +37,117 @@ class JobView:
 
     Args:
         id: unique in the study.
-        demand: device kind -> what the job takes there; a kind that is absent cannot run it.
+        demand: device kind -> what the job takes there, `seconds` being those that it still has before it; a kind that
+            is absent cannot run it.
         state: waiting, running or suspended.
-        devices: names of the devices it holds; empty while it waits.
+        devices: names of the devices it holds; empty unless it runs.
+        share: compute it holds on its device, in units of `Demand.compute`; None: as much as its demand says.
+        since: when it came into its state: arrived, was started or resumed, was suspended.
+        ran: seconds that it has had devices for.
+        group: name of its TrialGroup, whose makespan counts, or None.
+        budget: epochs that it is to train for, in all; None if that is not known.
+        epoch: epochs that it has trained for.
+        quanta: what it has measured, turn by turn, the newest last.
+        scaling: its run time by width.
+        preemptible: whether it may be suspended, resized or moved.
+        switch_seconds: what suspending and resuming it costs, together.
     """
 
     id: str
     demand: Mapping[str, Demand]
     state: JobState = JobState.WAITING
     devices: tuple[str, ...] = ()
+    share: float | None = None
+    since: float = 0.0
+    ran: float = 0.0
+    group: str | None = None
+    budget: int | None = None
+    epoch: int = 0
+    quanta: tuple[Quantum, ...] = ()
+    scaling: Scaling = field(default_factory=Scaling)
+    preemptible: bool = True
+    switch_seconds: float = 0.0
+
+    def compute(self, device: Device) -> float:
+        """What it takes of a device's compute: its share; of one of several devices, all of it."""
+        if len(self.devices) > 1:
+            return device.capacity
+        return self.demand[device.kind].compute if self.share is None else self.share
 
 
 @dataclass(frozen=True)
-class Start:
-    """Start a waiting job on a device."""
+class Changes:
+    """What is different since a session was last asked.
 
-    job: str
-    device: str
+    Args:
+        jobs: those that are new, or that differ from when they were last given, in order of arrival.
+        ended: ids of jobs that are there no more.
+        cluster: as it is now, if it differs.
+    """
 
-
-@dataclass(frozen=True)
-class Suspend:
-    """Take a running job off its devices and keep its state."""
-
-    job: str
-
-
-@dataclass(frozen=True)
-class Resume:
-    """Continue a suspended job on a device."""
-
-    job: str
-    device: str
-
-
-@dataclass(frozen=True)
-class Resize:
-    """Let a running job go on with these devices."""
-
-    job: str
-    devices: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Stop:
-    """End a job after a checkpoint; its trials wait again."""
-
-    job: str
-    reason: str
-
-
-Action = Start | Suspend | Resume | Resize | Stop
-
-
-@dataclass(frozen=True)
-class Refusal:
-    """Why a job waits, in words a person can act on: "needs 9.1 GB, cuda:0 has 4.2 GB free"."""
-
-    job: str
-    reason: str
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What to do now, in order, and why every job that stays off the devices does."""
-
-    actions: tuple[Action, ...] = ()
-    refusals: tuple[Refusal, ...] = ()
+    jobs: tuple[JobView, ...] = ()
+    ended: tuple[str, ...] = ()
+    cluster: Cluster | None = None
 
 
 class Policy(ABC):
     """Decides which job runs where.
 
-    The engine calls `plan` whenever something has changed: a job arrived or ended, a device came or went. It passes
-    every job that is waiting, running or suspended, oldest first, and the cluster as it is. A policy is a pure
-    function of these arguments: no clock, no I/O, no state between calls, no randomness but a seed given to its
-    constructor. The simulator calls the same object with a virtual `now`.
+    It is asked whenever something has changed (a job arrived or ended, a device came, went or changed), and at the time
+    its last plan named as `wake`, such as the end of a quantum. It is given every job that is waiting, running or
+    suspended, oldest first, and the cluster as it is.
 
-    Only Start is carried out so far; a plan with another action is refused with a `PolicyError`.
+    A policy is a pure function of the arguments of `plan`: no clock, no I/O, no state between calls, no randomness but
+    a seed given to its constructor. The simulator calls the same object as the engine, with a virtual `now`.
 
-    Legal plans: Start names a waiting job and a healthy device of a kind in the job's demand; the demands of all jobs
-    on a device sum to at most `Device.capacity` in compute and `Device.memory` in bytes, and the cores of all jobs on a
-    node to at most `Node.cores`; every waiting job that is not started has exactly one `Refusal`.
+    Legal plans, whose actions are taken in order:
+
+    - Start names a waiting job, Resume a suspended one, Suspend and Resize a running one, Stop a running or suspended
+      one; Suspend, Resize and Stop only a job that is `preemptible`.
+    - Devices exist, are healthy, and of a kind in the job's demand. A job gets at most `Scaling.devices` of them, and a
+      share only if its `Scaling.sharing` is above 1. One of several devices has each to itself, and no share.
+    - The compute that jobs hold on a device sums to at most `Device.capacity`, their memory to at most `Device.memory`
+      bytes, the cores of all jobs on a node to at most `Node.cores`.
+    - Every job that holds no device after the plan has exactly one `Refusal`.
+    - `wake` lies after `now`.
+
     `shoal.schedule.check_plan` holds a plan against these rules, and the engine runs it on every plan.
     """
 
     @abstractmethod
     def plan(self, jobs: Sequence[JobView], cluster: Cluster, now: float) -> Plan:
         """Decide what to do at `now` (seconds)."""
+
+    def session(self, cluster: Cluster) -> "Session":
+        """Begin with a cluster and no jobs, to be told only of what changes from then on."""
+        return _Whole(self, cluster)
+
+
+class Session(ABC):
+    """A policy at work: it keeps books of its own, so that a decision costs what has changed, not all there is."""
+
+    @abstractmethod
+    def plan(self, changes: Changes, now: float) -> Plan:
+        """Decide what to do at `now`; the same as `Policy.plan` decides of everything.
+
+        What came of the plan is not assumed but told with the next changes: the jobs it started, as they are then.
+        Refusals are made when they are looked at, which must be before the next call.
+        """
+
+
+class _Whole(Session):
+    """Hands everything to the policy at every call."""
+
+    def __init__(self, policy: Policy, cluster: Cluster) -> None:
+        self._policy = policy
+        self._cluster = cluster
+        self._jobs: dict[str, JobView] = {}
+
+    def plan(self, changes: Changes, now: float) -> Plan:
+        for job in changes.jobs:
+            self._jobs[job.id] = job
+        for name in changes.ended:
+            del self._jobs[name]
+        if changes.cluster is not None:
+            self._cluster = changes.cluster
+        return self._policy.plan(list(self._jobs.values()), self._cluster, now)

@@ -1,18 +1,31 @@
 """Holds a plan against the rules of the `Policy` contract."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from math import isfinite
 
 from shoal.cluster.device import Cluster, Device, Node
 from shoal.errors import PolicyError
-from shoal.schedule.base import Action, JobState, JobView, Plan, Resize, Resume, Start, Stop, Suspend
+from shoal.schedule.action import Action, JobState, Plan, Resize, Resume, Start, Stop, Suspend
+from shoal.schedule.base import JobView
 
 __all__ = ["check_plan"]
 
 _ROUNDING = 1e-6
 
+_LEGAL: Mapping[type, tuple[JobState, ...]] = {
+    Start: (JobState.WAITING,),
+    Suspend: (JobState.RUNNING,),
+    Resume: (JobState.SUSPENDED,),
+    Resize: (JobState.RUNNING,),
+    Stop: (JobState.RUNNING, JobState.SUSPENDED),
+}
+"""The states in which a job may meet an action."""
 
-def check_plan(plan: Plan, jobs: Sequence[JobView], cluster: Cluster) -> None:
+_Places = Mapping[str, tuple[Node, Device]]
+
+
+def check_plan(plan: Plan, jobs: Sequence[JobView], cluster: Cluster, now: float) -> None:
     """Accept a legal plan.
 
     Actions are taken in order, so a job may use what an earlier action of the plan has freed. Limits are checked where
@@ -22,53 +35,63 @@ def check_plan(plan: Plan, jobs: Sequence[JobView], cluster: Cluster) -> None:
         plan: what a policy returned.
         jobs: what it was given.
         cluster: what it was given.
+        now: what it was given.
 
     Raises:
         PolicyError: names the action and the rule or limit it breaks.
     """
     state = {job.id: job for job in jobs}
     places = {device.name: (node, device) for node, device in cluster}
+    held = _Held(jobs, places)
     for action in plan.actions:
-        job = _after(action, state.get(action.job), places)
+        job = state.get(action.job)
+        if job is None:
+            raise PolicyError(f"{action} names a job that does not exist")
+        after = _after(action, job, places)
+        held.remove(job)
         if isinstance(action, Stop):
             del state[job.id]
             continue
-        state[job.id] = job
-        for name in job.devices:
-            _check_limits(action, places[name], state.values(), places)
-    waiting = {job.id for job in jobs if job.state is JobState.WAITING}
-    unplaced = {name for name in waiting if state[name].state is JobState.WAITING}
-    _check_refusals(plan, unplaced)
+        state[job.id] = after
+        held.add(after)
+        for name in after.devices:
+            held.check(action, name)
+    _check_refusals(plan, {job.id for job in state.values() if not job.devices})
+    if plan.wake is not None and not plan.wake > now:
+        raise PolicyError(f"the plan asks to be woken at {plan.wake!r} s, which is not after now, {now!r} s")
 
 
-def _after(action: Action, job: JobView | None, places: dict[str, tuple[Node, Device]]) -> JobView:
+def _after(action: Action, job: JobView, places: _Places) -> JobView:
     """The job as the action leaves it."""
-    if job is None:
-        raise PolicyError(f"{action} names a job that does not exist")
-    legal = {
-        Start: (JobState.WAITING,),
-        Suspend: (JobState.RUNNING,),
-        Resume: (JobState.SUSPENDED,),
-        Resize: (JobState.RUNNING,),
-        Stop: (JobState.RUNNING, JobState.SUSPENDED),
-    }[type(action)]
+    legal = _LEGAL[type(action)]
     if job.state not in legal:
         raise PolicyError(f"{action} names a job that is {job.state}; it must be {' or '.join(legal)}")
-    match action:
-        case Start(device=name) | Resume(device=name):
-            devices: tuple[str, ...] = (name,)
-        case Resize(devices=names):
-            devices = names
-        case Suspend() | Stop():
-            return replace(job, state=JobState.SUSPENDED, devices=())
-    if not devices or len(set(devices)) < len(devices):
-        raise PolicyError(f"{action} must name at least one device, and none twice")
-    for name in devices:
+    if isinstance(action, (Suspend, Resize, Stop)) and not job.preemptible:
+        raise PolicyError(f"{action} names a job that is not preemptible; only its end frees its devices")
+    if isinstance(action, (Suspend, Stop)):
+        return replace(job, state=JobState.SUSPENDED, devices=(), share=None)
+    _check_width(action, job)
+    for name in action.devices:
         _check_device(action, name, job, places)
-    return replace(job, state=JobState.RUNNING, devices=devices)
+    return replace(job, state=JobState.RUNNING, devices=action.devices, share=action.share)
 
 
-def _check_device(action: Action, name: str, job: JobView, places: dict[str, tuple[Node, Device]]) -> None:
+def _check_width(action: Start | Resume | Resize, job: JobView) -> None:
+    if not action.devices or len(set(action.devices)) < len(action.devices):
+        raise PolicyError(f"{action} must name at least one device, and none twice")
+    if len(action.devices) > job.scaling.devices:
+        raise PolicyError(f"{action} names {len(action.devices)} devices; the job may use {job.scaling.devices}")
+    if action.share is None:
+        return
+    if len(action.devices) > 1:
+        raise PolicyError(f"{action} gives a share of several devices; a job of several devices has all of each")
+    if job.scaling.sharing == 1:
+        raise PolicyError(f"{action} gives a share to a job that takes what its demand says")
+    if not (action.share > 0 and isfinite(action.share)):
+        raise PolicyError(f"{action} gives a share that is not above 0 and finite")
+
+
+def _check_device(action: Action, name: str, job: JobView, places: _Places) -> None:
     if name not in places:
         raise PolicyError(f"{action} names a device that does not exist; there are {', '.join(places)}")
     _, device = places[name]
@@ -78,35 +101,51 @@ def _check_device(action: Action, name: str, job: JobView, places: dict[str, tup
         raise PolicyError(f"{action}: the job cannot run on {device.kind}, only on {', '.join(job.demand)}")
 
 
-def _check_limits(
-    action: Action, place: tuple[Node, Device], jobs: Iterable[JobView], places: dict[str, tuple[Node, Device]]
-) -> None:
-    """Sum the demands of all jobs on a device, and the cores of all jobs on its node."""
-    node, device = place
-    compute, memory, cores = 0.0, 0, 0.0
-    for job in jobs:
+class _Held:
+    """Which jobs hold which devices, and the sums of what they take."""
+
+    def __init__(self, jobs: Sequence[JobView], places: _Places) -> None:
+        self._places = places
+        self._on: dict[str, dict[str, JobView]] = {name: {} for name in places}
+        for job in jobs:
+            self.add(job)
+
+    def add(self, job: JobView) -> None:
         for name in job.devices:
-            if name not in places or places[name][0] is not node:
-                continue
-            demand = job.demand[places[name][1].kind]
-            cores += demand.cores
-            if name == device.name:
-                compute += demand.compute
-                memory += demand.memory
-    if compute > device.capacity + _ROUNDING:
-        raise PolicyError(
-            f"{action}: the jobs on {device.name} would take {compute:.6g} of its {device.capacity:.6g} compute"
-        )
-    if memory > device.memory:
-        raise PolicyError(f"{action}: the jobs on {device.name} would take {memory} of its {device.memory} bytes")
-    if cores > node.cores + _ROUNDING:
-        raise PolicyError(
-            f"{action}: the jobs on node {node.name} would take {cores:.6g} of its {node.cores:.6g} cores"
-        )
+            if name in self._on:
+                self._on[name][job.id] = job
+
+    def remove(self, job: JobView) -> None:
+        for name in job.devices:
+            if name in self._on:
+                del self._on[name][job.id]
+
+    def check(self, action: Action, name: str) -> None:
+        """Hold a device, and the cores of its node, against their limits."""
+        node, device = self._places[name]
+        here = self._on[name].values()
+        if len(here) > 1 and (wide := next((job for job in here if len(job.devices) > 1), None)):
+            raise PolicyError(
+                f"{action}: {name} would be shared with {wide.id!r}, which holds {len(wide.devices)} devices; "
+                "a job of several devices has each to itself"
+            )
+        compute = sum(job.compute(device) for job in here)
+        if compute > device.capacity + _ROUNDING:
+            raise PolicyError(
+                f"{action}: the jobs on {name} would take {compute:.6g} of its {device.capacity:.6g} compute"
+            )
+        memory = sum(job.demand[device.kind].memory for job in here)
+        if memory > device.memory:
+            raise PolicyError(f"{action}: the jobs on {name} would take {memory} of its {device.memory} bytes")
+        cores = sum(job.demand[other.kind].cores for other in node.devices for job in self._on[other.name].values())
+        if cores > node.cores + _ROUNDING:
+            raise PolicyError(
+                f"{action}: the jobs on node {node.name} would take {cores:.6g} of its {node.cores:.6g} cores"
+            )
 
 
 def _check_refusals(plan: Plan, unplaced: set[str]) -> None:
-    """Exactly one refusal, with a reason, for every job that still waits, and for no other."""
+    """Exactly one refusal, with a reason, for every job that stays off the devices, and for no other."""
     refused: set[str] = set()
     for refusal in plan.refusals:
         if refusal.job not in unplaced:
@@ -117,4 +156,4 @@ def _check_refusals(plan: Plan, unplaced: set[str]) -> None:
             raise PolicyError(f"{refusal} has no reason; say what the job waits for")
         refused.add(refusal.job)
     if forgotten := sorted(unplaced - refused):
-        raise PolicyError(f"job {forgotten[0]!r} is neither started nor refused; every waiting job needs one of them")
+        raise PolicyError(f"job {forgotten[0]!r} neither runs nor is refused; every other job needs a refusal")

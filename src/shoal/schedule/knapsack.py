@@ -5,8 +5,9 @@ from collections.abc import Sequence
 from typing import ClassVar, final
 
 from shoal.cluster.device import Cluster
-from shoal.schedule.base import JobState, JobView, Plan, Policy, Start
-from shoal.schedule.ledger import ROUNDING, Ledger, Room
+from shoal.schedule.action import Action, JobState, Plan
+from shoal.schedule.base import JobView, Policy
+from shoal.schedule.ledger import ROUNDING, Ledger, Room, begin
 
 __all__ = ["WFD", "Knapsack"]
 
@@ -28,18 +29,18 @@ class Knapsack(Policy):
         ledger = Ledger(cluster, jobs)
         rooms = sorted(ledger.rooms, key=self._rank)
         kinds = {room.device.kind for room in rooms}
-        waiting = [job for job in jobs if job.state is JobState.WAITING]
+        waiting = [job for job in jobs if job.state is not JobState.RUNNING]
         queue = sorted(waiting, key=lambda job: -_seconds(job, kinds)) if self.longest_first else waiting
-        starts: list[Start] = []
+        actions: list[Action] = []
         for job in queue:
             place = self._first_fit(job, rooms, ledger)
             if place is not None:
                 room = rooms.pop(place)
                 ledger.take(job, room)
                 insort(rooms, room, key=self._rank)
-                starts.append(Start(job.id, room.device.name))
-        started = {start.job for start in starts}
-        return Plan(tuple(starts), tuple(ledger.refusal(job) for job in waiting if job.id not in started))
+                actions.append(begin(job, room))
+        placed = {action.job for action in actions}
+        return Plan(tuple(actions), tuple(ledger.refusal(job) for job in waiting if job.id not in placed))
 
     def _rank(self, room: Room) -> tuple[float, int]:
         return (-room.compute if self.emptiest_first else 0.0, room.position)

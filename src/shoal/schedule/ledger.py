@@ -1,12 +1,13 @@
 """What is left of a cluster while a plan is made, and why a job does not fit into it."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from shoal.cluster.device import Cluster, Device, Node
-from shoal.schedule.base import JobView, Refusal
+from shoal.schedule.action import JobState, Refusal, Resume, Start
+from shoal.schedule.base import JobView
 
-__all__ = ["Ledger", "Room"]
+__all__ = ["ROUNDING", "Ledger", "Room", "begin"]
 
 ROUNDING = 1e-9
 """Fractions of compute and of cores that sum to the limit may exceed it by this."""
@@ -55,7 +56,7 @@ class Ledger:
         for job in jobs:
             for name in job.devices:
                 if name in rooms:
-                    self.take(job, rooms[name])
+                    self.charge(job, rooms[name])
                 elif name in nodes:
                     node, device = nodes[name]
                     self._cores[node.name] -= job.demand[device.kind].cores
@@ -72,9 +73,13 @@ class Ledger:
         )
 
     def take(self, job: JobView, room: Room) -> None:
-        """Charge the device and its node with the job."""
+        """Place a waiting job on a device."""
+        self.charge(replace(job, devices=(room.device.name,)), room)
+
+    def charge(self, job: JobView, room: Room) -> None:
+        """Charge a device that the job holds, and its node, with what it takes there."""
         demand = job.demand[room.device.kind]
-        room.compute -= demand.compute
+        room.compute -= job.compute(room.device)
         room.memory -= demand.memory
         room.jobs += 1
         self._cores[room.node.name] -= demand.cores
@@ -111,6 +116,12 @@ class Ledger:
             return f"needs {_bytes(demand.memory)}, {room.device.name} has {_bytes(room.memory)} free"
         free = max(0.0, self._cores[room.node.name])
         return f"needs {demand.cores:.3g} CPU cores, node {room.node.name} has {free:.3g} free"
+
+
+def begin(job: JobView, room: Room) -> Start | Resume:
+    """Start or resume a job, as it needs, on a device."""
+    kind = Resume if job.state is JobState.SUSPENDED else Start
+    return kind(job.id, (room.device.name,))
 
 
 def _excess(job: JobView, room: Room) -> str:

@@ -2,10 +2,12 @@
 
 import copy
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from shoal.cluster.device import Cluster
 from shoal.errors import PolicyError
-from shoal.schedule.base import JobState, JobView, Plan, Policy, Start
+from shoal.schedule.action import JobState, Plan, Resume, Start
+from shoal.schedule.base import Changes, JobView, Policy, Session
 from shoal.schedule.check import check_plan
 
 __all__ = ["check_policy"]
@@ -40,19 +42,58 @@ def check_policy(make: Callable[[], Policy], *, examples: int = 200) -> None:
 def _check(make: Callable[[], Policy], jobs: tuple[JobView, ...], cluster: Cluster, now: float) -> None:
     policy = make()
     before = copy.deepcopy((jobs, cluster))
-    plan = policy.plan(jobs, cluster, now)
+    plan = _plain(policy.plan(jobs, cluster, now))
     assert (jobs, cluster) == before, "the policy changed what it was given"
-    _assert_legal(plan, jobs, cluster)
-    assert policy.plan(jobs, cluster, now) == plan, "asked twice, it answers differently"
-    assert make().plan(jobs, cluster, now) == plan, "another instance answers differently"
-    if all(job.state is JobState.WAITING for job in jobs) and not any(isinstance(act, Start) for act in plan.actions):
+    _assert_legal(plan, jobs, cluster, now)
+    assert _plain(policy.plan(jobs, cluster, now)) == plan, "asked twice, it answers differently"
+    assert _plain(make().plan(jobs, cluster, now)) == plan, "another instance answers differently"
+    if not plan.actions and not any(job.devices for job in jobs):
         able = [job.id for job in jobs if _could_start(job, cluster)]
         assert not able, f"nothing runs and nothing is started, though {able} could be"
+    _check_session(policy, jobs, cluster, now)
 
 
-def _assert_legal(plan: Plan, jobs: Sequence[JobView], cluster: Cluster) -> None:
+def _check_session(policy: Policy, jobs: Sequence[JobView], cluster: Cluster, now: float) -> None:
+    """Told of a node and the jobs there, then of the rest, then of what came of its plan, it plans as the policy."""
+    first = Cluster(cluster.nodes[:1])
+    inside = {device.name for _, device in first}
+    early = next((i for i, job in enumerate(jobs) if not inside.issuperset(job.devices)), len(jobs) // 2)
+    session = policy.session(first)
+    _assert_same(session, Changes(tuple(jobs[:early])), policy, jobs[:early], first, now)
+    plan = _assert_same(session, Changes(tuple(jobs[early:]), cluster=cluster), policy, jobs, cluster, now)
+    begun = {action.job: action for action in plan.actions if isinstance(action, (Start, Resume))}
+    if len(begun) < len(plan.actions):
+        return
+    running = {
+        job.id: replace(
+            job, state=JobState.RUNNING, devices=begun[job.id].devices, share=begun[job.id].share, since=now
+        )
+        for job in jobs
+        if job.id in begun
+    }
+    after = [running.get(job.id, job) for job in jobs]
+    _assert_same(session, Changes(tuple(running.values())), policy, after, cluster, now + 1.0)
+    left = [job for job in after if job.id not in running]
+    _assert_same(session, Changes(ended=tuple(running)), policy, left, cluster, now + 2.0)
+
+
+def _assert_same(
+    session: Session, changes: Changes, policy: Policy, jobs: Sequence[JobView], cluster: Cluster, now: float
+) -> Plan:
+    found = _plain(session.plan(changes, now))
+    expected = _plain(policy.plan(jobs, cluster, now))
+    assert found == expected, f"told only of {changes}, a session plans {found}, the policy plans {expected}"
+    return expected
+
+
+def _plain(plan: Plan) -> Plan:
+    """With the refusals made, in an order of their own."""
+    return replace(plan, refusals=tuple(sorted(plan.refusals, key=lambda refusal: refusal.job)))
+
+
+def _assert_legal(plan: Plan, jobs: Sequence[JobView], cluster: Cluster, now: float) -> None:
     try:
-        check_plan(plan, jobs, cluster)
+        check_plan(plan, jobs, cluster, now)
     except PolicyError as error:
         raise AssertionError(f"the plan is illegal: {error}") from error
 

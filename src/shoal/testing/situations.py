@@ -1,28 +1,60 @@
 """Clusters and jobs that hypothesis invents, for the conformance suite of policies."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from hypothesis import strategies as st
 
 from shoal.cluster.device import Cluster, Device, Node
 from shoal.cost.demand import Demand
-from shoal.schedule.base import JobState, JobView
+from shoal.cost.scaling import Scaling
+from shoal.schedule.action import JobState
+from shoal.schedule.base import JobView, Quantum
 
 __all__ = ["situations"]
 
 _GB = 10**9
 _KINDS = ("small", "large", "cpu/2")
+_SCALINGS = (Scaling(), Scaling(alpha=1.2, sharing=4), Scaling(1.5, 1.1, sharing=2, devices=3, resize_seconds=2.0))
 
 
 @st.composite
 def situations(draw: st.DrawFn) -> tuple[tuple[JobView, ...], Cluster, float]:
-    """The arguments of a call of `Policy.plan`: waiting and running jobs, a cluster of mixed kinds, seconds."""
+    """The arguments of a call of `Policy.plan`: jobs in every state, a cluster of mixed kinds, seconds."""
     cluster = draw(_clusters())
-    demands = st.dictionaries(st.sampled_from((*_KINDS, "elsewhere")), _demands(), max_size=len(_KINDS))
-    jobs = [JobView(f"job-{index}", demand) for index, demand in enumerate(draw(st.lists(demands, max_size=12)))]
+    now = draw(st.floats(0, 1e6))
+    jobs = [draw(_jobs(f"job-{index}", now)) for index in range(draw(st.integers(0, 12)))]
     already = draw(st.integers(0, len(jobs)))
-    running = _running(draw, jobs[:already], cluster)
-    return (*running, *jobs[already:]), cluster, draw(st.floats(0, 1e6))
+    return (*_begun(draw, jobs[:already], cluster), *jobs[already:]), cluster, now
+
+
+@st.composite
+def _jobs(draw: st.DrawFn, name: str, now: float) -> JobView:
+    """One that waits."""
+    quanta = draw(st.lists(_quanta(), max_size=3))
+    return JobView(
+        name,
+        draw(st.dictionaries(st.sampled_from((*_KINDS, "elsewhere")), _demands(), max_size=len(_KINDS))),
+        since=now - draw(st.sampled_from((0.0, 5.0, 100.0))),
+        ran=sum(quantum.seconds for quantum in quanta),
+        group=draw(st.sampled_from((None, "group-0", "group-1"))),
+        budget=draw(st.sampled_from((None, 1, 9))),
+        quanta=tuple(quanta),
+        scaling=draw(st.sampled_from(_SCALINGS)),
+        preemptible=draw(st.sampled_from((True, True, False))),
+        switch_seconds=draw(st.sampled_from((0.0, 1.0))),
+    )
+
+
+def _quanta() -> st.SearchStrategy[Quantum]:
+    losses = st.floats(0.0, 10.0)
+    return st.builds(
+        lambda a, b, steps, seconds: Quantum(max(a, b), min(a, b), b, steps, seconds),
+        losses,
+        losses,
+        st.integers(1, 20),
+        st.sampled_from((0.5, 10.0, 30.0)),
+    )
 
 
 @st.composite
@@ -54,27 +86,36 @@ def _demands() -> st.SearchStrategy[Demand]:
     )
 
 
-def _running(draw: st.DrawFn, jobs: Sequence[JobView], cluster: Cluster) -> list[JobView]:
-    """The jobs on devices that have room for them; those that find none have ended long ago."""
-    running: list[JobView] = []
+def _begun(draw: st.DrawFn, jobs: Sequence[JobView], cluster: Cluster) -> list[JobView]:
+    """The jobs on devices that have room for them, or suspended; those that find no room have ended long ago."""
+    begun: list[JobView] = []
     devices = [device for _, device in cluster]
     for job in jobs:
+        if draw(st.booleans()) and draw(st.booleans()):
+            begun.append(replace(job, state=JobState.SUSPENDED))
+            continue
         able = [device.name for device in devices if device.kind in job.demand]
         if not able:
             continue
-        placed = JobView(job.id, job.demand, JobState.RUNNING, (draw(st.sampled_from(able)),))
-        if _within_limits([*running, placed], cluster):
-            running.append(placed)
-    return running
+        most = min(job.scaling.devices, len(able))
+        names = tuple(draw(st.lists(st.sampled_from(able), min_size=1, max_size=most, unique=True)))
+        share = draw(st.sampled_from((None, 0.25, 1.0))) if len(names) == 1 else None
+        placed = replace(job, state=JobState.RUNNING, devices=names, share=share)
+        if _within_limits([*begun, placed], cluster):
+            begun.append(placed)
+    return begun
 
 
 def _within_limits(running: Sequence[JobView], cluster: Cluster) -> bool:
     for node in cluster.nodes:
         cores = 0.0
         for device in node.devices:
-            demands = [job.demand[device.kind] for job in running if device.name in job.devices]
+            here = [job for job in running if device.name in job.devices]
+            demands = [job.demand[device.kind] for job in here]
             cores += sum(demand.cores for demand in demands)
-            if sum(demand.compute for demand in demands) > device.capacity:
+            if len(here) > 1 and any(len(job.devices) > 1 for job in here):
+                return False
+            if sum(job.compute(device) for job in here) > device.capacity:
                 return False
             if sum(demand.memory for demand in demands) > device.memory:
                 return False
