@@ -137,6 +137,67 @@ def test_a_directory_without_a_study_is_one_line(command, tmp_path):
     assert done.stderr.count("\n") == 1
 
 
+TOY = """
+slowdown = "none"
+policies = ["fifo", "wfd"]
+
+[[nodes]]
+kind = "A100"
+devices = 1
+memory_gb = 80
+
+[[jobs]]
+count = 4
+seconds = 60
+compute = 0.5
+"""
+
+
+@pytest.fixture
+def toy(tmp_path):
+    (tmp_path / "toy.toml").write_text(TOY)
+    return tmp_path
+
+
+def test_simulate_compares_the_policies_of_the_file(toy):
+    done = shoal("simulate", "toy.toml", cwd=toy)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [line.split()[:2] for line in done.stdout.splitlines()[2:]] == [["fifo", "4:00"], ["wfd", "2:00"]]
+
+
+def test_simulate_prints_json_and_draws(toy):
+    done = shoal("simulate", "toy.toml", "--policy", "wfd", "--json", "--gantt", "chart.svg", cwd=toy)
+    assert [(each["policy"], each["makespan"]) for each in json.loads(done.stdout)] == [("wfd", 120)]
+    assert done.stderr == "shoal: drawn in chart.svg\n"
+    assert (toy / "chart.svg").is_file()
+
+
+def test_simulate_ends_with_status_1_where_jobs_do_not_end(toy):
+    (toy / "toy.toml").write_text(TOY + "memory_gb = 90\n")
+    done = shoal("simulate", "toy.toml", "--policy", "fifo", cwd=toy)
+    assert done.returncode == 1
+    assert done.stderr == (
+        "shoal: fifo: 4 jobs refused, such as job0/0: can never run here: needs 90 GB, the largest device node0/0 has "
+        "80 GB\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text", "status", "hint"),
+    [
+        pytest.param([], "devises = 1", 1, "there is no key 'devises'", id="unknown key"),
+        pytest.param(["--policy", "wdf"], "", 2, "'wdf' is not one of", id="unknown policy"),
+        pytest.param(["--gantt", "chart.txt"], "", 1, "a .png or .svg file", id="unknown kind of chart"),
+    ],
+)
+def test_simulate_in_vain(toy, arguments, text, status, hint):
+    (toy / "toy.toml").write_text(TOY + text + "\n")
+    done = shoal("simulate", "toy.toml", *arguments, cwd=toy)
+    assert done.returncode == status
+    assert hint in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_debug_shows_the_traceback(tmp_path, monkeypatch):
     monkeypatch.setenv("SHOAL_DEBUG", "1")
     assert "Traceback" in shoal("status", tmp_path, cwd=tmp_path).stderr

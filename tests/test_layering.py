@@ -13,7 +13,7 @@ ROOT = Path(shoal.__file__).parent
 ORDER = [
     *("errors", "domain", "space", "trial", "algorithms", "cost", "cluster", "schedule", "planner"),
     *("task", "fuse", "worker"),
-    *("backend", "journal", "report", "engine", "study", "cli"),
+    *("backend", "simulate", "journal", "report", "engine", "study", "cli"),
 ]
 """Rooms from the bottom up: a module imports only from its own room and from those before it."""
 

@@ -8,6 +8,7 @@ __all__ = [
     "FusionError",
     "JournalError",
     "PolicyError",
+    "ScenarioError",
     "ShoalError",
     "SpaceError",
     "StorageFullError",
@@ -31,6 +32,10 @@ class AlgorithmError(ShoalError, ValueError):
 
 class PolicyError(ShoalError, ValueError):
     """A placement policy is unknown or returned an illegal plan."""
+
+
+class ScenarioError(ShoalError, ValueError):
+    """A scenario that cannot be simulated; names the file, the line and the key."""
 
 
 class DeviceError(ShoalError, ValueError):

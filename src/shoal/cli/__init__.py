@@ -1,4 +1,4 @@
-"""The command line: `shoal run`, `resume`, `status`, `trials`, `best`."""
+"""The command line: `shoal run`, `resume`, `status`, `trials`, `best`, `simulate`."""
 
 from shoal.cli.app import main
 

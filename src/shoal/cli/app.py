@@ -22,6 +22,9 @@ from shoal.journal.view import JournalView
 from shoal.report.snapshot import snapshot
 from shoal.report.table import best_table, ranked, snapshot_json, status_table, trial_json, trials_table
 from shoal.schedule.registry import POLICIES
+from shoal.simulate.gantt import draw_gantt
+from shoal.simulate.result import faults, outcome_json, outcomes_table
+from shoal.simulate.scenario import DATA, load
 from shoal.trial import TrialState
 
 __all__ = ["app", "main"]
@@ -47,6 +50,17 @@ def _one_of(names: Collection[str]) -> Callable[[str | None], str | None]:
         return value
 
     return check
+
+
+def _all_of(names: Collection[str]) -> Callable[[list[str] | None], list[str] | None]:
+    check = _one_of(names)
+
+    def check_all(values: list[str] | None) -> list[str] | None:
+        for value in values or ():
+            check(value)
+        return values
+
+    return check_all
 
 
 def _devices(value: str | None) -> str | list[str] | None:
@@ -175,6 +189,40 @@ def best(directory: _Study, as_json: _Json = False) -> None:
     _print(best_table(row, metric))
     if checkpoint:
         typer.echo(f"checkpoint: {checkpoint}")
+
+
+@app.command()
+def simulate(
+    scenario: Annotated[
+        Path, typer.Argument(metavar="SCENARIO.toml", exists=True, dir_okay=False, help="See docs/simulate.md.")
+    ],
+    policy: Annotated[
+        list[str] | None,
+        typer.Option(callback=_all_of(POLICIES), help=f"May be given several times: {', '.join(POLICIES)}."),
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Counts instead of the file's.")] = None,
+    gantt: Annotated[Path | None, typer.Option(dir_okay=False, help="Draw who ran where: a .png or .svg file.")] = None,
+    data: Annotated[Path, typer.Option(file_okay=False, help="Folder of the measured tables.")] = DATA,
+    as_json: _Json = False,
+) -> None:
+    """What a search would take on a cluster, by policy, without running it.
+
+    The file describes machines, studies and events. Without --policy it also says which policies are compared. The
+    exit status is 1 if jobs did not end under one of them.
+    """
+    described = load(scenario, data, seed)
+    outcomes = {name: described.simulate(name) for name in policy or described.policies}
+    if as_json:
+        _print_json([outcome_json(described, name, outcome) for name, outcome in outcomes.items()])
+    else:
+        _print(outcomes_table(described, outcomes))
+    if gantt is not None:
+        draw_gantt(outcomes, gantt, f"{described.name}: {described.description}")
+        _say(f"drawn in {gantt}")
+    if unfinished := faults(outcomes):
+        for line in unfinished:
+            _say(line)
+        raise typer.Exit(1)
 
 
 def main() -> None:

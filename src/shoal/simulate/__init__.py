@@ -1,0 +1,1 @@
+"""What would a search take? Scenarios, simulated with the same policies and algorithms as live."""

@@ -1,0 +1,138 @@
+"""Training losses of simulated trials: by a formula, or those of real ones."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from statistics import median
+from typing import final
+
+from shoal.errors import ScenarioError
+from shoal.trial import Trial, derive_seed
+
+__all__ = ["Curves", "Decay", "RealCurves", "Task", "read_task"]
+
+CURVES_FILE = "taskset_curves_8.npz"
+STEPS = 10
+"""Losses in an epoch; of real curves, in the interval between two recorded ones."""
+
+
+class Curves(ABC):
+    """What the trials of a search measure."""
+
+    target: float | None = None
+    """The loss that counts as reached, or None."""
+
+    @abstractmethod
+    def losses(self, trial: Trial, begin: int, end: int) -> Sequence[float]:
+        """`STEPS` losses for each epoch after `begin`, up to and with `end`."""
+
+
+@final
+@dataclass(frozen=True)
+class Decay(Curves):
+    """loss(t) = floor + (start - floor) (1 + t)^-rate, t in epochs; floor and rate are drawn for each trial.
+
+    A power law, as learning curves tend to be (Domhan et al. 2015); floors uniform in [0, start/2], rates in [0.2, 1].
+
+    Args:
+        start: loss before training.
+    """
+
+    start: float = 2.3
+
+    def losses(self, trial: Trial, begin: int, end: int) -> Sequence[float]:
+        """Along the trial's own curve."""
+        rng = Random(derive_seed(trial.seed, "curve"))
+        floor, rate = rng.uniform(0, self.start / 2), rng.uniform(0.2, 1.0)
+        steps = range(begin * STEPS + 1, end * STEPS + 1)
+        return [floor + (self.start - floor) * (1 + step / STEPS) ** -rate for step in steps]
+
+
+@final
+class RealCurves(Curves):
+    """Every trial has a real curve, one recorded interval an epoch; beyond its end the last loss stays.
+
+    Args:
+        task: whose curves.
+        seed: decides who gets which.
+        trials: of the search, if `good` is given.
+        good: so many reach the target, at places that the seed decides (Hermes's bins); None: whoever is drawn.
+    """
+
+    def __init__(self, task: "Task", seed: int, trials: int | None = None, good: int | None = None) -> None:
+        self.target = task.target
+        self._task = task
+        self._seed = seed
+        self._bin: list[int] = []
+        if good is not None and trials is not None:
+            rng = Random(derive_seed(seed, "bin"))
+            able = [index for index, curve in enumerate(task.curves) if min(curve) <= task.target]
+            unable = [index for index, curve in enumerate(task.curves) if min(curve) > task.target]
+            self._bin = [*rng.sample(able, good), *rng.sample(unable, trials - good)]
+            rng.shuffle(self._bin)
+
+    def losses(self, trial: Trial, begin: int, end: int) -> Sequence[float]:
+        """Along the trial's curve, linear between recorded losses."""
+        if self._bin:
+            index = self._bin[trial.number % len(self._bin)]
+        else:
+            index = Random(derive_seed(self._seed, "curve", trial.number)).randrange(len(self._task.curves))
+        curve = self._task.curves[index]
+        last = len(curve) - 1
+        losses: list[float] = []
+        for step in range(begin * STEPS + 1, end * STEPS + 1):
+            interval, part = divmod(step, STEPS)
+            if interval >= last:
+                losses.append(curve[last])
+            else:
+                losses.append(curve[interval] + (curve[interval + 1] - curve[interval]) * part / STEPS)
+        return losses
+
+
+@dataclass(frozen=True)
+class Task:
+    """The usable training curves of a task, and the loss that is 90 % of the best reduction away from the start.
+
+    Args:
+        curves: of finite losses below 5 that begin below 10.
+        target: start - 0.9 (start - best), start being the median first loss, best the 1st percentile of the minima.
+    """
+
+    curves: Sequence[Sequence[float]]
+    target: float
+
+    @classmethod
+    def of(cls, curves: Sequence[Sequence[float]]) -> "Task":
+        """From curves that are usable."""
+        minima = sorted(min(curve) for curve in curves)
+        best = minima[round(0.01 * (len(minima) - 1))]
+        start = median(curve[0] for curve in curves)
+        return cls(curves, start - 0.9 * (start - best))
+
+
+def read_task(data: Path, number: int) -> Task:
+    """A task of TaskSet.
+
+    Args:
+        data: folder of `taskset_curves_8.npz`.
+        number: of the task.
+
+    Raises:
+        ScenarioError: the file is not there, or has no such task.
+    """
+    import numpy as np
+
+    path = data / CURVES_FILE
+    if not path.is_file():
+        raise ScenarioError(
+            f"{path} is not there, and this scenario needs it; name the folder of the tables with --data DIR"
+        )
+    with np.load(path) as file:
+        train = file["train"]
+    if not 0 <= number < len(train):
+        raise ScenarioError(f"{path} has the tasks 0 to {len(train) - 1}, not {number}")
+    curves = train[number].astype(float)
+    usable = np.isfinite(curves).all(axis=1) & (curves[:, 0] < 10) & (np.nan_to_num(curves, nan=np.inf) < 5).all(axis=1)
+    return Task.of(curves[usable].tolist())

@@ -1,0 +1,250 @@
+"""The tables of a scenario file: machines, models, studies, jobs, events."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from shoal.algorithms.registry import ALGORITHMS
+from shoal.backend.simulated import ClusterEvent, SimulatedJob
+from shoal.cluster.device import Device, Node
+from shoal.cost.demand import Demand
+from shoal.cost.scaling import Scaling
+from shoal.errors import AlgorithmError, ScenarioError
+from shoal.simulate.curves import Curves, Decay, RealCurves, read_task
+from shoal.simulate.reader import Table
+from shoal.simulate.search import Search, Structure
+from shoal.simulate.slowdown import Curve, read_curves
+from shoal.trial import derive_seed
+
+__all__ = ["read_events", "read_jobs", "read_models", "read_nodes", "read_studies"]
+
+GB = 10**9
+_AMOUNTS = {"seconds": ..., "compute": 1.0, "memory_gb": 0.0, "cores": 1.0, "arrival": 0.0}
+"""What is drawn for each of [[jobs]], and what it is where the file does not say."""
+_ANY: tuple[type, ...] = (float, list)
+
+
+def read_nodes(tables: Iterable[Table]) -> tuple[Node, ...]:
+    """[[nodes]]: machines, `count` equal ones each, called as they are named or node0, node1, ..."""
+    nodes: list[Node] = []
+    for table in tables:
+        name = table.take("name", (str,), None)
+        count = table.whole("count", 1, least=1)
+        kind = table.take("kind", (str,))
+        devices = table.whole("devices")
+        memory = int(table.number("memory_gb") * GB)
+        cores = table.number("cores", 64.0)
+        ratio = table.number("oversubscription", 1.0, above=True)
+        compute = table.number("compute", 1.0, above=True)
+        table.done()
+        for index in range(count):
+            called = f"node{len(nodes)}" if name is None else name if count == 1 else f"{name}{index}"
+            slots = (
+                Device(f"{called}/{i}", kind, memory, compute=compute, oversubscription=ratio) for i in range(devices)
+            )
+            nodes.append(Node(called, cores, tuple(slots)))
+    return tuple(nodes)
+
+
+def read_models(tables: Iterable[Table], kinds: Sequence[str], data: Path) -> dict[str, list[Structure]]:
+    """[[models]]: what a trial of a model takes, for each batch size; by the model's name.
+
+    Either `workloads` names a row of `a100_mig_slices.csv` for each batch size, and `samples` the length of an epoch:
+    its compute is the measured SM utilisation alone, what HyperSack's sampler records. Or `epoch_seconds`, `compute`
+    and `memory_gb` say it, each as one number or as one for each batch size. `kinds` gives the speed of other devices.
+    """
+    models: dict[str, list[Structure]] = {}
+    for table in tables:
+        name = table.take("name", (str,))
+        sizes = table.take("batch_sizes", (list,), [1])
+        if not sizes or not all(isinstance(size, int) and size > 0 for size in sizes):
+            table.fail("batch_sizes", f"`batch_sizes` must be a list of integers above 0, got {sizes!r}")
+        workloads = table.names("workloads")
+        if workloads and len(workloads) != len(sizes):
+            table.fail("workloads", f"`workloads` must be {len(sizes)}, one for each batch size, got {len(workloads)}")
+        speeds = table.table("kinds")
+        speed = dict.fromkeys(kinds, 1.0)
+        if speeds is not None:
+            speed = {kind: speeds.number(kind, above=True) for kind in speeds.rest()}
+        if workloads and "epoch_seconds" not in table:
+            samples = table.whole("samples", least=1)
+            rows = [_row(table, workload, data) for workload in workloads]
+            seconds = [samples / size * row.seconds for size, row in zip(sizes, rows, strict=True)]
+            compute = _per_size(table, "compute", sizes, [row.utilisation for row in rows])
+            memory = _per_size(table, "memory_gb", sizes, [row.memory / GB for row in rows])
+        else:
+            seconds = _per_size(table, "epoch_seconds", sizes)
+            compute = _per_size(table, "compute", sizes)
+            memory = _per_size(table, "memory_gb", sizes)
+        cores = _per_size(table, "cores", sizes, [1.0] * len(sizes))
+        table.done()
+        models[name] = [
+            Structure(
+                name,
+                size,
+                {
+                    kind: Demand(compute[i], int(memory[i] * GB), cores[i], seconds[i] / factor)
+                    for kind, factor in speed.items()
+                },
+                workloads[i] if workloads else "",
+            )
+            for i, size in enumerate(sizes)
+        ]
+    return models
+
+
+def _row(table: Table, workload: str, data: Path) -> Curve:
+    curves = read_curves(data)
+    if workload not in curves:
+        table.fail("workloads", f"there is no workload {workload!r}; there are {', '.join(curves)}")
+    return curves[workload]
+
+
+def _per_size(table: Table, key: str, sizes: Sequence[int], default: Any = ...) -> list[float]:
+    value = table.take(key, _ANY, default)
+    values = value if isinstance(value, list) else [value] * len(sizes)
+    if len(values) != len(sizes) or not all(_amount(each) for each in values):
+        table.fail(key, f"`{key}` must be one number, or {len(sizes)}, not negative, got {value!r}")
+    return [float(each) for each in values]
+
+
+def _amount(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < float("inf")
+
+
+def read_studies(
+    tables: Iterable[Table], models: Mapping[str, Sequence[Structure]], data: Path, seed: int
+) -> tuple[Search, ...]:
+    """[[studies]]: searches; without an `algorithm`, every model, batch size and learning rate for `epochs` epochs."""
+    searches: list[Search] = []
+    for index, table in enumerate(tables):
+        name = table.take("name", (str,), f"study{index}")
+        chosen = table.names("models")
+        for model in chosen:
+            if model not in models:
+                table.fail("models", f"there is no model {model!r} under [[models]], only {', '.join(models)}")
+        structures = tuple(structure for model in chosen or models for structure in models[model])
+        rates = table.whole("learning_rates", 1, least=1)
+        own_seed = derive_seed(seed, "study", name)
+        algorithm = _algorithm(table)
+        curves = _curves(table, data, own_seed, algorithm[1].get("n"))
+        if not structures:
+            table.fail("models", "a study needs a model; describe it under [[models]]")
+        template = replace(_template(table), arrival=table.number("arrival", 0.0))
+        table.done()
+        searches.append(Search(name, structures, rates, algorithm, template, curves, own_seed))
+    return tuple(searches)
+
+
+def _algorithm(table: Table) -> tuple[str, dict[str, Any]]:
+    given = table.table("algorithm")
+    if given is None:
+        return "grid", {"epochs": table.whole("epochs", least=1)}
+    name = given.one_of("name", ALGORITHMS, "")
+    settings = given.rest()
+    try:
+        ALGORITHMS[name](**settings)
+    except (AlgorithmError, TypeError) as error:
+        table.fail("algorithm", f"algorithm {name!r} cannot be made: {error}")
+    return name, settings
+
+
+def _curves(table: Table, data: Path, seed: int, trials: int | None) -> Curves:
+    given = table.table("curves")
+    if given is None:
+        return Decay()
+    if "task" not in given:
+        decay = Decay(given.number("start", 2.3, above=True))
+        given.done()
+        return decay
+    task = read_task(data, given.whole("task"))
+    good = given.whole("good", None) if "good" in given else None
+    given.done()
+    if good is not None and (trials is None or good > trials):
+        table.fail("curves", f"`good` is of the trials of a random search, at most {trials}; got {good}")
+    return RealCurves(task, seed, trials, good)
+
+
+def _template(table: Table) -> SimulatedJob:
+    """What jobs of a study, or of one [[jobs]], have in common."""
+    scaling = Scaling(
+        table.number("alpha", 2.0, least=1.0),
+        table.number("beta", 1.0, least=1.0),
+        table.whole("sharing", 1, least=1),
+        table.whole("max_devices", 1, least=1),
+        table.number("resize_seconds", 0.0),
+    )
+    return SimulatedJob(
+        "template",
+        {"": Demand(0.0, 0, 0.0, 0.0)},
+        scaling=scaling,
+        preemptible=table.take("preemptible", (bool,), True),
+        start_seconds=table.number("start_seconds", 0.0),
+        switch_seconds=table.number("switch_seconds", 0.0),
+        checkpoint_every=table.number("checkpoint_every", float("inf"), above=True),
+        checkpoint_seconds=table.number("checkpoint_seconds", 0.0),
+    )
+
+
+def read_jobs(tables: Iterable[Table], kinds: Sequence[str], seed: int) -> list[SimulatedJob]:
+    """[[jobs]]: jobs without a search, `count` each.
+
+    Of their amounts (`seconds`, `compute`, `memory_gb`, `cores`, `arrival`) each is a number, a list of which one is
+    drawn for each job, or a table of `low` and `high` between which it is drawn, every value as likely.
+    """
+    jobs: list[SimulatedJob] = []
+    for index, table in enumerate(tables):
+        name = table.take("name", (str,), f"job{index}")
+        count = table.whole("count", 1, least=1)
+        rng = Random(derive_seed(seed, "jobs", name))
+        amounts = {key: _drawn(table, key, default) for key, default in _AMOUNTS.items()}
+        on = table.names("kinds") or tuple(kinds)
+        group = table.take("group", (str,), None)
+        workload = table.take("workload", (str,), "")
+        template = _template(table)
+        table.done()
+        for number in range(count):
+            drawn = {key: draw(rng) for key, draw in amounts.items()}
+            demand = Demand(drawn["compute"], int(drawn["memory_gb"] * GB), drawn["cores"], drawn["seconds"])
+            jobs.append(
+                replace(
+                    template,
+                    id=name if count == 1 else f"{name}/{number}",
+                    demand=dict.fromkeys(on, demand),
+                    arrival=drawn["arrival"],
+                    group=group,
+                    workload=workload,
+                )
+            )
+    return jobs
+
+
+def _drawn(table: Table, key: str, default: Any) -> Callable[[Random], float]:
+    """Draws an amount."""
+    value = table.take(key, (float, list, dict), default)
+    if isinstance(value, dict):
+        bounds = table.table(key)
+        if bounds is None:
+            raise ScenarioError(f"`{key}` is no table")
+        low = bounds.number("low")
+        high = bounds.number("high", least=low)
+        bounds.done()
+        return lambda rng: rng.uniform(low, high)
+    options = value if isinstance(value, list) else [value]
+    if not options or not all(_amount(option) for option in options):
+        table.fail(key, f"`{key}` must be a number, not negative, or a list of those to draw from, got {value!r}")
+    return lambda rng: float(options[0] if len(options) == 1 else rng.choice(options))
+
+
+def read_events(tables: Iterable[Table]) -> tuple[ClusterEvent, ...]:
+    """[[events]]: what fails, is restored or removed by name, and `add`: tables as under [[nodes]]."""
+    events: list[ClusterEvent] = []
+    for table in tables:
+        at = table.number("at")
+        added = table.tables("add")
+        event = ClusterEvent(at, table.names("fail"), table.names("restore"), table.names("remove"), read_nodes(added))
+        table.done()
+        events.append(event)
+    return tuple(events)

@@ -1,0 +1,78 @@
+"""A Gantt chart of what a policy did."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from shoal.backend.simulated import Interval, Outcome
+from shoal.errors import ScenarioError
+
+__all__ = ["draw_gantt", "lanes"]
+
+
+def draw_gantt(outcomes: Mapping[str, Outcome], path: Path, title: str) -> None:
+    """Draw who was where and when, and the occupancy below: one panel of each for every policy.
+
+    Args:
+        outcomes: by the policy's name.
+        path: a .png or .svg file.
+        title: over all.
+
+    Raises:
+        ScenarioError: matplotlib is not installed, or the file is of another kind.
+    """
+    if path.suffix.lower() not in (".png", ".svg"):
+        raise ScenarioError(f"a Gantt chart is a .png or .svg file, got {path}")
+    try:
+        from matplotlib import colormaps
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ScenarioError("a Gantt chart needs matplotlib. Install it with: pip install matplotlib") from error
+
+    devices = sorted({stay.device for outcome in outcomes.values() for stay in outcome.intervals})
+    end = max((stay.end for outcome in outcomes.values() for stay in outcome.intervals), default=1.0)
+    tall = min(20.0, max(1.5, 0.3 * len(devices)))
+    figure = Figure(figsize=(11, len(outcomes) * (tall + 1.4) + 0.6), layout="constrained")
+    axes = figure.subplots(
+        2 * len(outcomes), 1, squeeze=False, sharex=True, height_ratios=[tall, 0.8] * len(outcomes)
+    ).ravel()
+    colours = colormaps["tab20"].colors  # type: ignore[attr-defined]
+    for index, (policy, outcome) in enumerate(outcomes.items()):
+        chart, used = axes[2 * index : 2 * index + 2]
+        shade = {job: colours[number % len(colours)] for number, job in enumerate(outcome.arrivals)}
+        for row, device in enumerate(devices):
+            here = [stay for stay in outcome.intervals if stay.device == device]
+            for lane, count, stay in lanes(here):
+                height = 0.9 / count
+                chart.broken_barh(
+                    [(stay.begin, stay.end - stay.begin)],
+                    (row - 0.45 + lane * height, height),
+                    facecolors=shade[stay.job],
+                    edgecolor="white",
+                    linewidth=0.3,
+                )
+        chart.set_yticks(range(len(devices)), devices, fontsize=7 if len(devices) < 40 else 3)
+        chart.set_ylim(len(devices) - 0.5, -0.5)
+        chart.set_title(f"{policy}: makespan {outcome.makespan:,.0f} s", fontsize=10, loc="left")
+        times = [*(time for time, _ in outcome.occupancy), end]
+        used.stairs([value for _, value in outcome.occupancy], times, fill=True, color="0.6")
+        used.set_ylim(0, 1)
+        used.set_ylabel("in use", fontsize=8)
+        used.set_xlim(0, end)
+    axes[-1].set_xlabel("seconds")
+    figure.suptitle(title, fontsize=10)
+    figure.savefig(path, dpi=110)
+
+
+def lanes(stays: Sequence[Interval]) -> list[tuple[int, int, Interval]]:
+    """A lane of the device's row for every stay, so that none covers another, and how many lanes there are."""
+    free: list[float] = []
+    placed: list[tuple[int, Interval]] = []
+    for stay in sorted(stays, key=lambda stay: (stay.begin, stay.end)):
+        lane = next((lane for lane, until in enumerate(free) if until <= stay.begin), None)
+        if lane is None:
+            lane = len(free)
+            free.append(stay.end)
+        else:
+            free[lane] = stay.end
+        placed.append((lane, stay))
+    return [(lane, len(free), stay) for lane, stay in placed]

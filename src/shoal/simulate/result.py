@@ -1,0 +1,72 @@
+"""Outcomes as a table, and as JSON."""
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from rich.table import Table
+
+from shoal.backend.simulated import Outcome
+from shoal.simulate.scenario import OBJECTIVES, Scenario
+
+__all__ = ["faults", "outcome_json", "outcomes_table"]
+
+
+def outcomes_table(scenario: Scenario, outcomes: Mapping[str, Outcome]) -> Table:
+    """A row for each policy; the scenario's objective is marked, and the best value of it."""
+    table = Table(title=f"{scenario.name}: {scenario.description}", title_justify="left", box=None)
+    table.add_column("policy")
+    shown = [name for name in OBJECTIVES if name != "time_to_target" or any(o.reached for o in outcomes.values())]
+    for name in shown:
+        mark = "*" if name == scenario.objective else ""
+        table.add_column(OBJECTIVES[name] + mark, justify="right")
+        if name == "mean_completion":
+            table.add_column("p95 completion", justify="right")
+    for title in ("occupancy", "device seconds", "ended", "switches", "decisions", "ms a decision"):
+        table.add_column(title, justify="right")
+    best = min(getattr(outcome, scenario.objective) for outcome in outcomes.values())
+    for policy, outcome in outcomes.items():
+        cells = []
+        for name in shown:
+            cells.append(_seconds(getattr(outcome, name)))
+            if name == "mean_completion":
+                cells.append(_seconds(outcome.p95_completion))
+        cells += [
+            f"{outcome.mean_occupancy:.0%}",
+            f"{outcome.device_seconds:,.0f}",
+            f"{len(outcome.completion)} of {len(outcome.arrivals)}",
+            f"{outcome.switches}",
+            f"{outcome.decisions}",
+            f"{1000 * outcome.decision_seconds / max(1, outcome.decisions):.3f}",
+        ]
+        table.add_row(policy, *cells, style="bold" if getattr(outcome, scenario.objective) == best else None)
+    return table
+
+
+def faults(outcomes: Mapping[str, Outcome]) -> list[str]:
+    """For each policy under which jobs did not end: how many, and why the first of them did not."""
+    lines = []
+    for policy, outcome in outcomes.items():
+        for what, jobs in (("refused", outcome.refused), ("still waiting at the end", outcome.waiting)):
+            if jobs:
+                job, reason = next(iter(jobs.items()))
+                lines.append(f"{policy}: {len(jobs)} jobs {what}, such as {job}: {reason}")
+    return lines
+
+
+def outcome_json(scenario: Scenario, policy: str, outcome: Outcome) -> dict[str, Any]:
+    """Everything that a program may want to know; times in seconds."""
+    figures = {
+        name: getattr(outcome, name)
+        for name in ("makespan", "mean_completion", "p95_completion", "time_to_target", "mean_occupancy")
+    }
+    return {"scenario": scenario.name, "policy": policy, "objective": scenario.objective, **figures, **asdict(outcome)}
+
+
+def _seconds(value: float) -> str:
+    """As 34.2 s, 12:05 minutes or 3:20:00 hours."""
+    if value < 60:
+        return f"{value:.1f} s"
+    minutes, seconds = divmod(round(value), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"

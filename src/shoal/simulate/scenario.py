@@ -1,0 +1,129 @@
+"""A scenario: a cluster, what is to be done on it, and what happens to it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from shoal.backend.simulated import ClusterEvent, Outcome, SimulatedJob, Simulation
+from shoal.cluster.device import Cluster
+from shoal.errors import ScenarioError
+from shoal.schedule.base import Policy
+from shoal.schedule.registry import POLICIES, make_policy
+from shoal.simulate.elements import read_events, read_jobs, read_models, read_nodes, read_studies
+from shoal.simulate.reader import read_toml
+from shoal.simulate.search import Search
+from shoal.simulate.slowdown import SLOWDOWNS
+
+__all__ = ["DATA", "OBJECTIVES", "Scenario", "load"]
+
+DATA = Path("../shared/data")
+"""Folder of the measured tables, relative to the repository root, where commands are run."""
+
+OBJECTIVES: Mapping[str, str] = {
+    "makespan": "makespan",
+    "mean_completion": "mean completion",
+    "time_to_target": "time to target",
+}
+"""What a scenario may be judged by: attributes of `Outcome`, all the less the better, and their titles."""
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """All that a simulation needs but the policy.
+
+    Args:
+        name: of the file.
+        description: in a line or two.
+        cluster: at the start.
+        jobs: without a search.
+        searches: that make jobs.
+        events: changes of the cluster.
+        slowdown: name of the slow-down model.
+        policies: that are compared unless others are asked for.
+        objective: what counts, a name of `OBJECTIVES`.
+        quantum: least seconds of a turn, see `Simulation`.
+        lean: see `Simulation`.
+        data: folder of the measured tables.
+    """
+
+    name: str
+    description: str
+    cluster: Cluster
+    jobs: tuple[SimulatedJob, ...]
+    searches: tuple[Search, ...]
+    events: tuple[ClusterEvent, ...]
+    slowdown: str
+    policies: tuple[str, ...]
+    objective: str
+    quantum: float
+    lean: bool
+    data: Path
+
+    def simulate(self, policy: str | Policy) -> Outcome:
+        """What comes of a policy.
+
+        Raises:
+            PolicyError: there is no such policy, or it made an illegal plan.
+            ScenarioError: a table is not there, or knows nothing of a job.
+        """
+        return Simulation(
+            self.jobs,
+            self.cluster,
+            make_policy(policy),
+            SLOWDOWNS[self.slowdown](self.data),
+            sources=[search.source() for search in self.searches],
+            events=self.events,
+            quantum=self.quantum,
+            lean=self.lean,
+        ).run()
+
+
+def load(path: Path, data: Path = DATA, seed: int | None = None) -> Scenario:
+    """Read a scenario file; docs/simulate.md describes it.
+
+    Args:
+        path: of the TOML file.
+        data: folder of the measured tables.
+        seed: counts instead of the file's own.
+
+    Raises:
+        ScenarioError: it cannot be simulated; the error names the file, the line, the key and the nearest valid one.
+    """
+    top = read_toml(path)
+    description = top.take("description", (str,), "")
+    slowdown = top.one_of("slowdown", SLOWDOWNS, "demands")
+    policies = top.names("policies") or ("fifo", "auto")
+    for policy in policies:
+        if policy not in POLICIES:
+            top.fail("policies", f"there is no policy {policy!r}; there are {', '.join(POLICIES)}")
+    objective = top.one_of("objective", OBJECTIVES, "makespan")
+    own_seed = top.whole("seed", 0)
+    seed = own_seed if seed is None else seed
+    quantum = top.number("quantum", 0.0)
+    lean = top.take("lean", (bool,), False)
+    cluster = Cluster(read_nodes(top.tables("nodes")))
+    events = read_events(top.tables("events"))
+    possible = (*cluster.nodes, *(node for event in events for node in event.added))
+    kinds = list(dict.fromkeys(device.kind for _, device in Cluster(possible)))
+    if not kinds:
+        raise ScenarioError(f"{path} has no devices; describe them under [[nodes]]")
+    models = read_models(top.tables("models"), kinds, data)
+    searches = read_studies(top.tables("studies"), models, data, seed)
+    jobs = read_jobs(top.tables("jobs"), kinds, seed)
+    top.done()
+    if not jobs and not searches:
+        raise ScenarioError(f"{path} has nothing to do; describe it under [[studies]] or [[jobs]]")
+    return Scenario(
+        name=path.stem,
+        description=description,
+        cluster=cluster,
+        jobs=tuple(jobs),
+        searches=searches,
+        events=events,
+        slowdown=slowdown,
+        policies=policies,
+        objective=objective,
+        quantum=quantum,
+        lean=lean,
+        data=data,
+    )

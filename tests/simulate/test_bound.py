@@ -1,0 +1,67 @@
+"""The bound on cases whose best schedule is plain, and below every simulated makespan."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from simulate_samples import cluster, job, tables
+
+from shoal.backend.simulated import Simulation
+from shoal.errors import ScenarioError
+from shoal.schedule import WFD, Fifo
+from shoal.simulate.bound import best_makespan
+from shoal.simulate.slowdown import Shares, read_curves
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return tables(tmp_path_factory.mktemp("tables"))
+
+
+def some(count, workload, **changes):
+    return [job(f"{workload} {i}", workload, **changes) for i in range(count)]
+
+
+CASES = {
+    "linear speed: sharing gains nothing": (some(6, "heavy/1"), cluster(2), 30.0),
+    "never shorter than one job alone": (some(1, "heavy/1"), cluster(8), 10.0),
+    "full speed on 2/7: 3.5 jobs a device": (some(7, "light/1"), cluster(1), 20.0),
+    "memory allows two a device": (some(8, "light/1", memory=40), cluster(1), 40.0),
+    "cores allow one a device": (some(8, "light/1", cores=64), cluster(1), 80.0),
+    "lengths differ": ([*some(2, "heavy/1"), *some(1, "light/1", seconds=40)], cluster(1), 40.0),
+    "nothing to do": ([], cluster(1), 0.0),
+}
+
+
+@pytest.mark.parametrize(("jobs", "where", "expected"), CASES.values(), ids=CASES)
+def test_bound(jobs, where, expected, data):
+    assert best_makespan(jobs, where, read_curves(data)) == pytest.approx(expected)
+
+
+@settings(max_examples=40, deadline=None, database=None)
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(("light/1", "heavy/1")), st.integers(1, 30), st.sampled_from((0.2, 0.5, 1.0))),
+        min_size=1,
+        max_size=10,
+    ),
+    st.integers(1, 3),
+    st.sampled_from((1.0, 3.0)),
+    st.sampled_from((Fifo(), WFD())),
+)
+def test_no_schedule_is_better(data, amounts, devices, ratio, policy):
+    jobs = [job(f"j{i}", work, seconds=s, compute=c) for i, (work, s, c) in enumerate(amounts)]
+    where = cluster(devices, oversubscription=ratio)
+    found = Simulation(jobs, where, policy, Shares(data)).run().makespan
+    assert best_makespan(jobs, where, read_curves(data)) <= found * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("jobs", "message"),
+    [
+        pytest.param(some(1, "huge/1"), "there is no curve of 'huge/1'", id="no curve"),
+        pytest.param(some(1, "light/1", kind="TPU"), "can run on none of A100", id="no device"),
+    ],
+)
+def test_impossible(jobs, message, data):
+    with pytest.raises(ScenarioError, match=message):
+        best_makespan(jobs, cluster(1), read_curves(data))

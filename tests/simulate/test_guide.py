@@ -1,0 +1,35 @@
+"""The scenario and the commands of docs/simulate.md run as they stand."""
+
+import re
+import shlex
+
+import pytest
+from simulate_samples import REAL, ROOT, needs_data
+from typer.testing import CliRunner
+
+from shoal.cli.app import app
+
+PAGE = (ROOT / "docs/simulate.md").read_text()
+(SCENARIO,) = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
+COMMANDS = [line for block in re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL) for line in block.splitlines()]
+
+
+@needs_data
+@pytest.mark.parametrize("command", COMMANDS)
+def test_command(command, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "search.toml").write_text(SCENARIO)
+    (tmp_path / "scenarios").symlink_to(ROOT / "scenarios")
+    program, *arguments = shlex.split(command)
+    done = CliRunner().invoke(app, [*arguments, "--data", str(REAL)])
+    assert (program, done.exit_code) == ("shoal", 0), done.output
+
+
+def test_every_key_of_the_page_is_one():
+    known = (ROOT / "src/shoal/simulate/elements.py").read_text() + (
+        ROOT / "src/shoal/simulate/scenario.py"
+    ).read_text()
+    rows = [line for line in PAGE.splitlines() if line.startswith(("| top", "| `[["))]
+    keys = {key for row in rows for key in re.findall(r"`([a-z_]+)`", row)}
+    assert len(keys) > 25
+    assert {key for key in keys if f'"{key}"' not in known} == set()

@@ -1,0 +1,79 @@
+"""What is made of outcomes: a table, JSON, a chart."""
+
+import json
+
+import pytest
+from rich.console import Console
+from simulate_samples import cluster, job
+
+from shoal.backend.simulated import ClusterEvent, Interval, Simulation
+from shoal.errors import ScenarioError
+from shoal.schedule import WFD, Fifo
+from shoal.simulate.gantt import draw_gantt, lanes
+from shoal.simulate.result import faults, outcome_json, outcomes_table
+from shoal.simulate.scenario import Scenario
+
+JOBS = tuple(job(f"j{i}", seconds=100.0 + i, compute=0.5) for i in range(4))
+SCENARIO = Scenario(
+    name="four",
+    description="four jobs",
+    cluster=cluster(1),
+    jobs=JOBS,
+    searches=(),
+    events=(),
+    slowdown="none",
+    policies=("fifo", "wfd"),
+    objective="makespan",
+    quantum=0.0,
+    lean=False,
+    data=None,
+)
+
+
+@pytest.fixture(scope="module")
+def outcomes():
+    return {"fifo": Simulation(JOBS, cluster(1), Fifo()).run(), "wfd": Simulation(JOBS, cluster(1), WFD()).run()}
+
+
+def test_table(outcomes):
+    console = Console(width=200)
+    with console.capture() as captured:
+        console.print(outcomes_table(SCENARIO, outcomes))
+    lines = captured.get().splitlines()
+    assert lines[0].strip() == "four: four jobs"
+    assert "makespan*" in lines[1]
+    assert "time to target" not in lines[1]
+    cells = [line.split() for line in lines[2:4]]
+    assert [row[:2] for row in cells] == [["fifo", "6:46"], ["wfd", "3:23"]]
+    assert cells[0][4:9] == ["50%", "406", "4", "of", "4"]
+
+
+def test_json(outcomes):
+    found = json.loads(json.dumps(outcome_json(SCENARIO, "fifo", outcomes["fifo"])))
+    assert (found["scenario"], found["policy"], found["makespan"], found["decisions"]) == ("four", "fifo", 406, 5)
+    assert found["completion"] == {"j0": 100, "j1": 201, "j2": 303, "j3": 406}
+    assert found["intervals"][0] == {"job": "j0", "device": "gpu0", "begin": 0, "end": 100, "compute": 0.5}
+
+
+def test_faults():
+    events = [ClusterEvent(10.0, failed=("gpu0",))]
+    lost = Simulation([job("a"), job("b", memory=99)], cluster(1), Fifo()).run()
+    assert faults({"fifo": lost}) == [
+        "fifo: 1 jobs refused, such as b: can never run here: needs 99 GB, the largest device gpu0 has 80 GB"
+    ]
+    late = Simulation([job("a", seconds=20)], cluster(1), Fifo(), events=events).run()
+    assert faults({"fifo": late}) == ["fifo: 1 jobs still waiting at the end, such as a: no healthy device"]
+
+
+@pytest.mark.parametrize(("suffix", "start"), [("png", b"\x89PNG"), ("svg", b"<?xml")])
+def test_chart(suffix, start, outcomes, tmp_path):
+    path = tmp_path / f"chart.{suffix}"
+    draw_gantt(outcomes, path, "four jobs")
+    assert path.read_bytes().startswith(start)
+    with pytest.raises(ScenarioError, match=r"a \.png or \.svg file, got chart.txt"):
+        draw_gantt(outcomes, path.with_name("chart.txt").relative_to(tmp_path), "four jobs")
+
+
+def test_stays_on_one_device_do_not_cover_each_other():
+    stays = [Interval(name, "gpu0", begin, end, 0.5) for name, begin, end in (("a", 0, 4), ("b", 2, 6), ("c", 4, 8))]
+    assert [(lane, count, stay.job) for lane, count, stay in lanes(stays)] == [(0, 2, "a"), (1, 2, "b"), (0, 2, "c")]

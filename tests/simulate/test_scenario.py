@@ -1,0 +1,191 @@
+"""Scenario files: what they come to, and how mistakes in them are told."""
+
+import tomllib
+
+import pytest
+from simulate_samples import GB, REAL, ROOT, needs_data, tables
+
+from shoal.errors import ScenarioError
+from shoal.simulate.scenario import load
+
+SMALL = """\
+policies = ["fifo", "wfd"]
+slowdown = "none"
+
+[[nodes]]
+name = "a"
+count = 2
+kind = "A100"
+devices = 2
+memory_gb = 80
+oversubscription = 2.5
+
+[[models]]
+name = "net"
+batch_sizes = [32, 64]
+epoch_seconds = [20.0, 10]
+compute = 0.5
+memory_gb = [3, 5]
+kinds = { A100 = 1.0, H100 = 2.0 }
+
+[[studies]]
+name = "grid"
+learning_rates = 3
+epochs = 2
+alpha = 1.5
+sharing = 2
+
+[[jobs]]
+name = "other"
+count = 3
+seconds = [5, 6]
+compute = { low = 0.2, high = 0.4 }
+arrival = 7
+
+[[events]]
+at = 30
+fail = "a0/1"
+
+[[events]]
+at = 40
+restore = ["a0/1"]
+add = [{ name = "h", kind = "H100", devices = 1, memory_gb = 80 }]
+"""
+
+
+def written(folder, text):
+    path = folder / "small.toml"
+    path.write_text(text)
+    return path
+
+
+def test_what_a_file_says(tmp_path):
+    scenario = load(written(tmp_path, SMALL))
+    assert [node.name for node in scenario.cluster.nodes] == ["a0", "a1"]
+    assert [(device.name, device.capacity) for _, device in scenario.cluster][:2] == [("a0/0", 2.5), ("a0/1", 2.5)]
+    (search,) = scenario.searches
+    trials = search.source().begin()
+    assert len(trials) == 6
+    takes = [(trial.demand["A100"].seconds, trial.demand["A100"].memory // GB) for trial in trials]
+    assert takes == [(40, 3)] * 3 + [(20, 5)] * 3
+    assert {trial.demand["H100"].seconds for trial in trials} == {20, 10}
+    assert {(trial.group, trial.scaling.alpha, trial.scaling.sharing) for trial in trials} == {("grid: grid", 1.5, 2)}
+    assert [job.id for job in scenario.jobs] == ["other/0", "other/1", "other/2"]
+    for job in scenario.jobs:
+        assert job.arrival == 7
+        assert job.demand["H100"].seconds in (5, 6)
+        assert 0.2 <= job.demand["A100"].compute <= 0.4
+    assert [event.at for event in scenario.events] == [30, 40]
+    assert (scenario.policies, scenario.objective, scenario.slowdown) == (("fifo", "wfd"), "makespan", "none")
+    outcome = scenario.simulate("wfd")
+    assert (len(outcome.completion), outcome.refused, outcome.waiting) == (9, {}, {})
+
+
+def test_the_seed_decides_what_is_drawn(tmp_path):
+    path = written(tmp_path, SMALL)
+    assert load(path).jobs == load(path).jobs == load(path, seed=0).jobs
+    assert load(path).jobs != load(path, seed=1).jobs
+
+
+WRONG = {
+    "unknown key at the top": (
+        "slowdown =", "slow_down =", 2, "there is no key 'slow_down' (did you mean 'slowdown'?)"
+    ),
+    "unknown key of the second event": (
+        "restore = [", "restor = [", 40, "in [[events]] 2, there is no key 'restor' (did you mean 'restore'?)"
+    ),
+    "unknown key in an inline table": ("high = 0.4", "hihg = 0.4", 31, "`high` is missing; is 'hihg' meant for it?"),
+    "unknown key of a node within an event": ('"h", kind', '"h", knid', 41, "is 'knid' meant for it?"),
+    "unknown table": ("[[jobs]]", "[[job]]", 1, "there is no key 'job' (did you mean 'jobs'?)"),
+    "a value of another type": ("epochs = 2", 'epochs = "two"', 23, "`epochs` must be an integer, got 'two'"),
+    "a missing key": ("epochs = 2\n", "", 20, "in [[studies]] 1, `epochs` is missing"),
+    "a negative amount": ("memory_gb = [3, 5]", "memory_gb = [3, -5]", 17, "not negative, got [3, -5]"),
+    "too few amounts": ("[20.0, 10]", "[20.0]", 15, "`epoch_seconds` must be one number, or 2, not negative"),
+    "a negative draw": ("seconds = [5, 6]", "seconds = -5", 30, "not negative"),
+    "a negative ratio": ("= 2.5", "= -1", 10, "`oversubscription` must be finite and above 0, got -1.0"),
+    "an unknown policy": ('"wfd"', '"wdf"', 1, "there is no policy 'wdf'"),
+    "an unknown model": ("learning_rates", 'models = "nett"\nlearning_rates', 22, "there is no model 'nett'"),
+    "an unknown slow-down": ('"none"', '"nome"', 2, "`slowdown` is 'nome' (did you mean 'none'?)"),
+    "an unknown algorithm": (
+        "epochs = 2", 'algorithm = { name = "hyperbend" }', 23, "'hyperbend' (did you mean 'hyperband'?)"
+    ),
+    "a setting that an algorithm lacks": (
+        "epochs = 2", 'algorithm = { name = "random", n = 3, epoch = 2 }', 23, "algorithm 'random' cannot be made"
+    ),
+    "good trials of an unknown number": (
+        "epochs = 2", 'epochs = 2\ncurves = { start = 2.0, floor = 1.0 }', 24, "there is no key 'floor'"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("old", "new", "line", "message"), WRONG.values(), ids=WRONG)
+def test_a_mistake_is_told_with_its_line(old, new, line, message, tmp_path):
+    assert old in SMALL
+    path = written(tmp_path, SMALL.replace(old, new, 1))
+    with pytest.raises(ScenarioError) as caught:
+        load(path)
+    assert str(caught.value).startswith(f"{path}:{line}: ")
+    assert message in str(caught.value)
+
+
+EMPTY = {
+    "no work": ('[[nodes]]\nkind = "A100"\ndevices = 1\nmemory_gb = 8\n', "has nothing to do"),
+    "no nodes": ("[[jobs]]\nseconds = 1\n", "has no devices"),
+    "no TOML": ("nodes = [", "cannot be read"),
+    "no model": (
+        '[[nodes]]\nkind = "A100"\ndevices = 1\nmemory_gb = 8\n[[studies]]\nepochs = 1\n', "a study needs a model"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "message"), EMPTY.values(), ids=EMPTY)
+def test_a_file_that_lacks_something(text, message, tmp_path):
+    with pytest.raises(ScenarioError, match=message):
+        load(written(tmp_path, text))
+    with pytest.raises(ScenarioError, match="cannot be read"):
+        load(tmp_path / "missing.toml")
+
+
+def test_a_model_of_the_table(tmp_path):
+    model = """
+[[nodes]]
+kind = "A100"
+devices = 1
+memory_gb = 80
+
+[[models]]
+name = "net"
+batch_sizes = [10]
+workloads = ["heavy/1"]
+samples = 100
+
+[[studies]]
+epochs = 3
+"""
+    (trial,) = load(written(tmp_path, model), tables(tmp_path)).searches[0].source().begin()
+    demand = trial.demand["A100"]
+    assert (demand.seconds, demand.compute, demand.memory) == (pytest.approx(3 * 10 * 0.1), 1.0, 1000 * 2**20)
+    assert trial.workload == "heavy/1"
+    with pytest.raises(ScenarioError, match="there is no workload 'havy/1'"):
+        load(written(tmp_path, model.replace("heavy", "havy")), tmp_path)
+
+
+SCENARIOS = sorted((ROOT / "scenarios").glob("*.toml"))
+
+
+@needs_data
+@pytest.mark.parametrize("path", [path for path in SCENARIOS if path.stem != "large"], ids=lambda path: path.stem)
+def test_every_scenario_runs_to_its_end(path):
+    scenario = load(path, REAL)
+    first, again = scenario.simulate("fifo"), scenario.simulate("fifo")
+    assert first.completion
+    assert not first.refused
+    assert not first.waiting
+    assert first == again
+    assert 0 < first.mean_occupancy <= 1
+
+
+def test_the_large_one_says_what_it_promises():
+    content = tomllib.loads((ROOT / "scenarios/large.toml").read_text())
+    assert content["jobs"][0]["count"] == 100_000
+    assert content["nodes"][0]["count"] * content["nodes"][0]["devices"] == 10_000
