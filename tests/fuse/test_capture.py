@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from shoal.errors import FusionError
 from shoal.fuse.array import ModelArray, fuse
 from shoal.fuse.capture import CapturedStep, capture
 from shoal.fuse.optim.fused import FusedOptimizer, fuse_optimizers
+from shoal.fuse.step import TrainingStep
 
 
 class Small(nn.Module):
@@ -180,6 +182,31 @@ class Keeping(nn.Module):
     def kept(self) -> list[Any]:
         tensors = (self.average, self.own, self.listed[0])
         return [self.calls, dict(self.counts), list(self.log), *(tensor.tolist() for tensor in tensors)]
+
+
+class Completing(nn.Module):
+    """Completes its configuration when it is first run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.config = SimpleNamespace(width=4, kind=None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.config.kind is None:
+            self.config.kind = "mean"
+        return self.linear(x)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_what_members_have_completed_by_themselves_is_no_change(count: int) -> None:
+    models = [Completing().double() for _ in range(count)]
+    array = fuse(models)
+    optimizer = fuse_optimizers([torch.optim.SGD(m.parameters(), lr=0.1) for m in models], array)
+    x = torch.randn(3, 4, dtype=torch.float64)
+    loss_of = lambda model, batch: model(batch).square().mean()  # noqa: E731
+    TrainingStep(array, optimizer, loss_of, ways=("serial",))(x)
+    assert capture(array, optimizer, loss_of, x, compiling=False) is not None
 
 
 CHANGES: dict[str, Callable[[Keeping], Any]] = {

@@ -82,16 +82,18 @@ def test_one_base_is_held_for_all() -> None:
 
 
 class Count(TorchDispatchMode):
-    """Counts matrix products by their number of rows."""
+    """Counts matrix products by their number of rows, and copies."""
 
     def __init__(self) -> None:
         super().__init__()
         self.rows: list[int] = []
+        self.clones = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
         if func in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default, torch.ops.aten.bmm.default):
             first = args[1] if func is torch.ops.aten.addmm.default else args[0]
             self.rows.append(first.shape[:-1].numel())
+        self.clones += func is torch.ops.aten.clone.default
         return func(*args, **(kwargs or {}))
 
 
@@ -227,3 +229,13 @@ def test_unfreezing_what_is_stored_once_is_refused() -> None:
     with pytest.raises(FusionError, match=r"'0.weight' was frozen when the array was made.*copy.deepcopy"):
         array(X)
     compare(fuse(copy.deepcopy(models))(X), [model(X) for model in models])
+
+
+def test_what_is_kept_once_is_copied_at_the_first_run_alone() -> None:
+    array = fuse([adapted(b) for b in range(3)])
+    copies = []
+    for _ in range(3):
+        with Count() as count:
+            array(X)
+        copies.append(count.clones)
+    assert copies == [len(list(array.shared())), 0, 0]

@@ -1,17 +1,19 @@
 """Partial fusion: a submodule in which the members differ, and which runs member by member."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from shoal.fuse.frozen import lent, take_own
 from shoal.fuse.intercept import member_run
 from shoal.fuse.randomness import OtherGenerators, active
-from shoal.fuse.stacked import NeedsMemberError, Stacked, stack
+from shoal.fuse.stacked import NeedsMemberError, SharedWriteError, Stacked, each, stack
 
-__all__ = ["Apart"]
+__all__ = ["Apart", "own_parameters", "put_apart"]
 
 
 class Apart(nn.Module):
@@ -63,18 +65,98 @@ class Apart(nn.Module):
             raise NeedsMemberError(f"{self.path!r} is called outside of its array")
         others = OtherGenerators()
         results, drawn = [], []
+        given = {id(leaf): _Given(leaf, len(calls)) for leaf in pytree.tree_leaves((args, kwargs)) if _is_tensor(leaf)}
         for b, call in enumerate(calls):
             if b:
                 others.restore()
-            own_args, own_kwargs = pytree.tree_map_only(Tensor, partial(_part, b), (args, kwargs))
+            mine = {key: one.copy(b) for key, one in given.items()}
+            own_args, own_kwargs = pytree.tree_map_only(Tensor, partial(_instead, mine), (args, kwargs))
             with member_run(source.of_member(b)) as own:
                 results.append(call(*own_args, **own_kwargs))
             drawn.append(own.calls)
+            for key, one in given.items():
+                one.look(b, mine[key], self.path)
+        for one in given.values():
+            one.give_back()
         source.go_on_from(drawn)
         return stack(results)
 
 
-def _part(b: int, value: Tensor) -> Any:
-    if not isinstance(value, Stacked):
-        return value
-    return value.whole[b] if value.numbers is None else value.numbers[b]
+class _Given:
+    """A tensor among the arguments, of which each member is given a copy.
+
+    They must be copies, as a member may write to what it is given: autograd counts what is written to a tensor and to
+    all of its slices as one, and would refuse what other members have kept of theirs for the backward pass.
+
+    Args:
+        value: stacked, or shared by all members.
+        members: B.
+    """
+
+    def __init__(self, value: Tensor, members: int) -> None:
+        self._value = value
+        self._parts = list(each(value, members))
+        self._written: dict[int, Tensor] = {}
+
+    def copy(self, b: int) -> Any:
+        """What member b is given; of a number that number."""
+        part = self._parts[b]
+        return part.clone() if isinstance(part, Tensor) else part
+
+    def look(self, b: int, copy: Any, path: str) -> None:
+        """Note whether member b has written to its copy.
+
+        Raises:
+            SharedWriteError: it has, and all members share the tensor.
+        """
+        if not isinstance(copy, Tensor) or not _changed(copy, self._parts[b]):
+            return
+        if not isinstance(self._value, Stacked):
+            raise SharedWriteError(path, self._value)
+        self._written[b] = copy
+
+    def give_back(self) -> None:
+        """Do to the stacked tensor what members have done to their copies."""
+        if self._written and isinstance(self._value, Stacked):
+            self._value.whole.copy_(torch.stack([self._written.get(b, part) for b, part in enumerate(self._parts)]))
+
+
+def _instead(copies: dict[int, Any], value: Tensor) -> Any:
+    return copies[id(value)]
+
+
+def _changed(copy: Tensor, original: Tensor) -> bool:
+    """Whether a copy was written to; in inference mode torch does not count that."""
+    return not torch.equal(copy, original) if copy.is_inference() else copy._version > 0
+
+
+def put_apart(stage: nn.Module, members: Sequence[nn.Module], paths: Iterable[str]) -> list[Apart]:
+    """Have one `Apart` stand in a stage for the same modules of the members, at whichever paths they are.
+
+    Returns:
+        Each of them once.
+    """
+    parts: dict[tuple[int, ...], Apart] = {}
+    for path in paths:
+        own = [member.get_submodule(path) for member in members]
+        part = parts.setdefault(tuple(map(id, own)), Apart(path, own))
+        stage.set_submodule(path, part)
+    for _, _, parameter in own_parameters(parts.values()):
+        if lent(parameter):
+            take_own(parameter)
+    return list(parts.values())
+
+
+def own_parameters(parts: Iterable[Apart]) -> Iterator[tuple[str, int, nn.Parameter]]:
+    """Every parameter of the members' modules once: its path, its member, and itself."""
+    seen: set[int] = set()
+    for part in parts:
+        for b, module in enumerate(part.own):
+            for name, parameter in module.named_parameters():
+                if id(parameter) not in seen:
+                    seen.add(id(parameter))
+                    yield f"{part.path}.{name}", b, parameter
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, Tensor)

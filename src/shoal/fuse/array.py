@@ -12,14 +12,16 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from shoal.errors import FusionError
-from shoal.fuse.apart import Apart
+from shoal.fuse.absent import forget
+from shoal.fuse.apart import Apart, own_parameters, put_apart
 from shoal.fuse.checks import check_members, modules_apart
+from shoal.fuse.frozen import lend_frozen
 from shoal.fuse.intercept import MemberFunctions, member_run
 from shoal.fuse.join import join, spread
-from shoal.fuse.plain import PlainState
+from shoal.fuse.plain import PlainState, attributes_of
 from shoal.fuse.randomness import Drawn, OtherGenerators, Randomness, member_keys, randomness
 from shoal.fuse.rows import rows
-from shoal.fuse.slots import Slot, find_slots, lend_frozen, tensors_within
+from shoal.fuse.slots import Slot, find_slots, tensors_within
 from shoal.fuse.stacked import NeedsMemberError, SharedWriteError, Stacked, events
 
 __all__ = ["ModelArray", "concat", "fuse"]
@@ -67,15 +69,14 @@ class ModelArray(nn.Module):
         """Functions that a member has run by itself and that have drawn no random numbers at all."""
         self._spare: list[Tensor] | None = None
         """Where a member's buffers are copied to while such a function runs."""
+        self._ran: set[Any] = set()
+        """Functions that have run for all members at once."""
         self._left = False
         self.stacked, self.frozen = nn.Module(), nn.Module()
-        self.separate = nn.ModuleList(
-            nn.ModuleList(member.get_submodule(path) for path in paths) for member in members if paths
-        )
         stage = _shallow_copy(members[0])
-        self.__dict__["_apart"] = [Apart(path, [m.get_submodule(path) for m in members]) for path in paths]
-        for part in self._apart:
-            stage.set_submodule(part.path, part)
+        self.__dict__["_apart"] = put_apart(stage, members, paths)
+        own = zip(*(part.own for part in self._apart), strict=True)  # of each member
+        self.separate = nn.ModuleList(map(nn.ModuleList, own))
         self.__dict__["_stage"] = stage
         self.__dict__["_slots"] = find_slots(stage, members, paths)
         for slot in self._slots:
@@ -112,7 +113,7 @@ class ModelArray(nn.Module):
         key = (_code(fn), self.training)
         if len(self) == 1 or key in self._single or _ALL in self._single:
             return self._each(fn, keys, batch)
-        before = [tensor.clone() for tensor in self._kept()]
+        saved, frozen = self._save(all=key not in self._ran), self._frozen_versions()
         others = None if key in self._quiet else OtherGenerators()
         while True:
             bypassed = events.bypasses
@@ -120,6 +121,7 @@ class ModelArray(nn.Module):
             try:
                 with self.open(keys) as model:
                     result = fn(model, *batch)
+                self._ran.add(key)
                 if others is not None and not others.moved():
                     self._quiet.add(key)
                 return pytree.tree_map(lambda value: spread(value, len(self)), result)
@@ -128,14 +130,19 @@ class ModelArray(nn.Module):
                     raise
                 reason = str(error)
                 written = self._shared_slot(error)
-            for tensor, saved in zip(self._kept(), before, strict=True):
-                tensor.detach().copy_(saved)
+            if key in self._ran and self._frozen_versions() != frozen:
+                raise FusionError(
+                    "a function has changed frozen parameters that are kept once for all members, and then could not "
+                    f"go on for all of them: {reason}; register what it changes as buffers"
+                )
+            for tensor, value in saved:
+                tensor.copy_(value)
             if others is not None:
                 others.restore()
             if written is not None:
                 written.part(self.stacked)
                 self.version += 1
-                before = [tensor.clone() for tensor in self._kept()]
+                saved, frozen = self._save(all=True), self._frozen_versions()
                 continue
             if not alike:
                 break
@@ -219,6 +226,7 @@ class ModelArray(nn.Module):
             keys = partial(member_keys, self.seeds, self.tick)
             self.tick += 1
         self.follow()
+        forget(self.stacked.parameters())
         for slot in self._slots:
             slot.show()
         source = Randomness(keys)
@@ -263,6 +271,19 @@ class ModelArray(nn.Module):
             member.train(mode)
         return self
 
+    def requires_grad_(self, requires_grad: bool = True) -> "ModelArray":
+        """Freeze or unfreeze all parameters, the members' own with them.
+
+        Raises:
+            FusionError: a frozen parameter that is kept once was to be unfrozen.
+        """
+        for slot in self._slots:
+            slot.check_requires_grad(requires_grad)
+        for member in self.members:
+            member.requires_grad_(requires_grad)
+        self._follow_slots()
+        return self
+
     def columns(self) -> Iterator[tuple[str, Tensor, list[Tensor]]]:
         """Every stacked tensor with its path and the members' own tensors, which are views of its rows."""
         for slot in self._slots:
@@ -277,10 +298,7 @@ class ModelArray(nn.Module):
 
     def apart(self) -> Iterator[tuple[str, int, nn.Parameter]]:
         """Every parameter of a submodule in which the members differ: its path, its member, and itself."""
-        for part in self._apart:
-            for b, module in enumerate(part.own):
-                for name, parameter in module.named_parameters():
-                    yield f"{part.path}.{name}", b, parameter
+        return own_parameters(self._apart)
 
     def floats(self) -> list[tuple[float, ...]]:
         """The float attributes in which the members differ, one tuple for each."""
@@ -306,7 +324,7 @@ class ModelArray(nn.Module):
         columns = [rows(slot.data) for slot in slots]
         results = []
         others = OtherGenerators() if len(self) > 1 else None
-        attributes = _attributes(self.members[0]) if len(self) > 1 else {}
+        attributes = attributes_of(self.members[0]) if len(self) > 1 else {}
         for b, member in enumerate(self.members):
             if b and others is not None:
                 others.restore()
@@ -323,13 +341,23 @@ class ModelArray(nn.Module):
                 for slot in slots:
                     slot.put(b + 1, slot.own[b])
         self._check_shared()
-        if len(self) > 1 and any(v is not attributes.get(k) for k, v in _attributes(self.members[0]).items()):
+        if len(self) > 1 and any(v is not attributes.get(k) for k, v in attributes_of(self.members[0]).items()):
             self._single.add(_ALL)  # the members keep state that the stage does not have
         return join(results)
 
-    def _kept(self) -> list[Tensor]:
-        """What a run may change beside plain attributes: buffers, and what is frozen and kept once."""
-        return [*self.buffers(), *self.frozen.parameters()]
+    def _save(self, all: bool) -> list[tuple[Tensor, Tensor]]:
+        """What a run may change beside plain attributes, with copies.
+
+        Args:
+            all: also parameters that are frozen and kept once. They may be large, and few functions write to them; that
+                they do nearly always shows the first time.
+        """
+        kept = [*self.buffers(), *(self.frozen.parameters() if all else ())]
+        return [(tensor.detach(), tensor.detach().clone()) for tensor in kept]
+
+    def _frozen_versions(self) -> list[int]:
+        """Grow with what is written to parameters that are kept once."""
+        return [parameter._version for parameter in self.frozen.parameters()]
 
     def _shared_slot(self, error: Exception) -> Slot | None:
         """The frozen parameter, kept once, that was to be changed for each member."""
@@ -369,6 +397,11 @@ class ModelArray(nn.Module):
         for slot in self._slots:
             if slot.follow():
                 self.version += 1
+
+    def catch_up(self) -> None:
+        """`follow`, when all members have only run by themselves so far, and have set up what they set up when run."""
+        self.follow()
+        self._plain.catch_up()
 
     def check_batch(self, batch: Any) -> None:
         """Refuse batches that are stacked for another number of members.
@@ -472,16 +505,6 @@ def _home(slots: Sequence[Slot], rows: Sequence[Tensor], b: int, tensor: Tensor)
 
 def _key(keys: Callable[[], list[int]], b: int) -> list[int]:
     return keys()[b : b + 1]
-
-
-def _attributes(model: nn.Module) -> dict[tuple[int, str], Any]:
-    """What user code has put on the modules of a model, but for tensors, which have slots."""
-    return {
-        (id(module), name): value
-        for module in model.modules()
-        for name, value in vars(module).items()
-        if name not in ("_parameters", "_buffers", "_modules", "training") and not isinstance(value, Tensor)
-    }
 
 
 def _own(value: Tensor, b: int, alone: bool) -> Tensor:

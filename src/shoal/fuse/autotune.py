@@ -2,23 +2,29 @@
 
 A way is tried on the tensors at hand, forward and, if they ask for it, backward. What is found holds for the same
 function, settings, shapes, strides, types and device, and for every later process; see `shoal.fuse.findings`.
+
+Shapes may be new for ever, as in batches of sentences. When the time for races is used up (`shoal.fuse.budget`), what
+was found for the nearest shape holds for a new one too, in this process alone; only what has no like is still tried.
 `SHOAL_AUTOTUNE=0` in the environment turns it off: then, and wherever nothing may be measured, the first way is taken.
 """
 
 import logging
+import math
 import os
 import platform
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
+from threading import Lock
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
+from shoal.fuse.budget import Budget
 from shoal.fuse.findings import Findings
 from shoal.fuse.race import race
 
@@ -35,7 +41,7 @@ _WORTH = 0.95
 """Another way has to take less than this part of the time of the first one: measurements are off by some percent."""
 
 
-@dataclass
+@dataclass(eq=False)
 class _Tuner:
     """How ways are chosen at the moment.
 
@@ -43,16 +49,24 @@ class _Tuner:
         active: by measurement; else always the first.
         findings: kept on disk.
         forced: ways by the name of the function, whatever was found.
-        known: found or read so far, by everything that a finding depends on.
+        budget: for races.
+        known: found, read or taken over so far, by everything that a finding depends on.
+        sized: what was found or read, by everything but sizes: the logarithm of each tensor's size, and the way.
     """
 
     active: bool
     findings: Findings = field(default_factory=Findings)
     forced: Mapping[str, str] = field(default_factory=dict)
+    budget: Budget = field(default_factory=Budget)
     known: dict[Hashable, str] = field(default_factory=dict)
+    sized: dict[Hashable, list[tuple[list[float], str]]] = field(default_factory=dict)
 
 
-_tuner = _Tuner(os.environ.get("SHOAL_AUTOTUNE", "1") != "0")
+_tuners = [_Tuner(os.environ.get("SHOAL_AUTOTUNE", "1") != "0")]
+"""The last one counts, in all threads: what runs backward does so in threads of autograd's."""
+
+_racing = Lock()
+"""Races at once would disturb each other. Nobody waits for it: autograd's threads serve the one who holds it."""
 
 
 def fastest(
@@ -61,8 +75,9 @@ def fastest(
     """Run one of several ways that compute the same result from the same tensors.
 
     It is the one that measured fastest. It is the first where there is no finding and nothing may be measured: with
-    autotuning off, in a trace, in a CUDA graph, on tensors without data, under a transform of `torch.func`; and
-    always under hooks of saved tensors, because a checkpoint has to save the same tensors when it runs again.
+    autotuning off, in a trace, in a CUDA graph, on tensors without data, under a transform of `torch.func`, while
+    another thread measures; and always under hooks of saved tensors, because a checkpoint has to save the same tensors
+    when it runs again.
 
     Args:
         name: of what is computed, "conv2d".
@@ -74,7 +89,7 @@ def fastest(
     Returns:
         A tensor, or a tuple of them.
     """
-    tuner = _tuner
+    tuner = _tuners[-1]
     way: str | None = None
     if tuner.forced:
         way = tuner.forced.get(name)
@@ -86,6 +101,17 @@ def fastest(
     if way is None or way not in ways:
         way = next(iter(ways))
     return ways[way](*tensors)
+
+
+def _kind(tensor: Tensor | None) -> Any:
+    """The traits but for sizes."""
+    if tensor is None:
+        return None
+    return tensor.dim(), tensor.dtype, tensor.requires_grad, tensor.device
+
+
+def _sizes(tensors: Sequence[Tensor]) -> list[float]:
+    return [math.log(max(1, tensor.numel())) for tensor in tensors]
 
 
 def _traits(tensor: Tensor | None) -> Any:
@@ -102,23 +128,41 @@ def _autocast() -> Any:
 
 
 def _find(
-    tuner: _Tuner, key: Hashable, ways: Mapping[str, Callable[..., Any]], tensors: Sequence[Tensor | None]
+    tuner: _Tuner, key: tuple[Hashable, ...], ways: Mapping[str, Callable[..., Any]], tensors: Sequence[Tensor | None]
 ) -> str | None:
-    """What the file says, else what a race says, else None."""
+    """What the file says, else what a race says, else what was found for the nearest shape, else None."""
     given = [tensor for tensor in tensors if tensor is not None]
     text = f"{_environment(given[0].device)}: {key}"
+    alike = tuner.sized.setdefault((*key[: -len(tensors)], *map(_kind, tensors)), [])
     way = tuner.findings.get(text)
     if way is None or way not in ways:
         if not _measurable(given):
             return None
-        seconds = race(ways, tensors)
+        near = None if tuner.budget.left() else _nearest(alike, _sizes(given), ways)
+        if near is not None:
+            tuner.known[key] = near
+            return near
+        if not _racing.acquire(blocking=False):
+            return None
+        try:
+            with tuner.budget.charged():
+                seconds = race(ways, tensors)
+        finally:
+            _racing.release()
         way = _winner(seconds)
         shortest = {name: min(runs) for name, runs in seconds.items()}
         tuner.findings.put(text, way, shortest)
         times = ", ".join(f"{name} {took * 1e3:.3g} ms" for name, took in shortest.items())
         _log.info("%r is the fastest way (%s): %s", way, times, text)
+    alike.append((_sizes(given), way))
     tuner.known[key] = way
     return way
+
+
+def _nearest(alike: Sequence[tuple[list[float], str]], sizes: list[float], ways: Collection[str]) -> str | None:
+    """The way found where the tensors' numbers of elements are the nearest, by factors; None if nothing was found."""
+    found = [(math.dist(sizes, others), way) for others, way in alike if way in ways]
+    return min(found)[1] if found else None
 
 
 def _winner(seconds: Mapping[str, Sequence[float]]) -> str:
@@ -152,24 +196,23 @@ def _environment(device: torch.device) -> str:
 
 @contextmanager
 def _with(tuner: _Tuner) -> Iterator[None]:
-    global _tuner
-    before, _tuner = _tuner, tuner
+    _tuners.append(tuner)
     try:
         yield
     finally:
-        _tuner = before
+        _tuners.remove(tuner)  # not the last one, maybe: threads need not leave in order
 
 
-def on(path: Path) -> AbstractContextManager[None]:
-    """Within, ways are chosen by measurement, and findings are kept in the file `path`."""
-    return _with(_Tuner(True, Findings(path)))
+def on(path: Path, budget: Budget | None = None) -> AbstractContextManager[None]:
+    """Within, ways are chosen by measurement, in the time that `budget` gives; findings are kept in the file `path`."""
+    return _with(_Tuner(True, Findings(path), budget=budget or Budget()))
 
 
 def off() -> AbstractContextManager[None]:
     """Within, the first way is taken."""
-    return _with(replace(_tuner, active=False, forced={}))
+    return _with(replace(_tuners[-1], active=False, forced={}))
 
 
 def forced(ways: Mapping[str, str]) -> AbstractContextManager[None]:
     """Within, nothing is measured and functions go these ways, `{"conv2d": "loop"}`; the first where there is none."""
-    return _with(replace(_tuner, active=False, forced=ways))
+    return _with(replace(_tuners[-1], active=False, forced=ways))

@@ -17,12 +17,12 @@ import logging
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from threading import RLock
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from shoal.errors import FusionError
@@ -33,10 +33,14 @@ from shoal.fuse.optim.traced import TracedStep
 from shoal.fuse.randomness import member_keys
 from shoal.fuse.replay import Replay
 from shoal.fuse.stacked import Stacked
+from shoal.fuse.unseen import NothingUnseen, hooked, refuse_hooks
 
 __all__ = ["CapturedStep", "capture"]
 
 _log = logging.getLogger("shoal.fuse")
+
+_tracing = RLock()
+"""Tracers replace methods of modules, and a flag of the compiler is set, for all threads: one traces at a time."""
 
 
 class CapturedStep:
@@ -64,7 +68,7 @@ class CapturedStep:
         if array.partial:
             raise FusionError("the step of members that differ in submodules cannot be captured")
         array.check_batch(batch)
-        array.follow()
+        array.catch_up()
         self._array = array
         self._optimizer = optimizer
         self._loss = loss
@@ -79,6 +83,7 @@ class CapturedStep:
         self._floats = array.floats()
         self._modules = list(array.members[0].modules())
         self._modes = self._training()
+        refuse_hooks(self._modules, traced.params)
         self._device = next((p.device for p in array.parameters()), torch.device("cpu"))
         self._function = self._trace(leaves, compiling)
         self._replay: Replay | None = None
@@ -91,7 +96,8 @@ class CapturedStep:
         self._optimizer.refresh()
         leaves, spec = pytree.tree_flatten(batch)
         same = (self._optimizer.version, self._array.version) == self._versions and self._array.floats() == self._floats
-        if not same or self._training() != self._modes or spec != self._spec or _shapes(leaves) != self._shapes:
+        same = same and self._training() == self._modes and not hooked(self._modules, self._traced.params)
+        if not same or spec != self._spec or _shapes(leaves) != self._shapes:
             return False
         return self._replay is None or self._replay.fits(self._inputs())
 
@@ -147,7 +153,7 @@ class CapturedStep:
     def _trace(self, leaves: Sequence[Any], compiling: bool) -> Callable[..., Tensor]:
         example = [*self._inputs(), *self._given(leaves)]
         try:
-            with _NoNumbers(), _compiling():
+            with NothingUnseen(), _compiling():
                 graph, again = (make_fx(self._step(leaves), tracing_mode="real")(*_copies(example)) for _ in range(2))
             if graph.code != again.code:  # it counts, or draws numbers that are not torch's: a trace would freeze them
                 raise FusionError("two traces of it differ")
@@ -190,8 +196,10 @@ class CapturedStep:
             batch = pytree.tree_unflatten([_like(x, left) for x in leaves], self._spec)
             live = [param.detach().requires_grad_(param.is_floating_point()) for param in params]
             with self._standing_in([*live, *others]), self._array.open(keys) as model, unchanged(model, constants):
+                refuse_hooks(model.modules(), ())
                 losses = self._loss(model, batch).whole
-            grads = torch.autograd.grad(losses.sum(), live)
+            with unchanged(model, constants):
+                grads = torch.autograd.grad(losses.sum(), live)
             step.apply(params, grads, state, numbers)
             return losses.detach()  # type: ignore[no-any-return]
 
@@ -205,26 +213,15 @@ class CapturedStep:
             yield
 
 
-class _NoNumbers(TorchFunctionMode):
-    """Refuses what would make a constant of a tensor's values without the tracer's noticing, here or in the rules."""
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        """Every torch function of the step comes through here."""
-        if func in (Tensor.tolist, Tensor.numpy, Tensor.__array__):
-            raise FusionError(f"it takes values out of a tensor by `{func.__name__}`")
-        return func(*args, **(kwargs or {}))
-
-
 @contextmanager
 def _compiling() -> Iterator[None]:
     """Let user code that asks `torch.compiler.is_compiling()` know, as it does when torch exports or compiles it."""
-    before, torch.compiler._is_compiling_flag = torch.compiler._is_compiling_flag, True
-    try:
-        yield
-    finally:
-        torch.compiler._is_compiling_flag = before
+    with _tracing:
+        before, torch.compiler._is_compiling_flag = torch.compiler._is_compiling_flag, True
+        try:
+            yield
+        finally:
+            torch.compiler._is_compiling_flag = before
 
 
 def capture(

@@ -65,11 +65,10 @@ def modules_apart(models: Sequence[nn.Module], strict: bool) -> list[str]:
 
 def _check_ties(b: int, model: nn.Module, paths: Iterable[str]) -> None:
     """What runs apart must not hold tensors of what is fused."""
-    apart = {id(module) for path in paths for module in model.get_submodule(path).modules()}
+    apart = {model.get_submodule(path) for path in paths}
     fused = {
         id(tensor)
-        for module in model.modules()
-        if id(module) not in apart
+        for _, module in model.named_modules(memo=apart)  # those, and what is below them alone, are left out
         for tensor in (*module._parameters.values(), *module._buffers.values())
         if tensor is not None
     }

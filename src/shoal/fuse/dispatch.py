@@ -10,8 +10,9 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from shoal.errors import FusionError
+from shoal.fuse.copies import note_copy, one_memory, refuse_stale
 from shoal.fuse.draws import draws
-from shoal.fuse.randomness import active, current
+from shoal.fuse.randomness import active, current, forked
 from shoal.fuse.rules.table import RULES
 from shoal.fuse.stacked import NeedsMemberError, SharedWriteError, Stacked, count, each, refuse_recorded, stack
 from shoal.fuse.writes import tracks, writes, written
@@ -48,6 +49,8 @@ def dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     for tensor in changed:
         if isinstance(tensor, Tensor) and not isinstance(tensor, Stacked):
             raise SharedWriteError(_name(func), tensor)
+    if changed:
+        refuse_stale(_name(func), changed)
     rule = RULES.get(func)
     refusal = None
     try:
@@ -122,15 +125,33 @@ def loop(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], seeded: bool 
     rows = zip(*columns, strict=True) if columns else [()] * members
     calls = (pytree.tree_unflatten(list(values), spec) for values in rows)
     if not seeded and not draws(func, args, kwargs):
-        return stack([func(*own_args, **own_kwargs) for own_args, own_kwargs in calls])
+        own = [func(*own_args, **own_kwargs) for own_args, own_kwargs in calls]
+        result = stack(own)
+        if not in_place:
+            _note_views(leaves, own[0], result)
+        return result
     devices = sorted({leaf.device.index for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_cuda})
     results, listed = [], list(calls)
     drawing = None if seeded else [draws(func, *call) for call in listed]
-    with torch.random.fork_rng(devices=devices):
+    with forked(devices):
         for key, (own_args, own_kwargs) in zip(current(members).next(drawing).tolist(), listed, strict=True):
             torch.manual_seed(key)
             results.append(func(*own_args, **own_kwargs))
     return stack(results)
+
+
+def _note_views(leaves: list[Any], own: Any, result: Any) -> None:
+    """Remember which results were views of arguments before they were brought together.
+
+    Args:
+        leaves: the arguments, stacked or shared.
+        own: what the first member got.
+        result: what all of them got.
+    """
+    for view, copy in zip(pytree.tree_leaves(own), pytree.tree_leaves(result), strict=True):
+        for leaf in leaves:
+            if isinstance(copy, Stacked) and isinstance(leaf, Stacked) and one_memory(view, leaf.whole):
+                note_copy(leaf.whole, copy.whole)
 
 
 def _slices(value: Any, members: int) -> Iterator[Any]:

@@ -9,11 +9,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
-from torch.utils.checkpoint import CheckpointFunction
 
-from shoal.errors import FusionError
+from shoal.fuse.absent import absent, note_row
 from shoal.fuse.dispatch import dispatch
 from shoal.fuse.draws import DRAWING, draws
+from shoal.fuse.patches import stand_in, step_back
 from shoal.fuse.randomness import Randomness, active, randomness
 from shoal.fuse.rules.attention import multi_head_parts
 from shoal.fuse.stacked import NeedsMemberError, Stacked
@@ -45,26 +45,24 @@ class MemberFunctions(TorchFunctionMode):
         self._home = home
 
     def __enter__(self) -> Self:
-        self._outermost = "apply" not in vars(CheckpointFunction)
-        if self._outermost:
-            CheckpointFunction.apply = classmethod(_refuse)  # type: ignore[assignment,method-assign]
-            self._flatten = nn.RNNBase.flatten_parameters
-            nn.RNNBase.flatten_parameters = _leave_flat  # type: ignore[assignment,method-assign]
+        stand_in()
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)  # type: ignore[no-untyped-call]
-        if self._outermost:
-            del CheckpointFunction.apply
-            nn.RNNBase.flatten_parameters = self._flatten  # type: ignore[method-assign]
+        step_back()
 
     def __torch_function__(
         self, func: Any, types: Iterable[Any], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Every torch function comes through here, with or without tensors."""
         kwargs = kwargs or {}
-        if self._source is not active():
+        source = active()
+        if source is not self._source:
+            if source is None:  # in a thread of autograd's, to which torch hands on the modes of who calls `backward`
+                with randomness(self._source):
+                    return self.__torch_function__(func, types, args, kwargs)
             return func(*args, **kwargs)
         if Stacked not in types:
             numbers = not self._alone and _given_numbers(args, kwargs)
@@ -143,7 +141,9 @@ def _given_numbers(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 def _gradient_of_row(stacked: Tensor, b: int, *value: Tensor | None) -> Tensor | None:
     """Get, or with a value set, the gradient of a row of a stacked parameter."""
     if not value:
-        return None if stacked.grad is None else stacked.grad[b]
+        return None if stacked.grad is None or b in absent(stacked) else stacked.grad[b]
+    if len(stacked) > 1:
+        note_row(stacked, b, has=value[0] is not None)
     if value[0] is None and len(stacked) == 1:
         stacked.grad = None
     elif value[0] is None:
@@ -165,14 +165,3 @@ def _new_leaf(x: Tensor, memo: dict[int, Any]) -> Tensor:
     """A copy of what is a parameter to user code, and to autograd a row of the stacked one."""
     memo[id(x)] = copied = nn.Parameter(x.detach().clone(), x.requires_grad)
     return copied
-
-
-def _refuse(cls: Any, *args: Any) -> Any:
-    raise FusionError(
-        "torch.utils.checkpoint(use_reentrant=True) runs the model once more behind the array's back; "
-        "pass use_reentrant=False"
-    )
-
-
-def _leave_flat(module: nn.RNNBase) -> None:
-    """Do not move the weights to one piece of memory, as cuDNN likes them: they are rows of the array's."""

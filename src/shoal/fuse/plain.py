@@ -10,7 +10,7 @@ from shoal.errors import FusionError
 from shoal.fuse.apart import Apart
 from shoal.fuse.stacked import Stacked
 
-__all__ = ["PlainState"]
+__all__ = ["PlainState", "attributes_of"]
 
 _OF_EVERY_MODULE = frozenset(vars(nn.Module())) - {"training"}
 _PLAIN = (bool, int, float, str, type(None))
@@ -22,7 +22,7 @@ _Place = tuple[int, str]
 class PlainState:
     """Keeps numbers, strings, None and tensors in the attributes of a stage's modules as the members have them.
 
-    Anything else in attributes stays what it was when the array was made.
+    Anything else in attributes stays what it was when the array was made, but for `catch_up`.
 
     Args:
         stage: the model that runs for all members.
@@ -80,6 +80,17 @@ class PlainState:
                     setattr(modules[i], name, tensor.whole[b] if isinstance(tensor, Stacked) else tensor)
                 self._held[i, name] = (tensor, self._of_members(i, name))
 
+    def catch_up(self) -> None:
+        """Take over what all members have put alike into objects that they hold, as models complete configurations."""
+        for place, held in self._objects(self._stage):
+            mine, theirs = vars(held), [vars(value) for value in self._of_members(*place) if type(value) is type(held)]
+            if len(theirs) < len(self._members):
+                continue
+            for name, value in theirs[0].items():
+                alike = isinstance(value, _PLAIN) and not any(_differ(value, own.get(name)) for own in theirs)
+                if alike and (id(mine), name) not in self._apart:
+                    mine[name] = value
+
     def _check(self, b: int, i: int, name: str, value: Any) -> None:
         if _differ(vars(self._members[b][i]).get(name, _MISSING), value):
             path = f"{self._paths[i]}.{name}".lstrip(".")
@@ -112,6 +123,16 @@ class PlainState:
                 if isinstance(value, Tensor):
                     yield (i, name), value
 
+    def _objects(self, modules: Sequence[nn.Module]) -> Iterator[tuple[_Place, Any]]:
+        for i, module in enumerate(modules):
+            for name, value in vars(module).items():
+                if (
+                    hasattr(value, "__dict__")
+                    and not isinstance(value, (nn.Module, Tensor, type))
+                    and not callable(value)
+                ):
+                    yield (i, name), value
+
     def _own(self, attributes: dict[str, Any]) -> list[str]:
         """The names that not every module has, and that have no slot; found anew when their number has changed."""
         count, names = self._names.get(id(attributes), (-1, []))
@@ -123,6 +144,16 @@ class PlainState:
 
 
 _MISSING = object()
+
+
+def attributes_of(model: nn.Module) -> dict[tuple[int, str], Any]:
+    """What user code has put on the modules of a model, but for tensors, which have slots."""
+    return {
+        (id(module), name): value
+        for module in model.modules()
+        for name, value in vars(module).items()
+        if name not in ("_parameters", "_buffers", "_modules", "training") and not isinstance(value, Tensor)
+    }
 
 
 def _differ(value: Any, other: Any) -> bool:

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from shoal.fuse.randomness import undrawn
+
 __all__ = ["race"]
 
 _ROUNDS = (3, 20)
@@ -66,10 +68,9 @@ def _leaf(tensor: Tensor | None) -> Tensor | None:
 @contextlib.contextmanager
 def _unseen(device: torch.device) -> Iterator[None]:
     """No mode of the caller, nor its random numbers or caches, is touched by what runs within."""
-    cards = [device] if device.type == "cuda" else []
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch._C.DisableTorchFunction())
-        stack.enter_context(torch.random.fork_rng(devices=cards))
+        stack.enter_context(undrawn(device))
         if torch.is_autocast_enabled(device.type):
             dtype = torch.get_autocast_dtype(device.type)
             stack.enter_context(torch.autocast(device.type, dtype, cache_enabled=False))

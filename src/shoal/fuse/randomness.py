@@ -9,7 +9,9 @@ function runs member by member with torch's default generators seeded by the sam
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import lru_cache
+from threading import RLock
 
 import numpy as np
 import torch
@@ -19,7 +21,10 @@ from torch.utils._python_dispatch import _disable_current_modes, _get_current_di
 
 from shoal.errors import FusionError
 
-__all__ = ["Drawn", "OtherGenerators", "Randomness", "active", "current", "keep_mask", "member_keys", "randomness"]
+__all__ = [
+    *("Drawn", "OtherGenerators", "Randomness", "active", "current", "forked", "keep_mask", "member_keys"),
+    *("randomness", "undrawn"),
+]
 
 _GOLDEN = -7046029254386353131  # 2**64 / golden ratio, as int64
 _MULTIPLY = (-2048144789, -1028477387)  # murmur3's finalizer, as int32
@@ -94,27 +99,70 @@ class Randomness:
         self.calls = counts[0] if len(set(counts)) == 1 else counts
 
 
-_active: list[Randomness] = []
+_active: ContextVar[Randomness | None] = ContextVar("active", default=None)
+"""Each thread's own: arrays may run in several at once."""
 
 
 @contextmanager
 def randomness(source: Randomness) -> Iterator[None]:
     """Let the random functions within draw from `source`."""
-    _active.append(source)
+    before = _active.get()
+    _active.set(source)
     try:
         yield
     finally:
-        _active.pop()
+        _active.set(before)
 
 
 def active() -> Randomness | None:
-    """The source of random numbers of the run that goes on, if one does."""
-    return _active[-1] if _active else None
+    """The source of random numbers of the run that goes on in this thread, if one does."""
+    return _active.get()
 
 
 def current(members: int) -> Randomness:
     """The source in use, or, outside of any, a new one from torch's default generator."""
     return active() or Randomness(torch.randint(0, 2**62, (members,)))
+
+
+_generators = RLock()
+"""Held by who changes torch's default generators, which all threads share, and brings them back."""
+
+
+@contextmanager
+def forked(devices: Sequence[int]) -> Iterator[None]:
+    """Within, torch's default generators may be seeded and drawn from: no other thread does so, and none sees it after.
+
+    Args:
+        devices: indices of the GPUs whose generators are meant, beside that of the CPU.
+    """
+    with _generators, torch.random.fork_rng(devices=devices):
+        yield
+
+
+@contextmanager
+def undrawn(device: torch.device) -> Iterator[None]:
+    """What is drawn within from torch's default generators is not seen after it.
+
+    Unlike `forked` it locks nobody out in between: a backward pass may run within, which waits for a thread of
+    autograd's, and that one may be about to draw for another thread.
+    """
+    before = _states(device)
+    try:
+        yield
+    finally:
+        with _generators:
+            torch.default_generator.set_state(before[0])
+            if device.type == "cuda":
+                torch.cuda.set_rng_state(before[1], device)
+
+
+def _states(device: torch.device) -> list[Tensor]:
+    """Of the generators of the CPU and, if it is a GPU, of a device."""
+    with _generators:
+        states = [torch.default_generator.get_state()]
+        if device.type == "cuda":
+            states.append(torch.cuda.get_rng_state(device))
+        return states
 
 
 class Drawn:
@@ -126,17 +174,11 @@ class Drawn:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._state = self._look()
+        self._state = _states(device)
 
     def __call__(self) -> bool:
         """Whether it was."""
-        return any(not torch.equal(now, then) for now, then in zip(self._look(), self._state, strict=True))
-
-    def _look(self) -> list[Tensor]:
-        states = [torch.default_generator.get_state()]
-        if self._device.type == "cuda":
-            states.append(torch.cuda.get_rng_state(self._device))
-        return states
+        return any(not torch.equal(now, then) for now, then in zip(_states(self._device), self._state, strict=True))
 
 
 class OtherGenerators:

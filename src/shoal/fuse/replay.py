@@ -23,7 +23,7 @@ class Replay:
         self._given = [tensor.clone() for tensor in given]
         self._graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize()
-        with torch.cuda.graph(self._graph):
+        with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):  # other threads may go on meanwhile
             self._result = fn(*held, *self._given)
 
     def fits(self, held: Sequence[Tensor]) -> bool:

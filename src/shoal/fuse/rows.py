@@ -6,6 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from shoal.fuse.absent import note_backward
+
 __all__ = ["joined", "rows"]
 
 
@@ -15,10 +17,13 @@ class _Rows(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, data: Tensor) -> tuple[Tensor, ...]:
         ctx.set_materialize_grads(False)
+        ctx.leaf = data if data.is_leaf else None
         return tuple(row.data for row in data.unbind(0))
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Tensor:
+        if ctx.leaf is not None:
+            note_backward(ctx.leaf, (b for b, grad in enumerate(grads) if grad is None))
         like = next(grad for grad in grads if grad is not None)
         return torch.stack([torch.zeros_like(like) if grad is None else grad for grad in grads])
 

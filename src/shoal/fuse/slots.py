@@ -11,10 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from shoal.errors import FusionError
+from shoal.fuse.frozen import lent, note_lent, same
 from shoal.fuse.rows import joined
 from shoal.fuse.stacked import Stacked
 
-__all__ = ["Slot", "find_slots", "lend_frozen", "tensors_within"]
+__all__ = ["Slot", "find_slots", "tensors_within"]
 
 Place = tuple[Any, Any]
 """A container and a key: a module's parameters, its attributes, a list among them."""
@@ -30,7 +31,8 @@ class Slot:
         places: the stage's, then each member's.
         registered: a parameter or buffer, which moves and is saved with its module.
         numbers: the members' floats.
-        shared: a frozen parameter with equal values, stored once: [*shape] in place of [B, *shape].
+        shared: a frozen parameter with equal values, stored once: [*shape] in place of [B, *shape]. So is that of a
+            lone member whose memory others use, in whatever array they are.
         alike: a buffer of equal values, shown once: what is computed of it is computed once. Ends when they differ.
         home: container and key of the stacked tensor, shape [B, *shape].
     """
@@ -66,6 +68,8 @@ class Slot:
         if not self.own:
             return
         data = self.own[0].detach() if self.shared else joined(self.own, move=True)
+        if self.trainable and not self.shared and any(map(lent, self.own)):
+            data = data.clone()  # they have not been moved, and others use their memory
         if not self.registered:
             self.home = ({"": data}, "")
         else:
@@ -87,6 +91,8 @@ class Slot:
         self.shown = None
         for own, row in zip(self.own, self.rows(), strict=True):
             own.data = row
+        if self.shared:
+            note_lent(self.own)
         self.versions = self.own_versions() if self.shared else self._versions()
         self.addresses = [own.data_ptr() for own in self.own]
 
@@ -165,10 +171,8 @@ class Slot:
     def part(self, stacked: nn.Module) -> None:
         """Give each member its own value of what was kept once."""
         container, key = self.home
-        data = container.pop(key)
+        del container[key]
         self.shared = False
-        for own in self.own:
-            own.data = data.detach().clone()
         self.settle(stacked, stacked)
 
     def follow(self) -> bool:
@@ -181,17 +185,25 @@ class Slot:
             return True
         if not self.trainable or self.own[0].requires_grad == self.data.requires_grad:
             return False
-        if self.shared:
-            raise FusionError(
-                f"{self.path!r} was frozen when the array was made and is kept once for all members; to train it, fuse "
-                "copies (copy.deepcopy) of the members after unfreezing them"
-            )
         wanted = self.own[0].requires_grad
+        self.check_requires_grad(wanted)
         for b, own in enumerate(self.own):
             if own.requires_grad != wanted:
                 raise FusionError(f"{self.path!r} is frozen in some members and not in others (0 and {b}); do as one")
         self.data.requires_grad_(wanted)
         return True
+
+    def check_requires_grad(self, requires_grad: bool) -> None:
+        """Refuse to unfreeze a parameter that is kept once.
+
+        Raises:
+            FusionError: it is.
+        """
+        if self.shared and requires_grad:
+            raise FusionError(
+                f"{self.path!r} was frozen when the array was made and is kept once for all members; to train it, fuse "
+                "copies (copy.deepcopy) of the members after unfreezing them"
+            )
 
     def stand_in(self, tensor: Tensor, versions: tuple[int, ...] | None = None) -> None:
         """Have another stacked tensor in the place of the slot's own, its members as alike as they are."""
@@ -267,29 +279,20 @@ def find_slots(stage: nn.Module, members: Sequence[nn.Module], apart: Sequence[s
         else:
             key = id(first)
             if key not in slots:
-                if key not in names and all(_same(value, first) for value in values):
+                if key not in names and all(same(value, first) for value in values):
                     continue
                 slots[key] = slot = Slot(names.get(key, path), values, [[] for _ in columns], registered=key in names)
                 frozen = isinstance(first, nn.Parameter) and not first.requires_grad
-                if slot.registered and len(members) > 1 and (frozen or key in passive):
-                    slot.shared = frozen and all(_same(value, first) for value in values)
-                    slot.alike = not frozen and all(_same(value, first) for value in values)
+                if slot.registered and len(members) == 1:
+                    slot.shared = frozen and lent(first)
+                elif slot.registered and (frozen or key in passive):
+                    slot.shared = frozen and all(same(value, first) for value in values)
+                    slot.alike = not frozen and all(same(value, first) for value in values)
         for places, (_, container, name, _) in zip(slots[key].places, columns, strict=True):
             places.append((container, name))
         if isinstance(columns[0][1], (tuple, set, frozenset)) or columns[0][1] is columns[1][1]:
             raise FusionError(f"the members differ in {path!r}, where no value can be put; keep it in a list or dict")
     return list(slots.values())
-
-
-def lend_frozen(first: nn.Module, model: nn.Module) -> None:
-    """Let the frozen parameters of a model use the memory of those of `first` that are equal, by name."""
-    given = dict(first.named_parameters())
-    for name, parameter in model.named_parameters():
-        lender = given.get(name)
-        if lender is None or lender.requires_grad or parameter.requires_grad or lender.device != parameter.device:
-            continue
-        if _same(parameter, lender):
-            parameter.data = lender.data
 
 
 def tensors_within(model: nn.Module) -> list[Tensor]:
@@ -299,10 +302,6 @@ def tensors_within(model: nn.Module) -> list[Tensor]:
 
 def _trains(module: nn.Module) -> bool:
     return any(p is not None and p.requires_grad for p in module._parameters.values())
-
-
-def _same(a: Tensor, b: Tensor) -> bool:
-    return a is b or (a.dtype == b.dtype and torch.equal(a, b))
 
 
 def _walk(value: Any, path: str, seen: set[int]) -> Iterator[tuple[str, Any, Any, Any]]:

@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from shoal.errors import FusionError
+from shoal.fuse.absent import note_row
 from shoal.fuse.array import ModelArray
 from shoal.fuse.capture import CapturedStep, capture
 from shoal.fuse.optim.fused import FusedOptimizer
@@ -232,6 +233,8 @@ def _hand_over(columns: Sequence[tuple[Tensor, Sequence[Tensor]]], b: int, membe
     rows, grads = [], []
     for stacked, own in columns:
         grad, own[b].grad = own[b].grad, None
+        if members > 1:
+            note_row(stacked, b, has=grad is not None)
         if grad is None:
             if stacked.grad is not None:
                 stacked.grad[b].zero_()

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from functools import partial
 from types import BuiltinFunctionType, CellType, FunctionType, MethodType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -32,7 +32,7 @@ _OWN = {"_parameters", "_buffers", "_modules", "_non_persistent_buffers_set", "_
 def entries(model: nn.Module) -> list[Entry]:
     """Write down a model's structure."""
     first_path: dict[int, str] = {}
-    return [entry for path, module in model.named_modules() for entry in _module(path, module, first_path)]
+    return [entry for place in _places(model) for entry in _written(place, first_path)]
 
 
 def obstacle(model: nn.Module, alone: bool) -> str | None:
@@ -94,32 +94,75 @@ def mismatch(first: list[Entry], other: list[Entry]) -> str | None:
 def apart_paths(models: Sequence[nn.Module]) -> list[str] | None:
     """The smallest submodules in which models differ, by path; None if they differ outside of submodules.
 
-    A module that has no forward pass of its own (a list of modules) is taken with the module that holds it.
+    A module that has no forward pass of its own (a list of modules) is taken with the module that holds it. One that
+    stands at several paths is found at each of them, and also if it does not stand at the same paths in all models.
     """
     found: list[str] = []
+    places = [list(_places(model)) for model in models]
     written: list[dict[str, list[Entry]]] = []
-    for model in models:
+    for own in places:
         first_path: dict[int, str] = {}
-        written.append({path: list(_module(path, module, first_path)) for path, module in model.named_modules()})
+        written.append({place.path: list(_written(place, first_path)) for place in own})
+    aliases = [{place.path: place.first for place in own if place.first is not None} for own in places]
+    torn = {first for own in aliases for path, first in own.items() if any(a.get(path) != first for a in aliases)}
+    agrees: dict[str, bool] = {}
 
-    def visit(path: str) -> bool:
+    def visit(path: str, modules: Sequence[nn.Module]) -> bool:
         """Whether the modules at a path agree but for submodules that are found."""
-        modules = [model.get_submodule(path) for model in models]
-        names = [list(module._modules) for module in modules]
-        if any(own[path] != written[0][path] for own in written) or any(own != names[0] for own in names):
+        names = [[(name, child is None) for name, child in module._modules.items()] for module in modules]
+        if path in torn or any(own[path] != written[0][path] for own in written) or any(n != names[0] for n in names):
             return False
+        if path in aliases[0]:
+            return agrees.get(aliases[0][path], False)
+        agrees[path] = True  # for what is below and refers to it
         here = len(found)
         for name, child in modules[0]._modules.items():
-            inner = _join(path, name)
-            if child is None or inner not in written[0] or visit(inner):
+            if child is None:
                 continue
-            if any(type(module.get_submodule(name)).forward is nn.Module.forward for module in modules):
+            inner, below = _join(path, name), [module.get_submodule(name) for module in modules]
+            agrees[inner] = visit(inner, below)
+            if agrees[inner]:
+                continue
+            if any(type(module).forward is nn.Module.forward for module in below):
                 del found[here:]
+                agrees.update({other: False for other in agrees if other.startswith(_join(path, ""))})
                 return False
             found.append(inner)
         return True
 
-    return found if visit("") else None
+    return found if visit("", models) else None
+
+
+class _Place(NamedTuple):
+    """A path of a model, the module there, and the path where that was met before."""
+
+    path: str
+    module: nn.Module | None
+    first: str | None
+
+
+def _places(model: nn.Module) -> Iterator[_Place]:
+    """Every path of a model once; what is below a module is left out where that is met again."""
+    first_path: dict[int, str] = {}
+
+    def below(path: str, module: nn.Module | None) -> Iterator[_Place]:
+        first = None if module is None else first_path.get(id(module))
+        yield _Place(path, module, first)
+        if module is not None and first is None:
+            first_path[id(module)] = path
+            for name, child in module._modules.items():
+                yield from below(_join(path, name), child)
+
+    return below("", model)
+
+
+def _written(place: _Place, first_path: dict[int, str]) -> Iterator[Entry]:
+    if place.module is None:
+        yield place.path, "no module"
+    elif place.first is not None:
+        yield place.path, f"the module at {place.first or '(model)'!r}"
+    else:
+        yield from _module(place.path, place.module, first_path)
 
 
 def _module(path: str, module: nn.Module, first_path: dict[int, str]) -> Iterator[Entry]:

@@ -1,7 +1,7 @@
 """Training steps that the user has written: several optimizers, several losses, anything a loop may do."""
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -11,9 +11,9 @@ from torch.utils import _pytree as pytree
 from shoal.errors import FusionError
 from shoal.fuse.array import ModelArray
 from shoal.fuse.optim.fused import FusedOptimizer, fuse_optimizers
-from shoal.fuse.randomness import OtherGenerators
 from shoal.fuse.stacked import NeedsMemberError, Stacked, events
 from shoal.worker.learner import Learner, check_scalar, optimizers_in
+from shoal.worker.way_back import WayBack
 
 __all__ = ["OwnStep"]
 
@@ -43,7 +43,6 @@ class OwnStep:
         self._array = array
         self._step = step
         self._own = {id(learner.model): learner.optimizer for learner in learners}
-        self._fused: list[FusedOptimizer] = []
         self._shown: Any = None
         self._at_once = len(learners) > 1
         specs = [pytree.tree_structure(learner.optimizer) for learner in learners]
@@ -52,8 +51,10 @@ class OwnStep:
         if self._at_once:
             columns = zip(*(optimizers_in(learner.optimizer) for learner in learners), strict=True)
             try:
-                self._fused = [fuse_optimizers(column, array) for column in columns]
-                self._shown = pytree.tree_unflatten([_AllMembers(optimizer) for optimizer in self._fused], specs[0])
+                fused = [fuse_optimizers(column, array) for column in columns]
+                self._way_back = WayBack(array, fused)
+                shown = [_AllMembers(optimizer, self._way_back) for optimizer in fused]
+                self._shown = pytree.tree_unflatten(shown, specs[0])
             except FusionError as reason:
                 self._part(reason)
 
@@ -71,8 +72,8 @@ class OwnStep:
 
     def _try_at_once(self, batch: Any) -> Tensor | None:
         """One step of all members as one; None, and nothing changed, if that cannot be."""
-        before, others = _Snapshot(self._array, self._fused), OtherGenerators()
-        tick, bypassed = self._array.tick, events.bypasses
+        self._way_back.begin()
+        bypassed = events.bypasses
         try:
             with self._array.open() as model:
                 loss = self._step(model, batch, self._shown)
@@ -80,13 +81,9 @@ class OwnStep:
             if not isinstance(reason, NeedsMemberError) and events.bypasses == bypassed:
                 raise
             self._part(reason)
-            before.restore()
-            others.restore()
-            self._array.tick = tick
+            self._way_back.take()
+            self._hand_over()
             return None
-        except FusionError:
-            before.restore()
-            raise
         if isinstance(loss, Stacked):
             check_scalar("loss", loss.whole, axes=1)
             return loss.whole.detach()
@@ -97,12 +94,21 @@ class OwnStep:
         _log.warning("the task's `step` is taken by one member after another: %s", reason)
         self._at_once = False
 
+    def _hand_over(self) -> None:
+        """Give the members the gradients of steps before, for a step that accumulates those of several batches."""
+        for _, stacked, own in self._array.columns():
+            grad, stacked.grad = stacked.grad, None
+            if grad is not None:
+                for b, parameter in enumerate(own):
+                    parameter.grad = grad[b]
+
 
 class _AllMembers:
     """What a step sees in place of an optimizer."""
 
-    def __init__(self, optimizer: FusedOptimizer) -> None:
+    def __init__(self, optimizer: FusedOptimizer, way_back: WayBack) -> None:
         self._optimizer = optimizer
+        self._way_back = way_back
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As of any optimizer."""
@@ -113,38 +119,8 @@ class _AllMembers:
         if closure is not None:
             raise NeedsMemberError("an optimizer is given a closure")
         with torch._C.DisableTorchFunction():
+            self._way_back.before(self._optimizer)
             self._optimizer.step()
 
     def __getattr__(self, name: str) -> Any:
         raise NeedsMemberError(f"an optimizer is asked for {name!r}, which each member has of its own")
-
-
-class _Snapshot:
-    """The state of an array and of its members' optimizers, to go back to."""
-
-    def __init__(self, array: ModelArray, fused: Sequence[FusedOptimizer]) -> None:
-        self._members = [member for optimizer in fused for member in optimizer.members]
-        self._states = [{param: dict(state) for param, state in member.state.items()} for member in self._members]
-        of_states = (value for states in self._states for state in states.values() for value in state.values())
-        self._tensors = [
-            (tensor, tensor.clone()) for tensor in _memories((*array.parameters(), *array.buffers(), *of_states))
-        ]
-
-    def restore(self) -> None:
-        """Bring back all weights, buffers and optimizer states."""
-        with torch.no_grad():
-            for tensor, saved in self._tensors:
-                tensor.copy_(saved)
-        for member, states in zip(self._members, self._states, strict=True):
-            member.state.clear()
-            member.state.update(states)
-
-
-def _memories(values: Iterable[Any]) -> list[Tensor]:
-    """The tensors among values, those that are views of one tensor once, as that tensor; part of no graph."""
-    found = {}
-    for value in values:
-        if isinstance(value, Tensor):
-            whole = value if value._base is None else value._base
-            found[id(whole)] = whole.detach()
-    return list(found.values())

@@ -10,10 +10,11 @@ import psutil
 import torch
 
 from shoal.cost.demand import Profile
+from shoal.fuse.frozen import lend_frozen
 from shoal.planner.job import Array
 from shoal.task import Task
 from shoal.worker.data import Batches, DataSets, epoch_order
-from shoal.worker.learner import build, wait
+from shoal.worker.learner import Learner, build, wait
 from shoal.worker.stepper import Stepper, make_stepper
 
 __all__ = ["measure"]
@@ -65,7 +66,11 @@ def measure(task: Task, sets: DataSets, array: Array, device: torch.device, memo
 
 
 def _stepper(task: Task, array: Array, members: int, device: torch.device) -> Stepper:
-    return make_stepper(task, [build(task, member, device) for member in islice(cycle(array.members), members)])
+    learners: list[Learner] = []
+    for member in islice(cycle(array.members), members):
+        learners.append(build(task, member, device))
+        lend_frozen(learners[0].model, learners[-1].model)
+    return make_stepper(task, learners)
 
 
 def _batches(train: Batches, array: Array) -> Iterator[Any]:

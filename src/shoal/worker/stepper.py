@@ -12,14 +12,16 @@ from torch.utils import _pytree as pytree
 from shoal.cost.demand import Profile
 from shoal.errors import FusionError, TaskError
 from shoal.fuse.array import fuse
+from shoal.fuse.frozen import lent, take_own
 from shoal.fuse.optim.fused import fuse_optimizers
 from shoal.fuse.randomness import OtherGenerators
 from shoal.task import Task
 from shoal.trial import derive_seed
-from shoal.worker.learner import Learner, check_scalar, reseed
+from shoal.worker.learner import Learner, check_scalar, optimizers_in, reseed
 from shoal.worker.own_step import OwnStep
 from shoal.worker.pace import Pace
 from shoal.worker.remember import remembered
+from shoal.worker.snapshot import Snapshot
 
 __all__ = ["ApartStepper", "FusedStepper", "SerialStepper", "Stepper", "make_stepper"]
 
@@ -85,14 +87,20 @@ class FusedStepper(Stepper):
         if self._begun:
             return self._steps.step(batch)
         self._begun = True
-        before = [buffer.clone() for buffer in self._array.buffers()]
         try:
-            return self._steps.step(batch)
+            return self._first_step(batch)
         except FusionError as reason:
-            for buffer, saved in zip(self._array.buffers(), before, strict=True):
-                buffer.copy_(saved)
             self._apart = _apart(self._task, self.learners, reason)
         return self._apart.train_step(batch, tick)
+
+    def _first_step(self, batch: Any) -> Tensor:
+        """The step that shows whether the members can run as an array; if they cannot, nothing is changed."""
+        before = Snapshot(self._array, [one for x in self.learners for one in optimizers_in(x.optimizer)])
+        try:
+            return self._steps.step(batch)
+        except FusionError:
+            before.restore()
+            raise
 
     def _loss(self, model: nn.Module, batch: Any) -> Tensor:
         loss = self._task.loss(model, batch)
@@ -131,6 +139,9 @@ class SerialStepper(Stepper):
         self._task = task
         self._device = learners[0].device
         self.learners = list(learners)
+        for learner in learners:  # a frozen parameter that others use may come to be trained here
+            for parameter in filter(lent, learner.model.parameters()):
+                take_own(parameter)
 
     def train_step(self, batch: Any, tick: int) -> Tensor:
         """One step of each."""

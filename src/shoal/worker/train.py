@@ -3,13 +3,13 @@
 import dataclasses
 import time
 from collections.abc import Callable, Iterator, Sequence
-from itertools import groupby
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from shoal.cost.demand import Profile
+from shoal.fuse.frozen import lend_frozen
 from shoal.planner.job import Array
 from shoal.task import Task
 from shoal.trial import Report, TrialState, derive_seed
@@ -55,19 +55,23 @@ class Trainer:
 
         A trial that reaches its target is saved before it is reported as PAUSED.
         """
-        learners = [build(self._task, member, self._device) for member in array.members]
-        for learner in learners:
+        waiting: dict[tuple[str, int, int, int], list[Learner]] = {}
+        for member in array.members:
+            learner = build(self._task, member, self._device)
             learner.restore(self._directory)
             missing = [r for r in learner.reports if learner.member.start < r.epoch <= learner.member.target]
             if missing:  # they were saved, but the journal did not get them any more
                 yield tuple(self._with_state(learner, report) for report in missing)
             elif learner.epoch >= learner.member.target and learner.reports:
                 yield (self._with_state(learner, learner.reports[-1]),)
-        left = [learner for learner in learners if learner.epoch < learner.member.target]
-        for _, alike in groupby(sorted(left, key=self._place), self._place):
+            if learner.epoch < learner.member.target:
+                alike = waiting.setdefault(self._place(learner), [])
+                alike.append(learner)
+                lend_frozen(alike[0].model, learner.model)
+        for place in sorted(waiting):
             if self._stopping():
                 return
-            yield from self._train(list(alike), array)
+            yield from self._train(waiting.pop(place), array)
 
     def _place(self, learner: Learner) -> tuple[str, int, int, int]:
         """Learners that agree on this can share their batches."""

@@ -1,6 +1,6 @@
 """Members that one rule updates together: their numbers, their state, and the choice between the two lowerings."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import pairwise
 from operator import itemgetter
 from typing import Any, Literal
@@ -98,8 +98,12 @@ class Cohort:
         return self._table
 
     @torch.no_grad()
-    def step(self) -> None:
-        """Update every parameter that has a gradient."""
+    def step(self, missing: Mapping[Tensor, Collection[int]]) -> None:
+        """Update every parameter that has a gradient.
+
+        Args:
+            missing: members that have none of a stacked parameter of which others have one; theirs stays as it is.
+        """
         found = [part.column.grad() for part in self.parts]
         live = tuple(i for i, grad in enumerate(found) if grad is not None)
         if not live:
@@ -110,10 +114,27 @@ class Cohort:
         if calls is None:
             calls = FunctionCalls(self.rule, parts) if self._kernels is None else KernelCalls(self._kernels, parts)
             self._calls[self._kernels, live] = calls
+        kept = [(row, row.clone()) for part in parts for row in self._rows_of(part, missing)]
         steps = [part.steps for part in parts if part.steps is not None]
         if steps:
             torch._foreach_add_(steps, 1)
         calls.step(grads, self._numbers)
+        if kept:
+            for row, before in kept:
+                row.copy_(before)
+            self._calls.clear()  # which take it that members go on counting together
+            for part in parts:
+                part.close(self._members, self._without(part, missing))
+
+    def _rows_of(self, part: Part, missing: Mapping[Tensor, Collection[int]]) -> Iterator[Tensor]:
+        """A parameter, and the state of it, of members that have no gradient."""
+        for b in self._without(part, missing):
+            yield from (tensor[b] for tensor in (part.param, *part.state))
+
+    def _without(self, part: Part, missing: Mapping[Tensor, Collection[int]]) -> list[int]:
+        """Those of the cohort's members that have no gradient of a parameter."""
+        first, end = self._rows.start, self._rows.stop
+        return [b - first for b in missing.get(part.column.stacked, ()) if first <= b < end]
 
     def open(self, part: Part) -> Part:
         """A parameter with its state, which the first time is taken over from the members, or begun."""

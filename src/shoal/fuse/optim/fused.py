@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from shoal.errors import FusionError
+from shoal.fuse.absent import absent, forget
 from shoal.fuse.array import ModelArray
 from shoal.fuse.optim.cohort import Cohort, Lowering
 from shoal.fuse.optim.column import Column
@@ -42,6 +43,11 @@ class FusedOptimizer:
         self._lowering: Lowering | None = lowering
         self._arrange()
 
+    @property
+    def by_rule(self) -> bool:
+        """Whether rules make all updates, so that no member's optimizer steps by itself."""
+        return all(isinstance(unit, Cohort) for unit in self._units)
+
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drop the gradients of all parameters that a member updates, or make them zero."""
         for param in self._zeroed:
@@ -49,6 +55,7 @@ class FusedOptimizer:
                 param.grad = None
             elif param.grad is not None:
                 param.grad = param.grad.detach().zero_()
+        forget(self._params)
 
     def step(self, closure: None = None, skip: Collection[int] = ()) -> None:
         """Update every member's parameters that have gradients.
@@ -65,8 +72,9 @@ class FusedOptimizer:
         if self._skipped != set(skip):
             self._arrange(skip)
         self.refresh()
+        missing = {param: rows for param in self._params if (rows := absent(param))}
         for unit in self._units:
-            unit.step()
+            unit.step(missing)
         self.mark_stepped()
 
     def refresh(self) -> None:

@@ -1,9 +1,9 @@
 """Members whose optimizers step by themselves: any class, any hook."""
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer, SparseAdam
 
 from shoal.errors import FusionError
@@ -48,8 +48,11 @@ class MemberLoop:
         """Nothing is kept of the members' parameter groups, so nothing grows old."""
         return True
 
-    def step(self) -> None:
+    def step(self, missing: Mapping[Tensor, Collection[int]]) -> None:
         """Let every member step.
+
+        Args:
+            missing: as for `Cohort.step`.
 
         Raises:
             FusionError: an optimizer put its parameters elsewhere in memory, so that they left the array.
@@ -57,7 +60,7 @@ class MemberLoop:
         for b, (member, columns) in enumerate(zip(self._members, self._columns, strict=True), self._start):
             for column in columns:
                 grad = column.grad()
-                column.own[b].grad = None if grad is None else grad[b]
+                column.own[b].grad = None if grad is None or b in missing.get(column.stacked, ()) else grad[b]
             try:
                 member.step()
             finally:
@@ -88,8 +91,8 @@ class OwnSteps:
         """As `MemberLoop.refresh`."""
         return True
 
-    def step(self) -> None:
-        """Let every member step that has such gradients."""
+    def step(self, missing: Mapping[Tensor, Collection[int]]) -> None:
+        """Let every member step that has such gradients, which no other member could miss."""
         for member, params in self._members:
             if any(param.grad is not None for param in params):
                 member.step()

@@ -55,6 +55,7 @@ class Part:
         Rows of theirs that lie in one memory already, as those of an array do, are taken as they are.
         """
         before = [member.state.get(param, {}) for member, param in zip(members, self.own, strict=True)]
+        self._begun = [not mine for mine in before]
         shown: dict[str, Tensor] = {}
         for name in rule.moments:
             rows = [mine.get(name) for mine in before]
@@ -74,6 +75,13 @@ class Part:
         for name, stacked in shown.items():
             for member, param, row in zip(members, self.own, stacked.unbind(), strict=True):
                 member.state[param][name] = row
+
+    def close(self, members: Sequence[Optimizer], without: Sequence[int]) -> None:
+        """Take the state away from those of some members that never were updated, if it was begun for others."""
+        if self.steps is not None and (never := [b for b in without if self._begun[b] and not self.steps[b]]):
+            for b in never:
+                del members[b].state[self.own[b]]
+            self.steps = None
 
     def _taken_over(self, rows: Sequence[Tensor | None], begins: Sequence[float]) -> Tensor:
         """The members' moments as one, in the order of memory of the parameter, which torch's kernels take for granted.

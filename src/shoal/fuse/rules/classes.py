@@ -43,7 +43,9 @@ def _class_loss(
         losses = func(x.flatten(0, 1), flat, weight, ignore_index=ignore_index, reduction="none", **options)
         losses = losses.view(*x.shape[:2], *losses.shape[1:])
     if reduction == "mean" and not y.is_floating_point():
-        return Stacked(losses.flatten(1).sum(1) / _weight_sum(y, weight, ignore_index))
+        exact = torch.promote_types(losses.dtype, torch.float32)  # a sum of half numbers may exceed the largest one
+        mean = losses.flatten(1).sum(1, dtype=exact) / _weight_sum(y, weight, ignore_index, exact)
+        return Stacked(mean.to(losses.dtype))
     return Stacked(losses.squeeze(1) if alone and reduction == "none" else reduced(losses, reduction))
 
 
@@ -95,14 +97,14 @@ def _own_weights(log_shares: Tensor, y: Tensor, weight: Any, ignore_index: int, 
     return losses if ignored is None else losses.masked_fill(ignored, 0)
 
 
-def _weight_sum(y: Tensor, weight: Any, ignore_index: int) -> Tensor:
+def _weight_sum(y: Tensor, weight: Any, ignore_index: int, dtype: torch.dtype) -> Tensor:
     """What the labels [B or 1, N, ...] count for in a mean, [B or 1]: class weights, and nothing where ignored."""
     labels = y.flatten(1)
     counted = labels != ignore_index
     if weight is None:
         return counted.sum(1)
     own = weight.whole if isinstance(weight, Stacked) else weight.unsqueeze(0)
-    return torch.take_along_dim(own, labels.where(counted, 0).long(), 1).where(counted, 0).sum(1)
+    return torch.take_along_dim(own, labels.where(counted, 0).long(), 1).where(counted, 0).sum(1, dtype=dtype)
 
 
 RULES: dict[Any, Any] = {F.cross_entropy: _class_loss, F.nll_loss: _class_loss}

@@ -9,18 +9,18 @@ from torch import Tensor
 from shoal.fuse.stacked import Stacked, agree, count, each
 from shoal.fuse.writes import written
 
-__all__ = ["RULES", "align", "elementwise", "raise_rank", "same_element"]
+__all__ = ["RULES", "align", "elementwise", "like", "raise_rank", "same_element"]
 
 _UNARY = """
     abs absolute neg negative positive sign sgn exp exp2 expm1 log log2 log10 log1p sqrt rsqrt square reciprocal sin cos
     tan asin acos atan sinh cosh tanh asinh acosh atanh sigmoid logit erf erfc erfinv lgamma digamma floor ceil round
     trunc frac isnan isinf isfinite isposinf isneginf logical_not bitwise_not nan_to_num relu relu6 leaky_relu elu selu
     celu gelu silu mish hardtanh hardsigmoid hardswish softplus softsign softshrink hardshrink tanhshrink logsigmoid
-    threshold clone detach contiguous float double half bfloat16 int long bool byte short
+    threshold clone detach float double half bfloat16 int long bool byte short
     cpu cuda zero fill __neg__ __pos__ __abs__ __invert__
 """
 
-_LIKE = "to type_as zeros_like ones_like full_like empty_like"
+_LIKE = "type_as zeros_like ones_like full_like empty_like"
 
 _NARY = """
     add sub subtract mul multiply div divide true_divide floor_divide pow float_power fmod remainder maximum minimum
@@ -173,7 +173,7 @@ def _clamp(func: Any, x: Any, min: Any = None, max: Any = None) -> Any:
     return x if result is data else Stacked(result)
 
 
-def _like(func: Any, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+def like(func: Any, x: Tensor, *args: Any, **kwargs: Any) -> Any:
     """The other tensor says only which type and device."""
     kwargs.pop("memory_format", None)
     plain = [value.whole if isinstance(value, Stacked) else value for value in args]
@@ -185,7 +185,7 @@ def _like(func: Any, x: Tensor, *args: Any, **kwargs: Any) -> Any:
 
 def _make() -> dict[Any, Any]:
     rules: dict[Any, Any] = {}
-    for names, rule in (("clamp clip", _clamp), (_NARY, elementwise), (_UNARY, same_element), (_LIKE, _like)):
+    for names, rule in (("clamp clip", _clamp), (_NARY, elementwise), (_UNARY, same_element), (_LIKE, like)):
         for name in names.split():
             for variant in (name, name + "_"):
                 for home in (torch, Tensor, F):

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from shoal.fuse.copies import note_copy
 from shoal.fuse.rules.axes import axis
 from shoal.fuse.rules.elementwise import align, elementwise
 from shoal.fuse.rules.meta import agreed
@@ -69,7 +70,7 @@ def _parse(x: Tensor, key: Any) -> _Index | None:
             places.append(place)
             tensors.append(tensor)
             place += 1
-    if len(tensors) > 1 and any(tensor.dim() == 0 for tensor in tensors):  # to torch a number, which is no neighbour
+    if 0 < sum(tensor.dim() == 0 for tensor in tensors) < len(tensors):  # to torch a number, which is no neighbour
         return None
     return _Index(tuple(basic), tuple(places), tuple(tensors))
 
@@ -156,7 +157,10 @@ def _get(func: Any, x: Any, key: Any) -> Any:
     if not index.tensors:
         return Stacked(data)
     front, tensors, shape = _front(data, index)
-    return Stacked(_move(front[tensors], len(shape), 1, 1 + _offset(index)))
+    result = front[tensors]
+    if all(tensor.dim() == 0 for tensor in index.tensors):  # numbers to torch, of which a member alone gets a view
+        note_copy(data, result)
+    return Stacked(_move(result, len(shape), 1, 1 + _offset(index)))
 
 
 def _set(func: Any, x: Any, key: Any, value: Any) -> Any:

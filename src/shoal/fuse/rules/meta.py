@@ -22,10 +22,6 @@ def _of_one_member(func: Any, x: Tensor, *args: Any, **kwargs: Any) -> Any:
     return func(x, *args, **kwargs)
 
 
-def _is_contiguous(func: Any, x: Stacked, *args: Any, **kwargs: Any) -> bool:
-    return bool(x.whole[0].is_contiguous(*args, **kwargs))
-
-
 def _stride(func: Any, x: Stacked, *args: Any, **kwargs: Any) -> Any:
     return x.whole[0].stride(*args, **kwargs)
 
@@ -92,7 +88,6 @@ def _make() -> dict[Any, Any]:
     rules[Tensor.item] = lambda func, x: agreed(x)
     rules[Tensor.tolist] = _list
     rules[Tensor.__format__] = _format
-    rules[Tensor.is_contiguous] = _is_contiguous
     rules[Tensor.stride] = _stride
     rules[Tensor.data.__get__] = _data  # type: ignore[attr-defined]
     rules[Tensor.data.__set__] = _set_data  # type: ignore[attr-defined]

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from shoal.fuse.copies import note_copy
 from shoal.fuse.rules.axes import axis, axis_of
 from shoal.fuse.rules.elementwise import raise_rank
 from shoal.fuse.stacked import Stacked, count
@@ -35,7 +36,13 @@ def _reshape(func: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
 
 def _to_shape(x: Stacked, shape: Sequence[int]) -> Stacked:
     data = x.whole
-    return Stacked(data.reshape(data.shape[0], *shape))
+    result = data.reshape(data.shape[0], *shape)
+    return Stacked(result if data.is_contiguous() else _noted(data, result))
+
+
+def _noted(data: Tensor, result: Tensor) -> Tensor:
+    note_copy(data, result)
+    return result
 
 
 def _reshape_as(func: Any, x: Any, other: Tensor) -> Any:
@@ -45,7 +52,11 @@ def _reshape_as(func: Any, x: Any, other: Tensor) -> Any:
 def _flatten(func: Any, x: Stacked, start_dim: int = 0, end_dim: int = -1) -> Any:
     if x.dim() == 0:
         return Stacked(x.whole.unsqueeze(1))
-    return Stacked(x.whole.flatten(axis(x, start_dim), axis(x, end_dim)))
+    return Stacked(_noted(x.whole, x.whole.flatten(axis(x, start_dim), axis(x, end_dim))))
+
+
+def _ravel(func: Any, x: Stacked) -> Any:
+    return _flatten(func, x)
 
 
 def _unflatten(func: Any, x: Stacked, dim: int, sizes: Sequence[int]) -> Any:
@@ -164,6 +175,7 @@ def _make() -> dict[Any, Any]:
         "view reshape": _reshape,
         "view_as reshape_as": _reshape_as,
         "flatten": _flatten,
+        "ravel": _ravel,
         "unflatten": _unflatten,
         "transpose swapaxes swapdims": _transpose,
         "movedim moveaxis": _move,

@@ -24,6 +24,7 @@ from shoal.fuse.rules import (
     layer_norm,
     linear,
     loss,
+    memory,
     meta,
     norm,
     planes,
@@ -39,6 +40,7 @@ __all__ = ["RULES"]
 RULES: dict[Any, Callable[..., Any]] = {
     **elementwise.RULES,
     **meta.RULES,
+    **memory.RULES,
     **resize.RULES,
     **gradient.RULES,
     **axes.RULES,

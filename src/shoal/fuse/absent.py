@@ -1,0 +1,58 @@
+"""Rows of stacked gradients that stand for no gradient at all.
+
+Where members run by themselves, one may leave out a parameter that another uses. Alone its gradient would be None, and
+an optimizer would leave the parameter as it is: no momentum, no weight decay, no count. A stacked gradient has a row
+for it all the same, of zeros, which is noted here.
+"""
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
+
+__all__ = ["absent", "forget", "note_backward", "note_row"]
+
+_rows: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+"""Of a stacked parameter: the rows, and the backward pass that noted them last."""
+
+
+def absent(stacked: Tensor) -> frozenset[int]:
+    """The members that have no gradient of a parameter, [B, *shape], of which others have one."""
+    if not _rows or stacked.grad is None:
+        return frozenset()
+    return frozenset(b for b in _noted(stacked)[0] if not stacked.grad[b].any())
+
+
+def note_backward(stacked: Tensor, without: Iterable[int]) -> None:
+    """A backward pass is about to add gradients to those of a parameter, but of these members none."""
+    rows, now = frozenset(without), torch._C._current_graph_task_id()
+    before, task = _noted(stacked)
+    if task == now or stacked.grad is not None:
+        rows &= before
+    _note(stacked, rows, now)
+
+
+def note_row(stacked: Tensor, b: int, has: bool) -> None:
+    """A member's gradient of a parameter was set, or set to None while others may have theirs."""
+    rows, task = _noted(stacked)
+    _note(stacked, rows - {b} if has else rows | {b}, task)
+
+
+def forget(parameters: Iterable[Tensor]) -> None:
+    """Parameters that have no gradients now begin anew."""
+    if _rows:
+        for parameter in parameters:
+            if parameter.grad is None and parameter in _rows:
+                del _rows[parameter]
+
+
+def _noted(stacked: Tensor) -> tuple[frozenset[int], int]:
+    return _rows.get(stacked, (frozenset(), -2))  # type: ignore[no-any-return, no-untyped-call]
+
+
+def _note(stacked: Tensor, rows: frozenset[int], task: int) -> None:
+    if rows:
+        _rows[stacked] = rows, task
+    elif stacked in _rows:
+        del _rows[stacked]

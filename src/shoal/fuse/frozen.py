@@ -1,0 +1,46 @@
+"""Frozen parameters whose memory several models use, in one array or left behind by another."""
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+from torch.utils.weak import WeakTensorKeyDictionary
+
+__all__ = ["lend_frozen", "lent", "note_lent", "same", "take_own"]
+
+_addresses: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+"""Of parameters, where the memory lies that they have been seen to share; they may have moved since."""
+
+
+def lend_frozen(first: nn.Module, model: nn.Module) -> None:
+    """Let the frozen parameters of a model use the memory of those of `first` that are equal, by name."""
+    given = dict(first.named_parameters())
+    for name, parameter in model.named_parameters():
+        lender = given.get(name)
+        if lender is None or lender.requires_grad or parameter.requires_grad or lender.device != parameter.device:
+            continue
+        if same(parameter, lender):
+            parameter.data = lender.data
+            note_lent((lender, parameter))
+
+
+def note_lent(tensors: Iterable[Tensor]) -> None:
+    """Remember that the memory of these is not theirs alone."""
+    for tensor in tensors:
+        _addresses[tensor] = tensor.data_ptr()
+
+
+def lent(tensor: Tensor) -> bool:
+    """Whether others use, or have used, the memory of a tensor."""
+    return tensor in _addresses and bool(_addresses[tensor] == tensor.data_ptr())
+
+
+def take_own(tensor: Tensor) -> None:
+    """Give a tensor memory of its own, with the same values."""
+    tensor.data = tensor.detach().clone()
+    _addresses.pop(tensor, None)  # type: ignore[no-untyped-call]
+
+
+def same(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors are of one type and equal."""
+    return a is b or (a.dtype == b.dtype and torch.equal(a, b))

@@ -1,0 +1,66 @@
+"""Methods of torch that would do harm while an array runs, and what stands in for them."""
+
+from collections.abc import Callable, Sequence
+from threading import Lock
+from typing import Any
+
+import torch.nn.functional as F
+from torch import nn
+from torch.overrides import handle_torch_function
+from torch.utils.checkpoint import CheckpointFunction
+
+from shoal.errors import FusionError
+from shoal.fuse.randomness import active
+
+__all__ = ["stand_in", "step_back"]
+
+_lock = Lock()
+_runs = 0
+"""That go on, in any thread: the first one puts the methods in place, and the last one takes them away."""
+
+_flatten = nn.RNNBase.flatten_parameters
+
+
+def stand_in() -> None:
+    """Called as a run begins."""
+    global _runs, _flatten
+    with _lock:
+        _runs += 1
+        if _runs == 1:
+            CheckpointFunction.apply = classmethod(_refuse)  # type: ignore[assignment,method-assign]
+            _flatten = nn.RNNBase.flatten_parameters
+            nn.RNNBase.flatten_parameters = _leave_flat  # type: ignore[assignment,method-assign]
+            F.handle_torch_function = _hand_on  # type: ignore[attr-defined]
+
+
+def step_back() -> None:
+    """Called as a run ends."""
+    global _runs
+    with _lock:
+        _runs -= 1
+        if _runs == 0:
+            del CheckpointFunction.apply
+            nn.RNNBase.flatten_parameters = _flatten  # type: ignore[method-assign]
+            F.handle_torch_function = handle_torch_function  # type: ignore[attr-defined]
+
+
+def _refuse(cls: Any, *args: Any) -> Any:
+    if active() is None:  # a model that another thread trains by itself
+        return super(CheckpointFunction, cls).apply(*args)
+    raise FusionError(
+        "torch.utils.checkpoint(use_reentrant=True) runs the model once more behind the array's back; "
+        "pass use_reentrant=False"
+    )
+
+
+def _leave_flat(module: nn.RNNBase) -> None:
+    """Do not move the weights to one piece of memory, as cuDNN likes them: they are rows of the array's."""
+    if active() is None:
+        _flatten(module)
+
+
+def _hand_on(public: Callable[..., Any], relevant: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
+    """Hand on the weight of `l1_loss` too, which torch itself leaves out: its (input, target, weight) are relevant."""
+    if public is F.l1_loss and len(relevant) == 3:
+        kwargs["weight"] = relevant[2]
+    return handle_torch_function(public, relevant, *args, **kwargs)

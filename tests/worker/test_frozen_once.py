@@ -1,0 +1,120 @@
+"""A frozen base that trials have in common is held once, while their models are made and while they train."""
+
+import gc
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+from shoal.fuse.frozen import lend_frozen
+from shoal.planner.job import Array, ArrayKey, Member
+from shoal.task import Task
+from shoal.trial import Trial
+from shoal.worker.data import DataSets
+from shoal.worker.learner import build
+from shoal.worker.profile import measure
+from shoal.worker.stepper import SerialStepper
+from shoal.worker.train import Trainer
+
+CPU = torch.device("cpu")
+LARGE = 1003
+BYTES = LARGE * 3 * 8
+"""Of the base's weight; nothing else here is as large."""
+
+
+@pytest.fixture(autouse=True)
+def only_what_is_new() -> Iterator[None]:
+    """Let the collector look at nothing that was there before: there is much of it."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+def bases() -> int:
+    """Memories alive that are as large as the base's weight."""
+    gc.collect()
+    tensors = [one for one in gc.get_objects() if type(one) in (Tensor, nn.Parameter)]
+    memories = {one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in tensors}
+    return sum(size == BYTES for size in memories.values())
+
+
+class Headed(Task):
+    """A new head on a base; notes how many bases there are whenever a further model is to be made."""
+
+    def __init__(self) -> None:
+        self.held: list[int] = []
+
+    def data(self, config: Any) -> Any:
+        x = torch.randn(8, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        return TensorDataset(x), TensorDataset(x)
+
+    def model(self, config: Any) -> nn.Module:
+        self.held.append(bases())
+        base = nn.Linear(3, LARGE, dtype=torch.float64)
+        with torch.no_grad():
+            base.weight.fill_(0.01)
+            base.bias.zero_()
+        return nn.Sequential(base.requires_grad_(False), nn.Linear(LARGE, 2, dtype=torch.float64))
+
+    def optimizer(self, model: Any, config: Any) -> Any:
+        return torch.optim.SGD(model[1].parameters(), lr=config["lr"])
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        return model(batch[0]).square().mean()
+
+    def batch_size(self, config: Any) -> int:
+        return 4
+
+
+class HeadedOwnStep(Headed):
+    def step(self, model: nn.Module, batch: Any, optimizer: Any) -> Tensor:
+        return super().step(model, batch, optimizer)
+
+
+class Unfreezing(Headed):
+    """Trains the base as well, from its second step on."""
+
+    def step(self, model: Any, batch: Any, optimizer: Any) -> Tensor:
+        loss = super().step(model, batch, optimizer)
+        if not model[0].weight.requires_grad:
+            optimizer.add_param_group({"params": list(model[0].requires_grad_(True).parameters())})
+        return loss
+
+
+def members(count: int) -> tuple[Member, ...]:
+    return tuple(Member(Trial(b, {"lr": 0.01 * (b + 1)}, seed=b, data_seed=0), 0, 2) for b in range(count))
+
+
+@pytest.mark.parametrize("kind", [Headed, HeadedOwnStep])
+def test_trials_are_built_with_one_base(kind: type[Headed], tmp_path: Path) -> None:
+    task = kind()
+    trainer = Trainer(task, DataSets(task, CPU), CPU, tmp_path, 60.0, lambda: False)
+    for _ in trainer.run(Array(ArrayKey("", "", 4), members(5))):
+        task.held.append(bases())
+    assert max(task.held) == 1
+
+
+def test_a_profile_holds_one_base_for_each_size(tmp_path: Path) -> None:
+    task = Headed()
+    measure(task, DataSets(task, CPU), Array(ArrayKey("", "", 4), members(5)), CPU, 10**9)
+    assert len(task.held) == 1 + 4 + 16
+    assert max(task.held) == 3
+
+
+def test_one_after_another_a_base_that_is_trained_is_its_own() -> None:
+    task, batch = Unfreezing(), [torch.ones(4, 3, dtype=torch.float64)]
+    lent, alone = ([build(task, member, CPU) for member in members(3)] for _ in range(2))
+    for learner in lent:
+        lend_frozen(lent[0].model, learner.model)
+    for learners in (lent, alone):
+        steppers = [SerialStepper(task, [learner]) for learner in learners]
+        for tick in range(3):
+            for stepper in steppers:
+                stepper.train_step(batch, tick)
+    for mine, other in zip(lent, alone, strict=True):
+        torch.testing.assert_close(mine.model.state_dict(), other.model.state_dict(), rtol=0, atol=0)

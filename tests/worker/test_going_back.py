@@ -1,0 +1,205 @@
+"""Where a step shows midway that the members cannot take it as one, nothing of it is left."""
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from shoal.planner.job import Member
+from shoal.task import Task
+from shoal.trial import Trial
+from shoal.worker.learner import build
+from shoal.worker.stepper import ApartStepper, FusedStepper, SerialStepper, Stepper
+
+X = torch.randn(5, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+WORDS = torch.tensor([0, 2, 1, 2, 0])
+CPU = torch.device("cpu")
+
+
+class Replacing(torch.optim.Optimizer):
+    """By hand: new memory for every update, a moment in the state, a count and moments beside it."""
+
+    def __init__(self, params: Any, lr: float) -> None:
+        super().__init__(params, {"lr": lr, "updates": 0})
+        self.count = 0
+        self.moments: dict[str, list[Tensor]] = {"first": []}
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        self.count += 1
+        group = self.param_groups[0]
+        group["updates"] += 1
+        for i, p in enumerate(group["params"]):
+            state = self.state[p]
+            state["moment"] = 0.9 * state.get("moment", torch.zeros_like(p)) + p.grad
+            if self.count == 1:
+                self.moments["first"].append(torch.zeros_like(p))
+            self.moments["first"][i].mul_(0.5).add_(p.grad)
+            change = state["moment"] + self.moments["first"][i] / (self.count + group["updates"])
+            p.data = p.data - group["lr"] * change
+
+
+class Counting(nn.Module):
+    """Keeps statistics, a number and a tensor that it only makes when it needs it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout(0.3), nn.Linear(4, 3)).double()
+        self.calls = 0
+        self.seen: list[float] = [0.0]
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        if not hasattr(self, "shift"):
+            self.shift = torch.zeros(3, dtype=torch.float64)
+        self.shift = self.shift + 0.1
+        return self.net(x) * self.calls + self.shift
+
+
+class ByHand(Task):
+    def data(self, config: Any) -> Any:
+        raise NotImplementedError
+
+    def model(self, config: Any) -> nn.Module:
+        return Counting()
+
+    def optimizer(self, model: nn.Module, config: Any) -> Any:
+        return Replacing(model.parameters(), config["lr"])
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        return F.mse_loss(model(batch), batch * random.random() * float(np.random.rand()))
+
+
+class ByHandOwnStep(ByHand):
+    def step(self, model: nn.Module, batch: Any, optimizer: Any) -> Tensor:
+        return super().step(model, batch, optimizer)
+
+
+class Words(ByHand):
+    """Gradients of one group are sparse, when the other group is updated already."""
+
+    def model(self, config: Any) -> nn.Module:
+        parts = {"words": nn.Embedding(3, 3, sparse=True), "head": nn.Linear(3, 3)}
+        return nn.ModuleDict(parts).double()
+
+    def optimizer(self, model: Any, config: Any) -> Any:
+        groups = [{"params": model["head"].parameters()}, {"params": model["words"].parameters()}]
+        return torch.optim.SGD(groups, lr=config["lr"])
+
+    def loss(self, model: Any, batch: Any) -> Tensor:
+        return F.mse_loss(model["head"](model["words"](WORDS)), batch)
+
+
+def learners(task: Task, count: int = 3) -> list[Any]:
+    trials = [Trial(b, {"lr": 0.01 * (b + 1)}, seed=b, data_seed=0) for b in range(count)]
+    return [build(task, Member(trial, 0, 1), CPU) for trial in trials]
+
+
+def history(stepper: Stepper, steps: int = 4) -> Tensor:
+    """Losses, [steps, B]; the generators that know no members begin alike at every step."""
+    losses = []
+    for tick in range(steps):
+        random.seed(tick)
+        np.random.seed(tick)
+        losses.append(stepper.train_step(X.clone(), tick))
+    return torch.stack(losses)
+
+
+CASES = {
+    "an optimizer that replaces the memory of its parameters": (ByHand, SerialStepper),
+    "the same in a step of the task's own": (ByHandOwnStep, FusedStepper),
+    "sparse gradients in a second group": (Words, SerialStepper),
+}
+
+
+@pytest.mark.parametrize(("kind", "plain"), CASES.values(), ids=CASES)
+def test_trials_that_prove_no_array_in_their_first_step_are_as_alone(kind: type[Task], plain: Any) -> None:
+    together, alone = learners(kind()), learners(kind())
+    stepper = FusedStepper(kind(), together)
+    losses = history(stepper)
+    assert isinstance(stepper._apart, ApartStepper)
+    each = torch.cat([history(plain(kind(), [learner])) for learner in alone], dim=1)
+    torch.testing.assert_close(losses, each, rtol=0, atol=0)
+    for mine, other in zip(together, alone, strict=True):
+        torch.testing.assert_close(mine.model.state_dict(), other.model.state_dict(), rtol=0, atol=0)
+
+
+class Accumulating(ByHand):
+    """One update for three batches, a model that follows the other, and a look at a number at the end of one step.
+
+    A batch is a tensor and the step's number.
+    """
+
+    looks = 4
+
+    def model(self, config: Any) -> nn.Module:
+        model = nn.ModuleDict({"online": nn.Linear(3, 3), "target": nn.Linear(3, 3)}).double()
+        model["target"].requires_grad_(False)
+        return model
+
+    def optimizer(self, model: Any, config: Any) -> Any:
+        return torch.optim.Adam(model["online"].parameters(), lr=config["lr"])
+
+    def step(self, model: Any, batch: Any, optimizer: Any) -> Tensor:
+        x, number = batch
+        loss = F.mse_loss(model["online"](x), model["target"](x))
+        loss.backward()  # type: ignore[no-untyped-call]
+        if number % 3 == 2:
+            optimizer.step()
+            optimizer.zero_grad()
+        for target, online in zip(model["target"].parameters(), model["online"].parameters(), strict=True):
+            target.data.mul_(0.9).add_(online.data, alpha=0.1)
+        if number == self.looks and float(loss.detach()) < 0:
+            raise ValueError("a loss is negative")
+        return loss
+
+
+class LooksAtAnUpdate(Accumulating):
+    looks = 5
+
+
+class LooksAtTheFirstUpdate(Accumulating):
+    looks = 2
+
+
+class Cools(Accumulating):
+    """Changes a frozen number that all members have, and looks in its first step."""
+
+    looks = 0
+
+    def model(self, config: Any) -> nn.Module:
+        model = super().model(config)
+        model.scale = nn.Parameter(torch.ones((), dtype=torch.float64), requires_grad=False)
+        return model
+
+    def step(self, model: Any, batch: Any, optimizer: Any) -> Tensor:
+        with torch.no_grad():
+            model.scale.mul_(0.9)
+        return super().step(model, [batch[0] * model.scale, batch[1]], optimizer)
+
+
+class Scheduled(LooksAtAnUpdate):
+    """Its optimizers step one by one; their settings change between steps."""
+
+    def optimizer(self, model: Any, config: Any) -> Any:
+        return torch.optim.Adafactor(model["online"].parameters(), lr=config["lr"])
+
+
+@pytest.mark.parametrize("kind", [Accumulating, LooksAtAnUpdate, LooksAtTheFirstUpdate, Cools, Scheduled])
+def test_a_step_that_asks_late_begins_anew(kind: type[Task]) -> None:
+    together, alone = learners(kind()), learners(kind())
+    stepper, plain = FusedStepper(kind(), together), SerialStepper(kind(), alone)
+    for number in range(9):
+        for learner in (*together, *alone):
+            learner.optimizer.param_groups[0]["lr"] *= 0.9
+        losses, each = (one.train_step([X, number], number) for one in (stepper, plain))
+        torch.testing.assert_close(losses, each, rtol=1e-9, atol=0)
+    assert not stepper._steps._at_once  # type: ignore[union-attr]
+    assert (stepper._apart is None) is (kind is not Cools)
+    for mine, other in zip(together, alone, strict=True):
+        torch.testing.assert_close(mine.model.state_dict(), other.model.state_dict(), rtol=1e-9, atol=1e-12)
+        assert mine.optimizer.param_groups[0]["lr"] == other.optimizer.param_groups[0]["lr"]
