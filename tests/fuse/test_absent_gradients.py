@@ -57,13 +57,13 @@ class Sides:
         own = [make(model, b) for b, model in enumerate(models)]
         self.fused = fuse_optimizers(own, self.array, lowering=lowering)
 
-    def step_alone(self, x: Tensor, passes: int = 1, clip: float | None = None) -> None:
+    def step_alone(self, x: Tensor, passes: int = 1, clip: float | None = None, order: float = 2.0) -> None:
         for model, optimizer in zip(self.alone, self.optimizers, strict=True):
             optimizer.zero_grad()
             for _ in range(passes):
                 loss(model, x).backward()
             if clip is not None:
-                nn.utils.clip_grad_norm_(model.parameters(), clip)
+                nn.utils.clip_grad_norm_(model.parameters(), clip, order)
             optimizer.step()
 
     def check(self) -> None:
@@ -152,13 +152,58 @@ def test_gradients_that_were_made_zero_are_gradients() -> None:
         sides.check()
 
 
-def test_clipped() -> None:
+def _zeros(model: nn.Module, x: Tensor) -> Tensor:
+    """Gradients of zeros, by members that look at their own buffers."""
+    assert int(model.calls) > 0
+    return (model.weight * 0).sum() + model.scale * 0 + model.bias.sum() * 0
+
+
+@pytest.mark.parametrize("fns", [(loss, _zeros), (_zeros, loss)], ids=["zeros last", "zeros first"])
+def test_zeros_of_another_run_are_gradients(fns: tuple[Callable[..., Any], ...]) -> None:
+    sides = Sides(MAKES["adam"], 3)
+    for model in (*sides.alone, *sides.array.members):
+        model.calls += 3
+    for _ in range(4):
+        sides.fused.zero_grad()
+        torch.stack([sides.array.map(fn, X) for fn in fns]).sum().backward()
+        sides.fused.step()
+        for model, optimizer in zip(sides.alone, sides.optimizers, strict=True):
+            optimizer.zero_grad()
+            torch.stack([fn(model, X) for fn in fns]).sum().backward()
+            optimizer.step()
+        sides.check()
+
+
+def _set_gradient(model: nn.Module, x: Tensor) -> Tensor:
+    model.calls += 1
+    if int(model.calls) % 3 == 0:
+        model.weight.grad = torch.ones_like(model.weight)
+    else:
+        model.bias.grad = None
+    return x.sum()
+
+
+def test_gradients_that_members_set_themselves() -> None:
+    sides = Sides(MAKES["adam"], 4)
+    for _ in range(4):
+        sides.fused.zero_grad()
+        sides.array.map(_set_gradient, X)
+        sides.fused.step()
+        for model, optimizer in zip(sides.alone, sides.optimizers, strict=True):
+            optimizer.zero_grad()
+            _set_gradient(model, X)
+            optimizer.step()
+        sides.check()
+
+
+@pytest.mark.parametrize("order", [2.0, -1.0])
+def test_clipped(order: float) -> None:
     sides = Sides(MAKES["adam"], 3)
     for _ in range(4):
         by_map(sides, X)
-        clip_grad_norm_(sides.array, 0.1)
+        clip_grad_norm_(sides.array, 0.1, order)
         sides.fused.step()
-        sides.step_alone(X, clip=0.1)
+        sides.step_alone(X, clip=0.1, order=order)
         sides.check()
 
 

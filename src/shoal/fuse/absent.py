@@ -16,6 +16,9 @@ __all__ = ["absent", "forget", "note_backward", "note_row"]
 _rows: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 """Of a stacked parameter: the rows, and the backward pass that noted them last."""
 
+_NO_PASS = -2
+"""Autograd counts its passes from 0, and says -1 outside of one."""
+
 
 def absent(stacked: Tensor) -> frozenset[int]:
     """The members that have no gradient of a parameter, [B, *shape], of which others have one."""
@@ -30,13 +33,16 @@ def note_backward(stacked: Tensor, without: Iterable[int]) -> None:
     before, task = _noted(stacked)
     if task == now or stacked.grad is not None:
         rows &= before
-    _note(stacked, rows, now)
+    _rows[stacked] = rows, now
 
 
 def note_row(stacked: Tensor, b: int, has: bool) -> None:
-    """A member's gradient of a parameter was set, or set to None while others may have theirs."""
-    rows, task = _noted(stacked)
-    _note(stacked, rows - {b} if has else rows | {b}, task)
+    """A member's gradient of a parameter is about to be set, or to be set to None; the others keep what they have."""
+    if stacked.grad is not None:
+        rows, task = _noted(stacked)
+        _rows[stacked] = rows - {b} if has else rows | {b}, task
+    elif has:
+        _rows[stacked] = frozenset(range(len(stacked))) - {b}, _NO_PASS
 
 
 def forget(parameters: Iterable[Tensor]) -> None:
@@ -48,11 +54,4 @@ def forget(parameters: Iterable[Tensor]) -> None:
 
 
 def _noted(stacked: Tensor) -> tuple[frozenset[int], int]:
-    return _rows.get(stacked, (frozenset(), -2))  # type: ignore[no-any-return, no-untyped-call]
-
-
-def _note(stacked: Tensor, rows: frozenset[int], task: int) -> None:
-    if rows:
-        _rows[stacked] = rows, task
-    elif stacked in _rows:
-        del _rows[stacked]
+    return _rows.get(stacked, (frozenset(), _NO_PASS))  # type: ignore[no-any-return, no-untyped-call]

@@ -7,6 +7,7 @@ from math import inf
 import torch
 from torch import Tensor
 
+from shoal.fuse.absent import absent
 from shoal.fuse.array import ModelArray
 
 __all__ = ["Gradients"]
@@ -39,7 +40,11 @@ class Gradients:
         for _, data, own in array.columns():
             if data.grad is None:
                 continue
-            counted = range(len(own)) if params is None else [b for b, p in enumerate(own) if id(p) in params]
+            counted: Sequence[int] = range(len(own))
+            if params is not None:
+                counted = [b for b, p in enumerate(own) if id(p) in params]
+            if missing := absent(data):
+                counted = [b for b in counted if b not in missing]
             if len(counted) == len(own):
                 stacked.append(data.grad)
             else:

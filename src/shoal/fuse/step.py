@@ -194,15 +194,18 @@ class TrainingStep:
         columns = [(stacked, own) for _, stacked, own in self._array.columns() if stacked.requires_grad]
         _drop(columns)
         losses = []
+        missing: list[tuple[Tensor, int]] = []
         try:
             for b, loss in enumerate(self._array.one_by_one(self._loss, batch, forward=True)):
                 loss.backward()
                 losses.append(loss.detach())
-                _hand_over(columns, b, len(self._array))
+                missing += _hand_over(columns, b, len(self._array))
         except BaseException:
             _drop(columns)
             self._optimizer.zero_grad()
             raise
+        for stacked, b in missing:
+            note_row(stacked, b, has=False)
         self._optimizer.step()
         return torch.stack(losses)
 
@@ -228,14 +231,13 @@ def _drop(columns: Sequence[tuple[Tensor, Sequence[Tensor]]]) -> None:
             parameter.grad = None
 
 
-def _hand_over(columns: Sequence[tuple[Tensor, Sequence[Tensor]]], b: int, members: int) -> None:
-    """Make a member's gradients rows of the array's; zero where it has none and others have."""
-    rows, grads = [], []
+def _hand_over(columns: Sequence[tuple[Tensor, Sequence[Tensor]]], b: int, members: int) -> list[tuple[Tensor, int]]:
+    """Make a member's gradients rows of the array's; returns where it has none, of which rows of zeros are made."""
+    rows, grads, missing = [], [], []
     for stacked, own in columns:
         grad, own[b].grad = own[b].grad, None
-        if members > 1:
-            note_row(stacked, b, has=grad is not None)
         if grad is None:
+            missing.append((stacked, b))
             if stacked.grad is not None:
                 stacked.grad[b].zero_()
         elif members == 1:
@@ -248,6 +250,7 @@ def _hand_over(columns: Sequence[tuple[Tensor, Sequence[Tensor]]], b: int, membe
             grads.append(grad)
     if rows:
         torch._foreach_copy_(rows, grads)
+    return missing
 
 
 def _shapes(batch: Any) -> list[Any]:
