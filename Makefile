@@ -26,6 +26,7 @@ benchmarks-quick: $(READY)
 	$(BIN)/python benchmarks/search_vs_peers.py --quick
 	$(BIN)/python benchmarks/chaos.py --quick
 	$(BIN)/python benchmarks/fusion.py --quick
+	$(BIN)/python benchmarks/scheduling.py --quick
 	$(BIN)/python benchmarks/simulated_makespan.py --quick
 
 format: $(READY)

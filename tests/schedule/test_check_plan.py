@@ -9,7 +9,6 @@ from shoal.schedule import (
     WFD,
     JobState,
     JobView,
-    Knapsack,
     Plan,
     Policy,
     Refusal,
@@ -131,9 +130,11 @@ def test_a_device_that_was_too_full_is_not_held_against_a_plan_that_leaves_it_al
     check_plan(Plan((Start("new", ("cuda:3",)),)), [*full, job("new")], WHERE, 0.0)
 
 
-class Broken(Knapsack):
-    longest_first = True
-    emptiest_first = True
+class Broken(Policy):
+    """Nothing is wrong with it yet."""
+
+    def plan(self, jobs, cluster, now):
+        return WFD().plan(jobs, cluster, now)
 
 
 class Forgetful(Broken):
@@ -194,7 +195,7 @@ def test_policies_are_made_by_name():
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [("wdf", r"'wdf' \(did you mean 'wfd'\?\).*auto, fifo, wfd"), ("best", r"no policy 'best'; .*fifo")],
+    [("fifoo", r"'fifoo' \(did you mean 'fifo'\?\).*auto, best_fit"), ("huge", r"no policy 'huge'; .*fifo")],
 )
 def test_an_unknown_policy_is_named_with_the_known_ones(name, message):
     with pytest.raises(PolicyError, match=message):

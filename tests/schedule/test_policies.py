@@ -10,7 +10,7 @@ TWO = cluster(gpu(0), gpu(1))
 
 @pytest.mark.parametrize("name", sorted(POLICIES))
 def test_every_policy_conforms(name):
-    check_policy(POLICIES[name])
+    check_policy(POLICIES[name], examples=50)
 
 
 def plan(policy, jobs, where):

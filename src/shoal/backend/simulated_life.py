@@ -134,9 +134,12 @@ class Life:
         job = self.job
         left = (1.0 - self.progress) * job.dilation
         epochs = 0 if job.budget is None else floor((job.budget - job.epoch) * self.progress + _ROUNDING)
+        demand = job.demand
+        if left != 1.0:
+            demand = {kind: replace(whole, seconds=whole.seconds * left) for kind, whole in demand.items()}
         return JobView(
             job.id,
-            {kind: replace(demand, seconds=demand.seconds * left) for kind, demand in job.demand.items()},
+            demand,
             self.state,
             self.devices,
             self.share,

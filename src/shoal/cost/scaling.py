@@ -26,10 +26,14 @@ class Scaling:
     resize_seconds: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("alpha", "beta", "sharing", "devices"):
+        for name in ("alpha", "beta"):
             value = getattr(self, name)
             if not 1 <= value < float("inf"):  # also refuses NaN
                 raise ValueError(f"a scaling's {name} must be finite and at least 1, got {value!r}")
+        for name in ("sharing", "devices"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 1:
+                raise ValueError(f"a scaling's {name} must be an integer of at least 1, got {value!r}")
         if not 0 <= self.resize_seconds < float("inf"):
             raise ValueError(f"a scaling's resize_seconds must be finite and not negative, got {self.resize_seconds!r}")
 

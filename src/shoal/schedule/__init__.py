@@ -2,16 +2,25 @@
 
 from shoal.schedule.action import Action, JobState, Plan, Refusal, Resize, Resume, Start, Stop, Suspend
 from shoal.schedule.base import Changes, JobView, Policy, Quantum, Session
+from shoal.schedule.best_fit import BestFit
 from shoal.schedule.check import check_plan
+from shoal.schedule.exact import Exact
 from shoal.schedule.fifo import Fifo
-from shoal.schedule.knapsack import WFD, Knapsack
+from shoal.schedule.knapsack import FF, FFD, WF, WFD, Knapsack
 from shoal.schedule.registry import POLICIES, make_policy
+from shoal.schedule.shortest_first import ShortestFirst
+from shoal.schedule.water_filling import WaterFilling
 
 __all__ = [
+    "FF",
+    "FFD",
     "POLICIES",
+    "WF",
     "WFD",
     "Action",
+    "BestFit",
     "Changes",
+    "Exact",
     "Fifo",
     "JobState",
     "JobView",
@@ -23,9 +32,11 @@ __all__ = [
     "Resize",
     "Resume",
     "Session",
+    "ShortestFirst",
     "Start",
     "Stop",
     "Suspend",
+    "WaterFilling",
     "check_plan",
     "make_policy",
 ]

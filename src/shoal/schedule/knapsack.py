@@ -1,69 +1,179 @@
 """Jobs on devices they share, as a multiple knapsack (HyperSack, section 3): the greedy heuristics."""
 
-from bisect import insort
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import count
 from typing import ClassVar, final
 
 from shoal.cluster.device import Cluster
-from shoal.schedule.action import Action, JobState, Plan
-from shoal.schedule.base import JobView, Policy
-from shoal.schedule.ledger import ROUNDING, Ledger, Room, begin
+from shoal.schedule.action import JobState, Plan, Resume, Start
+from shoal.schedule.base import Changes, JobView, Policy, Session
+from shoal.schedule.packing import Charge, DeviceOrder, JobOrder, Numbered, Packing, Placed
+from shoal.schedule.refusals import Refusals
 
-__all__ = ["WFD", "Knapsack"]
+__all__ = ["FF", "FFD", "WF", "WFD", "Knapsack"]
 
 
 class Knapsack(Policy):
     """Puts one job after the other on a device that has room for it; a subclass says in which order.
 
     Compute may be promised up to a device's capacity; its memory and the cores of its node are hard. What remains is
-    reduced by every assignment, and a job that fits nowhere waits without holding up the jobs behind it.
+    reduced by every assignment, and a job that fits nowhere waits without holding up the jobs behind it. Jobs that run
+    stay where they are; a suspended one is resumed as if it were to be started.
     """
 
-    longest_first: ClassVar[bool]
-    """Jobs by expected seconds on their fastest device, longest first; otherwise oldest first."""
-    emptiest_first: ClassVar[bool]
-    """Devices by remaining compute, most first; otherwise in the cluster's order."""
+    jobs: ClassVar[JobOrder]
+    """By expected seconds on their fastest device, or oldest first; of equals the older one."""
+    devices: ClassVar[DeviceOrder]
+    """By remaining compute, or in the cluster's order; of equals the first."""
+    exclusive: ClassVar[bool] = False
+    """A device holds one job at a time."""
 
+    @final
     def plan(self, jobs: Sequence[JobView], cluster: Cluster, now: float) -> Plan:
         """Decide what to do at `now` (seconds)."""
-        ledger = Ledger(cluster, jobs)
-        rooms = sorted(ledger.rooms, key=self._rank)
-        kinds = {room.device.kind for room in rooms}
-        waiting = [job for job in jobs if job.state is not JobState.RUNNING]
-        queue = sorted(waiting, key=lambda job: -_seconds(job, kinds)) if self.longest_first else waiting
-        actions: list[Action] = []
-        for job in queue:
-            place = self._first_fit(job, rooms, ledger)
-            if place is not None:
-                room = rooms.pop(place)
-                ledger.take(job, room)
-                insort(rooms, room, key=self._rank)
-                actions.append(begin(job, room))
-        placed = {action.job for action in actions}
-        return Plan(tuple(actions), tuple(ledger.refusal(job) for job in waiting if job.id not in placed))
+        packing = self.packing(cluster)
+        packing.load(zip(count(0, -1), jobs, strict=False))
+        return self.answer(packing.decide(), packing.waiting, lambda: jobs, cluster)
 
-    def _rank(self, room: Room) -> tuple[float, int]:
-        return (-room.compute if self.emptiest_first else 0.0, room.position)
+    @final
+    def session(self, cluster: Cluster) -> Session:
+        """Begin with a cluster and no jobs; a decision after one event costs far less than `plan`."""
+        return _KnapsackSession(self, cluster)
 
-    def _first_fit(self, job: JobView, rooms: Sequence[Room], ledger: Ledger) -> int | None:
-        """Index of the first room that the job fits in; emptiest first, no room behind a too full one is looked at."""
-        least = min((demand.compute for demand in job.demand.values()), default=0.0)
-        for index, room in enumerate(rooms):
-            if self.emptiest_first and room.compute + ROUNDING < least:
-                return None
-            if ledger.fits(job, room):
-                return index
-        return None
+    def packing(self, cluster: Cluster) -> Packing:
+        """Books of a cluster without jobs, kept in this policy's order."""
+        return Packing(cluster, self.jobs, self.devices, exclusive=self.exclusive)
+
+    def answer(
+        self, placed: Iterable[Placed], waiting: int, jobs: Callable[[], Sequence[JobView]], cluster: Cluster
+    ) -> Plan:
+        """The plan that begins the jobs that were placed.
+
+        Args:
+            placed: in order.
+            waiting: how many jobs are left.
+            jobs: gives all jobs, oldest first, if the refusals are looked at.
+            cluster: as it is.
+        """
+        suspended = JobState.SUSPENDED
+        actions = tuple(
+            [(Resume if job.state is suspended else Start)(job.id, slot.devices) for (_, job), slot, _ in placed]
+        )
+        return Plan(actions, Refusals(waiting, jobs, actions, cluster, exclusive=self.exclusive))
 
 
-def _seconds(job: JobView, kinds: set[str]) -> float:
-    """Expected run time on the fastest kind of device that is here."""
-    return min((demand.seconds for kind, demand in job.demand.items() if kind in kinds), default=0.0)
+@final
+class FF(Knapsack):
+    """First fit: the oldest job first, each on the first device that it fits on."""
+
+    jobs = JobOrder.OLDEST
+    devices = DeviceOrder.FIRST_FIT
+
+
+@final
+class FFD(Knapsack):
+    """First fit decreasing: the longest job first, each on the first device that it fits on."""
+
+    jobs = JobOrder.LONGEST
+    devices = DeviceOrder.FIRST_FIT
+
+
+@final
+class WF(Knapsack):
+    """Worst fit: the oldest job first, each on the device with the most remaining compute."""
+
+    jobs = JobOrder.OLDEST
+    devices = DeviceOrder.WORST_FIT
 
 
 @final
 class WFD(Knapsack):
     """Worst fit decreasing: the longest job first, each on the device with the most remaining compute."""
 
-    longest_first = True
-    emptiest_first = True
+    jobs = JobOrder.LONGEST
+    devices = DeviceOrder.WORST_FIT
+
+
+class _KnapsackSession(Session):
+    """Keeps the books between decisions.
+
+    What a plan begins is charged at once. If the next changes tell the job to run as planned, that stands; otherwise it
+    is undone.
+    """
+
+    def __init__(self, policy: Knapsack, cluster: Cluster) -> None:
+        self._policy = policy
+        self._cluster = cluster
+        self._packing = policy.packing(cluster)
+        self._numbers = count(0, -1)
+        self._jobs: dict[str, Numbered] = {}
+        self._held: dict[str, tuple[Charge, ...]] = {}
+        self._begun: dict[str, Placed] = {}
+
+    def plan(self, changes: Changes, now: float) -> Plan:
+        if changes.cluster is not None or not self._jobs:
+            self._begin_anew(changes)
+        else:
+            self._update(changes)
+        placed = self._packing.decide()
+        self._packing.settle()
+        self._begun = {job[0][1].id: job for job in placed}
+        return self._policy.answer(placed, self._packing.waiting, self._views, self._cluster)
+
+    def _views(self) -> list[JobView]:
+        return [job for _, job in self._jobs.values()]
+
+    def _begin_anew(self, changes: Changes) -> None:
+        """Enter all jobs into empty books."""
+        for job in changes.jobs:
+            self._number(job)
+        for name in changes.ended:
+            del self._jobs[name]
+        self._cluster = changes.cluster or self._cluster
+        self._packing = self._policy.packing(self._cluster)
+        self._packing.load(self._jobs.values())
+        self._begun = {}
+        self._held = {job.id: self._packing.charges(job) for _, job in self._jobs.values() if job.devices}
+
+    def _update(self, changes: Changes) -> None:
+        for job in changes.jobs:
+            self._tell(job)
+        for name in changes.ended:
+            self._withdraw(name)
+            del self._jobs[name]
+        for placed in self._begun.values():
+            self._packing.free(self._packing.charge(placed))
+            self._packing.join(placed[0])
+
+    def _tell(self, job: JobView) -> None:
+        charges = self._packing.charges(job)
+        placed = self._begun.get(job.id)
+        if placed is not None and charges == (self._packing.charge(placed),):
+            del self._begun[job.id]
+            self._number(job)
+        else:
+            if job.id in self._jobs:
+                self._withdraw(job.id)
+            numbered = self._number(job)
+            for charge in charges:
+                self._packing.take(charge)
+            if job.state is not JobState.RUNNING:
+                self._packing.join(numbered)
+        if charges:
+            self._held[job.id] = charges
+
+    def _number(self, job: JobView) -> Numbered:
+        """Note a job as it is now; it keeps its number."""
+        known = self._jobs.get(job.id)
+        numbered = self._jobs[job.id] = (next(self._numbers) if known is None else known[0], job)
+        return numbered
+
+    def _withdraw(self, name: str) -> None:
+        """Free what a job holds, or was to hold, or take it out of its line."""
+        numbered = self._jobs[name]
+        if (placed := self._begun.pop(name, None)) is not None:
+            self._packing.free(self._packing.charge(placed))
+        elif numbered[1].state is not JobState.RUNNING:
+            self._packing.leave(numbered)
+        for charge in self._held.pop(name, ()):
+            self._packing.free(charge)

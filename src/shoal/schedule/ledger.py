@@ -24,6 +24,7 @@ class Room:
         compute: that may still be promised.
         memory: free bytes.
         jobs: how many it holds.
+        whole: whether one of them holds other devices too, and lets nobody else in.
     """
 
     device: Device
@@ -32,6 +33,7 @@ class Room:
     compute: float
     memory: int
     jobs: int = 0
+    whole: bool = False
 
 
 class Ledger:
@@ -66,7 +68,7 @@ class Ledger:
         demand = job.demand.get(room.device.kind)
         return (
             demand is not None
-            and not (self.exclusive and room.jobs)
+            and not self._closed(room)
             and demand.compute <= room.compute + ROUNDING
             and demand.memory <= room.memory
             and demand.cores <= self._cores[room.node.name] + ROUNDING
@@ -82,7 +84,12 @@ class Ledger:
         room.compute -= job.compute(room.device)
         room.memory -= demand.memory
         room.jobs += 1
+        room.whole |= len(job.devices) > 1
         self._cores[room.node.name] -= demand.cores
+
+    def cores(self, node: Node) -> float:
+        """Free CPU cores of a node."""
+        return self._cores[node.name]
 
     def refusal(self, job: JobView) -> Refusal:
         """Why the job, which fits nowhere now, has to wait."""
@@ -104,9 +111,13 @@ class Ledger:
             return _wait_for(possible, len(self.rooms))
         return self._shortage(job, max(open_rooms, key=lambda room: room.memory))
 
+    def _closed(self, room: Room) -> bool:
+        """Whether those who hold it let no other in."""
+        return room.whole or (self.exclusive and room.jobs > 0)
+
     def _busy(self, job: JobView, room: Room) -> bool:
         """Whether its compute, or its one place, is taken."""
-        if self.exclusive and room.jobs:
+        if self._closed(room):
             return True
         return job.demand[room.device.kind].compute > room.compute + ROUNDING
 

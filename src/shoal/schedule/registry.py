@@ -5,14 +5,25 @@ from difflib import get_close_matches
 
 from shoal.errors import PolicyError
 from shoal.schedule.base import Policy
+from shoal.schedule.best_fit import BestFit
+from shoal.schedule.exact import Exact
 from shoal.schedule.fifo import Fifo
-from shoal.schedule.knapsack import WFD
+from shoal.schedule.knapsack import FF, FFD, WF, WFD
+from shoal.schedule.shortest_first import ShortestFirst
+from shoal.schedule.water_filling import WaterFilling
 
 __all__ = ["POLICIES", "make_policy"]
 
 POLICIES: Mapping[str, type[Policy]] = {
     "auto": WFD,
+    "best_fit": BestFit,
+    "exact": Exact,
+    "ff": FF,
+    "ffd": FFD,
     "fifo": Fifo,
+    "shortest_first": ShortestFirst,
+    "water_filling": WaterFilling,
+    "wf": WF,
     "wfd": WFD,
 }
 

@@ -74,6 +74,7 @@ class _Run(Source):
         )
         self._algorithm.bind(space, metric="loss", mode="min", seed=search.seed)
         self._epochs: dict[int, int] = {}
+        self._demands: dict[tuple[int, int], Mapping[str, Demand]] = {}
         self._under_way: dict[str, tuple[Trial, int, int]] = {}
 
     def begin(self) -> Sequence[SimulatedJob]:
@@ -97,6 +98,15 @@ class _Run(Source):
     def _asked(self, now: float) -> list[SimulatedJob]:
         return [self._job(trial, group, now) for group in self._algorithm.next_groups(free=0) for trial in group.trials]
 
+    def _demand(self, structure: int, epochs: int) -> Mapping[str, Demand]:
+        """One mapping for all trials that take the same, by which policies know them for alike at once."""
+        if (structure, epochs) not in self._demands:
+            of_one = self._search.structures[structure].demand
+            self._demands[structure, epochs] = {
+                kind: replace(demand, seconds=demand.seconds * epochs) for kind, demand in of_one.items()
+            }
+        return self._demands[structure, epochs]
+
     def _job(self, trial: Trial, group: TrialGroup, now: float) -> SimulatedJob:
         search = self._search
         begin, end = self._epochs.get(trial.number, 0), group.budget.epochs
@@ -107,10 +117,7 @@ class _Run(Source):
         return replace(
             search.template,
             id=name,
-            demand={
-                kind: replace(demand, seconds=demand.seconds * (end - begin))
-                for kind, demand in structure.demand.items()
-            },
+            demand=self._demand(trial.config["structure"], end - begin),
             arrival=now,
             group=f"{search.name}: {group.name}",
             curve=search.curves.losses(trial, begin, end),

@@ -1,0 +1,146 @@
+"""The multiple knapsack solved exactly, as a mixed-integer linear program (HyperSack, section 3)."""
+
+from collections import defaultdict, deque
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from logging import getLogger
+from operator import itemgetter
+from typing import NamedTuple, final
+
+from shoal.cluster.device import Cluster
+from shoal.cost.demand import Demand
+from shoal.errors import PolicyError
+from shoal.schedule.action import JobState, Plan, Resume, Start
+from shoal.schedule.base import JobView, Policy
+from shoal.schedule.knapsack import WFD
+from shoal.schedule.ledger import Ledger, Room, begin
+from shoal.schedule.refusals import Refusals
+
+__all__ = ["Exact"]
+
+_log = getLogger(__name__)
+
+_LENGTH_WEIGHT = 1e-5
+"""What the longest job is worth above one of no length, in compute of a device; it decides between equal sums."""
+
+_Asked = tuple[tuple[str, Demand], ...]
+"""A demand, by kind of device in the order of their names."""
+
+
+@final
+@dataclass(frozen=True)
+class Exact(Policy):
+    """Puts as much compute in use as the devices can hold.
+
+    With x(s, d) the number of jobs of demand s that begin on device d, it maximises Σ c(s, d) x(s, d) subject to
+
+    1. Σ_d x(s, d) ≤ the jobs of demand s: each job on at most one device;
+    2. Σ_s c(s, d) x(s, d) ≤ the compute left of d;
+    3. Σ_s m(s, d) x(s, d) ≤ the memory left of d;
+    4. Σ_{d of n} Σ_s q(s, d) x(s, d) ≤ the cores left of node n.
+
+    HyperSack has a variable for each job; one for all jobs of equal demand says the same, without the symmetry that
+    keeps a solver busy. Longer jobs are worth a little more. HiGHS solves it, through `scipy.optimize.milp`. Where the
+    solver's tolerance would exceed a limit the job is left out, and what then still fits is placed by worst fit
+    decreasing.
+
+    It is a measure for the other policies: it takes seconds where they take a part of a millisecond, and when the time
+    limit ends it, what it answers depends on the speed of the machine.
+
+    Args:
+        seconds: time limit of the solver; then its best placement so far is used. If it has none, a warning is logged,
+            and the plan is that of worst fit decreasing.
+        gap: relative difference to the upper bound at which a placement is good enough.
+
+    Raises:
+        PolicyError: scipy is not installed.
+        ValueError: `seconds` is not above 0, or `gap` is negative.
+    """
+
+    seconds: float = 60.0
+    gap: float = 1e-4
+
+    def __post_init__(self) -> None:
+        if not self.seconds > 0:
+            raise ValueError(f"`seconds` must be above 0, got {self.seconds!r}")
+        if not self.gap >= 0:
+            raise ValueError(f"`gap` must be at least 0, got {self.gap!r}")
+
+    def plan(self, jobs: Sequence[JobView], cluster: Cluster, now: float) -> Plan:
+        """Decide what to do at `now` (seconds)."""
+        ledger = Ledger(cluster, jobs)
+        lines: dict[_Asked, deque[JobView]] = defaultdict(deque)
+        for job in jobs:
+            if job.state is not JobState.RUNNING:
+                lines[tuple(sorted(job.demand.items(), key=itemgetter(0)))].append(job)
+        pairs = [
+            _Pair(asked, room, dict(asked)[room.device.kind], len(line))
+            for asked, line in lines.items()
+            for room in ledger.rooms
+            if ledger.fits(line[0], room)
+        ]
+        actions: list[Start | Resume] = []
+        for pair, times in zip(pairs, self._solve(pairs, ledger) if pairs else (), strict=True):
+            line = lines[pair.asked]
+            for _ in range(times):
+                if ledger.fits(line[0], pair.room):
+                    ledger.take(line[0], pair.room)
+                    actions.append(begin(line.popleft(), pair.room))
+        rest = WFD().plan(_after(actions, jobs), cluster, now)
+        begun = (*actions, *(action for action in rest.actions if isinstance(action, (Start, Resume))))
+        return Plan(begun, Refusals(len(rest.refusals), lambda: jobs, begun, cluster))
+
+    def _solve(self, pairs: Sequence["_Pair"], ledger: Ledger) -> list[int]:
+        """How many jobs of each pair's demand begin on its device."""
+        try:
+            import numpy as np
+            from scipy.optimize import Bounds, LinearConstraint, milp
+            from scipy.sparse import csr_array
+        except ImportError as error:
+            raise PolicyError("Policy 'exact' needs scipy. Install it with: pip install 'shoal[simulate]'") from error
+
+        rows: dict[tuple[str, object], int] = {}
+        entries: list[tuple[float, int, int]] = []
+        for column, (asked, room, ask, most) in enumerate(pairs):
+            for limit, amount, left in (
+                (("jobs", asked), 1, most),
+                (("compute", room), ask.compute, room.compute),
+                (("memory", room), ask.memory, room.memory),
+                (("cores", room.node.name), ask.cores, ledger.cores(room.node)),
+            ):
+                if amount > 0:  # each limit as a part of what is left, for memory and compute differ by 10 to the 10
+                    entries.append((amount / left, rows.setdefault(limit, len(rows)), column))
+        parts, of_rows, of_columns = zip(*entries, strict=True)
+        longest = max(pair.ask.seconds for pair in pairs) or 1.0
+        worth = np.array([pair.ask.compute + _LENGTH_WEIGHT * (1 + pair.ask.seconds / longest) for pair in pairs])
+        result = milp(
+            -worth,
+            integrality=np.ones(len(pairs)),
+            bounds=Bounds(0, [pair.most for pair in pairs]),
+            constraints=LinearConstraint(csr_array((parts, (of_rows, of_columns)), (len(rows), len(pairs))), ub=1.0),
+            options={"time_limit": self.seconds, "mip_rel_gap": self.gap},
+        )
+        if result.x is None:
+            _log.warning(
+                "worst fit decreasing is used instead of a solution within %g s: %s", self.seconds, result.message
+            )
+            return [0] * len(pairs)
+        return [round(times) for times in result.x]
+
+
+class _Pair(NamedTuple):
+    """A demand, a device that has room for it, what it asks there, and how many jobs ask for it."""
+
+    asked: _Asked
+    room: Room
+    ask: Demand
+    most: int
+
+
+def _after(actions: Sequence[Start | Resume], jobs: Sequence[JobView]) -> list[JobView]:
+    """The jobs as the actions leave them."""
+    devices = {action.job: action.devices for action in actions}
+    return [
+        replace(job, state=JobState.RUNNING, devices=devices[job.id], share=None) if job.id in devices else job
+        for job in jobs
+    ]

@@ -1,0 +1,20 @@
+"""Shortest job first: one job a device."""
+
+from typing import final
+
+from shoal.schedule.knapsack import Knapsack
+from shoal.schedule.packing import DeviceOrder, JobOrder
+
+__all__ = ["ShortestFirst"]
+
+
+@final
+class ShortestFirst(Knapsack):
+    """The job of least expected seconds first, each on the first idle device that it fits on.
+
+    On one device, without arrivals, this gives the least mean completion time (W. E. Smith, 1956).
+    """
+
+    jobs = JobOrder.SHORTEST
+    devices = DeviceOrder.FIRST_FIT
+    exclusive = True
