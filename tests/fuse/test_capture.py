@@ -15,7 +15,7 @@ from shoal.errors import FusionError
 from shoal.fuse.array import ModelArray, fuse
 from shoal.fuse.capture import CapturedStep, capture
 from shoal.fuse.optim.fused import FusedOptimizer, fuse_optimizers
-from shoal.fuse.step import TrainingStep
+from shoal.fuse.step import TrainingStep, Way
 
 
 class Small(nn.Module):
@@ -198,14 +198,15 @@ class Completing(nn.Module):
         return self.linear(x)
 
 
+@pytest.mark.parametrize("way", ["serial", "eager"])
 @pytest.mark.parametrize("count", [1, 2])
-def test_what_members_have_completed_by_themselves_is_no_change(count: int) -> None:
+def test_what_members_have_completed_is_no_change(count: int, way: Way) -> None:
     models = [Completing().double() for _ in range(count)]
     array = fuse(models)
     optimizer = fuse_optimizers([torch.optim.SGD(m.parameters(), lr=0.1) for m in models], array)
     x = torch.randn(3, 4, dtype=torch.float64)
     loss_of = lambda model, batch: model(batch).square().mean()  # noqa: E731
-    TrainingStep(array, optimizer, loss_of, ways=("serial",))(x)
+    TrainingStep(array, optimizer, loss_of, ways=(way,))(x)
     assert capture(array, optimizer, loss_of, x, compiling=False) is not None
 
 

@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Callable
 from functools import partial
+from inspect import signature
 
 import pytest
 import torch
@@ -372,3 +373,44 @@ def test_loss_under_autocast(name: str, dtype: torch.dtype) -> None:
 
     result = fuse([nn.Identity() for _ in logits]).map(lambda m, x: losses(x), Stacked(logits))
     compare(result, [losses(x) for x in logits], 1e-5 if dtype == torch.float32 else 2e-2)
+
+
+HALF: dict[str, Loss] = {
+    "cross entropy": lambda x, t: F.cross_entropy(x, t.labels),
+    "cross entropy, one ignored": lambda x, t: F.cross_entropy(x, t.labels, ignore_index=1),
+    "cross entropy, weights": lambda x, t: F.cross_entropy(x, t.labels, t.weight),
+    "nll": lambda x, t: F.nll_loss(x, t.labels),
+    "l1": lambda x, t: F.l1_loss(x, t.values),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", HALF)
+def test_a_mean_of_half_numbers_whose_sum_none_can_hold(name: str, dtype: torch.dtype) -> None:
+    """Half precision tells numbers apart by 2^-11 or 2^-8 of them; so exact is the mean of the losses' exact values."""
+    torch.manual_seed(0)
+    rows, eps = 2000, torch.finfo(dtype).eps
+    logits = (100 * torch.randn(2, rows, 3)).to(dtype)
+    targets = Targets()
+    targets.labels = torch.randint(0, 3, (rows,))
+    targets.values = torch.zeros(rows, 3, dtype=torch.float64)
+    targets.weight = torch.tensor([0.5, 1.0, 2.0], dtype=torch.float64)
+    exact = torch.stack([HALF[name](x.double(), targets) for x in logits])
+    means = fuse([nn.Identity() for _ in logits]).map(lambda m, x: HALF[name](m(x), targets.to(dtype)), Stacked(logits))
+    torch.testing.assert_close(means.double(), exact, rtol=2 * eps, atol=0.1 * 2 * eps)
+
+
+L1: dict[str, Loss] = {
+    "own input": lambda m, x, r: F.l1_loss(m(x), X, reduction=r, weight=WEIGHTS),
+    "own weight": lambda m, x, r: F.l1_loss(x, X + 1, reduction=r, weight=m(x).square()),
+    "no weight": lambda m, x, r: F.l1_loss(m(x), X, reduction=r),
+    "nothing of the members' own": lambda m, x, r: m(x) + F.l1_loss(x, X + WEIGHTS, reduction=r, weight=WEIGHTS),
+}
+WEIGHTS = torch.arange(1.0, X.numel() + 1, dtype=torch.float64).view(X.shape)
+
+
+@pytest.mark.skipif("weight" not in signature(F.l1_loss).parameters, reason="this torch knows no weights here")
+@pytest.mark.parametrize("members", [1, 2])
+@pytest.mark.parametrize("name", L1)
+def test_weights_that_torch_does_not_hand_on(name: str, members: int) -> None:
+    check(lambda: Of(lambda m, x: [L1[name](m.map, x, r) for r in REDUCTIONS], map=nn.Linear(4, 4)), X, members=members)

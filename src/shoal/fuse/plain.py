@@ -39,6 +39,7 @@ class PlainState:
         self._names: dict[int, tuple[int, list[str]]] = {}
         self._turn = 0
         self._seen = dict(self._plain(self._members[0]))
+        self._configured = self._within_objects()
         self._held = {place: (value, self._of_members(*place)) for place, value in self._tensors(self._stage)}
 
     def pull(self) -> bool:
@@ -81,15 +82,15 @@ class PlainState:
                 self._held[i, name] = (tensor, self._of_members(i, name))
 
     def catch_up(self) -> None:
-        """Take over what all members have put alike into objects that they hold, as models complete configurations."""
-        for place, held in self._objects(self._stage):
-            mine, theirs = vars(held), [vars(value) for value in self._of_members(*place) if type(value) is type(held)]
-            if len(theirs) < len(self._members):
-                continue
-            for name, value in theirs[0].items():
-                alike = isinstance(value, _PLAIN) and not any(_differ(value, own.get(name)) for own in theirs)
-                if alike and (id(mine), name) not in self._apart:
+        """Take over what all members have changed alike in objects they hold, as models complete configurations."""
+        now = self._within_objects()
+        for (place, name), value in now.items():
+            if _differ(value, self._configured.get((place, name), _MISSING)):
+                theirs = [getattr(held, name, _MISSING) for held in self._of_members(*place)]
+                mine = vars(vars(self._stage[place[0]])[place[1]])
+                if not any(_differ(value, other) for other in theirs) and (id(mine), name) not in self._apart:
                     mine[name] = value
+        self._configured = now
 
     def _check(self, b: int, i: int, name: str, value: Any) -> None:
         if _differ(vars(self._members[b][i]).get(name, _MISSING), value):
@@ -123,15 +124,16 @@ class PlainState:
                 if isinstance(value, Tensor):
                     yield (i, name), value
 
-    def _objects(self, modules: Sequence[nn.Module]) -> Iterator[tuple[_Place, Any]]:
-        for i, module in enumerate(modules):
-            for name, value in vars(module).items():
-                if (
-                    hasattr(value, "__dict__")
-                    and not isinstance(value, (nn.Module, Tensor, type))
-                    and not callable(value)
-                ):
-                    yield (i, name), value
+    def _within_objects(self) -> dict[tuple[_Place, str], Any]:
+        """Plain values in the attributes of objects that are attributes of the first member's modules."""
+        return {
+            ((i, name), inner): value
+            for i, module in enumerate(self._members[0])
+            for name, held in vars(module).items()
+            if hasattr(held, "__dict__") and not callable(held) and not isinstance(held, Tensor)
+            for inner, value in vars(held).items()
+            if isinstance(value, _PLAIN)
+        }
 
     def _own(self, attributes: dict[str, Any]) -> list[str]:
         """The names that not every module has, and that have no slot; found anew when their number has changed."""
