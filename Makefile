@@ -28,6 +28,8 @@ benchmarks-quick: $(READY)
 	$(BIN)/python benchmarks/fusion.py --quick
 	$(BIN)/python benchmarks/scheduling.py --quick
 	$(BIN)/python benchmarks/simulated_makespan.py --quick
+	$(BIN)/python benchmarks/groups.py --quick
+	$(BIN)/python benchmarks/auto.py --quick
 
 format: $(READY)
 	$(BIN)/ruff format .

@@ -69,9 +69,9 @@ DEVICES = {
     "communication is free": ((1.0, 0.0, 1e9, 8), 8),
     "free, but a tenth device saves less than the threshold": ((1.0, 0.0, 1e9, 100, 0.105), 9),
     "a large model on a slow link does not spread": ((0.1, 1e9, 1e9, 8), 1),
-    # t: 1.01, 0.605, 0.47, 0.4025, 0.362, 0.335, 0.3157, 0.30125: the seventh saves 5.8 %, the eighth 4.6 %
-    "up to where a device saves less than 5 %": ((1.01, 1e8, 1e9, 16), 7),
-    "no more than there are": ((1.01, 1e8, 1e9, 3), 3),
+    # t(w) = 0.2 + 0.8 / w: 1, 0.6, 0.467, 0.4, 0.36; the fourth device saves 14 %, the fifth 10 %
+    "up to where a device saves less than 12 %": ((1.0, 1e8, 1e9, 16, 0.12), 4),
+    "no more than there are": ((1.0, 1e8, 1e9, 3), 3),
 }
 
 

@@ -7,6 +7,7 @@ from shoal.cost.scaling import Scaling
 from shoal.errors import PolicyError
 from shoal.schedule import (
     WFD,
+    Auto,
     JobState,
     JobView,
     Plan,
@@ -188,7 +189,8 @@ def test_the_conformance_suite_finds_broken_policies(policy, message):
 
 
 def test_policies_are_made_by_name():
-    assert isinstance(make_policy("auto"), WFD)
+    assert isinstance(make_policy("wfd"), WFD)
+    assert make_policy("auto", "mean_completion") == Auto("mean_completion")
     own: Policy = Lazy()
     assert make_policy(own) is own
 

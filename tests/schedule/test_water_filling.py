@@ -1,83 +1,298 @@
 from dataclasses import replace
 
 import pytest
-from schedule_samples import cluster, gpu, job
+from hypothesis import given
+from hypothesis import strategies as st
+from schedule_samples import cluster, gpu, job, placed, refused
 
+from shoal.backend.simulated import SimulatedJob, Simulation
+from shoal.cluster.device import Cluster, Node
+from shoal.cost.demand import Demand
 from shoal.cost.scaling import Scaling
-from shoal.schedule import JobState, Resize, Start, WaterFilling, check_plan
+from shoal.schedule import JobState, Resize, Resume, Start, WaterFilling, check_plan
+from shoal.schedule.layout import Place
+from shoal.schedule.static_fluid import due_widths, fill_up
+from shoal.simulate.slowdown import Scalings
 
-ELASTIC = Scaling(alpha=1.05, beta=1.05, sharing=2, devices=4)
+FREE = Scaling(alpha=1.0, beta=1.0, sharing=2, devices=4)
+"""Fluid's toy case: neither sharing nor spreading costs anything."""
+
+EASY = Scaling(alpha=1.2, beta=1.05, sharing=4, devices=8)
 
 
-def trial(name, seconds, scaling=ELASTIC, **changes):
-    view = job(name, compute=1.0, memory=1, cores=1, seconds=seconds)
-    return replace(view, group="rung", scaling=scaling, **changes)
+def trial(name, seconds=10.0, scaling=EASY, on=(), share=None, group="g", **amounts):
+    """A trial that waits, or runs on devices."""
+    demand = {"compute": 1.0, **amounts}
+    view = replace(job(name, seconds=seconds, **demand), scaling=scaling, group=group)
+    return replace(view, state=JobState.RUNNING, devices=tuple(on), share=share) if on else view
 
 
-def running(name, seconds, *devices, share=None, scaling=ELASTIC):
-    view = trial(name, seconds, scaling)
-    return replace(view, state=JobState.RUNNING, devices=devices, share=share)
+def names(*indices):
+    return tuple(f"cuda:{index}" for index in indices)
+
+
+def gpus(count, **changes):
+    return cluster(*(gpu(index, **changes) for index in range(count)))
 
 
 def plan(jobs, where):
-    """Actions by job, of a plan that was checked."""
-    answer = WaterFilling().plan(jobs, where, now=0.0)
+    """Job -> (devices, share) of the actions of a plan that was checked."""
+    answer = WaterFilling().plan(jobs, where, 0.0)
     check_plan(answer, jobs, where, 0.0)
-    return {action.job: action for action in answer.actions}
+    return answer, {action.job: (action.devices, action.share) for action in answer.actions}
 
 
-def test_the_toy_case_of_the_paper():
-    """Four trials of 4, 4, 12 and 30 s on five devices: the last on three, the short ones packed."""
-    actions = plan([trial("a", 4), trial("b", 4), trial("c", 12), trial("d", 30)], cluster(*map(gpu, range(5))))
-    assert all(isinstance(action, Start) for action in actions.values())
-    assert len(actions["d"].devices) == 3
-    assert len(actions["c"].devices) == 1
-    assert actions["c"].share is None
-    assert actions["a"].devices == actions["b"].devices
-    assert (actions["a"].share, actions["b"].share) == (0.5, 0.5)
-    used = [name for label in ("a", "c", "d") for name in actions[label].devices]
-    assert len(set(used)) == 5
-
-
-def test_trials_that_neither_share_nor_grow_get_a_device_each():
-    rigid = Scaling()
-    actions = plan([trial("a", 4, rigid), trial("b", 9, rigid), trial("c", 30, rigid)], cluster(gpu(0), gpu(1)))
-    assert sorted(actions) == ["b", "c"]
-    assert all(action.share is None and len(action.devices) == 1 for action in actions.values())
-
-
-GROWS = {
-    "onto a device that was freed": (0.0, ("cuda:0", "cuda:1")),
-    "not if that costs more than it saves": (100.0, None),
+WIDTHS = {
+    "the toy case": ([4, 4, 12, 30], FREE, 5, [1 / 2, 1 / 2, 1, 3]),
+    "equal trials, one device each": ([5, 5, 5], EASY, 3, [1, 1, 1]),
+    "rounded down": ([5, 5], EASY, 3, [1, 1]),
+    "less than a device is 1/c": ([5] * 10, EASY, 8, [1 / 4] * 10),
+    "c = 1: never less than a device": ([5] * 10, Scaling(devices=4), 8, [1] * 10),
+    "at most d": ([5], Scaling(devices=4), 8, [4]),
+    "a product that rounding makes a little less than whole": ([0.1] * 10, EASY, 30, [3] * 10),
+    "no known times: equal parts": ([0, 0], EASY, 4, [2, 2]),
+    "no device": ([5, 5], EASY, 0, [1 / 4, 1 / 4]),
 }
 
 
-@pytest.mark.parametrize("name", GROWS)
-def test_a_running_trial_grows(name):
-    cost, devices = GROWS[name]
-    scaling = replace(ELASTIC, resize_seconds=cost)
-    actions = plan([running("a", 30.0, "cuda:0", scaling=scaling)], cluster(gpu(0), gpu(1)))
-    if devices is None:
-        assert not actions
-    else:
-        assert isinstance(actions["a"], Resize)
-        assert sorted(actions["a"].devices) == sorted(devices)
+@pytest.mark.parametrize("name", WIDTHS)
+def test_due_widths(name):
+    seconds, scaling, devices, expected = WIDTHS[name]
+    assert due_widths(seconds, [scaling] * len(seconds), devices) == pytest.approx(expected)
 
 
-def test_a_trial_that_holds_two_devices_makes_room():
-    actions = plan([running("a", 10.0, "cuda:0", "cuda:1"), trial("b", 10.0)], cluster(gpu(0), gpu(1)))
-    assert isinstance(actions["a"], Resize)
-    assert len(actions["a"].devices) == 1
-    assert isinstance(actions["b"], Start)
+FILLED = {
+    "nothing is left over": ([3, 2], [30, 20], 5, [3, 2]),
+    "one device goes to the one that would end last": ([1, 1], [6, 5], 3, [2, 1]),
+    "the first of equals": ([1, 1], [5, 5], 3, [2, 1]),
+    "one at a time": ([1, 1], [20, 5], 5, [4, 1]),
+    "part of a device becomes a whole one": ([0.25, 0.25], [5, 5], 2, [1, 1]),
+    "no whole device is left for the second": ([0.25, 0.25], [5, 4], 1.5, [1, 0.25]),
+    "at most d": ([7], [5], 10, [8]),
+}
 
 
-def test_memory_is_hard_when_trials_share():
-    big = [replace(trial(name, 10.0), demand=job(name, memory=50, seconds=10).demand) for name in "abc"]
-    actions = plan(big, cluster(gpu(0), gpu(1)))
-    places = [action.devices for action in actions.values()]
-    assert len(places) == len(set(places)) == 2
+@pytest.mark.parametrize("name", FILLED)
+def test_fill_up(name):
+    widths, seconds, devices, expected = FILLED[name]
+    assert fill_up(widths, seconds, [EASY] * len(widths), devices) == pytest.approx(expected)
 
 
-def test_what_is_not_preemptible_stays():
-    fixed = replace(running("a", 30.0, "cuda:0"), preemptible=False)
-    assert not plan([fixed], cluster(gpu(0), gpu(1)))
+def test_no_device_is_given_that_makes_a_trial_slower():
+    assert fill_up([2.0], [10.0], [Scaling(beta=1.5, devices=8)], 8) == [2.0]
+
+
+@given(st.lists(st.floats(0.1, 100), min_size=1, max_size=12), st.integers(1, 16))
+def test_widths_of_one_device_and_more_fit_on_the_devices(seconds, devices):
+    scalings = [EASY] * len(seconds)
+    whole = [width for width in due_widths(seconds, scalings, devices) if width >= 1]
+    assert sum(whole) <= devices
+    filled = fill_up(due_widths(seconds, scalings, devices), seconds, scalings, devices)
+    assert sum(filled) <= max(devices, sum(due_widths(seconds, scalings, devices))) + 1e-6
+
+
+def test_the_toy_case_exactly():
+    toy = [trial(name, seconds, FREE) for name, seconds in {"a1": 4, "a2": 4, "a3": 12, "a4": 30}.items()]
+    _, places = plan(toy, gpus(5))
+    assert places == {
+        "a4": (names(0, 1, 2), None),
+        "a3": (names(3), None),
+        "a1": (names(4), 0.5),
+        "a2": (names(4), 0.5),
+    }
+
+
+def test_the_toy_case_ends_in_a_third_of_the_time_of_first_in_first_out():
+    """Static it takes 12 s, the middle trial on one device; with what the short ones leave after 4 s, less than 10."""
+    jobs = [
+        SimulatedJob(name, {"A100": Demand(1.0, 10**9, 1.0, seconds)}, scaling=FREE, group="toy")
+        for name, seconds in {"a1": 4, "a2": 4, "a3": 12, "a4": 30}.items()
+    ]
+    outcome = Simulation(jobs, gpus(5), WaterFilling(), Scalings()).run()
+    assert outcome.completion == pytest.approx({"a1": 4.0, "a2": 4.0, "a3": 8.0, "a4": 9.5})
+
+
+STATIC = {
+    "the longest have devices of their own, the shortest share": (
+        [trial(name, seconds) for name, seconds in {"a": 5, "b": 4, "c": 3}.items()],
+        gpus(2),
+        {"a": (names(0), None), "b": (names(1), 0.5), "c": (names(1), 0.5)},
+    ),
+    "a queue: c on every device": (
+        [trial(f"{index}") for index in range(9)],
+        gpus(2),
+        {f"{index}": (names(index % 2), 0.25) for index in range(8)},
+    ),
+    "rounded down, then filled up": (
+        [trial("a", 6), trial("b", 5)],
+        gpus(3),
+        {"a": (names(0, 2), None), "b": (names(1), None)},
+    ),
+    "a job that neither shares nor grows has a device of its own": (
+        [trial("a", scaling=Scaling(), compute=0.2), trial("b", scaling=Scaling(), compute=0.2)],
+        gpus(1, oversubscription=3.0),
+        {"a": (names(0), None)},
+    ),
+    "memory is hard: two, though four may share": (
+        [trial(f"{index}", memory=30) for index in range(4)],
+        gpus(1),
+        {"0": (names(0), 0.5), "1": (names(0), 0.5)},
+    ),
+    "cores of the node are hard": (
+        [trial("a", cores=2)],
+        Cluster((Node("n0", 5, (gpu(0), gpu(1), gpu(2))),)),
+        {"a": (names(0, 1), None)},
+    ),
+    "a whole device even if its compute is less than the demand": (
+        [trial("a", compute=1.5, scaling=Scaling(sharing=2))],
+        gpus(1),
+        {"a": (names(0), 1.0)},
+    ),
+    "several devices are of one kind, that on which it ends first": (
+        [replace(trial("a"), demand={"A100": Demand(1.0, 10**9, 1.0, 10.0), "H100": Demand(1.0, 10**9, 1.0, 3.0)})],
+        cluster(gpu(0), gpu(1), gpu(2, kind="H100")),
+        {"a": (names(2), None)},
+    ),
+    "several devices are on few nodes": (
+        [trial("a", scaling=Scaling(devices=2))],
+        Cluster((Node("n0", 8, (gpu(0),)), Node("n1", 8, (gpu(1), gpu(2))))),
+        {"a": (names(1, 2), None)},
+    ),
+    "an unhealthy device counts for nothing": (
+        [trial("a")],
+        cluster(gpu(0, healthy=False), gpu(1)),
+        {"a": (names(1), None)},
+    ),
+    "jobs of no group are one": (
+        [trial("a", 30, group=None), trial("b", 10, group=None)],
+        gpus(4),
+        {"a": (names(0, 1, 2), None), "b": (names(3), None)},
+    ),
+    "a job that is too large takes nothing from the others": (
+        [trial("a", 1000, memory=90), trial("b", 10)],
+        gpus(2),
+        {"b": (names(0, 1), None)},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", STATIC)
+def test_static_fluid(name):
+    jobs, where, expected = STATIC[name]
+    _, places = plan(jobs, where)
+    assert places == expected
+
+
+SLOW = replace(EASY, resize_seconds=5.0)
+
+DYNAMIC = {
+    "devices are freed: a trial grows over them": (
+        [trial("a", on=names(0))],
+        gpus(4),
+        [Resize("a", names(0, 1, 2, 3))],
+    ),
+    "not if that costs more than it gains": ([trial("a", 6, SLOW, on=names(0))], gpus(4), []),
+    "nor if it is not preemptible": ([replace(trial("a", on=names(0)), preemptible=False)], gpus(4), []),
+    "a share is widened when its neighbour has ended": (
+        [trial("a", scaling=replace(EASY, devices=1), on=names(0), share=0.5)],
+        gpus(1),
+        [Resize("a", names(0))],
+    ),
+    "not if that costs more than it gains: 12 s against 5 + 10 s": (
+        [trial("a", scaling=replace(SLOW, devices=1), on=names(0), share=0.5)],
+        gpus(1),
+        [],
+    ),
+    "stragglers that share a device part": (
+        [trial("a", 9, on=names(0), share=0.5), trial("b", 8, on=names(0), share=0.5)],
+        gpus(2),
+        [Resize("a", names(1)), Resize("b", names(0))],
+    ),
+    "a new trial waits, and one that runs makes room": (
+        [trial("a", on=names(0, 1)), trial("b")],
+        gpus(2),
+        [Resize("a", names(0)), Start("b", names(1))],
+    ),
+    "not if that costs more device time than it saves": (
+        [trial("a", scaling=SLOW, on=names(0, 1)), trial("b", scaling=SLOW)],
+        gpus(2),
+        [],
+    ),
+    "a whole device is shared with one that waits": (
+        [trial("a", on=names(0)), trial("b")],
+        gpus(1),
+        [Resize("a", names(0), 0.5), Start("b", names(0), 0.5)],
+    ),
+    "nobody makes room for a job that would not fit there": (
+        [trial("a", on=names(0), memory=50), trial("b", memory=50)],
+        gpus(1),
+        [],
+    ),
+    "a suspended trial is resumed": (
+        [replace(trial("a", scaling=Scaling()), state=JobState.SUSPENDED)],
+        gpus(1),
+        [Resume("a", names(0))],
+    ),
+    "a device that was lost is made room for": (
+        [trial("a", 20, on=names(0, 1)), trial("b", 20)],
+        cluster(gpu(0), gpu(1), gpu(2, healthy=False)),
+        [Resize("a", names(0)), Start("b", names(1))],
+    ),
+    "what runs on a device that is gone stays as it is": ([trial("a", on=names(9))], gpus(1), []),
+}
+
+
+@pytest.mark.parametrize("name", DYNAMIC)
+def test_dynamic_fluid(name):
+    jobs, where, expected = DYNAMIC[name]
+    answer, _ = plan(jobs, where)
+    assert list(answer.actions) == expected
+
+
+def test_a_new_group_is_laid_on_what_is_idle_before_others_make_room():
+    old = trial("old", 100, SLOW, on=names(0, 1, 2, 3, 4, 5))
+    new = [trial(f"new-{index}", 10, SLOW, group="new") for index in range(2)]
+    answer, places = plan([old, *new], gpus(8))
+    assert places == {"new-0": (names(6), None), "new-1": (names(7), None)}
+    assert not answer.refusals
+
+
+REASONS = {
+    "too large": (trial("a", memory=90), "can never run here: needs 90.0 GB"),
+    "no room": (trial("a", scaling=Scaling()), "waits for a free device: cuda:0 is busy"),
+    "no compute of its own": (trial("a", compute=1.5, memory=60), "waits for a free device"),
+}
+
+
+@pytest.mark.parametrize("name", REASONS)
+def test_reasons(name):
+    waits, reason = REASONS[name]
+    runs = replace(trial("runs", on=names(0), memory=50), preemptible=False)
+    answer, places = plan([runs, waits], gpus(1))
+    assert not places
+    assert refused(answer)["a"].startswith(reason)
+
+
+def test_without_preemption_sharing_or_growing_it_starts_jobs():
+    jobs = [replace(trial(name, scaling=Scaling(), compute=0.3), preemptible=False) for name in "abc"]
+    answer, _ = plan(jobs, gpus(2))
+    assert placed(answer) == {"a": "cuda:0", "b": "cuda:1"}
+
+
+@given(st.lists(st.floats(1, 100), min_size=1, max_size=20), st.integers(1, 6))
+def test_asked_again_at_once_it_leaves_everything_as_it_is(seconds, devices):
+    scaling = replace(EASY, resize_seconds=1.0)
+    jobs = [trial(f"{index}", each, scaling) for index, each in enumerate(seconds)]
+    _, places = plan(jobs, gpus(devices))
+    after = [
+        replace(job, state=JobState.RUNNING, devices=places[job.id][0], share=places[job.id][1])
+        if job.id in places
+        else job
+        for job in jobs
+    ]
+    assert plan(after, gpus(devices))[1] == {}
+
+
+def test_places_differ_by_more_than_rounding():
+    assert Place(names(0), 1 / 3).same(Place(names(0), 1 - 2 / 3))
+    assert not Place(names(0), 0.5).same(Place(names(1), 0.5))

@@ -1,12 +1,14 @@
 """Which job runs where: the contract of a policy, and the policies."""
 
 from shoal.schedule.action import Action, JobState, Plan, Refusal, Resize, Resume, Start, Stop, Suspend
+from shoal.schedule.auto import Auto
 from shoal.schedule.base import Changes, JobView, Policy, Quantum, Session
 from shoal.schedule.best_fit import BestFit
 from shoal.schedule.check import check_plan
 from shoal.schedule.exact import Exact
 from shoal.schedule.fifo import Fifo
 from shoal.schedule.knapsack import FF, FFD, WF, WFD, Knapsack
+from shoal.schedule.oversubscription import OversubscriptionTuner
 from shoal.schedule.registry import POLICIES, make_policy
 from shoal.schedule.shortest_first import ShortestFirst
 from shoal.schedule.water_filling import WaterFilling
@@ -18,6 +20,7 @@ __all__ = [
     "WF",
     "WFD",
     "Action",
+    "Auto",
     "BestFit",
     "Changes",
     "Exact",
@@ -25,6 +28,7 @@ __all__ = [
     "JobState",
     "JobView",
     "Knapsack",
+    "OversubscriptionTuner",
     "Plan",
     "Policy",
     "Quantum",

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from difflib import get_close_matches
 
 from shoal.errors import PolicyError
+from shoal.schedule.auto import Auto
 from shoal.schedule.base import Policy
 from shoal.schedule.best_fit import BestFit
 from shoal.schedule.exact import Exact
@@ -15,7 +16,7 @@ from shoal.schedule.water_filling import WaterFilling
 __all__ = ["POLICIES", "make_policy"]
 
 POLICIES: Mapping[str, type[Policy]] = {
-    "auto": WFD,
+    "auto": Auto,
     "best_fit": BestFit,
     "exact": Exact,
     "ff": FF,
@@ -28,11 +29,15 @@ POLICIES: Mapping[str, type[Policy]] = {
 }
 
 
-def make_policy(policy: str | Policy) -> Policy:
+def make_policy(policy: str | Policy, objective: str = "makespan") -> Policy:
     """The policy of that name; a policy is returned as it is.
 
+    Args:
+        policy: a name of `POLICIES`, or a policy.
+        objective: what counts, for `auto`; the others do not look at it.
+
     Raises:
-        PolicyError: there is no such policy.
+        PolicyError: there is no such policy, or no such objective.
     """
     if isinstance(policy, Policy):
         return policy
@@ -40,4 +45,6 @@ def make_policy(policy: str | Policy) -> Policy:
         close = get_close_matches(str(policy), POLICIES, n=1)
         hint = f" (did you mean {close[0]!r}?)" if close else ""
         raise PolicyError(f"there is no policy {policy!r}{hint}; `policy` is a Policy or one of {', '.join(POLICIES)}")
+    if policy == "auto":
+        return Auto(objective)
     return POLICIES[policy]()

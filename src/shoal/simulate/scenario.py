@@ -69,7 +69,7 @@ class Scenario:
         return Simulation(
             self.jobs,
             self.cluster,
-            make_policy(policy),
+            make_policy(policy, self.objective),
             SLOWDOWNS[self.slowdown](self.data),
             sources=[search.source() for search in self.searches],
             events=self.events,

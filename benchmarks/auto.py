@@ -1,0 +1,84 @@
+"""The policy `auto` beside every other policy on the scenarios, by each scenario's own objective.
+
+Less is better; the best value of a scenario is marked. `auto` is asked to be at most 2 % above the best of the others.
+`exact`, which takes seconds a decision, is left out unless named.
+
+    python benchmarks/auto.py [--data ../shared/data] [--policies wfd ...] [--scenarios sp1 ...] [--quick]
+
+A scenario in which all policies do alike, since none of them makes use of what it is about, is called undecided.
+The last line is one JSON object; the exit status is 1 if a figure is missed.
+"""
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+
+from shoal.schedule import POLICIES
+from shoal.simulate.scenario import DATA, OBJECTIVES, load
+from shoal.simulate.slowdown import SHARES_FILE
+
+ROOT = Path(__file__).parents[1]
+SLACK = 0.02
+"""Part by which `auto` may be above the best single policy."""
+
+SCENARIOS = (
+    *("sp1", "sp2", "sp3", "sp4"),
+    *("fluid_toy", "fluid_halving", "hermes_type1", "hermes_type2", "mixed_day"),
+)
+QUICK = ("sp1", "fluid_toy", "fluid_halving", "hermes_type1")
+
+
+def main() -> int:
+    options = arguments()
+    values: dict[str, dict[str, float]] = {}
+    decisions: dict[str, float] = {}
+    missed: list[str] = []
+    undecided: list[str] = []
+    for name in options.scenarios:
+        scenario = load(ROOT / "scenarios" / f"{name}.toml", options.data)
+        found = values[name] = {}
+        began = time.perf_counter()
+        for policy in ("auto", *options.policies):
+            outcome = scenario.simulate(policy)
+            if outcome.waiting:
+                missed.append(f"{name}: {policy} left {len(outcome.waiting)} jobs waiting")
+            found[policy] = getattr(outcome, scenario.objective)
+            if policy == "auto":
+                decisions[name] = 1000 * outcome.decision_seconds / max(1, outcome.decisions)
+        best = min(found.values())
+        print(f"{name}: {OBJECTIVES[scenario.objective]} ({time.perf_counter() - began:.0f} s to simulate)")
+        for policy, value in sorted(found.items(), key=lambda each: each[1]):
+            print(f"  {policy:15} {value:10.1f} s {value / best:8.3f} {'*' if value == best else ''}")
+        if len(set(found.values())) == 1:
+            undecided.append(name)
+            print("  All policies do alike: this scenario shows nothing of auto.")
+        rival = min((policy for policy in found if policy != "auto"), key=found.__getitem__)
+        if found["auto"] > (1 + SLACK) * found[rival]:
+            missed.append(f"{name}: auto {found['auto']:.1f} s, {rival} {found[rival]:.1f} s")
+    print("ms a decision of auto: " + ", ".join(f"{name} {each:.2f}" for name, each in decisions.items()))
+    rounded = {name: {policy: round(value, 2) for policy, value in found.items()} for name, found in values.items()}
+    print(json.dumps({"seconds": rounded, "undecided": undecided, "missed": missed}))
+    return 1 if missed else 0
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--data", type=Path, default=ROOT / DATA, help="folder of the measured tables")
+    others = [name for name in POLICIES if name != "auto"]
+    chosen = [name for name in others if name != "exact"]
+    parser.add_argument("--policies", nargs="+", choices=others, default=chosen, help="to compare auto with")
+    parser.add_argument("--scenarios", nargs="+", choices=SCENARIOS, help="of the folder scenarios/")
+    parser.add_argument("--quick", action="store_true", help=f"only {', '.join(QUICK)}")
+    options = parser.parse_args()
+    options.scenarios = options.scenarios or (QUICK if options.quick else SCENARIOS)
+    if not (options.data / SHARES_FILE).is_file():
+        print(f"{options.data / SHARES_FILE} is not there: nothing can be measured. Name its folder with --data")
+        print(json.dumps({"missed": [], "skipped": f"no {SHARES_FILE}"}))
+        parser.exit(0)
+    return options
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,140 @@
+"""Sharing a device, taking turns on it, or growing over several: whichever is expected to pay."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, final
+
+from shoal.cluster.device import Cluster
+from shoal.errors import PolicyError
+from shoal.schedule.action import JobState, Plan
+from shoal.schedule.base import Changes, JobView, Policy, Session
+from shoal.schedule.knapsack import WFD, Knapsack
+from shoal.schedule.outlook import Outlook, outlook
+from shoal.schedule.packing import DeviceOrder, JobOrder
+from shoal.schedule.sharing import Sharing
+from shoal.schedule.water_filling import WaterFilling
+
+__all__ = ["OBJECTIVES", "Auto"]
+
+OBJECTIVES: Final = ("makespan", "mean_completion", "time_to_target")
+"""What may count, the less the better: the end of the last job, of the mean one, or when trials reach their target."""
+
+_LARGE = 50_000
+"""Jobs times devices from which on books are kept instead of looking at everything in each decision; below, one takes
+a few milliseconds."""
+
+
+@final
+@dataclass(frozen=True)
+class Auto(Policy):
+    """Asks a policy for each way of dividing devices, and takes the plan that is expected to do best by the objective.
+
+    1. Sharing (HyperSack): jobs side by side, see `Sharing`. It moves nobody, and always is a candidate.
+    2. Growing (Fluid): if there are jobs that scale, the widths of `WaterFilling`.
+    3. Taking turns (Hermes): if the objective is the time to a target, jobs wait, and the mean wait is longer than what
+       a switch costs, the time-sharing policy. Which trial is worth going on with shows in its losses, of which an
+       outlook knows nothing; so turns need only keep the devices as busy as the better of the other two does.
+
+    What a plan is worth is the `Outlook` on it, from measured demands, scalings and costs of moving, time to a target
+    being judged by mean completion. A plan that moves jobs has to be better by more than these costs: of equals the
+    first is taken.
+
+    Live, jobs that run cannot be moved and none scales, which leaves sharing. With more than 50,000 pairs of a job and
+    a device, jobs are packed by worst fit, the longest or the shortest first, as the knapsack policies do, whose
+    sessions keep books.
+
+    One way is taken for all jobs: of jobs that scale among others that do not, either all share or all get devices of
+    their own.
+
+    Args:
+        objective: what counts, of `OBJECTIVES`.
+        turns: the time-sharing policy; None: no turns are taken.
+
+    Raises:
+        PolicyError: there is no such objective.
+    """
+
+    objective: str = "makespan"
+    turns: Policy | None = None
+
+    def __post_init__(self) -> None:
+        if self.objective not in OBJECTIVES:
+            raise PolicyError(f"`objective` must be one of {', '.join(OBJECTIVES)}, got {self.objective!r}")
+
+    def plan(self, jobs: Sequence[JobView], cluster: Cluster, now: float) -> Plan:
+        """Decide what to do at `now` (seconds)."""
+        if self.is_large(len(jobs), cluster):
+            return self.at_large.plan(jobs, cluster, now)
+        best = Sharing(largest_first=self.objective == "makespan").plan(jobs, cluster, now)
+        turns = self._turns(jobs)
+        grows = any(job.scaling.sharing > 1 or job.scaling.devices > 1 for job in jobs)
+        if not grows and turns is None:
+            return best
+        expected = outlook(best, jobs, cluster)
+        if grows:
+            grown = WaterFilling().plan(jobs, cluster, now)
+            instead = outlook(grown, jobs, cluster)
+            if self._value(instead) < self._value(expected):
+                best, expected = grown, instead
+        if turns is not None and expected.wait > max(job.switch_seconds for job in jobs):
+            turned = turns.plan(jobs, cluster, now)
+            if outlook(turned, jobs, cluster).rate >= expected.rate:
+                best = turned
+        return best
+
+    def session(self, cluster: Cluster) -> Session:
+        """Begin with a cluster and no jobs."""
+        return _AutoSession(self, cluster)
+
+    @property
+    def at_large(self) -> Knapsack:
+        """What decides when there is too much to look at."""
+        return WFD() if self.objective == "makespan" else _ShortestWorstFit()
+
+    def is_large(self, jobs: int, cluster: Cluster) -> bool:
+        """Whether there is too much to look at."""
+        return jobs * sum(len(node.devices) for node in cluster.nodes) > _LARGE
+
+    def _turns(self, jobs: Sequence[JobView]) -> Policy | None:
+        """The time-sharing policy, if there is a choice of who runs."""
+        waits = any(job.state is not JobState.RUNNING for job in jobs)
+        if self.objective != "time_to_target" or not waits or not any(job.preemptible for job in jobs):
+            return None
+        return self.turns
+
+    def _value(self, expected: Outlook) -> tuple[float, float]:
+        """The less the better; the second decides between equals."""
+        if self.objective == "makespan":
+            return expected.makespan, expected.mean_completion
+        return expected.mean_completion, expected.makespan
+
+
+@final
+class _ShortestWorstFit(Knapsack):
+    """The shortest job first, each on the device with the most remaining compute."""
+
+    jobs = JobOrder.SHORTEST
+    devices = DeviceOrder.WORST_FIT
+
+
+class _AutoSession(Session):
+    """Hands everything to the policy, or what has changed to a session of the policy at large."""
+
+    def __init__(self, policy: Auto, cluster: Cluster) -> None:
+        self._policy = policy
+        self._cluster = cluster
+        self._jobs: dict[str, JobView] = {}
+        self._at_large: Session | None = None
+
+    def plan(self, changes: Changes, now: float) -> Plan:
+        self._jobs.update((job.id, job) for job in changes.jobs)
+        for name in changes.ended:
+            del self._jobs[name]
+        self._cluster = changes.cluster or self._cluster
+        if not self._policy.is_large(len(self._jobs), self._cluster):
+            self._at_large = None
+            return self._policy.plan(list(self._jobs.values()), self._cluster, now)
+        if self._at_large is None:
+            self._at_large = self._policy.at_large.session(self._cluster)
+            changes = Changes(tuple(self._jobs.values()))
+        return self._at_large.plan(changes, now)

@@ -1,0 +1,162 @@
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from schedule_samples import GB, cluster, gpu
+
+from shoal.backend.simulated import SimulatedJob, Simulation, SlowDown
+from shoal.cost.demand import Demand
+from shoal.errors import PolicyError
+from shoal.schedule import WFD
+from shoal.schedule.oversubscription import OversubscriptionTuner
+
+OBSERVATIONS = 120
+"""Within which the docstring promises a settled ratio."""
+
+
+class SimulatedDevice:
+    """Delivers promised compute in full up to a limit; beyond it, a little less with every job more."""
+
+    def __init__(self, limit, *, demand=0.25, noise=0.03, overhead=0.02, seed=0):
+        self.limit, self.demand, self.noise, self.overhead = limit, demand, noise, overhead
+        self._random = random.Random(seed)
+
+    def run(self, ratio, waiting=1000):
+        """Demands and speeds of the jobs on it, as many as the ratio allows."""
+        count = min(int(ratio / self.demand + 1e-9), waiting)
+        promised = count * self.demand
+        delivered = min(promised, self.limit - self.overhead * max(0.0, promised - self.limit))
+        speed = delivered / promised if promised else 0.0
+        return [(self.demand, speed * self._random.gauss(1, self.noise)) for _ in range(count)]
+
+
+def feed(tuner, devices, observations):
+    for _ in range(observations):
+        for kind, device in devices.items():
+            tuner.observe(kind, device.run(tuner.ratios.get(kind, 1.0)))
+
+
+def settle(tuner, kind, device):
+    """Observe until the ratio is settled; how often that was."""
+    count = 0
+    while not tuner.settled(kind):
+        feed(tuner, {kind: device}, 1)
+        count += 1
+        assert count <= OBSERVATIONS
+    return tuner.ratios[kind]
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_each_kind_settles_near_the_ratio_that_it_can_deliver(seed):
+    tuner = OversubscriptionTuner()
+    assert settle(tuner, "H100", SimulatedDevice(2.5, seed=seed)) == pytest.approx(2.5, abs=0.26)
+    assert settle(tuner, "A100", SimulatedDevice(3.0, seed=seed)) == pytest.approx(3.0, abs=0.26)
+    assert tuner.ratios["H100"] == pytest.approx(2.5, abs=0.26)
+
+
+@given(st.floats(1.0, 4.0), st.sampled_from((0.1, 0.25, 0.3, 0.5)), st.integers(0, 1000))
+@settings(max_examples=200, deadline=None)
+def test_wherever_the_limit_is_the_device_delivers_nearly_all_it_can(limit, demand, seed):
+    device = SimulatedDevice(limit, demand=demand, noise=0.02, seed=seed)
+    ratio = settle(OversubscriptionTuner(), "A100", device)
+    delivered = sum(demand * speed for demand, speed in device.run(ratio))
+    assert delivered >= 0.75 * limit - demand
+    assert ratio <= limit + 1.0
+
+
+@pytest.mark.parametrize(("before", "after"), [(2.5, 1.5), (1.5, 3.0)], ids=["narrower", "wider"])
+def test_a_change_of_the_workload_is_followed(before, after):
+    tuner = OversubscriptionTuner()
+    settle(tuner, "A100", SimulatedDevice(before))
+    changed = SimulatedDevice(after, seed=1)
+    while tuner.settled("A100"):
+        feed(tuner, {"A100": changed}, 1)
+    assert settle(tuner, "A100", changed) == pytest.approx(after, abs=0.3)
+
+
+def test_ten_settled_searches_differ_by_no_more_than_the_finest_step():
+    """Noise alone moves a settled ratio by no more than a step when both directions are tried again."""
+    tuner, device = OversubscriptionTuner(), SimulatedDevice(2.5)
+    found = []
+    for _ in range(10 * OBSERVATIONS):
+        feed(tuner, {"A100": device}, 1)
+        if tuner.settled("A100"):
+            found.append(tuner.ratios["A100"])
+    assert max(found) - min(found) <= 0.25
+
+
+def test_devices_that_no_job_waits_for_keep_their_ratio():
+    tuner, device = OversubscriptionTuner(), SimulatedDevice(3.0)
+    while not tuner.settled("A100"):
+        tuner.observe("A100", device.run(tuner.ratios.get("A100", 1.0), waiting=2))
+    assert tuner.ratios["A100"] == 1.0
+
+
+def test_the_cluster_gets_the_ratio_of_each_kind():
+    tuner = OversubscriptionTuner(window=1)
+    tuner.observe("A100", [(1.0, 1.0)])
+    where = cluster(gpu(0), gpu(1, kind="H100", oversubscription=2.0))
+    assert tuner.apply(where) == cluster(gpu(0, oversubscription=1.5), gpu(1, kind="H100"))
+    assert tuner.ratios == {"A100": 1.5}
+    assert not tuner.settled("H100")
+
+
+def test_the_same_observations_give_the_same_ratios():
+    def ratios():
+        tuner, device = OversubscriptionTuner(), SimulatedDevice(2.5, seed=3)
+        for _ in range(OBSERVATIONS):
+            feed(tuner, {"A100": device}, 1)
+            yield tuner.ratios["A100"]
+
+    assert list(ratios()) == list(ratios())
+
+
+class BusyCounters(SlowDown):
+    """Jobs whose NVML utilisation is 0.9 though each uses 0.3 of the chip; notes what each device did for its jobs."""
+
+    def __init__(self):
+        self.seen = []
+
+    def speeds(self, device, tenants):
+        speed = min(1.0, 1 / (0.3 * len(tenants)))
+        self.seen.append((device.kind, [(tenant.job.demand[device.kind].compute, speed) for tenant in tenants]))
+        return [speed] * len(tenants)
+
+
+def test_demands_read_from_a_utilisation_counter_are_made_up_for_in_the_simulator():
+    where = cluster(gpu(0), gpu(1))
+    jobs = [SimulatedJob(f"job-{i}", {"A100": Demand(0.9, GB, 0.1, 10.0 + i)}) for i in range(24)]
+    alone = Simulation(jobs, where, WFD(), BusyCounters()).run().makespan
+    tuner = OversubscriptionTuner()
+    while not tuner.settled("A100"):
+        slowdown = BusyCounters()
+        Simulation(jobs, tuner.apply(where), WFD(), slowdown).run()
+        fullest = max(len(pairs) for _, pairs in slowdown.seen)
+        for kind, pairs in slowdown.seen:
+            if len(pairs) == fullest:
+                tuner.observe(kind, pairs)
+    makespan = Simulation(jobs, tuner.apply(where), WFD(), BusyCounters()).run().makespan
+    assert tuner.ratios["A100"] // 0.9 == 3, "three jobs to a device, though each looks like nearly a whole one"
+    assert alone / makespan > 2.5
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"window": 0}, "`window` and `rest` must be at least 1, got 0"),
+        ({"finest": 1.0}, "`finest` must be above 0 and at most `step`, got 1.0 and 0.5"),
+        ({"most": 0.5}, "`most` must be finite and at least 1, got 0.5"),
+        ({"margin": 0.5}, "`margin` must be at least 0 and below 0.5, got 0.5"),
+    ],
+    ids=str,
+)
+def test_impossible_settings_are_refused(settings, message):
+    with pytest.raises(PolicyError, match=message):
+        OversubscriptionTuner(**settings)
+
+
+@pytest.mark.parametrize("pair", [(-0.1, 1.0), (0.5, float("nan"))], ids=str)
+def test_impossible_observations_are_refused(pair):
+    with pytest.raises(PolicyError, match="job on A100 has demand"):
+        OversubscriptionTuner().observe("A100", [pair])
