@@ -24,7 +24,7 @@ from shoal.schedule import (
 )
 from shoal.schedule.outlook import Outlook, outlook
 from shoal.schedule.sharing import Sharing
-from shoal.simulate.scenario import OBJECTIVES
+from shoal.simulate.scenario import OBJECTIVES, load
 from shoal.testing.policies import check_policy
 
 TWO = cluster(gpu(0), gpu(1))
@@ -258,6 +258,28 @@ def test_at_large_it_packs_and_comes_back(monkeypatch):
 def test_objectives_are_those_of_scenarios():
     assert set(auto_module.OBJECTIVES) == set(OBJECTIVES)
     assert make_policy("auto", "time_to_target").objective == "time_to_target"
+
+
+@pytest.mark.parametrize(("objective", "first"), [("makespan", "long"), ("mean_completion", "short")])
+def test_a_scenario_tells_its_objective(tmp_path, objective, first):
+    file = tmp_path / "two.toml"
+    file.write_text(
+        f"""
+        objective = "{objective}"
+        [[nodes]]
+        kind = "A100"
+        devices = 1
+        memory_gb = 80
+        [[jobs]]
+        name = "short"
+        seconds = 1
+        [[jobs]]
+        name = "long"
+        seconds = 9
+        """
+    )
+    outcome = load(file).simulate("auto")
+    assert min(outcome.completion, key=outcome.completion.__getitem__) == first
 
 
 def test_an_unknown_objective_is_named():

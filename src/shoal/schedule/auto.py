@@ -9,6 +9,7 @@ from shoal.errors import PolicyError
 from shoal.schedule.action import JobState, Plan
 from shoal.schedule.base import Changes, JobView, Policy, Session
 from shoal.schedule.knapsack import WFD, Knapsack
+from shoal.schedule.ledger import ROUNDING
 from shoal.schedule.outlook import Outlook, outlook
 from shoal.schedule.packing import DeviceOrder, JobOrder
 from shoal.schedule.sharing import Sharing
@@ -78,7 +79,7 @@ class Auto(Policy):
                 best, expected = grown, instead
         if turns is not None and expected.wait > max(job.switch_seconds for job in jobs):
             turned = turns.plan(jobs, cluster, now)
-            if outlook(turned, jobs, cluster).rate >= expected.rate:
+            if outlook(turned, jobs, cluster).rate >= expected.rate * (1 - ROUNDING):
                 best = turned
         return best
 
