@@ -297,3 +297,12 @@ def test_gradients_of_half_precision() -> None:
 def test_empty_states() -> None:
     with pytest.raises(FusionError, match=r"states of members \[1\] are empty"):
         GradScaler(fuse(networks(2))).load_state_dict([torch.amp.GradScaler("cpu").state_dict(), {}])
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_losses_that_were_summed_are_refused(enabled: bool) -> None:
+    """A sum has no axis of members: each scale would reach the gradients of all."""
+    scaler = GradScaler(fuse([nn.Linear(2, 1) for _ in range(3)]), enabled=enabled)
+    for wrong in (torch.tensor(1.0), torch.ones(2)):
+        with pytest.raises(FusionError, match=r"of all 3 members.*before they are summed"):
+            scaler.scale(wrong)

@@ -76,7 +76,15 @@ class GradScaler:
 
         Args:
             losses: [B, ...].
+
+        Raises:
+            FusionError: there is no axis of members.
         """
+        if losses.dim() == 0 or len(losses) != len(self._array):
+            raise FusionError(
+                f"`losses` must be of all {len(self._array)} members, [{len(self._array)}, ...], got shape "
+                f"{tuple(losses.shape)}; scale them before they are summed"
+            )
         if not self._enabled:
             return losses
         scale = self._on(losses.device)["scale"]
