@@ -239,7 +239,9 @@ STEPS = st.lists(
 )
 
 
-@pytest.mark.parametrize("policy", [FF(), FFD(), WF(), WFD(), BestFit(), Fifo(), ShortestFirst()], ids=lambda policy: type(policy).__name__)
+@pytest.mark.parametrize(
+    "policy", [FF(), FFD(), WF(), WFD(), BestFit(), Fifo(), ShortestFirst()], ids=lambda policy: type(policy).__name__
+)
 @settings(max_examples=40, deadline=None, database=None)
 @given(steps=STEPS)
 def test_a_session_plans_as_the_policy_whatever_happens(policy, steps):
