@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
 from threading import Lock
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import torch
@@ -26,7 +27,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from shoal.fuse.budget import Budget
 from shoal.fuse.findings import Findings
-from shoal.fuse.race import race
+from shoal.fuse.race import Layouts, race
 
 __all__ = ["fastest", "forced", "off", "on"]
 
@@ -37,7 +38,7 @@ T = TypeVar("T")
 _DEVICES = ("cpu", "cuda")
 """Where it is known how to take the time."""
 
-_WORTH = 0.95
+_WORTH = 0.97
 """Another way has to take less than this part of the time of the first one: measurements are off by some percent."""
 
 
@@ -70,7 +71,11 @@ _racing = Lock()
 
 
 def fastest(
-    name: str, ways: Mapping[str, Callable[..., T]], tensors: Sequence[Tensor | None], settings: Hashable = ()
+    name: str,
+    ways: Mapping[str, Callable[..., T]],
+    tensors: Sequence[Tensor | None],
+    settings: Hashable = (),
+    layouts: Layouts = MappingProxyType({}),
 ) -> T:
     """Run one of several ways that compute the same result from the same tensors.
 
@@ -85,6 +90,8 @@ def fastest(
             Equal names, settings, shapes, strides and types mean equal ways.
         tensors: all that the ways depend on; plain.
         settings: whatever else decides about the time; plain values, since their `repr` is kept on disk.
+        layouts: by way, what lays out the tensors in memory as it likes them best, for the race alone: so they come
+            where one such way follows another, and where a compiler writes them.
 
     Returns:
         A tensor, or a tuple of them.
@@ -97,7 +104,7 @@ def fastest(
         key = (name, settings, torch.is_grad_enabled(), torch.get_num_threads(), _autocast(), *map(_traits, tensors))
         way = tuner.known.get(key)
         if way is None:
-            way = _find(tuner, key, ways, tensors)
+            way = _find(tuner, key, ways, tensors, layouts)
     if way is None or way not in ways:
         way = next(iter(ways))
     return ways[way](*tensors)
@@ -128,7 +135,11 @@ def _autocast() -> Any:
 
 
 def _find(
-    tuner: _Tuner, key: tuple[Hashable, ...], ways: Mapping[str, Callable[..., Any]], tensors: Sequence[Tensor | None]
+    tuner: _Tuner,
+    key: tuple[Hashable, ...],
+    ways: Mapping[str, Callable[..., Any]],
+    tensors: Sequence[Tensor | None],
+    layouts: Layouts,
 ) -> str | None:
     """What the file says, else what a race says, else what was found for the nearest shape, else None."""
     given = [tensor for tensor in tensors if tensor is not None]
@@ -146,7 +157,7 @@ def _find(
             return None
         try:
             with tuner.budget.charged():
-                seconds = race(ways, tensors)
+                seconds = race(ways, tensors, layouts)
         finally:
             _racing.release()
         way = _winner(seconds)

@@ -77,7 +77,8 @@ def _linear(func: Any, input: Any, weight: Any, bias: Any = None) -> Any:
         if x.numel() * outputs < _LARGE:
             out = _batched(x, w, b)
         else:
-            out = fastest("linear", _OWN_BY_ONEDNN if onednn.usable(x, w, b) else _OWN, (x, w, b))
+            ways = _OWN_BY_ONEDNN if onednn.usable(x, w, b) else _OWN
+            out = fastest("linear", ways, (x, w, b), layouts={"onednn": onednn.lay_out})
     return Stacked(out if flat else out.view(members, *shape[:-1], outputs))
 
 

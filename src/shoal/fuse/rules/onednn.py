@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["linear", "usable"]
+__all__ = ["lay_out", "linear", "usable"]
 
 _AVAILABLE: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
 
@@ -36,6 +36,11 @@ def linear(x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
         [B, N, O], whose layout in memory is [N, B, O]. Inputs of such a layout are not copied.
     """
     return _Linear.apply(x, w, b)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def lay_out(x: Tensor, w: Tensor, b: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Inputs that are not copied."""
+    return x.detach().transpose(0, 1).contiguous().transpose(0, 1).requires_grad_(x.requires_grad), w, b
 
 
 @torch.library.custom_op("shoal::linear", mutates_args=(), device_types="cpu")
