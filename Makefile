@@ -30,6 +30,7 @@ benchmarks-quick: $(READY)
 	$(BIN)/python benchmarks/simulated_makespan.py --quick
 	$(BIN)/python benchmarks/groups.py --quick
 	$(BIN)/python benchmarks/auto.py --quick
+	$(BIN)/python benchmarks/time_sharing.py --quick
 
 format: $(READY)
 	$(BIN)/ruff format .

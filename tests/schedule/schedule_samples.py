@@ -1,9 +1,12 @@
 """Short names for clusters and jobs in tables."""
 
+from dataclasses import replace
+
 from shoal.cluster.device import Cluster, Device, Node
 from shoal.cost.demand import Demand
 from shoal.schedule.action import JobState
-from shoal.schedule.base import JobView
+from shoal.schedule.base import JobView, Quantum
+from shoal.schedule.check import check_plan
 
 GB = 10**9
 
@@ -33,3 +36,32 @@ def placed(plan):
 
 def refused(plan):
     return {refusal.job: refusal.reason for refusal in plan.refusals}
+
+
+def turn(*losses, seconds=10.0):
+    """A quantum in which these losses were seen."""
+    return Quantum(max(losses), min(losses), losses[-1], len(losses), seconds)
+
+
+def waiting(name, *quanta, **changes):
+    return replace(job(name), quanta=quanta, ran=10.0 * len(quanta), **changes)
+
+
+def suspended(name, *quanta, since=0.0, home="cuda:0", **changes):
+    return waiting(name, *quanta, state=JobState.SUSPENDED, since=since, home=home, **changes)
+
+
+def running(name, *quanta, on="cuda:0", since=0.0, **changes):
+    return waiting(name, *quanta, state=JobState.RUNNING, devices=(on,), since=since, home=on, **changes)
+
+
+def decide(policy, jobs, where=None, now=10.0):
+    """A plan that was checked: actions by job, and when it wants to be asked again."""
+    where = where or cluster(gpu(0))
+    plan = policy.plan(jobs, where, now)
+    check_plan(plan, jobs, where, now)
+    assert len({action.job for action in plan.actions}) == len(plan.actions)
+    return {action.job: type(action) for action in plan.actions}, plan.wake
+
+
+LOW, HIGH = turn(1.0), turn(2.0)

@@ -38,6 +38,7 @@ class Life:
         quanta: turns measured so far.
         turn_progress: at the beginning of the turn that is not measured yet.
         turn_ran: `ran` at that time.
+        home: the device that it was on last, alone.
     """
 
     job: SimulatedJob
@@ -59,6 +60,7 @@ class Life:
     quanta: tuple[Quantum, ...] = ()
     turn_progress: float = 0.0
     turn_ran: float = 0.0
+    home: str | None = None
 
     def advance(self, now: float) -> None:
         """Let a running job go on to `now`, at the speed it has had."""
@@ -83,6 +85,7 @@ class Life:
     def begin(self, devices: Sequence[Device], share: float | None, overhead: float, now: float) -> None:
         """Come to devices, on which it makes no progress for the first `overhead` seconds."""
         self.devices = tuple(device.name for device in devices)
+        self.home = self.devices[0] if len(devices) == 1 else None
         self.share, self.overhead, self.pace = share, overhead, inf
         if len(devices) > 1:
             self.compute = {device.name: device.capacity for device in devices}
@@ -152,4 +155,5 @@ class Life:
             job.scaling,
             job.preemptible,
             job.switch_seconds,
+            self.home,
         )

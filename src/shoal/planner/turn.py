@@ -97,7 +97,16 @@ class Turn:
         ran = now - started
         left = replace(demand, seconds=max(0.0, demand.seconds - ran))
         where = (device.name,)
-        return JobView(job.id, {device.kind: left}, JobState.RUNNING, where, since=started, ran=ran, preemptible=False)
+        return JobView(
+            job.id,
+            {device.kind: left},
+            JobState.RUNNING,
+            where,
+            since=started,
+            ran=ran,
+            preemptible=False,
+            home=device.name,
+        )
 
     def _unknown(self, key: ArrayKey, device: Device) -> bool:
         """Whether the key can be measured on that kind and was not yet."""

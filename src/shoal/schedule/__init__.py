@@ -5,12 +5,16 @@ from shoal.schedule.auto import Auto
 from shoal.schedule.base import Changes, JobView, Policy, Quantum, Session
 from shoal.schedule.best_fit import BestFit
 from shoal.schedule.check import check_plan
+from shoal.schedule.convergence import Convergence
 from shoal.schedule.exact import Exact
 from shoal.schedule.fifo import Fifo
 from shoal.schedule.knapsack import FF, FFD, WF, WFD, Knapsack
 from shoal.schedule.oversubscription import OversubscriptionTuner
+from shoal.schedule.promise import Promise
 from shoal.schedule.registry import POLICIES, make_policy
+from shoal.schedule.round_robin import RoundRobin
 from shoal.schedule.shortest_first import ShortestFirst
+from shoal.schedule.slaq import Slaq
 from shoal.schedule.water_filling import WaterFilling
 
 __all__ = [
@@ -23,6 +27,7 @@ __all__ = [
     "Auto",
     "BestFit",
     "Changes",
+    "Convergence",
     "Exact",
     "Fifo",
     "JobState",
@@ -31,12 +36,15 @@ __all__ = [
     "OversubscriptionTuner",
     "Plan",
     "Policy",
+    "Promise",
     "Quantum",
     "Refusal",
     "Resize",
     "Resume",
+    "RoundRobin",
     "Session",
     "ShortestFirst",
+    "Slaq",
     "Start",
     "Stop",
     "Suspend",

@@ -1,7 +1,7 @@
 """Sharing a device, taking turns on it, or growing over several: whichever is expected to pay."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, final
 
 from shoal.cluster.device import Cluster
@@ -12,6 +12,7 @@ from shoal.schedule.knapsack import WFD, Knapsack
 from shoal.schedule.ledger import ROUNDING
 from shoal.schedule.outlook import Outlook, outlook
 from shoal.schedule.packing import DeviceOrder, JobOrder
+from shoal.schedule.promise import Promise
 from shoal.schedule.sharing import Sharing
 from shoal.schedule.water_filling import WaterFilling
 
@@ -56,7 +57,7 @@ class Auto(Policy):
     """
 
     objective: str = "makespan"
-    turns: Policy | None = None
+    turns: Policy | None = field(default_factory=Promise)
 
     def __post_init__(self) -> None:
         if self.objective not in OBJECTIVES:

@@ -51,6 +51,7 @@ class JobView:
         scaling: its run time by width.
         preemptible: whether it may be suspended, resized or moved.
         switch_seconds: what suspending and resuming it costs, together.
+        home: the device that it holds or was on last, where its state lies; None if it has never had one alone.
     """
 
     id: str
@@ -67,6 +68,7 @@ class JobView:
     scaling: Scaling = field(default_factory=Scaling)
     preemptible: bool = True
     switch_seconds: float = 0.0
+    home: str | None = None
 
     def compute(self, device: Device) -> float:
         """What it takes of a device's compute: its share; of one of several devices, all of it."""

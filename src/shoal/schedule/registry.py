@@ -7,10 +7,14 @@ from shoal.errors import PolicyError
 from shoal.schedule.auto import Auto
 from shoal.schedule.base import Policy
 from shoal.schedule.best_fit import BestFit
+from shoal.schedule.convergence import Convergence
 from shoal.schedule.exact import Exact
 from shoal.schedule.fifo import Fifo
 from shoal.schedule.knapsack import FF, FFD, WF, WFD
+from shoal.schedule.promise import Promise
+from shoal.schedule.round_robin import RoundRobin
 from shoal.schedule.shortest_first import ShortestFirst
+from shoal.schedule.slaq import Slaq
 from shoal.schedule.water_filling import WaterFilling
 
 __all__ = ["POLICIES", "make_policy"]
@@ -18,11 +22,15 @@ __all__ = ["POLICIES", "make_policy"]
 POLICIES: Mapping[str, type[Policy]] = {
     "auto": Auto,
     "best_fit": BestFit,
+    "convergence": Convergence,
     "exact": Exact,
     "ff": FF,
     "ffd": FFD,
     "fifo": Fifo,
+    "promise": Promise,
+    "round_robin": RoundRobin,
     "shortest_first": ShortestFirst,
+    "slaq": Slaq,
     "water_filling": WaterFilling,
     "wf": WF,
     "wfd": WFD,

@@ -92,7 +92,8 @@ def _begun(draw: st.DrawFn, jobs: Sequence[JobView], cluster: Cluster) -> list[J
     devices = [device for _, device in cluster]
     for job in jobs:
         if draw(st.booleans()) and draw(st.booleans()):
-            begun.append(replace(job, state=JobState.SUSPENDED))
+            home = draw(st.sampled_from((None, "gone", *(device.name for device in devices))))
+            begun.append(replace(job, state=JobState.SUSPENDED, home=home))
             continue
         able = [device.name for device in devices if device.kind in job.demand]
         if not able:
@@ -100,7 +101,8 @@ def _begun(draw: st.DrawFn, jobs: Sequence[JobView], cluster: Cluster) -> list[J
         most = min(job.scaling.devices, len(able))
         names = tuple(draw(st.lists(st.sampled_from(able), min_size=1, max_size=most, unique=True)))
         share = draw(st.sampled_from((None, 0.25, 1.0))) if len(names) == 1 else None
-        placed = replace(job, state=JobState.RUNNING, devices=names, share=share)
+        home = names[0] if len(names) == 1 else None
+        placed = replace(job, state=JobState.RUNNING, devices=names, share=share, home=home)
         if _within_limits([*begun, placed], cluster):
             begun.append(placed)
     return begun

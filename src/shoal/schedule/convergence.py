@@ -1,0 +1,114 @@
+"""The fastest convergence first (Hermes)."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import final
+
+from shoal.cluster.device import Cluster
+from shoal.errors import PolicyError
+from shoal.schedule.action import JobState, Refusal
+from shoal.schedule.base import JobView, Quantum
+from shoal.schedule.ledger import Ledger
+from shoal.schedule.turns import TimeSharing, holds
+
+__all__ = ["Convergence", "convergence"]
+
+
+@final
+@dataclass(frozen=True)
+class Convergence(TimeSharing):
+    """On each device, the job whose loss fell fastest in its last quantum runs (Hermes, Algorithms 1 to 3).
+
+    Global placement: the oldest job first, each into the queue of the device with the fewest jobs, if that has fewer
+    than G_thres; the rest wait. A job stays in its queue, since its state lies on that device, unless the device is
+    lost. Node scheduling: see `TimeSharing`, with C_j(i) as the priority.
+
+    The slope rewards trials that start badly: on real curves this policy often is slower than `fifo`. It is kept as it
+    was published; see `Promise`.
+
+    Args:
+        quantum: seconds of a turn.
+        jobs_per_device: G_thres.
+        per_second: C_j per second instead of per iteration, for jobs whose iterations take unequally long.
+        milestones: parts by which the loss has to have fallen since the first quantum, rising; with each one reached,
+            a job's turns are a quantum longer. Hermes leaves them to the user.
+
+    Raises:
+        PolicyError: a setting is out of range.
+    """
+
+    jobs_per_device: int = 4
+    per_second: bool = False
+    milestones: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.jobs_per_device, int) or self.jobs_per_device < 1:
+            raise PolicyError(f"`jobs_per_device` must be an integer of at least 1, got {self.jobs_per_device!r}")
+        rising = all(a < b for a, b in zip((0.0, *self.milestones), (*self.milestones, 1.0), strict=True))
+        if self.milestones and not rising:
+            raise PolicyError(f"`milestones` must rise and lie between 0 and 1, got {self.milestones!r}")
+
+    def priorities(self, jobs: Sequence[JobView], now: float) -> Sequence[float]:
+        """C_j of the newest quantum."""
+        return [convergence(job.quanta, per_second=self.per_second) for job in jobs]
+
+    def turn(self, job: JobView) -> float:
+        """A quantum, and one more for each milestone that the loss has reached."""
+        if not self.milestones or not job.quanta:
+            return self.quantum
+        first, newest = _loss(job.quanta[0]), _loss(job.quanta[-1])
+        return self.quantum * (1 + sum(first - newest >= part * first > 0 for part in self.milestones))
+
+    def homes(self, jobs: Sequence[JobView], cluster: Cluster) -> Mapping[str, str]:
+        """Job -> the device whose queue it is in (Algorithms 1 and 2: of devices with equally many, the first)."""
+        places = {device.name: (node, device) for node, device in cluster if device.healthy}
+        count = dict.fromkeys(places, 0)
+        homes: dict[str, str] = {}
+        homeless: list[JobView] = []
+        for job in jobs:
+            for name in job.devices:
+                if name in count:
+                    count[name] += 1
+            if job.state is JobState.RUNNING:
+                continue
+            home = job.home
+            if job.state is JobState.SUSPENDED and home in places and holds(*places[home], job):
+                homes[job.id] = home
+                count[home] += 1
+            else:
+                homeless.append(job)
+        for job in homeless:
+            able = [name for name in places if count[name] < self.jobs_per_device and holds(*places[name], job)]
+            if able:
+                homes[job.id] = min(able, key=count.__getitem__)
+                count[homes[job.id]] += 1
+        return homes
+
+    def refusal(self, job: JobView, home: str | None, ledger: Ledger) -> Refusal:
+        """Whether it waits for its turn, for a place in a queue, or in vain."""
+        if home is not None or job.devices:
+            return Refusal(job.id, f"waits for its turn on {home or job.devices[0]}")
+        if any(holds(room.node, room.device, job) for room in ledger.rooms):
+            return Refusal(job.id, f"waits for a device with fewer than {self.jobs_per_device} jobs")
+        return ledger.refusal(job)
+
+
+def convergence(quanta: Sequence[Quantum], *, per_second: bool = False) -> float:
+    """C_j(i) of the newest quantum i (Hermes, section 3.3).
+
+    C_j(0) = (max L_j(0) - min L_j(0)) / |L_j(0)|, and C_j(i) = (loss_j(i-1) - loss_j(i)) / |L_j(i)| after that, with
+    loss_j(i) = (max L_j(i) + min L_j(i)) / 2.
+
+    Args:
+        quanta: at least one.
+        per_second: divide by the seconds of the quantum, not by its number of losses.
+    """
+    newest = quanta[-1]
+    fallen = newest.highest - newest.lowest if len(quanta) == 1 else _loss(quanta[-2]) - _loss(newest)
+    return fallen / (newest.seconds if per_second else newest.steps)
+
+
+def _loss(quantum: Quantum) -> float:
+    """loss_j(i), in the middle of the fluctuation."""
+    return (quantum.highest + quantum.lowest) / 2

@@ -1,0 +1,29 @@
+"""The highest loss first."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import final
+
+from shoal.schedule.base import JobView
+from shoal.schedule.turns import TimeSharing
+
+__all__ = ["Slaq"]
+
+
+@final
+@dataclass(frozen=True)
+class Slaq(TimeSharing):
+    """The job with the highest newest loss runs.
+
+    This is SLAQ (Zhang et al., SoCC 2017) as Hermes compares with it (section 4.2), whose quantum is the default: on
+    one device the quality still to be gained counts, not the gain in the next quantum that SLAQ itself predicts.
+
+    Args:
+        quantum: seconds of a turn.
+    """
+
+    quantum: float = 30.0
+
+    def priorities(self, jobs: Sequence[JobView], now: float) -> Sequence[float]:
+        """The newest loss."""
+        return [job.quanta[-1].last for job in jobs]
