@@ -170,7 +170,7 @@ def by_turns(
     """
     trials = [start(number, losses, target, switch) for number, losses in enumerate(curves)]
     good = sum(trial.goal < inf for trial in trials)
-    clock, reached = 0.0, []
+    clock, best, reached = 0.0, inf, []
     running: Trial | None = None
     while len(reached) < good:
         before, running = running, choose(policy, trials, clock)
@@ -184,12 +184,15 @@ def by_turns(
         if first < running.goal <= last:
             reached.append(clock + (running.goal - first) * INTERVAL / STEPS)
         clock += (last - first) * INTERVAL / STEPS
+        seen = running.losses[first:last]
+        running.view = told(running.view, seen, len(running.losses) - last)
+        if min(seen) < best:
+            best = min(seen)
+            for trial in trials:
+                trial.view = replace(trial.view, best=best)
         if last == len(running.losses):
             trials.remove(running)
             running = None
-        else:
-            seen = running.losses[first:last]
-            running.view = told(running.view, seen, len(running.losses) - last)
     return reached
 
 

@@ -231,6 +231,7 @@ STEPS = st.lists(
         st.tuples(st.just("arrive"), st.lists(st.integers(0, len(DEMANDS) - 1), min_size=1, max_size=12)),
         st.tuples(st.just("end"), st.lists(st.integers(0, 40), min_size=1, max_size=3)),
         st.tuples(st.just("change"), st.integers(0, 40), st.integers(0, len(DEMANDS) - 1)),
+        st.tuples(st.just("learn"), st.lists(st.integers(0, 40), max_size=12)),
         st.tuples(st.just("suspend"), st.integers(0, 40)),
         st.tuples(st.just("obey"), st.sampled_from((0.0, 0.5, 1.0))),
         st.tuples(st.just("cluster"), st.integers(1, 3)),
@@ -259,6 +260,10 @@ def test_a_session_plans_as_the_policy_whatever_happens(policy, steps):
                 ended = [names[index] for index in dict.fromkeys(indices) if index < len(names)]
             case "change", [index, kind] if index < len(names) and not views[names[index]].devices:
                 changed[names[index]] = replace(views[names[index]], demand=DEMANDS[kind])
+            case "learn", [indices]:
+                changed = {
+                    names[index]: replace(views[names[index]], best=1.0) for index in indices if index < len(names)
+                }
             case "suspend", [index] if index < len(names) and views[names[index]].devices:
                 changed[names[index]] = replace(views[names[index]], state=JobState.SUSPENDED, devices=())
             case "obey", [part]:

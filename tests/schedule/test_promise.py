@@ -102,7 +102,11 @@ def test_a_switch_has_to_be_worth_its_cost(cost, expected):
     assert decide(Promise(), jobs)[0] == expected
 
 
-LOSSES = st.lists(st.lists(st.floats(0.01, 10.0), min_size=1, max_size=6), min_size=2, max_size=6)
+LOSSES = st.lists(
+    st.lists(st.integers(1, 1000).map(lambda hundredths: hundredths / 100), min_size=1, max_size=6),
+    min_size=2,
+    max_size=6,
+)
 
 
 @settings(max_examples=100, deadline=None, database=None)
@@ -139,3 +143,19 @@ def test_bad_settings(changes, words):
 def test_a_job_that_never_ran_goes_before_the_best():
     jobs = [running("a", turn(3.0), turn(0.1)), waiting("b")]
     assert decide(Promise(), jobs)[0]["a"] is Suspend
+
+
+def test_the_best_of_those_that_have_ended_still_counts():
+    """Among bad ones that have stopped falling, the best would be at the goal; but the study has seen better."""
+    flat = [Trend(3.0, 2.9, 0.0, 40.0, 5.0), Trend(3.0, 3.0, 0.0, 40.0, 5.0)]
+    assert Promise().seconds(flat)[0] == 5.0
+    assert Promise().seconds(flat, best=0.1)[0] > 1000.0
+
+
+def test_losses_of_different_studies_do_not_compare():
+    small = [turn(0.3), turn(0.1)], [turn(0.3), turn(0.2)]
+    large = [turn(30.0), turn(10.0)], [turn(30.0), turn(20.0)]
+    jobs = [suspended(f"s{index}", *quanta, study="small") for index, quanta in enumerate(small)]
+    jobs += [suspended(f"l{index}", *quanta, study="large") for index, quanta in enumerate(large)]
+    priorities = Promise().priorities(jobs, 20.0)
+    assert priorities[:2] == pytest.approx(priorities[2:])

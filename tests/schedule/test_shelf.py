@@ -58,3 +58,14 @@ def test_where_compute_rises_the_first_that_asks_too_much_ends_the_search():
         shelf.remove(entry)
     assert shelf.first(299, 1, 1) is None
     assert shelf.first(300, 1, 1) == entries[300]
+
+
+def test_an_entry_that_began_a_block_comes_back_with_another_thing():
+    entries = [(float(number), number, 1, 1, 1, object()) for number in range(500)]
+    shelf = Shelf(entries)
+    for gone in entries:
+        back = (*gone[:5], object())
+        shelf.remove(gone)
+        shelf.add(back)
+        assert shelf.first(1, 1, 1) is back
+        shelf.remove(back)

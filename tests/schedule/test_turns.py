@@ -157,3 +157,21 @@ def test_in_a_simulation_all_have_a_turn_before_anybody_has_two(name):
     switches = sum(a.job != b.job for a, b in zip(outcome.intervals[2:], outcome.intervals[3:], strict=False))
     assert outcome.makespan == pytest.approx(300.0 + 0.5 * switches)
     assert set(outcome.completion) == set(curves)
+
+
+def test_in_a_simulation_all_jobs_of_a_study_know_its_lowest_loss():
+    told = []
+
+    class Spy(Slaq):
+        def priorities(self, jobs, now):
+            told.append({job.id: job.best for job in jobs})
+            return super().priorities(jobs, now)
+
+    curves = {"a": [3.0] * 20, "b": [1.0] * 10, "c": [2.0] * 20}
+    jobs = [
+        SimulatedJob(name, {"A100": Demand(1.0, 1, 1.0, len(curve))}, curve=curve, study="c" if name == "c" else "ab")
+        for name, curve in curves.items()
+    ]
+    Simulation(jobs, ONE, Spy(10.0), quantum=10.0).run()
+    assert {"a": 3.0} in told
+    assert {"a": 1.0, "c": 2.0} in told

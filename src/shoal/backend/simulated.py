@@ -36,7 +36,7 @@ class Simulation:
         sources: make more jobs as time goes on.
         events: changes of the cluster, in any order.
         quantum: least seconds of a turn: a job's losses are written down when the policy is woken at a time that it
-            named, if the job has run for so long since they last were, and whenever it leaves its devices.
+            named, if the job has run for so long since they last were, and when it is suspended, is stopped or ends.
         lean: for thousands of devices: of a job, the policy is told only when it arrives, begins, leaves its devices or
             ends, not how far it has come meanwhile, and plans are not checked.
         timer: real seconds, to measure what decisions take.
@@ -72,6 +72,7 @@ class Simulation:
         self._arrivals: dict[str, float] = {}
         self._completion: dict[str, float] = {}
         self._reached: dict[str, float] = {}
+        self._best: dict[str | None, float] = {}  # study -> the lowest loss measured
         self._refused: dict[str, str] = {}
         self._intervals: list[Interval] = []
         self._usage = Usage()
@@ -172,6 +173,15 @@ class Simulation:
         for life in self._running.values():
             life.advance(now)
             life.measure(self._quantum)
+            self._compare(life)
+
+    def _compare(self, life: Life) -> None:
+        """Let the jobs of its study know, if it has measured the lowest loss so far."""
+        study = life.job.study
+        if life.quanta and life.quanta[-1].lowest < self._best.get(study, inf):
+            self._best[study] = life.quanta[-1].lowest
+            if not self._lean:
+                self._changed.update((name, each) for name, each in self._lives.items() if each.job.study == study)
 
     def _arrive(self, job: SimulatedJob, now: float) -> bool:
         """Whether the job is let in."""
@@ -186,6 +196,8 @@ class Simulation:
     def _finish(self, life: Life, now: float) -> set[str]:
         name = life.job.id
         life.advance(now)
+        life.measure(0.0)
+        self._compare(life)
         if life.reached is not None:
             self._reached[name] = life.reached
         touched = self._release(life, now)
@@ -218,7 +230,10 @@ class Simulation:
             for life in self._running.values():
                 life.advance(now)
             self._changed.update(self._running)
-        told = [life.view() for life in sorted(self._changed.values(), key=lambda life: life.number)]
+        told = [
+            life.view(self._best.get(life.job.study))
+            for life in sorted(self._changed.values(), key=lambda life: life.number)
+        ]
         changes = Changes(tuple(told), tuple(self._ended), self._cluster if self._cluster_changed else None)
         self._changed, self._ended, self._cluster_changed = {}, [], False
         if not self._lean:
@@ -248,8 +263,10 @@ class Simulation:
             self._switches += 1
         if isinstance(action, Suspend):
             life.leave(JobState.SUSPENDED, now)
+            self._compare(life)
         elif isinstance(action, Stop):
             life.leave(JobState.WAITING, now)
+            self._compare(life)
         else:
             job = life.job
             costs = {Resume: job.switch_seconds, Resize: job.scaling.resize_seconds}

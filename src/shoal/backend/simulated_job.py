@@ -33,6 +33,7 @@ class SimulatedJob:
         checkpoint_every: seconds of training alone between two checkpoints; inf: it makes none.
         checkpoint_seconds: what one costs.
         workload: its row in the tables of a slow-down model; empty: it has none.
+        study: that it belongs to, or None.
 
     Raises:
         ScenarioError: a time is negative or not finite, or the job demands nothing of any device.
@@ -53,6 +54,7 @@ class SimulatedJob:
     checkpoint_every: float = float("inf")
     checkpoint_seconds: float = 0.0
     workload: str = ""
+    study: str | None = None
 
     def __post_init__(self) -> None:
         if not self.demand:

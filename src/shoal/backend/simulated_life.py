@@ -132,8 +132,8 @@ class Life:
         self.quanta = (*self.quanta, turn)
         self.turn_progress, self.turn_ran = self.progress, self.ran
 
-    def view(self) -> JobView:
-        """As a policy sees it."""
+    def view(self, best: float | None) -> JobView:
+        """As a policy sees it, `best` being the lowest loss of its study."""
         job = self.job
         left = (1.0 - self.progress) * job.dilation
         epochs = 0 if job.budget is None else floor((job.budget - job.epoch) * self.progress + _ROUNDING)
@@ -156,4 +156,6 @@ class Life:
             job.preemptible,
             job.switch_seconds,
             self.home,
+            job.study,
+            best,
         )

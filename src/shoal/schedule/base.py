@@ -52,6 +52,9 @@ class JobView:
         preemptible: whether it may be suspended, resized or moved.
         switch_seconds: what suspending and resuming it costs, together.
         home: the device that it holds or was on last, where its state lies; None if it has never had one alone.
+        study: it belongs to; losses of different studies do not compare.
+        best: the lowest training loss that a job of its study has measured, those that have ended included; None if
+            there is none.
     """
 
     id: str
@@ -69,6 +72,8 @@ class JobView:
     preemptible: bool = True
     switch_seconds: float = 0.0
     home: str | None = None
+    study: str | None = None
+    best: float | None = None
 
     def compute(self, device: Device) -> float:
         """What it takes of a device's compute: its share; of one of several devices, all of it."""

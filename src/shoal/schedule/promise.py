@@ -1,6 +1,7 @@
 """The trial that is expected to get there soonest first."""
 
 from bisect import bisect_right
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -49,8 +50,9 @@ class Promise(TimeSharing):
     2015), so each trend is extended as loss(t) = level - (slope + doubt) ln(t / ran). All losses count as reductions
     from the median start of all jobs, in units of the greatest one so far.
 
-    - Level against the others: the goal is a part of the reduction that the most promising job will have reached at
-      its end, by its slope alone. What other jobs start from or end at is all that is known of good and bad.
+    - Level against the others: the goal is a part of the greatest reduction that any job has reached, or that the most
+      promising one will have reached at its end, by its slope alone. What other jobs of its study start from, reach and
+      end at is all that is known of good and bad.
     - Trend: time to the goal is ran · (exp((goal - reduction) / (slope + doubt)) - 1).
     - Uncertainty: `doubt` is a slope that any job may yet show. A flat job is expected to need a multiple of the time
       that it has had already, so those that have had least are tried first, each for longer than the last time: among
@@ -86,21 +88,35 @@ class Promise(TimeSharing):
 
     def priorities(self, jobs: Sequence[JobView], now: float) -> Sequence[float]:
         """Seconds until the job gets there, the fewer the better."""
-        trends = [trend(job.quanta, min((ask.seconds for ask in job.demand.values()), default=0.0)) for job in jobs]
-        seconds = self.seconds(trends)
-        return [(job.switch_seconds if job.devices else 0.0) - each for job, each in zip(jobs, seconds, strict=True)]
+        seconds: dict[str, float] = {}
+        studies: dict[str | None, list[JobView]] = defaultdict(list)
+        for job in jobs:
+            studies[job.study].append(job)
+        for rivals in studies.values():
+            trends = [
+                trend(job.quanta, min((ask.seconds for ask in job.demand.values()), default=0.0)) for job in rivals
+            ]
+            best = min((job.best for job in rivals if job.best is not None), default=inf)
+            seconds.update(zip([job.id for job in rivals], self.seconds(trends, best), strict=True))
+        return [(job.switch_seconds if job.devices else 0.0) - seconds[job.id] for job in jobs]
 
-    def seconds(self, trends: Sequence[Trend | None]) -> list[float]:
-        """Expected seconds of each job until it gets there; inf for a job without a trend."""
+    def seconds(self, trends: Sequence[Trend | None], best: float = inf) -> list[float]:
+        """Expected seconds of each job of a study until it gets there; inf for a job without a trend.
+
+        Args:
+            trends: of its jobs.
+            best: the lowest loss that was ever measured in it.
+        """
         known = [each for each in trends if each is not None]
         if not known:
             return [inf] * len(trends)
         start = median([each.start for each in known])
-        unit = start - min([each.level for each in known])
+        best = min(best, *(each.level for each in known))
+        unit = start - best
         if unit <= 0:
             return [inf if each is None else each.ran for each in trends]
         expected = [start - each.level + each.slope * log(1 + each.left / each.ran) for each in known]
-        goal = self.goal * max(expected)
+        goal = self.goal * max(unit, *expected)
         doubt = self.doubt * unit
         found = []
         for each in trends:

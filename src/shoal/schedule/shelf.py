@@ -26,7 +26,7 @@ class Shelf(Generic[T]):
 
     The entries lie in blocks, each with a lower bound of the three amounts in it, so most of those that ask too much
     are passed by a block at a time. A bound may be too low after an entry has gone; it is made exact by the first look
-    that finds nothing in the block.
+    that finds nothing in the block. A block begins where its first entry stood when it was made, which may have gone.
 
     Args:
         entries: to begin with, in any order.
@@ -97,14 +97,14 @@ class Shelf(Generic[T]):
         self._blocks = [ordered[i : i + _BLOCK] for i in range(0, len(ordered), _BLOCK)] or [[]]
         self._bounds = [_least(block) for block in self._blocks]
         self._exact = [True] * len(self._blocks)
-        self._starts = [block[0] for block in self._blocks[1:]]
+        self._starts = [block[0][:5] for block in self._blocks[1:]]
 
     def _split(self, index: int) -> None:
         left, right = self._blocks[index][:_BLOCK], self._blocks[index][_BLOCK:]
         self._blocks[index : index + 1] = [left, right]
         self._bounds[index : index + 1] = [_least(left), _least(right)]
         self._exact[index : index + 1] = [True, True]
-        self._starts.insert(index, right[0])
+        self._starts.insert(index, right[0][:5])
 
 
 def _least(block: list[Entry[T]]) -> _Amounts:

@@ -125,4 +125,5 @@ class _Run(Source):
             epoch=begin,
             budget=end,
             workload=structure.workload,
+            study=search.name,
         )

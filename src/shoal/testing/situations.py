@@ -43,6 +43,8 @@ def _jobs(draw: st.DrawFn, name: str, now: float) -> JobView:
         scaling=draw(st.sampled_from(_SCALINGS)),
         preemptible=draw(st.sampled_from((True, True, False))),
         switch_seconds=draw(st.sampled_from((0.0, 1.0))),
+        study=draw(st.sampled_from((None, "study"))),
+        best=draw(st.sampled_from((None, 0.5))),
     )
 
 
