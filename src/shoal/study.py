@@ -2,7 +2,6 @@
 
 import base64
 import pickle
-import platform
 import signal
 import sys
 import threading
@@ -21,7 +20,7 @@ from shoal.backend.base import Backend
 from shoal.backend.registry import backend_class
 from shoal.cluster.device import Cluster
 from shoal.cluster.discover import discover
-from shoal.cost.history import History
+from shoal.cost.history import History, environment
 from shoal.engine import Engine, Setting
 from shoal.errors import ShoalError, TaskError
 from shoal.journal.rows import TrialRow
@@ -272,9 +271,7 @@ def _run(
     names = [device.name for _, device in cluster]
     display = progress(lambda: snapshot(journal, time.time(), names), silent=not show_progress)
     with closing(backend(workplace)) as carrier:
-        history = History(
-            environment=f"python {platform.python_version()}, torch {version('torch')}, {version('shoal')}"
-        )
+        history = History(environment=environment())
         engine = Engine(journal, algorithm, Setting(cluster, policy, carrier, history, spec["retries"]), display)
         engine.replay()
         with _interruptible(engine):

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from shoal.cli.app import app
 
 PAGE = (ROOT / "docs/simulate.md").read_text()
-(SCENARIO,) = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
+SCENARIO = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)[0]
 COMMANDS = [line for block in re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL) for line in block.splitlines()]
 
 
@@ -26,9 +26,8 @@ def test_command(command, tmp_path, monkeypatch):
 
 
 def test_every_key_of_the_page_is_one():
-    known = (ROOT / "src/shoal/simulate/elements.py").read_text() + (
-        ROOT / "src/shoal/simulate/scenario.py"
-    ).read_text()
+    files = ("elements.py", "profiled.py", "scenario.py")
+    known = "".join((ROOT / "src/shoal/simulate" / name).read_text() for name in files)
     rows = [line for line in PAGE.splitlines() if line.startswith(("| top", "| `[["))]
     keys = {key for row in rows for key in re.findall(r"`([a-z_]+)`", row)}
     assert len(keys) > 25

@@ -2,17 +2,19 @@
 
 import json
 import os
+import platform
 import sqlite3
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import asdict
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from shoal.cost.demand import Profile
 
-__all__ = ["History", "cache_directory"]
+__all__ = ["History", "cache_directory", "environment"]
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS profiles (
@@ -32,6 +34,11 @@ def cache_directory() -> Path:
     if shared := os.environ.get("XDG_CACHE_HOME"):
         return Path(shared) / "shoal"
     return Path.home() / ".cache" / "shoal"
+
+
+def environment() -> str:
+    """The versions that measurements depend on: of Python, torch and shoal."""
+    return f"python {platform.python_version()}, torch {version('torch')}, {version('shoal')}"
 
 
 class History:
@@ -66,6 +73,10 @@ class History:
             kind: `Device.kind`.
         """
         return self._profiles.get((structure, data, batch_size, kind))
+
+    def all(self) -> Mapping[tuple[str, str, int, str], Profile]:
+        """Every profile, by what `get` asks for."""
+        return dict(self._profiles)
 
     def put(self, structure: str, data: str, batch_size: int, kind: str, profile: Profile) -> None:
         """Keep a profile, in place of an older one of the same key; for the arguments see `get`."""

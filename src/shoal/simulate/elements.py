@@ -13,6 +13,7 @@ from shoal.cost.demand import Demand
 from shoal.cost.scaling import Scaling
 from shoal.errors import AlgorithmError, ScenarioError
 from shoal.simulate.curves import Curves, Decay, RealCurves, read_task
+from shoal.simulate.profiled import read_profiled
 from shoal.simulate.reader import Table
 from shoal.simulate.search import Search, Structure
 from shoal.simulate.slowdown import Curve, read_curves
@@ -54,10 +55,14 @@ def read_models(tables: Iterable[Table], kinds: Sequence[str], data: Path) -> di
     Either `workloads` names a row of `a100_mig_slices.csv` for each batch size, and `samples` the length of an epoch:
     its compute is the measured SM utilisation alone, what HyperSack's sampler records. Or `epoch_seconds`, `compute`
     and `memory_gb` say it, each as one number or as one for each batch size. `kinds` gives the speed of other devices.
+    Or `profile` names what studies have measured, see `read_profiled`.
     """
     models: dict[str, list[Structure]] = {}
     for table in tables:
         name = table.take("name", (str,))
+        if "profile" in table:
+            models[name] = read_profiled(table, name, kinds)
+            continue
         sizes = table.take("batch_sizes", (list,), [1])
         if not sizes or not all(isinstance(size, int) and size > 0 for size in sizes):
             table.fail("batch_sizes", f"`batch_sizes` must be a list of integers above 0, got {sizes!r}")
