@@ -9,6 +9,7 @@ from shoal.schedule.convergence import Convergence
 from shoal.schedule.exact import Exact
 from shoal.schedule.fifo import Fifo
 from shoal.schedule.knapsack import FF, FFD, WF, WFD, Knapsack
+from shoal.schedule.ledger import Ledger, begin
 from shoal.schedule.oversubscription import OversubscriptionTuner
 from shoal.schedule.promise import Promise
 from shoal.schedule.registry import POLICIES, make_policy
@@ -33,6 +34,7 @@ __all__ = [
     "JobState",
     "JobView",
     "Knapsack",
+    "Ledger",
     "OversubscriptionTuner",
     "Plan",
     "Policy",
@@ -49,6 +51,7 @@ __all__ = [
     "Stop",
     "Suspend",
     "WaterFilling",
+    "begin",
     "check_plan",
     "make_policy",
 ]
