@@ -339,7 +339,7 @@ REFUSED: dict[str, tuple[Callable[[], list[nn.Module]], str]] = {
     "shared": (shared_parameter, "members 0 and 1 share the tensor 'weight'"),
     "same": (same_twice, "the same model"),
     "device": (lambda: [nn.Linear(2, 2, device="meta"), nn.Linear(2, 2)], "several devices"),
-    "tensors in a tuple": (lambda: [Lists((torch.zeros(2),)), Lists((torch.ones(2),))], "'tensors.0'.*list or dict"),
+    "tensors in a tuple": (lambda: [Lists((torch.zeros(2),)), Lists((torch.ones(2),))], "'tensors': .* of values"),
 }
 
 

@@ -256,7 +256,7 @@ def test_disabled() -> None:
 
 
 BAD: dict[str, tuple[dict[str, Any], str]] = {
-    "length": ({"init_scale": [1.0, 2.0]}, r"'scale' must be one number or 3, got shape \(2,\)"),
+    "length": ({"init_scale": [1.0, 2.0]}, r"`scale` must be one number or 3, got shape \(2,\)"),
     "growth": ({"growth_factor": [2.0, 1.0, 2.0]}, r"`growth_factor` must be above 1, got \[2.0, 1.0, 2.0\]"),
     "backoff": ({"backoff_factor": 1.0}, "`backoff_factor` must be below 1, got 1.0"),
 }

@@ -1,6 +1,5 @@
 """Models of one structure as one model with an axis B."""
 
-import copy
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,16 +12,22 @@ from torch.utils import _pytree as pytree
 
 from shoal.errors import FusionError
 from shoal.fuse.absent import forget
+from shoal.fuse.alone import MembersAlone, function_of
 from shoal.fuse.apart import Apart, own_parameters, put_apart
-from shoal.fuse.checks import check_members, modules_apart
+from shoal.fuse.bindings import copy_of
+from shoal.fuse.checks import check_members, indices_of, listed, modules_apart, seeds_of
 from shoal.fuse.frozen import lend_frozen
-from shoal.fuse.intercept import MemberFunctions, member_run
+from shoal.fuse.homes import move_in
+from shoal.fuse.intercept import Home, MemberFunctions
 from shoal.fuse.join import join, spread
+from shoal.fuse.outer import refuse_outer
 from shoal.fuse.plain import PlainState, attributes_of
-from shoal.fuse.randomness import Drawn, OtherGenerators, Randomness, member_keys, randomness
-from shoal.fuse.rows import rows
+from shoal.fuse.randomness import OtherGenerators, Randomness, active, member_keys, randomness
+from shoal.fuse.reached import Reached
 from shoal.fuse.slots import Slot, find_slots, tensors_within
 from shoal.fuse.stacked import NeedsMemberError, SharedWriteError, Stacked, events
+from shoal.fuse.undo import Undo
+from shoal.fuse.watch import Watch
 
 __all__ = ["ModelArray", "concat", "fuse"]
 
@@ -50,6 +55,8 @@ class ModelArray(nn.Module):
     _slots: list[Slot]
     _apart: list[Apart]
     _plain: PlainState
+    _alone: MembersAlone
+    _watch: Watch
 
     def __init__(self, members: Sequence[nn.Module], seeds: Sequence[int], strict: bool = True) -> None:
         super().__init__()
@@ -65,15 +72,11 @@ class ModelArray(nn.Module):
         """Functions that run member by member."""
         self._quiet: set[Any] = set()
         """Functions that have run at once and drawn no numbers from generators that know no members."""
-        self._silent: set[Any] = set()
-        """Functions that a member has run by itself and that have drawn no random numbers at all."""
-        self._spare: list[Tensor] | None = None
-        """Where a member's buffers are copied to while such a function runs."""
         self._ran: set[Any] = set()
         """Functions that have run for all members at once."""
         self._left = False
         self.stacked, self.frozen = nn.Module(), nn.Module()
-        stage = _shallow_copy(members[0])
+        stage = copy_of(members[0], tensors_within(members[0]))
         self.__dict__["_apart"] = put_apart(stage, members, paths)
         own = zip(*(part.own for part in self._apart), strict=True)  # of each member
         self.separate = nn.ModuleList(map(nn.ModuleList, own))
@@ -84,12 +87,18 @@ class ModelArray(nn.Module):
         self.__dict__["_plain"] = PlainState(
             stage, members, [place for slot in self._slots for places in slot.places for place in places]
         )
+        self.__dict__["_alone"] = MembersAlone(self.members, self._slots)
+        self.__dict__["_watch"] = Watch(stage, members, self._slots, paths)
         self.training = members[0].training
+        for left in move_in(self, members):
+            left._left = True
 
     def __len__(self) -> int:
         return len(self.members)
 
     def __reduce__(self) -> Any:
+        if active() is not None:
+            raise FusionError("an array is pickled or copied within a function that an array runs; do so after the run")
         return _rebuild, (self.members, self.seeds, self.strict, self.tick)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -99,50 +108,62 @@ class ModelArray(nn.Module):
     def map(self, fn: Callable[..., Any], *batch: Any) -> Any:
         """Like `[fn(member, *batch) for member in members]`, at once.
 
+        Where that cannot be, what `fn` has done to parameters, gradients, buffers, attributes, and to lists, dicts and
+        variables that it names is taken back, and it runs member by member. So it does where it returns an object or
+        leaves a tensor in such a list, dict or variable, which then get each member's own.
+
         Args:
-            fn: takes a model and a batch and returns tensors, nested as it likes. It sees one member's shapes.
+            fn: takes a model and a batch and returns tensors, nested as it likes. It sees one member's shapes. It may
+                go backward; optimizers that were made outside of it are to step outside of it.
             batch: shared by all members, or `Stacked`.
 
         Returns:
-            What `fn` returns, each tensor or number as a tensor with a leading axis B.
+            What `fn` returns, each tensor or number as a tensor with a leading axis B. Anything else in it but None (a
+            string, a numpy array, an object that `torch.utils._pytree` does not know) becomes a list of the members'.
+
+        Raises:
+            FusionError: it is called within a function that this array or another one runs, or `fn` asks for the
+                gradients of parameters from outside of the model that it is given, as an optimizer does.
         """
-        self._refuse_left()
+        self._check_free()
         self.check_batch(batch)
         tick, self.tick = self.tick, self.tick + 1
         keys = partial(member_keys, self.seeds, tick)
-        key = (_code(fn), self.training)
+        key = (function_of(fn), self.training)
         if len(self) == 1 or key in self._single or _ALL in self._single:
             return self._each(fn, keys, batch)
-        saved, frozen = self._save(all=key not in self._ran), self._frozen_versions()
+        undo = self._undo(first=key not in self._ran)
         others = None if key in self._quiet else OtherGenerators()
         while True:
             bypassed = events.bypasses
             alike = [slot for slot in self._slots if slot.alike]
             try:
-                with self.open(keys) as model:
+                with self.open(keys, partial(refuse_outer, self._slots)) as model, undo:
+                    reached = None if key in self._ran else self._reached(fn, model)
                     result = fn(model, *batch)
+                    with torch._C.DisableTorchFunction():
+                        result = pytree.tree_map(lambda value: spread(value, len(self)), result)
+                    if reached is not None:
+                        reached.check()
                 self._ran.add(key)
                 if others is not None and not others.moved():
                     self._quiet.add(key)
-                return pytree.tree_map(lambda value: spread(value, len(self)), result)
+                return result
             except (NeedsMemberError, RuntimeError) as error:
                 if not isinstance(error, NeedsMemberError) and events.bypasses == bypassed:
                     raise
                 reason = str(error)
                 written = self._shared_slot(error)
-            if key in self._ran and self._frozen_versions() != frozen:
-                raise FusionError(
-                    "a function has changed frozen parameters that are kept once for all members, and then could not "
-                    f"go on for all of them: {reason}; register what it changes as buffers"
-                )
-            for tensor, value in saved:
-                tensor.copy_(value)
+            undo.put_back(reason)
+            self._plain.revert()
+            if reached is not None:
+                reached.put_back()
             if others is not None:
                 others.restore()
             if written is not None:
                 written.part(self.stacked)
                 self.version += 1
-                saved, frozen = self._save(all=True), self._frozen_versions()
+                undo = self._undo(first=True)
                 continue
             if not alike:
                 break
@@ -164,76 +185,45 @@ class ModelArray(nn.Module):
             batch: as for `map`.
             forward: `fn` changes nothing but buffers, and so may be run a second time.
         """
-        self._refuse_left()
+        self._check_free()
         self.check_batch(batch)
         self.follow_own()
         tick, self.tick = self.tick, self.tick + 1
         keys = partial(member_keys, self.seeds, tick)
-        slots = [slot for slot in self._slots if slot.registered and not slot.shared]
-        others = OtherGenerators() if len(self) > 1 else None
-        key = (_code(fn), self.training)
-        for b, member in enumerate(self.members):
-            if b and others is not None:
-                others.restore()
-            silent = forward and key in self._silent
-            alone = len(self) == 1 and not silent
-            mine = pytree.tree_map_only(Tensor, partial(_own, b=b, alone=alone), batch)
-            try:
-                done, result = self._undrawn(fn, b, mine) if silent else (False, None)
-                if not done:
-                    if silent:
-                        mine = pytree.tree_map_only(Tensor, partial(_own, b=b, alone=alone), batch)
-                    source = Randomness(partial(_key, keys, b), alone=True)
-                    with member_run(source):
-                        result = fn(member, *mine)
-                    (self._silent.discard if source.calls else self._silent.add)(key)
-            except BaseException:
-                for slot in slots:
-                    slot.put(b + 1, slot.own[b])
-                raise
-            for slot in slots:
-                slot.keep_row(b, slot.own[b])
-            self._check_shared()
-            yield result
-
-    def _undrawn(self, fn: Callable[..., Any], b: int, batch: tuple[Any, ...]) -> tuple[bool, Any]:
-        """Run a function that has drawn no random numbers before without looking at what it does, which is quicker.
-
-        Returns:
-            Whether it has drawn none this time, and its result; if it has, its buffers are as they were before.
-        """
-        buffers = [slot.own[b] for slot in self._slots if slot.registered and not slot.trainable]
-        if self._spare is None:
-            self._spare = [torch.empty_like(buffer) for buffer in buffers]
-        if buffers:
-            torch._foreach_copy_(self._spare, buffers)
-        drawn = Drawn(next((slot.own[b].device for slot in self._slots if slot.own), torch.device("cpu")))
-        result = fn(self.members[b], *batch)
-        if not drawn():
-            return True, result
-        for buffer, saved in zip(buffers, self._spare, strict=True):
-            buffer.copy_(saved)
-        return False, None
+        yield from self._alone.one_by_one(fn, keys, batch, forward, self.training)
 
     @contextmanager
-    def open(self, keys: Tensor | Callable[[], list[int]] | None = None) -> Iterator[nn.Module]:
+    def open(
+        self, keys: Tensor | Callable[[], list[int]] | None = None, home: Home | None = None
+    ) -> Iterator[nn.Module]:
         """The members as one model of the user's own class, whose tensors are `Stacked`.
 
         Args:
             keys: of the random numbers drawn within, int64 [B], or what makes them; by default those of the next call.
+            home: see `MemberFunctions`.
         """
         if keys is None:
             keys = partial(member_keys, self.seeds, self.tick)
             self.tick += 1
         self.follow()
+        self._watch.modules(self.tick % len(self))
         forget(self.stacked.parameters())
         for slot in self._slots:
             slot.show()
         source = Randomness(keys)
         try:
-            with randomness(source), MemberFunctions(len(self), source):
+            with randomness(source), MemberFunctions(len(self), source, home):
                 yield self._stage
+            added, removed = self._watch.take_back()
+            if removed:
+                raise FusionError(
+                    f"a function deletes {sorted(removed)} of the model; do so before the models are fused"
+                )
+            if added:
+                self._single.add(_ALL)  # the members then have what the stage does not have
+                raise NeedsMemberError(f"it registers {sorted(added)}")
         except BaseException:
+            self._watch.take_back()
             for slot in self._slots:
                 slot.keep_alike()
             raise
@@ -249,18 +239,19 @@ class ModelArray(nn.Module):
         """
         return list(self.members)
 
-    def select(self, indices: Sequence[int]) -> "ModelArray":
+    def select(self, indices: Iterable[int] | Tensor) -> "ModelArray":
         """A new array of some members, in the order given. All members leave this one, which is of no use any more.
 
+        Args:
+            indices: of members, negative ones from the end; or B truth values.
+
         Raises:
-            FusionError: no indices, one that is no member's, or one given twice.
+            FusionError: no indices, one that is no member's, or one given twice; or the members have left already.
         """
-        wrong = [i for i in indices if isinstance(i, bool) or i not in range(len(self))]
-        if wrong or not indices or len(set(indices)) < len(indices):
-            raise FusionError(f"`indices` must name some of {len(self)} members, each once, got {list(indices)}")
-        array = ModelArray([self.members[i] for i in indices], [self.seeds[i] for i in indices], self.strict)
+        self.check_present()
+        chosen = indices_of(indices, len(self))
+        array = ModelArray([self.members[i] for i in chosen], [self.seeds[i] for i in chosen], self.strict)
         array.tick = self.tick
-        self._left = True
         return array
 
     def train(self, mode: bool = True) -> "ModelArray":
@@ -320,61 +311,45 @@ class ModelArray(nn.Module):
     def _each(self, fn: Callable[..., Any], keys: Callable[[], list[int]], batch: tuple[Any, ...]) -> Any:
         """The same by the members themselves, their parameters being rows of the stacked ones."""
         self.follow_own()
-        slots = [slot for slot in self._slots if slot.registered and not slot.shared]
-        columns = [rows(slot.data) for slot in slots]
-        results = []
-        others = OtherGenerators() if len(self) > 1 else None
         attributes = attributes_of(self.members[0]) if len(self) > 1 else {}
-        for b, member in enumerate(self.members):
-            if b and others is not None:
-                others.restore()
-            mine = pytree.tree_map_only(Tensor, partial(_own, b=b, alone=len(self) == 1), batch)
-            for slot, row in zip(slots, columns, strict=True):
-                slot.put(b + 1, row[b])
-            try:
-                home = partial(_home, slots, [row[b] for row in columns], b)
-                with member_run(Randomness(partial(_key, keys, b), alone=True), home):
-                    results.append(fn(member, *mine))
-                for slot, row in zip(slots, columns, strict=True):
-                    slot.keep_row(b, row[b])
-            finally:
-                for slot in slots:
-                    slot.put(b + 1, slot.own[b])
-        self._check_shared()
+        results = self._alone.as_rows(fn, keys, batch)
         if len(self) > 1 and any(v is not attributes.get(k) for k, v in attributes_of(self.members[0]).items()):
             self._single.add(_ALL)  # the members keep state that the stage does not have
         return join(results)
 
-    def _save(self, all: bool) -> list[tuple[Tensor, Tensor]]:
-        """What a run may change beside plain attributes, with copies.
+    def _undo(self, first: bool) -> Undo:
+        own = [parameter for _, _, parameter in self.apart()] if self._apart else []
+        shared = [slot.data for slot in self._slots if slot.shared]
+        trained = [slot for slot in self._slots if slot.trainable and not slot.shared]
+        return Undo(self.buffers(), [*shared, *own], lambda: [*(slot.data for slot in trained), *own], first)
 
-        Args:
-            all: also parameters that are frozen and kept once. They may be large, and few functions write to them; that
-                they do nearly always shows the first time.
-        """
-        kept = [*self.buffers(), *(self.frozen.parameters() if all else ())]
-        return [(tensor.detach(), tensor.detach().clone()) for tensor in kept]
+    def _reached(self, fn: Callable[..., Any], model: nn.Module) -> Reached:
+        return Reached(fn, model, {(id(held), key) for slot in self._slots for held, key in slot.places[0]})
 
-    def _frozen_versions(self) -> list[int]:
-        """Grow with what is written to parameters that are kept once."""
-        return [parameter._version for parameter in self.frozen.parameters()]
-
-    def _shared_slot(self, error: Exception) -> Slot | None:
+    def _shared_slot(self, error: BaseException) -> Slot | None:
         """The frozen parameter, kept once, that was to be changed for each member."""
         target = error.target if isinstance(error, SharedWriteError) else None
         return next((slot for slot in self._slots if slot.shared and slot.data is target), None)
 
-    def _check_shared(self) -> None:
-        for slot in self._slots:
-            if slot.shared and slot.versions != slot.own_versions():
-                raise FusionError(
-                    f"{slot.path!r} is frozen and kept once for all members, and a member has changed it; register it "
-                    "as a buffer, or give each member another value"
-                )
+    def _check_free(self) -> None:
+        if active() is not None:
+            raise FusionError(
+                "an array is called within a function that an array runs; call it before that, and hand over what it "
+                "returns as a batch of each member's own: `shoal.stack(result)`"
+            )
+        self.check_present()
 
-    def _refuse_left(self) -> None:
+    def check_present(self) -> None:
+        """Refuse to go on with an array, or its optimizer, whose members are in another one.
+
+        Raises:
+            FusionError: they are.
+        """
         if self._left:
-            raise FusionError("the members have left this array by `select` or `concat`; use the array that came of it")
+            raise FusionError(
+                "the members have left this array by `select`, `concat` or another `fuse`; use the array that came of "
+                "it, and the optimizer that `fuse_optimizers` makes for that array of its members' own"
+            )
 
     def follow(self) -> None:
         """Take over what has been changed in the members since the last run: frozen parameters, modes, numbers.
@@ -397,6 +372,7 @@ class ModelArray(nn.Module):
         for slot in self._slots:
             if slot.follow():
                 self.version += 1
+        self._watch.tensors(self.tick % len(self))
 
     def catch_up(self) -> None:
         """`follow`, when all members have only run by themselves so far, and have set up what they set up when run."""
@@ -418,11 +394,26 @@ class ModelArray(nn.Module):
         """Whether members differ in some submodules."""
         return bool(self._apart)
 
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """Copy what `state_dict` gave into the array, and so into its members.
+
+        Raises:
+            FusionError: `assign` is set, which would part the array from its members.
+        """
+        if assign:
+            raise FusionError(
+                "an array cannot take over a state_dict's tensors (assign=True): its members' are views of its own; "
+                "load with assign=False, which copies, after moving the array (`to`) to the wanted type and device"
+            )
+        return super().load_state_dict(state_dict, strict)
+
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "ModelArray":
+        if any(fn(one[:0] if one.dim() else one).is_meta and not one.is_meta for one in self.stacked.parameters()):
+            raise FusionError("an array cannot be moved to 'meta', where its members would lose their values")
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         for slot in self._slots:
             slot.adopt()
-        self._spare = None
+        self._alone.forget_memory()
         return self
 
 
@@ -431,7 +422,7 @@ _said: set[Any] = set()
 """Functions whose reason to run member by member was logged."""
 
 
-def fuse(models: Iterable[nn.Module], seeds: Sequence[int] | None = None, strict: bool = True) -> ModelArray:
+def fuse(models: Iterable[nn.Module], seeds: Iterable[int] | Tensor | None = None, strict: bool = True) -> ModelArray:
     """Make one array of models of equal structure; they may differ in values and in float attributes.
 
     Args:
@@ -447,7 +438,7 @@ def fuse(models: Iterable[nn.Module], seeds: Sequence[int] | None = None, strict
     if isinstance(models, nn.Module):
         raise FusionError(f"`models` must be several torch.nn.Module, got one, a {type(models).__name__}")
     members: list[nn.Module] = []
-    for model in models:
+    for model in listed(models, "models", "torch.nn.Module"):
         if not isinstance(model, nn.Module):
             raise FusionError(f"`models` must be a list of torch.nn.Module, got {model!r} among them")
         members.append(model)
@@ -456,17 +447,22 @@ def fuse(models: Iterable[nn.Module], seeds: Sequence[int] | None = None, strict
     check_members(members)
     if seeds is None:
         seeds = torch.randint(0, 2**62, (len(members),)).tolist()
-    if len(seeds) != len(members):
-        raise FusionError(f"{len(members)} models need as many seeds, got {len(seeds)}")
-    return ModelArray(members, seeds, strict)
+    return ModelArray(members, seeds_of(seeds, len(members)), strict)
 
 
-def concat(arrays: Sequence[ModelArray]) -> ModelArray:
+def concat(arrays: Iterable[ModelArray]) -> ModelArray:
     """One array of the members of several, in order; the arrays themselves are to be dropped.
 
     Raises:
         FusionError: their structures differ, or they have run a different number of steps.
     """
+    arrays = list(listed(arrays, "arrays", "the arrays that `fuse` made"))
+    for i, array in enumerate(arrays):
+        if not isinstance(array, ModelArray):
+            raise FusionError(f"arrays[{i}] must be what `fuse` made, got {type(array).__name__}; fuse models first")
+        if any(array is other for other in arrays[:i]):
+            raise FusionError(f"arrays[{i}] is given twice; a model can be a member only once")
+        array.check_present()
     ticks = {array.tick for array in arrays}
     if len(ticks) > 1:
         raise FusionError(f"arrays that have been called {sorted(ticks)} times cannot be joined: random numbers differ")
@@ -476,8 +472,6 @@ def concat(arrays: Sequence[ModelArray]) -> ModelArray:
         strict=all(array.strict for array in arrays),
     )
     joined.tick = ticks.pop()
-    for array in arrays:
-        array._left = True
     return joined
 
 
@@ -489,31 +483,3 @@ def _rebuild(members: Sequence[nn.Module], seeds: Sequence[int], strict: bool, t
     array = ModelArray(members, seeds, strict)
     array.tick = tick
     return array
-
-
-def _code(fn: Any) -> Any:
-    """What stays the same when a lambda or a bound method is made anew at every call."""
-    if isinstance(fn, partial):
-        return _code(fn.func)
-    return getattr(getattr(fn, "__func__", fn), "__code__", fn)
-
-
-def _home(slots: Sequence[Slot], rows: Sequence[Tensor], b: int, tensor: Tensor) -> tuple[Tensor, int] | None:
-    """The stacked tensor of which member b's tensor is a row."""
-    return next(((slot.data, b) for slot, row in zip(slots, rows, strict=True) if row is tensor), None)
-
-
-def _key(keys: Callable[[], list[int]], b: int) -> list[int]:
-    return keys()[b : b + 1]
-
-
-def _own(value: Tensor, b: int, alone: bool) -> Tensor:
-    """Member b's part of a batch: a slice, or what is shared, which it may change without the others' seeing it."""
-    if isinstance(value, Stacked):
-        return value.whole[b]
-    return value if alone else value.clone()
-
-
-def _shallow_copy(model: nn.Module) -> nn.Module:
-    """The same modules with the same tensors, ready to have other tensors put in their places."""
-    return copy.deepcopy(model, {id(tensor): tensor for tensor in tensors_within(model)})

@@ -31,8 +31,9 @@ from shoal.fuse.held import unchanged
 from shoal.fuse.optim.fused import FusedOptimizer
 from shoal.fuse.optim.traced import TracedStep
 from shoal.fuse.randomness import member_keys
+from shoal.fuse.reached import nothing_left
 from shoal.fuse.replay import Replay
-from shoal.fuse.stacked import Stacked
+from shoal.fuse.stacked import NeedsMemberError, Stacked
 from shoal.fuse.unseen import NothingUnseen, hooked, refuse_hooks
 
 __all__ = ["CapturedStep", "capture"]
@@ -163,7 +164,10 @@ class CapturedStep:
                 warnings.simplefilter("ignore")  # of the compiler, about itself
                 compiled = torch.compile(graph, fullgraph=True, dynamic=False)
                 self._verify(graph, compiled, example)
-        except Exception as error:  # tracers and compilers fail in ways of their own; eager execution is always there
+        except (
+            Exception,
+            NeedsMemberError,
+        ) as error:  # tracers and compilers fail in ways of their own; eager is there
             raise FusionError(f"the step cannot be captured: {type(error).__name__}: {error}") from error
         return compiled
 
@@ -197,7 +201,8 @@ class CapturedStep:
             live = [param.detach().requires_grad_(param.is_floating_point()) for param in params]
             with self._standing_in([*live, *others]), self._array.open(keys) as model, unchanged(model, constants):
                 refuse_hooks(model.modules(), ())
-                losses = self._loss(model, batch).whole
+                with nothing_left(self._loss):
+                    losses = self._loss(model, batch).whole
             with unchanged(model, constants):
                 grads = torch.autograd.grad(losses.sum(), live)
             step.apply(params, grads, state, numbers)

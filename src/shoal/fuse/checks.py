@@ -1,13 +1,92 @@
 """Whether models can be members of one array: refusals that name the member, the module path and the remedy."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
+from operator import index
+from typing import Any
 
-from torch import nn
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from shoal.errors import FusionError
+from shoal.fuse.bindings import holder
 from shoal.fuse.structure import apart_paths, entries, mismatch, obstacle
 
-__all__ = ["check_members", "modules_apart"]
+__all__ = ["check_members", "indices_of", "listed", "modules_apart", "numbers_of", "seeds_of"]
+
+
+def listed(given: Any, name: str, of: str) -> Iterable[Any]:
+    """What was given as several of something, which it must be.
+
+    Raises:
+        FusionError: it cannot be iterated over.
+    """
+    if isinstance(given, Iterable):
+        return given
+    raise FusionError(f"`{name}` must be a list of {of}, got {type(given).__name__}; one alone goes in a list")
+
+
+def indices_of(given: Any, members: int) -> list[int]:
+    """Which members were chosen, as numbers from 0 on.
+
+    Args:
+        given: indices, negative ones from the end, or a truth value for each member; a sequence, a tensor or an array.
+        members: B.
+
+    Raises:
+        FusionError: none is chosen, one twice, or there is no such member.
+    """
+    values = _values(given, "indices")
+    if values and all(isinstance(value, (bool, np.bool_)) for value in values):
+        if len(values) != members:
+            raise FusionError(f"`indices` has {len(values)} truth values for {members} members; give one for each")
+        values = [b for b, chosen in enumerate(values) if chosen]
+    wrong = [v for v in values if not _is_integer(v) or not -members <= index(v) < members]
+    chosen = [] if wrong else [index(value) % members for value in values]
+    if wrong or not chosen or len(set(chosen)) < len(chosen):
+        raise FusionError(f"`indices` must name some of {members} members, each once, got {wrong or values}")
+    return chosen
+
+
+def seeds_of(given: Any, members: int) -> list[int]:
+    """One integer for each member.
+
+    Raises:
+        FusionError: there are more, fewer, or others than integers.
+    """
+    values = _values(given, "seeds")
+    if len(values) != members:
+        raise FusionError(f"{members} models need as many seeds, got {len(values)}")
+    for b, value in enumerate(values):
+        if not _is_integer(value):
+            raise FusionError(f"the seed of member {b} must be an integer, got {value!r}")
+    return list(map(index, values))
+
+
+def numbers_of(given: Any, name: str, members: int, dtype: torch.dtype) -> Tensor:
+    """What was given as one number for all members or as one for each, [B].
+
+    Raises:
+        FusionError: it is neither.
+    """
+    try:
+        values = torch.as_tensor(given, dtype=dtype)
+    except (TypeError, ValueError) as error:
+        raise FusionError(f"`{name}` must be one number or {members}, got {given!r}") from error
+    if values.shape not in ((), (members,)):
+        raise FusionError(f"`{name}` must be one number or {members}, got shape {tuple(values.shape)}")
+    return values.expand(members)
+
+
+def _values(given: Any, name: str) -> list[Any]:
+    values = given.tolist() if isinstance(given, (Tensor, np.ndarray)) else given
+    return list(listed(values, name, "integers"))
+
+
+def _is_integer(value: Any) -> bool:
+    return hasattr(value, "__index__") and not isinstance(value, (bool, np.bool_))
 
 
 def check_members(models: Sequence[nn.Module]) -> None:
@@ -20,6 +99,7 @@ def check_members(models: Sequence[nn.Module]) -> None:
     if not models:
         raise FusionError("cannot fuse an empty list of models")
     for b, model in enumerate(models):
+        _check_plain(b, model)
         if not_fusible := obstacle(model, alone=len(models) == 1):
             raise FusionError(f"member {b}: {not_fusible}")
     owners: dict[int, int] = {}
@@ -33,6 +113,18 @@ def check_members(models: Sequence[nn.Module]) -> None:
     devices = {tensor.device for model in models for tensor in (*model.parameters(), *model.buffers())}
     if len(devices) > 1:
         raise FusionError(f"the members lie on several devices, {sorted(map(str, devices))}; move them to one first")
+
+
+def _check_plain(b: int, model: nn.Module) -> None:
+    """Refuse models whose tensors or submodules cannot be told yet, or not any more."""
+    if isinstance(model, torch.jit.ScriptModule):
+        raise FusionError(f"member {b} is a TorchScript module; fuse the plain module that it was made of")
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if is_lazy(tensor):
+            raise FusionError(
+                f"member {b}: {name!r} is not initialized, its shape being open; call each model on a batch before "
+                "fusing, or name the layer's input size"
+            )
 
 
 def modules_apart(models: Sequence[nn.Module], strict: bool) -> list[str]:
@@ -64,11 +156,11 @@ def modules_apart(models: Sequence[nn.Module], strict: bool) -> list[str]:
 
 
 def _check_ties(b: int, model: nn.Module, paths: Iterable[str]) -> None:
-    """What runs apart must not hold tensors of what is fused."""
+    """What runs apart must not hold tensors of what is fused, nor functions and lists anything across that border."""
     apart = {model.get_submodule(path) for path in paths}
     fused = {
         id(tensor)
-        for _, module in model.named_modules(memo=apart)  # those, and what is below them alone, are left out
+        for _, module in model.named_modules(memo=set(apart))  # those, and what is below them alone, are left out
         for tensor in (*module._parameters.values(), *module._buffers.values())
         if tensor is not None
     }
@@ -79,3 +171,20 @@ def _check_ties(b: int, model: nn.Module, paths: Iterable[str]) -> None:
                 raise FusionError(
                     f"member {b}: {path}.{name} is tied to a tensor outside of {path!r}, which must run apart; untie it"
                 )
+    theirs = {id(one) for part in apart for one in _parts(part)}
+    others = {id(one) for one in _parts(model)} - theirs
+    held = [holder(model, theirs, apart), *(_at(path, holder(model.get_submodule(path), others)) for path in paths)]
+    for where in held:
+        if where is not None:
+            raise FusionError(
+                f"member {b}: {where!r} holds a module or tensor across the border of what must run apart, "
+                f"{', '.join(map(repr, paths))}; pass it as an argument of the forward pass"
+            )
+
+
+def _parts(model: nn.Module) -> Iterator[nn.Module | Tensor]:
+    return chain(model.modules(), model.parameters(), model.buffers())
+
+
+def _at(path: str, inner: str | None) -> str | None:
+    return None if inner is None else f"{path}.{inner}"

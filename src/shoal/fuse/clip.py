@@ -7,6 +7,7 @@ from torch import Tensor
 
 from shoal.errors import FusionError
 from shoal.fuse.array import ModelArray
+from shoal.fuse.checks import numbers_of
 from shoal.fuse.grads import Gradients
 
 __all__ = ["clip_grad_norm_", "clip_grad_value_"]
@@ -65,9 +66,8 @@ def _limits(array: ModelArray, given: float | Sequence[float] | Tensor, name: st
         raise FusionError(
             f"`array` must be what `fuse` made, got {type(array).__name__}; for one model there is torch.nn.utils"
         )
-    limits = torch.as_tensor(given, dtype=torch.float64)
-    if limits.shape not in ((), (len(array),)):
-        raise FusionError(f"`{name}` must be one number or {len(array)}, got shape {tuple(limits.shape)}")
+    array.check_present()
+    limits = numbers_of(given, name, len(array), torch.float64)
     if not bool((limits >= 0).all()):
         raise FusionError(f"`{name}` must not be negative, got {given}")
-    return limits.expand(len(array))
+    return limits

@@ -15,6 +15,7 @@ from shoal.fuse.draws import draws
 from shoal.fuse.randomness import active, current, forked
 from shoal.fuse.rules.table import RULES
 from shoal.fuse.stacked import NeedsMemberError, SharedWriteError, Stacked, count, each, refuse_recorded, stack
+from shoal.fuse.undo import before_write
 from shoal.fuse.writes import tracks, writes, written
 
 __all__ = ["dispatch", "loop"]
@@ -51,6 +52,7 @@ def dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             raise SharedWriteError(_name(func), tensor)
     if changed:
         refuse_stale(_name(func), changed)
+        before_write(func, changed)
     rule = RULES.get(func)
     refusal = None
     try:

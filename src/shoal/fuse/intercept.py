@@ -19,7 +19,7 @@ from shoal.fuse.rules.attention import multi_head_parts
 from shoal.fuse.stacked import NeedsMemberError, Stacked
 from shoal.fuse.writes import TRACKING, tracks, written
 
-__all__ = ["MemberFunctions", "member_run"]
+__all__ = ["Home", "MemberFunctions", "member_run"]
 
 
 Home = Callable[[Tensor], tuple[Tensor, int] | None]
@@ -34,7 +34,8 @@ class MemberFunctions(TorchFunctionMode):
     Args:
         members: how many run.
         source: of their random numbers.
-        home: of a member that runs by itself on rows of stacked parameters, whose gradients are the rows'.
+        home: of a member that runs by itself on rows of stacked parameters, whose gradients are the rows'. It may
+            refuse tensors whose gradients are not to be touched.
     """
 
     def __init__(self, members: int, source: Randomness, home: Home | None = None) -> None:
@@ -82,8 +83,8 @@ class MemberFunctions(TorchFunctionMode):
             return self._draw(func, args, kwargs)
         if func is Tensor.__deepcopy__ and not args[0].is_leaf:
             return _new_leaf(*args)
-        if self._home is not None and func in _GRADIENT and (found := self._home(args[0])) is not None:
-            return _gradient_of_row(*found, *args[1:])
+        if self._home is not None and func in _OF_A_ROW and (found := self._home(args[0])) is not None:
+            return True if func == _IS_LEAF else _gradient_of_row(*found, *args[1:])
         if not self._alone and func in _ASKS_FOR_GRADIENT and args[1:] in ((), (True,)):
             raise NeedsMemberError("a tensor that all members share is to have a gradient, which each has of its own")
         if not self._alone and tracks(func, args, kwargs):
@@ -156,9 +157,11 @@ def _gradient_of_row(stacked: Tensor, b: int, *value: Tensor | None) -> Tensor |
     return None
 
 
-_GRADIENT = {Tensor.grad.__get__, Tensor.grad.__set__}  # type: ignore[union-attr]
+_IS_LEAF = Tensor.is_leaf.__get__  # type: ignore[attr-defined]
+_OF_A_ROW = {_IS_LEAF, Tensor.grad.__get__, Tensor.grad.__set__}  # type: ignore[union-attr]
+"""What of a row is to be as of the parameter that it is to user code."""
 _ASKS_FOR_GRADIENT = {Tensor.requires_grad_, Tensor.requires_grad.__set__}  # type: ignore[attr-defined]
-_WATCHED = frozenset({Tensor.__deepcopy__, *_GRADIENT, *_ASKS_FOR_GRADIENT, *DRAWING, *TRACKING})
+_WATCHED = frozenset({Tensor.__deepcopy__, *_OF_A_ROW, *_ASKS_FOR_GRADIENT, *DRAWING, *TRACKING})
 
 
 def _new_leaf(x: Tensor, memo: dict[int, Any]) -> Tensor:

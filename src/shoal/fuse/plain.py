@@ -81,6 +81,16 @@ class PlainState:
                     setattr(modules[i], name, tensor.whole[b] if isinstance(tensor, Stacked) else tensor)
                 self._held[i, name] = (tensor, self._of_members(i, name))
 
+    def revert(self) -> None:
+        """Take back what a run that was given up has changed in the stage."""
+        before = {**self._seen, **{place: held for place, (held, _) in self._held.items()}}
+        now = dict([*self._plain(self._stage), *self._tensors(self._stage)])
+        for i, name in now.keys() - before.keys():
+            delattr(self._stage[i], name)
+        for (i, name), value in before.items():
+            if now.get((i, name), _MISSING) is not value:
+                setattr(self._stage[i], name, value)
+
     def catch_up(self) -> None:
         """Take over what all members have changed alike in objects they hold, as models complete configurations."""
         now = self._within_objects()
@@ -113,7 +123,7 @@ class PlainState:
             attributes = vars(module)
             for name in self._own(attributes):
                 value = attributes.get(name, _MISSING)
-                if isinstance(value, _PLAIN):
+                if isinstance(value, _PLAIN) and not isinstance(value, Tensor):
                     yield (i, name), value
 
     def _tensors(self, modules: Sequence[nn.Module]) -> Iterator[tuple[_Place, Any]]:

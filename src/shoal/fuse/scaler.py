@@ -8,6 +8,7 @@ from torch import Tensor
 
 from shoal.errors import FusionError
 from shoal.fuse.array import ModelArray
+from shoal.fuse.checks import numbers_of
 from shoal.fuse.grads import Gradients
 from shoal.fuse.optim.fused import FusedOptimizer
 
@@ -56,6 +57,12 @@ class GradScaler:
         growth_interval: int | Sequence[int] = 2000,
         enabled: bool = True,
     ) -> None:
+        if not isinstance(array, ModelArray):
+            raise FusionError(
+                f"`array` must be what `fuse` made, got {type(array).__name__}; for one model there is "
+                "torch.amp.GradScaler"
+            )
+        array.check_present()
         self._array = array
         self._enabled = enabled
         self._found: dict[FusedOptimizer, Tensor] = {}
@@ -80,6 +87,8 @@ class GradScaler:
         Raises:
             FusionError: there is no axis of members.
         """
+        if not isinstance(losses, Tensor):
+            raise FusionError(f"`losses` must be a tensor [{len(self._array)}, ...], got {type(losses).__name__}")
         if losses.dim() == 0 or len(losses) != len(self._array):
             raise FusionError(
                 f"`losses` must be of all {len(self._array)} members, [{len(self._array)}, ...], got shape "
@@ -96,8 +105,10 @@ class GradScaler:
         """Divide the gradients of what an optimizer updates by their members' scales, and look for overflows.
 
         Raises:
-            FusionError: called a second time since `update`, or gradients of half precision, which a scale overflows.
+            FusionError: called a second time since `update`, gradients of half precision, which a scale overflows, or
+                no optimizer of the array.
         """
+        self._check_own(optimizer)
         if not self._enabled:
             return
         if optimizer in self._found:
@@ -119,8 +130,10 @@ class GradScaler:
         """Let the members step whose gradients are finite; the others' parameters and states stay as they are.
 
         Raises:
-            FusionError: called a second time since `update`, or a gradient is of half precision.
+            FusionError: called a second time since `update`, a gradient is of half precision, or the optimizer is not
+                the array's.
         """
+        self._check_own(optimizer)
         if not self._enabled:
             optimizer.step()
             return
@@ -176,13 +189,21 @@ class GradScaler:
         empty = [b for b, state in enumerate(states) if not state]
         if empty:
             raise FusionError(f"the states of members {empty} are empty; they come from a scaler that was not enabled")
+        lacking = [(b, name) for b, state in enumerate(states) for name in _DTYPES if name not in state]
+        if lacking:
+            b, name = lacking[0]
+            raise FusionError(f"the state of member {b} has no {name!r}; give what `state_dict` returned")
         self._state = {name: self._of_each(name, [state[name] for state in states]) for name in _DTYPES}
 
+    def _check_own(self, optimizer: FusedOptimizer) -> None:
+        if not isinstance(optimizer, FusedOptimizer) or optimizer.array is not self._array:
+            raise FusionError(
+                "`optimizer` must be what `fuse_optimizers` made for the scaler's array, got "
+                f"{'that of another one' if isinstance(optimizer, FusedOptimizer) else type(optimizer).__name__}"
+            )
+
     def _of_each(self, name: str, given: Any) -> Tensor:
-        values = torch.as_tensor(given, dtype=_DTYPES[name])
-        if values.shape not in ((), (len(self._array),)):
-            raise FusionError(f"{name!r} must be one number or {len(self._array)}, got shape {tuple(values.shape)}")
-        return values.expand(len(self._array)).clone()
+        return numbers_of(given, name, len(self._array), _DTYPES[name]).clone()
 
     def _on(self, device: torch.device) -> dict[str, Tensor]:
         if self._state["scale"].device != device:

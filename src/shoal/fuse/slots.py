@@ -1,8 +1,10 @@
 """The places in a model where a member's own value stands: parameters, buffers, tensors and floats among attributes."""
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import partial
 from itertools import chain
 from types import FunctionType, MethodType, ModuleType
 from typing import Any
@@ -13,7 +15,7 @@ from torch import Tensor, nn
 from shoal.errors import FusionError
 from shoal.fuse.frozen import lent, note_lent, same
 from shoal.fuse.rows import joined
-from shoal.fuse.stacked import Stacked
+from shoal.fuse.stacked import Numbers, Stacked
 
 __all__ = ["Slot", "find_slots", "tensors_within"]
 
@@ -142,8 +144,8 @@ class Slot:
             self.versions = self._versions()
 
     def _take(self, value: Any) -> None:
-        if self.numbers is not None and (isinstance(value, float) or getattr(value, "numbers", None) is not None):
-            self.numbers = (value,) * len(self.numbers) if isinstance(value, float) else value.numbers
+        if self.numbers is not None and isinstance(value, float):
+            self.numbers = value.numbers if isinstance(value, Numbers) else (value,) * len(self.numbers)
             for b, number in enumerate(self.numbers, start=1):
                 self.put(b, number)
         elif isinstance(value, Tensor) and self.own and not self.shared:
@@ -187,11 +189,22 @@ class Slot:
             return False
         wanted = self.own[0].requires_grad
         self.check_requires_grad(wanted)
-        for b, own in enumerate(self.own):
-            if own.requires_grad != wanted:
-                raise FusionError(f"{self.path!r} is frozen in some members and not in others (0 and {b}); do as one")
+        self.check_frozen_alike()
         self.data.requires_grad_(wanted)
         return True
+
+    def check_frozen_alike(self) -> None:
+        """Refuse what is frozen in some members only.
+
+        Raises:
+            FusionError: it is.
+        """
+        frozen = [b for b, own in enumerate(self.own) if not own.requires_grad]
+        if 0 < len(frozen) < len(self.own):
+            raise FusionError(
+                f"{self.path!r} is frozen in members {frozen} and not in the others; do alike in all members, or fuse "
+                "them again with strict=False, so that it runs apart"
+            )
 
     def check_requires_grad(self, requires_grad: bool) -> None:
         """Refuse to unfreeze a parameter that is kept once.
@@ -279,8 +292,10 @@ def find_slots(stage: nn.Module, members: Sequence[nn.Module], apart: Sequence[s
         else:
             key = id(first)
             if key not in slots:
-                if key not in names and all(same(value, first) for value in values):
-                    continue
+                if key not in names and (
+                    isinstance(columns[1][1], tuple) or all(same(value, first) for value in values)
+                ):
+                    continue  # what is in tuples was compared as part of the structure
                 slots[key] = slot = Slot(names.get(key, path), values, [[] for _ in columns], registered=key in names)
                 frozen = isinstance(first, nn.Parameter) and not first.requires_grad
                 if slot.registered and len(members) == 1:
@@ -290,7 +305,7 @@ def find_slots(stage: nn.Module, members: Sequence[nn.Module], apart: Sequence[s
                     slot.alike = not frozen and all(same(value, first) for value in values)
         for places, (_, container, name, _) in zip(slots[key].places, columns, strict=True):
             places.append((container, name))
-        if isinstance(columns[0][1], (tuple, set, frozenset)) or columns[0][1] is columns[1][1]:
+        if isinstance(columns[0][1], tuple) or columns[0][1] is columns[1][1]:
             raise FusionError(f"the members differ in {path!r}, where no value can be put; keep it in a list or dict")
     return list(slots.values())
 
@@ -323,8 +338,18 @@ def _walk(value: Any, path: str, seen: set[int]) -> Iterator[tuple[str, Any, Any
         yield from _items(value, value.items(), path, seen)
     elif isinstance(value, (list, tuple)):
         yield from _items(value, enumerate(value), path, seen)
-    elif hasattr(value, "__dict__") and not isinstance(value, _OPAQUE):
-        yield from _items(vars(value), vars(value).items(), path, seen)
+    elif isinstance(value, deque):
+        yield from _items(tuple(value), enumerate(value), path, seen)
+    elif isinstance(value, (set, frozenset)):
+        yield from _items((), enumerate(inner for inner in value if isinstance(inner, Tensor)), path, seen)
+    elif isinstance(value, partial):
+        yield from _items(value.keywords, value.keywords.items(), path, seen)
+        yield from _items(value.args, enumerate(value.args), path, seen)
+    elif not isinstance(value, _OPAQUE):
+        slotted = [name for base in type(value).__mro__ for name in _slots_of(base) if hasattr(value, name)]
+        yield from _items((), [(name, getattr(value, name)) for name in slotted], path, seen)
+        if hasattr(value, "__dict__"):
+            yield from _items(vars(value), vars(value).items(), path, seen)
 
 
 def _items(container: Any, items: Any, path: str, seen: set[int]) -> Iterator[tuple[str, Any, Any, Any]]:
@@ -333,6 +358,12 @@ def _items(container: Any, items: Any, path: str, seen: set[int]) -> Iterator[tu
             yield _join(path, key), container, key, value
         else:
             yield from _walk(value, _join(path, key), seen)
+
+
+def _slots_of(kind: type) -> Sequence[str]:
+    """The names of what instances of a class hold without a `__dict__`."""
+    names = vars(kind).get("__slots__", ())
+    return [name for name in ([names] if isinstance(names, str) else names) if name not in ("__dict__", "__weakref__")]
 
 
 def _join(path: str, key: Any) -> str:

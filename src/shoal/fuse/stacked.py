@@ -2,17 +2,20 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-__all__ = ["NeedsMemberError", "SharedWriteError", "Stacked", "agree", "count", "each", "events", "stack"]
+__all__ = ["NeedsMemberError", "Numbers", "SharedWriteError", "Stacked", "agree", "count", "each", "events", "stack"]
 
 
-class NeedsMemberError(Exception):
-    """User code asked for one value where the members have several; the function runs member by member instead."""
+class NeedsMemberError(BaseException):
+    """User code asked for one value where the members have several; the function runs member by member instead.
+
+    No `Exception`: a handler in user code that goes on after one would go on with all members where one has failed.
+    """
 
 
 class SharedWriteError(NeedsMemberError):
@@ -56,10 +59,10 @@ class Stacked(Tensor):
         view.numbers = numbers
         return view
 
-    @classmethod
-    def of_numbers(cls, numbers: tuple[float, ...]) -> "Stacked":
+    @staticmethod
+    def of_numbers(numbers: tuple[float, ...]) -> "Numbers":
         """The members' Python floats as one value, shape []."""
-        return cls(torch.tensor(numbers, dtype=torch.float64), numbers)
+        return Numbers(torch.tensor(numbers, dtype=torch.float64), numbers)
 
     @classmethod
     def __torch_function__(
@@ -81,12 +84,66 @@ class Stacked(Tensor):
         return f"Stacked(members={len(self.whole)}, shape={tuple(self.whole.shape[1:])}, dtype={self.whole.dtype})"
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Stacked":
-        copied = Stacked(self.whole.detach().clone().requires_grad_(self.whole.requires_grad), self.numbers)
+        copied = type(self)(self.whole.detach().clone().requires_grad_(self.whole.requires_grad), self.numbers)
         memo[id(self)] = copied
         return copied
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise TypeError("a stacked tensor exists only while its array runs and cannot be pickled")
+
+
+class Numbers(Stacked):
+    """The members' own Python floats, shape []: a tensor to torch's functions, and a float to `isinstance`.
+
+    Arithmetic and torch's functions take them for all members at once. What else Python does with a float needs one.
+    """
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        """What `isinstance` asks for besides the type."""
+        return float
+
+    def __getattr__(self, name: str) -> Any:
+        """Only what tensors do not have gets here."""
+        if hasattr(float, name):
+            self._ask(name)
+        raise AttributeError(f"'float' object has no attribute {name!r}")
+
+    def __hash__(self) -> int:
+        self._ask("__hash__")
+
+    def __str__(self) -> str:
+        self._ask("__str__")
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        self._ask("__repr__")
+
+    def __format__(self, spec: str) -> str:
+        self._ask("__format__")
+
+    def __round__(self, digits: int | None = None) -> NoReturn:
+        self._ask("__round__")
+
+    def __trunc__(self) -> NoReturn:
+        self._ask("__trunc__")
+
+    def __floor__(self) -> NoReturn:
+        self._ask("__floor__")
+
+    def __ceil__(self) -> NoReturn:
+        self._ask("__ceil__")
+
+    def __divmod__(self, other: Any) -> NoReturn:
+        self._ask("__divmod__")
+
+    def __rdivmod__(self, other: Any) -> NoReturn:
+        self._ask("__rdivmod__")
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        self._ask("__reduce_ex__")
+
+    def _ask(self, method: str) -> NoReturn:
+        raise NeedsMemberError(f"{method} is asked of a float in which the members differ, {self.numbers}")
 
 
 def refuse_recorded(values: Iterable[Any]) -> None:

@@ -57,13 +57,14 @@ class TrainingStep:
     Args:
         array: the models.
         optimizer: theirs.
-        loss: takes a model and a batch and returns a scalar; as given to `ModelArray.map`.
+        loss: takes a model and a batch and returns a scalar, which depends on parameters; as given to `ModelArray.map`.
         ways: that may be taken.
         compiling: asked once, with the seconds of the fastest step so far, whether compiling may repay itself.
         clock: in seconds.
 
     Raises:
-        FusionError: `ways` names neither 'eager' nor 'serial', or what is no way.
+        FusionError: `ways` names neither 'eager' nor 'serial', or what is no way; or `array` is not
+            what `fuse` made, `optimizer` not what `fuse_optimizers` made for it, or `loss` no function.
     """
 
     def __init__(
@@ -75,6 +76,15 @@ class TrainingStep:
         compiling: Callable[[float], bool] = lambda seconds: False,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
+        if not isinstance(array, ModelArray):
+            raise FusionError(f"`array` must be what `fuse` made, got {type(array).__name__}")
+        if not isinstance(optimizer, FusedOptimizer) or optimizer.array is not array:
+            raise FusionError(
+                "`optimizer` must be what `fuse_optimizers` made for this array, got "
+                f"{'that of another one' if isinstance(optimizer, FusedOptimizer) else type(optimizer).__name__}"
+            )
+        if not callable(loss):
+            raise FusionError(f"`loss` must be a function of a model and a batch, got {loss!r}")
         wrong = [way for way in ways if way not in get_args(Way)]
         if wrong or not {"eager", "serial"} & set(ways):
             raise FusionError(
@@ -102,7 +112,11 @@ class TrainingStep:
         self._turned = False
 
     def __call__(self, batch: Any) -> Tensor:
-        """One step of all members."""
+        """One step of all members.
+
+        Raises:
+            FusionError: the loss is no scalar, or no parameter has part in it; the gradients are dropped then.
+        """
         if self.way is not None:
             return self._run(self.way, batch)
         shapes = _shapes(batch)
@@ -183,7 +197,7 @@ class TrainingStep:
 
     def _eager(self, batch: Any) -> Tensor:
         self._optimizer.zero_grad()
-        losses: Tensor = self._array.map(self._loss, batch)
+        losses = _one_for_each(self._array.map(self._loss, batch), len(self._array))
         losses.sum().backward()  # type: ignore[no-untyped-call]
         self._optimizer.step()
         return losses.detach()
@@ -196,8 +210,9 @@ class TrainingStep:
         losses = []
         missing: list[tuple[Tensor, int]] = []
         try:
-            for b, loss in enumerate(self._array.one_by_one(self._loss, batch, forward=True)):
-                loss.backward()
+            for b, returned in enumerate(self._array.one_by_one(self._loss, batch, forward=True)):
+                loss = _one(returned)
+                loss.backward()  # type: ignore[no-untyped-call]
                 losses.append(loss.detach())
                 missing += _hand_over(columns, b, len(self._array))
         except BaseException:
@@ -222,6 +237,39 @@ class TrainingStep:
     def __str__(self) -> str:
         times = ", ".join(f"{way} {seconds * 1e3:.3g} ms" for way, seconds in self.seconds.items())
         return f"{self.way} ({times})"
+
+
+def _one(returned: Any) -> Tensor:
+    """One member's loss, [].
+
+    Raises:
+        FusionError: it is no scalar, or no parameter has part in it.
+    """
+    if not isinstance(returned, Tensor):
+        raise FusionError(_not_scalar(type(returned).__name__))
+    return _one_for_each(returned.unsqueeze(0), 1)[0]
+
+
+def _one_for_each(returned: Any, members: int) -> Tensor:
+    """The members' losses, [B], out of a tensor of one element for each.
+
+    Raises:
+        FusionError: as `_one`.
+    """
+    if not isinstance(returned, Tensor):
+        raise FusionError(_not_scalar(type(returned).__name__))
+    if returned.numel() != members:
+        raise FusionError(_not_scalar(f"a tensor of shape {tuple(returned.shape[1:])}"))
+    if not returned.requires_grad:
+        raise FusionError(
+            "`loss` returned a number in which no parameter has part (by `.item()`, `.detach()`, `torch.no_grad()`, or "
+            "because all are frozen), so there is nothing to go backward from; return the loss itself"
+        )
+    return returned.reshape(members)
+
+
+def _not_scalar(found: str) -> str:
+    return f"`loss` must return a scalar tensor for a model and a batch, its mean or sum, got {found}"
 
 
 def _drop(columns: Sequence[tuple[Tensor, Sequence[Tensor]]]) -> None:

@@ -43,6 +43,8 @@ def written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sequenc
     if args and (in_place or (len(args) > switch and args[switch])):
         changed.append(args[0])
     if kwargs:
+        if in_place and not args and "tensor" in kwargs:  # the name of the first argument in `torch.nn.init`
+            changed.append(kwargs["tensor"])
         if args and not changed and kwargs.get("inplace"):
             changed.append(args[0])
         out = kwargs.get("out")

@@ -90,7 +90,7 @@ class OwnStep:
         check_scalar("loss", loss)
         return loss.detach().expand(len(self._array))
 
-    def _part(self, reason: Exception) -> None:
+    def _part(self, reason: BaseException) -> None:
         _log.warning("the task's `step` is taken by one member after another: %s", reason)
         self._at_once = False
 

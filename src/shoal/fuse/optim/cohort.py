@@ -13,7 +13,7 @@ from shoal.fuse.optim.column import Column
 from shoal.fuse.optim.functions import FunctionCalls
 from shoal.fuse.optim.kernels import KernelCalls
 from shoal.fuse.optim.part import Part
-from shoal.fuse.optim.rule import KernelRule, Numbers, Rule
+from shoal.fuse.optim.rule import KernelRule, Numbers, Rule, unreadable
 
 __all__ = ["Cohort", "Lowering"]
 
@@ -76,10 +76,15 @@ class Cohort:
         Returns:
             Whether they still follow the cohort's rule.
         """
-        settings = [self._read(member.param_groups[self._group]) for member in self._members]
+        groups = [member.param_groups[self._group] for member in self._members]
+        try:
+            settings = [self._read(group) for group in groups]
+        except KeyError as error:
+            b, group = next((b, group) for b, group in enumerate(groups) if error.args[0] not in group)
+            raise unreadable(self._rows.start + b, self._group, group, error) from error
         if settings == self._settings:
             return True
-        parsed = [self.rule.parse(mine) for mine in settings]
+        parsed = [self._parsed(b, mine) for b, mine in enumerate(settings)]
         numbers = [both[1] for both in parsed if both is not None and both[0] == self.rule]
         if len(numbers) < len(parsed):
             return False
@@ -89,6 +94,13 @@ class Cohort:
         if self._table is not None:
             self._table.copy_(torch.tensor(numbers, dtype=torch.float64).T)
         return True
+
+    def _parsed(self, b: int, settings: Any) -> tuple[Rule, Numbers] | None:
+        try:
+            return self.rule.parse(settings)
+        except (TypeError, ValueError) as error:
+            group = self._members[b].param_groups[self._group]
+            raise unreadable(self._rows.start + b, self._group, group, error) from error
 
     def numbers(self) -> Tensor:
         """The members' numbers, [K, B] float64, in a tensor that `refresh` keeps up to date."""

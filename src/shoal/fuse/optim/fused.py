@@ -1,6 +1,8 @@
 """The members' optimizers as one."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from itertools import chain
+from operator import is_
 from typing import Any
 
 from torch import Tensor
@@ -9,6 +11,7 @@ from torch.optim import Optimizer
 from shoal.errors import FusionError
 from shoal.fuse.absent import absent, forget
 from shoal.fuse.array import ModelArray
+from shoal.fuse.checks import listed
 from shoal.fuse.optim.cohort import Cohort, Lowering
 from shoal.fuse.optim.column import Column
 from shoal.fuse.optim.layout import arrange, owned
@@ -39,7 +42,7 @@ class FusedOptimizer:
         self.members = tuple(members)
         self.version = 0
         """Grows when something other than a number has changed; a `traced` step of before is then out of date."""
-        self._array = array
+        self.array = array
         self._lowering: Lowering | None = lowering
         self._arrange()
 
@@ -50,6 +53,9 @@ class FusedOptimizer:
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drop the gradients of all parameters that a member updates, or make them zero."""
+        self.array.check_present()
+        if self._sizes() != self._sized:
+            self._arrange(self._skipped)
         for param in self._zeroed:
             if set_to_none:
                 param.grad = None
@@ -75,11 +81,13 @@ class FusedOptimizer:
         missing = {param: rows for param in self._params if (rows := absent(param))}
         for unit in self._units:
             unit.step(missing)
+        self._kept = self._states_kept()
         self.mark_stepped()
 
     def refresh(self) -> None:
         """Read the members' `param_groups`, and arrange the members anew if more than numbers changed."""
-        if self._look() != self._seen or not all(unit.refresh() for unit in self._units):
+        self.array.check_present()
+        if self._moved() or self._look() != self._seen or not all(unit.refresh() for unit in self._units):
             self._arrange(self._skipped)
 
     def traced(self, params: Sequence[Tensor] | None = None) -> TracedStep | None:
@@ -97,7 +105,9 @@ class FusedOptimizer:
         cohorts = [unit for unit in self._units if isinstance(unit, Cohort)]
         if len(cohorts) < len(self._units):
             return None
-        return trace(cohorts, [p for p in self._params if p.requires_grad] if params is None else params)
+        traced = trace(cohorts, [p for p in self._params if p.requires_grad] if params is None else params)
+        self._kept = self._states_kept()
+        return traced
 
     def mark_stepped(self) -> None:
         """Let LR schedulers, which warn if no step came before them, know of it."""
@@ -108,10 +118,27 @@ class FusedOptimizer:
         """The members themselves, with their current settings and state."""
         return list(self.members)
 
+    def _moved(self) -> bool:
+        """Whether parameters have moved between groups, or the state of some has been dropped."""
+        if self._sizes() != self._sized or self._states_kept() != self._kept:
+            return True
+        return not all(map(is_, self._grouped(), self._order))
+
+    def _grouped(self) -> Iterator[Tensor]:
+        """Every member's parameters, in the order of its groups."""
+        return chain.from_iterable(group["params"] for member in self.members for group in member.param_groups)
+
+    def _sizes(self) -> list[int]:
+        return [len(group["params"]) for member in self.members for group in member.param_groups]
+
+    def _states_kept(self) -> list[int]:
+        """Of how many parameters each member has state."""
+        return [len(member.state) for member in self.members]
+
     def _arrange(self, skipped: Collection[int] = ()) -> None:
         self._skipped = frozenset(skipped)
-        columns = [Column(*column) for column in self._array.columns()]
-        groups, apart = owned(self.members, columns, self._array)
+        columns = [Column(*column) for column in self.array.columns()]
+        groups, apart = owned(self.members, columns, self.array)
         used = sorted({i for member in groups for group in member for i in group})
         self._params = [columns[i].stacked for i in used]
         self._zeroed = [*self._params, *(param for params in apart for param in params)]
@@ -119,21 +146,23 @@ class FusedOptimizer:
         for unit in self._units:
             unit.refresh()
         self._states = [member.state for member in self.members]  # kept alive, so that no other takes its address
+        self._kept = self._states_kept()
+        self._order = list(self._grouped())
+        self._sized = self._sizes()
         self._seen = self._look()
         self.version += 1
 
     def _look(self) -> list[Any]:
         """All that the arrangement depends on, but for the rules, which the units look after."""
-        seen: list[Any] = [self._array.version, has_global_hooks()]
+        seen: list[Any] = [self.array.version, has_global_hooks()]
         for member in self.members:
             seen += (id(member.state), has_hooks(member))
-            seen += [len(group["params"]) for group in member.param_groups]
         seen += [param.data_ptr() for param in self._params]
         return seen
 
 
 def fuse_optimizers(
-    optimizers: Sequence[Optimizer], array: ModelArray, *, lowering: Lowering | None = None
+    optimizers: Iterable[Optimizer], array: ModelArray, *, lowering: Lowering | None = None
 ) -> FusedOptimizer:
     """Make one optimizer of the members' own.
 
@@ -151,8 +180,16 @@ def fuse_optimizers(
         FusionError: not one optimizer for each member, one that updates another model's parameters, or one that
             needs a closure or sparse gradients.
     """
-    if not isinstance(array, ModelArray) or not all(isinstance(member, Optimizer) for member in optimizers):
-        raise FusionError("`fuse_optimizers` takes a list of torch.optim.Optimizer and the array that `fuse` made")
-    if len(optimizers) != len(array):
-        raise FusionError(f"an array of {len(array)} members needs as many optimizers, got {len(optimizers)}")
-    return FusedOptimizer(optimizers, array, lowering)
+    if not isinstance(array, ModelArray):
+        raise FusionError(
+            f"`fuse_optimizers` takes a list of torch.optim.Optimizer and the array that `fuse` made, got "
+            f"{type(array).__name__} as the array"
+        )
+    array.check_present()
+    members = list(listed(optimizers, "optimizers", "torch.optim.Optimizer"))
+    for b, member in enumerate(members):
+        if not isinstance(member, Optimizer):
+            raise FusionError(f"`optimizers` must be a list of torch.optim.Optimizer, got {member!r} for member {b}")
+    if len(members) != len(array):
+        raise FusionError(f"an array of {len(array)} members needs as many optimizers, got {len(members)}")
+    return FusedOptimizer(members, array, lowering)

@@ -11,7 +11,7 @@ from shoal.fuse.array import ModelArray
 from shoal.fuse.optim.cohort import Cohort, Lowering
 from shoal.fuse.optim.column import Column
 from shoal.fuse.optim.loop import MemberLoop, OwnSteps
-from shoal.fuse.optim.rule import Rule
+from shoal.fuse.optim.rule import Rule, unreadable
 from shoal.fuse.optim.table import rule_of
 
 __all__ = ["arrange", "owned"]
@@ -36,7 +36,7 @@ def arrange(
         skipped: members to be left out.
     """
     units: list[Cohort | MemberLoop | OwnSteps] = []
-    layouts = [_rules(member, mine) for member, mine in zip(members, groups, strict=True)]
+    layouts = [_rules(b, member, mine) for b, (member, mine) in enumerate(zip(members, groups, strict=True))]
     for (left_out, layout), run in groupby(range(len(members)), key=lambda b: (b in skipped, layouts[b])):
         if left_out:
             continue
@@ -50,7 +50,7 @@ def arrange(
             if mine:
                 units.append(Cohort(rule, chosen, start, number, [columns[i] for i in mine], lowering))
         if any(apart[b] for b in indices):
-            units.append(OwnSteps([(members[b], apart[b]) for b in indices if apart[b]]))
+            units.append(OwnSteps([(b, members[b], apart[b]) for b in indices if apart[b]]))
     return units
 
 
@@ -101,11 +101,16 @@ def _place(found: tuple[int, str, int | None] | None, b: int, group: int, positi
     return column
 
 
-def _rules(member: Optimizer, groups: Sequence[tuple[int, ...]]) -> tuple[tuple[Rule, tuple[int, ...]], ...] | None:
+def _rules(
+    b: int, member: Optimizer, groups: Sequence[tuple[int, ...]]
+) -> tuple[tuple[Rule, tuple[int, ...]], ...] | None:
     """What must agree for optimizers to be updated together; None if this one steps by itself."""
     layout = []
-    for group, columns in zip(member.param_groups, groups, strict=True):
-        rule = rule_of(member, group)
+    for number, (group, columns) in enumerate(zip(member.param_groups, groups, strict=True)):
+        try:
+            rule = rule_of(member, group)
+        except (KeyError, TypeError, ValueError) as error:
+            raise unreadable(b, number, group, error) from error
         if rule is None:
             return None
         layout.append((rule, columns))

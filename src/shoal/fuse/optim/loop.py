@@ -63,6 +63,9 @@ class MemberLoop:
                 column.own[b].grad = None if grad is None or b in missing.get(column.stacked, ()) else grad[b]
             try:
                 member.step()
+            except Exception as error:
+                error.add_note(_stopped(b))
+                raise
             finally:
                 for column in columns:
                     column.own[b].grad = None
@@ -81,10 +84,10 @@ class OwnSteps:
     array's, and so it leaves those alone.
 
     Args:
-        members: the optimizers, and of each the parameters that it alone updates.
+        members: their indices in the array, the optimizers, and of each the parameters that it alone updates.
     """
 
-    def __init__(self, members: Sequence[tuple[Optimizer, Sequence[nn.Parameter]]]) -> None:
+    def __init__(self, members: Sequence[tuple[int, Optimizer, Sequence[nn.Parameter]]]) -> None:
         self._members = members
 
     def refresh(self) -> bool:
@@ -93,6 +96,18 @@ class OwnSteps:
 
     def step(self, missing: Mapping[Tensor, Collection[int]]) -> None:
         """Let every member step that has such gradients, which no other member could miss."""
-        for member, params in self._members:
+        for b, member, params in self._members:
             if any(param.grad is not None for param in params):
-                member.step()
+                try:
+                    member.step()
+                except Exception as error:
+                    error.add_note(_stopped(b))
+                    raise
+
+
+def _stopped(b: int) -> str:
+    return (
+        f"raised by the optimizer of member {b}; members before it have been updated, it and those after it may not "
+        "have been: go on from a checkpoint, without member "
+        f"{b} (`array.select`)"
+    )

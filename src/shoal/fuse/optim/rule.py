@@ -7,7 +7,9 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-__all__ = ["KernelRule", "Numbers", "Rule", "Tensors", "approach_", "decayed"]
+from shoal.errors import FusionError
+
+__all__ = ["KernelRule", "Numbers", "Rule", "Tensors", "approach_", "decayed", "unreadable"]
 
 Numbers = tuple[float, ...]
 """The numeric settings of one member's parameter group, in an order that its rule knows."""
@@ -114,3 +116,12 @@ def approach_(averages: Tensors, values: Tensors, weights: Tensors) -> None:
 def decayed(grads: Tensors, params: Tensors, decay: Tensors, maximize: bool) -> Tensors:
     """±g + λp: the gradient to go down, or up, with weight decay as a part of it."""
     return torch._foreach_addcmul(torch._foreach_neg(grads) if maximize else grads, decay, params)
+
+
+def unreadable(b: int, number: int, group: Mapping[str, Any], reason: Exception) -> FusionError:
+    """The error of a member whose group has settings that its rule cannot `parse`."""
+    settings = {name: value for name, value in group.items() if name != "params"}
+    return FusionError(
+        f"the optimizer of member {b} has settings in group {number} that cannot be read, {settings}: "
+        f"{type(reason).__name__}: {reason}; put them right in its `param_groups`"
+    )

@@ -104,7 +104,7 @@ def _of_one_rank(args: tuple[Any, ...]) -> list[Any] | None:
     data = []
     rank = shared = 0
     for value in args:
-        if type(value) is Stacked:
+        if isinstance(value, Stacked):
             whole = value.whole
             if rank not in (0, whole.dim()):
                 return None

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from shoal.fuse.stacked import NeedsMemberError, Stacked
+from shoal.fuse.undo import before_gradients
 
 __all__ = ["RULES"]
 
@@ -57,16 +58,32 @@ def _backward(
     inputs: Any = None,
 ) -> None:
     wanted = None if inputs is None else [_whole(t) for t in _listed(inputs)]
+    before_gradients()
     x.whole.backward(_seed(x, gradient), retain_graph, create_graph, wanted)  # type: ignore[no-untyped-call]
+
+
+def _backward_of_several(
+    func: Any, tensors: Any, grad_tensors: Any = None, *args: Any, inputs: Any = None, **kwargs: Any
+) -> None:
+    """`torch.autograd.backward`."""
+    starts, given = _with_seeds(tensors, grad_tensors)
+    before_gradients()
+    func(starts, given, *args, inputs=None if inputs is None else [_whole(t) for t in _listed(inputs)], **kwargs)
 
 
 def _gradients(func: Any, outputs: Any, inputs: Any, grad_outputs: Any = None, *args: Any, **kwargs: Any) -> Any:
     """`torch.autograd.grad`."""
-    starts = _listed(outputs)
-    seeds = _listed(grad_outputs) if grad_outputs is not None else [None] * len(starts)
-    given = [_seed(x, seed) for x, seed in zip(starts, seeds, strict=True)]
-    results = func([x.whole for x in starts], [_whole(x) for x in _listed(inputs)], given, *args, **kwargs)
+    starts, given = _with_seeds(outputs, grad_outputs)
+    results = func(starts, [_whole(x) for x in _listed(inputs)], given, *args, **kwargs)
     return tuple(None if result is None else Stacked(result) for result in results)
+
+
+def _with_seeds(outputs: Any, gradients: Any) -> tuple[list[Tensor], list[Tensor]]:
+    """What several backward passes at once begin at, and with which gradients."""
+    starts = _listed(outputs)
+    seeds = _listed(gradients) if gradients is not None else [None] * len(starts)
+    given = [_seed(x, seed) for x, seed in zip(starts, seeds, strict=True)]
+    return [x.whole for x in starts], given
 
 
 def _listed(value: Any) -> list[Any]:
@@ -87,5 +104,6 @@ RULES: dict[Any, Any] = {
     Tensor.grad.__set__: _set_grad,  # type: ignore[union-attr]
     Tensor.register_hook: _hook,
     Tensor.backward: _backward,
+    torch.autograd.backward: _backward_of_several,
     torch.autograd.grad: _gradients,
 }

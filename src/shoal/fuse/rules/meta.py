@@ -31,7 +31,7 @@ def _memory(func: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _data(func: Any, x: Stacked) -> Stacked:
-    return Stacked(x.whole.detach(), x.numbers)
+    return type(x)(x.whole.detach(), x.numbers)
 
 
 def _set_data(func: Any, x: Stacked, value: Any) -> None:

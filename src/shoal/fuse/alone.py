@@ -1,0 +1,147 @@
+"""Members that run one after another, as they are."""
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from shoal.errors import FusionError
+from shoal.fuse.intercept import member_run
+from shoal.fuse.outer import home_of_row
+from shoal.fuse.randomness import Drawn, OtherGenerators, Randomness
+from shoal.fuse.rows import rows
+from shoal.fuse.slots import Slot
+from shoal.fuse.stacked import Stacked
+
+__all__ = ["MembersAlone", "function_of"]
+
+Keys = Callable[[], list[int]]
+"""Makes the keys of the members' random numbers, one each."""
+
+
+class MembersAlone:
+    """Runs functions on one member after another.
+
+    Args:
+        members: of the array.
+        slots: of their tensors.
+    """
+
+    def __init__(self, members: Sequence[nn.Module], slots: Sequence[Slot]) -> None:
+        self._members = members
+        self._slots = slots
+        self._silent: set[Any] = set()
+        """Functions that a member has run by itself and that have drawn no random numbers at all."""
+        self._spare: list[Tensor] | None = None
+        """Where a member's buffers are copied to while such a function runs."""
+
+    def forget_memory(self) -> None:
+        """Buffers are on another device, or of another type, from now on."""
+        self._spare = None
+
+    def as_rows(self, fn: Callable[..., Any], keys: Keys, batch: tuple[Any, ...]) -> list[Any]:
+        """What `fn` returns for each member; their parameters are rows of the stacked ones, where gradients go."""
+        slots = self._own_slots()
+        columns = [rows(slot.data) for slot in slots]
+        alone = len(self._members) == 1
+        results = []
+        others = None if alone else OtherGenerators()
+        for b, member in enumerate(self._members):
+            if b and others is not None:
+                others.restore()
+            mine = pytree.tree_map_only(Tensor, partial(_own, b=b, alone=alone), batch)
+            for slot, row in zip(slots, columns, strict=True):
+                slot.put(b + 1, row[b])
+            try:
+                home = partial(home_of_row, self._slots, list(zip(slots, columns, strict=True)), b)
+                with member_run(Randomness(partial(_key, keys, b), alone=True), home):
+                    results.append(fn(member, *mine))
+                for slot, row in zip(slots, columns, strict=True):
+                    slot.keep_row(b, row[b])
+            finally:
+                for slot in slots:
+                    slot.put(b + 1, slot.own[b])
+        self._check_shared()
+        return results
+
+    def one_by_one(
+        self, fn: Callable[..., Any], keys: Keys, batch: tuple[Any, ...], forward: bool, training: bool
+    ) -> Iterator[Any]:
+        """What `fn` returns for each member, whose own parameters get the gradients; see `ModelArray.one_by_one`."""
+        slots = self._own_slots()
+        lone = len(self._members) == 1
+        others = None if lone else OtherGenerators()
+        key = (function_of(fn), training)
+        for b, member in enumerate(self._members):
+            if b and others is not None:
+                others.restore()
+            silent = forward and key in self._silent
+            mine = pytree.tree_map_only(Tensor, partial(_own, b=b, alone=lone and not silent), batch)
+            try:
+                done, result = self._undrawn(fn, b, mine) if silent else (False, None)
+                if not done:
+                    if silent:
+                        mine = pytree.tree_map_only(Tensor, partial(_own, b=b, alone=False), batch)
+                    source = Randomness(partial(_key, keys, b), alone=True)
+                    with member_run(source):
+                        result = fn(member, *mine)
+                    (self._silent.discard if source.calls else self._silent.add)(key)
+            except BaseException:
+                for slot in slots:
+                    slot.put(b + 1, slot.own[b])
+                raise
+            for slot in slots:
+                slot.keep_row(b, slot.own[b])
+            self._check_shared()
+            yield result
+
+    def _own_slots(self) -> list[Slot]:
+        return [slot for slot in self._slots if slot.registered and not slot.shared]
+
+    def _undrawn(self, fn: Callable[..., Any], b: int, batch: tuple[Any, ...]) -> tuple[bool, Any]:
+        """Run a function that has drawn no random numbers before without looking at what it does, which is quicker.
+
+        Returns:
+            Whether it has drawn none this time, and its result; if it has, its buffers are as they were before.
+        """
+        buffers = [slot.own[b] for slot in self._slots if slot.registered and not slot.trainable]
+        if self._spare is None:
+            self._spare = [torch.empty_like(buffer) for buffer in buffers]
+        if buffers:
+            torch._foreach_copy_(self._spare, buffers)
+        drawn = Drawn(next((slot.own[b].device for slot in self._slots if slot.own), torch.device("cpu")))
+        result = fn(self._members[b], *batch)
+        if not drawn():
+            return True, result
+        for buffer, saved in zip(buffers, self._spare, strict=True):
+            buffer.copy_(saved)
+        return False, None
+
+    def _check_shared(self) -> None:
+        for slot in self._slots:
+            if slot.shared and slot.versions != slot.own_versions():
+                raise FusionError(
+                    f"{slot.path!r} is frozen and kept once for all members, and a member has changed it; register it "
+                    "as a buffer, or give each member another value"
+                )
+
+
+def function_of(fn: Any) -> Any:
+    """What stays the same when a lambda or a bound method is made anew at every call."""
+    if isinstance(fn, partial):
+        return function_of(fn.func)
+    return getattr(getattr(fn, "__func__", fn), "__code__", fn)
+
+
+def _key(keys: Keys, b: int) -> list[int]:
+    return keys()[b : b + 1]
+
+
+def _own(value: Tensor, b: int, alone: bool) -> Tensor:
+    """Member b's part of a batch: a slice, or what is shared, which it may change without the others' seeing it."""
+    if isinstance(value, Stacked):
+        return value.whole[b]
+    return value if alone else value.clone()
