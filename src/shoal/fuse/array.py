@@ -190,7 +190,7 @@ class ModelArray(nn.Module):
         self.follow_own()
         tick, self.tick = self.tick, self.tick + 1
         keys = partial(member_keys, self.seeds, tick)
-        yield from self._alone.one_by_one(fn, keys, batch, forward, self.training)
+        return self._alone.one_by_one(fn, keys, batch, forward, self.training)
 
     @contextmanager
     def open(

@@ -17,6 +17,7 @@ import logging
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from threading import RLock
 from typing import Any
 
@@ -86,6 +87,8 @@ class CapturedStep:
         self._modes = self._training()
         refuse_hooks(self._modules, traced.params)
         self._device = next((p.device for p in array.parameters()), torch.device("cpu"))
+        self._unused: Tensor | None = None
+        """Keys of random numbers, where the step draws none."""
         self._function = self._trace(leaves, compiling)
         self._replay: Replay | None = None
         if self._device.type == "cuda":
@@ -139,7 +142,9 @@ class CapturedStep:
 
     def _given(self, leaves: Sequence[Any]) -> list[Tensor]:
         """What is another tensor at every step: the members' keys and the batch."""
-        keys = torch.tensor(member_keys(self._array.seeds, self._array.tick)).to(self._device, non_blocking=True)
+        keys = self._unused
+        if keys is None:
+            keys = torch.tensor(member_keys(self._array.seeds, self._array.tick)).to(self._device, non_blocking=True)
         return [keys, *(_whole(leaf) for leaf in leaves if isinstance(leaf, Tensor))]
 
     def _record(self, leaves: Sequence[Any]) -> None:
@@ -158,16 +163,16 @@ class CapturedStep:
                 graph, again = (make_fx(self._step(leaves), tracing_mode="real")(*_copies(example)) for _ in range(2))
             if graph.code != again.code:  # it counts, or draws numbers that are not torch's: a trace would freeze them
                 raise FusionError("two traces of it differ")
+            keys = len(self._inputs())
+            if not next(islice(graph.graph.nodes, keys, None)).users:
+                self._unused = example[keys]
             if not compiling:
                 return graph
             with warnings.catch_warnings(), torch.no_grad():
                 warnings.simplefilter("ignore")  # of the compiler, about itself
                 compiled = torch.compile(graph, fullgraph=True, dynamic=False)
                 self._verify(graph, compiled, example)
-        except (
-            Exception,
-            NeedsMemberError,
-        ) as error:  # tracers and compilers fail in ways of their own; eager is there
+        except (Exception, NeedsMemberError) as error:  # tracers and compilers have errors of their own; eager is there
             raise FusionError(f"the step cannot be captured: {type(error).__name__}: {error}") from error
         return compiled
 

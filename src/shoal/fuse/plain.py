@@ -1,6 +1,7 @@
 """What modules hold in plain attributes, and their modes: kept alike in the members and in what runs for them."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from operator import is_
 from typing import Any
 
 import torch
@@ -17,6 +18,10 @@ _PLAIN = (bool, int, float, str, type(None))
 
 _Place = tuple[int, str]
 """The number of a module and the name of its attribute."""
+
+_Snapshot = list[tuple[dict[str, Any], int, list[str], list[Any]]]
+
+_STAGE = -1
 
 
 class PlainState:
@@ -41,6 +46,8 @@ class PlainState:
         self._seen = dict(self._plain(self._members[0]))
         self._configured = self._within_objects()
         self._held = {place: (value, self._of_members(*place)) for place, value in self._tensors(self._stage)}
+        self._known: dict[int, _Snapshot] = {}
+        """Of members, by number, that agree with the first one, and of the stage, that agrees with them all."""
 
     def pull(self) -> bool:
         """Take over what was changed in the members; returns whether anything was.
@@ -50,17 +57,8 @@ class PlainState:
         Raises:
             FusionError: it was not changed alike in all of them, or to tensors of different shapes.
         """
-        now = dict(self._plain(self._members[0]))
-        changed = [place for place, value in now.items() if _differ(value, self._seen.get(place, _MISSING))]
-        for i, name in changed:
-            for b in range(len(self._members)):
-                self._check(b, i, name, now[i, name])
-            setattr(self._stage[i], name, now[i, name])
-        self._seen = now
         self._turn = (self._turn + 1) % len(self._members)
-        for (i, name), value in self._plain(self._members[self._turn]):
-            if _differ(value, now.get((i, name), _MISSING)):
-                self._check(self._turn, i, name, now.get((i, name), _MISSING))
+        changed = [] if self._is_known(0) and self._is_known(self._turn) else self._pull_all()
         for place, (_, theirs) in self._held.items():
             values = self._of_members(*place)
             if any(value is not before for value, before in zip(values, theirs, strict=True)):
@@ -68,8 +66,27 @@ class PlainState:
                 self._gather(place, values)
         return bool(changed)
 
+    def _pull_all(self) -> list[_Place]:
+        now = dict(self._plain(self._members[0]))
+        changed = [place for place, value in now.items() if _differ(value, self._seen.get(place, _MISSING))]
+        for i, name in changed:
+            for b in range(len(self._members)):
+                self._check(b, i, name, now[i, name])
+            setattr(self._stage[i], name, now[i, name])
+        self._seen = now
+        if changed:
+            self._known.clear()
+        for (i, name), value in self._plain(self._members[self._turn]):
+            if _differ(value, now.get((i, name), _MISSING)):
+                self._check(self._turn, i, name, now.get((i, name), _MISSING))
+        for b in (0, self._turn):
+            self._known[b] = self._snapshot(self._members[b])
+        return changed
+
     def push(self) -> None:
         """Write to the members what a run has changed in the stage."""
+        if self._is_known(_STAGE):
+            return
         for (i, name), value in self._plain(self._stage):
             if _differ(value, self._seen.get((i, name), _MISSING)):
                 self._seen[i, name] = value
@@ -80,6 +97,7 @@ class PlainState:
                 for b, modules in enumerate(self._members):
                     setattr(modules[i], name, tensor.whole[b] if isinstance(tensor, Stacked) else tensor)
                 self._held[i, name] = (tensor, self._of_members(i, name))
+        self._known[_STAGE] = self._snapshot(self._stage)
 
     def revert(self) -> None:
         """Take back what a run that was given up has changed in the stage."""
@@ -144,6 +162,20 @@ class PlainState:
             for inner, value in vars(held).items()
             if isinstance(value, _PLAIN)
         }
+
+    def _snapshot(self, modules: Sequence[nn.Module]) -> _Snapshot:
+        """Each module's attributes: their number, names and values."""
+        own = [(vars(module), self._own(vars(module))) for module in modules]
+        return [
+            (attributes, len(attributes), names, [attributes.get(name) for name in names]) for attributes, names in own
+        ]
+
+    def _is_known(self, whose: int) -> bool:
+        """Whether all attributes are the very objects that they were when they were looked at last."""
+        return whose in self._known and all(
+            len(attributes) == count and all(map(is_, map(attributes.get, names), values))
+            for attributes, count, names, values in self._known[whose]
+        )
 
     def _own(self, attributes: dict[str, Any]) -> list[str]:
         """The names that not every module has, and that have no slot; found anew when their number has changed."""

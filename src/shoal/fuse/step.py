@@ -37,7 +37,8 @@ TIMED, TIMED_SECONDS, TIMED_AT_MOST = 3, 0.05, 20
 """Steps of each way that are timed, and of short ones as many as take these seconds; one before them is dropped."""
 
 CLEAR = 1.5
-"""A way that is slower by this factor the first time it is timed is not timed again."""
+"""A way that is slower by this factor is not timed again once it has taken `TIMED_SECONDS`; not before, for the steps
+of a way that has just been made become shorter for a while."""
 
 PATIENCE = 20
 """After so many batches in a row of other shapes than those that are timed, these are given up."""
@@ -156,9 +157,7 @@ class TrainingStep:
                 self.seconds[way] = min(self._times[way][1:])
         if self.seconds:
             limit = CLEAR * min(self.seconds.values())
-            self._open = [
-                way for way in self._open if not self._timed_enough(way) and self.seconds.get(way, limit) <= limit
-            ]
+            self._open = [way for way in self._open if not self._timed_enough(way, limit)]
         while not self._open and self._later:
             way = self._later.pop(0)
             if self._prepare(way, batch):
@@ -172,9 +171,13 @@ class TrainingStep:
             self._optimizer.zero_grad()  # its gradients are no tensors that outlive a step
         _log.info("%d members: %s", len(self._array), self)
 
-    def _timed_enough(self, way: Way) -> bool:
+    def _timed_enough(self, way: Way, limit: float) -> bool:
         times = self._times[way][1:]
-        return len(times) >= TIMED and (sum(times) >= TIMED_SECONDS or len(times) >= TIMED_AT_MOST)
+        if not times:
+            return False
+        if sum(times) >= TIMED_SECONDS:
+            return min(times) > limit or len(times) >= TIMED
+        return len(times) >= TIMED_AT_MOST
 
     def _prepare(self, way: Way, batch: Any) -> bool:
         if way == "captured" and self._device.type != "cuda":
@@ -203,14 +206,14 @@ class TrainingStep:
         return losses.detach()
 
     def _serial(self, batch: Any) -> Tensor:
-        self._array.follow_own()
+        runs = self._array.one_by_one(self._loss, batch, forward=True)
         self._optimizer.zero_grad()
         columns = [(stacked, own) for _, stacked, own in self._array.columns() if stacked.requires_grad]
         _drop(columns)
         losses = []
         missing: list[tuple[Tensor, int]] = []
         try:
-            for b, returned in enumerate(self._array.one_by_one(self._loss, batch, forward=True)):
+            for b, returned in enumerate(runs):
                 loss = _one(returned)
                 loss.backward()  # type: ignore[no-untyped-call]
                 losses.append(loss.detach())
