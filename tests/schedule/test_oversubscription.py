@@ -102,6 +102,15 @@ def test_the_cluster_gets_the_ratio_of_each_kind():
     assert not tuner.settled("H100")
 
 
+def test_kinds_that_are_not_tuned_keep_the_ratio_of_the_cluster():
+    tuner = OversubscriptionTuner(window=1, kinds=("A100",))
+    for kind in ("A100", "H100"):
+        tuner.observe(kind, [(1.0, 1.0)])
+    where = cluster(gpu(0), gpu(1, kind="H100", oversubscription=2.0))
+    assert tuner.apply(where) == cluster(gpu(0, oversubscription=1.5), gpu(1, kind="H100", oversubscription=2.0))
+    assert tuner.ratios == {"A100": 1.5}
+
+
 def test_the_same_observations_give_the_same_ratios():
     def ratios():
         tuner, device = OversubscriptionTuner(), SimulatedDevice(2.5, seed=3)
@@ -147,7 +156,7 @@ def test_demands_read_from_a_utilisation_counter_are_made_up_for_in_the_simulato
         ({"window": 0}, "`window` and `rest` must be at least 1, got 0"),
         ({"finest": 1.0}, "`finest` must be above 0 and at most `step`, got 1.0 and 0.5"),
         ({"most": 0.5}, "`most` must be finite and at least 1, got 0.5"),
-        ({"margin": 0.5}, "`margin` must be at least 0 and below 0.5, got 0.5"),
+        ({"margin": 0.25}, "`margin` must be at least 0 and below `worth` and 1 - `worth`, got 0.25 and 0.25"),
     ],
     ids=str,
 )

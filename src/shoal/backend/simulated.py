@@ -13,15 +13,17 @@ from math import inf, isfinite
 from shoal.backend.simulated_job import ClusterEvent, SimulatedJob, SlowDown, Source, Tenant, after, never_fits, sizes
 from shoal.backend.simulated_life import Life
 from shoal.backend.simulated_outcome import Interval, Outcome, Usage
+from shoal.backend.simulated_watch import Stay, Watch
 from shoal.cluster.device import Cluster, Device
 from shoal.errors import ScenarioError
 from shoal.schedule.action import Action, JobState, Plan, Resize, Resume, Stop, Suspend
 from shoal.schedule.base import Changes, JobView, Policy
 from shoal.schedule.check import check_plan
+from shoal.schedule.oversubscription import OversubscriptionTuner
 
 __all__ = ["ClusterEvent", "Interval", "Outcome", "SimulatedJob", "Simulation", "SlowDown", "Source", "Tenant"]
 
-_Event = tuple[float, int, SimulatedJob | ClusterEvent | Life | None, int]
+_Event = tuple[float, int, SimulatedJob | ClusterEvent | Life | Stay | None, int]
 """When, in which order among equals, what (None: the policy asked for it), and of a job the version of its end."""
 
 
@@ -39,6 +41,8 @@ class Simulation:
             named, if the job has run for so long since they last were, and when it is suspended, is stopped or ends.
         lean: for thousands of devices: of a job, the policy is told only when it arrives, begins, leaves its devices or
             ends, not how far it has come meanwhile, and plans are not checked.
+        tuner: finds the oversubscription of the devices while the simulation runs, from what a `Watch` observes; the
+            cluster's own counts for the kinds that it leaves alone. Where a ratio falls, jobs that run stay.
         timer: real seconds, to measure what decisions take.
 
     Raises:
@@ -56,6 +60,7 @@ class Simulation:
         events: Sequence[ClusterEvent] = (),
         quantum: float = 0.0,
         lean: bool = False,
+        tuner: OversubscriptionTuner | None = None,
         timer: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._policy = policy
@@ -63,6 +68,8 @@ class Simulation:
         self._sources = sources
         self._quantum = quantum
         self._lean = lean
+        self._tuner = tuner
+        self._watch = None if tuner is None else Watch(tuner)
         self._timer = timer
         self._heap: list[_Event] = []
         self._order = count()
@@ -83,8 +90,8 @@ class Simulation:
         self._on: dict[str, dict[str, Life]] = {}
         self._decisions = self._switches = 0
         self._decision_seconds = self._longest = 0.0
-        self._set_cluster(cluster)
-        self._sizes = sizes(Cluster((*cluster.nodes, *(node for event in events for node in event.added))))
+        self._set_cluster(self._tuned(cluster))
+        self._sizes = sizes(self._tuned(Cluster((*cluster.nodes, *(node for event in events for node in event.added)))))
         self._cluster_changed = False
         self._wake: float | None = None  # when the policy's last plan asked to be woken
         self._coming = 0  # arrivals and changes of the cluster in the heap
@@ -117,8 +124,8 @@ class Simulation:
             self._usage.note(now)
             stuck = self._stuck(plan)
             self._wake = None if stuck and was_stuck else plan.wake
-            if any(isinstance(action, Stop) for action in plan.actions):
-                self._wake = now  # what was stopped is there anew
+            if self._retune(now) or any(isinstance(action, Stop) for action in plan.actions):
+                self._wake = now  # there is more room or less, or what was stopped is there anew
             if self._wake is not None:
                 heapq.heappush(self._heap, (self._wake, next(self._order), None, 0))
             was_stuck = stuck
@@ -145,6 +152,16 @@ class Simulation:
         self._devices = {device.name: device for _, device in cluster}
         self._usage.set_total(sum(device.compute for device in self._devices.values() if device.healthy))
 
+    def _tuned(self, cluster: Cluster) -> Cluster:
+        return cluster if self._tuner is None else self._tuner.apply(cluster)
+
+    def _retune(self, now: float) -> bool:
+        """Let the cluster have the ratios that the tuner wants now; whether they are others than before."""
+        tuned = None if self._watch is None else self._watch.retuned(self._cluster, now)
+        if tuned is not None:
+            self._set_cluster(tuned)
+        return tuned is not None
+
     def _take(self, now: float) -> bool:
         """Let everything happen that happens now; whether the policy has to be asked."""
         self._usage.advance(now)
@@ -163,11 +180,21 @@ class Simulation:
                 if what.version == version:
                     touched |= self._finish(what, now)
                     asked = True
+            elif isinstance(what, Stay):
+                if self._watch is not None and self._watch.look(what, now, waiting=self._has_waiting()):
+                    self._look_later(what, now)
             elif at == self._wake:
                 self._end_turns(now)
                 asked = True
         self._settle(touched, now)
-        return asked
+        return self._retune(now) or asked
+
+    def _look_later(self, stay: Stay | None, now: float) -> None:
+        if stay is not None and now < stay.due < inf:
+            heapq.heappush(self._heap, (stay.due, next(self._order), stay, 0))
+
+    def _has_waiting(self) -> bool:
+        return len(self._lives) > len(self._running)
 
     def _end_turns(self, now: float) -> None:
         for life in self._running.values():
@@ -212,7 +239,7 @@ class Simulation:
 
     def _change_cluster(self, event: ClusterEvent, now: float) -> set[str]:
         """Devices whose jobs are others now."""
-        self._set_cluster(after(self._cluster, event))
+        self._set_cluster(self._tuned(after(self._cluster, event)))
         touched: set[str] = set()
         for life in list(self._running.values()):
             if all((device := self._devices.get(name)) is not None and device.healthy for name in life.devices):
@@ -290,6 +317,8 @@ class Simulation:
     def _settle(self, touched: Iterable[str], now: float) -> None:
         """Give every job on these devices the speed that it has from now on."""
         for name in sorted(touched):
+            if self._watch is not None:
+                self._watch.end(name, now, waiting=self._has_waiting())
             here = list(self._on.get(name, {}).values())
             device = self._devices.get(name)
             if device is None or not here:
@@ -308,6 +337,8 @@ class Simulation:
                 life.version += 1
                 if isfinite(end := life.end()):
                     heapq.heappush(self._heap, (end, next(self._order), life, life.version))
+            if self._watch is not None:
+                self._look_later(self._watch.begin(device, here, speeds, now), now)
             self._usage.set_device(name, min(device.compute, sum(life.compute[name] for life in here)))
 
     def _speeds(self, device: Device, here: Sequence[Life]) -> Sequence[float]:
@@ -347,6 +378,7 @@ class Simulation:
             self._usage.device_seconds,
             self._decisions,
             self._switches,
+            {} if self._tuner is None else dict(self._tuner.ratios),
             self._decision_seconds,
             self._longest,
         )

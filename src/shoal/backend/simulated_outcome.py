@@ -42,6 +42,7 @@ class Outcome:
         device_seconds: during which devices held jobs, over all devices.
         decisions: how often the policy was asked.
         switches: how often a job was suspended, resized, stopped or lost its device.
+        oversubscription: device kind -> the ratio in force at the end, of the kinds that a tuner has observed.
         decision_seconds: real time of all decisions.
         longest_decision: real time of the slowest one, in seconds.
     """
@@ -56,6 +57,7 @@ class Outcome:
     device_seconds: float
     decisions: int
     switches: int
+    oversubscription: Mapping[str, float]
     decision_seconds: float = field(compare=False)
     longest_decision: float = field(compare=False)
 

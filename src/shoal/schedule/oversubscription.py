@@ -1,10 +1,10 @@
 """How many times the compute of each kind of device may be promised, found from measured speeds (HyperSack: r)."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from statistics import fmean
 
-from shoal.cluster.device import Cluster
+from shoal.cluster.device import Cluster, Device
 from shoal.errors import PolicyError
 
 __all__ = ["OversubscriptionTuner"]
@@ -44,10 +44,11 @@ class OversubscriptionTuner:
     """Finds the ratio of each kind of device by climbing, while jobs run.
 
     A job of demand c that runs at a fraction v of its speed alone is delivered c · v of compute. Promised compute that
-    the device has is delivered; beyond that, one job more only takes from the others, and what is delivered stays or
-    falls. So a ratio is widened as long as more than half of what is promised in addition is delivered, and narrowed
-    when less than half of what that takes away was. When neither holds the step is halved, and in the end the ratio
-    rests for a while. Then both directions are tried again, with the first step: the workload may have changed.
+    the device has is delivered; beyond that, one job more takes from the others, by degrees on real devices, until what
+    is delivered stays or falls. While jobs wait, anything delivered in addition is gained. So a ratio is widened as
+    long as more than a quarter (`worth`) of what is promised in addition is delivered, and narrowed when less than a
+    quarter of what that takes away was. When neither holds the step is halved, and in the end the ratio rests for a
+    while. Then both directions are tried again, with the first step: the workload may have changed.
 
     What counts is speed alone against speed together. A utilisation counter does not tell: NVML's is the part of the
     time in which any kernel ran, however little of the chip that used, and may be near 100 % for each of three jobs
@@ -62,8 +63,11 @@ class OversubscriptionTuner:
         step: by which a ratio is changed first.
         finest: least step.
         most: greatest ratio that is tried.
-        margin: by how much more, or less, than half must be delivered before the ratio moves (hysteresis).
+        worth: fraction of what is promised in addition that has to be delivered; less of it can be told from noise less
+            surely.
+        margin: by how much more, or less, than `worth` must be delivered before the ratio moves (hysteresis).
         rest: windows for which a settled ratio is left alone.
+        kinds: of devices whose ratio is looked for, what is observed of others being ignored; None: of all.
 
     Raises:
         PolicyError: a setting is impossible.
@@ -76,8 +80,10 @@ class OversubscriptionTuner:
         step: float = 0.5,
         finest: float = 0.25,
         most: float = 8.0,
+        worth: float = 0.25,
         margin: float = 0.1,
         rest: int = 4,
+        kinds: Collection[str] | None = None,
     ) -> None:
         if window < 1 or rest < 1:
             raise PolicyError(f"`window` and `rest` must be at least 1, got {window!r} and {rest!r}")
@@ -85,10 +91,13 @@ class OversubscriptionTuner:
             raise PolicyError(f"`finest` must be above 0 and at most `step`, got {finest!r} and {step!r}")
         if not 1 <= most < float("inf"):
             raise PolicyError(f"`most` must be finite and at least 1, got {most!r}")
-        if not 0 <= margin < 0.5:
-            raise PolicyError(f"`margin` must be at least 0 and below 0.5, got {margin!r}")
+        if not 0 <= margin < worth < 1 - margin:
+            raise PolicyError(
+                f"`margin` must be at least 0 and below `worth` and 1 - `worth`, got {margin!r} and {worth!r}"
+            )
         self._window, self._step, self._finest = window, step, finest
-        self._most, self._margin, self._rest = most, margin, rest
+        self._most, self._worth, self._margin, self._rest = most, worth, margin, rest
+        self._kinds = kinds
         self._climbs: dict[str, _Climb] = {}
 
     @property
@@ -96,22 +105,19 @@ class OversubscriptionTuner:
         """Device kind -> the ratio to use now, of the kinds that were observed."""
         return {kind: climb.ratio for kind, climb in self._climbs.items()}
 
+    def ratio(self, kind: str) -> float:
+        """The ratio to use now; 1 for a kind of which nothing was observed."""
+        return self._climbs[kind].ratio if kind in self._climbs else 1.0
+
     def settled(self, kind: str) -> bool:
         """Whether the ratio of a kind is found, as far as one can know."""
         return kind in self._climbs and self._climbs[kind].resting
 
     def apply(self, cluster: Cluster) -> Cluster:
-        """The cluster with the ratio to use now on every device; 1 for a kind of which nothing was observed."""
-        ratios = self.ratios
+        """The cluster with the ratio to use now on every device of the kinds that are tuned."""
         return Cluster(
             tuple(
-                replace(
-                    node,
-                    devices=tuple(
-                        replace(device, oversubscription=ratios.get(device.kind, 1.0)) for device in node.devices
-                    ),
-                )
-                for node in cluster.nodes
+                replace(node, devices=tuple(self._tuned(device) for device in node.devices)) for node in cluster.nodes
             )
         )
 
@@ -133,10 +139,18 @@ class OversubscriptionTuner:
                 raise PolicyError(
                     f"a job on {kind} has demand {demand!r} and speed {speed!r}; both must be finite and not negative"
                 )
+        if not self._tunes(kind):
+            return
         climb = self._climbs.setdefault(kind, _Climb(1.0, self._step))
         climb.seen.append((sum(demand for demand, _ in pairs), sum(demand * speed for demand, speed in pairs)))
         if len(climb.seen) == self._window * (self._rest if climb.resting else 1):
             self._judge(climb)
+
+    def _tunes(self, kind: str) -> bool:
+        return self._kinds is None or kind in self._kinds
+
+    def _tuned(self, device: Device) -> Device:
+        return replace(device, oversubscription=self.ratio(device.kind)) if self._tunes(device.kind) else device
 
     def _judge(self, climb: _Climb) -> None:
         """Decide what a full window means, and which ratio comes next."""
@@ -155,7 +169,7 @@ class OversubscriptionTuner:
         extra = level.promised - base.promised
         if extra < self._finest / 2 and level.ratio + climb.step <= min(base.ratio + 1, self._most):
             climb.ratio += climb.step  # no job fitted into what was added; one that takes a whole device would at + 1
-        elif extra >= self._finest / 2 and level.delivered - base.delivered > (0.5 + self._margin) * extra:
+        elif extra >= self._finest / 2 and level.delivered - base.delivered > (self._worth + self._margin) * extra:
             climb.rose = True
             self._widen(climb, level)
         else:
@@ -163,7 +177,7 @@ class OversubscriptionTuner:
 
     def _judge_narrower(self, climb: _Climb, base: _Level, level: _Level) -> None:
         taken = base.promised - level.promised
-        if taken > 0 and base.delivered - level.delivered < (0.5 - self._margin) * taken:
+        if taken > 0 and base.delivered - level.delivered < (self._worth - self._margin) * taken:
             self._narrow(climb, level)
         else:
             self._refine(climb, base)

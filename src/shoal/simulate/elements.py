@@ -27,8 +27,14 @@ _AMOUNTS = {"seconds": ..., "compute": 1.0, "memory_gb": 0.0, "cores": 1.0, "arr
 _ANY: tuple[type, ...] = (float, list)
 
 
-def read_nodes(tables: Iterable[Table]) -> tuple[Node, ...]:
-    """[[nodes]]: machines, `count` equal ones each, called as they are named or node0, node1, ..."""
+def read_nodes(tables: Iterable[Table], tuned: dict[str, bool]) -> tuple[Node, ...]:
+    """[[nodes]]: machines, `count` equal ones each, called as they are named or node0, node1, ...
+
+    Args:
+        tables: each a [[nodes]].
+        tuned: device kind -> whether its oversubscription is to be found, of the kinds of which a file has said so, or
+            has given a number; added to.
+    """
     nodes: list[Node] = []
     for table in tables:
         name = table.take("name", (str,), None)
@@ -37,7 +43,7 @@ def read_nodes(tables: Iterable[Table]) -> tuple[Node, ...]:
         devices = table.whole("devices")
         memory = int(table.number("memory_gb") * GB)
         cores = table.number("cores", 64.0)
-        ratio = table.number("oversubscription", 1.0, above=True)
+        ratio = _oversubscription(table, kind, tuned)
         compute = table.number("compute", 1.0, above=True)
         table.done()
         for index in range(count):
@@ -47,6 +53,15 @@ def read_nodes(tables: Iterable[Table]) -> tuple[Node, ...]:
             )
             nodes.append(Node(called, cores, tuple(slots)))
     return tuple(nodes)
+
+
+def _oversubscription(table: Table, kind: str, tuned: dict[str, bool]) -> float:
+    """A number, or where a ratio that is to be found begins."""
+    key = "oversubscription"
+    is_tuned = isinstance(table.take(key, (float, str), 1.0), str)
+    if key in table and tuned.setdefault(kind, is_tuned) != is_tuned:
+        table.fail(key, f'`{key}` must be "tuned" for all nodes with {kind} or for none: a ratio is found for a kind')
+    return 1.0 if is_tuned and table.one_of(key, ("tuned",), "") else table.number(key, 1.0, above=True)
 
 
 def read_models(tables: Iterable[Table], kinds: Sequence[str], data: Path) -> dict[str, list[Structure]]:
@@ -243,13 +258,14 @@ def _drawn(table: Table, key: str, default: Any) -> Callable[[Random], float]:
     return lambda rng: float(options[0] if len(options) == 1 else rng.choice(options))
 
 
-def read_events(tables: Iterable[Table]) -> tuple[ClusterEvent, ...]:
-    """[[events]]: what fails, is restored or removed by name, and `add`: tables as under [[nodes]]."""
+def read_events(tables: Iterable[Table], tuned: dict[str, bool]) -> tuple[ClusterEvent, ...]:
+    """[[events]]: what fails, is restored or removed by name, and `add`: as under [[nodes]]; see `read_nodes`."""
     events: list[ClusterEvent] = []
     for table in tables:
         at = table.number("at")
         added = table.tables("add")
-        event = ClusterEvent(at, table.names("fail"), table.names("restore"), table.names("remove"), read_nodes(added))
+        nodes = read_nodes(added, tuned)
+        event = ClusterEvent(at, table.names("fail"), table.names("restore"), table.names("remove"), nodes)
         table.done()
         events.append(event)
     return tuple(events)

@@ -13,7 +13,10 @@ __all__ = ["faults", "outcome_json", "outcomes_table"]
 
 
 def outcomes_table(scenario: Scenario, outcomes: Mapping[str, Outcome]) -> Table:
-    """A row for each policy; the scenario's objective is marked, and the best value of it."""
+    """A row for each policy; the scenario's objective is marked, and the best value of it.
+
+    Where ratios of oversubscription were found, a line below says which.
+    """
     table = Table(title=f"{scenario.name}: {scenario.description}", title_justify="left", box=None)
     table.add_column("policy")
     shown = [name for name in OBJECTIVES if name != "time_to_target" or any(o.reached for o in outcomes.values())]
@@ -40,7 +43,14 @@ def outcomes_table(scenario: Scenario, outcomes: Mapping[str, Outcome]) -> Table
             f"{1000 * outcome.decision_seconds / max(1, outcome.decisions):.3f}",
         ]
         table.add_row(policy, *cells, style="bold" if getattr(outcome, scenario.objective) == best else None)
+    found = [f"{policy} {_ratios(outcome.oversubscription)}" for policy, outcome in outcomes.items()]
+    if any(outcome.oversubscription for outcome in outcomes.values()):
+        table.caption, table.caption_justify = f"oversubscription found: {'; '.join(found)}", "left"
     return table
+
+
+def _ratios(oversubscription: Mapping[str, float]) -> str:
+    return ", ".join(f"{kind} {ratio:g}" for kind, ratio in oversubscription.items()) or "none"
 
 
 def faults(outcomes: Mapping[str, Outcome]) -> list[str]:

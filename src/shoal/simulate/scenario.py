@@ -8,6 +8,7 @@ from shoal.backend.simulated import ClusterEvent, Outcome, SimulatedJob, Simulat
 from shoal.cluster.device import Cluster
 from shoal.errors import ScenarioError
 from shoal.schedule.base import Policy
+from shoal.schedule.oversubscription import OversubscriptionTuner
 from shoal.schedule.registry import POLICIES, make_policy
 from shoal.simulate.elements import read_events, read_jobs, read_models, read_nodes, read_studies
 from shoal.simulate.reader import read_toml
@@ -44,6 +45,7 @@ class Scenario:
         quantum: least seconds of a turn, see `Simulation`.
         lean: see `Simulation`.
         data: folder of the measured tables.
+        tuned: kinds of devices whose oversubscription is found while a simulation runs.
     """
 
     name: str
@@ -58,6 +60,7 @@ class Scenario:
     quantum: float
     lean: bool
     data: Path
+    tuned: tuple[str, ...] = ()
 
     def simulate(self, policy: str | Policy) -> Outcome:
         """What comes of a policy.
@@ -75,6 +78,7 @@ class Scenario:
             events=self.events,
             quantum=self.quantum,
             lean=self.lean,
+            tuner=OversubscriptionTuner(kinds=self.tuned) if self.tuned else None,
         ).run()
 
 
@@ -101,8 +105,9 @@ def load(path: Path, data: Path = DATA, seed: int | None = None) -> Scenario:
     seed = own_seed if seed is None else seed
     quantum = top.number("quantum", 0.0)
     lean = top.take("lean", (bool,), False)
-    cluster = Cluster(read_nodes(top.tables("nodes")))
-    events = read_events(top.tables("events"))
+    tuned: dict[str, bool] = {}
+    cluster = Cluster(read_nodes(top.tables("nodes"), tuned))
+    events = read_events(top.tables("events"), tuned)
     possible = (*cluster.nodes, *(node for event in events for node in event.added))
     kinds = list(dict.fromkeys(device.kind for _, device in Cluster(possible)))
     if not kinds:
@@ -126,4 +131,5 @@ def load(path: Path, data: Path = DATA, seed: int | None = None) -> Scenario:
         quantum=quantum,
         lean=lean,
         data=data,
+        tuned=tuple(kind for kind, is_tuned in tuned.items() if is_tuned),
     )
