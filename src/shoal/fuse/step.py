@@ -36,9 +36,9 @@ Way = Literal["eager", "serial", "captured", "compiled"]
 TIMED, TIMED_SECONDS, TIMED_AT_MOST = 3, 0.05, 20
 """Steps of each way that are timed, and of short ones as many as take these seconds; one before them is dropped."""
 
-CLEAR = 1.5
-"""A way that is slower by this factor is not timed again once it has taken `TIMED_SECONDS`; not before, for the steps
-of a way that has just been made become shorter for a while."""
+CLEAR, CLEAR_SECONDS = 1.5, 1.0
+"""A way that is slower by this factor is not timed again once it has taken these seconds; not before, for the steps of
+a way that has just been made become shorter for a while, and other programs may have disturbed one."""
 
 PATIENCE = 20
 """After so many batches in a row of other shapes than those that are timed, these are given up."""
@@ -173,11 +173,9 @@ class TrainingStep:
 
     def _timed_enough(self, way: Way, limit: float) -> bool:
         times = self._times[way][1:]
-        if not times:
-            return False
-        if sum(times) >= TIMED_SECONDS:
-            return min(times) > limit or len(times) >= TIMED
-        return len(times) >= TIMED_AT_MOST
+        if sum(times) >= CLEAR_SECONDS and min(times) > limit:
+            return True
+        return len(times) >= TIMED and (sum(times) >= TIMED_SECONDS or len(times) >= TIMED_AT_MOST)
 
     def _prepare(self, way: Way, batch: Any) -> bool:
         if way == "captured" and self._device.type != "cuda":
