@@ -110,6 +110,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--plot", type=Path, help="a PNG file of the growth of decision times")
     parser.add_argument("--quick", action="store_true", help="fewer rounds, 2,000 jobs; judges nothing")
     options = parser.parse_args()
+    if options.rounds < 1:
+        parser.error(f"--rounds must be at least 1, got {options.rounds}")
     if options.plot and find_spec("matplotlib") is None:
         parser.error("--plot needs matplotlib; install it with: pip install 'shoal[simulate]'")
     if options.quick:

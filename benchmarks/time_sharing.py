@@ -228,6 +228,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--bins", type=int, default=1000, help="of each task and type")
     parser.add_argument("--quick", action="store_true", help="20 bins")
     options = parser.parse_args()
+    if options.bins < 1:
+        parser.error(f"--bins must be at least 1, got {options.bins}")
     if options.quick:
         options.bins = 20
     if not (options.data / CURVES_FILE).is_file():

@@ -177,7 +177,7 @@ def test_a_solver_without_a_solution_is_told_of(caplog):
     [({"seconds": 0.0}, "`seconds` must be above 0, got 0.0"), ({"gap": -1.0}, "`gap` must be at least 0, got -1.0")],
 )
 def test_settings_of_exact(setting, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(PolicyError, match=message):
         Exact(**setting)
 
 

@@ -175,3 +175,14 @@ def test_in_a_simulation_all_jobs_of_a_study_know_its_lowest_loss():
     Simulation(jobs, ONE, Spy(10.0), quantum=10.0).run()
     assert {"a": 3.0} in told
     assert {"a": 1.0, "c": 2.0} in told
+
+
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("costs", [{"switch_seconds": 31.0}, {"start_seconds": 45.0}])
+def test_turns_come_to_an_end_however_dear_a_switch_or_a_start(name, costs):
+    """A turn is a quantum beside the switch, and what a start costs is paid though it be interrupted."""
+    curve = [2.0 - step / 100 for step in range(100)]
+    jobs = [SimulatedJob(each, {"A100": Demand(1.0, 1, 1.0, 100.0)}, curve=curve, **costs) for each in "abc"]
+    outcome = Simulation(jobs, ONE, ALL[name], quantum=10.0).run()
+    assert set(outcome.completion) == set("abc")
+    assert outcome.makespan >= 300.0 + 3 * costs.get("start_seconds", 0.0)

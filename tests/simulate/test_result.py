@@ -1,6 +1,8 @@
 """What is made of outcomes: a table, JSON, a chart."""
 
 import json
+from dataclasses import replace
+from io import StringIO
 
 import pytest
 from rich.console import Console
@@ -9,7 +11,7 @@ from simulate_samples import cluster, job
 from shoal.backend.simulated import ClusterEvent, Interval, Simulation
 from shoal.errors import ScenarioError
 from shoal.schedule import WFD, Fifo
-from shoal.simulate.gantt import draw_gantt, lanes
+from shoal.simulate.gantt import check_gantt, draw_gantt, lanes
 from shoal.simulate.result import faults, outcome_json, outcomes_table
 from shoal.simulate.scenario import Scenario
 
@@ -70,8 +72,22 @@ def test_chart(suffix, start, outcomes, tmp_path):
     path = tmp_path / f"chart.{suffix}"
     draw_gantt(outcomes, path, "four jobs")
     assert path.read_bytes().startswith(start)
+    check_gantt(path)
+
+
+def test_a_chart_that_cannot_be_drawn_is_refused_before(tmp_path):
     with pytest.raises(ScenarioError, match=r"a \.png or \.svg file, got chart.txt"):
-        draw_gantt(outcomes, path.with_name("chart.txt").relative_to(tmp_path), "four jobs")
+        check_gantt((tmp_path / "chart.txt").relative_to(tmp_path))
+    with pytest.raises(ScenarioError, match=r"there is no folder .*nowhere that one may write to"):
+        check_gantt(tmp_path / "nowhere" / "chart.png")
+
+
+def test_names_are_shown_as_they_are(outcomes, tmp_path):
+    odd = replace(SCENARIO, description="[bold] $a^{$ [/nope]")
+    console = Console(width=200, record=True, file=StringIO())
+    console.print(outcomes_table(odd, outcomes))
+    assert "[bold] $a^{$ [/nope]" in console.export_text()
+    draw_gantt(outcomes, tmp_path / "chart.svg", odd.description)
 
 
 def test_stays_on_one_device_do_not_cover_each_other():

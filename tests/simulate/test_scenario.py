@@ -112,6 +112,19 @@ WRONG = {
     "a setting that an algorithm lacks": (
         "epochs = 2", 'algorithm = { name = "random", n = 3, epoch = 2 }', 23, "algorithm 'random' cannot be made"
     ),
+    "two nodes of a name": (
+        '[[models]]', '[[nodes]]\nname = "a1"\nkind = "A100"\ndevices = 1\nmemory_gb = 8\n[[models]]', 13,
+        "there is or was a node 'a1' already"
+    ),
+    "an added node of a name that is there": ('"h", kind', '"a1", kind', 41, "there is or was a node 'a1' already"),
+    "two models of a name": (
+        "[[studies]]", '[[models]]\nname = "net"\nepoch_seconds = 1\ncompute = 1\nmemory_gb = 1\n[[studies]]', 21,
+        "there is a model 'net' already"
+    ),
+    "two studies of a name": (
+        "[[jobs]]", '[[studies]]\nname = "grid"\nepochs = 1\n[[jobs]]', 28, "there is a study 'grid' already"
+    ),
+    "a number beyond all measure": ("= 2.5", "= 1e300", 10, "`oversubscription` must be between"),
     "good trials of an unknown number": (
         "epochs = 2", 'epochs = 2\ncurves = { start = 2.0, floor = 1.0 }', 24, "there is no key 'floor'"
     ),
@@ -132,6 +145,7 @@ EMPTY = {
     "no work": ('[[nodes]]\nkind = "A100"\ndevices = 1\nmemory_gb = 8\n', "has nothing to do"),
     "no nodes": ("[[jobs]]\nseconds = 1\n", "has no devices"),
     "no TOML": ("nodes = [", "cannot be read"),
+    "nested too deep": ("a = " + "[" * 5000, "cannot be read"),
     "no model": (
         '[[nodes]]\nkind = "A100"\ndevices = 1\nmemory_gb = 8\n[[studies]]\nepochs = 1\n', "a study needs a model"
     ),
@@ -189,3 +203,11 @@ def test_the_large_one_says_what_it_promises():
     content = tomllib.loads((ROOT / "scenarios/large.toml").read_text())
     assert content["jobs"][0]["count"] == 100_000
     assert content["nodes"][0]["count"] * content["nodes"][0]["devices"] == 10_000
+
+
+@needs_data
+def test_more_good_trials_than_there_are(tmp_path):
+    text = (ROOT / "scenarios/hermes_type1.toml").read_text()
+    path = written(tmp_path, text.replace("n = 16", "n = 900").replace("good = 4", "good = 900"))
+    with pytest.raises(ScenarioError, match=r"of task 0, \d+ curves reach the target and \d+ do not"):
+        load(path, REAL)

@@ -138,7 +138,11 @@ def after(cluster: Cluster, event: ClusterEvent) -> Cluster:
     Raises:
         ScenarioError: the event names a node or device that is not there, or adds one that is.
     """
-    known = {name for node, device in cluster for name in (node.name, device.name)}
+    nodes_here = {node.name for node in cluster.nodes}
+    known = nodes_here | {device.name for _, device in cluster}
+    for name in event.removed:
+        if name in known - nodes_here:
+            raise ScenarioError(f"event at {event.at:g} s: {name!r} is a device; only nodes are removed, devices fail")
     for name in (*event.failed, *event.restored, *event.removed):
         if name not in known:
             raise ScenarioError(
@@ -149,11 +153,15 @@ def after(cluster: Cluster, event: ClusterEvent) -> Cluster:
         replace(node, devices=tuple(_after(device, {node.name, device.name}, event) for device in node.devices))
         for node in stays
     ]
-    there = {name for node, device in Cluster(tuple(nodes)) for name in (node.name, device.name)}
-    for node, device in Cluster(event.added):
-        for name in (node.name, device.name):
+    there = set(known)
+    for node in event.added:
+        for name in (node.name, *(device.name for device in node.devices)):
             if name in there:
-                raise ScenarioError(f"event at {event.at:g} s: there is a node or device {name!r} already")
+                raise ScenarioError(
+                    f"event at {event.at:g} s: there is or was a node or device {name!r} already; name the new one "
+                    "otherwise, and let one that comes back fail and be restored"
+                )
+            there.add(name)
     return Cluster((*nodes, *event.added))
 
 

@@ -86,7 +86,8 @@ class Life:
         """Come to devices, on which it makes no progress for the first `overhead` seconds."""
         self.devices = tuple(device.name for device in devices)
         self.home = self.devices[0] if len(devices) == 1 else None
-        self.share, self.overhead, self.pace = share, overhead, inf
+        self.share, self.pace = share, inf
+        self.overhead += overhead  # what has not been paid before is still due
         if len(devices) > 1:
             self.compute = {device.name: device.capacity for device in devices}
         else:
@@ -117,6 +118,8 @@ class Life:
 
     def _off(self, state: JobState, now: float) -> None:
         self.state, self.since, self.devices, self.share = state, now, (), None
+        if state is JobState.WAITING:
+            self.overhead = 0.0
         self.version += 1
 
     def measure(self, least: float) -> None:

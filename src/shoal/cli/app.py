@@ -22,7 +22,7 @@ from shoal.journal.view import JournalView
 from shoal.report.snapshot import snapshot
 from shoal.report.table import best_table, ranked, snapshot_json, status_table, trial_json, trials_table
 from shoal.schedule.registry import POLICIES
-from shoal.simulate.gantt import draw_gantt
+from shoal.simulate.gantt import check_gantt, draw_gantt
 from shoal.simulate.result import faults, outcome_json, outcomes_table
 from shoal.simulate.scenario import DATA, load
 from shoal.trial import TrialState
@@ -210,6 +210,8 @@ def simulate(
     The file describes machines, studies and events. Without --policy it also says which policies are compared. The
     exit status is 1 if jobs did not end under one of them.
     """
+    if gantt is not None:
+        check_gantt(gantt)
     described = load(scenario, data, seed)
     outcomes = {name: described.simulate(name) for name in policy or described.policies}
     if as_json:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from math import isfinite
+from math import inf, isfinite
 
 from shoal.cluster.device import Cluster, Device, Node
 from shoal.errors import PolicyError
@@ -57,8 +57,8 @@ def check_plan(plan: Plan, jobs: Sequence[JobView], cluster: Cluster, now: float
         for name in after.devices:
             held.check(action, name)
     _check_refusals(plan, {job.id for job in state.values() if not job.devices})
-    if plan.wake is not None and not plan.wake > now:
-        raise PolicyError(f"the plan asks to be woken at {plan.wake!r} s, which is not after now, {now!r} s")
+    if plan.wake is not None and not now < plan.wake < inf:
+        raise PolicyError(f"the plan asks to be woken at {plan.wake!r} s, which is no time after now, {now!r} s")
 
 
 def _after(action: Action, job: JobView, places: _Places) -> JobView:

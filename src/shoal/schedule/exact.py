@@ -53,8 +53,7 @@ class Exact(Policy):
         gap: relative difference to the upper bound at which a placement is good enough.
 
     Raises:
-        PolicyError: scipy is not installed.
-        ValueError: `seconds` is not above 0, or `gap` is negative.
+        PolicyError: scipy is not installed, `seconds` is not above 0, or `gap` is negative.
     """
 
     seconds: float = 60.0
@@ -62,9 +61,9 @@ class Exact(Policy):
 
     def __post_init__(self) -> None:
         if not self.seconds > 0:
-            raise ValueError(f"`seconds` must be above 0, got {self.seconds!r}")
+            raise PolicyError(f"`seconds` must be above 0, got {self.seconds!r}")
         if not self.gap >= 0:
-            raise ValueError(f"`gap` must be at least 0, got {self.gap!r}")
+            raise PolicyError(f"`gap` must be at least 0, got {self.gap!r}")
 
     def plan(self, jobs: Sequence[JobView], cluster: Cluster, now: float) -> Plan:
         """Decide what to do at `now` (seconds)."""

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from difflib import get_close_matches
 
 from shoal.errors import PolicyError
-from shoal.schedule.auto import Auto
+from shoal.schedule.auto import OBJECTIVES, Auto
 from shoal.schedule.base import Policy
 from shoal.schedule.best_fit import BestFit
 from shoal.schedule.convergence import Convergence
@@ -49,7 +49,9 @@ def make_policy(policy: str | Policy, objective: str = "makespan") -> Policy:
     """
     if isinstance(policy, Policy):
         return policy
-    if policy not in POLICIES:
+    if objective not in OBJECTIVES:
+        raise PolicyError(f"`objective` must be one of {', '.join(OBJECTIVES)}, got {objective!r}")
+    if not isinstance(policy, str) or policy not in POLICIES:
         close = get_close_matches(str(policy), POLICIES, n=1)
         hint = f" (did you mean {close[0]!r}?)" if close else ""
         raise PolicyError(f"there is no policy {policy!r}{hint}; `policy` is a Policy or one of {', '.join(POLICIES)}")

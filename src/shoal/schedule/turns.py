@@ -8,7 +8,7 @@ from typing import final
 
 from shoal.cluster.device import Cluster, Device, Node
 from shoal.errors import PolicyError
-from shoal.schedule.action import Plan, Refusal, Suspend
+from shoal.schedule.action import JobState, Plan, Refusal, Suspend
 from shoal.schedule.base import JobView, Policy
 from shoal.schedule.ledger import ROUNDING, Ledger, Room, begin
 
@@ -29,7 +29,7 @@ class TimeSharing(Policy):
     A subclass says what the priority is.
 
     Args:
-        quantum: seconds of a turn.
+        quantum: seconds of a turn, beside those that resuming the job takes.
 
     Raises:
         PolicyError: the quantum is not above 0 and finite.
@@ -110,7 +110,11 @@ class TimeSharing(Policy):
         gone = {job.id for job in suspended}
         ends = [
             *(self._next_end(job, now) for job in sharing if job.id not in gone),
-            *(now + self.turn(job) for job, _ in begun if job.preemptible),
+            *(
+                now + self.turn(job) + (job.switch_seconds if job.state is JobState.SUSPENDED else 0.0)
+                for job, _ in begun
+                if job.preemptible
+            ),
         ]
         return Plan(actions, refusals, max(min(ends), nextafter(now, inf)) if off and ends else None)
 
@@ -127,12 +131,18 @@ class TimeSharing(Policy):
 
     def _is_over(self, job: JobView, now: float) -> bool:
         """Whether its turn is."""
-        return self.is_measured(job) and now - job.since >= self.turn(job) * (1 - ROUNDING)
+        return self.is_measured(job) and now - _began(job, now) >= self.turn(job) * (1 - ROUNDING)
 
     def _next_end(self, job: JobView, now: float) -> float:
         """When a running job has had another whole turn, after `now`."""
-        turn = self.turn(job)
-        return job.since + turn * (floor((now - job.since) / turn + ROUNDING) + 1)
+        turn, began = self.turn(job), _began(job, now)
+        return began + turn * (max(0, floor((now - began) / turn + ROUNDING)) + 1)
+
+
+def _began(job: JobView, now: float) -> float:
+    """When the turns of a running job began: after the switch, if it has run before."""
+    resumed = job.ran > (now - job.since) * (1 + ROUNDING)
+    return job.since + (job.switch_seconds if resumed else 0.0)
 
 
 def _taking_turns(jobs: Sequence[JobView], cluster: Cluster) -> list[JobView]:
@@ -175,5 +185,5 @@ def require_positive(name: str, value: float) -> None:
     Raises:
         PolicyError: the value is not above 0 and finite.
     """
-    if not (value > 0 and isfinite(value)):
+    if not isinstance(value, int | float) or not (value > 0 and isfinite(value)):
         raise PolicyError(f"`{name}` must be above 0 s and finite, got {value!r}")

@@ -1,5 +1,6 @@
 """The tables of a scenario file: machines, models, studies, jobs, events."""
 
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -27,13 +28,14 @@ _AMOUNTS = {"seconds": ..., "compute": 1.0, "memory_gb": 0.0, "cores": 1.0, "arr
 _ANY: tuple[type, ...] = (float, list)
 
 
-def read_nodes(tables: Iterable[Table], tuned: dict[str, bool]) -> tuple[Node, ...]:
+def read_nodes(tables: Iterable[Table], tuned: dict[str, bool], taken: set[str]) -> tuple[Node, ...]:
     """[[nodes]]: machines, `count` equal ones each, called as they are named or node0, node1, ...
 
     Args:
         tables: each a [[nodes]].
         tuned: device kind -> whether its oversubscription is to be found, of the kinds of which a file has said so, or
             has given a number; added to.
+        taken: names of nodes so far; added to.
     """
     nodes: list[Node] = []
     for table in tables:
@@ -47,7 +49,13 @@ def read_nodes(tables: Iterable[Table], tuned: dict[str, bool]) -> tuple[Node, .
         compute = table.number("compute", 1.0, above=True)
         table.done()
         for index in range(count):
-            called = f"node{len(nodes)}" if name is None else name if count == 1 else f"{name}{index}"
+            if name is None:
+                called = next(free for number in itertools.count() if (free := f"node{number}") not in taken)
+            else:
+                called = name if count == 1 else f"{name}{index}"
+            if called in taken:
+                table.fail("name", f"there is or was a node {called!r} already; each needs a name of its own")
+            taken.add(called)
             slots = (
                 Device(f"{called}/{i}", kind, memory, compute=compute, oversubscription=ratio) for i in range(devices)
             )
@@ -75,6 +83,8 @@ def read_models(tables: Iterable[Table], kinds: Sequence[str], data: Path) -> di
     models: dict[str, list[Structure]] = {}
     for table in tables:
         name = table.take("name", (str,))
+        if name in models:
+            table.fail("name", f"there is a model {name!r} already; each needs a name of its own")
         if "profile" in table:
             models[name] = read_profiled(table, name, kinds)
             continue
@@ -131,7 +141,7 @@ def _per_size(table: Table, key: str, sizes: Sequence[int], default: Any = ...) 
 
 
 def _amount(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < float("inf")
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1e12
 
 
 def read_studies(
@@ -141,6 +151,8 @@ def read_studies(
     searches: list[Search] = []
     for index, table in enumerate(tables):
         name = table.take("name", (str,), f"study{index}")
+        if any(name == search.name for search in searches):
+            table.fail("name", f"there is a study {name!r} already; each needs a name of its own")
         chosen = table.names("models")
         for model in chosen:
             if model not in models:
@@ -179,11 +191,23 @@ def _curves(table: Table, data: Path, seed: int, trials: int | None) -> Curves:
         decay = Decay(given.number("start", 2.3, above=True))
         given.done()
         return decay
-    task = read_task(data, given.whole("task"))
+    number = given.whole("task")
+    try:
+        task = read_task(data, number)
+    except ScenarioError as error:
+        table.fail("curves", str(error))
     good = given.whole("good", None) if "good" in given else None
     given.done()
     if good is not None and (trials is None or good > trials):
-        table.fail("curves", f"`good` is of the trials of a random search, at most {trials}; got {good}")
+        most = "which this is not" if trials is None else f"at most {trials}"
+        table.fail("curves", f"`good` is of the trials of a random search, {most}; got {good}")
+    able = sum(min(curve) <= task.target for curve in task.curves)
+    if good is not None and trials is not None and (good > able or trials - good > len(task.curves) - able):
+        table.fail(
+            "curves",
+            f"of task {number}, {able} curves reach the target and {len(task.curves) - able} do not; `good` asks for "
+            f"{good} and {trials - good}",
+        )
     return RealCurves(task, seed, trials, good)
 
 
@@ -215,8 +239,12 @@ def read_jobs(tables: Iterable[Table], kinds: Sequence[str], seed: int) -> list[
     drawn for each job, or a table of `low` and `high` between which it is drawn, every value as likely.
     """
     jobs: list[SimulatedJob] = []
+    names: set[str] = set()
     for index, table in enumerate(tables):
         name = table.take("name", (str,), f"job{index}")
+        if name in names:
+            table.fail("name", f"there are jobs {name!r} already; each [[jobs]] needs a name of its own")
+        names.add(name)
         count = table.whole("count", 1, least=1)
         rng = Random(derive_seed(seed, "jobs", name))
         amounts = {key: _drawn(table, key, default) for key, default in _AMOUNTS.items()}
@@ -258,13 +286,13 @@ def _drawn(table: Table, key: str, default: Any) -> Callable[[Random], float]:
     return lambda rng: float(options[0] if len(options) == 1 else rng.choice(options))
 
 
-def read_events(tables: Iterable[Table], tuned: dict[str, bool]) -> tuple[ClusterEvent, ...]:
+def read_events(tables: Iterable[Table], tuned: dict[str, bool], taken: set[str]) -> tuple[ClusterEvent, ...]:
     """[[events]]: what fails, is restored or removed by name, and `add`: as under [[nodes]]; see `read_nodes`."""
     events: list[ClusterEvent] = []
     for table in tables:
         at = table.number("at")
         added = table.tables("add")
-        nodes = read_nodes(added, tuned)
+        nodes = read_nodes(added, tuned, taken)
         event = ClusterEvent(at, table.names("fail"), table.names("restore"), table.names("remove"), nodes)
         table.done()
         events.append(event)

@@ -1,12 +1,28 @@
 """A Gantt chart of what a policy did."""
 
+import os
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 from shoal.backend.simulated import Interval, Outcome
 from shoal.errors import ScenarioError
 
-__all__ = ["draw_gantt", "lanes"]
+__all__ = ["check_gantt", "draw_gantt", "lanes"]
+
+
+def check_gantt(path: Path) -> None:
+    """Refuse a file that could not be drawn, before there is anything to draw.
+
+    Raises:
+        ScenarioError: matplotlib is not installed, the file is of another kind, or its folder cannot be written to.
+    """
+    if path.suffix.lower() not in (".png", ".svg"):
+        raise ScenarioError(f"a Gantt chart is a .png or .svg file, got {path}")
+    if not os.access(path.parent, os.W_OK):
+        raise ScenarioError(f"{path} cannot be written: there is no folder {path.parent} that one may write to")
+    if find_spec("matplotlib") is None:
+        raise ScenarioError("a Gantt chart needs matplotlib. Install it with: pip install 'shoal[simulate]'")
 
 
 def draw_gantt(outcomes: Mapping[str, Outcome], path: Path, title: str) -> None:
@@ -14,19 +30,11 @@ def draw_gantt(outcomes: Mapping[str, Outcome], path: Path, title: str) -> None:
 
     Args:
         outcomes: by the policy's name.
-        path: a .png or .svg file.
+        path: a file that `check_gantt` accepts.
         title: over all.
-
-    Raises:
-        ScenarioError: matplotlib is not installed, or the file is of another kind.
     """
-    if path.suffix.lower() not in (".png", ".svg"):
-        raise ScenarioError(f"a Gantt chart is a .png or .svg file, got {path}")
-    try:
-        from matplotlib import colormaps
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ScenarioError("a Gantt chart needs matplotlib. Install it with: pip install matplotlib") from error
+    from matplotlib import colormaps
+    from matplotlib.figure import Figure
 
     devices = sorted({stay.device for outcome in outcomes.values() for stay in outcome.intervals})
     end = max((stay.end for outcome in outcomes.values() for stay in outcome.intervals), default=1.0)
@@ -50,7 +58,8 @@ def draw_gantt(outcomes: Mapping[str, Outcome], path: Path, title: str) -> None:
                     edgecolor="white",
                     linewidth=0.3,
                 )
-        chart.set_yticks(range(len(devices)), devices, fontsize=7 if len(devices) < 40 else 3)
+        labels = [device.replace("$", r"\$") for device in devices]
+        chart.set_yticks(range(len(devices)), labels, fontsize=7 if len(devices) < 40 else 3)
         chart.set_ylim(len(devices) - 0.5, -0.5)
         chart.set_title(f"{policy}: makespan {outcome.makespan:,.0f} s", fontsize=10, loc="left")
         times = [*(time for time, _ in outcome.occupancy), end]
@@ -59,7 +68,7 @@ def draw_gantt(outcomes: Mapping[str, Outcome], path: Path, title: str) -> None:
         used.set_ylabel("in use", fontsize=8)
         used.set_xlim(0, end)
     axes[-1].set_xlabel("seconds")
-    figure.suptitle(title, fontsize=10)
+    figure.suptitle(title.replace("$", r"\$"), fontsize=10)
     figure.savefig(path, dpi=110)
 
 

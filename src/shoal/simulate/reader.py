@@ -11,6 +11,9 @@ from shoal.errors import ScenarioError
 
 __all__ = ["Table", "read_toml"]
 
+_MOST = 1e12
+"""Beyond it, a number is a mistake, and sums of such numbers are no longer exact."""
+
 _HEADER = re.compile(r"^\s*\[\[?\s*([^\]]+?)\s*\]\]?\s*(?:#.*)?$")
 
 
@@ -50,6 +53,8 @@ class Table:
                 self.fail(unknown[0] if unknown else key, f"{self._place()}`{key}` is missing{hint}")
             return default
         value = self._content[key]
+        if isinstance(value, int | float) and not abs(value) <= _MOST:
+            self.fail(key, f"`{key}` must be between -{_MOST:g} and {_MOST:g}, got {str(value)[:20]}")
         if float in kinds and isinstance(value, int) and not isinstance(value, bool):
             return float(value)
         if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
@@ -141,7 +146,7 @@ def read_toml(path: Path) -> Table:
     try:
         text = path.read_text(encoding="utf-8")
         return Table(tomllib.loads(text), "", (), (path, text))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:  # no text, no TOML, or nested too deep
         raise ScenarioError(f"{path} cannot be read: {error}") from error
 
 

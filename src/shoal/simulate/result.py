@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
+from rich.markup import escape
 from rich.table import Table
 
 from shoal.backend.simulated import Outcome
@@ -17,7 +18,7 @@ def outcomes_table(scenario: Scenario, outcomes: Mapping[str, Outcome]) -> Table
 
     Where ratios of oversubscription were found, a line below says which.
     """
-    table = Table(title=f"{scenario.name}: {scenario.description}", title_justify="left", box=None)
+    table = Table(title=escape(f"{scenario.name}: {scenario.description}"), title_justify="left", box=None)
     table.add_column("policy")
     shown = [name for name in OBJECTIVES if name != "time_to_target" or any(o.reached for o in outcomes.values())]
     for name in shown:

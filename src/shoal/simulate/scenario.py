@@ -106,8 +106,9 @@ def load(path: Path, data: Path = DATA, seed: int | None = None) -> Scenario:
     quantum = top.number("quantum", 0.0)
     lean = top.take("lean", (bool,), False)
     tuned: dict[str, bool] = {}
-    cluster = Cluster(read_nodes(top.tables("nodes"), tuned))
-    events = read_events(top.tables("events"), tuned)
+    names: set[str] = set()
+    cluster = Cluster(read_nodes(top.tables("nodes"), tuned, names))
+    events = read_events(top.tables("events"), tuned, names)
     possible = (*cluster.nodes, *(node for event in events for node in event.added))
     kinds = list(dict.fromkeys(device.kind for _, device in Cluster(possible)))
     if not kinds:
