@@ -44,10 +44,10 @@ def test_table(outcomes):
     lines = captured.get().splitlines()
     assert lines[0].strip() == "four: four jobs"
     assert "makespan*" in lines[1]
-    assert "time to target" not in lines[1]
+    assert "to target" not in lines[1]
     cells = [line.split() for line in lines[2:4]]
     assert [row[:2] for row in cells] == [["fifo", "6:46"], ["wfd", "3:23"]]
-    assert cells[0][4:9] == ["50%", "406", "4", "of", "4"]
+    assert cells[0][4:7] == ["50%", "406", "4/4"]
 
 
 def test_json(outcomes):

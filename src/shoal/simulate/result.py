@@ -12,21 +12,26 @@ from shoal.simulate.scenario import OBJECTIVES, Scenario
 
 __all__ = ["faults", "outcome_json", "outcomes_table"]
 
+_HEADS = {"makespan": "makespan", "mean_completion": "mean job", "time_to_target": "to target"}
+"""Of what a scenario may be judged by; short, for eleven columns are to fit into a terminal."""
+
 
 def outcomes_table(scenario: Scenario, outcomes: Mapping[str, Outcome]) -> Table:
     """A row for each policy; the scenario's objective is marked, and the best value of it.
 
     Where ratios of oversubscription were found, a line below says which.
     """
-    table = Table(title=escape(f"{scenario.name}: {scenario.description}"), title_justify="left", box=None)
-    table.add_column("policy")
+    table = Table(
+        title=escape(f"{scenario.name}: {scenario.description}"), title_justify="left", box=None, collapse_padding=True
+    )
+    table.add_column("policy", min_width=max(map(len, outcomes)))
     shown = [name for name in OBJECTIVES if name != "time_to_target" or any(o.reached for o in outcomes.values())]
     for name in shown:
         mark = "*" if name == scenario.objective else ""
-        table.add_column(OBJECTIVES[name] + mark, justify="right")
+        table.add_column(_HEADS[name] + mark, justify="right")
         if name == "mean_completion":
-            table.add_column("p95 completion", justify="right")
-    for title in ("occupancy", "device seconds", "ended", "switches", "decisions", "ms a decision"):
+            table.add_column("p95 job", justify="right")
+    for title in ("in use", "device s", "ended", "switches", "decisions", "ms each"):
         table.add_column(title, justify="right")
     best = min(getattr(outcome, scenario.objective) for outcome in outcomes.values())
     for policy, outcome in outcomes.items():
@@ -38,10 +43,10 @@ def outcomes_table(scenario: Scenario, outcomes: Mapping[str, Outcome]) -> Table
         cells += [
             f"{outcome.mean_occupancy:.0%}",
             f"{outcome.device_seconds:,.0f}",
-            f"{len(outcome.completion)} of {len(outcome.arrivals)}",
+            f"{len(outcome.completion)}/{len(outcome.arrivals)}",
             f"{outcome.switches}",
             f"{outcome.decisions}",
-            f"{1000 * outcome.decision_seconds / max(1, outcome.decisions):.3f}",
+            f"{1000 * outcome.decision_seconds / max(1, outcome.decisions):.2f}",
         ]
         table.add_row(policy, *cells, style="bold" if getattr(outcome, scenario.objective) == best else None)
     found = [f"{policy} {_ratios(outcome.oversubscription)}" for policy, outcome in outcomes.items()]
