@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -30,6 +30,7 @@ from shoal.report.progress import SilentProgress
 from shoal.schedule.action import JobState, Plan, Refusal
 from shoal.schedule.base import JobView, Policy
 from shoal.schedule.fifo import Fifo
+from shoal.schedule.oversubscription import OversubscriptionTuner
 from shoal.space import Space, grid, uniform
 from shoal.trial import Report, Trial, TrialState
 
@@ -48,7 +49,7 @@ def value_of(trial: Trial, epoch: int) -> float:
     return float(trial.config["x"]) / epoch
 
 
-def reports(job: Job) -> Iterator[Event]:
+def reports(job: Job) -> Iterator[Reported]:
     """What a worker says that trains all to the end, member by member."""
     for member in job.members:
         for epoch in range(member.start + 1, member.target + 1):
@@ -167,11 +168,19 @@ class Stage:
             return Journal.open(self.directory)
         return Journal.create(self.directory, {"metric": "loss", "mode": "min"}, task=b"", algorithm=b"")
 
-    def engine(self, journal: Journal, backend: Backend, policy: Policy | None = None, retries: int = 2) -> Engine:
+    def engine(
+        self,
+        journal: Journal,
+        backend: Backend,
+        policy: Policy | None = None,
+        retries: int = 2,
+        tuned: Sequence[str] = (),
+    ) -> Engine:
         algorithm = self.make()
         algorithm.bind(self.space, metric="loss", mode="min", seed=0, data_seed=0)
         history = History(self.directory / "history.sqlite")
-        setting = Setting(cluster(self.slots), policy or Fifo(), backend, history, retries)
+        tuner = OversubscriptionTuner(kinds=tuned)
+        setting = Setting(cluster(self.slots), policy or Fifo(), backend, history, retries, tuner)
         return Engine(journal, algorithm, setting, SilentProgress())
 
     def run(self, backend: Backend, policy: Policy | None = None, retries: int = 2) -> None:
@@ -465,3 +474,31 @@ def test_a_task_that_cannot_be_loaded_after_a_resume_fails_no_trial(stage: Stage
     assert TrialState.FAILED not in {row[2] for row in stage.outcome()}
     stage.run(backend())
     assert TrialState.COMPLETE in {row[2] for row in stage.outcome()}
+
+
+@pytest.mark.parametrize(("tuned", "expected"), [((), {1.0}), (("cpu",), {1.0, 1.5})])
+def test_the_oversubscription_follows_from_what_jobs_report(
+    tuned: Sequence[str], expected: set[float], tmp_path: Path
+) -> None:
+    """Two trials of different models, one after the other on one slot, each in epochs that take next to no time."""
+    seen: set[float] = set()
+
+    class Look(Policy):
+        def plan(self, jobs: Sequence[JobView], cluster: Cluster, now: float) -> Plan:
+            seen.update(device.oversubscription for _, device in cluster)
+            return Fifo().plan(jobs, cluster, now)
+
+    def script(job: Job) -> list[Event]:
+        match job.purpose:
+            case Purpose.SURVEY:
+                keys = {m.trial.number: replace(KEY, structure=f"net {m.trial.number}") for m in job.members}
+                return [Surveyed(job.id, keys), Ended(job.id, Outcome.FINISHED)]
+            case Purpose.TRAIN:
+                said = [Reported(each.job, (replace(each.reports[0], seconds=1e-9),)) for each in reports(job)]
+                return [*said, Ended(job.id, Outcome.FINISHED)]
+        return well(job)
+
+    stage = Stage(tmp_path / "study", lambda: Grid(12), Space({"x": grid([1.0, 2.0])}))
+    with closing(stage.open()) as journal:
+        stage.engine(journal, backend(script), Look(), tuned=tuned).run()
+    assert seen == expected

@@ -3,7 +3,7 @@
 import time
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from shoal.algorithms.base import Algorithm
 from shoal.backend.base import Backend
@@ -24,8 +24,10 @@ from shoal.journal.writer import Journal
 from shoal.planner.event import Ended, Event, Outcome, Profiled, Reported, Surveyed
 from shoal.planner.job import Array, ArrayKey, Job, Member, Purpose
 from shoal.planner.planner import Planner
+from shoal.planner.speeds import Speeds
 from shoal.report.progress import Progress
 from shoal.schedule.base import Policy
+from shoal.schedule.oversubscription import OversubscriptionTuner
 from shoal.trial import Decision, Report, Trial, TrialGroup, TrialState
 
 __all__ = ["Engine", "Setting"]
@@ -46,6 +48,8 @@ class Setting:
         backend: runs them.
         history: what is known of jobs, across studies.
         retries: how often a trial whose job failed is tried again.
+        tuner: finds how many times the compute of the devices may be promised, from what jobs report; by default it
+            leaves all of them as they are.
     """
 
     cluster: Cluster
@@ -53,6 +57,7 @@ class Setting:
     backend: Backend
     history: History
     retries: int = 2
+    tuner: OversubscriptionTuner = field(default_factory=lambda: OversubscriptionTuner(kinds=()))
 
 
 @dataclass
@@ -84,6 +89,7 @@ class Engine:
         self._setting = setting
         self._progress = progress
         self._planner = Planner(setting.policy, self._profile, self._new_id)
+        self._speeds = Speeds(setting.tuner)
         self._jobs = len(journal.jobs())
         self._running: dict[str, tuple[Job, Device]] = {}
         self._events: deque[Event] = deque()  # polled, not yet handled
@@ -191,10 +197,11 @@ class Engine:
         if any(x.trial.number not in self._keys for x in waiting):
             self._journal.waiting_reasons({x.trial.number: "its model has to be looked at first" for x in waiting})
             return
+        cluster = self._speeds.cluster(self._setting.cluster)
         placement = self._planner.plan(
             [(x.member, self._keys[x.trial.number]) for x in waiting],
-            list(self._running.values()),
-            self._setting.cluster,
+            [(job, cluster.device(device.name)) for job, device in self._running.values()],
+            cluster,
             time.monotonic(),
             alone={x.trial.number for x in waiting if x.alone},
             unmeasurable=self._unmeasurable,
@@ -212,6 +219,7 @@ class Engine:
         for job, device in starts:
             self._setting.backend.start(job, device)
             self._running[job.id] = (job, device)
+            self._speeds.begin(job, device, time.monotonic())
             if job.purpose is Purpose.TRAIN:
                 for member in job.members:
                     self._trials[member.trial.number].state = TrialState.RUNNING
@@ -237,6 +245,7 @@ class Engine:
     def _handle(self, event: Event) -> None:
         match event:
             case Reported():
+                self._speeds.epoch(event, time.monotonic(), self._has_waiting)
                 self._observe(event.job, event.reports)
             case Surveyed():
                 self._keys.update(event.keys)
@@ -270,6 +279,7 @@ class Engine:
     def _end(self, ended: Ended) -> None:
         """A job is over; its trials that have not reached their targets wait again, alone if it failed."""
         job, device = self._running.pop(ended.job)
+        self._speeds.end(job.id, time.monotonic())
         fatal = self._fatal(job, ended)
         failed = ended.outcome not in (Outcome.FINISHED, Outcome.STOPPED) and fatal is None
         left = self._journal.job_ended(ended.job, ended.outcome, ended.message, failed=failed)
@@ -371,6 +381,9 @@ class Engine:
         """Trials to be placed: those that failed last, else in the order of their numbers."""
         waiting = [x for x in self._trials.values() if x.state is TrialState.PENDING]
         return sorted(waiting, key=lambda x: (x.failures, x.trial.number))
+
+    def _has_waiting(self) -> bool:
+        return any(x.state is TrialState.PENDING for x in self._trials.values())
 
     def _idle(self) -> list[Device]:
         held = {device.name for _, device in self._running.values()}

@@ -32,6 +32,7 @@ from shoal.report.progress import progress
 from shoal.report.snapshot import snapshot
 from shoal.report.table import ranked
 from shoal.schedule.base import Policy
+from shoal.schedule.oversubscription import OversubscriptionTuner
 from shoal.schedule.registry import make_policy
 from shoal.space import Space
 from shoal.trial import TrialState, derive_seed
@@ -272,7 +273,9 @@ def _run(
     display = progress(lambda: snapshot(journal, time.time(), names), silent=not show_progress)
     with closing(backend(workplace)) as carrier:
         history = History(environment=environment())
-        engine = Engine(journal, algorithm, Setting(cluster, policy, carrier, history, spec["retries"]), display)
+        gpus = {device.kind for _, device in cluster if device.name.startswith("cuda")}
+        tuner = OversubscriptionTuner(kinds=gpus)
+        engine = Engine(journal, algorithm, Setting(cluster, policy, carrier, history, spec["retries"], tuner), display)
         engine.replay()
         with _interruptible(engine):
             engine.run()

@@ -113,6 +113,10 @@ class OversubscriptionTuner:
         """Whether the ratio of a kind is found, as far as one can know."""
         return kind in self._climbs and self._climbs[kind].resting
 
+    def tunes(self, kind: str) -> bool:
+        """Whether the ratio of a kind is looked for."""
+        return self._kinds is None or kind in self._kinds
+
     def apply(self, cluster: Cluster) -> Cluster:
         """The cluster with the ratio to use now on every device of the kinds that are tuned."""
         return Cluster(
@@ -139,18 +143,15 @@ class OversubscriptionTuner:
                 raise PolicyError(
                     f"a job on {kind} has demand {demand!r} and speed {speed!r}; both must be finite and not negative"
                 )
-        if not self._tunes(kind):
+        if not self.tunes(kind):
             return
         climb = self._climbs.setdefault(kind, _Climb(1.0, self._step))
         climb.seen.append((sum(demand for demand, _ in pairs), sum(demand * speed for demand, speed in pairs)))
         if len(climb.seen) == self._window * (self._rest if climb.resting else 1):
             self._judge(climb)
 
-    def _tunes(self, kind: str) -> bool:
-        return self._kinds is None or kind in self._kinds
-
     def _tuned(self, device: Device) -> Device:
-        return replace(device, oversubscription=self.ratio(device.kind)) if self._tunes(device.kind) else device
+        return replace(device, oversubscription=self.ratio(device.kind)) if self.tunes(device.kind) else device
 
     def _judge(self, climb: _Climb) -> None:
         """Decide what a full window means, and which ratio comes next."""
