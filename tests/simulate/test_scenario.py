@@ -81,6 +81,60 @@ def test_what_a_file_says(tmp_path):
     assert (len(outcome.completion), outcome.refused, outcome.waiting) == (9, {}, {})
 
 
+OTHER_MACHINES = """\
+extends = "small.toml"
+description = "the same on one H100"
+
+[[nodes]]
+name = "a0"
+kind = "H100"
+devices = 2
+memory_gb = 80
+"""
+
+
+def test_a_file_that_extends_another(tmp_path):
+    base = load(written(tmp_path, SMALL))
+    path = tmp_path / "h100.toml"
+    path.write_text(OTHER_MACHINES)
+    scenario = load(path)
+    assert (scenario.name, scenario.description, scenario.slowdown) == ("h100", "the same on one H100", "none")
+    assert [(device.name, device.kind) for _, device in scenario.cluster] == [("a0/0", "H100"), ("a0/1", "H100")]
+    assert scenario.searches == base.searches
+    assert scenario.events == base.events
+
+
+EXTENDED = {
+    "a mistake in the other": (
+        "learning_rates",
+        "learning_rate",
+        "",
+        "small.toml:22: in [[studies]] 1, there is no key",
+    ),
+    "a mistake of its own": ("", "", "policy = 1", "h100.toml:3: there is no key 'policy'"),
+    "another that is not there": ("", "", 'extends = "none.toml"', "none.toml cannot be read"),
+    "another that extends": (
+        "policies =",
+        'extends = "a.toml"\npolicies =',
+        "",
+        "h100.toml:1: {}/small.toml extends another file itself",
+    ),
+    "itself": ("", "", 'extends = "h100.toml"', "h100.toml:1: {}/h100.toml extends another file itself"),
+    "no name": ("", "", "extends = 3", "h100.toml:1: `extends` must be a string, got 3"),
+}
+
+
+@pytest.mark.parametrize(("old", "new", "own", "message"), EXTENDED.values(), ids=EXTENDED)
+def test_a_mistake_is_told_of_the_file_that_has_it(old, new, own, message, tmp_path):
+    written(tmp_path, SMALL.replace(old, new, 1))
+    path = tmp_path / "h100.toml"
+    head, *rest = OTHER_MACHINES.splitlines()
+    path.write_text("\n".join([own, *rest] if own.startswith("extends") else [head, rest[0], own, *rest[1:]]))
+    with pytest.raises(ScenarioError) as caught:
+        load(path)
+    assert message.format(tmp_path) in str(caught.value)
+
+
 def test_the_seed_decides_what_is_drawn(tmp_path):
     path = written(tmp_path, SMALL)
     assert load(path).jobs == load(path).jobs == load(path, seed=0).jobs
@@ -125,6 +179,12 @@ WRONG = {
         "[[jobs]]", '[[studies]]\nname = "grid"\nepochs = 1\n[[jobs]]', 28, "there is a study 'grid' already"
     ),
     "a number beyond all measure": ("= 2.5", "= 1e300", 10, "`oversubscription` must be between"),
+    "an event of a node that is not there": (
+        'fail = "a0/1"', 'fail = "a7"', 35, "event at 30 s: there is no node or device 'a7', only a0, a0/0"
+    ),
+    "a device that comes back without having failed": ('"h", kind', '"a0", kind', 41, "there is or was a node 'a0'"),
+    "more devices than there can be": ("devices = 2", "devices = 100_000_000_000", 8, "must be at most 500,000"),
+    "more epochs than there can be": ("epochs = 2", "epochs = 2_000_000", 23, "must be at most 1,000,000"),
     "good trials of an unknown number": (
         "epochs = 2", 'epochs = 2\ncurves = { start = 2.0, floor = 1.0 }', 24, "there is no key 'floor'"
     ),

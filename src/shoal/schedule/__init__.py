@@ -1,7 +1,7 @@
 """Which job runs where: the contract of a policy, and the policies."""
 
 from shoal.schedule.action import Action, JobState, Plan, Refusal, Resize, Resume, Start, Stop, Suspend
-from shoal.schedule.auto import Auto
+from shoal.schedule.auto import OBJECTIVES, Auto
 from shoal.schedule.base import Changes, JobView, Policy, Quantum, Session
 from shoal.schedule.best_fit import BestFit
 from shoal.schedule.check import check_plan
@@ -21,6 +21,7 @@ from shoal.schedule.water_filling import WaterFilling
 __all__ = [
     "FF",
     "FFD",
+    "OBJECTIVES",
     "POLICIES",
     "WF",
     "WFD",

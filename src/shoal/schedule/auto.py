@@ -1,6 +1,6 @@
 """Sharing a device, taking turns on it, or growing over several: whichever is expected to pay."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, final
 
@@ -18,8 +18,13 @@ from shoal.schedule.water_filling import WaterFilling
 
 __all__ = ["OBJECTIVES", "Auto"]
 
-OBJECTIVES: Final = ("makespan", "mean_completion", "time_to_target")
-"""What may count, the less the better: the end of the last job, of the mean one, or when trials reach their target."""
+OBJECTIVES: Final[Mapping[str, str]] = {
+    "makespan": "makespan",
+    "mean_completion": "mean completion",
+    "time_to_target": "time to target",
+}
+"""What may count, and its title, the less the better: the end of the last job, of the mean one, or when trials reach
+their target."""
 
 _LARGE = 50_000
 """Jobs times devices from which on books are kept instead of looking at everything in each decision; below, one takes

@@ -9,7 +9,8 @@ from typing import Any
 
 from shoal.algorithms.registry import ALGORITHMS
 from shoal.backend.simulated import ClusterEvent, SimulatedJob
-from shoal.cluster.device import Device, Node
+from shoal.backend.simulated_job import after
+from shoal.cluster.device import Cluster, Device, Node
 from shoal.cost.demand import Demand
 from shoal.cost.scaling import Scaling
 from shoal.errors import AlgorithmError, ScenarioError
@@ -23,6 +24,8 @@ from shoal.trial import derive_seed
 __all__ = ["read_events", "read_jobs", "read_models", "read_nodes", "read_studies"]
 
 GB = 10**9
+MANY = 10**6
+"""Most devices, jobs or epochs of one table: each is an object of its own."""
 _AMOUNTS = {"seconds": ..., "compute": 1.0, "memory_gb": 0.0, "cores": 1.0, "arrival": 0.0}
 """What is drawn for each of [[jobs]], and what it is where the file does not say."""
 _ANY: tuple[type, ...] = (float, list)
@@ -40,9 +43,9 @@ def read_nodes(tables: Iterable[Table], tuned: dict[str, bool], taken: set[str])
     nodes: list[Node] = []
     for table in tables:
         name = table.take("name", (str,), None)
-        count = table.whole("count", 1, least=1)
+        count = table.whole("count", 1, least=1, most=MANY)
         kind = table.take("kind", (str,))
-        devices = table.whole("devices")
+        devices = table.whole("devices", most=MANY // count)
         memory = int(table.number("memory_gb") * GB)
         cores = table.number("cores", 64.0)
         ratio = _oversubscription(table, kind, tuned)
@@ -158,7 +161,7 @@ def read_studies(
             if model not in models:
                 table.fail("models", f"there is no model {model!r} under [[models]], only {', '.join(models)}")
         structures = tuple(structure for model in chosen or models for structure in models[model])
-        rates = table.whole("learning_rates", 1, least=1)
+        rates = table.whole("learning_rates", 1, least=1, most=MANY)
         own_seed = derive_seed(seed, "study", name)
         algorithm = _algorithm(table)
         curves = _curves(table, data, own_seed, algorithm[1].get("n"))
@@ -173,7 +176,7 @@ def read_studies(
 def _algorithm(table: Table) -> tuple[str, dict[str, Any]]:
     given = table.table("algorithm")
     if given is None:
-        return "grid", {"epochs": table.whole("epochs", least=1)}
+        return "grid", {"epochs": table.whole("epochs", least=1, most=MANY)}
     name = given.one_of("name", ALGORITHMS, "")
     settings = given.rest()
     try:
@@ -245,7 +248,7 @@ def read_jobs(tables: Iterable[Table], kinds: Sequence[str], seed: int) -> list[
         if name in names:
             table.fail("name", f"there are jobs {name!r} already; each [[jobs]] needs a name of its own")
         names.add(name)
-        count = table.whole("count", 1, least=1)
+        count = table.whole("count", 1, least=1, most=MANY)
         rng = Random(derive_seed(seed, "jobs", name))
         amounts = {key: _drawn(table, key, default) for key, default in _AMOUNTS.items()}
         on = table.names("kinds") or tuple(kinds)
@@ -286,14 +289,21 @@ def _drawn(table: Table, key: str, default: Any) -> Callable[[Random], float]:
     return lambda rng: float(options[0] if len(options) == 1 else rng.choice(options))
 
 
-def read_events(tables: Iterable[Table], tuned: dict[str, bool], taken: set[str]) -> tuple[ClusterEvent, ...]:
+def read_events(
+    tables: Iterable[Table], cluster: Cluster, tuned: dict[str, bool], taken: set[str]
+) -> tuple[ClusterEvent, ...]:
     """[[events]]: what fails, is restored or removed by name, and `add`: as under [[nodes]]; see `read_nodes`."""
-    events: list[ClusterEvent] = []
+    events: list[tuple[ClusterEvent, Table]] = []
     for table in tables:
         at = table.number("at")
         added = table.tables("add")
         nodes = read_nodes(added, tuned, taken)
         event = ClusterEvent(at, table.names("fail"), table.names("restore"), table.names("remove"), nodes)
         table.done()
-        events.append(event)
-    return tuple(events)
+        events.append((event, table))
+    for event, table in sorted(events, key=lambda each: each[0].at):
+        try:
+            cluster = after(cluster, event)
+        except ScenarioError as error:
+            table.fail("at", str(error))
+    return tuple(event for event, _ in events)

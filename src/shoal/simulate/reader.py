@@ -5,6 +5,7 @@ import tomllib
 from collections.abc import Collection, Mapping
 from difflib import get_close_matches
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NoReturn
 
 from shoal.errors import ScenarioError
@@ -17,6 +18,10 @@ _MOST = 1e12
 _HEADER = re.compile(r"^\s*\[\[?\s*([^\]]+?)\s*\]\]?\s*(?:#.*)?$")
 
 
+_File = tuple[Path, str]
+"""A file and its text."""
+
+
 class Table:
     """A table of the file. Keys are taken out of it; what is left at the end nobody knows.
 
@@ -25,15 +30,22 @@ class Table:
         where: how the file calls it: "[[studies]] 2"; empty for the top of the file.
         path: keys and positions that lead to it.
         file: the file and its text.
+        inherited: key -> the file and text that it comes from, of those that come from another.
     """
 
     def __init__(
-        self, content: Mapping[str, Any], where: str, path: tuple[str | int, ...], file: tuple[Path, str]
+        self,
+        content: Mapping[str, Any],
+        where: str,
+        path: tuple[str | int, ...],
+        file: _File,
+        inherited: Mapping[str, _File] = MappingProxyType({}),
     ) -> None:
         self._content = content
         self._where = where
         self._path = path
         self._file = file
+        self._inherited = inherited
         self._known: list[str] = []
 
     def __contains__(self, key: str) -> bool:
@@ -69,11 +81,12 @@ class Table:
             self.fail(key, f"`{key}` must be finite and {'above' if above else 'at least'} {least:g}, got {value!r}")
         return float(value)
 
-    def whole(self, key: str, default: Any = ..., *, least: int = 0) -> int:
-        """An integer of at least `least`."""
+    def whole(self, key: str, default: Any = ..., *, least: int = 0, most: int = 10**12) -> int:
+        """An integer from `least` to `most`."""
         value = self.take(key, (int,), default)
-        if value is not default and value < least:
-            self.fail(key, f"`{key}` must be at least {least}, got {value!r}")
+        if value is not default and not least <= value <= most:
+            bounds = f"at least {least}" if value < least else f"at most {most:,}"
+            self.fail(key, f"`{key}` must be {bounds}, got {value!r}")
         return int(value)
 
     def one_of(self, key: str, names: Collection[str], default: str) -> str:
@@ -94,7 +107,7 @@ class Table:
     def table(self, key: str) -> "Table | None":
         """A table within this one; None if it is not there."""
         value = self.take(key, (dict,), None)
-        return None if value is None else Table(value, f"`{key}`", (*self._path, key), self._file)
+        return None if value is None else Table(value, f"`{key}`", (*self._path, key), self._file_of(key))
 
     def tables(self, key: str) -> list["Table"]:
         """A list of tables, [[key]]; empty if it is not there."""
@@ -102,7 +115,7 @@ class Table:
         if not all(isinstance(value, dict) for value in values):
             self.fail(key, f"`{key}` must be tables, each under [[{key}]], got {values!r}")
         return [
-            Table(value, f"[[{key}]] {index + 1}", (*self._path, key, index), self._file)
+            Table(value, f"[[{key}]] {index + 1}", (*self._path, key, index), self._file_of(key))
             for index, value in enumerate(values)
         ]
 
@@ -125,8 +138,11 @@ class Table:
 
     def fail(self, key: str, fault: str) -> NoReturn:
         """Raise an error about the value of a key."""
-        path, text = self._file
+        path, text = self._file_of(key)
         raise ScenarioError(f"{path}:{_line(text, (*self._path, key))}: {fault}")
+
+    def _file_of(self, key: str) -> _File:
+        return self._inherited.get(key, self._file)
 
     def _place(self) -> str:
         return f"in {self._where}, " if self._where else ""
@@ -138,14 +154,30 @@ _NAMES = {
 
 
 def read_toml(path: Path) -> Table:
-    """The top of a file.
+    """The top of a file; of one that `extends` another, with those keys of the other that it has not itself.
 
     Raises:
-        ScenarioError: it cannot be read, or is not TOML.
+        ScenarioError: it cannot be read, is not TOML, or extends a file that extends another.
     """
+    content, text = _parsed(path)
+    own = Table(content, "", (), (path, text))
+    name = own.take("extends", (str,), None)
+    if name is None:
+        return own
+    other = path.parent / name
+    theirs, their_text = _parsed(other)
+    if "extends" in theirs:
+        own.fail("extends", f"{other} extends another file itself; extend that one")
+    inherited = dict.fromkeys(theirs.keys() - content.keys(), (other, their_text))
+    whole = Table({**theirs, **content}, "", (), (path, text), inherited)
+    whole.take("extends", (str,))
+    return whole
+
+
+def _parsed(path: Path) -> tuple[dict[str, Any], str]:
     try:
         text = path.read_text(encoding="utf-8")
-        return Table(tomllib.loads(text), "", (), (path, text))
+        return tomllib.loads(text), text
     except (OSError, ValueError, RecursionError) as error:  # no text, no TOML, or nested too deep
         raise ScenarioError(f"{path} cannot be read: {error}") from error
 

@@ -2,13 +2,15 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict
+from math import isfinite
 from typing import Any
 
 from rich.markup import escape
 from rich.table import Table
 
 from shoal.backend.simulated import Outcome
-from shoal.simulate.scenario import OBJECTIVES, Scenario
+from shoal.schedule.auto import OBJECTIVES
+from shoal.simulate.scenario import Scenario
 
 __all__ = ["faults", "outcome_json", "outcomes_table"]
 
@@ -17,7 +19,7 @@ _HEADS = {"makespan": "makespan", "mean_completion": "mean job", "time_to_target
 
 
 def outcomes_table(scenario: Scenario, outcomes: Mapping[str, Outcome]) -> Table:
-    """A row for each policy; the scenario's objective is marked, and the best value of it.
+    """A row for each policy; the scenario's objective is marked, and the best value of it where most jobs ended.
 
     Where ratios of oversubscription were found, a line below says which.
     """
@@ -33,7 +35,7 @@ def outcomes_table(scenario: Scenario, outcomes: Mapping[str, Outcome]) -> Table
             table.add_column("p95 job", justify="right")
     for title in ("in use", "device s", "ended", "switches", "decisions", "ms each"):
         table.add_column(title, justify="right")
-    best = min(getattr(outcome, scenario.objective) for outcome in outcomes.values())
+    best = min(outcome.rank(scenario.objective) for outcome in outcomes.values())
     for policy, outcome in outcomes.items():
         cells = []
         for name in shown:
@@ -48,7 +50,7 @@ def outcomes_table(scenario: Scenario, outcomes: Mapping[str, Outcome]) -> Table
             f"{outcome.decisions}",
             f"{1000 * outcome.decision_seconds / max(1, outcome.decisions):.2f}",
         ]
-        table.add_row(policy, *cells, style="bold" if getattr(outcome, scenario.objective) == best else None)
+        table.add_row(policy, *cells, style="bold" if outcome.rank(scenario.objective) == best else None)
     found = [f"{policy} {_ratios(outcome.oversubscription)}" for policy, outcome in outcomes.items()]
     if any(outcome.oversubscription for outcome in outcomes.values()):
         table.caption, table.caption_justify = f"oversubscription found: {'; '.join(found)}", "left"
@@ -71,16 +73,18 @@ def faults(outcomes: Mapping[str, Outcome]) -> list[str]:
 
 
 def outcome_json(scenario: Scenario, policy: str, outcome: Outcome) -> dict[str, Any]:
-    """Everything that a program may want to know; times in seconds."""
+    """Everything that a program may want to know; times in seconds, None where no job came so far."""
     figures = {
-        name: getattr(outcome, name)
+        name: value if isfinite(value := getattr(outcome, name)) else None
         for name in ("makespan", "mean_completion", "p95_completion", "time_to_target", "mean_occupancy")
     }
     return {"scenario": scenario.name, "policy": policy, "objective": scenario.objective, **figures, **asdict(outcome)}
 
 
 def _seconds(value: float) -> str:
-    """As 34.2 s, 12:05 minutes or 3:20:00 hours."""
+    """As 34.2 s, 12:05 minutes or 3:20:00 hours, or - if there is no such time."""
+    if not isfinite(value):
+        return "-"
     if value < 60:
         return f"{value:.1f} s"
     minutes, seconds = divmod(round(value), 60)

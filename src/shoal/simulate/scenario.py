@@ -1,12 +1,12 @@
 """A scenario: a cluster, what is to be done on it, and what happens to it."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from shoal.backend.simulated import ClusterEvent, Outcome, SimulatedJob, Simulation
 from shoal.cluster.device import Cluster
 from shoal.errors import ScenarioError
+from shoal.schedule.auto import OBJECTIVES
 from shoal.schedule.base import Policy
 from shoal.schedule.oversubscription import OversubscriptionTuner
 from shoal.schedule.registry import POLICIES, make_policy
@@ -15,17 +15,10 @@ from shoal.simulate.reader import read_toml
 from shoal.simulate.search import Search
 from shoal.simulate.slowdown import SLOWDOWNS
 
-__all__ = ["DATA", "OBJECTIVES", "Scenario", "load"]
+__all__ = ["DATA", "Scenario", "load"]
 
 DATA = Path("../shared/data")
 """Folder of the measured tables, relative to the repository root, where commands are run."""
-
-OBJECTIVES: Mapping[str, str] = {
-    "makespan": "makespan",
-    "mean_completion": "mean completion",
-    "time_to_target": "time to target",
-}
-"""What a scenario may be judged by: attributes of `Outcome`, all the less the better, and their titles."""
 
 
 @dataclass(frozen=True)
@@ -41,8 +34,9 @@ class Scenario:
         events: changes of the cluster.
         slowdown: name of the slow-down model.
         policies: that are compared unless others are asked for.
-        objective: what counts, a name of `OBJECTIVES`.
-        quantum: least seconds of a turn, see `Simulation`.
+        objective: what counts, a name of `OBJECTIVES` and property of `Outcome`.
+        quantum: least seconds of a turn, see `Simulation`; 10 unless the file says otherwise, as `promise` and
+            `convergence` have it.
         lean: see `Simulation`.
         data: folder of the measured tables.
         tuned: kinds of devices whose oversubscription is found while a simulation runs.
@@ -103,12 +97,12 @@ def load(path: Path, data: Path = DATA, seed: int | None = None) -> Scenario:
     objective = top.one_of("objective", OBJECTIVES, "makespan")
     own_seed = top.whole("seed", 0)
     seed = own_seed if seed is None else seed
-    quantum = top.number("quantum", 0.0)
+    quantum = top.number("quantum", 10.0)
     lean = top.take("lean", (bool,), False)
     tuned: dict[str, bool] = {}
     names: set[str] = set()
     cluster = Cluster(read_nodes(top.tables("nodes"), tuned, names))
-    events = read_events(top.tables("events"), tuned, names)
+    events = read_events(top.tables("events"), cluster, tuned, names)
     possible = (*cluster.nodes, *(node for event in events for node in event.added))
     kinds = list(dict.fromkeys(device.kind for _, device in Cluster(possible)))
     if not kinds:
