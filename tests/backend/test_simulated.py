@@ -1,6 +1,7 @@
 """The simulator, on cases worked out by hand."""
 
 from collections.abc import Sequence
+from math import inf
 from typing import Any, ClassVar
 
 import pytest
@@ -160,7 +161,7 @@ def test_what_a_policy_is_told():
     script = {0: [Start("a", ON)], 4: [Suspend("a")], 7: [Resume("a", ON)], 9: ()}
     policy = Scripted(script)
     losses = [10 - i for i in range(10)]
-    Simulation([job("a", 10, curve=losses, switch_seconds=1.0, epoch=2, budget=12)], ONE, policy).run()
+    Simulation([job("a", 10, curve=losses, switch_seconds=1.0, epoch=2, budget=12)], ONE, policy, quantum=1.0).run()
     seen = {now: views["a"] for now, views in policy.seen if views}
     assert [seen[now].state for now in script] == [
         JobState.WAITING, JobState.RUNNING, JobState.SUSPENDED, JobState.RUNNING,
@@ -200,7 +201,8 @@ def test_jobs_wait_where_there_is_no_device(devices):
     lost = [ClusterEvent(4.0, failed=("n0",))]
     outcome = Simulation([job("a"), job("b")], Cluster((node(devices=devices),)), Fifo(), events=lost[:devices]).run()
     assert outcome.completion == {}
-    assert outcome.makespan == 0
+    assert outcome.makespan == outcome.mean_completion == outcome.p95_completion == outcome.time_to_target == inf
+    assert outcome.mean_occupancy == 0
     assert sorted({**outcome.waiting, **outcome.refused}) == ["a", "b"]
 
 
@@ -321,3 +323,12 @@ def test_when_a_target_is_reached():
     outcome = Simulation(jobs, ONE, Scripted({0: [Start("a", ON)], 2: [Suspend("a")], 5: [Resume("a", ON)]})).run()
     assert outcome.reached == pytest.approx({"a": 7})
     assert outcome.time_to_target == pytest.approx(7)
+
+
+def test_a_policy_that_stops_what_it_starts_is_told_so():
+    class Restless(Policy):
+        def plan(self, jobs, cluster, now):
+            return Plan((Start("a", ON), Stop("a", "on second thoughts")))
+
+    with pytest.raises(PolicyError, match="asked 1001 times at 0 s, and time does not go on"):
+        Simulation([job("a")], ONE, Restless()).run()

@@ -57,6 +57,18 @@ def test_json(outcomes):
     assert found["intervals"][0] == {"job": "j0", "device": "gpu0", "begin": 0, "end": 100, "compute": 0.5}
 
 
+def test_a_policy_under_which_nothing_ends_is_not_the_best(outcomes):
+    none = Simulation(JOBS, cluster(1), Fifo(), events=[ClusterEvent(10.0, failed=("gpu0",))]).run()
+    console = Console(width=200, record=True, file=StringIO(), force_terminal=True)
+    console.print(outcomes_table(SCENARIO, {"lost": none, **outcomes}))
+    lines = console.export_text(styles=True).splitlines()[2:]
+    assert ["\x1b[1m" in line for line in lines[:3]] == [False, False, True]
+    assert lines[0].split()[:4] == ["lost", "-", "-", "-"]
+    found = json.loads(json.dumps(outcome_json(SCENARIO, "lost", none), allow_nan=False))
+    assert found["makespan"] is None
+    assert found["mean_occupancy"] == 0
+
+
 def test_faults():
     events = [ClusterEvent(10.0, failed=("gpu0",))]
     lost = Simulation([job("a"), job("b", memory=99)], cluster(1), Fifo()).run()

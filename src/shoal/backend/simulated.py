@@ -15,13 +15,16 @@ from shoal.backend.simulated_life import Life
 from shoal.backend.simulated_outcome import Interval, Outcome, Usage
 from shoal.backend.simulated_watch import Stay, Watch
 from shoal.cluster.device import Cluster, Device
-from shoal.errors import ScenarioError
+from shoal.errors import PolicyError, ScenarioError
 from shoal.schedule.action import Action, JobState, Plan, Resize, Resume, Stop, Suspend
 from shoal.schedule.base import Changes, JobView, Policy
 from shoal.schedule.check import check_plan
 from shoal.schedule.oversubscription import OversubscriptionTuner
 
 __all__ = ["ClusterEvent", "Interval", "Outcome", "SimulatedJob", "Simulation", "SlowDown", "Source", "Tenant"]
+
+_ROUNDS = 1000
+"""Decisions at one instant, beside one for each job, after which time is taken to stand still."""
 
 _Event = tuple[float, int, SimulatedJob | ClusterEvent | Life | Stay | None, int]
 """When, in which order among equals, what (None: the policy asked for it), and of a job the version of its end."""
@@ -58,7 +61,7 @@ class Simulation:
         *,
         sources: Sequence[Source] = (),
         events: Sequence[ClusterEvent] = (),
-        quantum: float = 0.0,
+        quantum: float = 10.0,
         lean: bool = False,
         tuner: OversubscriptionTuner | None = None,
         timer: Callable[[], float] = time.perf_counter,
@@ -105,15 +108,22 @@ class Simulation:
         """Go on until all jobs have ended, or nothing more can happen.
 
         Raises:
-            PolicyError: the policy made an illegal plan.
+            PolicyError: the policy made an illegal plan, or stops what it starts for ever.
         """
         session = self._policy.session(self._cluster)
         was_stuck = False
         plan = Plan()
+        then, rounds = -inf, 0
         while self._heap:
             now = self._heap[0][0]
             if not self._take(now):
                 continue
+            then, rounds = now, rounds + 1 if now == then else 1
+            if rounds > _ROUNDS + len(self._arrivals):
+                raise PolicyError(
+                    f"{self._policy!r} was asked {rounds - 1} times at {now:g} s, and time does not go on: "
+                    "it starts what it stops"
+                )
             views, changes = self._tell(now)
             began = self._timer()
             plan = session.plan(changes, now)

@@ -194,7 +194,7 @@ def _fault(job: SimulatedJob, node: Node, device: Device) -> str:
     demand, largest = job.demand[device.kind], f"the largest device {device.name}"
     if demand.memory > device.memory:
         return f"needs {demand.memory / 1e9:.3g} GB, {largest} has {device.memory / 1e9:.3g} GB"
-    elastic = job.scaling.sharing > 1 or job.scaling.devices > 1
+    elastic = job.scaling.sharing > 1
     if demand.compute > device.capacity and not elastic:
         return f"needs {demand.compute:.3g} of a device's compute, {largest} offers {device.capacity:.3g}"
     if demand.cores > node.cores:

@@ -63,29 +63,29 @@ class Outcome:
 
     @property
     def makespan(self) -> float:
-        """Seconds from the first arrival to the last end; 0 if no job ended."""
-        return max(self.completion.values()) - min(self.arrivals.values()) if self.completion else 0.0
+        """Seconds from the first arrival to the last end; inf if no job ended."""
+        return max(self.completion.values()) - min(self.arrivals.values()) if self.completion else math.inf
 
     @property
     def mean_completion(self) -> float:
-        """Mean seconds from a job's arrival to its end; 0 if no job ended."""
-        return fmean(self._lengths()) if self.completion else 0.0
+        """Mean seconds from a job's arrival to its end; inf if no job ended."""
+        return fmean(self._lengths()) if self.completion else math.inf
 
     @property
     def p95_completion(self) -> float:
-        """Seconds from arrival to end that 95 % of the jobs do not exceed (nearest rank); 0 if no job ended."""
+        """Seconds from arrival to end that 95 % of the jobs do not exceed (nearest rank); inf if no job ended."""
         lengths = sorted(self._lengths())
-        return lengths[math.ceil(0.95 * len(lengths)) - 1] if lengths else 0.0
+        return lengths[math.ceil(0.95 * len(lengths)) - 1] if lengths else math.inf
 
     @property
     def time_to_target(self) -> float:
-        """Mean seconds from the arrival of a job that reached its target until it did; 0 if none has."""
-        return fmean(at - self.arrivals[job] for job, at in self.reached.items()) if self.reached else 0.0
+        """Mean seconds from the arrival of a job that reached its target until it did; inf if none has."""
+        return fmean(at - self.arrivals[job] for job, at in self.reached.items()) if self.reached else math.inf
 
     @property
     def mean_occupancy(self) -> float:
-        """Occupancy, averaged over the time from the first arrival to the last end."""
-        if not self.makespan:
+        """Occupancy, averaged over the time from the first arrival to the last end; 0 if there is no such time."""
+        if not self.completion or not self.makespan:
             return 0.0
         end = max(self.completion.values())
         times = [*(time for time, _ in self.occupancy), end]
@@ -95,6 +95,14 @@ class Outcome:
             if time < end
         )
         return area / self.makespan
+
+    def rank(self, objective: str) -> tuple[int, float]:
+        """By which outcomes of one scenario are compared, the less the better: jobs that did not end come first.
+
+        Args:
+            objective: the property that counts among outcomes with as many ended jobs.
+        """
+        return len(self.arrivals) - len(self.completion), getattr(self, objective)
 
     def _lengths(self) -> list[float]:
         return [end - self.arrivals[job] for job, end in self.completion.items()]

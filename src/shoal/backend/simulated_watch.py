@@ -59,7 +59,7 @@ class Watch:
     def begin(self, device: Device, lives: Sequence[Life], speeds: Sequence[float], now: float) -> Stay | None:
         """From now on these jobs are on a device, at these speeds; None: there is nothing to be learnt of them."""
         epoch = max(_epoch(life) for life in lives)
-        if epoch == 0 or any(life.share is not None or len(life.devices) > 1 for life in lives):
+        if not (epoch and device.compute) or any(life.share is not None or len(life.devices) > 1 for life in lives):
             return None
         promised = [life.compute[device.name] / device.compute for life in lives]
         started = max(life.updated + life.overhead for life in lives)

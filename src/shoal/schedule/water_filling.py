@@ -1,6 +1,6 @@
 """Jobs that share a device or grow over several, so that a group of trials ends soon (Fluid)."""
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import final
 
@@ -44,7 +44,7 @@ class WaterFilling(Policy):
         }
         waiting = [job for job in jobs if job.state is not JobState.RUNNING and usable[job.id]]
         for group in _groups(waiting):
-            names = {device.name for job in group for device in usable[job.id]}
+            names = dict.fromkeys(device.name for job in group for device in usable[job.id])
             widths = due_widths(
                 [seconds[job.id] for job in group],
                 [job.scaling for job in group],
@@ -54,7 +54,7 @@ class WaterFilling(Policy):
         movable = [job for job in jobs if job.id in layout.places and _may_move(job, layout)]
         left = [job for job in waiting if job.id not in layout.places]
         if movable:
-            names = {device.name for job in (*movable, *left) for device in usable[job.id]}
+            names = dict.fromkeys(device.name for job in (*movable, *left) for device in usable[job.id])
             resize(layout, movable, left, seconds, _devices(layout, movable, names))
         share_out(layout, {job.id: job for job in jobs if job.id in layout.places and _may_move(job, layout)}, before)
         actions = tuple(_actions(jobs, Layout(cluster, jobs), layout))
@@ -98,7 +98,7 @@ def _may_move(job: JobView, layout: Layout) -> bool:
     return job.preemptible and all(name in layout.devices for name in job.devices)
 
 
-def _devices(layout: Layout, movable: Sequence[JobView], names: set[str]) -> float:
+def _devices(layout: Layout, movable: Sequence[JobView], names: Iterable[str]) -> float:
     """How many of these devices are not taken by jobs that may not be moved."""
     free = {name: layout.free(name) for name in names}
     for job in movable:

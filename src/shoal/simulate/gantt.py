@@ -61,7 +61,8 @@ def draw_gantt(outcomes: Mapping[str, Outcome], path: Path, title: str) -> None:
         labels = [device.replace("$", r"\$") for device in devices]
         chart.set_yticks(range(len(devices)), labels, fontsize=7 if len(devices) < 40 else 3)
         chart.set_ylim(len(devices) - 0.5, -0.5)
-        chart.set_title(f"{policy}: makespan {outcome.makespan:,.0f} s", fontsize=10, loc="left")
+        told = f"makespan {outcome.makespan:,.0f} s" if outcome.completion else "no job ended"
+        chart.set_title(f"{policy}: {told}", fontsize=10, loc="left")
         times = [*(time for time, _ in outcome.occupancy), end]
         used.stairs([value for _, value in outcome.occupancy], times, fill=True, color="0.6")
         used.set_ylim(0, 1)
