@@ -119,6 +119,12 @@ BAD: dict[str, tuple[Callable[[], Any], str]] = {
     "setting: before": (spoiled_before, "optimizer of member 2 has settings in group 0 .*'betas': 3"),
     "clip: none": (lambda: clip_grad_norm_(array_of(), None), "`max_norm` must be one number or 3, got None"),  # type: ignore[arg-type]
     "clip: text": (lambda: clip_grad_value_(array_of(), "a"), "`clip_value` must be one number or 3, got 'a'"),  # type: ignore[arg-type]
+    "clip: order": (
+        lambda: clip_grad_norm_(array_of(), 1.0, "a"),
+        "`norm_type` must be the order of a norm, .* got 'a'",
+    ),  # type: ignore[arg-type]
+    "map: none": (lambda: array_of().map(None), "`fn` must be a function of a model and a batch, got None"),  # type: ignore[arg-type]
+    "scaler: states": (lambda: GradScaler(array_of()).load_state_dict(None), "`states` must be a list .* got None"),  # type: ignore[arg-type]
     "scaler: model": (lambda: GradScaler(net()), "`array` must be what `fuse` made, got Sequential"),  # type: ignore[arg-type]
     "scaler: text": (lambda: GradScaler(array_of(), "a"), "`scale` must be one number or 3, got 'a'"),  # type: ignore[arg-type]
     "scaler: losses": (lambda: GradScaler(array_of()).scale(None), "`losses` must be a tensor"),  # type: ignore[arg-type]
@@ -132,6 +138,10 @@ BAD: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "step: array": (lambda: TrainingStep(net(), optimizer_of(array_of()), loss), "`array` .* got Sequential"),  # type: ignore[arg-type]
     "step: optimizer": (lambda: TrainingStep(array_of(), None, loss), "`optimizer` must be .* got NoneType"),  # type: ignore[arg-type]
+    "step: ways": (
+        lambda: TrainingStep(array := array_of(), optimizer_of(array), loss, None),  # type: ignore[arg-type]
+        "`ways` must be a tuple of ways, got None",
+    ),
     "step: another's": (lambda: TrainingStep(array_of(), optimizer_of(array_of()), loss), "got that of another one"),
     "meta": (lambda: array_of().to("meta"), "cannot be moved to 'meta'"),
     "pickle": (pickled_within, "pickled or copied within a function"),

@@ -24,7 +24,8 @@ from shoal.fuse.outer import refuse_outer
 from shoal.fuse.plain import PlainState, attributes_of
 from shoal.fuse.randomness import OtherGenerators, Randomness, active, member_keys, randomness
 from shoal.fuse.reached import Reached
-from shoal.fuse.slots import Slot, find_slots, tensors_within
+from shoal.fuse.search import find_slots, tensors_within
+from shoal.fuse.slots import Slot
 from shoal.fuse.stacked import NeedsMemberError, SharedWriteError, Stacked, events
 from shoal.fuse.undo import Undo
 from shoal.fuse.watch import Watch
@@ -123,8 +124,11 @@ class ModelArray(nn.Module):
 
         Raises:
             FusionError: it is called within a function that this array or another one runs, or `fn` asks for the
-                gradients of parameters from outside of the model that it is given, as an optimizer does.
+                gradients of parameters from outside of the model that it is given, as an optimizer does; or it is no
+                function.
         """
+        if not callable(fn):
+            raise FusionError(f"`fn` must be a function of a model and a batch, got {fn!r}")
         self._check_free()
         self.check_batch(batch)
         tick, self.tick = self.tick, self.tick + 1

@@ -32,12 +32,13 @@ def clip_grad_norm_(
         Each member's norm before clipping, [B].
 
     Raises:
-        FusionError: `max_norm` has neither one value nor one for each member, or a negative one.
+        FusionError: `max_norm` has neither one value nor one for each member, or a negative one; or `norm_type` is no
+            number.
         RuntimeError: a norm is not finite, and `error_if_nonfinite` is set; names the members.
     """
     limits = _limits(array, max_norm, "max_norm")
     gradients = Gradients.of(array)
-    norms = gradients.norms(norm_type)
+    norms = gradients.norms(_order(norm_type))
     if error_if_nonfinite and not torch.isfinite(norms).all():
         bad = (~torch.isfinite(norms)).nonzero().flatten().tolist()
         raise RuntimeError(f"the gradient norm (order {norm_type}) of members {bad} is not finite; nothing was clipped")
@@ -71,3 +72,10 @@ def _limits(array: ModelArray, given: float | Sequence[float] | Tensor, name: st
     if not bool((limits >= 0).all()):
         raise FusionError(f"`{name}` must not be negative, got {given}")
     return limits
+
+
+def _order(norm_type: object) -> float:
+    try:
+        return float(norm_type)  # type: ignore[arg-type]  # torch takes the string "inf" as well
+    except (TypeError, ValueError):
+        raise FusionError(f"`norm_type` must be the order of a norm, a number or inf, got {norm_type!r}") from None

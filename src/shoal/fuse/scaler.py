@@ -186,6 +186,8 @@ class GradScaler:
         """
         if not self._enabled:
             return
+        if not isinstance(states, Sequence):
+            raise FusionError(f"`states` must be a list of what `state_dict` returned for each member, got {states!r}")
         empty = [b for b, state in enumerate(states) if not state]
         if empty:
             raise FusionError(f"the states of members {empty} are empty; they come from a scaler that was not enabled")

@@ -25,6 +25,7 @@ from shoal.fuse.absent import note_row
 from shoal.fuse.array import ModelArray
 from shoal.fuse.capture import CapturedStep, capture
 from shoal.fuse.optim.fused import FusedOptimizer
+from shoal.fuse.scalar import one, one_for_each
 from shoal.fuse.stacked import Stacked
 
 __all__ = ["TrainingStep", "Way"]
@@ -86,6 +87,8 @@ class TrainingStep:
             )
         if not callable(loss):
             raise FusionError(f"`loss` must be a function of a model and a batch, got {loss!r}")
+        if not isinstance(ways, (tuple, list)):
+            raise FusionError(f"`ways` must be a tuple of ways, got {ways!r}")
         wrong = [way for way in ways if way not in get_args(Way)]
         if wrong or not {"eager", "serial"} & set(ways):
             raise FusionError(
@@ -198,7 +201,7 @@ class TrainingStep:
 
     def _eager(self, batch: Any) -> Tensor:
         self._optimizer.zero_grad()
-        losses = _one_for_each(self._array.map(self._loss, batch), len(self._array))
+        losses = one_for_each(self._array.map(self._loss, batch), len(self._array))
         losses.sum().backward()  # type: ignore[no-untyped-call]
         self._optimizer.step()
         return losses.detach()
@@ -212,7 +215,7 @@ class TrainingStep:
         missing: list[tuple[Tensor, int]] = []
         try:
             for b, returned in enumerate(runs):
-                loss = _one(returned)
+                loss = one(returned)
                 loss.backward()  # type: ignore[no-untyped-call]
                 losses.append(loss.detach())
                 missing += _hand_over(columns, b, len(self._array))
@@ -238,39 +241,6 @@ class TrainingStep:
     def __str__(self) -> str:
         times = ", ".join(f"{way} {seconds * 1e3:.3g} ms" for way, seconds in self.seconds.items())
         return f"{self.way} ({times})"
-
-
-def _one(returned: Any) -> Tensor:
-    """One member's loss, [].
-
-    Raises:
-        FusionError: it is no scalar, or no parameter has part in it.
-    """
-    if not isinstance(returned, Tensor):
-        raise FusionError(_not_scalar(type(returned).__name__))
-    return _one_for_each(returned.unsqueeze(0), 1)[0]
-
-
-def _one_for_each(returned: Any, members: int) -> Tensor:
-    """The members' losses, [B], out of a tensor of one element for each.
-
-    Raises:
-        FusionError: as `_one`.
-    """
-    if not isinstance(returned, Tensor):
-        raise FusionError(_not_scalar(type(returned).__name__))
-    if returned.numel() != members:
-        raise FusionError(_not_scalar(f"a tensor of shape {tuple(returned.shape[1:])}"))
-    if not returned.requires_grad:
-        raise FusionError(
-            "`loss` returned a number in which no parameter has part (by `.item()`, `.detach()`, `torch.no_grad()`, or "
-            "because all are frozen), so there is nothing to go backward from; return the loss itself"
-        )
-    return returned.reshape(members)
-
-
-def _not_scalar(found: str) -> str:
-    return f"`loss` must return a scalar tensor for a model and a batch, its mean or sum, got {found}"
 
 
 def _drop(columns: Sequence[tuple[Tensor, Sequence[Tensor]]]) -> None:
