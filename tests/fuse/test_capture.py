@@ -100,6 +100,33 @@ def test_captured_steps_equal_eager_ones(make: Any, optimizer: Any, count: int) 
     torch.testing.assert_close(eager(array, fused, small), eager(twin, fused_twin, small), rtol=1e-9, atol=0)
 
 
+class Recurrent(nn.Module):
+    """Reads an image row by row."""
+
+    def __init__(self, kind: type[nn.RNNBase]) -> None:
+        super().__init__()
+        self.rows = kind(6, 5, num_layers=2, batch_first=True, bidirectional=True, dropout=0.2)
+        self.out = nn.Linear(10, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.rows(x.squeeze(1))[0][:, -1])
+
+
+@pytest.mark.parametrize("kind", [nn.RNN, nn.LSTM, nn.GRU])
+def test_recurrent_steps_are_captured(kind: type[nn.RNNBase]) -> None:
+    """Recurrent modules keep a list of their weights as an attribute, and gather it anew where weights are replaced."""
+    array, fused = members(lambda: Recurrent(kind), torch.optim.Adam, 3)
+    twin, fused_twin = members(lambda: Recurrent(kind), torch.optim.Adam, 3)
+    first, *others = batches(4)
+    eager(array, fused, first)
+    eager(twin, fused_twin, first)
+    step = CapturedStep(array, fused, loss, first, compiling=False)
+    for batch in others:
+        assert step.fits(batch)
+        torch.testing.assert_close(step(batch), eager(twin, fused_twin, batch), rtol=1e-9, atol=0)
+    torch.testing.assert_close(eager(array, fused, first), eager(twin, fused_twin, first), rtol=1e-9, atol=0)
+
+
 def test_data_dependent_control_flow_is_not_captured() -> None:
     array, fused = members(mlp, torch.optim.SGD, 2)
     (batch,) = batches(1)

@@ -22,7 +22,7 @@ from threading import RLock
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
@@ -204,9 +204,10 @@ class CapturedStep:
             params, others, state, numbers, (keys,) = ([next(left) for _ in range(n)] for n in counts)
             batch = pytree.tree_unflatten([_like(x, left) for x in leaves], self._spec)
             live = [param.detach().requires_grad_(param.is_floating_point()) for param in params]
-            with self._standing_in([*live, *others]), self._array.open(keys) as model, unchanged(model, constants):
+            with self._standing_in([*live, *others]), self._array.open(keys) as model:
                 refuse_hooks(model.modules(), ())
-                with nothing_left(self._loss):
+                _gather_weights(model)
+                with unchanged(model, constants), nothing_left(self._loss):
                     losses = self._loss(model, batch).whole
             with unchanged(model, constants):
                 grads = torch.autograd.grad(losses.sum(), live)
@@ -243,6 +244,13 @@ def capture(
     except FusionError as reason:
         _log.info("%s", reason)
         return None
+
+
+def _gather_weights(model: nn.Module) -> None:
+    """Let recurrent modules list the weights that stand in them now, as each run of theirs does first."""
+    for module in model.modules():
+        if isinstance(module, nn.RNNBase):
+            module._update_flat_weights()
 
 
 def _whole(leaf: Tensor) -> Tensor:
