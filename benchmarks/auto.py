@@ -43,7 +43,8 @@ def main() -> int:
     missed: list[str] = []
     undecided: list[str] = []
     for name in options.scenarios:
-        drawn = [load(ROOT / "scenarios" / f"{name}.toml", options.data, seed) for seed in range(SEEDS.get(name, 1))]
+        seeds = range(SEEDS[name]) if name in SEEDS else (None,)
+        drawn = [load(ROOT / "scenarios" / f"{name}.toml", options.data, seed) for seed in seeds]
         scenario = drawn[0]
         found = values[name] = {}
         began = time.perf_counter()
@@ -53,13 +54,15 @@ def main() -> int:
             waiting = sum(len(outcome.waiting) for outcome in outcomes)
             if waiting:
                 missed.append(f"{name}: {policy} left {waiting} jobs waiting")
+                if policy != "auto":
+                    continue  # what did not end is no match
             found[policy] = fmean(getattr(outcome, scenario.objective) for outcome in outcomes)
             if policy == "auto":
                 asked = sum(outcome.decisions for outcome in outcomes)
                 decisions[name] = 1000 * sum(outcome.decision_seconds for outcome in outcomes) / max(1, asked)
         best = min(found.values())
-        seeds = f", {len(drawn)} seeds" if len(drawn) > 1 else ""
-        print(f"{name}: {OBJECTIVES[scenario.objective]}{seeds} ({time.perf_counter() - began:.0f} s to simulate)")
+        over = f", {len(drawn)} seeds" if len(drawn) > 1 else ""
+        print(f"{name}: {OBJECTIVES[scenario.objective]}{over} ({time.perf_counter() - began:.0f} s to simulate)")
         for policy, value in sorted(found.items(), key=lambda each: each[1]):
             print(f"  {policy:15} {value:10.1f} s {value / best:8.3f} {'*' if value == best else ''}")
         if len(set(found.values())) == 1:

@@ -3,7 +3,8 @@
 Each policy's ratio is the makespan of `fifo`, one job a device, divided by its own. The bound is that ratio for the
 least makespan that the measured share curves allow (`shoal.simulate.bound`, a linear program). Demands and sources
 stand in scenarios/sp1.toml to sp4_mixed.toml; the paper's ratios are those that it prints, for its own models and
-devices. Oversubscription is the paper's, 3; "wfd, tuned" begins at 1 and finds it while it runs, and is not judged.
+devices. Oversubscription is the paper's for an A100, 3; "wfd, tuned" begins at 1 and finds it while it runs, and is
+not judged.
 
     python benchmarks/simulated_makespan.py [--data ../shared/data] [--policies wfd auto] [--quick]
 """

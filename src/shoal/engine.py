@@ -198,9 +198,10 @@ class Engine:
             self._journal.waiting_reasons({x.trial.number: "its model has to be looked at first" for x in waiting})
             return
         cluster = self._speeds.cluster(self._setting.cluster)
+        devices = {device.name: device for _, device in cluster}
         placement = self._planner.plan(
             [(x.member, self._keys[x.trial.number]) for x in waiting],
-            [(job, cluster.device(device.name)) for job, device in self._running.values()],
+            [(job, devices[device.name]) for job, device in self._running.values()],
             cluster,
             time.monotonic(),
             alone={x.trial.number for x in waiting if x.alone},
@@ -219,7 +220,7 @@ class Engine:
         for job, device in starts:
             self._setting.backend.start(job, device)
             self._running[job.id] = (job, device)
-            self._speeds.begin(job, device, time.monotonic())
+            self._speeds.begin(job, device)
             if job.purpose is Purpose.TRAIN:
                 for member in job.members:
                     self._trials[member.trial.number].state = TrialState.RUNNING
@@ -245,8 +246,8 @@ class Engine:
     def _handle(self, event: Event) -> None:
         match event:
             case Reported():
-                self._speeds.epoch(event, time.monotonic(), self._has_waiting)
                 self._observe(event.job, event.reports)
+                self._speeds.epoch(event, self._has_waiting)
             case Surveyed():
                 self._keys.update(event.keys)
                 self._give_up_measuring([event.keys[number] for number in event.alone])
@@ -279,7 +280,7 @@ class Engine:
     def _end(self, ended: Ended) -> None:
         """A job is over; its trials that have not reached their targets wait again, alone if it failed."""
         job, device = self._running.pop(ended.job)
-        self._speeds.end(job.id, time.monotonic())
+        self._speeds.end(job.id)
         fatal = self._fatal(job, ended)
         failed = ended.outcome not in (Outcome.FINISHED, Outcome.STOPPED) and fatal is None
         left = self._journal.job_ended(ended.job, ended.outcome, ended.message, failed=failed)

@@ -273,8 +273,8 @@ def _run(
     display = progress(lambda: snapshot(journal, time.time(), names), silent=not show_progress)
     with closing(backend(workplace)) as carrier:
         history = History(environment=environment())
-        gpus = {device.kind for _, device in cluster if device.name.startswith("cuda")}
-        tuner = OversubscriptionTuner(kinds=gpus)
+        shared = {device.kind for _, device in cluster if device.is_cuda and backend.concurrent}
+        tuner = OversubscriptionTuner(kinds=shared)
         engine = Engine(journal, algorithm, Setting(cluster, policy, carrier, history, spec["retries"], tuner), display)
         engine.replay()
         with _interruptible(engine):

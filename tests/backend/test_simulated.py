@@ -184,6 +184,10 @@ def test_a_turn_lasts_a_quantum_at_least():
 REFUSED = {
     "memory": (job("x", memory=90), "needs 90 GB, the largest device n0/0 has 80 GB"),
     "compute": (job("x", compute=1.5), "needs 1.5 of a device's compute, the largest device n0/0 offers 1"),
+    "compute of a job that may grow, but not share": (
+        job("x", compute=1.5, scaling=Scaling(devices=4)),
+        "needs 1.5 of a device's compute, the largest device n0/0 offers 1",
+    ),
     "cores": (job("x", cores=9), "needs 9 CPU cores, node n0 of the largest device n0/0 has 8"),
     "kind": (job("x", kind="TPU"), "it runs on TPU, the devices are A100"),
 }

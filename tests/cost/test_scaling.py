@@ -1,4 +1,5 @@
 from itertools import pairwise
+from math import inf
 
 import pytest
 from hypothesis import given
@@ -55,3 +56,8 @@ def test_impossible_scalings_are_refused(changes, message):
 def test_a_width_is_above_0(width):
     with pytest.raises(ValueError, match="above 0 devices"):
         Scaling().factor(width)
+
+
+def test_beyond_all_measure_it_takes_for_ever():
+    assert Scaling(alpha=2.0, sharing=2000).factor(1 / 2000) == inf
+    assert Scaling(beta=1.5, devices=3000).factor(3000) == inf

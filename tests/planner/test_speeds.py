@@ -5,26 +5,26 @@ from collections.abc import Iterable
 
 import pytest
 from planner_samples import A as KEY
+from planner_samples import B as OTHER
 from planner_samples import member, profile
 
 from shoal.cluster.device import Cluster, Device, Node
 from shoal.cost.demand import Profile
 from shoal.planner.event import Reported
-from shoal.planner.job import Array, Job
+from shoal.planner.job import Array, ArrayKey, Job
 from shoal.planner.speeds import Speeds
 from shoal.schedule.oversubscription import OversubscriptionTuner
 from shoal.trial import Report
 
-PROFILE = profile({1: 0.1, 2: 0.1}, compute=0.5)
-"""An epoch takes a second, of one member or of two."""
+PROFILE = profile({1: 0.1, 2: 0.15}, compute=0.5)
 GPUS = Cluster((Node("here", 8, tuple(Device(f"cuda:{i}", "H200", 2**30) for i in range(2))),))
 
 
 class Spy(OversubscriptionTuner):
     """Keeps what it is told."""
 
-    def __init__(self) -> None:
-        super().__init__(kinds=["H200"], window=2)
+    def __init__(self, window: int = 100) -> None:
+        super().__init__(kinds=["H200"], window=window)
         self.told: list[list[tuple[float, float]]] = []
 
     def observe(self, kind: str, jobs: Iterable[tuple[float, float]]) -> None:
@@ -32,8 +32,8 @@ class Spy(OversubscriptionTuner):
         super().observe(kind, self.told[-1])
 
 
-def train(name: str, *, members: int = 1, known: Profile | None = PROFILE) -> Job:
-    return Job(name, (Array(KEY, tuple(map(member, range(members))), known),))
+def train(name: str, *, members: int = 1, known: Profile | None = PROFILE, key: ArrayKey = KEY) -> Job:
+    return Job(name, (Array(key, tuple(map(member, range(members))), known),))
 
 
 def reported(job: str, seconds: float, members: int = 1) -> Reported:
@@ -41,44 +41,53 @@ def reported(job: str, seconds: float, members: int = 1) -> Reported:
     return Reported(job, tuple(Report(number, 1, {}, seconds / members) for number in range(members)))
 
 
-def told(
-    *story: tuple[float, Job | str, float], waiting: bool = True, members: int = 1
-) -> list[list[tuple[float, float]]]:
-    """What a tuner is told of one device: (now, a job that begins, 0), (now, name, seconds of the epoch that ended) or
-    (now, name, 0) for one that ends."""
-    tuner = Spy()
+Step = Job | str | tuple[str, float] | tuple[str, float, int]
+
+
+def told(*story: Step, tuner: Spy | None = None, waiting: bool = True) -> list[list[tuple[float, float]]]:
+    """What a tuner is told of one device: a job begins there, one of a name ends, an epoch of it took so many seconds.
+
+    The third of an epoch is the number of its members.
+    """
+    tuner = tuner or Spy()
     speeds = Speeds(tuner)
-    for now, who, seconds in story:
-        if isinstance(who, Job):
-            speeds.begin(who, GPUS.device("cuda:0"), now)
-        elif seconds:
-            speeds.epoch(reported(who, seconds, members), now, lambda: waiting)
+    for step in story:
+        if isinstance(step, Job):
+            speeds.begin(step, GPUS.device("cuda:0"))
+        elif isinstance(step, str):
+            speeds.end(step)
         else:
-            speeds.end(who, now)
+            speeds.epoch(reported(*step), lambda: waiting)
     return tuner.told
 
 
-FIRST, SECOND = train("a"), train("b")
-BOTH = (
-    (0.0, FIRST, 0.0),
-    (0.0, SECOND, 0.0),
-    (4.0, "a", 2.0),
-    (5.0, "b", 2.0),
-)  # both have been through their first epoch
+FIRST, SECOND, PAIR = train("a"), train("b"), train("pair", members=2)
+ONE = (FIRST, ("a", 9.0), ("a", 1.0))  # the first epoch, in which it is started, and one that counts
+BOTH = (*ONE, SECOND, ("b", 9.0), ("a", 1.5), ("a", 1.5), ("b", 2.0))
 STORIES = {
-    "the first epoch does not count": (((0.0, FIRST, 0.0), (4.0, "a", 1.0)), []),
-    "alone": (((0.0, FIRST, 0.0), (4.0, "a", 1.0), (5.25, "a", 1.25)), [[(0.5, 0.8)]]),
-    "two, once each has had an epoch": ((*BOTH, (7.0, "a", 2.0)), []),
-    "two": ((*BOTH, (7.0, "a", 2.0), (7.0, "b", 1.25)), [[(0.5, 0.5), (0.5, 0.8)]]),
-    "the newest epoch counts": ((*BOTH, (7.0, "a", 2.0), (8.0, "a", 1.0), (8.0, "b", 2.0)), [[(0.5, 1.0), (0.5, 0.5)]]),
-    "an epoch that began in other company": ((*BOTH, (6.0, "a", 2.0), (7.0, "b", 2.0)), []),
-    "somebody has left": ((*BOTH, (7.0, "a", 2.0), (7.5, "b", 0.0), (8.0, "a", 1.0), (8.5, "a", 1.0)), [[(0.5, 1.0)]]),
-    "of one nothing is known": (
-        ((0.0, FIRST, 0.0), (0.0, train("c", known=None), 0.0), (4.0, "a", 2.0), (5.0, "c", 2.0), (9.0, "a", 2.0),
-         (9.0, "c", 2.0)), []
+    "the first epoch does not count": ((FIRST, ("a", 9.0)), []),
+    "alone": (ONE, [[(0.5, 1.0)]]),
+    "the least seconds alone are the measure": ((*ONE, ("a", 1.25)), [[(0.5, 1.0)], [(0.5, 0.8)]]),
+    "two, once each has had an epoch that counts": (BOTH[:-1], [[(0.5, 1.0)]]),
+    "two": (BOTH, [[(0.5, 1.0)], [(0.5, 1 / 1.5), (0.5, 0.5)]]),
+    "the newest epoch counts": (
+        (*BOTH[:-1], ("a", 2.0), ("b", 1.0)), [[(0.5, 1.0)], [(0.5, 0.5), (0.5, 1.0)]]
     ),
-    "a job that is on no device here": (((4.0, "z", 1.0), (5.0, "z", 0.0)), []),
-    "epochs that took no time": (((0.0, FIRST, 0.0), (4.0, "a", 1.0), (5.0, "a", 0.0)), []),
+    "an epoch that began in other company": ((*ONE, SECOND, ("b", 9.0), ("a", 1.0), ("b", 2.0)), [[(0.5, 1.0)]]),
+    "somebody has left": ((*BOTH[:-1], "b", ("a", 1.0), ("a", 1.0)), [[(0.5, 1.0)], [(0.5, 1.0)]]),
+    "of one nothing is known": (
+        (FIRST, train("c", known=None), *([("a", 1.0), ("c", 1.0)] * 4)), []
+    ),
+    "as many members as there were": (
+        (PAIR, ("pair", 9.0, 2), ("pair", 3.0, 2), ("pair", 9.0, 1), ("pair", 2.0, 1), ("pair", 2.5, 1)),
+        [[(0.5, 1.0)], [(0.5, 1.0)], [(0.5, 0.8)]],
+    ),
+    "reports that were left over from before": (
+        (PAIR, ("pair", 0.1, 1), ("pair", 9.0, 2), ("pair", 3.0, 2)), [[(0.5, 1.0)]]
+    ),
+    "a job that is on no device here": ((("z", 1.0), ("z", 1.0), "z"), []),
+    "epochs that took no time": ((*ONE, ("a", 0.0), ("a", -1.0), ("a", 2.0)), [[(0.5, 1.0)], [(0.5, 0.5)]]),
+    "one that was begun again": ((*ONE, FIRST, ("a", 9.0)), [[(0.5, 1.0)]]),
 }  # fmt: skip
 
 
@@ -88,60 +97,75 @@ def test_what_a_tuner_is_told(story, expected):
 
 
 def test_nothing_while_no_trial_waits():
-    assert told(*BOTH, (7.0, "a", 2.0), (7.0, "b", 1.25), waiting=False) == []
+    assert told(*BOTH, waiting=False) == []
 
 
-def test_an_array_counts_as_the_members_that_reported():
-    story = ((0.0, train("pair", members=2), 0.0), (4.0, "pair", 1.0), (6.0, "pair", 2.0))
-    assert told(*story, members=2) == [[pytest.approx((0.5, 0.5))]]
+def test_nothing_of_a_device_that_holds_more_than_the_ratio_allows():
+    """A third job that came when the ratio was higher; of it, what it takes alone is known."""
+    third = train("c")
+    crowd = (third, *([("a", 1.5), ("b", 1.5), ("c", 1.5)] * 3))
+    assert told(*BOTH, *crowd) == told(*BOTH)
+
+
+def test_nothing_of_a_key_that_was_only_seen_where_too_much_was_promised():
+    tuner = Spy(window=2)
+    for _ in range(2):
+        tuner.observe("H200", [(1.0, 1.0)])
+    tuner.told.clear()
+    assert tuner.ratio("H200") == 1.5
+    other = train("c", key=OTHER)
+    assert told(*ONE, SECOND, other, *([("a", 1.5), ("b", 1.5), ("c", 1.5)] * 3), tuner=tuner) == [[(0.5, 1.0)]]
+    known = (other, ("c", 9.0), ("c", 1.0), "c")
+    assert len(told(*known, *ONE, SECOND, other, *([("a", 1.5), ("b", 1.5), ("c", 1.5)] * 3), tuner=tuner)) > 2
 
 
 def test_a_new_ratio_begins_anew_on_all_devices_of_the_kind():
-    tuner = Spy()
+    tuner = Spy(window=2)
     speeds = Speeds(tuner)
     for name, job in (("cuda:0", FIRST), ("cuda:1", SECOND)):
-        speeds.begin(job, GPUS.device(name), 0.0)
-        speeds.epoch(reported(job.id, 1.0), 4.0, lambda: True)
-    for now in (5.0, 6.0):  # a window of two
-        speeds.epoch(reported("a", 1.0), now, lambda: True)
+        speeds.begin(job, GPUS.device(name))
+        speeds.epoch(reported(job.id, 9.0), lambda: True)
+    for _ in range(2):  # a window
+        speeds.epoch(reported("a", 1.0), lambda: True)
     assert [device.oversubscription for _, device in speeds.cluster(GPUS)] == [1.5, 1.5]
-    speeds.epoch(reported("b", 1.5), 7.0, lambda: True)
+    speeds.epoch(reported("b", 1.0), lambda: True)
     assert len(tuner.told) == 2
-    speeds.epoch(reported("b", 1.0), 8.0, lambda: True)
+    speeds.epoch(reported("b", 1.0), lambda: True)
     assert len(tuner.told) == 3
 
 
 def test_other_kinds_are_left_alone():
     speeds = Speeds(OversubscriptionTuner(kinds=()))
-    speeds.begin(FIRST, GPUS.device("cuda:0"), 0.0)
-    for now in (4.0, 5.0, 6.0):
-        speeds.epoch(reported("a", 1.0), now, lambda: pytest.fail("nobody has to know"))
-    assert speeds.cluster(GPUS) == GPUS
+    speeds.begin(FIRST, GPUS.device("cuda:0"))
+    for _ in range(3):
+        speeds.epoch(reported("a", 1.0), lambda: pytest.fail("nobody has to know"))
+    assert speeds.cluster(GPUS) is GPUS
 
 
+@pytest.mark.parametrize("pace", [0.25, 1.0, 4.0])
 @pytest.mark.parametrize(("holds", "least", "most"), [(1.0, 1.0, 1.25), (2.0, 1.75, 2.5), (3.0, 2.5, 3.5)])
-def test_a_device_is_given_what_it_can_hold(holds, least, most):
+def test_a_device_is_given_what_it_can_hold(holds, least, most, pace):
     """Jobs of half a device by their counters, on a device that runs `holds` / 0.5 of them at full speed.
 
-    The ratio that is in force most of the time counts, for others are tried now and then.
+    The ratio that is in force most of the time counts, for others are tried now and then. An epoch takes `pace` seconds
+    alone, whatever its profile says.
     """
     tuner = OversubscriptionTuner(kinds=["H200"])
     speeds = Speeds(tuner)
     device = GPUS.device("cuda:0")
-    now, begun = 0.0, 0
+    begun = 0
     here: list[str] = []
     ratios: Counter[float] = Counter()
-    for _ in range(400):
+    for _ in range(600):
         capacity = speeds.cluster(GPUS).device("cuda:0").capacity
         while len(here) > 1 and 0.5 * len(here) > capacity:  # jobs are short: what is too much ends soon
-            speeds.end(here.pop(0), now)
+            speeds.end(here.pop(0))
         while 0.5 * (len(here) + 1) <= capacity:
             here.append(f"job-{begun}")
             begun += 1
-            speeds.begin(train(here[-1]), device, now)
-        seconds = max(1.0, 0.5 * len(here) / holds)
-        now += seconds
+            speeds.begin(train(here[-1]), device)
+        seconds = pace * max(1.0, 0.5 * len(here) / holds)
         for name in here:
-            speeds.epoch(reported(name, seconds), now, lambda: True)
+            speeds.epoch(reported(name, seconds), lambda: True)
         ratios[tuner.ratio("H200")] += 1
     assert least <= ratios.most_common(1)[0][0] <= most

@@ -153,7 +153,9 @@ def test_demands_read_from_a_utilisation_counter_are_made_up_for_in_the_simulato
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"window": 0}, "`window` and `rest` must be at least 1, got 0"),
+        ({"window": 0}, "`window` and `rest` must be integers of at least 1, got 0"),
+        ({"rest": 1.5}, "`window` and `rest` must be integers of at least 1, got 10 and 1.5"),
+        ({"step": float("inf")}, "`finest` must be above 0 and at most `step`, got 0.25 and inf"),
         ({"finest": 1.0}, "`finest` must be above 0 and at most `step`, got 1.0 and 0.5"),
         ({"most": 0.5}, "`most` must be finite and at least 1, got 0.5"),
         ({"margin": 0.25}, "`margin` must be at least 0 and below `worth` and 1 - `worth`, got 0.25 and 0.25"),

@@ -112,14 +112,20 @@ EXTENDED = {
         "small.toml:22: in [[studies]] 1, there is no key",
     ),
     "a mistake of its own": ("", "", "policy = 1", "h100.toml:3: there is no key 'policy'"),
-    "another that is not there": ("", "", 'extends = "none.toml"', "none.toml cannot be read"),
+    "another that is not there": (
+        "",
+        "",
+        'extends = "none.toml"',
+        "h100.toml:1: {}/none.toml cannot be read: there is no such file",
+    ),
+    "a folder": ("", "", 'extends = "."', "h100.toml:1: {} cannot be read: there is no such file"),
     "another that extends": (
         "policies =",
         'extends = "a.toml"\npolicies =',
         "",
-        "h100.toml:1: {}/small.toml extends another file itself",
+        "h100.toml:1: {}/small.toml extends a file itself",
     ),
-    "itself": ("", "", 'extends = "h100.toml"', "h100.toml:1: {}/h100.toml extends another file itself"),
+    "itself": ("", "", 'extends = "h100.toml"', "h100.toml:1: {}/h100.toml extends a file itself"),
     "no name": ("", "", "extends = 3", "h100.toml:1: `extends` must be a string, got 3"),
 }
 
@@ -168,9 +174,9 @@ WRONG = {
     ),
     "two nodes of a name": (
         '[[models]]', '[[nodes]]\nname = "a1"\nkind = "A100"\ndevices = 1\nmemory_gb = 8\n[[models]]', 13,
-        "there is or was a node 'a1' already"
+        "there is or was a node or device 'a1' already"
     ),
-    "an added node of a name that is there": ('"h", kind', '"a1", kind', 41, "there is or was a node 'a1' already"),
+    "an added node of a name that is there": ('"h", kind', '"a1", kind', 41, "there is or was a node or device 'a1'"),
     "two models of a name": (
         "[[studies]]", '[[models]]\nname = "net"\nepoch_seconds = 1\ncompute = 1\nmemory_gb = 1\n[[studies]]', 21,
         "there is a model 'net' already"
@@ -182,9 +188,22 @@ WRONG = {
     "an event of a node that is not there": (
         'fail = "a0/1"', 'fail = "a7"', 35, "event at 30 s: there is no node or device 'a7', only a0, a0/0"
     ),
-    "a device that comes back without having failed": ('"h", kind', '"a0", kind', 41, "there is or was a node 'a0'"),
     "more devices than there can be": ("devices = 2", "devices = 100_000_000_000", 8, "must be at most 500,000"),
     "more epochs than there can be": ("epochs = 2", "epochs = 2_000_000", 23, "must be at most 1,000,000"),
+    "more trials than there can be": (
+        "epochs = 2", 'algorithm = { name = "random", n = 1_000_000_000 }', 23, "`n` must be at most 1,000,000"
+    ),
+    "no algorithm": ("epochs = 2", "algorithm = { n = 3 }", 23, "in `algorithm`, `name` is missing"),
+    "an event in which nothing happens": ('fail = "a0/1"\n', "", 35, "nothing happens"),
+    "a model named twice": ("learning_rates", 'models = ["net", "net"]\nlearning_rates', 22, "'net' is named twice"),
+    "no kind of device": ("kinds = { A100 = 1.0, H100 = 2.0 }", "kinds = {}", 18, "`kinds` names no kind of device"),
+    "a speed of next to nothing": ("H100 = 2.0", "H100 = 1e-320", 18, "`H100` must be finite and at least 1e-06"),
+    "a checkpoint every moment": ("sharing = 2", "checkpoint_every = 1e-320", 25, "at least 0.001, got 1e-320"),
+    "a name that moves the cursor": ('name = "net"', 'name = "n\\u001b[31m"', 13, "`name` must be printable"),
+    "a node called as a device is": (
+        "[[models]]", '[[nodes]]\nname = "a0/0"\nkind = "A100"\ndevices = 1\nmemory_gb = 8\n[[models]]', 13,
+        "there is or was a node or device 'a0/0'"
+    ),
     "good trials of an unknown number": (
         "epochs = 2", 'epochs = 2\ncurves = { start = 2.0, floor = 1.0 }', 24, "there is no key 'floor'"
     ),
@@ -205,6 +224,7 @@ EMPTY = {
     "no work": ('[[nodes]]\nkind = "A100"\ndevices = 1\nmemory_gb = 8\n', "has nothing to do"),
     "no nodes": ("[[jobs]]\nseconds = 1\n", "has no devices"),
     "no TOML": ("nodes = [", "cannot be read"),
+    "an integer of many digits": ("a = 0x" + "f" * 5000, "an integer of more than 64 bits"),
     "nested too deep": ("a = " + "[" * 5000, "cannot be read"),
     "no model": (
         '[[nodes]]\nkind = "A100"\ndevices = 1\nmemory_gb = 8\n[[studies]]\nepochs = 1\n', "a study needs a model"

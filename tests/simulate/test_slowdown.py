@@ -8,6 +8,7 @@ from simulate_samples import DEVICE, REAL, needs_data, tables, tenant
 from shoal.cluster.device import Device
 from shoal.cost.scaling import Scaling
 from shoal.errors import ScenarioError
+from shoal.simulate.curves import read_task
 from shoal.simulate.slowdown import Demands, Pairs, Scalings, Shares, allocate, read_curves
 
 HALVABLE = Scaling(alpha=1.5, sharing=2)
@@ -91,6 +92,7 @@ def test_demands_and_scalings(tenants, demands, scalings):
 UNKNOWN = {
     "workload of shares": (Shares, DEVICE, "huge/1", r"job 'x': a100_mig_slices.csv has no 'huge/1'; it has heavy/1"),
     "workload of pairs": (Pairs, V100, "c", "job 'x': gavel_oracle_throughputs.json has no 'c'; it has a, b"),
+    "no workload": (Shares, DEVICE, "", "job 'x': it names no `workload`, by which a100_mig_slices.csv is read"),
     "kind of pairs": (Pairs, DEVICE, "a", "has no 'a100'; it has v100"),
 }
 
@@ -104,6 +106,20 @@ def test_unknown(model, device, workload, message, tmp_path):
 @pytest.mark.parametrize("model", [Shares, Pairs])
 def test_a_missing_table_names_the_option(model, tmp_path):
     with pytest.raises(ScenarioError, match=r"is not there, and this scenario needs it; name the folder .* --data"):
+        model(tmp_path)
+
+
+DAMAGED = {
+    "shares": (Shares, "a100_mig_slices.csv", "foo,bar\n1,2\n"),
+    "pairs": (Pairs, "gavel_oracle_throughputs.json", "[1]"),
+    "curves": (lambda data: read_task(data, 0), "taskset_curves_8.npz", "x"),
+}
+
+
+@pytest.mark.parametrize(("model", "name", "text"), DAMAGED.values(), ids=DAMAGED)
+def test_a_damaged_table_is_told_as_that(model, name, text, tmp_path):
+    (tmp_path / name).write_text(text)
+    with pytest.raises(ScenarioError, match=f"{name} is not the table that it should be"):
         model(tmp_path)
 
 

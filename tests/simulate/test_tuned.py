@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
-from simulate_samples import REAL, ROOT, cluster, job, needs_data
+from simulate_samples import GB, REAL, ROOT, cluster, job, needs_data
 
 from shoal.backend.simulated import ClusterEvent, Simulation, SlowDown
 from shoal.cluster.device import Cluster, Device, Node
@@ -18,6 +18,7 @@ from shoal.errors import ScenarioError
 from shoal.schedule import POLICIES, WFD, JobState, JobView, OversubscriptionTuner, Quantum, check_plan
 from shoal.simulate.result import outcome_json, outcomes_table
 from shoal.simulate.scenario import load
+from shoal.simulate.slowdown import Scalings
 
 
 class Limited(SlowDown):
@@ -260,3 +261,12 @@ def test_on_measured_share_curves_a_search_gains_while_the_ratio_is_being_found(
     tuned = makespan('"tuned"')
     assert tuned < 0.8 * makespan(1.0)
     assert tuned < 1.25 * makespan(3.0)
+
+
+def test_a_device_without_compute_is_not_observed():
+    device = Device("gpu0", "A100", 80 * GB, compute=0.0)
+    tuner = Noted(1.0)
+    jobs = [job("a", compute=0.0, budget=2), job("b", compute=0.0, budget=2), job("c", compute=0.5)]
+    outcome = run(jobs, tuner, where=Cluster((Node("n0", 64, (device,)),)), slowdown=Scalings())
+    assert outcome.completion == {"a": 10.0, "b": 10.0}
+    assert tuner.seen == []

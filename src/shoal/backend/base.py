@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from typing import ClassVar
 
 from shoal.cluster.device import Device
 from shoal.planner.event import Ended, Event, Outcome, Profiled, Reported, Surveyed
@@ -26,6 +27,9 @@ class Backend(ABC):
     `Ended` with that outcome, never an exception of `poll`. A back end that cannot suspend, resume or resize says so
     with a `Refusal`; the engine then lets the job run on.
     """
+
+    concurrent: ClassVar[bool] = True
+    """Whether jobs run at the same time, so that those on one device slow each other down."""
 
     def __init__(self, workplace: Workplace) -> None:
         self.workplace = workplace

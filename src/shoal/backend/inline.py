@@ -31,6 +31,8 @@ class Inline(Backend):
     timeout. Several jobs are interleaved event by event.
     """
 
+    concurrent = False
+
     def __init__(self, workplace: Workplace) -> None:
         super().__init__(workplace)
         self._runner = resolve(workplace.runner)

@@ -20,6 +20,7 @@ from shoal.schedule.action import Action, JobState, Plan, Resize, Resume, Stop, 
 from shoal.schedule.base import Changes, JobView, Policy
 from shoal.schedule.check import check_plan
 from shoal.schedule.oversubscription import OversubscriptionTuner
+from shoal.schedule.turns import QUANTUM
 
 __all__ = ["ClusterEvent", "Interval", "Outcome", "SimulatedJob", "Simulation", "SlowDown", "Source", "Tenant"]
 
@@ -40,8 +41,8 @@ class Simulation:
         slowdown: who slows down whom on a shared device; None: nobody does.
         sources: make more jobs as time goes on.
         events: changes of the cluster, in any order.
-        quantum: least seconds of a turn: a job's losses are written down when the policy is woken at a time that it
-            named, if the job has run for so long since they last were, and when it is suspended, is stopped or ends.
+        quantum: seconds for which a job runs at least before its losses are written down; that is done when the policy
+            is woken at a time that it named, and at once when the job is suspended, is stopped or ends.
         lean: for thousands of devices: of a job, the policy is told only when it arrives, begins, leaves its devices or
             ends, not how far it has come meanwhile, and plans are not checked.
         tuner: finds the oversubscription of the devices while the simulation runs, from what a `Watch` observes; the
@@ -49,7 +50,7 @@ class Simulation:
         timer: real seconds, to measure what decisions take.
 
     Raises:
-        ScenarioError: two jobs have one id, or a cluster event has no time.
+        ScenarioError: two jobs have one id, a cluster event has no time, or `quantum` is none.
     """
 
     def __init__(
@@ -61,11 +62,13 @@ class Simulation:
         *,
         sources: Sequence[Source] = (),
         events: Sequence[ClusterEvent] = (),
-        quantum: float = 10.0,
+        quantum: float = QUANTUM,
         lean: bool = False,
         tuner: OversubscriptionTuner | None = None,
         timer: Callable[[], float] = time.perf_counter,
     ) -> None:
+        if not 0 <= quantum < inf:
+            raise ScenarioError(f"`quantum` must be finite and not negative, got {quantum!r}")
         self._policy = policy
         self._slowdown = slowdown
         self._sources = sources

@@ -200,7 +200,7 @@ def simulate(
         list[str] | None,
         typer.Option(callback=_all_of(POLICIES), help=f"May be given several times: {', '.join(POLICIES)}."),
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="Counts instead of the file's.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Counts instead of the file's.")] = None,
     gantt: Annotated[Path | None, typer.Option(dir_okay=False, help="Draw who ran where: a .png or .svg file.")] = None,
     data: Annotated[Path, typer.Option(file_okay=False, help="Folder of the measured tables.")] = DATA,
     as_json: _Json = False,

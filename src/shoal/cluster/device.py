@@ -29,6 +29,11 @@ class Device:
     healthy: bool = True
 
     @property
+    def is_cuda(self) -> bool:
+        """Whether it is a GPU of this machine, which torch calls by its name."""
+        return self.name.startswith("cuda:")
+
+    @property
     def capacity(self) -> float:
         """Compute that may be promised to jobs: oversubscription times compute."""
         return self.oversubscription * self.compute

@@ -1,6 +1,7 @@
 """How long a job takes on a part of a device, or on several (Fluid, section 4)."""
 
 from dataclasses import dataclass
+from math import inf
 
 __all__ = ["Scaling"]
 
@@ -38,13 +39,16 @@ class Scaling:
             raise ValueError(f"a scaling's resize_seconds must be finite and not negative, got {self.resize_seconds!r}")
 
     def factor(self, width: float) -> float:
-        """h(w) / h(1).
+        """h(w) / h(1); inf where that is beyond all measure.
 
         Raises:
             ValueError: `width` is not above 0.
         """
         if not width > 0:
             raise ValueError(f"a width is above 0 devices, got {width!r}")
-        if width < 1:
-            return self.alpha ** (1 / width - 1)  # type: ignore[no-any-return]
-        return self.beta ** (width - 1) / width  # type: ignore[no-any-return]
+        try:
+            if width < 1:
+                return self.alpha ** (1 / width - 1)  # type: ignore[no-any-return]
+            return self.beta ** (width - 1) / width  # type: ignore[no-any-return]
+        except OverflowError:
+            return inf

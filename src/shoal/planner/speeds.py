@@ -2,18 +2,21 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from math import inf
 from typing import final
 
 from shoal.cluster.device import Cluster, Device
-from shoal.cost.estimate import job_demand
 from shoal.planner.event import Reported
-from shoal.planner.job import Job
+from shoal.planner.job import ArrayKey, Job
 from shoal.schedule.oversubscription import OversubscriptionTuner
 
 __all__ = ["Speeds"]
 
 _ROUNDING = 1e-6
 """Compute; what is less is due to rounding."""
+
+_Alike = tuple[ArrayKey, int, str]
+"""Key and members of an array, and the kind of its device: what takes as long alone."""
 
 
 @dataclass
@@ -22,43 +25,49 @@ class _Tenant:
 
     Args:
         job: which.
-        settled: whether it has been through its first epoch, in which it is started and may be compiled.
+        trials: numbers of those that reported last.
+        reported: whether it has, since its company changed; its next epoch began in this company.
         seen: compute promised to it, and its speed as a fraction of that alone, in its newest epoch that counts.
     """
 
     job: Job
-    settled: bool = False
+    trials: frozenset[int] = frozenset()
+    reported: bool = False
     seen: tuple[float, float] | None = None
 
 
 @dataclass
 class _Company:
-    """The jobs on a device.
+    """The jobs on a device, by id."""
 
-    Args:
-        kind: of the device.
-        since: an epoch counts if it began at that time or later, in seconds.
-        tenants: job -> where it stands.
-    """
-
-    kind: str
-    since: float
+    device: Device
     tenants: dict[str, _Tenant] = field(default_factory=dict)
 
-    def begin_anew(self, now: float) -> None:
-        self.since = now
+    def change(self) -> None:
+        """What was seen so far does not hold any more."""
         for tenant in self.tenants.values():
-            tenant.seen = None
+            tenant.reported, tenant.seen = False, None
+
+    def promised(self) -> float | None:
+        """Compute, as a fraction of the device's; None if that is not known of a job."""
+        profiles = [tenant.job.arrays[0].profile for tenant in self.tenants.values()]
+        if not self.device.compute > 0 or None in profiles:
+            return None
+        return sum(min(profile.compute, 1.0) for profile in profiles if profile is not None) / self.device.compute
 
 
 @final
 class Speeds:
     """Takes from reports what an oversubscription tuner wants to know of jobs that share a device.
 
-    A device is observed when each of its jobs has had an epoch that counts: one that began after all of them had been
-    through their first, and under the ratio that is in force. Its speed is the seconds that its profile expects of it
-    alone by those that it took. As in a simulation, the tuner is not told of a device while no trial waits, or while it
-    holds more than the ratio allows because that has fallen.
+    A device is observed when each of its jobs has had an epoch that counts: one after another that it has reported
+    since the jobs on the device, the trials in one of them, or the ratio in force changed. So the epochs in which a job
+    is started or compiled do not count, and jobs that train for one or two are never observed. A job's speed is the
+    least seconds of an epoch, of as many members of its key on a device on which no more was promised than it has, by
+    those that it takes now; no device is observed that holds a job of which that is not known.
+
+    As in a simulation, the tuner is not told of a device while no trial waits, or while it holds more than the ratio
+    allows because that has fallen.
 
     Args:
         tuner: is told, and keeps the ratios; jobs on kinds of devices that it leaves alone are not looked at.
@@ -67,64 +76,78 @@ class Speeds:
     def __init__(self, tuner: OversubscriptionTuner) -> None:
         self._tuner = tuner
         self._companies: dict[str, _Company] = {}
-        self._place: dict[str, str] = {}
+        self._place: dict[str, _Company] = {}
+        self._alone: dict[_Alike, float] = {}
 
     def cluster(self, cluster: Cluster) -> Cluster:
         """With the ratios to use now."""
         return self._tuner.apply(cluster)
 
-    def begin(self, job: Job, device: Device, now: float) -> None:
-        """A job is on a device from now (seconds) on."""
+    def begin(self, job: Job, device: Device) -> None:
+        """A job is on a device from now on."""
+        self.end(job.id)
         if not self._tuner.tunes(device.kind):
             return
-        company = self._companies.setdefault(device.name, _Company(device.kind, now))
-        company.begin_anew(now)
+        company = self._companies.setdefault(device.name, _Company(device))
         company.tenants[job.id] = _Tenant(job)
-        self._place[job.id] = device.name
+        company.change()
+        self._place[job.id] = company
 
-    def end(self, job: str, now: float) -> None:
+    def end(self, job: str) -> None:
         """A job has left its device."""
-        if (name := self._place.pop(job, None)) is not None:
-            company = self._companies[name]
+        if (company := self._place.pop(job, None)) is not None:
             del company.tenants[job]
-            company.begin_anew(now)
+            company.change()
 
-    def epoch(self, event: Reported, now: float, has_waiting: Callable[[], bool]) -> None:
+    def epoch(self, event: Reported, has_waiting: Callable[[], bool]) -> None:
         """Members of a job have finished an epoch together.
 
         Args:
             event: their reports.
-            now: seconds.
             has_waiting: whether trials wait for a device.
         """
-        if (name := self._place.get(event.job)) is None:
+        if (company := self._place.get(event.job)) is None:
             return
-        company = self._companies[name]
         tenant = company.tenants[event.job]
-        if not tenant.settled:
-            tenant.settled = True
-            company.begin_anew(now)
+        trials = frozenset(report.trial for report in event.reports)
+        if trials != tenant.trials:  # it has just been started, or goes on with fewer
+            tenant.trials = trials
+            company.change()
+        promised = company.promised()
+        if not tenant.reported or promised is None:
+            tenant.reported = True
             return
-        seconds = sum(report.seconds for report in event.reports)
-        profile = tenant.job.arrays[0].profile
-        if profile is None or not 0 < seconds <= now - company.since:
-            return
-        alone = job_demand(profile, len(event.reports), 1)
-        tenant.seen = alone.compute, alone.seconds / seconds
+        self._note(tenant, company.device.kind, sum(report.seconds for report in event.reports), promised)
         seen = [each.seen for each in company.tenants.values() if each.seen is not None]
         if len(seen) == len(company.tenants):
-            self._tell(company, seen, now, has_waiting)
+            self._tell(company, seen, promised, has_waiting)
+
+    def _note(self, tenant: _Tenant, kind: str, seconds: float, promised: float) -> None:
+        """How fast a job was in an epoch that counts."""
+        if not 0 < seconds < inf:
+            return
+        array = tenant.job.arrays[0]
+        alike = (array.key, len(tenant.trials), kind)
+        if promised <= 1 + _ROUNDING:
+            self._alone[alike] = min(seconds, self._alone.get(alike, seconds))
+        if alike in self._alone and array.profile is not None:
+            tenant.seen = min(array.profile.compute, 1.0), self._alone[alike] / seconds
 
     def _tell(
-        self, company: _Company, seen: list[tuple[float, float]], now: float, has_waiting: Callable[[], bool]
+        self,
+        company: _Company,
+        seen: list[tuple[float, float]],
+        promised: float,
+        has_waiting: Callable[[], bool],
     ) -> None:
-        ratio = self._tuner.ratio(company.kind)
+        kind = company.device.kind
+        ratio = self._tuner.ratio(kind)
         for tenant in company.tenants.values():
             tenant.seen = None
-        if sum(promised for promised, _ in seen) > ratio + _ROUNDING or not has_waiting():
+        if promised > ratio + _ROUNDING or not has_waiting():
             return
-        self._tuner.observe(company.kind, seen)
-        if self._tuner.ratio(company.kind) != ratio:
+        self._tuner.observe(kind, seen)
+        if self._tuner.ratio(kind) != ratio:
             for each in self._companies.values():
-                if each.kind == company.kind:
-                    each.begin_anew(now)
+                if each.device.kind == kind:
+                    each.change()

@@ -1,7 +1,11 @@
 """The multiple knapsack solved exactly, as a mixed-integer linear program (HyperSack, section 3)."""
 
+import ctypes
+import os
+import sys
 from collections import defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from logging import getLogger
 from operator import itemgetter
@@ -112,19 +116,38 @@ class Exact(Policy):
         parts, of_rows, of_columns = zip(*entries, strict=True)
         longest = max(pair.ask.seconds for pair in pairs) or 1.0
         worth = np.array([pair.ask.compute + _LENGTH_WEIGHT * (1 + pair.ask.seconds / longest) for pair in pairs])
-        result = milp(
-            -worth,
-            integrality=np.ones(len(pairs)),
-            bounds=Bounds(0, [pair.most for pair in pairs]),
-            constraints=LinearConstraint(csr_array((parts, (of_rows, of_columns)), (len(rows), len(pairs))), ub=1.0),
-            options={"time_limit": self.seconds, "mip_rel_gap": self.gap},
-        )
+        with _told_as_an_error():
+            result = milp(
+                -worth,
+                integrality=np.ones(len(pairs)),
+                bounds=Bounds(0, [pair.most for pair in pairs]),
+                constraints=LinearConstraint(
+                    csr_array((parts, (of_rows, of_columns)), (len(rows), len(pairs))), ub=1.0
+                ),
+                options={"time_limit": self.seconds, "mip_rel_gap": self.gap},
+            )
         if result.x is None:
             _log.warning(
                 "worst fit decreasing is used instead of a solution within %g s: %s", self.seconds, result.message
             )
             return [0] * len(pairs)
         return [round(times) for times in result.x]
+
+
+@contextmanager
+def _told_as_an_error() -> Iterator[None]:
+    """Within, what is printed goes to standard error: HiGHS prints a line now and then, whatever it is asked."""
+    buffers = ctypes.CDLL(None)
+    sys.stdout.flush()
+    buffers.fflush(None)
+    kept = os.dup(1)
+    try:
+        os.dup2(2, 1)
+        yield
+        buffers.fflush(None)
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
 
 
 class _Pair(NamedTuple):

@@ -85,9 +85,9 @@ class OversubscriptionTuner:
         rest: int = 4,
         kinds: Collection[str] | None = None,
     ) -> None:
-        if window < 1 or rest < 1:
-            raise PolicyError(f"`window` and `rest` must be at least 1, got {window!r} and {rest!r}")
-        if not 0 < finest <= step:
+        if not all(isinstance(count, int) and count >= 1 for count in (window, rest)):
+            raise PolicyError(f"`window` and `rest` must be integers of at least 1, got {window!r} and {rest!r}")
+        if not 0 < finest <= step < float("inf"):
             raise PolicyError(f"`finest` must be above 0 and at most `step`, got {finest!r} and {step!r}")
         if not 1 <= most < float("inf"):
             raise PolicyError(f"`most` must be finite and at least 1, got {most!r}")
@@ -119,6 +119,8 @@ class OversubscriptionTuner:
 
     def apply(self, cluster: Cluster) -> Cluster:
         """The cluster with the ratio to use now on every device of the kinds that are tuned."""
+        if not any(self.tunes(device.kind) for _, device in cluster):
+            return cluster
         return Cluster(
             tuple(
                 replace(node, devices=tuple(self._tuned(device) for device in node.devices)) for node in cluster.nodes

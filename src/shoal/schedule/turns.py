@@ -12,7 +12,10 @@ from shoal.schedule.action import JobState, Plan, Refusal, Suspend
 from shoal.schedule.base import JobView, Policy
 from shoal.schedule.ledger import ROUNDING, Ledger, Room, begin
 
-__all__ = ["TimeSharing", "holds", "require_positive"]
+__all__ = ["QUANTUM", "TimeSharing", "holds", "require_positive"]
+
+QUANTUM = 10.0
+"""Seconds of a turn, where nobody says."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +38,7 @@ class TimeSharing(Policy):
         PolicyError: the quantum is not above 0 and finite.
     """
 
-    quantum: float = 10.0
+    quantum: float = QUANTUM
 
     def __post_init__(self) -> None:
         require_positive("quantum", self.quantum)

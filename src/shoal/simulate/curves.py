@@ -129,8 +129,11 @@ def read_task(data: Path, number: int) -> Task:
         raise ScenarioError(
             f"{path} is not there, and this scenario needs it; name the folder of the tables with --data DIR"
         )
-    with np.load(path) as file:
-        train = file["train"]
+    try:
+        with np.load(path) as file:
+            train = file["train"]
+    except (OSError, ValueError, KeyError) as error:
+        raise ScenarioError(f"{path} is not the table that it should be: {error}") from error
     if not 0 <= number < len(train):
         raise ScenarioError(f"{path} has the tasks 0 to {len(train) - 1}, not {number}")
     curves = train[number].astype(float)

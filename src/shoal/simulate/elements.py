@@ -25,7 +25,7 @@ __all__ = ["read_events", "read_jobs", "read_models", "read_nodes", "read_studie
 
 GB = 10**9
 MANY = 10**6
-"""Most devices, jobs or epochs of one table: each is an object of its own."""
+"""Most devices, jobs or epochs that one table may ask for."""
 _AMOUNTS = {"seconds": ..., "compute": 1.0, "memory_gb": 0.0, "cores": 1.0, "arrival": 0.0}
 """What is drawn for each of [[jobs]], and what it is where the file does not say."""
 _ANY: tuple[type, ...] = (float, list)
@@ -38,7 +38,7 @@ def read_nodes(tables: Iterable[Table], tuned: dict[str, bool], taken: set[str])
         tables: each a [[nodes]].
         tuned: device kind -> whether its oversubscription is to be found, of the kinds of which a file has said so, or
             has given a number; added to.
-        taken: names of nodes so far; added to.
+        taken: names of nodes and devices so far; added to.
     """
     nodes: list[Node] = []
     for table in tables:
@@ -56,13 +56,15 @@ def read_nodes(tables: Iterable[Table], tuned: dict[str, bool], taken: set[str])
                 called = next(free for number in itertools.count() if (free := f"node{number}") not in taken)
             else:
                 called = name if count == 1 else f"{name}{index}"
-            if called in taken:
-                table.fail("name", f"there is or was a node {called!r} already; each needs a name of its own")
-            taken.add(called)
-            slots = (
+            slots = tuple(
                 Device(f"{called}/{i}", kind, memory, compute=compute, oversubscription=ratio) for i in range(devices)
             )
-            nodes.append(Node(called, cores, tuple(slots)))
+            for each in (called, *(slot.name for slot in slots)):
+                if each in taken:
+                    fault = f"there is or was a node or device {each!r} already; each needs a name of its own"
+                    table.fail("name", fault)
+                taken.add(each)
+            nodes.append(Node(called, cores, slots))
     return tuple(nodes)
 
 
@@ -92,15 +94,19 @@ def read_models(tables: Iterable[Table], kinds: Sequence[str], data: Path) -> di
             models[name] = read_profiled(table, name, kinds)
             continue
         sizes = table.take("batch_sizes", (list,), [1])
-        if not sizes or not all(isinstance(size, int) and size > 0 for size in sizes):
-            table.fail("batch_sizes", f"`batch_sizes` must be a list of integers above 0, got {sizes!r}")
+        if not sizes or not all(
+            isinstance(size, int) and not isinstance(size, bool) and 0 < size <= 10**9 for size in sizes
+        ):
+            table.fail("batch_sizes", f"`batch_sizes` must be a list of integers from 1 to 10^9, got {sizes!r}")
         workloads = table.names("workloads")
         if workloads and len(workloads) != len(sizes):
             table.fail("workloads", f"`workloads` must be {len(sizes)}, one for each batch size, got {len(workloads)}")
         speeds = table.table("kinds")
         speed = dict.fromkeys(kinds, 1.0)
         if speeds is not None:
-            speed = {kind: speeds.number(kind, above=True) for kind in speeds.rest()}
+            speed = {kind: speeds.number(kind, least=1e-6) for kind in speeds.rest()}
+            if not speed:
+                table.fail("kinds", "`kinds` names no kind of device; leave it out, or say how fast each is")
         if workloads and "epoch_seconds" not in table:
             samples = table.whole("samples", least=1)
             rows = [_row(table, workload, data) for workload in workloads]
@@ -160,6 +166,8 @@ def read_studies(
         for model in chosen:
             if model not in models:
                 table.fail("models", f"there is no model {model!r} under [[models]], only {', '.join(models)}")
+            if chosen.count(model) > 1:
+                table.fail("models", f"model {model!r} is named twice")
         structures = tuple(structure for model in chosen or models for structure in models[model])
         rates = table.whole("learning_rates", 1, least=1, most=MANY)
         own_seed = derive_seed(seed, "study", name)
@@ -177,8 +185,11 @@ def _algorithm(table: Table) -> tuple[str, dict[str, Any]]:
     given = table.table("algorithm")
     if given is None:
         return "grid", {"epochs": table.whole("epochs", least=1, most=MANY)}
-    name = given.one_of("name", ALGORITHMS, "")
+    name = given.one_of("name", ALGORITHMS, ...)
     settings = given.rest()
+    for key, value in settings.items():
+        if isinstance(value, int) and value > MANY:
+            given.fail(key, f"`{key}` must be at most {MANY:,}, got {value!r}")
     try:
         ALGORITHMS[name](**settings)
     except (AlgorithmError, TypeError) as error:
@@ -230,7 +241,7 @@ def _template(table: Table) -> SimulatedJob:
         preemptible=table.take("preemptible", (bool,), True),
         start_seconds=table.number("start_seconds", 0.0),
         switch_seconds=table.number("switch_seconds", 0.0),
-        checkpoint_every=table.number("checkpoint_every", float("inf"), above=True),
+        checkpoint_every=table.number("checkpoint_every", float("inf"), least=1e-3),
         checkpoint_seconds=table.number("checkpoint_seconds", 0.0),
     )
 
@@ -300,6 +311,8 @@ def read_events(
         nodes = read_nodes(added, tuned, taken)
         event = ClusterEvent(at, table.names("fail"), table.names("restore"), table.names("remove"), nodes)
         table.done()
+        if not (event.failed or event.restored or event.removed or event.added):
+            table.fail("at", "nothing happens; say what fails, is restored, removed or added")
         events.append((event, table))
     for event, table in sorted(events, key=lambda each: each[0].at):
         try:

@@ -70,7 +70,10 @@ def draw_gantt(outcomes: Mapping[str, Outcome], path: Path, title: str) -> None:
         used.set_xlim(0, end)
     axes[-1].set_xlabel("seconds")
     figure.suptitle(title.replace("$", r"\$"), fontsize=10)
-    figure.savefig(path, dpi=110)
+    try:
+        figure.savefig(path, dpi=110)
+    except OSError as error:
+        raise ScenarioError(f"the chart cannot be written: {error}") from error
 
 
 def lanes(stays: Sequence[Interval]) -> list[tuple[int, int, Interval]]:

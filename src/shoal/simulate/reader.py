@@ -66,7 +66,9 @@ class Table:
             return default
         value = self._content[key]
         if isinstance(value, int | float) and not abs(value) <= _MOST:
-            self.fail(key, f"`{key}` must be between -{_MOST:g} and {_MOST:g}, got {str(value)[:20]}")
+            self.fail(key, f"`{key}` must be between -{_MOST:g} and {_MOST:g}, got {value!r}")
+        if isinstance(value, str) and not (value.isprintable() or key == "description"):
+            self.fail(key, f"`{key}` must be printable, got {value!r}")
         if float in kinds and isinstance(value, int) and not isinstance(value, bool):
             return float(value)
         if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
@@ -81,7 +83,7 @@ class Table:
             self.fail(key, f"`{key}` must be finite and {'above' if above else 'at least'} {least:g}, got {value!r}")
         return float(value)
 
-    def whole(self, key: str, default: Any = ..., *, least: int = 0, most: int = 10**12) -> int:
+    def whole(self, key: str, default: Any = ..., *, least: int = 0, most: float = _MOST) -> int:
         """An integer from `least` to `most`."""
         value = self.take(key, (int,), default)
         if value is not default and not least <= value <= most:
@@ -89,7 +91,7 @@ class Table:
             self.fail(key, f"`{key}` must be {bounds}, got {value!r}")
         return int(value)
 
-    def one_of(self, key: str, names: Collection[str], default: str) -> str:
+    def one_of(self, key: str, names: Collection[str], default: Any) -> str:
         """One of several names."""
         value: str = self.take(key, (str,), default)
         if value not in names:
@@ -165,9 +167,12 @@ def read_toml(path: Path) -> Table:
     if name is None:
         return own
     other = path.parent / name
-    theirs, their_text = _parsed(other)
+    try:
+        theirs, their_text = _parsed(other)
+    except ScenarioError as error:
+        own.fail("extends", str(error))
     if "extends" in theirs:
-        own.fail("extends", f"{other} extends another file itself; extend that one")
+        own.fail("extends", f"{other} extends a file itself; extend one that stands by itself")
     inherited = dict.fromkeys(theirs.keys() - content.keys(), (other, their_text))
     whole = Table({**theirs, **content}, "", (), (path, text), inherited)
     whole.take("extends", (str,))
@@ -175,11 +180,23 @@ def read_toml(path: Path) -> Table:
 
 
 def _parsed(path: Path) -> tuple[dict[str, Any], str]:
+    if not path.is_file():
+        raise ScenarioError(f"{path} cannot be read: there is no such file")
     try:
-        text = path.read_text(encoding="utf-8")
-        return tomllib.loads(text), text
+        text = path.read_text(encoding="utf-8-sig")
+        content = tomllib.loads(text)
+        if _has_huge(content):
+            raise ScenarioError(f"{path} cannot be read: it has an integer of more than 64 bits")
+        return content, text
     except (OSError, ValueError, RecursionError) as error:  # no text, no TOML, or nested too deep
         raise ScenarioError(f"{path} cannot be read: {error}") from error
+
+
+def _has_huge(value: Any) -> bool:
+    """Whether there is an integer of which not even a message can be made."""
+    if isinstance(value, dict | list):
+        return any(map(_has_huge, value.values() if isinstance(value, dict) else value))
+    return isinstance(value, int) and value.bit_length() > 64
 
 
 def _hint(name: str, names: Collection[str]) -> str:

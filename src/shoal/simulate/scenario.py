@@ -10,6 +10,7 @@ from shoal.schedule.auto import OBJECTIVES
 from shoal.schedule.base import Policy
 from shoal.schedule.oversubscription import OversubscriptionTuner
 from shoal.schedule.registry import POLICIES, make_policy
+from shoal.schedule.turns import QUANTUM
 from shoal.simulate.elements import read_events, read_jobs, read_models, read_nodes, read_studies
 from shoal.simulate.reader import read_toml
 from shoal.simulate.search import Search
@@ -35,8 +36,7 @@ class Scenario:
         slowdown: name of the slow-down model.
         policies: that are compared unless others are asked for.
         objective: what counts, a name of `OBJECTIVES` and property of `Outcome`.
-        quantum: least seconds of a turn, see `Simulation`; 10 unless the file says otherwise, as `promise` and
-            `convergence` have it.
+        quantum: seconds for which a job runs at least before its losses are written down, see `Simulation`.
         lean: see `Simulation`.
         data: folder of the measured tables.
         tuned: kinds of devices whose oversubscription is found while a simulation runs.
@@ -97,20 +97,21 @@ def load(path: Path, data: Path = DATA, seed: int | None = None) -> Scenario:
     objective = top.one_of("objective", OBJECTIVES, "makespan")
     own_seed = top.whole("seed", 0)
     seed = own_seed if seed is None else seed
-    quantum = top.number("quantum", 10.0)
+    quantum = top.number("quantum", QUANTUM)
     lean = top.take("lean", (bool,), False)
+    tables = {name: top.tables(name) for name in ("nodes", "models", "studies", "jobs", "events")}
+    top.done()
     tuned: dict[str, bool] = {}
     names: set[str] = set()
-    cluster = Cluster(read_nodes(top.tables("nodes"), tuned, names))
-    events = read_events(top.tables("events"), cluster, tuned, names)
+    cluster = Cluster(read_nodes(tables["nodes"], tuned, names))
+    events = read_events(tables["events"], cluster, tuned, names)
     possible = (*cluster.nodes, *(node for event in events for node in event.added))
     kinds = list(dict.fromkeys(device.kind for _, device in Cluster(possible)))
     if not kinds:
         raise ScenarioError(f"{path} has no devices; describe them under [[nodes]]")
-    models = read_models(top.tables("models"), kinds, data)
-    searches = read_studies(top.tables("studies"), models, data, seed)
-    jobs = read_jobs(top.tables("jobs"), kinds, seed)
-    top.done()
+    models = read_models(tables["models"], kinds, data)
+    searches = read_studies(tables["studies"], models, data, seed)
+    jobs = read_jobs(tables["jobs"], kinds, seed)
     if not jobs and not searches:
         raise ScenarioError(f"{path} has nothing to do; describe it under [[studies]] or [[jobs]]")
     return Scenario(

@@ -2,7 +2,8 @@
 
 import csv
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -73,9 +74,9 @@ def read_curves(data: Path) -> dict[str, Curve]:
     Raises:
         ScenarioError: the file is not there.
     """
-    with _opened(data / SHARES_FILE) as file:
+    with _opened(data / SHARES_FILE) as file, _told_of(data / SHARES_FILE):
         rows = list(csv.DictReader(file))
-    return {f"{row['job']}/{row['batch_size']}": _curve(row) for row in rows}
+        return {f"{row['job']}/{row['batch_size']}": _curve(row) for row in rows}
 
 
 def _curve(row: Mapping[str, str]) -> Curve:
@@ -146,8 +147,8 @@ class Pairs(SlowDown):
     """
 
     def __init__(self, data: Path) -> None:
-        with _opened(data / PAIRS_FILE) as file:
-            self._tables: dict[str, dict[str, dict[str, Any]]] = json.load(file)
+        with _opened(data / PAIRS_FILE) as file, _told_of(data / PAIRS_FILE):
+            self._tables: dict[str, dict[str, dict[str, Any]]] = dict(json.load(file))
 
     def speeds(self, device: Device, tenants: Sequence[Tenant]) -> Sequence[float]:
         """Fraction of the speed alone, for each tenant."""
@@ -204,7 +205,20 @@ def _row(table: Mapping[str, Any], key: str | Tenant, file: str) -> Any:
     if name in table:
         return table[name]
     whose = f"job {key.job.id!r}: " if isinstance(key, Tenant) else ""
+    if not name:
+        raise ScenarioError(
+            f"{whose}it names no `workload`, by which {file} is read; that has {', '.join(sorted(table))}"
+        )
     raise ScenarioError(f"{whose}{file} has no {name!r}; it has {', '.join(sorted(table))}")
+
+
+@contextmanager
+def _told_of(path: Path) -> Iterator[None]:
+    """Within, what is wrong with a table is told as that."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        raise ScenarioError(f"{path} is not the table that it should be: {type(error).__name__}: {error}") from error
 
 
 def _opened(path: Path) -> Any:

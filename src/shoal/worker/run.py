@@ -22,7 +22,7 @@ __all__ = ["run"]
 
 def run(job: Job, device: Device, workplace: Workplace, stopping: Callable[[], bool]) -> Iterator[Event]:
     """Do what the job's purpose says."""
-    place = torch.device(device.name if device.name.startswith("cuda") else "cpu")
+    place = torch.device(device.name if device.is_cuda else "cpu")
     torch.set_num_threads(device.cores)
     if place.type == "cuda":
         torch.cuda.set_device(place)
