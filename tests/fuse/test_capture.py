@@ -127,6 +127,48 @@ def test_recurrent_steps_are_captured(kind: type[nn.RNNBase]) -> None:
     torch.testing.assert_close(eager(array, fused, first), eager(twin, fused_twin, first), rtol=1e-9, atol=0)
 
 
+class Two(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 6), nn.Linear(6, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(self.first(x.squeeze(1).mean(1)).tanh())
+
+
+def test_steps_of_several_optimizers_stay_captured() -> None:
+    """Each updates a part of the model, of which the other part is not frozen by that."""
+
+    def made() -> tuple[ModelArray, list[FusedOptimizer]]:
+        torch.manual_seed(0)
+        array = fuse([Two().double() for _ in range(3)], [0, 1, 2])
+        parts = ([model.first for model in array.members], [model.second for model in array.members])
+        return array, [fuse_optimizers([torch.optim.Adam(m.parameters()) for m in part], array) for part in parts]
+
+    def second_only(model: nn.Module, batch: Any) -> Tensor:
+        return F.cross_entropy(model.second(model.first(batch[0].squeeze(1).mean(1)).tanh().detach()), batch[1])
+
+    def step(array: ModelArray, optimizer: FusedOptimizer, fn: Callable[..., Tensor], batch: Any) -> Tensor:
+        array.zero_grad()
+        losses = array.map(fn, batch)
+        losses.sum().backward()
+        optimizer.step()
+        return losses.detach()
+
+    losses = (second_only, loss)
+    (array, optimizers), (twin, theirs) = made(), made()
+    first, *others = batches(4)
+    captured = []
+    for i in (1, 0):
+        for own, its in ((array, optimizers), (twin, theirs)):
+            step(own, its[i], losses[1 - i], first)
+        captured.append(CapturedStep(array, optimizers[i], losses[1 - i], first, compiling=False))
+    for batch in others:
+        for i, done in zip((1, 0), captured, strict=True):
+            assert done.fits(batch)
+            torch.testing.assert_close(done(batch), step(twin, theirs[i], losses[1 - i], batch), rtol=1e-9, atol=0)
+
+
 def test_data_dependent_control_flow_is_not_captured() -> None:
     array, fused = members(mlp, torch.optim.SGD, 2)
     (batch,) = batches(1)

@@ -204,7 +204,11 @@ class CapturedStep:
             params, others, state, numbers, (keys,) = ([next(left) for _ in range(n)] for n in counts)
             batch = pytree.tree_unflatten([_like(x, left) for x in leaves], self._spec)
             live = [param.detach().requires_grad_(param.is_floating_point()) for param in params]
-            with self._standing_in([*live, *others]), self._array.open(keys) as model:
+            idle = [
+                other.detach().requires_grad_() if own.requires_grad else other  # else it would count as frozen since
+                for other, own in zip(others, self._others, strict=True)
+            ]
+            with self._standing_in([*live, *idle]), self._array.open(keys) as model:
                 refuse_hooks(model.modules(), ())
                 _gather_weights(model)
                 with unchanged(model, constants), nothing_left(self._loss):
