@@ -307,3 +307,28 @@ def test_every_sample_of_a_discrete_space_is_a_point_of_its_grid_and_survives_js
     copy = Space.from_json(space.to_json())
     assert copy.sample(seed) == space.sample(seed)
     assert space.sample(seed) in space.grid()
+
+
+@given(st.integers(0, 1000))
+def test_parameters_are_what_a_configuration_was_drawn_by(seed):
+    space = Space({**NESTED, "n": randint(3, 9), "q": quniform(0.1, 1, 0.3), "r": LogRandInt(1, 50), "c": "fixed"})
+    config = space.sample(seed)
+    parameters = space.parameters(config)
+    assert space.draw(lambda path, domain: parameters[path][1]) == config
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {},
+        {"a": 2.0, "b": 1},
+        {"a": 0.5, "b": 2},
+        {"a": 0.5, "b": True},
+        {"a": "0.5", "b": 1},
+        {"a": 0.5, "b": 1, "c": 1},
+    ],
+    ids=str,
+)
+def test_what_is_no_configuration_has_no_parameters(config):
+    with pytest.raises(SpaceError, match="is no configuration of Space"):
+        Space({"a": uniform(0, 1), "b": 1}).parameters(config)

@@ -9,9 +9,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from shoal.algorithms.asha import ASHA
     from shoal.algorithms.grid import Grid
     from shoal.algorithms.hyperband import Hyperband
+    from shoal.algorithms.median import Median
+    from shoal.algorithms.optuna_search import OptunaSearch
     from shoal.algorithms.random import Random
+    from shoal.algorithms.successive_halving import SuccessiveHalving
     from shoal.errors import ShoalError, StudyInterrupted
     from shoal.fuse.array import ModelArray, concat, fuse
     from shoal.fuse.batch import stack
@@ -24,9 +28,13 @@ if TYPE_CHECKING:
     from shoal.task import Task
 
 _HOMES = {
+    "shoal.algorithms.asha": ("ASHA",),
     "shoal.algorithms.grid": ("Grid",),
     "shoal.algorithms.hyperband": ("Hyperband",),
+    "shoal.algorithms.median": ("Median",),
+    "shoal.algorithms.optuna_search": ("OptunaSearch",),
     "shoal.algorithms.random": ("Random",),
+    "shoal.algorithms.successive_halving": ("SuccessiveHalving",),
     "shoal.errors": ("ShoalError", "StudyInterrupted"),
     "shoal.fuse": (
         *("FusedOptimizer", "GradScaler", "ModelArray", "TrainingStep", "clip_grad_norm_", "clip_grad_value_"),
@@ -43,15 +51,19 @@ _PACKAGES = ("algorithms", "backend", "schedule", "testing")
 
 __version__ = "0.1.0"
 __all__ = [
+    "ASHA",
     "FusedOptimizer",
     "GradScaler",
     "Grid",
     "Hyperband",
+    "Median",
     "ModelArray",
+    "OptunaSearch",
     "Random",
     "ShoalError",
     "Study",
     "StudyInterrupted",
+    "SuccessiveHalving",
     "Task",
     "TrainingStep",
     "choice",

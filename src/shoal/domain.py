@@ -32,11 +32,15 @@ class Domain(ABC):
 
     @abstractmethod
     def sample(self, rng: Random) -> Any:
-        """One value, drawn with `rng`."""
+        """One value, drawn with `rng`; of a `Choice`, the position of one."""
 
     def points(self) -> Iterable[Any] | None:
         """Every value, in order; None when they are a continuum, as they are unless a domain says otherwise."""
         return None
+
+    @abstractmethod
+    def holds(self, value: Any) -> bool:
+        """Whether it is one of the values."""
 
     @abstractmethod
     def to_optuna(self) -> "BaseDistribution":
@@ -63,6 +67,10 @@ class Uniform(Domain):
         """A float in [low, high]."""
         return _between(self.low, self.high, rng.random())
 
+    def holds(self, value: Any) -> bool:
+        """A number from `low` to `high`."""
+        return _finite(value) and self.low <= value <= self.high
+
     def to_optuna(self) -> "BaseDistribution":
         """FloatDistribution(low, high)."""
         from optuna.distributions import FloatDistribution
@@ -86,6 +94,10 @@ class LogUniform(Domain):
         """A float in [low, high]."""
         value = math.exp(_between(math.log(self.low), math.log(self.high), rng.random()))
         return min(max(value, float(self.low)), float(self.high))
+
+    def holds(self, value: Any) -> bool:
+        """A number from `low` to `high`."""
+        return _finite(value) and self.low <= value <= self.high
 
     def to_optuna(self) -> "BaseDistribution":
         """FloatDistribution(low, high, log=True)."""
@@ -120,11 +132,20 @@ class QUniform(Domain):
         """From `low` upwards."""
         return map(self._value, range(self._count))
 
+    def holds(self, value: Any) -> bool:
+        """One of the points."""
+        return _finite(value) and self.nearest(value) == value
+
     def to_optuna(self) -> "BaseDistribution":
         """FloatDistribution with a step, ending at the last point, as Optuna wants it."""
         from optuna.distributions import FloatDistribution
 
         return FloatDistribution(self.low, self._value(self._count - 1), step=self.q)
+
+    def nearest(self, value: float) -> float:
+        """The point that is nearest to a value in the range."""
+        steps = round((_decimal(value) - _decimal(self.low)) / _decimal(self.q))
+        return self._value(min(max(steps, 0), self._count - 1))
 
     @property
     def _count(self) -> int:
@@ -157,6 +178,10 @@ class RandInt(Domain):
         """From `low` upwards."""
         return range(self.low, self.high, self.step)
 
+    def holds(self, value: Any) -> bool:
+        """One of the points."""
+        return _integer(value) and value in range(self.low, self.high, self.step)
+
     def to_optuna(self) -> "BaseDistribution":
         """IntDistribution with a step, whose upper bound is included."""
         from optuna.distributions import IntDistribution
@@ -185,6 +210,10 @@ class LogRandInt(Domain):
         """From `low` upwards."""
         return range(self.low, self.high)
 
+    def holds(self, value: Any) -> bool:
+        """One of the points."""
+        return _integer(value) and self.low <= value < self.high
+
     def to_optuna(self) -> "BaseDistribution":
         """IntDistribution(log=True), whose upper bound is included."""
         from optuna.distributions import IntDistribution
@@ -203,13 +232,21 @@ class Choice(Domain):
         """No option at all."""
         return None if self.options else "a choice must have at least one option"
 
-    def sample(self, rng: Random) -> Any:
-        """One option as it stands; what it holds is for the `Space` to sample."""
-        return self.options[rng.randrange(len(self.options))]
+    def sample(self, rng: Random) -> int:
+        """The position of one option; what that holds is for the `Space` to sample."""
+        return rng.randrange(len(self.options))
+
+    def position(self, option: Any) -> int:
+        """Where an option stands; the first of equal ones of a type, for True is not 1."""
+        return next(i for i, own in enumerate(self.options) if type(own) is type(option) and own == option)
 
     def points(self) -> Iterable[Any]:
         """Every option as it stands."""
         return self.options
+
+    def holds(self, value: Any) -> bool:
+        """One of the options."""
+        return any(type(own) is type(value) and own == value for own in self.options)
 
     def to_optuna(self) -> "BaseDistribution":
         """Over the options, or over their positions when one is not None, bool, int, float or str."""

@@ -16,7 +16,7 @@ import json
 import math
 import numbers
 import reprlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields
 from random import Random
 from typing import Any
@@ -89,8 +89,32 @@ class Space:
 
     def sample(self, seed: int | Random) -> dict[str, Any]:
         """One configuration; the same for the same seed."""
-        config: dict[str, Any] = _sampled(self._root, seed if isinstance(seed, Random) else Random(seed))
+        rng = seed if isinstance(seed, Random) else Random(seed)
+        return self.draw(lambda path, domain: domain.sample(rng))
+
+    def draw(self, pick: Callable[[str, Domain], Any]) -> dict[str, Any]:
+        """One configuration, of values that somebody picks.
+
+        Args:
+            pick: takes the path of a parameter, such as "optimizer[0].momentum", and its domain, and returns a value of
+                it; of a `Choice`, the position of an option. Parameters come in a fixed order, and those within an
+                option only where that was picked.
+        """
+        config: dict[str, Any] = _drawn(self._root, "", pick)
         return config
+
+    def parameters(self, config: Mapping[str, Any]) -> dict[str, tuple[Domain, Any]]:
+        """What somebody would have to pick, so that `draw` makes this configuration: path -> domain and value.
+
+        Of a `Choice` the value is the position of the first option from which the configuration can come.
+
+        Raises:
+            SpaceError: it is none of this space.
+        """
+        found = _traced(self._root, config, "")
+        if found is None:
+            raise SpaceError(f"{config!r} is no configuration of {self!r}")
+        return found
 
     def grid(self) -> list[dict[str, Any]]:
         """Every configuration there is; the last parameter changes fastest.
@@ -189,14 +213,39 @@ def _constant(value: Any, path: str) -> Any:
     )
 
 
-def _sampled(node: Any, rng: Random) -> Any:
+def _drawn(node: Any, path: str, pick: Callable[[str, Domain], Any]) -> Any:
     match node:
+        case Choice():
+            position = pick(path, node)
+            return _drawn(node.options[position], f"{path}[{position}]", pick)
         case Domain():
-            return _sampled(node.sample(rng), rng)
+            return pick(path, node)
         case dict():
-            return {name: _sampled(value, rng) for name, value in node.items()}
+            return {name: _drawn(value, _join(path, name), pick) for name, value in node.items()}
         case _:
             return copy.deepcopy(node)
+
+
+def _traced(node: Any, value: Any, path: str) -> dict[str, tuple[Domain, Any]] | None:
+    """The parameters below a node by which it comes to a value; None if it cannot."""
+    match node:
+        case Choice():
+            for position, option in enumerate(node.options):
+                inner = _traced(option, value, f"{path}[{position}]")
+                if inner is not None:
+                    return {path: (node, position), **inner}
+            return None
+        case Domain():
+            return {path: (node, value)} if node.holds(value) else None
+        case dict():
+            if not isinstance(value, Mapping) or value.keys() != node.keys():
+                return None
+            parts = [_traced(inner, value[name], _join(path, name)) for name, inner in node.items()]
+            if None in parts:
+                return None
+            return {key: found for part in parts if part is not None for key, found in part.items()}
+        case _:
+            return {} if type(value) is type(node) and value == node else None
 
 
 def _enumerated(node: Any, path: str) -> Iterator[Any]:

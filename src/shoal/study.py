@@ -28,6 +28,7 @@ from shoal.journal.view import JournalView
 from shoal.journal.writer import Journal
 from shoal.planner.job import Workplace
 from shoal.report.frame import dataframe
+from shoal.report.optuna_study import optuna_study
 from shoal.report.progress import progress
 from shoal.report.snapshot import snapshot
 from shoal.report.table import ranked
@@ -38,6 +39,7 @@ from shoal.space import Space
 from shoal.trial import TrialState, derive_seed
 
 if TYPE_CHECKING:
+    import optuna
     import pandas as pd
     from torch import nn
 
@@ -91,6 +93,21 @@ class Study:
     def dataframe(self) -> "pd.DataFrame":
         """One row a trial: its state, config, metrics (last and best), epochs, seconds, device, array and reason."""
         return dataframe(self.trials)
+
+    def to_optuna(
+        self, storage: "str | optuna.storages.BaseStorage | None" = None, name: str | None = None
+    ) -> "optuna.Study":
+        """The trials that have ended as a new study of Optuna's, for its plots and dashboard; see `optuna_study`.
+
+        Args:
+            storage: where it is kept: an address such as "sqlite:///optuna.db", or one of Optuna's storages; None: in
+                memory.
+            name: of the new study; by default that of this study's directory.
+        """
+        with self._journal() as journal:
+            trials = [(row, journal.curve(row.number)) for row in journal.trials()]
+            space = Space.from_json(journal.study["space"])
+        return optuna_study(trials, space, self.metric, self.mode, name or self.directory.resolve().name, storage)
 
     def best_model(self) -> "nn.Module":
         """The best trial's model with its trained weights, on the CPU and in evaluation mode.

@@ -2,7 +2,7 @@ import dataclasses
 
 import pytest
 
-from shoal.algorithms import ALGORITHMS, Grid, Hyperband, Random
+from shoal.algorithms import ALGORITHMS, ASHA, Grid, Hyperband, Median, OptunaSearch, Random, SuccessiveHalving
 from shoal.space import Space, choice, loguniform, randint, uniform
 from shoal.testing import check_algorithm
 from shoal.trial import Budget, Decision, TrialGroup, TrialState, derive_seed
@@ -18,6 +18,18 @@ CASES = {
     "hyperband": (lambda: Hyperband(max_epochs=9), MIXED),
     "hyperband, eta 2": (lambda: Hyperband(max_epochs=11, eta=2), MIXED),
     "hyperband, one bracket": (lambda: Hyperband(max_epochs=27, brackets=1), MIXED),
+    "successive_halving": (lambda: SuccessiveHalving(n=20, max_epochs=9), MIXED),
+    "successive_halving of two": (lambda: SuccessiveHalving(n=2, max_epochs=10, eta=2, min_epochs=2), MIXED),
+}
+ASYNCHRONOUS = {
+    "asha": (lambda: ASHA(n=40, max_epochs=9, concurrency=8), MIXED),
+    "asha, stopping": (lambda: ASHA(n=40, max_epochs=9, concurrency=8, variant="stopping"), MIXED),
+    "asha, one by one": (lambda: ASHA(n=10, max_epochs=11, eta=2, min_epochs=2, concurrency=1), MIXED),
+    "asha, fewer than eta": (lambda: ASHA(n=2, max_epochs=9), MIXED),
+    "median": (lambda: Median(n=30, epochs=5, concurrency=6), MIXED),
+    "median, every two epochs": (lambda: Median(n=20, epochs=7, interval=2, grace=4, least=1, concurrency=9), MIXED),
+    "optuna": (lambda: OptunaSearch(n=16, epochs=3, concurrency=3), MIXED),
+    "optuna, random": (lambda: OptunaSearch(n=12, epochs=2, sampler="random", concurrency=20), MIXED),
 }
 
 
@@ -26,8 +38,13 @@ def test_our_algorithms_conform(case):
     check_algorithm(*CASES[case])
 
 
+@pytest.mark.parametrize("case", ASYNCHRONOUS)
+def test_our_asynchronous_algorithms_conform(case):
+    check_algorithm(*ASYNCHRONOUS[case], synchronous=False)
+
+
 def test_every_algorithm_is_checked():
-    assert set(ALGORITHMS) <= set(CASES)
+    assert set(ALGORITHMS) <= {*CASES, *ASYNCHRONOUS}
 
 
 class SkipsANumber(Random):

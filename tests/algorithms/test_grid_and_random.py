@@ -2,6 +2,7 @@ import copy
 
 import pytest
 
+from shoal import algorithms
 from shoal.algorithms import ALGORITHMS, Grid, Hyperband, Random
 from shoal.errors import AlgorithmError, SpaceError
 from shoal.space import Space, choice, loguniform, randint
@@ -108,4 +109,5 @@ def test_bad_settings(make, message):
 
 
 def test_the_registry_names_every_algorithm():
-    assert {"grid": Grid, "random": Random, "hyperband": Hyperband} == ALGORITHMS
+    exported = {getattr(algorithms, name) for name in algorithms.__all__ if name not in ("ALGORITHMS", "Algorithm")}
+    assert set(ALGORITHMS.values()) == exported

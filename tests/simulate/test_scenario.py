@@ -193,6 +193,10 @@ WRONG = {
     "more trials than there can be": (
         "epochs = 2", 'algorithm = { name = "random", n = 1_000_000_000 }', 23, "`n` must be at most 1,000,000"
     ),
+    "more epochs in all than there can be": (
+        "learning_rates = 3\nepochs = 2", "learning_rates = 100_000\nepochs = 1000", 22,
+        "200,000 trials of 1,000 epochs are 200,000,000 epochs in all; at most 10,000,000 can be simulated"
+    ),
     "no algorithm": ("epochs = 2", "algorithm = { n = 3 }", 23, "in `algorithm`, `name` is missing"),
     "an event in which nothing happens": ('fail = "a0/1"\n', "", 35, "nothing happens"),
     "a model named twice": ("learning_rates", 'models = ["net", "net"]\nlearning_rates', 22, "'net' is named twice"),

@@ -1,9 +1,23 @@
 """What to try next, and how far."""
 
+from shoal.algorithms.asha import ASHA
 from shoal.algorithms.base import Algorithm
 from shoal.algorithms.grid import Grid
 from shoal.algorithms.hyperband import Hyperband
+from shoal.algorithms.median import Median
+from shoal.algorithms.optuna_search import OptunaSearch
 from shoal.algorithms.random import Random
 from shoal.algorithms.registry import ALGORITHMS
+from shoal.algorithms.successive_halving import SuccessiveHalving
 
-__all__ = ["ALGORITHMS", "Algorithm", "Grid", "Hyperband", "Random"]
+__all__ = [
+    "ALGORITHMS",
+    "ASHA",
+    "Algorithm",
+    "Grid",
+    "Hyperband",
+    "Median",
+    "OptunaSearch",
+    "Random",
+    "SuccessiveHalving",
+]

@@ -4,11 +4,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from shoal.algorithms.base import Problem
+from shoal.algorithms.base import Problem, check_whole
 from shoal.errors import AlgorithmError
 from shoal.trial import Budget, Decision, Report, Trial, TrialGroup, TrialState
 
-__all__ = ["Bracket", "Rung"]
+__all__ = ["Bracket", "Rung", "check_halving", "milestones"]
 
 
 @dataclass(frozen=True)
@@ -110,3 +110,27 @@ class Bracket:
         lost = sorted(number for number, value in self._values.items() if math.isnan(value))
         measured = self._values.keys() - lost
         return sorted(measured, key=lambda number: (sign * self._values[number], number)), lost
+
+
+def milestones(min_epochs: int, max_epochs: int, eta: int) -> list[int]:
+    """The epochs of each rung: min_epochs · eta^i below `max_epochs`, then `max_epochs`."""
+    epochs = []
+    while min_epochs < max_epochs:
+        epochs.append(min_epochs)
+        min_epochs *= eta
+    return [*epochs, max_epochs]
+
+
+def check_halving(min_epochs: object, max_epochs: object, eta: object) -> None:
+    """Check the settings of successive halving.
+
+    Raises:
+        AlgorithmError: one is no integer or out of range, or the least budget is above the greatest.
+    """
+    check_whole("eta", eta, least=2)
+    check_whole("min_epochs", min_epochs)
+    check_whole("max_epochs", max_epochs)
+    if min_epochs > max_epochs:  # type: ignore[operator]  # both are integers
+        raise AlgorithmError(
+            f"`min_epochs` must be at most `max_epochs`, got {min_epochs} and {max_epochs}; exchange them?"
+        )

@@ -1,11 +1,23 @@
 """The algorithms by name."""
 
+from shoal.algorithms.asha import ASHA
 from shoal.algorithms.base import Algorithm
 from shoal.algorithms.grid import Grid
 from shoal.algorithms.hyperband import Hyperband
+from shoal.algorithms.median import Median
+from shoal.algorithms.optuna_search import OptunaSearch
 from shoal.algorithms.random import Random
+from shoal.algorithms.successive_halving import SuccessiveHalving
 
 __all__ = ["ALGORITHMS"]
 
-ALGORITHMS: dict[str, type[Algorithm]] = {"grid": Grid, "random": Random, "hyperband": Hyperband}
+ALGORITHMS: dict[str, type[Algorithm]] = {
+    "grid": Grid,
+    "random": Random,
+    "successive_halving": SuccessiveHalving,
+    "hyperband": Hyperband,
+    "asha": ASHA,
+    "median": Median,
+    "optuna": OptunaSearch,
+}
 """Every algorithm by its name."""

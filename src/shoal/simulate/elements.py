@@ -175,6 +175,10 @@ def read_studies(
         curves = _curves(table, data, own_seed, algorithm[1].get("n"))
         if not structures:
             table.fail("models", "a study needs a model; describe it under [[models]]")
+        trials, epochs = algorithm[1].get("n", len(structures) * rates), algorithm[1].get("epochs", 1)
+        if trials * epochs > 10 * MANY:
+            in_all = f"{trials:,} trials of {epochs:,} epochs are {trials * epochs:,} epochs in all"
+            table.fail("learning_rates", f"{in_all}; at most {10 * MANY:,} can be simulated")
         template = replace(_template(table), arrival=table.number("arrival", 0.0))
         table.done()
         searches.append(Search(name, structures, rates, algorithm, template, curves, own_seed))

@@ -1,0 +1,158 @@
+"""Successive halving, asynchronous."""
+
+import math
+from bisect import bisect_left, insort
+from collections import deque
+from dataclasses import dataclass, field
+
+from shoal.algorithms.base import Problem, check_whole
+from shoal.algorithms.bracket import check_halving, milestones
+from shoal.algorithms.concurrent import ConcurrentAlgorithm
+from shoal.errors import AlgorithmError
+from shoal.trial import Decision, TrialState
+
+__all__ = ["ASHA"]
+
+VARIANTS = ("promotion", "stopping")
+
+_Standing = tuple[float, int]
+"""A value, the less the better, and the number of its trial, which decides between equals."""
+
+
+@dataclass
+class _Rung:
+    """The trials that got so far.
+
+    Args:
+        epochs: how far.
+        ranking: all of them, best first; NaN counts as the worst.
+        paused: those that may still go on, best first.
+        going: those that are to go on, in the order in which that was decided.
+    """
+
+    epochs: int
+    ranking: list[_Standing] = field(default_factory=list)
+    paused: list[_Standing] = field(default_factory=list)
+    going: deque[int] = field(default_factory=deque)
+
+    def rank(self, standing: _Standing) -> int:
+        """How many are better."""
+        return bisect_left(self.ranking, standing)
+
+
+@dataclass(eq=False)
+class ASHA(ConcurrentAlgorithm):
+    """Successive halving that waits for no rung to be complete (Li et al. 2020, Algorithm 2).
+
+    Trials are trained for `min_epochs`, then `eta` times as long, and so on up to `max_epochs`: these are the rungs.
+    Who goes on is decided by what is known at the time:
+
+    - "promotion": where there is room for a trial, the best of a rung goes on if it is among its top floor(m / eta) of
+      m so far, in the highest rung that has such a one; a new trial begins if none has. A trial that is passed over
+      may be promoted later, as its rung fills.
+    - "stopping": a trial that gets to a rung goes on if it is among the top floor(m / eta) of the m that got there so
+      far, or if m is below eta; else it is stopped at once.
+
+    Beyond the paper, whose search has no last trial: when all have begun and none of them has got to the end or can go
+    on, the best one of the highest rung does.
+
+    Args:
+        n: number of trials.
+        max_epochs: the longest that a trial is trained; R in the paper.
+        eta: one in so many goes on.
+        min_epochs: how far all trials are trained; r in the paper.
+        concurrency: most trials that are trained at a time, whatever devices there are: the more, the fuller the
+            arrays, and the less is known when it is decided who goes on.
+        variant: "promotion", as in the paper, or "stopping".
+
+    Raises:
+        AlgorithmError: a setting is no integer, out of range, or no variant.
+    """
+
+    n: int
+    max_epochs: int
+    eta: int = 3
+    min_epochs: int = 1
+    concurrency: int = 32
+    variant: str = "promotion"
+
+    def __post_init__(self) -> None:
+        check_whole("n", self.n)
+        check_halving(self.min_epochs, self.max_epochs, self.eta)
+        check_whole("concurrency", self.concurrency)
+        if self.variant not in VARIANTS:
+            raise AlgorithmError(f"`variant` must be one of {', '.join(VARIANTS)}, got {self.variant!r}")
+
+    def begin(self, problem: Problem) -> None:
+        """All rungs are empty."""
+        super().begin(problem)
+        self._rungs = [_Rung(epochs) for epochs in milestones(self.min_epochs, self.max_epochs, self.eta)]
+        self._arrived = False  # whether a trial has got to the end
+
+    def next_stretch(self) -> tuple[int, int] | None:
+        """Who goes on, looked for from the highest rung down; else a new trial."""
+        for rung, above in zip(reversed(self._rungs[:-1]), reversed(self._rungs), strict=False):
+            if rung.going:
+                return rung.going.popleft(), above.epochs
+            if self._may_promote(rung):
+                return rung.paused.pop(0)[1], above.epochs
+        return (self.begin_trial(), self._rungs[0].epochs) if len(self.trials) < self.n else None
+
+    def _may_promote(self, rung: _Rung) -> bool:
+        return bool(rung.paused) and rung.rank(rung.paused[0]) < len(rung.ranking) // self.eta
+
+    def reached(self, number: int, epoch: int, value: float) -> list[Decision]:
+        """Decide on the trial, and when no trial can go on any more, on all that are left."""
+        rung = next(rung for rung in self._rungs if rung.epochs == epoch)
+        return self._rank(number, value, rung) + self._end()
+
+    def failed(self, number: int) -> list[Decision]:
+        """Nothing is known of it."""
+        return self._end()
+
+    def _rank(self, number: int, value: float, rung: _Rung) -> list[Decision]:
+        """A trial has got to a rung."""
+        if rung is self._rungs[-1]:
+            self._arrived = True
+            return [Decision(number, TrialState.COMPLETE)]
+        lost = math.isnan(value)
+        standing = (math.inf if lost else value if self.problem.mode == "min" else -value, number)
+        insort(rung.ranking, standing)
+        if lost:
+            reason = f"{self.problem.metric} is nan at epoch {rung.epochs}"
+            return [Decision(number, TrialState.STOPPED, reason)]
+        if self.variant == "promotion":
+            insort(rung.paused, standing)
+            return []
+        reached = len(rung.ranking)
+        if reached < self.eta or rung.rank(standing) < reached // self.eta:
+            rung.going.append(number)
+            return []
+        return [self._stopped(standing, rung)]
+
+    def _end(self) -> list[Decision]:
+        """When nothing is being trained and nothing can be: let one go on to the end, or stop what is left."""
+        if self.training or len(self.trials) < self.n or any(rung.going for rung in self._rungs):
+            return []
+        if any(map(self._may_promote, self._rungs)):
+            return []
+        highest = next((rung for rung in reversed(self._rungs) if rung.paused), None)
+        if highest is not None and not self._arrived:
+            highest.going.append(highest.paused.pop(0)[1])
+            return []
+        decisions = [self._stopped(standing, rung) for rung in self._rungs for standing in rung.paused]
+        for rung in self._rungs:
+            rung.paused.clear()
+        return decisions
+
+    def _stopped(self, standing: _Standing, rung: _Rung) -> Decision:
+        reached = len(rung.ranking)
+        places = reached // self.eta
+        on = "only the best goes on" if places == 1 else f"the best {places} go on"
+        reason = f"rank {rung.rank(standing) + 1} of {reached} at epoch {rung.epochs}; {on}"
+        return Decision(standing[1], TrialState.STOPPED, reason)
+
+    @property
+    def has_paused(self) -> bool:
+        """Whether anybody on a rung may go on."""
+        return any(rung.paused or rung.going for rung in self._rungs)

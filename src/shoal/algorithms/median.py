@@ -1,0 +1,88 @@
+"""Random search that stops what is worse than the middle."""
+
+import math
+from bisect import insort
+from collections import defaultdict, deque
+from dataclasses import dataclass
+from statistics import fmean, median
+
+from shoal.algorithms.base import Problem, check_whole
+from shoal.algorithms.concurrent import ConcurrentAlgorithm
+from shoal.errors import AlgorithmError
+from shoal.trial import Decision, TrialState
+
+__all__ = ["Median"]
+
+
+@dataclass(eq=False)
+class Median(ConcurrentAlgorithm):
+    """Stops a trial whose best value so far is worse than the median of what the others had on average by then.
+
+    The median stopping rule of Golovin et al. 2017, section 3.2.2, asked every `interval` epochs: a trial is stopped if
+    its best value up to there is worse than the median, over all other trials that got so far, of the mean of their
+    values up to there. NaN ends a trial at once, and counts as the worst for the others.
+
+    Args:
+        n: number of trials, of random configurations.
+        epochs: that each is trained unless it is stopped.
+        interval: epochs from one decision to the next.
+        grace: epochs for which no trial is stopped.
+        least: other trials that must have got as far before one is stopped.
+        concurrency: most trials that are trained at a time, whatever devices there are.
+
+    Raises:
+        AlgorithmError: a setting is no integer, or out of range.
+    """
+
+    n: int
+    epochs: int
+    interval: int = 1
+    grace: int = 1
+    least: int = 5
+    concurrency: int = 32
+
+    def __post_init__(self) -> None:
+        for name in ("n", "epochs", "interval", "grace", "least", "concurrency"):
+            check_whole(name, getattr(self, name))
+        if self.grace > self.epochs:
+            raise AlgorithmError(f"`grace` must be at most `epochs`, {self.epochs}, got {self.grace}")
+
+    def begin(self, problem: Problem) -> None:
+        """Nothing has been measured yet."""
+        super().begin(problem)
+        self._values: dict[int, list[float]] = defaultdict(list)  # the less the better; NaN is inf
+        self._means: dict[int, list[float]] = defaultdict(list)  # epoch -> of all trials that got there, rising
+        self._going: deque[tuple[int, int]] = deque()
+
+    def next_stretch(self) -> tuple[int, int] | None:
+        """Who goes on, in the order in which that was decided; else a new trial."""
+        if self._going:
+            return self._going.popleft()
+        return (self.begin_trial(), min(self.interval, self.epochs)) if len(self.trials) < self.n else None
+
+    def reached(self, number: int, epoch: int, value: float) -> list[Decision]:
+        """Compare the trial with the others."""
+        sign = 1 if self.problem.mode == "min" else -1
+        values = self._values[number]
+        values.append(math.inf if math.isnan(value) else sign * value)
+        others = self._means[epoch]
+        middle = median(others) if len(others) >= self.least else math.inf
+        count = len(others)
+        insort(others, fmean(values))
+        if epoch == self.epochs:
+            return [Decision(number, TrialState.COMPLETE)]
+        if math.isnan(value):
+            return [Decision(number, TrialState.STOPPED, f"{self.problem.metric} is nan at epoch {epoch}")]
+        if epoch >= self.grace and min(values) > middle:
+            reason = (
+                f"the best {self.problem.metric} up to epoch {epoch}, {sign * min(values):.4g}, is worse than the "
+                f"median of the means of {count} others, {sign * middle:.4g}"
+            )
+            return [Decision(number, TrialState.STOPPED, reason)]
+        self._going.append((number, min(epoch + self.interval, self.epochs)))
+        return []
+
+    @property
+    def has_paused(self) -> bool:
+        """Whether anybody goes on."""
+        return bool(self._going)

@@ -1,0 +1,45 @@
+"""Successive halving, synchronous."""
+
+from dataclasses import dataclass
+
+from shoal.algorithms.base import Problem, check_whole
+from shoal.algorithms.bracket import Bracket, Rung, check_halving, milestones
+from shoal.algorithms.bracketed import BracketedAlgorithm
+
+__all__ = ["SuccessiveHalving"]
+
+
+@dataclass(eq=False)
+class SuccessiveHalving(BracketedAlgorithm):
+    """Trains `n` random configurations for a while, the best of them `eta` times as long, and so on (Jamieson and
+    Talwalkar 2016).
+
+    Rung i has floor(n / eta^i) trials, at least one, and min_epochs · eta^i epochs; the last one has `max_epochs`.
+    `ASHA` does the same without waiting for a rung to be complete, `Hyperband` at every trade-off between `n` and
+    `min_epochs`.
+
+    Args:
+        n: number of trials.
+        max_epochs: the longest that a trial is trained.
+        eta: how many times fewer trials, and more epochs, each rung has.
+        min_epochs: how far all trials are trained.
+
+    Raises:
+        AlgorithmError: a setting is no integer, or out of range.
+    """
+
+    n: int
+    max_epochs: int
+    eta: int = 3
+    min_epochs: int = 1
+
+    def __post_init__(self) -> None:
+        check_whole("n", self.n)
+        check_halving(self.min_epochs, self.max_epochs, self.eta)
+
+    def brackets_for(self, problem: Problem) -> list[Bracket]:
+        """One."""
+        epochs = milestones(self.min_epochs, self.max_epochs, self.eta)
+        rungs = [Rung(max(1, self.n // self.eta**i), each) for i, each in enumerate(epochs)]
+        trials = [problem.trial(number, problem.sample(number)) for number in range(self.n)]
+        return [Bracket("halving", rungs, trials, problem)]
