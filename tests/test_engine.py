@@ -7,9 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from shoal.algorithms.asha import ASHA
 from shoal.algorithms.base import Algorithm
 from shoal.algorithms.grid import Grid
 from shoal.algorithms.hyperband import Hyperband
+from shoal.algorithms.median import Median
+from shoal.algorithms.optuna_search import OptunaSearch
 from shoal.backend.base import Backend, Ended, Event, Outcome, Profiled, Reported, Surveyed
 from shoal.cluster.device import Cluster, Device, Node
 from shoal.cost.demand import Profile
@@ -251,15 +254,25 @@ def row_numbers(job: Job) -> set[int]:
     return {member.trial.number for member in job.members}
 
 
+MAKERS: dict[str, Callable[[], Algorithm]] = {
+    "hyperband": lambda: Hyperband(9, brackets=1),
+    "asha": lambda: ASHA(9, max_epochs=9, concurrency=4),
+    "asha, stopping": lambda: ASHA(9, max_epochs=9, concurrency=4, variant="stopping"),
+    "median": lambda: Median(8, 4, concurrency=3, least=2),
+    "optuna": lambda: OptunaSearch(8, 3, concurrency=3),
+}
+
+
 @pytest.mark.parametrize("method", ["asked", "reported", "decided", "job_started", "job_ended", "waiting_reasons"])
 @pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
 def test_a_kill_around_any_record_changes_nothing(
-    method: str, when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make: Callable[[], Algorithm], method: str, when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each engine dies at one call of the method more than the one before it, until one gets to the end."""
-    undisturbed = Stage(tmp_path / "undisturbed")
+    undisturbed = Stage(tmp_path / "undisturbed", make)
     undisturbed.run(backend())
-    stage = Stage(tmp_path / "study")
+    stage = Stage(tmp_path / "study", make)
     original = getattr(Journal, method)
     kills = 0
     for survived in range(100):
