@@ -29,3 +29,12 @@ def test_python_block_runs(code: str, tmp_path: Path) -> None:
 
 def test_there_is_code() -> None:
     assert len(BLOCKS) >= 8
+
+
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_links_lead_somewhere(page: Path) -> None:
+    links = re.findall(r"\]\((?!https?:|#)([^)#\s]+)", page.read_text())
+    assert [link for link in links if not (page.parent / link).exists()] == []
