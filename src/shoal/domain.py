@@ -236,9 +236,20 @@ class Choice(Domain):
         """The position of one option; what that holds is for the `Space` to sample."""
         return rng.randrange(len(self.options))
 
-    def position(self, option: Any) -> int:
-        """Where an option stands; the first of equal ones of a type, for True is not 1."""
-        return next(i for i, own in enumerate(self.options) if type(own) is type(option) and own == option)
+    @property
+    def is_plain(self) -> bool:
+        """Whether Optuna can have the options themselves: all are None, bool, int, float or str."""
+        return all(option is None or isinstance(option, bool | int | float | str) for option in self.options)
+
+    def shown(self, position: int) -> Any:
+        """An option as Optuna has it."""
+        return self.options[position] if self.is_plain else position
+
+    def position(self, shown: Any) -> int:
+        """Where what Optuna has stands; the first of equal options of a type, for True is not 1."""
+        if not self.is_plain:
+            return int(shown)
+        return next(i for i, own in enumerate(self.options) if type(own) is type(shown) and own == shown)
 
     def points(self) -> Iterable[Any]:
         """Every option as it stands."""
@@ -249,11 +260,10 @@ class Choice(Domain):
         return any(type(own) is type(value) and own == value for own in self.options)
 
     def to_optuna(self) -> "BaseDistribution":
-        """Over the options, or over their positions when one is not None, bool, int, float or str."""
+        """Over the options, or over their positions where they are not plain."""
         from optuna.distributions import CategoricalDistribution
 
-        plain = all(option is None or isinstance(option, bool | int | float | str) for option in self.options)
-        return CategoricalDistribution(self.options if plain else range(len(self.options)))
+        return CategoricalDistribution(self.options if self.is_plain else range(len(self.options)))
 
     def __str__(self) -> str:
         return f"choice({list(self.options)!r})"

@@ -98,6 +98,25 @@ class Algorithm(ABC):
         self.begin(problem)
         self._problem = problem
 
+    @property
+    def problem(self) -> Problem:
+        """What the study asks.
+
+        Raises:
+            AlgorithmError: `bind` was not called yet.
+        """
+        self.check_bound()
+        return self._problem  # type: ignore[return-value]  # it is bound
+
+    def check_bound(self) -> None:
+        """Refuse to answer before `bind`.
+
+        Raises:
+            AlgorithmError: it was not called yet.
+        """
+        if self._problem is None:
+            raise AlgorithmError(f"{self!r} does not know its search space yet; call bind(...) first")
+
     @abstractmethod
     def begin(self, problem: Problem) -> None:
         """Get ready to search; `bind` calls it once.

@@ -16,8 +16,6 @@ class BracketedAlgorithm(Algorithm):
     Every first rung is asked for at once, whatever is free: the more trials are known, the fuller the arrays.
     """
 
-    _brackets: list[Bracket] | None = None
-
     @abstractmethod
     def brackets_for(self, problem: Problem) -> list[Bracket]:
         """All brackets of a study, their trials numbered from 0 on without gaps; called once."""
@@ -29,11 +27,12 @@ class BracketedAlgorithm(Algorithm):
 
     def next_groups(self, free: int) -> list[TrialGroup]:
         """The rungs reached since the last call, each whole."""
-        return [group for bracket in self._bound() if (group := bracket.next_group()) is not None]
+        self.check_bound()
+        return [group for bracket in self._brackets if (group := bracket.next_group()) is not None]
 
     def observe(self, report: Report) -> list[Decision]:
         """Decisions on the trials of one rung, at most; see `Bracket`."""
-        self._bound()
+        self.check_bound()
         if report.trial not in self._home:
             raise AlgorithmError(f"trial {report.trial} is unknown; {self!r} has the trials 0 to {len(self._home) - 1}")
         return self._home[report.trial].observe(report)
@@ -41,9 +40,5 @@ class BracketedAlgorithm(Algorithm):
     @property
     def finished(self) -> bool:
         """Whether every trial of every bracket has ended."""
-        return all(bracket.finished for bracket in self._bound())
-
-    def _bound(self) -> list[Bracket]:
-        if self._brackets is None:
-            raise AlgorithmError(f"{self!r} does not know its search space yet; call bind(...) first")
-        return self._brackets
+        self.check_bound()
+        return all(bracket.finished for bracket in self._brackets)

@@ -21,7 +21,6 @@ class ConcurrentAlgorithm(Algorithm):
 
     def begin(self, problem: Problem) -> None:
         """Nothing has been tried yet."""
-        self.problem = problem
         self.trials: list[Trial] = []
         """All that have begun, by number."""
         self.training: dict[int, int] = {}
@@ -52,7 +51,7 @@ class ConcurrentAlgorithm(Algorithm):
 
     def next_groups(self, free: int) -> list[TrialGroup]:
         """Who is next, while fewer than `concurrency` are trained."""
-        self._check_bound()
+        self.check_bound()
         stretches: dict[int, list[int]] = {}
         while len(self.training) < self.concurrency and (stretch := self.next_stretch()) is not None:
             number, epochs = stretch
@@ -70,7 +69,7 @@ class ConcurrentAlgorithm(Algorithm):
             AlgorithmError: the trial is unknown, or beyond its budget.
             TaskError: the report lacks the metric.
         """
-        self._check_bound()
+        self.check_bound()
         number = report.trial
         if not 0 <= number < len(self.trials):
             raise AlgorithmError(f"trial {number} is unknown; {self!r} has begun {len(self.trials)} trials")
@@ -91,9 +90,5 @@ class ConcurrentAlgorithm(Algorithm):
     @property
     def finished(self) -> bool:
         """Whether all trials have begun and ended."""
-        self._check_bound()
+        self.check_bound()
         return len(self.trials) == self.n and not self.training and not self.has_paused
-
-    def _check_bound(self) -> None:
-        if self._problem is None:
-            raise AlgorithmError(f"{self!r} does not know its search space yet; call bind(...) first")

@@ -138,7 +138,6 @@ def _suggested(proposal: "optuna.Trial", path: str, domain: Domain) -> Any:
         case IntDistribution(low=low, high=high, step=step, log=log):
             return proposal.suggest_int(path, low, high, step=step, log=log)
         case CategoricalDistribution(choices=choices) if isinstance(domain, Choice):
-            option = proposal.suggest_categorical(path, choices)
-            return domain.position(option) if choices == domain.options else option
+            return domain.position(proposal.suggest_categorical(path, choices))
         case other:
             raise AlgorithmError(f"`{path}`: {domain} is {other} to Optuna, of which no sampler here knows")

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from shoal.cost.demand import Demand, Profile
 
-__all__ = ["best_size", "fitting", "job_demand", "memory", "seconds", "step_seconds"]
+__all__ = ["best_size", "compute", "fitting", "job_demand", "memory", "seconds", "step_seconds"]
 
 VALIDATION_COST = 1 / 3
 """A validation step is a forward pass; a training step is about three (forward, and twice that for backward)."""
@@ -61,6 +61,11 @@ def best_size(profile: Profile, at_most: int) -> int:
     return max(size for size, cost in per_member.items() if cost <= least * (1 + 1e-9))
 
 
+def compute(profile: Profile) -> float:
+    """Fraction of a device that an array asks for; a counter may show a little more than there is."""
+    return min(profile.compute, 1.0)
+
+
 def memory(profile: Profile, members: int) -> int:
     """Peak bytes of a process that trains `members` together."""
     return profile.base_memory + members * profile.member_memory
@@ -85,7 +90,7 @@ def job_demand(profile: Profile, members: int, epochs: float, *, cores: float = 
             charged with that, a job on every slot would not fit on the node.
     """
     return Demand(
-        compute=min(profile.compute, 1.0),
+        compute=compute(profile),
         memory=memory(profile, members),
         cores=min(profile.cores, cores),
         seconds=seconds(profile, members, epochs),

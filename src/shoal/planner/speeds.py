@@ -6,6 +6,7 @@ from math import inf
 from typing import final
 
 from shoal.cluster.device import Cluster, Device
+from shoal.cost.estimate import compute
 from shoal.planner.event import Reported
 from shoal.planner.job import ArrayKey, Job
 from shoal.schedule.oversubscription import OversubscriptionTuner
@@ -53,7 +54,7 @@ class _Company:
         profiles = [tenant.job.arrays[0].profile for tenant in self.tenants.values()]
         if not self.device.compute > 0 or None in profiles:
             return None
-        return sum(min(profile.compute, 1.0) for profile in profiles if profile is not None) / self.device.compute
+        return sum(compute(profile) for profile in profiles if profile is not None) / self.device.compute
 
 
 @final
@@ -131,7 +132,7 @@ class Speeds:
         if promised <= 1 + _ROUNDING:
             self._alone[alike] = min(seconds, self._alone.get(alike, seconds))
         if alike in self._alone and array.profile is not None:
-            tenant.seen = min(array.profile.compute, 1.0), self._alone[alike] / seconds
+            tenant.seen = compute(array.profile), self._alone[alike] / seconds
 
     def _tell(
         self,

@@ -1,9 +1,9 @@
 """The trials of a study as a study of Optuna's, for its dashboard and its plots."""
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from shoal.domain import Choice, Domain
+from shoal.domain import Choice
 from shoal.journal.rows import TrialRow
 from shoal.space import Space
 from shoal.trial import Report, TrialState
@@ -55,18 +55,13 @@ def optuna_study(
             optuna.trial.create_trial(
                 state=state,
                 value=row.objective if state is not There.FAIL else None,
-                params={path: _shown(domain, value) for path, (domain, value) in parameters.items()},
+                params={
+                    path: domain.shown(value) if isinstance(domain, Choice) else value
+                    for path, (domain, value) in parameters.items()
+                },
                 distributions={path: domain.to_optuna() for path, (domain, _) in parameters.items()},
                 intermediate_values=curve,
                 user_attrs={"number": row.number, "epochs": row.epoch, "reason": row.reason, "seconds": row.seconds},
             )
         )
     return study
-
-
-def _shown(domain: Domain, value: Any) -> Any:
-    """A value as Optuna's distribution has it: of a choice of plain values the option, else its position."""
-    if isinstance(domain, Choice):
-        choices = getattr(domain.to_optuna(), "choices", ())
-        return domain.options[value] if choices == domain.options else value
-    return value

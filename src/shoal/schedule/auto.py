@@ -16,7 +16,7 @@ from shoal.schedule.promise import Promise
 from shoal.schedule.sharing import Sharing
 from shoal.schedule.water_filling import WaterFilling
 
-__all__ = ["OBJECTIVES", "Auto"]
+__all__ = ["OBJECTIVES", "Auto", "check_objective"]
 
 OBJECTIVES: Final[Mapping[str, str]] = {
     "makespan": "makespan",
@@ -29,6 +29,16 @@ their target."""
 _LARGE = 50_000
 """Jobs times devices from which on books are kept instead of looking at everything in each decision; below, one takes
 a few milliseconds."""
+
+
+def check_objective(objective: str) -> None:
+    """Refuse what is none.
+
+    Raises:
+        PolicyError: there is no such objective.
+    """
+    if objective not in OBJECTIVES:
+        raise PolicyError(f"`objective` must be one of {', '.join(OBJECTIVES)}, got {objective!r}")
 
 
 @final
@@ -65,8 +75,7 @@ class Auto(Policy):
     turns: Policy | None = field(default_factory=Promise)
 
     def __post_init__(self) -> None:
-        if self.objective not in OBJECTIVES:
-            raise PolicyError(f"`objective` must be one of {', '.join(OBJECTIVES)}, got {self.objective!r}")
+        check_objective(self.objective)
 
     def plan(self, jobs: Sequence[JobView], cluster: Cluster, now: float) -> Plan:
         """Decide what to do at `now` (seconds)."""

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from difflib import get_close_matches
 
 from shoal.errors import PolicyError
-from shoal.schedule.auto import OBJECTIVES, Auto
+from shoal.schedule.auto import Auto, check_objective
 from shoal.schedule.base import Policy
 from shoal.schedule.best_fit import BestFit
 from shoal.schedule.convergence import Convergence
@@ -49,8 +49,7 @@ def make_policy(policy: str | Policy, objective: str = "makespan") -> Policy:
     """
     if isinstance(policy, Policy):
         return policy
-    if objective not in OBJECTIVES:
-        raise PolicyError(f"`objective` must be one of {', '.join(OBJECTIVES)}, got {objective!r}")
+    check_objective(objective)
     if not isinstance(policy, str) or policy not in POLICIES:
         close = get_close_matches(str(policy), POLICIES, n=1)
         hint = f" (did you mean {close[0]!r}?)" if close else ""

@@ -9,6 +9,7 @@ from statistics import median
 from typing import final
 
 from shoal.errors import ScenarioError
+from shoal.simulate.measured import reading
 from shoal.trial import Trial, derive_seed
 
 __all__ = ["Curves", "Decay", "RealCurves", "Task", "read_task"]
@@ -125,15 +126,8 @@ def read_task(data: Path, number: int) -> Task:
     import numpy as np
 
     path = data / CURVES_FILE
-    if not path.is_file():
-        raise ScenarioError(
-            f"{path} is not there, and this scenario needs it; name the folder of the tables with --data DIR"
-        )
-    try:
-        with np.load(path) as file:
-            train = file["train"]
-    except (OSError, ValueError, KeyError) as error:
-        raise ScenarioError(f"{path} is not the table that it should be: {error}") from error
+    with reading(path), np.load(path) as file:
+        train = file["train"]
     if not 0 <= number < len(train):
         raise ScenarioError(f"{path} has the tasks 0 to {len(train) - 1}, not {number}")
     curves = train[number].astype(float)

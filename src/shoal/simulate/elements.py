@@ -16,7 +16,7 @@ from shoal.cost.scaling import Scaling
 from shoal.errors import AlgorithmError, ScenarioError
 from shoal.simulate.curves import Curves, Decay, RealCurves, read_task
 from shoal.simulate.profiled import read_profiled
-from shoal.simulate.reader import Table
+from shoal.simulate.reader import MOST, Table
 from shoal.simulate.search import Search, Structure
 from shoal.simulate.slowdown import Curve, read_curves
 from shoal.trial import derive_seed
@@ -150,7 +150,7 @@ def _per_size(table: Table, key: str, sizes: Sequence[int], default: Any = ...) 
 
 
 def _amount(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1e12
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= MOST
 
 
 def read_studies(

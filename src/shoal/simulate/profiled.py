@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from math import ceil
 
 from shoal.cost.demand import Demand, Profile
-from shoal.cost.estimate import memory, seconds, step_seconds
+from shoal.cost.estimate import compute, memory, seconds, step_seconds
 from shoal.cost.history import History, environment
 from shoal.simulate.reader import Table
 from shoal.simulate.search import Structure
@@ -93,7 +93,7 @@ def _demands(
 def _demand(profile: Profile, members: int, speed: float) -> Demand:
     """Of one epoch of one member."""
     return Demand(
-        compute=min(profile.compute, 1.0) / members,
+        compute=compute(profile) / members,
         memory=ceil(memory(profile, members) / members),
         cores=profile.cores / members,
         seconds=seconds(profile, members, 1) / speed,

@@ -10,9 +10,9 @@ from typing import Any, NoReturn
 
 from shoal.errors import ScenarioError
 
-__all__ = ["Table", "read_toml"]
+__all__ = ["MOST", "Table", "read_toml"]
 
-_MOST = 1e12
+MOST = 1e12
 """Beyond it, a number is a mistake, and sums of such numbers are no longer exact."""
 
 _HEADER = re.compile(r"^\s*\[\[?\s*([^\]]+?)\s*\]\]?\s*(?:#.*)?$")
@@ -65,8 +65,8 @@ class Table:
                 self.fail(unknown[0] if unknown else key, f"{self._place()}`{key}` is missing{hint}")
             return default
         value = self._content[key]
-        if isinstance(value, int | float) and not abs(value) <= _MOST:
-            self.fail(key, f"`{key}` must be between -{_MOST:g} and {_MOST:g}, got {value!r}")
+        if isinstance(value, int | float) and not abs(value) <= MOST:
+            self.fail(key, f"`{key}` must be between -{MOST:g} and {MOST:g}, got {value!r}")
         if isinstance(value, str) and not (value.isprintable() or key == "description"):
             self.fail(key, f"`{key}` must be printable, got {value!r}")
         if float in kinds and isinstance(value, int) and not isinstance(value, bool):
@@ -83,7 +83,7 @@ class Table:
             self.fail(key, f"`{key}` must be finite and {'above' if above else 'at least'} {least:g}, got {value!r}")
         return float(value)
 
-    def whole(self, key: str, default: Any = ..., *, least: int = 0, most: float = _MOST) -> int:
+    def whole(self, key: str, default: Any = ..., *, least: int = 0, most: float = MOST) -> int:
         """An integer from `least` to `most`."""
         value = self.take(key, (int,), default)
         if value is not default and not least <= value <= most:

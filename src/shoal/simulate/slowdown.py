@@ -2,8 +2,7 @@
 
 import csv
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -13,6 +12,7 @@ from typing import Any, final
 from shoal.backend.simulated import SlowDown, Tenant
 from shoal.cluster.device import Device
 from shoal.errors import ScenarioError
+from shoal.simulate.measured import reading
 
 __all__ = ["SLOWDOWNS", "Curve", "Demands", "Pairs", "Scalings", "Shares", "allocate", "read_curves"]
 
@@ -74,7 +74,8 @@ def read_curves(data: Path) -> dict[str, Curve]:
     Raises:
         ScenarioError: the file is not there.
     """
-    with _opened(data / SHARES_FILE) as file, _told_of(data / SHARES_FILE):
+    path = data / SHARES_FILE
+    with reading(path), path.open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
         return {f"{row['job']}/{row['batch_size']}": _curve(row) for row in rows}
 
@@ -147,7 +148,8 @@ class Pairs(SlowDown):
     """
 
     def __init__(self, data: Path) -> None:
-        with _opened(data / PAIRS_FILE) as file, _told_of(data / PAIRS_FILE):
+        path = data / PAIRS_FILE
+        with reading(path), path.open(encoding="utf-8", newline="") as file:
             self._tables: dict[str, dict[str, dict[str, Any]]] = dict(json.load(file))
 
     def speeds(self, device: Device, tenants: Sequence[Tenant]) -> Sequence[float]:
@@ -210,20 +212,3 @@ def _row(table: Mapping[str, Any], key: str | Tenant, file: str) -> Any:
             f"{whose}it names no `workload`, by which {file} is read; that has {', '.join(sorted(table))}"
         )
     raise ScenarioError(f"{whose}{file} has no {name!r}; it has {', '.join(sorted(table))}")
-
-
-@contextmanager
-def _told_of(path: Path) -> Iterator[None]:
-    """Within, what is wrong with a table is told as that."""
-    try:
-        yield
-    except (KeyError, TypeError, ValueError, IndexError) as error:
-        raise ScenarioError(f"{path} is not the table that it should be: {type(error).__name__}: {error}") from error
-
-
-def _opened(path: Path) -> Any:
-    if not path.is_file():
-        raise ScenarioError(
-            f"{path} is not there, and this scenario needs it; name the folder of the tables with --data DIR"
-        )
-    return path.open(encoding="utf-8", newline="")
