@@ -2,7 +2,7 @@
 
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from shoal.algorithms.base import Algorithm
@@ -22,7 +22,7 @@ from shoal.errors import (
 from shoal.journal.rows import Ask
 from shoal.journal.writer import Journal
 from shoal.planner.event import Ended, Event, Outcome, Profiled, Reported, Surveyed
-from shoal.planner.job import Array, ArrayKey, Job, Member, Purpose
+from shoal.planner.job import Array, ArrayKey, Change, Job, Member, Purpose
 from shoal.planner.planner import Planner
 from shoal.planner.speeds import Speeds
 from shoal.report.progress import Progress
@@ -70,6 +70,7 @@ class _Standing:
     state: TrialState = TrialState.PENDING
     failures: int = 0
     alone: bool = False
+    job: str = ""
 
     @property
     def member(self) -> Member:
@@ -88,13 +89,14 @@ class Engine:
         self._algorithm = algorithm
         self._setting = setting
         self._progress = progress
-        self._planner = Planner(setting.policy, self._profile, self._new_id)
+        self._planner = Planner(setting.policy, self._profile, self._new_id, setting.backend.elastic)
         self._speeds = Speeds(setting.tuner)
         self._jobs = len(journal.jobs())
         self._running: dict[str, tuple[Job, Device]] = {}
         self._events: deque[Event] = deque()  # polled, not yet handled
         self._trials: dict[int, _Standing] = {}
         self._keys: dict[int, ArrayKey] = {}
+        self._looks: dict[str, set[int]] = {}  # job -> trials that it was asked to look at beside its training
         self._unmeasurable: set[tuple[ArrayKey, str]] = set()
         self._suspects: set[int] = set()  # trials of a survey that crashed
         self._interrupted = False
@@ -176,12 +178,14 @@ class Engine:
         """Have the models of new trials looked at, so that the planner knows which are one structure.
 
         Workers do it, as many as there are idle devices: none of them starts later than it must, and user code that
-        crashes does not take the engine along.
+        crashes does not take the engine along. Where none is idle, those that train do it between two steps.
         """
         surveys = [job for job, _ in self._running.values() if job.purpose is Purpose.SURVEY]
-        asked = {member.trial.number for job in surveys for member in job.members}
+        asked = {member.trial.number for job in surveys for member in job.members}.union(*self._looks.values())
         unknown = [x.member for x in self._waiting() if x.trial.number not in self._keys.keys() | asked]
         idle = self._idle()
+        if unknown and not idle:
+            self._look([member.trial for member in unknown if member.trial.number not in self._suspects])
         if any(member.trial.number in self._suspects for member in unknown):
             unknown = [member for member in unknown if member.trial.number in self._suspects][: len(idle)]
         shares = [unknown[place :: len(idle)] for place in range(len(idle))]
@@ -190,6 +194,17 @@ class Engine:
             for share, device in zip(shares, idle, strict=True)
             if share
         )
+
+    def _look(self, trials: Sequence[Trial]) -> None:
+        """Have the jobs that train look at trials, each at its share."""
+        training = [job.id for job, _ in self._running.values() if job.purpose is Purpose.TRAIN]
+        if not trials or not training or not self._setting.backend.elastic:
+            return
+        for place, job in enumerate(training):
+            share = tuple(trials[place :: len(training)])
+            if share:
+                self._looks.setdefault(job, set()).update(trial.number for trial in share)
+                self._setting.backend.change(job, Change(look=share))
 
     def _place(self) -> None:
         """Fuse and place what waits, once all of it has been looked at; note why the rest does."""
@@ -201,7 +216,7 @@ class Engine:
         devices = {device.name: device for _, device in cluster}
         placement = self._planner.plan(
             [(x.member, self._keys[x.trial.number]) for x in waiting],
-            [(job, devices[device.name]) for job, device in self._running.values()],
+            [(self._as_it_is(job), devices[device.name]) for job, device in self._running.values()],
             cluster,
             time.monotonic(),
             alone={x.trial.number for x in waiting if x.alone},
@@ -209,6 +224,27 @@ class Engine:
         )
         self._journal.waiting_reasons(placement.refusals)
         self._start(placement.starts)
+        for job, members in placement.joins.items():
+            self._let_join(job, members)
+
+    def _as_it_is(self, job: Job) -> Job:
+        """A training job with those members that it still trains, from where they are now."""
+        if job.purpose is not Purpose.TRAIN:
+            return job
+        (array,) = job.arrays
+        standings = [self._trials[member.trial.number] for member in array.members]
+        present = tuple(x.member for x in standings if x.state is TrialState.RUNNING and x.job == job.id)
+        return replace(job, arrays=(replace(array, members=present),))
+
+    def _let_join(self, number: str, members: Sequence[Member]) -> None:
+        """Let trials join a running job."""
+        job, device = self._running[number]
+        (array,) = job.arrays
+        self._journal.joined(job.id, device.name, members)
+        self._setting.backend.change(job.id, Change(join=tuple(members)))
+        new = [x for x in members if all(x.trial.number != other.trial.number for other in array.members)]
+        self._running[number] = (replace(job, arrays=(replace(array, members=(*array.members, *new)),)), device)
+        self._mark_running(job.id, members)
 
     def _start(self, starts: Iterable[tuple[Job, Device]]) -> None:
         starts = list(starts)
@@ -222,8 +258,12 @@ class Engine:
             self._running[job.id] = (job, device)
             self._speeds.begin(job, device)
             if job.purpose is Purpose.TRAIN:
-                for member in job.members:
-                    self._trials[member.trial.number].state = TrialState.RUNNING
+                self._mark_running(job.id, job.members)
+
+    def _mark_running(self, job: str, members: Iterable[Member]) -> None:
+        for member in members:
+            standing = self._trials[member.trial.number]
+            standing.state, standing.job = TrialState.RUNNING, job
 
     def _check_alive(self) -> None:
         """Nothing runs although there are devices: what waits can never start, and says why."""
@@ -250,6 +290,7 @@ class Engine:
                 self._speeds.epoch(event, self._has_waiting)
             case Surveyed():
                 self._keys.update(event.keys)
+                self._looks.get(event.job, set()).difference_update(event.keys)
                 self._give_up_measuring([event.keys[number] for number in event.alone])
             case Profiled():
                 self._remember(event)
@@ -261,7 +302,11 @@ class Engine:
         key, profile = job.arrays[0].key, measured.profile
         known = self._profile(key, device.kind)
         if known is not None and job.purpose is Purpose.TRAIN:  # another job may have found something meanwhile
-            profile = replace(profile, compiled_gain={**known.compiled_gain, **profile.compiled_gain})
+            profile = replace(
+                profile,
+                fused_gain={**known.fused_gain, **profile.fused_gain},
+                compiled_gain={**known.compiled_gain, **profile.compiled_gain},
+            )
         self._setting.history.put(key.structure, key.data, key.batch_size, device.kind, profile)
 
     def _observe(self, job: str, reports: Iterable[Report]) -> None:
@@ -274,12 +319,20 @@ class Engine:
                 standing.alone = False
         decisions = [decision for report in news for decision in self._algorithm.observe(report)]
         self._journal.decided(decisions)
+        leaving: dict[str, set[int]] = {}
         for decision in decisions:
-            self._trials[decision.trial].state = decision.state
+            standing = self._trials[decision.trial]
+            if standing.state is TrialState.RUNNING:
+                leaving.setdefault(standing.job, set()).add(decision.trial)
+            if not standing.state.final:
+                standing.state = decision.state
+        for running, numbers in leaving.items():
+            self._setting.backend.change(running, Change(leave=frozenset(numbers)))
 
     def _end(self, ended: Ended) -> None:
         """A job is over; its trials that have not reached their targets wait again, alone if it failed."""
         job, device = self._running.pop(ended.job)
+        not_looked_at = self._looks.pop(ended.job, set())
         self._speeds.end(job.id)
         fatal = self._fatal(job, ended)
         failed = ended.outcome not in (Outcome.FINISHED, Outcome.STOPPED) and fatal is None
@@ -291,6 +344,7 @@ class Engine:
         if fatal is not None:
             raise fatal
         if failed:
+            self._suspects |= not_looked_at
             self._bury(job, device, ended, left)
 
     def _fatal(self, job: Job, ended: Ended) -> ShoalError | None:

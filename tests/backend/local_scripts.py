@@ -5,14 +5,13 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from shoal.backend.base import Event, Reported
 from shoal.cluster.device import Device
 from shoal.planner.job import Job
+from shoal.planner.orders import Orders
 from shoal.trial import Report
-
-Stopping = Callable[[], bool]
 
 
 def measured(job: Job, **metrics: float) -> Reported:
@@ -23,46 +22,46 @@ def pids(job: Job) -> Reported:
     return measured(job, worker=os.getpid(), server=os.getppid())
 
 
-def returns(job: Job, device: Device, stopping: Stopping) -> Iterator[Event]:
+def returns(job: Job, device: Device, orders: Orders) -> Iterator[Event]:
     yield pids(job)
     if job.id == "bad":
         raise ValueError("bad job")
 
 
-def waits(job: Job, device: Device, stopping: Stopping) -> Iterator[Event]:
+def waits(job: Job, device: Device, orders: Orders) -> Iterator[Event]:
     yield pids(job)
-    while not stopping():
+    while not orders.stopping():
         time.sleep(0.005)
 
 
-def waits_with_child(job: Job, device: Device, stopping: Stopping) -> Iterator[Event]:
+def waits_with_child(job: Job, device: Device, orders: Orders) -> Iterator[Event]:
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as child:
         yield measured(job, worker=os.getpid(), server=os.getppid(), child=child.pid)
         child.wait()
 
 
-def holds_the_interpreter(job: Job, device: Device, stopping: Stopping) -> Iterator[Event]:
+def holds_the_interpreter(job: Job, device: Device, orders: Orders) -> Iterator[Event]:
     yield pids(job)
     ctypes.PyDLL(None).sleep(600)  # unlike CDLL, keeps the GIL: no other thread of the worker runs
 
 
-def exits(job: Job, device: Device, stopping: Stopping) -> Iterator[Event]:
+def exits(job: Job, device: Device, orders: Orders) -> Iterator[Event]:
     yield pids(job)
     os._exit(3)
 
 
-def reads_address_zero(job: Job, device: Device, stopping: Stopping) -> Iterator[Event]:
+def reads_address_zero(job: Job, device: Device, orders: Orders) -> Iterator[Event]:
     yield pids(job)
     ctypes.string_at(0)
 
 
-def reports_and_dies(job: Job, device: Device, stopping: Stopping) -> Iterator[Event]:
+def reports_and_dies(job: Job, device: Device, orders: Orders) -> Iterator[Event]:
     for number in range(500):
         yield measured(job, number=number)
     os._exit(1)
 
 
-def prints(job: Job, device: Device, stopping: Stopping) -> Iterator[Event]:
+def prints(job: Job, device: Device, orders: Orders) -> Iterator[Event]:
     print(f"{job.id}: from print")
     print(f"{job.id}: from stderr", file=sys.stderr)
     os.write(1, f"{job.id}: from C\n".encode())
@@ -74,10 +73,10 @@ def user_code() -> None:
     raise ValueError("no such column")
 
 
-def raises_in_user_code(job: Job, device: Device, stopping: Stopping) -> Iterator[Event]:
+def raises_in_user_code(job: Job, device: Device, orders: Orders) -> Iterator[Event]:
     yield measured(job)
     user_code()
 
 
-def looks_around(job: Job, device: Device, stopping: Stopping) -> Iterator[Event]:
+def looks_around(job: Job, device: Device, orders: Orders) -> Iterator[Event]:
     yield measured(job, torch="torch" in sys.modules, main_has_file=hasattr(sys.modules["__main__"], "__file__"))

@@ -1,4 +1,4 @@
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -7,17 +7,18 @@ from shoal.backend import Ended, Event, Inline, Outcome, Reported, Workplace
 from shoal.cluster.device import Device
 from shoal.errors import BackendError
 from shoal.planner.job import Job
+from shoal.planner.orders import Orders
 from shoal.testing.backends import events_until_ended, scripted, scripted_job
 
 CPU = Device("cpu:0", "cpu", memory=2**30)
 
 
-def two_reports(job: Job, device: Device, stopping: Callable[[], bool]) -> Iterator[Event]:
+def two_reports(job: Job, device: Device, orders: Orders) -> Iterator[Event]:
     yield Reported(job.id, ())
     yield Reported(job.id, ())
 
 
-def interrupted(job: Job, device: Device, stopping: Callable[[], bool]) -> Iterator[Event]:
+def interrupted(job: Job, device: Device, orders: Orders) -> Iterator[Event]:
     yield Reported(job.id, ())
     if job.id == "a":
         raise KeyboardInterrupt
@@ -28,7 +29,7 @@ def user_code() -> None:
     raise ValueError("no such column")
 
 
-def raises_in_user_code(job: Job, device: Device, stopping: Callable[[], bool]) -> Iterator[Event]:
+def raises_in_user_code(job: Job, device: Device, orders: Orders) -> Iterator[Event]:
     yield Reported(job.id, ())
     user_code()
 
@@ -45,7 +46,7 @@ def test_jobs_take_turns_event_by_event(tmp_path: Path) -> None:
 def test_starting_runs_nothing_of_the_job(tmp_path: Path) -> None:
     ran = tmp_path / "ran"
 
-    def script(job: Job, device: Device, stopping: Callable[[], bool]) -> Iterator[Event]:
+    def script(job: Job, device: Device, orders: Orders) -> Iterator[Event]:
         ran.touch()
         yield Reported(job.id, ())
 
@@ -74,7 +75,7 @@ def test_an_interrupt_of_the_keyboard_goes_through_and_ends_its_job_alone(tmp_pa
 def test_closing_runs_the_finally_blocks_of_the_job(tmp_path: Path) -> None:
     freed = tmp_path / "freed"
 
-    def script(job: Job, device: Device, stopping: Callable[[], bool]) -> Iterator[Event]:
+    def script(job: Job, device: Device, orders: Orders) -> Iterator[Event]:
         try:
             while True:
                 yield Reported(job.id, ())

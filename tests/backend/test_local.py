@@ -4,7 +4,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -16,6 +16,7 @@ import pytest
 from shoal.backend import Backend, Ended, Event, Local, Outcome, Reported, Workplace
 from shoal.cluster.device import Device
 from shoal.errors import BackendError
+from shoal.planner.orders import Orders
 from shoal.testing.backends import Script, events_until_ended, scripted, scripted_job
 
 CPU = Device("cpu:0", "cpu", memory=2**30)
@@ -110,7 +111,7 @@ class TestWorkers:
     def test_starting_waits_for_no_import_and_for_no_large_task(self, tmp_path: Path) -> None:
         ballast = bytes(50_000_000)
 
-        def script(job: object, device: Device, stopping: Callable[[], bool]) -> Iterator[Event]:
+        def script(job: object, device: Device, orders: Orders) -> Iterator[Event]:
             yield Reported(str(len(ballast)), ())
 
         workplace = Workplace(tmp_path, cloudpickle.dumps(script), runner="slow_runner:follow")
@@ -290,9 +291,9 @@ import local_scripts
 
 print("main runs", flush=True)
 
-def in_main(job, device, stopping):
+def in_main(job, device, orders):
     yield local_scripts.pids(job)
-    yield from local_scripts.{script}(job, device, stopping)
+    yield from local_scripts.{script}(job, device, orders)
 
 task = cloudpickle.dumps(in_main)
 backend = Local(Workplace(Path(sys.argv[1]), task, runner="shoal.testing.backends:follow"))

@@ -1,6 +1,6 @@
 """A runner that computes with what its server has imported, in threads that only the worker may start."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 import torch
@@ -8,10 +8,11 @@ import torch
 from shoal.backend.base import Event, Reported, Workplace
 from shoal.cluster.device import Device
 from shoal.planner.job import Job
+from shoal.planner.orders import Orders
 from shoal.trial import Report
 
 
-def run(job: Job, device: Device, workplace: Workplace, stopping: Callable[[], bool]) -> Iterator[Event]:
+def run(job: Job, device: Device, workplace: Workplace, orders: Orders) -> Iterator[Event]:
     torch.set_num_threads(2)
     a = torch.ones(300, 300, requires_grad=True)
     (a @ a).sum().backward()

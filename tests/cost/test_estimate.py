@@ -1,9 +1,11 @@
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.cost.demand import Profile
-from shoal.cost.estimate import best_size, fitting, job_demand, memory, seconds, step_seconds
+from shoal.cost.estimate import best_size, fitting, fuse_seconds, fused_gain, job_demand, memory, seconds, step_seconds
 
 
 def profile(step, **changes):
@@ -35,8 +37,45 @@ def test_step_seconds(measured, members, expected):
     assert step_seconds(profile(measured), members) == pytest.approx(expected)
 
 
+@pytest.mark.parametrize(
+    ("epochs", "expected"),
+    [
+        pytest.param([], 0.0, id="nobody"),
+        pytest.param([5, 5], 5 * 3.0, id="all equally far"),
+        pytest.param([1, 5, 2], 1 * 4.0 + 1 * 3.0 + 3 * 2.0, id="who is done leaves"),
+        pytest.param([0, 2], 2 * 2.0, id="one has nothing to do"),
+    ],
+)
+def test_seconds_of_members_that_leave(epochs, expected):
+    assert seconds(profile({1: 2.0, 3: 4.0}), epochs) == pytest.approx(expected * (10 + 3 / 3))
+
+
+@pytest.mark.parametrize(
+    ("measured", "members", "expected"),
+    [
+        pytest.param({}, 4, None, id="never measured"),
+        pytest.param({4: 2.0, 16: 5.0}, 4, 2.0, id="measured"),
+        pytest.param({4: 2.0, 16: 5.0}, 8, 2.0, id="the nearest"),
+        pytest.param({4: 2.0}, 8, 2.0, id="twice the size"),
+        pytest.param({4: 2.0}, 9, None, id="too far above"),
+        pytest.param({4: 2.0}, 1, None, id="too far below"),
+    ],
+)
+def test_fused_gain(measured, members, expected):
+    assert fused_gain(replace(profile({1: 1.0}), fused_gain=measured), members) == expected
+
+
+@pytest.mark.parametrize(
+    ("measured", "members", "expected"),
+    [({}, 4, 0.0), ({4: 0.1}, 8, 0.2), ({4: 0.1, 16: 0.4}, 10, 0.25)],
+    ids=["never measured", "proportional", "between"],
+)
+def test_fuse_seconds(measured, members, expected):
+    assert fuse_seconds(replace(profile({1: 1.0}), fuse_seconds=measured), members) == pytest.approx(expected)
+
+
 def test_a_validation_step_costs_a_third_of_a_training_step():
-    assert seconds(profile({1: 2.0}), 1, epochs=5) == pytest.approx(5 * (10 + 3 / 3) * 2.0)
+    assert seconds(profile({1: 2.0}), [5]) == pytest.approx(5 * (10 + 3 / 3) * 2.0)
 
 
 @pytest.mark.parametrize(
@@ -89,11 +128,11 @@ def test_fitting(base, member, available, at_most, expected):
 
 
 def test_a_demand_is_made_of_the_estimates():
-    demand = job_demand(profile({1: 2.0, 3: 3.0}), members=2, epochs=4)
+    demand = job_demand(profile({1: 2.0, 3: 3.0}), epochs=[4, 4])
     assert (demand.compute, demand.memory, demand.cores) == (0.5, 120, 1.0)
     assert demand.seconds == pytest.approx(4 * 11 * 2.5)
 
 
 def test_measured_shares_beyond_the_whole_are_cut_to_it():
-    demand = job_demand(profile({1: 2.0}, compute=1.02, cores=1.07), members=1, epochs=1, cores=1)
+    demand = job_demand(profile({1: 2.0}, compute=1.02, cores=1.07), epochs=[1], cores=1)
     assert (demand.compute, demand.cores) == (1.0, 1)

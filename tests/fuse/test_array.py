@@ -149,11 +149,16 @@ def fused_again(make: Callable[[], nn.Module], which: list[int]) -> ModelArray:
     return array
 
 
-def test_arrays_at_different_steps_are_not_joined() -> None:
-    first, second = array_of(), array_of()
-    first(X)
-    with pytest.raises(FusionError, match=r"called \[0, 1\] times"):
-        concat([first, second])
+def test_members_of_arrays_at_different_steps_keep_their_random_numbers() -> None:
+    ahead, behind, alone = (array_of(2, lambda: nn.Dropout(0.5)) for _ in range(3))
+    ahead(X), ahead(X), behind(X)
+    joined = concat([ahead.select([1]), behind])
+    assert joined.ticks == (2, 1, 1)
+    together = [joined(X) for _ in range(2)]
+    expected = [alone(X) for _ in range(4)]
+    for step, masked in enumerate(together):
+        assert torch.equal(masked, torch.stack([expected[2 + step][1], *expected[1 + step]]))
+    assert pickle.loads(pickle.dumps(joined)).ticks == (4, 3, 3)
 
 
 def test_building_takes_the_memory_of_one_member_more() -> None:

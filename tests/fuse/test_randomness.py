@@ -134,7 +134,7 @@ def test_the_global_generator_is_left_alone() -> None:
 
 @pytest.mark.parametrize("rate", [0.1, 0.5, 0.9])
 def test_the_share_kept(rate: float) -> None:
-    keys = Randomness(torch.tensor(member_keys([1, 2, 3], 0))).next()
+    keys = Randomness(torch.tensor(member_keys([1, 2, 3], [0] * 3))).next()
     keep = keep_mask(keys, (500, 800), rate, CPU)
     deviation = (rate * (1 - rate) / 400_000) ** 0.5
     assert (keep.double().mean((1, 2)) - (1 - rate)).abs().max() < 5 * deviation
@@ -146,7 +146,7 @@ def test_the_share_kept(rate: float) -> None:
 def test_masks_of_members_calls_and_steps_are_independent() -> None:
     masks = []
     for tick in range(3):
-        source = Randomness(torch.tensor(member_keys([1, 2, 3], tick)))
+        source = Randomness(torch.tensor(member_keys([1, 2, 3], [tick] * 3)))
         masks += [mask.double() for _ in range(3) for mask in keep_mask(source.next(), (20_000,), 0.5, CPU)]
     correlation = torch.corrcoef(torch.stack(masks)) - torch.eye(len(masks))
     assert correlation.abs().max() < 5 / 20_000**0.5
@@ -157,7 +157,7 @@ def test_masks_of_members_calls_and_steps_are_independent() -> None:
 def test_masks_do_not_depend_on_the_number_type() -> None:
     results = []
     for dtype in (torch.float64, torch.float32, torch.bfloat16):
-        source = Randomness(torch.tensor(member_keys([1, 2], 0)))
+        source = Randomness(torch.tensor(member_keys([1, 2], [0, 0])))
         results.append(keep_mask(source.next(), (50,), 0.3, CPU))
         model = fuse([nn.Dropout(0.3), nn.Dropout(0.3)], [1, 2])
         assert model(torch.ones(50, dtype=dtype)).dtype == dtype

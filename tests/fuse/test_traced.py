@@ -32,8 +32,8 @@ def traced_and_eager(array: ModelArray, fn: Callable[..., Any], *batch: Tensor) 
         parameters = {name: (tensor.detach() + 0.01).requires_grad_() for name, tensor in array.named_parameters()}
         return parameters, {name: tensor.clone() for name, tensor in array.named_buffers()}
 
-    keys = torch.tensor(member_keys([5, 6], 3))
-    graph = make_fx(step)(*inputs(), torch.tensor(member_keys(array.seeds, 0)), *(x.clone() for x in batch))
+    keys = torch.tensor(member_keys([5, 6], [3, 3]))
+    graph = make_fx(step)(*inputs(), torch.tensor(member_keys(array.seeds, array.ticks)), *(x.clone() for x in batch))
     own = [x.roll(1, 0) for x in batch]
     result, expected = graph(*inputs(), keys, *own), step(*inputs(), keys, *own)
     for i, (mine, eager) in enumerate(
@@ -80,7 +80,7 @@ def test_rates_of_the_members_own_are_traced() -> None:
 
 def test_tracing_leaves_nothing_behind() -> None:
     """What a trace has put in the cache of index hashes serves outside of it, and the other way round."""
-    keys, device = torch.tensor(member_keys([1, 2], 0)), torch.device("cpu")
+    keys, device = torch.tensor(member_keys([1, 2], [0, 0])), torch.device("cpu")
     graph = make_fx(lambda keys: keep_mask(keys, (101,), 0.5, device))(keys)
     eager = keep_mask(keys, (101,), 0.5, device)
     assert type(eager) is Tensor

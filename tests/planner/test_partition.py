@@ -95,10 +95,20 @@ def test_sizes(name):
     assert sizes(partition(members, profiles, devices, busy)) == expected
 
 
-def test_only_members_of_one_key_and_start_are_fused():
+@pytest.mark.parametrize(
+    ("step", "elastic", "expected"),
+    [
+        pytest.param(CONSTANT, True, [(A, [1, 4, 0, 3]), (B, [2])], id="where that pays, whatever they start from"),
+        pytest.param(
+            LINEAR, True, [(A, [0, 3]), (A, [1, 4]), (B, [2])], id="not where batches are all there is to gain"
+        ),
+        pytest.param(CONSTANT, False, [(A, [0, 3]), (A, [1, 4]), (B, [2])], id="not where arrays cannot hold them"),
+    ],
+)
+def test_only_members_of_one_key_are_fused(step, elastic, expected):
     members = [(member(0), A), (member(1, start=3), A), (member(2), B), (member(3), A), (member(4, start=3), A)]
-    arrays = partition(members, known(A=CONSTANT, B=CONSTANT), slots(1), {})
-    assert [(array.key, numbers(array)) for array in arrays] == [(A, [0, 3]), (A, [1, 4]), (B, [2])]
+    arrays = partition(members, known(A=step, B=CONSTANT), slots(1), {}, elastic=elastic)
+    assert [(array.key, numbers(array)) for array in arrays] == expected
 
 
 def test_trials_with_different_data_seeds_are_fused():
@@ -133,24 +143,26 @@ def test_trials_that_failed_before_are_alone():
     busy=st.dictionaries(st.sampled_from(["cpu/1:0", "cpu/1:1"]), st.floats(0, 1e4)),
     alone=st.sets(st.integers(0, 20)),
     seed=st.integers(0, 9),
+    elastic=st.booleans(),
 )
-def test_partition_keeps_its_promises(groups, profiles, devices, memory_gb, busy, alone, seed):
+def test_partition_keeps_its_promises(groups, profiles, devices, memory_gb, busy, alone, seed, elastic):
     members = waiting(*((key, count, {"start": start}) for key, count, start in groups))
     random.Random(seed).shuffle(members)
     look_up, machines = known(**profiles), slots(devices, memory=memory_gb)
-    arrays = partition(members, look_up, machines, busy, alone)
-    assert arrays == partition(members, look_up, machines, busy, alone)
+    arrays = partition(members, look_up, machines, busy, alone, elastic)
+    assert arrays == partition(members, look_up, machines, busy, alone, elastic)
     keys = {held.trial.number: key for held, key in members}
     assert sorted(number for array in arrays for number in numbers(array)) == sorted(keys)
     by_group = {}
     for array in arrays:
         assert {keys[number] for number in numbers(array)} == {array.key}
-        assert len({held.start for held in array.members}) == 1
+        starts = {held.start for held in array.members}
+        assert len(starts) == 1 or (elastic and look_up(array.key, "cpu/1") in (FUSES, CONSTANT))
         if len(array.members) > 1:
             assert not alone & set(numbers(array))
             assert memory(look_up(array.key, "cpu/1"), len(array.members)) <= memory_gb * GB
             assert look_up(array.key, "cpu/1") is not SLOWER
-        if not alone & set(numbers(array)):
+        if not alone & set(numbers(array)) and not elastic:
             by_group.setdefault((array.key, array.members[0].start), []).append(len(array.members))
     for counts in by_group.values():
         assert max(counts) - min(counts) <= 1

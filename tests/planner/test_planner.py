@@ -1,3 +1,4 @@
+from dataclasses import replace
 from itertools import count
 
 import pytest
@@ -155,22 +156,23 @@ def test_slots_are_all_used_though_a_process_shows_more_than_its_core():
 
 
 @pytest.mark.parametrize(
-    ("now", "expected"),
+    ("epoch", "expected"),
     [
-        pytest.param(10.0, [4, 5, 6, 7], id="just started: no use in waiting for it"),
-        pytest.param(98.0, [4, 5], id="nearly done: it will take its share"),
-        pytest.param(500.0, [4, 5], id="overdue"),
+        pytest.param(1, [4, 5, 6, 7], id="just started: no use in waiting for it"),
+        pytest.param(10, [4, 5], id="done: it will take its share"),
     ],
 )
-def test_time_left_of_running_jobs_decides_how_finely_is_cut(now, expected):
-    """The running job takes 100 s, the four that wait 17.5 s in one array and 12.5 s in two."""
+def test_time_left_of_running_jobs_decides_how_finely_is_cut(epoch, expected):
+    """The running job takes 100 s for ten epochs, the four that wait 17.5 s in one array and 12.5 s in two."""
     steady = profile({1: 0.1, 4: 0.175})
     turns = planner(known(A=steady, B=profile({1: 1.0})))
     where = cluster(*slots(2))
     first = turns.plan([(member(0), B)], [], where, 0.0)
     assert summary(first) == [("job-0", "train", "B", [0], "cpu/1:0")]
     members = [(member(number), A) for number in range(4, 8)]
-    placement = turns.plan(members, first.starts, where, now)
+    ((job, device),) = first.starts
+    now_there = replace(job, arrays=(replace(job.arrays[0], members=(member(0, start=epoch),)),))
+    placement = turns.plan(members, [(now_there, device)], where, 10.0)
     assert summary(placement) == [("job-1", "train", "A", expected, "cpu/1:1")]
     waiting_numbers = {4, 5, 6, 7} - set(expected)
     assert placement.refusals == dict.fromkeys(waiting_numbers, "waits for a free device: all 2 are busy")
@@ -196,7 +198,7 @@ def test_the_policy_sees_running_jobs_first_then_waiting_ones_with_demands_by_ki
     train, measure, wait = policy.jobs
     assert (policy.cluster, policy.now) == (where, 42.0)
     assert (train.id, train.state, train.devices) == ("train", JobState.RUNNING, ("cpu/1:0",))
-    assert train.demand["cpu/1"].seconds == pytest.approx(1.25 * 10 * 20)
+    assert train.demand["cpu/1"].seconds == pytest.approx(1.25 * 10 * 10 + 1.0 * 10 * 10)
     assert train.demand["cpu/1"].memory == 2 * 10**9
     assert (measure.devices, measure.demand["H200"].compute) == (("H200:0",), 1.0)
     assert (wait.state, wait.devices) == (JobState.WAITING, ())

@@ -54,12 +54,12 @@ def test_a_trial_takes_what_was_measured(tmp_path):
 
 def test_a_member_takes_its_part_of_an_array(tmp_path):
     (search,) = loaded(tmp_path, members=8).searches
-    assert search.structures[0].demand == {"A100": Demand(0.1, 200, 0.25, seconds(PROFILE, 8, 1))}
+    assert search.structures[0].demand == {"A100": Demand(0.1, 200, 0.25, seconds(PROFILE, [1] * 8))}
 
 
 def test_as_many_trials_as_an_array_has_members_take_its_time(tmp_path):
     scenario = loaded(tmp_path, "ff/11", members=8)
-    assert scenario.simulate("wfd").makespan == pytest.approx(seconds(PROFILE, 8, 1))
+    assert scenario.simulate("wfd").makespan == pytest.approx(seconds(PROFILE, [1] * 8))
 
 
 def test_a_kind_that_was_not_measured_is_as_fast_as_the_file_says(tmp_path):

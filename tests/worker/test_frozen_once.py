@@ -11,10 +11,12 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from shoal.fuse.frozen import lend_frozen
-from shoal.planner.job import Array, ArrayKey, Member
+from shoal.planner.job import Array, ArrayKey, Member, Workplace
+from shoal.planner.orders import Orders
 from shoal.task import Task
 from shoal.trial import Trial
 from shoal.worker.data import DataSets
+from shoal.worker.describe import Describer
 from shoal.worker.learner import build
 from shoal.worker.profile import measure
 from shoal.worker.stepper import SerialStepper
@@ -93,7 +95,8 @@ def members(count: int) -> tuple[Member, ...]:
 @pytest.mark.parametrize("kind", [Headed, HeadedOwnStep])
 def test_trials_are_built_with_one_base(kind: type[Headed], tmp_path: Path) -> None:
     task = kind()
-    trainer = Trainer(task, DataSets(task, CPU), CPU, tmp_path, 60.0, lambda: False)
+    sets = DataSets(task, CPU)
+    trainer = Trainer("job", task, sets, Describer(task, sets), CPU, Workplace(tmp_path, b""), Orders())
     for _ in trainer.run(Array(ArrayKey("", "", 4), members(5))):
         task.held.append(bases())
     assert max(task.held) == 1
@@ -115,6 +118,6 @@ def test_one_after_another_a_base_that_is_trained_is_its_own() -> None:
         steppers = [SerialStepper(task, [learner]) for learner in learners]
         for tick in range(3):
             for stepper in steppers:
-                stepper.train_step(batch, tick)
+                stepper.train_step([batch], [tick])
     for mine, other in zip(lent, alone, strict=True):
         torch.testing.assert_close(mine.model.state_dict(), other.model.state_dict(), rtol=0, atol=0)

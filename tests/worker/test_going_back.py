@@ -105,7 +105,8 @@ def history(stepper: Stepper, steps: int = 4) -> Tensor:
     for tick in range(steps):
         random.seed(tick)
         np.random.seed(tick)
-        losses.append(stepper.train_step(X.clone(), tick))
+        count, batch = len(stepper.learners), X.clone()
+        losses.append(stepper.train_step([batch] * count, [tick] * count))
     return torch.stack(losses)
 
 
@@ -196,7 +197,8 @@ def test_a_step_that_asks_late_begins_anew(kind: type[Task]) -> None:
     for number in range(9):
         for learner in (*together, *alone):
             learner.optimizer.param_groups[0]["lr"] *= 0.9
-        losses, each = (one.train_step([X, number], number) for one in (stepper, plain))
+        batch: list[Any] = [X, number]
+        losses, each = (one.train_step([batch] * 3, [number] * 3) for one in (stepper, plain))
         torch.testing.assert_close(losses, each, rtol=1e-9, atol=0)
     assert not stepper._steps._at_once  # type: ignore[union-attr]
     assert (stepper._apart is None) is (kind is not Cools)

@@ -103,7 +103,7 @@ def test_steps_equal_those_of_each_alone(kind: type[Task], message: str, caplog:
     stepper = FusedStepper(kind(), fused)
     tasks = [kind() for _ in alone]
     for tick in range(5):
-        losses = stepper.train_step(X, tick)
+        losses = stepper.train_step([X] * len(fused), [tick] * len(fused))
         own = [t.step(x.model, X, x.optimizer) for t, x in zip(tasks, alone, strict=True)]
         torch.testing.assert_close(losses, torch.stack(own).detach(), rtol=1e-9, atol=0)
     for mine, other in zip(fused, alone, strict=True):
@@ -140,4 +140,4 @@ def test_a_loss_that_is_no_scalar_is_refused() -> None:
             return model(batch)
 
     with pytest.raises(TaskError, match=r"'loss' must be a real scalar tensor, got torch.float64 of shape \(5, 3\)"):
-        FusedStepper(Wide(), learners(Wide())).train_step(X, 0)
+        FusedStepper(Wide(), learners(Wide())).train_step([X] * 3, [0] * 3)

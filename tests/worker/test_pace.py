@@ -102,10 +102,11 @@ def test_choice(profile: Profile, delay: float, steps: int, kept: bool | None, m
     torch.testing.assert_close(losses, plain(total), rtol=1e-12, atol=0)
     slow = 2  # steps until it is clear
     assert Captured.taken == {True: total - uncaptured, False: slow, None: 0}[kept]
+    assert chosen.finding is not None
+    assert chosen.finding.fused_gain == {2: 1.0}
     if kept is None:
-        assert chosen.finding is None
+        assert chosen.finding.compiled_gain == profile.compiled_gain
     else:
-        assert chosen.finding is not None
         assert (chosen.finding.compiled_gain[2] > 1) is kept
         assert chosen.finding.compile_seconds > 0
 

@@ -6,16 +6,18 @@ from typing import ClassVar
 
 from shoal.cluster.device import Device
 from shoal.planner.event import Ended, Event, Outcome, Profiled, Reported, Surveyed
-from shoal.planner.job import Job, Workplace
+from shoal.planner.job import Change, Job, Workplace
+from shoal.planner.orders import Orders
 from shoal.schedule.action import Refusal
 
-__all__ = ["Backend", "Ended", "Event", "Outcome", "Profiled", "Reported", "Runner", "Surveyed", "Workplace"]
+__all__ = ["Backend", "Ended", "Event", "Orders", "Outcome", "Profiled", "Reported", "Runner", "Surveyed", "Workplace"]
 
 
-Runner = Callable[[Job, Device, Workplace, Callable[[], bool]], Iterator[Event]]
-"""Does a job: `run(job, device, workplace, stopping)` yields events; exceptions are the back end's to translate.
+Runner = Callable[[Job, Device, Workplace, Orders], Iterator[Event]]
+"""Does a job: `run(job, device, workplace, orders)` yields events; exceptions are the back end's to translate.
 
-It asks `stopping()` between steps and, when that is true, checkpoints and returns. The back end adds `Ended`.
+It asks `orders.stopping()` between steps and, when that is true, checkpoints and returns. The back end adds `Ended`. It
+may look for `orders.changes()`; a member of theirs that it has not reported on when it returns counts as not trained.
 """
 
 
@@ -30,6 +32,8 @@ class Backend(ABC):
 
     concurrent: ClassVar[bool] = True
     """Whether jobs run at the same time, so that those on one device slow each other down."""
+    elastic: ClassVar[bool] = True
+    """Whether `change` reaches the jobs, and arrays may hold members that stand at different epochs."""
 
     def __init__(self, workplace: Workplace) -> None:
         self.workplace = workplace
@@ -41,6 +45,10 @@ class Backend(ABC):
     @abstractmethod
     def stop(self, job: str) -> None:
         """Ask a job to checkpoint and end; `Ended` follows. A job that has ended already is left alone."""
+
+    @abstractmethod
+    def change(self, job: str, change: Change) -> None:
+        """Let members of a job leave, or others join. A job that has ended already is left alone."""
 
     @abstractmethod
     def suspend(self, job: str) -> Refusal | None:

@@ -6,10 +6,11 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 
 from shoal.backend.base import Backend, Ended, Event, Outcome, Workplace
-from shoal.backend.perform import StopFlag, perform, resolve
+from shoal.backend.perform import perform, resolve
 from shoal.cluster.device import Device
 from shoal.errors import BackendError
-from shoal.planner.job import Job
+from shoal.planner.job import Change, Job
+from shoal.planner.orders import Orders
 from shoal.schedule.action import Refusal
 
 __all__ = ["Inline"]
@@ -21,7 +22,7 @@ class _Run:
 
     job: str
     events: Generator[Event, None, None]
-    stop: StopFlag
+    orders: Orders
 
 
 class Inline(Backend):
@@ -46,15 +47,21 @@ class Inline(Backend):
             raise BackendError(f"job {job.id!r} cannot start: the back end is closed")
         if any(run.job == job.id for run in self._runs):
             raise BackendError(f"job {job.id!r} cannot start: a job of that id is running")
-        stop = StopFlag()
+        orders = Orders(prompt=True)
         # `perform` is a generator: nothing of the job runs before it is asked for the first event.
-        self._runs.append(_Run(job.id, perform(self._runner, job, device, self.workplace, stop), stop))
+        self._runs.append(_Run(job.id, perform(self._runner, job, device, self.workplace, orders), orders))
 
     def stop(self, job: str) -> None:
         """Let a job's `stopping` be true from its next step on."""
         for run in self._runs:
             if run.job == job:
-                run.stop.requested = True
+                run.orders.stop()
+
+    def change(self, job: str, change: Change) -> None:
+        """Let a job see the change at its next step."""
+        for run in self._runs:
+            if run.job == job:
+                run.orders.change(change)
 
     def suspend(self, job: str) -> Refusal | None:
         """Refused: the caller's process is the only one."""

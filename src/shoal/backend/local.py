@@ -14,10 +14,10 @@ from multiprocessing.connection import Connection, wait
 from shoal.backend.base import Backend, Ended, Event, Outcome, Workplace
 from shoal.backend.launcher import Exit, ForkServer
 from shoal.backend.perform import log_path
-from shoal.backend.process import REUSABLE, STOP
+from shoal.backend.process import CHANGE, JOB, REUSABLE, STOP
 from shoal.cluster.device import Device
 from shoal.errors import BackendError
-from shoal.planner.job import Job
+from shoal.planner.job import Change, Job
 from shoal.schedule.action import Refusal
 
 __all__ = ["Local"]
@@ -82,7 +82,7 @@ class Local(Backend):
             raise BackendError(f"job {job.id!r} cannot start: the back end is closed")
         if self._worker_of(job.id) is not None:
             raise BackendError(f"job {job.id!r} cannot start: a job of that id is running")
-        message = pickle.dumps((job, device))
+        message = JOB + pickle.dumps((job, device))
         for worker in self._workers.values():
             if worker.job is None and worker.device == device.name and worker.send(message):
                 worker.job = job.id
@@ -96,6 +96,12 @@ class Local(Backend):
         worker = self._worker_of(job)
         if worker is not None:
             worker.send(STOP)
+
+    def change(self, job: str, change: Change) -> None:
+        """Send the change to the job's worker."""
+        worker = self._worker_of(job)
+        if worker is not None:
+            worker.send(CHANGE + pickle.dumps(change))
 
     def suspend(self, job: str) -> Refusal | None:
         """Refused."""

@@ -11,22 +11,9 @@ from shoal.backend.outcome import failed
 from shoal.cluster.device import Device
 from shoal.errors import BackendError
 from shoal.planner.job import Job
+from shoal.planner.orders import Orders
 
-__all__ = ["StopFlag", "log_path", "perform", "resolve"]
-
-
-class StopFlag:
-    """The `stopping` of one job: an attribute to read, so it may be asked at every step."""
-
-    def __init__(self) -> None:
-        self.requested = False
-        self.noticed = False
-
-    def __call__(self) -> bool:
-        """Whether the job is to checkpoint and return."""
-        if self.requested:
-            self.noticed = True
-        return self.requested
+__all__ = ["log_path", "perform", "resolve"]
 
 
 def resolve(path: str) -> Runner:
@@ -53,21 +40,22 @@ def log_path(workplace: Workplace, job: str) -> Path:
 
 
 def perform(
-    runner: Runner, job: Job, device: Device, workplace: Workplace, stop: StopFlag
+    runner: Runner, job: Job, device: Device, workplace: Workplace, orders: Orders
 ) -> Generator[Event, None, None]:
     """What the runner yields, then exactly one `Ended`.
 
-    A job whose runner saw the stop flag ends as stopped, one that returned before it looked has finished. `SystemExit`
-    is a failure of the job like any exception; KeyboardInterrupt goes through to whoever is at the keyboard.
+    A job whose runner saw that it is to stop ends as stopped, one that returned before it looked has finished.
+    `SystemExit` is a failure of the job like any exception; KeyboardInterrupt goes through to whoever is at the
+    keyboard.
     """
     try:
-        yield from runner(job, device, workplace, stop)
+        yield from runner(job, device, workplace, orders)
     except (Exception, SystemExit) as error:
         log = log_path(workplace, job.id)
         _record(error, log)
         ended = failed(job.id, error, log)
     else:
-        ended = Ended(job.id, Outcome.STOPPED if stop.noticed else Outcome.FINISHED)
+        ended = Ended(job.id, Outcome.STOPPED if orders.noticed else Outcome.FINISHED)
     yield ended
 
 

@@ -5,26 +5,27 @@ import os
 import pickle
 import queue
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from multiprocessing.connection import Connection
 
 from shoal.backend.base import Ended, Event, Outcome, Workplace
-from shoal.backend.perform import StopFlag, log_path, perform, resolve
+from shoal.backend.perform import log_path, perform, resolve
 from shoal.cluster.device import Device
 from shoal.planner.job import Job
+from shoal.planner.orders import Orders
 
-__all__ = ["REUSABLE", "STOP", "work"]
+__all__ = ["CHANGE", "JOB", "REUSABLE", "STOP", "work"]
 
 REUSABLE = frozenset({Outcome.FINISHED, Outcome.STOPPED})
 """Outcomes after which a process is fit for another job; after any other it exits."""
 
-STOP = b""
-"""The message that stops the current job; every other message is a pickled (Job, Device)."""
+STOP, CHANGE, JOB = b"s", b"c", b"j"
+"""First byte of a message: to stop the current job; for it, a pickled `Change`; for later, a pickled (Job, Device)."""
 
 _ORPHANED = 75
 """Exit status of a worker without an engine."""
 
-_Inbox = queue.SimpleQueue[tuple[bytes, StopFlag]]
+_Inbox = queue.SimpleQueue[tuple[bytes, Orders]]
 
 
 def work(connection: Connection, workplace: Workplace) -> None:
@@ -34,9 +35,9 @@ def work(connection: Connection, workplace: Workplace) -> None:
     threading.Thread(target=_listen, args=(connection, inbox), name="shoal-inbox", daemon=True).start()
     outcome = Outcome.FINISHED
     while outcome in REUSABLE:
-        message, stop = inbox.get()
+        message, orders = inbox.get()
         job, device = pickle.loads(message)
-        for event in perform(_run, job, device, workplace, stop):
+        for event in perform(_run, job, device, workplace, orders):
             _send(connection, event)
             if isinstance(event, Ended):
                 outcome = event.outcome
@@ -44,17 +45,20 @@ def work(connection: Connection, workplace: Workplace) -> None:
 
 def _listen(connection: Connection, inbox: _Inbox) -> None:
     """Fill the inbox; end the process, whatever it is at, when the engine's end of the connection closes."""
-    stop = StopFlag()
+    orders = Orders()
     while True:
         try:
             message = connection.recv_bytes()
         except (EOFError, OSError):
             os._exit(_ORPHANED)
-        if message == STOP:
-            stop.requested = True
+        kind, content = message[:1], message[1:]
+        if kind == STOP:
+            orders.stop()
+        elif kind == CHANGE:
+            orders.change(pickle.loads(content))
         else:
-            stop = StopFlag()
-            inbox.put((message, stop))
+            orders = Orders()
+            inbox.put((content, orders))
 
 
 def _send(connection: Connection, event: Event) -> None:
@@ -64,11 +68,11 @@ def _send(connection: Connection, event: Event) -> None:
         os._exit(_ORPHANED)
 
 
-def _run(job: Job, device: Device, workplace: Workplace, stopping: Callable[[], bool]) -> Iterator[Event]:
+def _run(job: Job, device: Device, workplace: Workplace, orders: Orders) -> Iterator[Event]:
     """The runner, with all output of the process going to the job's log, that of C++ libraries too."""
     log = log_path(workplace, job.id)
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
-    yield from resolve(workplace.runner)(job, device, workplace, stopping)
+    yield from resolve(workplace.runner)(job, device, workplace, orders)

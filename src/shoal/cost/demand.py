@@ -41,6 +41,8 @@ class Profile:
         member_memory: bytes each member adds at the peak of a step.
         compute: fraction of the device in use while it ran.
         cores: CPU seconds per second of wall time, but for that in which other programs had the core.
+        fuse_seconds: members -> what it takes to build them and make them one array, beside its steps.
+        fused_gain: members -> how many times as fast a step of all at once is as one of member after member.
         compiled_gain: members -> how many times as fast a compiled step is, measured in one run; of the sizes that were
             ever compiled, 1 where it could not be.
         compile_seconds: what compiling took when it was last done; 0 if it never was.
@@ -53,5 +55,7 @@ class Profile:
     member_memory: int
     compute: float
     cores: float
+    fuse_seconds: Mapping[int, float] = field(default_factory=dict)
+    fused_gain: Mapping[int, float] = field(default_factory=dict)
     compiled_gain: Mapping[int, float] = field(default_factory=dict)
     compile_seconds: float = 0.0

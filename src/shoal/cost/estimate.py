@@ -1,10 +1,20 @@
 """What an array will cost, from the profile of its structure."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from shoal.cost.demand import Demand, Profile
 
-__all__ = ["best_size", "compute", "fitting", "job_demand", "memory", "seconds", "step_seconds"]
+__all__ = [
+    "best_size",
+    "compute",
+    "fitting",
+    "fuse_seconds",
+    "fused_gain",
+    "job_demand",
+    "memory",
+    "seconds",
+    "step_seconds",
+]
 
 VALIDATION_COST = 1 / 3
 """A validation step is a forward pass; a training step is about three (forward, and twice that for backward)."""
@@ -20,7 +30,15 @@ def step_seconds(profile: Profile, members: int) -> float:
         profile: what was measured.
         members: B, at least 1.
     """
-    measured = profile.step_seconds
+    return _at(profile.step_seconds, members)
+
+
+def fuse_seconds(profile: Profile, members: int) -> float:
+    """Seconds in which `members` are built and made one array; 0 if that was never measured."""
+    return _at(profile.fuse_seconds, members) if profile.fuse_seconds else 0.0
+
+
+def _at(measured: Mapping[int, float], members: int) -> float:
     sizes = sorted(measured)
     if len(sizes) == 1:
         return measured[sizes[0]] * members / sizes[0]
@@ -38,10 +56,29 @@ def _on_line(measured: Mapping[int, float], low: int, high: int, members: int) -
     return measured[low] + slope * (members - low)
 
 
-def seconds(profile: Profile, members: int, epochs: float) -> float:
-    """Expected seconds in which `members` trained together finish `epochs`, validation included."""
+def seconds(profile: Profile, epochs: Sequence[int]) -> float:
+    """Expected seconds in which members that begin together finish, validation included.
+
+    Args:
+        profile: what was measured.
+        epochs: that each member trains; it leaves when it has done them, and the others go on without it.
+    """
     steps = profile.epoch_steps + VALIDATION_COST * profile.validation_steps
-    return step_seconds(profile, members) * steps * epochs
+    total, done = 0.0, 0
+    for left, length in zip(range(len(epochs), 0, -1), sorted(epochs), strict=True):
+        if length > done:
+            total += step_seconds(profile, left) * steps * (length - done)
+            done = length
+    return total
+
+
+def fused_gain(profile: Profile, members: int) -> float | None:
+    """How many times as fast steps of `members` at once are as one after another; None if that was never measured.
+
+    What was measured counts for sizes from half of it to twice of it.
+    """
+    near = [size for size in profile.fused_gain if members <= 2 * size and size <= 2 * members]
+    return profile.fused_gain[min(near, key=lambda size: abs(size - members))] if near else None
 
 
 def best_size(profile: Profile, at_most: int) -> int:
@@ -79,19 +116,18 @@ def fitting(profile: Profile, available: int, at_most: int) -> int:
     return room // profile.member_memory if profile.member_memory else 0
 
 
-def job_demand(profile: Profile, members: int, epochs: float, *, cores: float = float("inf")) -> Demand:
-    """What a job of `members` over `epochs` takes of the kind of device that was profiled.
+def job_demand(profile: Profile, epochs: Sequence[int], *, cores: float = float("inf")) -> Demand:
+    """What a job takes of the kind of device that was profiled.
 
     Args:
         profile: what was measured.
-        members: B, at least 1.
-        epochs: how far the member that goes furthest still has to train.
+        epochs: that each of its members still has to train; at least one member.
         cores: CPU cores a job may use there. A process measured alone can show a little more than its threads allow;
             charged with that, a job on every slot would not fit on the node.
     """
     return Demand(
         compute=compute(profile),
-        memory=memory(profile, members),
+        memory=memory(profile, len(epochs)),
         cores=min(profile.cores, cores),
-        seconds=seconds(profile, members, epochs),
+        seconds=seconds(profile, epochs),
     )

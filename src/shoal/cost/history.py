@@ -121,6 +121,6 @@ def _profile(fields: Mapping[str, Any]) -> Profile:
     """A profile from its JSON object, whose keys are strings."""
     by_size = {
         name: {int(size): float(value) for size, value in fields[name].items()}
-        for name in ("step_seconds", "compiled_gain")
+        for name in ("step_seconds", "fuse_seconds", "fused_gain", "compiled_gain")
     }
     return Profile(**{**fields, **by_size})

@@ -35,6 +35,8 @@ class MembersAlone:
         self._slots = slots
         self._silent: set[Any] = set()
         """Functions that a member has run by itself and that have drawn no random numbers at all."""
+        self._others: dict[Any, bool] = {}
+        """Whether functions that were run by a member draw from generators that know no members."""
         self._spare: list[Tensor] | None = None
         """Where a member's buffers are copied to while such a function runs."""
 
@@ -78,7 +80,7 @@ class MembersAlone:
         for b, member in enumerate(self._members):
             if b and others is not None:
                 others.restore()
-            silent = forward and key in self._silent
+            silent = forward and key in self._silent and not self._others.get(key, True)
             mine = pytree.tree_map_only(Tensor, partial(_own, b=b, alone=lone and not silent), batch)
             try:
                 done, result = self._undrawn(fn, b, mine) if silent else (False, None)
@@ -86,9 +88,12 @@ class MembersAlone:
                     if silent:
                         mine = pytree.tree_map_only(Tensor, partial(_own, b=b, alone=False), batch)
                     source = Randomness(partial(_key, keys, b), alone=True)
+                    before = None if key in self._others else OtherGenerators()
                     with member_run(source):
                         result = fn(member, *mine)
                     (self._silent.discard if source.calls else self._silent.add)(key)
+                    if before is not None:
+                        self._others[key] = before.moved()
             except BaseException:
                 for slot in slots:
                     slot.put(b + 1, slot.own[b])

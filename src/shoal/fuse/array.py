@@ -67,6 +67,7 @@ class ModelArray(nn.Module):
         self.strict = strict
         self.tick = 0
         """Number of the next call; members' random numbers depend on it and on their seeds alone."""
+        self._ahead = (0,) * len(members)
         self.version = 0
         """Grows when parameters are frozen or unfrozen; a captured step of before is then out of date."""
         self._single: set[Any] = set()
@@ -100,7 +101,16 @@ class ModelArray(nn.Module):
     def __reduce__(self) -> Any:
         if active() is not None:
             raise FusionError("an array is pickled or copied within a function that an array runs; do so after the run")
-        return _rebuild, (self.members, self.seeds, self.strict, self.tick)
+        return _rebuild, (self.members, self.seeds, self.strict, self.ticks)
+
+    @property
+    def ticks(self) -> tuple[int, ...]:
+        """`tick` of each member; they differ in members that were not always in one array."""
+        return tuple(self.tick + ahead for ahead in self._ahead)
+
+    @ticks.setter
+    def ticks(self, ticks: Sequence[int]) -> None:
+        self.tick, self._ahead = ticks[0], tuple(tick - ticks[0] for tick in ticks)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Every member's output, stacked: [B, N, ...] where a member gives [N, ...]. Plain inputs are shared."""
@@ -131,8 +141,7 @@ class ModelArray(nn.Module):
             raise FusionError(f"`fn` must be a function of a model and a batch, got {fn!r}")
         self._check_free()
         self.check_batch(batch)
-        tick, self.tick = self.tick, self.tick + 1
-        keys = partial(member_keys, self.seeds, tick)
+        keys = self.next_keys()
         key = (function_of(fn), self.training)
         if len(self) == 1 or key in self._single or _ALL in self._single:
             return self._each(fn, keys, batch)
@@ -192,8 +201,7 @@ class ModelArray(nn.Module):
         self._check_free()
         self.check_batch(batch)
         self.follow_own()
-        tick, self.tick = self.tick, self.tick + 1
-        keys = partial(member_keys, self.seeds, tick)
+        keys = self.next_keys()
         return self._alone.one_by_one(fn, keys, batch, forward, self.training)
 
     @contextmanager
@@ -207,8 +215,7 @@ class ModelArray(nn.Module):
             home: see `MemberFunctions`.
         """
         if keys is None:
-            keys = partial(member_keys, self.seeds, self.tick)
-            self.tick += 1
+            keys = self.next_keys()
         self.follow()
         self._watch.modules(self.tick % len(self))
         forget(self.stacked.parameters())
@@ -255,7 +262,7 @@ class ModelArray(nn.Module):
         self.check_present()
         chosen = indices_of(indices, len(self))
         array = ModelArray([self.members[i] for i in chosen], [self.seeds[i] for i in chosen], self.strict)
-        array.tick = self.tick
+        array.ticks = [self.ticks[i] for i in chosen]
         return array
 
     def train(self, mode: bool = True) -> "ModelArray":
@@ -311,6 +318,12 @@ class ModelArray(nn.Module):
         finally:
             for slot, own, versions in before:
                 slot.stand_in(own, versions)
+
+    def next_keys(self) -> Callable[[], list[int]]:
+        """What makes the keys of the members' random numbers in the next call, which is counted."""
+        ticks = self.ticks
+        self.tick += 1
+        return partial(member_keys, self.seeds, ticks)
 
     def _each(self, fn: Callable[..., Any], keys: Callable[[], list[int]], batch: tuple[Any, ...]) -> Any:
         """The same by the members themselves, their parameters being rows of the stacked ones."""
@@ -457,8 +470,10 @@ def fuse(models: Iterable[nn.Module], seeds: Iterable[int] | Tensor | None = Non
 def concat(arrays: Iterable[ModelArray]) -> ModelArray:
     """One array of the members of several, in order; the arrays themselves are to be dropped.
 
+    Each member goes on with its own random numbers, however many steps it has behind it.
+
     Raises:
-        FusionError: their structures differ, or they have run a different number of steps.
+        FusionError: their structures differ.
     """
     arrays = list(listed(arrays, "arrays", "the arrays that `fuse` made"))
     for i, array in enumerate(arrays):
@@ -467,15 +482,12 @@ def concat(arrays: Iterable[ModelArray]) -> ModelArray:
         if any(array is other for other in arrays[:i]):
             raise FusionError(f"arrays[{i}] is given twice; a model can be a member only once")
         array.check_present()
-    ticks = {array.tick for array in arrays}
-    if len(ticks) > 1:
-        raise FusionError(f"arrays that have been called {sorted(ticks)} times cannot be joined: random numbers differ")
     joined = fuse(
         [m for array in arrays for m in array.members],
         [s for array in arrays for s in array.seeds],
         strict=all(array.strict for array in arrays),
     )
-    joined.tick = ticks.pop()
+    joined.ticks = [tick for array in arrays for tick in array.ticks]
     return joined
 
 
@@ -483,7 +495,7 @@ def _call(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
     return model(*args, **kwargs)
 
 
-def _rebuild(members: Sequence[nn.Module], seeds: Sequence[int], strict: bool, tick: int) -> ModelArray:
+def _rebuild(members: Sequence[nn.Module], seeds: Sequence[int], strict: bool, ticks: tuple[int, ...]) -> ModelArray:
     array = ModelArray(members, seeds, strict)
-    array.tick = tick
+    array.ticks = ticks
     return array

@@ -144,7 +144,7 @@ class CapturedStep:
         """What is another tensor at every step: the members' keys and the batch."""
         keys = self._unused
         if keys is None:
-            keys = torch.tensor(member_keys(self._array.seeds, self._array.tick)).to(self._device, non_blocking=True)
+            keys = torch.tensor(member_keys(self._array.seeds, self._array.ticks)).to(self._device, non_blocking=True)
         return [keys, *(_whole(leaf) for leaf in leaves if isinstance(leaf, Tensor))]
 
     def _record(self, leaves: Sequence[Any]) -> None:

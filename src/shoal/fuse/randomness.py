@@ -30,9 +30,9 @@ _GOLDEN = -7046029254386353131  # 2**64 / golden ratio, as int64
 _MULTIPLY = (-2048144789, -1028477387)  # murmur3's finalizer, as int32
 
 
-def member_keys(seeds: Sequence[int], tick: int) -> list[int]:
+def member_keys(seeds: Sequence[int], ticks: Sequence[int]) -> list[int]:
     """One key per member, an int64, from its seed and the number of the call of its model."""
-    return [_mix(_int64(_mix(seed) + tick * 2654435761)) for seed in seeds]
+    return [_mix(_int64(_mix(seed) + tick * 2654435761)) for seed, tick in zip(seeds, ticks, strict=True)]
 
 
 class Randomness:

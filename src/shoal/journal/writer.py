@@ -15,7 +15,7 @@ from shoal.journal.lock import WriterLock
 from shoal.journal.record import record
 from shoal.journal.schema import connect, fill, open_existing, translated
 from shoal.journal.view import JournalView
-from shoal.planner.job import Job, Purpose
+from shoal.planner.job import Job, Member, Purpose
 from shoal.trial import Decision, Report, TrialGroup, TrialState
 
 __all__ = ["Journal"]
@@ -235,12 +235,16 @@ class Journal(JournalView):
                 self._clock(),
             )
             if job.purpose is Purpose.TRAIN:
-                self._many(
-                    "UPDATE trials SET state = ?, reason = '', device = ?, array = ? WHERE number = ?",
-                    [(TrialState.RUNNING, device, job.id, number) for number in numbers],
-                )
-                for number in numbers:
-                    self._waiting.pop(number, None)
+                self._train(job.id, device, numbers)
+
+    def joined(self, job: str, device: str, members: Sequence[Member]) -> None:
+        """Members are about to join a running job; they are now RUNNING."""
+        numbers = [member.trial.number for member in members]
+        with self.transaction():
+            ((before,),) = self._rows("SELECT trials FROM jobs WHERE id = ?", job)
+            trials = list(dict.fromkeys([*json.loads(before), *numbers]))
+            self._rows("UPDATE jobs SET trials = ? WHERE id = ?", json.dumps(trials), job)
+            self._train(job, device, numbers)
 
     def job_ended(self, job: str, outcome: str, message: str = "", *, failed: bool) -> dict[int, int]:
         """A job is over: its trials that are still RUNNING wait again.
@@ -277,6 +281,14 @@ class Journal(JournalView):
                 self._clock(),
             )
             self._rows("UPDATE trials SET state = ? WHERE state = ?", TrialState.PENDING, TrialState.RUNNING)
+
+    def _train(self, job: str, device: str, numbers: Sequence[int]) -> None:
+        self._many(
+            "UPDATE trials SET state = ?, reason = '', device = ?, array = ? WHERE number = ?",
+            [(TrialState.RUNNING, device, job, number) for number in numbers],
+        )
+        for number in numbers:
+            self._waiting.pop(number, None)
 
     def _next(self) -> int:
         self._seq += 1

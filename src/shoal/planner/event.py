@@ -37,7 +37,7 @@ class Reported:
 
 @dataclass(frozen=True)
 class Surveyed:
-    """A survey job found the array keys of its members.
+    """A survey job found the array keys of its members, or another job those of trials that it was asked to look at.
 
     Args:
         job: its id.

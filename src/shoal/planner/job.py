@@ -7,7 +7,7 @@ from pathlib import Path
 from shoal.cost.demand import Profile
 from shoal.trial import Trial
 
-__all__ = ["Array", "ArrayKey", "Job", "Member", "Purpose", "Workplace"]
+__all__ = ["Array", "ArrayKey", "Change", "Job", "Member", "Purpose", "Workplace"]
 
 
 @dataclass(frozen=True)
@@ -35,10 +35,15 @@ class Member:
     start: int
     target: int
 
+    @property
+    def epochs(self) -> int:
+        """That it is to train."""
+        return self.target - self.start
+
 
 @dataclass(frozen=True)
 class Array:
-    """Trials of one structure, trained as one model; all begin at the same epoch.
+    """Trials of one structure, trained as one model, each from where it stands to its own target.
 
     Args:
         key: of all members.
@@ -73,6 +78,21 @@ class Job:
     def members(self) -> tuple[Member, ...]:
         """The members of all arrays, in order."""
         return tuple(member for array in self.arrays for member in array.members)
+
+
+@dataclass(frozen=True)
+class Change:
+    """Surgery on a job that is being trained: some of its members leave, others join.
+
+    Args:
+        leave: numbers of trials that are over; they leave before the next step and report no more.
+        join: members of the key of the job's array; they come in when an epoch ends.
+        look: trials whose array keys are to be found before the next step.
+    """
+
+    leave: frozenset[int] = frozenset()
+    join: tuple[Member, ...] = ()
+    look: tuple[Trial, ...] = ()
 
 
 @dataclass(frozen=True)

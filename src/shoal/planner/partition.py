@@ -9,13 +9,16 @@ from statistics import fmean
 
 from shoal.cluster.device import Device
 from shoal.cost.demand import Profile
-from shoal.cost.estimate import best_size, fitting, seconds
+from shoal.cost.estimate import best_size, fitting, seconds, step_seconds
 from shoal.planner.job import Array, ArrayKey, Member
 
-__all__ = ["Profiles", "epochs", "partition"]
+__all__ = ["MIXING", "Profiles", "partition", "worth_mixing"]
 
 Profiles = Callable[[ArrayKey, str], Profile | None]
 """What is known of a key on a kind of device; None if it was never measured."""
+
+MIXING = 0.1
+"""Members at different epochs share no batches: they are fused where that is expected to save this share at least."""
 
 WORTHWHILE = 0.25
 """A group is cut further where that saves this share of the time it would save if time were proportional to size."""
@@ -27,10 +30,12 @@ def partition(
     devices: Sequence[Device],
     busy: Mapping[str, float],
     alone: AbstractSet[int] = frozenset(),
+    elastic: bool = True,
 ) -> list[Array]:
     """Cut the waiting members into arrays.
 
-    Members of one key that start at the same epoch are a group. A group is cut into as few arrays as memory and the
+    Members of one key that start at the same epoch are a group, and those that start at others with them where fusing
+    saves more than the batches that they share. A group is cut into as few arrays as memory and the
     most efficient size allow. Then, as long as there are fewer arrays than idle devices, or one takes longer than the
     mean load of a device, the group with the longest array is cut into one more, if that helps. Arrays of one group
     differ in size by at most one, hold members of similar targets, and follow the numbers of their trials.
@@ -41,6 +46,7 @@ def partition(
         devices: all healthy devices, at least one, busy or not: those that are busy now will share the load later.
         busy: name of a device that holds jobs -> expected seconds until it holds none.
         alone: numbers of trials that get an array of their own.
+        elastic: whether members of an array may start at different epochs.
     """
     members: dict[tuple[ArrayKey, int, int | None], list[Member]] = {}
     for member, key in waiting:
@@ -49,6 +55,8 @@ def partition(
         own = number if number in alone or not any(known) else None
         members.setdefault((key, member.start, own), []).append(member)
     groups = [_Group.of(key, group, profiles, devices) for (key, _, _), group in members.items()]
+    if elastic:
+        groups = _mixed(groups, lambda key, members: _Group.of(key, members, profiles, devices), alone)
     order = {member.trial.number: position for position, (member, _) in enumerate(waiting)}
     loads = [busy.get(device.name, 0.0) for device in devices]
     idle = sum(device.name not in busy for device in devices)
@@ -56,9 +64,10 @@ def partition(
     return sorted(arrays, key=lambda array: min(order[member.trial.number] for member in array.members))
 
 
-def epochs(array: Array) -> int:
-    """Epochs that the member which goes furthest still has to train."""
-    return max(member.target - member.start for member in array.members)
+def worth_mixing(profile: Profile, one: int, other: int) -> bool:
+    """Whether two arrays at different epochs, of `one` and of `other` members, are to be one."""
+    apart = step_seconds(profile, one) + step_seconds(profile, other)
+    return step_seconds(profile, one + other) <= (1 - MIXING) * apart
 
 
 @dataclass(frozen=True)
@@ -67,7 +76,7 @@ class _Group:
 
     Args:
         key: of all of them.
-        members: by target, then by number.
+        members: by the epochs that they are to train, then by number.
         profiles: one for each device the group can run on, none if nothing is known.
         largest: members an array may have.
     """
@@ -89,8 +98,7 @@ class _Group:
             known.append(profile)
             if room := fitting(profile, device.memory, len(members)):
                 limits.append(best_size(profile, room))
-        ordered = sorted(members, key=lambda member: (member.target, member.trial.number))
-        return cls(key, tuple(ordered), tuple(known), largest=min(limits, default=1))
+        return cls(key, _ordered(members), tuple(known), largest=min(limits, default=1))
 
     @property
     def fewest(self) -> int:
@@ -104,8 +112,40 @@ class _Group:
 
     def seconds(self, array: Array) -> float:
         """Expected run time, the mean over the devices it can run on; 0 where nothing is known."""
-        size, length = len(array.members), epochs(array)
-        return fmean(seconds(profile, size, length) for profile in self.profiles) if self.profiles else 0.0
+        epochs = [member.epochs for member in array.members]
+        return fmean(seconds(profile, epochs) for profile in self.profiles) if self.profiles else 0.0
+
+
+def _ordered(members: Sequence[Member]) -> tuple[Member, ...]:
+    return tuple(sorted(members, key=lambda member: (member.epochs, member.trial.number)))
+
+
+def _mixed(
+    groups: Sequence[_Group], make: Callable[[ArrayKey, Sequence[Member]], _Group], alone: AbstractSet[int]
+) -> list[_Group]:
+    """The groups, those of one key joined to the largest of it where that pays."""
+    by_key: dict[ArrayKey, _Group] = {}
+    others: list[_Group] = []
+    for group in sorted(groups, key=lambda group: -len(group.members)):
+        lead = by_key.get(group.key)
+        if not group.profiles or any(member.trial.number in alone for member in group.members):
+            others.append(group)
+        elif lead is None:
+            by_key[group.key] = group
+        else:
+            both = make(group.key, (*lead.members, *group.members))
+            if _pays(lead, group, both):
+                by_key[group.key] = both
+            else:
+                others.append(group)
+    return [*by_key.values(), *others]
+
+
+def _pays(one: _Group, other: _Group, both: _Group) -> bool:
+    """Whether an array of members of two groups is better than one of each."""
+    first, second = (min(len(group.members), group.largest) for group in (one, other))
+    fits = first + second <= both.largest
+    return fits and all(worth_mixing(profile, first, second) for profile in both.profiles)
 
 
 @dataclass(frozen=True)

@@ -2,11 +2,12 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from shoal.cluster.device import Cluster, Device
 from shoal.errors import PolicyError
 from shoal.planner.job import Array, ArrayKey, Job, Member, Purpose
+from shoal.planner.joining import hosts, joined
 from shoal.planner.partition import Profiles, partition
 from shoal.planner.turn import Turn
 from shoal.schedule.action import Start
@@ -22,29 +23,34 @@ class Placement:
 
     Args:
         starts: jobs with their devices. The members of a job whose purpose is PROFILE go on waiting: they are a sample.
-        refusals: number of the trial -> reason; every waiting trial that no training job of `starts` holds.
+        refusals: number of the trial -> reason; every waiting trial that no training job of `starts` holds, and that
+            joins none.
+        joins: id of a running job -> who joins it.
     """
 
     starts: tuple[tuple[Job, Device], ...]
     refusals: Mapping[int, str]
+    joins: Mapping[str, tuple[Member, ...]] = field(default_factory=dict)
 
 
 class Planner:
     """Fuses what waits, has measured what is unknown, and asks the policy where to run it.
 
-    Arrays that did not start are cut anew at the next turn, from all that waits then. Nothing is kept between turns but
-    when each running job started.
+    Who gets no device joins a running array, if that saves time. Arrays that did not start are cut anew at the next
+    turn, from all that waits then. Nothing is kept between turns but when each running job started.
 
     Args:
         policy: decides which job runs where.
         profiles: what is known of a key on a kind of device.
         new_id: gives each job that starts an id that no other job of the study has.
+        elastic: whether the members of a running array can change, and stand at different epochs.
     """
 
-    def __init__(self, policy: Policy, profiles: Profiles, new_id: Callable[[], str]) -> None:
+    def __init__(self, policy: Policy, profiles: Profiles, new_id: Callable[[], str], elastic: bool = True) -> None:
         self._policy = policy
         self._profiles = profiles
         self._new_id = new_id
+        self._elastic = elastic
         self._started: dict[str, float] = {}
 
     def plan(
@@ -65,7 +71,7 @@ class Planner:
 
         Args:
             waiting: oldest first; the number of a trial occurs once.
-            running: all jobs that hold devices, oldest first.
+            running: all jobs that hold devices, oldest first, with the members that they have now.
             cluster: as it is.
             now: seconds, for the policy.
             alone: numbers of trials that failed in company.
@@ -80,19 +86,45 @@ class Planner:
         held = [*running, *profiling]
         views = [turn.running_view(job, device, self._started.get(job.id, now), now) for job, device in held]
         ready = [(member, key) for member, key in waiting if turn.ready(member, key)]
-        arrays = partition(ready, self._profiles, turn.devices, _busy(views), alone) if ready else []
-        placed, refusals = self._ask(views, arrays, turn, now)
+        arrays: list[Array] = []
+        if ready:
+            arrays = partition(ready, self._profiles, turn.devices, _busy(views), alone, self._elastic)
+        placed, refused = self._ask(views, arrays, turn, now)
+        joins = self._joins([array for array, _ in refused], held, views, alone) if self._elastic else {}
+        joining = {member.trial.number for members in joins.values() for member in members}
+        refusals = {
+            member.trial.number: reason
+            for array, reason in refused
+            for member in array.members
+            if member.trial.number not in joining
+        }
         ready_numbers = {member.trial.number for member, _ in ready}
         for member, key in waiting:
             if member.trial.number not in ready_numbers:
                 refusals[member.trial.number] = turn.reason(key, held)
         self._started = {job.id: self._started.get(job.id, now) for job, _ in (*held, *placed)}
-        return Placement((*profiling, *placed), refusals)
+        return Placement((*profiling, *placed), refusals, joins)
+
+    def _joins(
+        self,
+        arrays: Sequence[Array],
+        held: Sequence[tuple[Job, Device]],
+        views: Sequence[JobView],
+        alone: AbstractSet[int],
+    ) -> dict[str, tuple[Member, ...]]:
+        """Who of the arrays that found no device joins which job."""
+        memory = {view.id: max(demand.memory for demand in view.demand.values()) for view in views}
+        sociable = [array for array in arrays if not any(member.trial.number in alone for member in array.members)]
+        return joined(sociable, hosts(held, memory, self._profiles, alone))
 
     def _ask(
         self, running: Sequence[JobView], arrays: Sequence[Array], turn: Turn, now: float
-    ) -> tuple[list[tuple[Job, Device]], dict[int, str]]:
-        """Let the policy place the arrays; only those that start become jobs, so that only they use up an id."""
+    ) -> tuple[list[tuple[Job, Device]], list[tuple[Array, str]]]:
+        """Let the policy place the arrays; only those that start become jobs, so that only they use up an id.
+
+        Returns:
+            The jobs that start, and the arrays that do not, each with the reason.
+        """
         candidates = {f"waiting-{index}": array for index, array in enumerate(arrays)}
         views = [*running, *(JobView(name, turn.demands(array), since=now) for name, array in candidates.items())]
         plan = self._policy.plan(views, turn.cluster, now)
@@ -104,12 +136,7 @@ class Planner:
             array, device = candidates[action.job], turn.cluster.device(action.devices[0])
             known = replace(array, profile=self._profiles(array.key, device.kind))
             placed.append((Job(self._new_id(), (known,)), device))
-        refusals = {
-            member.trial.number: refusal.reason
-            for refusal in plan.refusals
-            for member in candidates[refusal.job].members
-        }
-        return placed, refusals
+        return placed, [(candidates[refusal.job], refusal.reason) for refusal in plan.refusals]
 
 
 def _busy(running: Sequence[JobView]) -> dict[str, float]:

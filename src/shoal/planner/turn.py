@@ -2,13 +2,12 @@
 
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import replace
 
 from shoal.cluster.device import Cluster, Device
 from shoal.cost.demand import Demand
 from shoal.cost.estimate import job_demand
 from shoal.planner.job import Array, ArrayKey, Job, Member, Purpose
-from shoal.planner.partition import Profiles, epochs
+from shoal.planner.partition import Profiles
 from shoal.schedule.action import JobState
 from shoal.schedule.base import JobView
 
@@ -85,7 +84,7 @@ class Turn:
         return {device.kind: self._demand(array, device) for device in known or self.devices}
 
     def running_view(self, job: Job, device: Device, started: float, now: float) -> JobView:
-        """A job on its device, where it stays until it ends.
+        """A job on its device, where it stays until it ends; what it demands is what its members still have to do.
 
         A profile job takes all of the device, else company would distort what it measures.
         """
@@ -94,16 +93,14 @@ class Turn:
         else:
             (array,) = job.arrays
             demand = self._demand(array, device)
-        ran = now - started
-        left = replace(demand, seconds=max(0.0, demand.seconds - ran))
         where = (device.name,)
         return JobView(
             job.id,
-            {device.kind: left},
+            {device.kind: demand},
             JobState.RUNNING,
             where,
             since=started,
-            ran=ran,
+            ran=now - started,
             preemptible=False,
             home=device.name,
         )
@@ -116,7 +113,7 @@ class Turn:
         profile = self._profiles(array.key, device.kind)
         if profile is None:
             return _whole(device)
-        return job_demand(profile, len(array.members), epochs(array), cores=device.cores)
+        return job_demand(profile, [member.epochs for member in array.members], cores=device.cores)
 
 
 def _whole(device: Device) -> Demand:

@@ -96,5 +96,5 @@ def _demand(profile: Profile, members: int, speed: float) -> Demand:
         compute=compute(profile) / members,
         memory=ceil(memory(profile, members) / members),
         cores=profile.cores / members,
-        seconds=seconds(profile, members, 1) / speed,
+        seconds=seconds(profile, [1] * members) / speed,
     )

@@ -12,12 +12,14 @@ from shoal.backend.base import Backend, Ended, Event, Outcome, Profiled, Reporte
 from shoal.cluster.device import Device
 from shoal.cost.demand import Profile
 from shoal.errors import BackendError, StorageFullError, TaskError
-from shoal.planner.job import Array, ArrayKey, Job, Member
+from shoal.planner.job import Array, ArrayKey, Change, Job, Member
+from shoal.planner.orders import Orders
 from shoal.trial import Report, Trial
 
 __all__ = [
     "BACKEND_CHECKS",
     "check_backend",
+    "check_changes",
     "check_close",
     "check_events",
     "check_failures",
@@ -34,8 +36,8 @@ __all__ = [
 
 MakeBackend = Callable[[Workplace], Backend]
 
-Script = Callable[[Job, Device, Callable[[], bool]], Iterator[Event]]
-"""What a scripted job does: `script(job, device, stopping)` yields its events."""
+Script = Callable[[Job, Device, Orders], Iterator[Event]]
+"""What a scripted job does: `script(job, device, orders)` yields its events."""
 
 _PATIENCE_SECONDS = 60.0
 """How long a job of this suite may take before the back end is held to have lost it."""
@@ -64,7 +66,7 @@ def check_events(make: MakeBackend, directory: Path) -> None:
     with scripted(make, directory, _profiles_and_reports) as backend:
         backend.start(job, _CPU)
         events = events_until_ended(backend, ["events"])["events"]
-        expected = [*_profiles_and_reports(job, _CPU, lambda: False), Ended("events", Outcome.FINISHED)]
+        expected = [*_profiles_and_reports(job, _CPU, Orders()), Ended("events", Outcome.FINISHED)]
         assert events == expected, f"the job yielded {expected}, the back end delivered {events}"
         late = backend.poll(0.05)
         assert not late, f"after a job's end the back end delivered {late}"
@@ -132,6 +134,36 @@ def check_stop_without_effect(make: MakeBackend, directory: Path) -> None:
         assert not backend.poll(0.05), "stopping a job that had ended had an effect"
 
 
+def check_changes(make: MakeBackend, directory: Path) -> None:
+    """Changes reach the job that they are meant for, each once and in order, however early; no other job sees them."""
+    joining = Member(Trial(7, {"lr": 0.1}, seed=1, data_seed=2), start=0, target=3)
+    with scripted(make, directory, _reports_changes) as backend:
+        backend.change("unknown", Change(leave=frozenset({1})))
+        backend.start(scripted_job("one"), _CPU)
+        backend.start(scripted_job("two"), _OTHER_CPU)
+        backend.change("one", Change(leave=frozenset({2})))
+        backend.change("one", Change(join=(joining,)))
+        heard: dict[str, list[Report]] = {"one": [], "two": []}
+        deadline = time.monotonic() + _PATIENCE_SECONDS
+        while len(heard["one"]) < 2:
+            assert time.monotonic() < deadline, f"of two changes the job has seen those of {heard['one']}"
+            for event in backend.poll(1.0):
+                assert isinstance(event, Reported)
+                heard[event.job] += event.reports
+        for name in ("one", "two"):
+            backend.stop(name)
+        histories = events_until_ended(backend, ["one", "two"])
+        for name, events in histories.items():
+            heard[name] += [report for event in events if isinstance(event, Reported) for report in event.reports]
+        told = {name: [(report.trial, report.epoch) for report in reports] for name, reports in heard.items()}
+        assert told == {"one": [(2, _LEFT), (7, _JOINED)], "two": []}, f"the jobs saw the changes {told}"
+        backend.change("one", Change(leave=frozenset({3})))
+        backend.start(scripted_job("next"), _CPU)
+        backend.stop("next")
+        *_, last = events_until_ended(backend, ["next"])["next"]
+        assert last == Ended("next", Outcome.STOPPED), f"a change for a job that had ended led to {last}"
+
+
 def check_refusals(make: MakeBackend, directory: Path) -> None:
     """What a back end will not do it refuses with a reason, and the job runs on."""
     with scripted(make, directory, _reports_until_stopped) as backend:
@@ -176,16 +208,17 @@ BACKEND_CHECKS: tuple[Callable[[MakeBackend, Path], None], ...] = (
     check_failures,
     check_stop,
     check_stop_without_effect,
+    check_changes,
     check_refusals,
     check_same_job_twice,
     check_close,
 )
 
 
-def follow(job: Job, device: Device, workplace: Workplace, stopping: Callable[[], bool]) -> Iterator[Event]:
+def follow(job: Job, device: Device, workplace: Workplace, orders: Orders) -> Iterator[Event]:
     """A runner whose task is a `Script`."""
     script: Script = cloudpickle.loads(workplace.task)
-    yield from script(job, device, stopping)
+    yield from script(job, device, orders)
 
 
 @contextmanager
@@ -245,22 +278,37 @@ _CHECKPOINT = 1000
 """The epoch that `_reports_until_stopped` reports when it has seen that it is to stop."""
 
 
+_LEFT, _JOINED = 2000, 3000
+"""The epochs that `_reports_changes` reports of trials that leave and join."""
+
+
 def _report(job: str, epoch: int) -> Reported:
     return Reported(job, (Report(0, epoch, {"loss": 1 / epoch}, seconds=0.5),))
 
 
-def _profiles_and_reports(job: Job, device: Device, stopping: Callable[[], bool]) -> Iterator[Event]:
+def _profiles_and_reports(job: Job, device: Device, orders: Orders) -> Iterator[Event]:
     yield Profiled(job.id, Profile({1: 0.001, 8: 0.002}, 40, 10, 2**20, 2**10, compute=0.5, cores=1.0))
     for epoch in range(1, 4):
         yield _report(job.id, epoch)
 
 
-def _reports_until_stopped(job: Job, device: Device, stopping: Callable[[], bool]) -> Iterator[Event]:
+def _reports_until_stopped(job: Job, device: Device, orders: Orders) -> Iterator[Event]:
     yield _report(job.id, 1)
-    while not stopping():
+    while not orders.stopping():
         time.sleep(0.005)
         yield _report(job.id, 2)
     yield _report(job.id, _CHECKPOINT)
+
+
+def _reports_changes(job: Job, device: Device, orders: Orders) -> Iterator[Event]:
+    while not orders.stopping():
+        time.sleep(0.005)
+        reports: list[Report] = []
+        for change in orders.changes():
+            assert job.id == "one", f"job {job.id!r} sees {change}"
+            reports += (Report(number, _LEFT) for number in change.leave)
+            reports += (Report(member.trial.number, _JOINED) for member in change.join)
+        yield Reported(job.id, tuple(reports))
 
 
 class OutOfMemoryError(RuntimeError):
@@ -278,7 +326,7 @@ _FAILURES: dict[str, tuple[BaseException, Outcome]] = {
 }
 
 
-def _fails(job: Job, device: Device, stopping: Callable[[], bool]) -> Iterator[Event]:
+def _fails(job: Job, device: Device, orders: Orders) -> Iterator[Event]:
     yield _report(job.id, 1)
     if job.id in _FAILURES:
         raise _FAILURES[job.id][0]

@@ -44,6 +44,7 @@ class Learner:
         epoch: epochs finished.
         step: steps done of the next one.
         reports: of all epochs so far.
+        saved: epoch and step of its newest checkpoint.
     """
 
     member: Member
@@ -54,6 +55,7 @@ class Learner:
     epoch: int = 0
     step: int = 0
     reports: list[Report] = field(default_factory=list)
+    saved: tuple[int, int] = (0, 0)
 
     @property
     def trial(self) -> Trial:
@@ -72,7 +74,9 @@ class Learner:
         return self.reports[-1]
 
     def save(self, directory: Path) -> None:
-        """Write a checkpoint."""
+        """Write a checkpoint, if there is anything new since the last one."""
+        if self.saved == (self.epoch, self.step):
+            return
         state = Checkpoint(
             self.epoch,
             self.step,
@@ -82,6 +86,7 @@ class Learner:
             tuple(self.reports),
         )
         save(directory, self.trial.number, state)
+        self.saved = (self.epoch, self.step)
 
     def restore(self, directory: Path) -> None:
         """Go on from the newest checkpoint, if there is one."""
@@ -93,6 +98,9 @@ class Learner:
         if state.scheduler is not None:
             _load_state(self.scheduler, state.scheduler)
         self.epoch, self.step, self.reports = state.epoch, state.step, list(state.reports)
+        self.saved = (state.epoch, state.step)
+        for optimizer in optimizers_in(self.optimizer):  # else schedulers warn that no step came before theirs
+            optimizer._opt_called = True  # type: ignore[attr-defined]
 
 
 def build(task: Task, member: Member, device: torch.device) -> Learner:

@@ -9,9 +9,10 @@ from torch import Tensor
 
 from shoal.cost.compiling import repays
 from shoal.cost.demand import Profile
+from shoal.cost.estimate import fused_gain
 from shoal.fuse.array import ModelArray
 from shoal.fuse.optim.fused import FusedOptimizer
-from shoal.fuse.step import TrainingStep
+from shoal.fuse.step import TrainingStep, Way
 
 __all__ = ["Pace"]
 
@@ -42,9 +43,22 @@ class Pace:
         self._members = len(array)
         self._profile = profile
         self._left = steps
-        self._step = TrainingStep(array, optimizer, loss, compiling=self._repays, clock=clock)
+        self._step = TrainingStep(array, optimizer, loss, self._ways(), self._repays, clock)
         self.finding: Profile | None = None
-        """The profile with what compiling showed; None while nothing was compiled."""
+        """The profile with what the first steps showed; None while they show nothing that it does not say."""
+
+    @property
+    def gain(self) -> float | None:
+        """How many times as fast steps of all at once were as of one after another; None if not both were timed."""
+        seconds = self._step.seconds
+        return seconds["serial"] / seconds["eager"] if {"eager", "serial"} <= seconds.keys() else None
+
+    def _ways(self) -> tuple[Way, ...]:
+        """Those to be tried; of eager and serial steps only the faster, where that is known."""
+        gain = None if self._profile is None else fused_gain(self._profile, self._members)
+        if gain is None:
+            return ("eager", "serial", "captured", "compiled")
+        return ("eager" if gain >= 1 else "serial", "captured", "compiled")
 
     def step(self, batch: Any) -> Tensor:
         """One step of the whole array; returns the losses, shape [B], part of no graph."""
@@ -52,15 +66,24 @@ class Pace:
         if self._step.way is not None:
             return self._step(batch)
         losses = self._step(batch)
-        if self._step.way is not None and self._step.compile_seconds and self._profile is not None:
-            self.finding = self._with_gain(self._profile)
+        if self._step.way is not None and self._profile is not None:
+            self._note(self._profile)
         return losses
 
     def _repays(self, seconds: float) -> bool:
         return repays(self._profile, self._members, seconds, self._left)
 
-    def _with_gain(self, profile: Profile) -> Profile:
-        """The gain is 1 for a step that cannot be compiled, so that none tries again."""
-        plain = min(seconds for way, seconds in self._step.seconds.items() if way != "compiled")
-        gains = {**profile.compiled_gain, self._members: plain / self._step.seconds.get("compiled", plain)}
-        return replace(profile, compiled_gain=gains, compile_seconds=self._step.compile_seconds)
+    def _note(self, profile: Profile) -> None:
+        """Let the finding be what the profile is with what was timed now.
+
+        The gain of compiling is 1 for a step that cannot be compiled, so that none tries again.
+        """
+        found = profile
+        if self.gain is not None:
+            found = replace(found, fused_gain={**found.fused_gain, self._members: self.gain})
+        if self._step.compile_seconds:
+            plain = min(seconds for way, seconds in self._step.seconds.items() if way != "compiled")
+            gains = {**found.compiled_gain, self._members: plain / self._step.seconds.get("compiled", plain)}
+            found = replace(found, compiled_gain=gains, compile_seconds=self._step.compile_seconds)
+        if found is not profile:
+            self.finding = found

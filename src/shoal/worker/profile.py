@@ -40,19 +40,24 @@ def measure(task: Task, sets: DataSets, array: Array, device: torch.device, memo
     train, valid = sets.of(config)
     size = array.key.batch_size
     base = _memory(device)
+    fused: dict[int, float] = {}
     steppers = {1: _stepper(task, array, 1, device)}
     first = next(_batches(train, array))
-    steppers[1].train_step(first, 0)
+    steppers[1].train_step([first], [0])
     member = max(_memory(device) - base, 4 * _bytes(steppers[1]))  # weights, gradients, two of optimizer state
     for members in SIZES[1:]:
         if (members + sum(steppers)) * member < memory / 2:
+            started = time.perf_counter()
             steppers[members] = _stepper(task, array, members, device)
+            fused[members] = time.perf_counter() - started
     seconds: dict[int, list[float]] = {members: [] for members in steppers}
     began = _times()
     for tick, batch in enumerate(_batches(train, array)):
         for members, stepper in steppers.items():
-            seconds[members].append(_timed(stepper.train_step, batch, tick, device))
+            seconds[members].append(_timed(stepper, batch, tick, device))
     cpu, wall, delayed = (end - start for end, start in zip(_times(), began, strict=True))
+    for members in fused:  # the first step does what later ones need not
+        fused[members] += max(0.0, seconds[members][0] - min(seconds[members][1:]))
     cores = cpu / max(wall - delayed, cpu / torch.get_num_threads())
     return Profile(
         step_seconds={members: min(times[1:]) for members, times in seconds.items()},
@@ -62,6 +67,8 @@ def measure(task: Task, sets: DataSets, array: Array, device: torch.device, memo
         member_memory=max((_memory(device) - base) // max(steppers), 4 * _bytes(steppers[1])),
         compute=_utilisation(device, cores),
         cores=cores,
+        fuse_seconds=fused,
+        fused_gain={members: stepper.gain for members, stepper in steppers.items() if stepper.gain is not None},
     )
 
 
@@ -80,10 +87,11 @@ def _batches(train: Batches, array: Array) -> Iterator[Any]:
     return islice(chain.from_iterable(passes), ITERATIONS)
 
 
-def _timed(step: Any, batch: Any, tick: int, device: torch.device) -> float:
+def _timed(stepper: Stepper, batch: Any, tick: int, device: torch.device) -> float:
+    members = len(stepper.learners)
     wait(device)
     began = time.perf_counter()
-    step(batch, tick)
+    stepper.train_step([batch] * members, [tick] * members)
     wait(device)
     return time.perf_counter() - began
 

@@ -1,6 +1,6 @@
 """A worker's way through a job; `shoal.backend.base.Runner` is its contract."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import lru_cache
 
 import cloudpickle
@@ -8,8 +8,9 @@ import torch
 
 from shoal.cluster.device import Device
 from shoal.errors import TaskError
-from shoal.planner.event import Event, Profiled, Reported, Surveyed
+from shoal.planner.event import Event, Profiled, Surveyed
 from shoal.planner.job import Job, Purpose, Workplace
+from shoal.planner.orders import Orders
 from shoal.task import Task
 from shoal.worker.data import DataSets
 from shoal.worker.describe import Describer
@@ -20,7 +21,7 @@ from shoal.worker.train import Trainer
 __all__ = ["run"]
 
 
-def run(job: Job, device: Device, workplace: Workplace, stopping: Callable[[], bool]) -> Iterator[Event]:
+def run(job: Job, device: Device, workplace: Workplace, orders: Orders) -> Iterator[Event]:
     """Do what the job's purpose says."""
     place = torch.device(device.name if device.is_cuda else "cpu")
     torch.set_num_threads(device.cores)
@@ -34,10 +35,9 @@ def run(job: Job, device: Device, workplace: Workplace, stopping: Callable[[], b
         case Purpose.PROFILE:
             yield Profiled(job.id, measure(task, sets, job.arrays[0], place, device.memory))
         case Purpose.TRAIN:
-            trainer = Trainer(task, sets, place, workplace.directory, workplace.checkpoint_seconds, stopping)
+            trainer = Trainer(job.id, task, sets, describer, place, workplace, orders)
             for array in job.arrays:
-                for reports in trainer.run(array):
-                    yield Reported(job.id, reports)
+                yield from trainer.run(array)
             if trainer.finding is not None:
                 yield Profiled(job.id, trainer.finding)
 

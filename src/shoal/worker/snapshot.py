@@ -80,7 +80,7 @@ class Snapshot:
 
     def __init__(self, array: ModelArray, optimizers: Iterable[Optimizer]) -> None:
         self._array = array
-        self._tick = array.tick
+        self._ticks = array.ticks
         self._generators = OtherGenerators()
         modules = [module for member in array.members for module in member.modules()]
         self._held = [Held(module, _OF_EVERY_MODULE.__contains__) for module in modules]
@@ -90,6 +90,10 @@ class Snapshot:
         others += [grad for _, grad in self._grads if grad is not None]
         self._values = Values()
         self._values.save(memories((*array.parameters(), *array.buffers(), *others)))
+
+    def has_drawn(self) -> bool:
+        """Whether anything was drawn from Python's and NumPy's generators since."""
+        return self._generators.moved()
 
     def restore(self) -> None:
         """Bring everything back, once; parameters that were put elsewhere in memory are rows of the array's again."""
@@ -102,7 +106,7 @@ class Snapshot:
                     tensor.data = row
         for parameter, grad in self._grads:
             parameter.grad = grad
-        self._array.tick = self._tick
+        self._array.ticks = self._ticks
         self._generators.restore()
 
 

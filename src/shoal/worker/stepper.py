@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 from shoal.cost.demand import Profile
 from shoal.errors import FusionError, TaskError
 from shoal.fuse.array import fuse
+from shoal.fuse.batch import stack
 from shoal.fuse.frozen import lent, take_own
 from shoal.fuse.optim.fused import fuse_optimizers
 from shoal.fuse.randomness import OtherGenerators
@@ -23,13 +24,17 @@ from shoal.worker.pace import Pace
 from shoal.worker.remember import remembered
 from shoal.worker.snapshot import Snapshot
 
-__all__ = ["ApartStepper", "FusedStepper", "SerialStepper", "Stepper", "make_stepper"]
+__all__ = ["ApartStepper", "FusedStepper", "MixedEpochsError", "SerialStepper", "Stepper", "make_stepper"]
 
 _log = logging.getLogger("shoal.worker")
 
 
+class MixedEpochsError(Exception):
+    """Learners at different epochs cannot be one array; nothing is changed."""
+
+
 class Stepper(ABC):
-    """Trains learners that are at the same step, batch by batch."""
+    """Trains learners that are at the same step of an epoch, batch by batch; the epochs may be different ones."""
 
     learners: list[Learner]
 
@@ -38,16 +43,24 @@ class Stepper(ABC):
         """What is newly known of the structure's cost."""
         return None
 
+    @property
+    def gain(self) -> float | None:
+        """How many times as fast steps of all at once were as of one after another; None if not both were timed."""
+        return None
+
     @abstractmethod
-    def train_step(self, batch: Any, tick: int) -> Tensor:
+    def train_step(self, batches: Sequence[Any], ticks: Sequence[int]) -> Tensor:
         """One step of every learner.
 
         Args:
-            batch: shared by all.
-            tick: steps this learner has done since it began; with its seed it determines its random numbers.
+            batches: of each learner; those that are shared are one object.
+            ticks: steps each learner has done since it began; with its seed that determines its random numbers.
 
         Returns:
             The losses, shape [B].
+
+        Raises:
+            MixedEpochsError: the learners are at different epochs.
         """
 
     @abstractmethod
@@ -76,31 +89,41 @@ class FusedStepper(Stepper):
 
     @property
     def finding(self) -> Profile | None:
-        """What compiling the step showed."""
+        """What the first steps showed."""
         return self._steps.finding if isinstance(self._steps, Pace) else None
 
-    def train_step(self, batch: Any, tick: int) -> Tensor:
+    @property
+    def gain(self) -> float | None:
+        """As far as the first steps have shown."""
+        return self._steps.gain if isinstance(self._steps, Pace) else None
+
+    def train_step(self, batches: Sequence[Any], ticks: Sequence[int]) -> Tensor:
         """One step of the array; or of the members apart, if the first one shows that they cannot run as an array."""
         if self._apart is not None:
-            return self._apart.train_step(batch, tick)
-        self._array.tick = tick
+            return self._apart.train_step(batches, ticks)
+        self._array.ticks = tuple(ticks)
         if self._begun:
-            return self._steps.step(batch)
+            return self._steps.step(_as_one(batches))
         self._begun = True
         try:
-            return self._first_step(batch)
+            return self._first_step(batches)
         except FusionError as reason:
+            if _epochs_differ(self.learners):
+                raise MixedEpochsError(str(reason)) from reason
             self._apart = _apart(self._task, self.learners, reason)
-        return self._apart.train_step(batch, tick)
+        return self._apart.train_step(batches, ticks)
 
-    def _first_step(self, batch: Any) -> Tensor:
+    def _first_step(self, batches: Sequence[Any]) -> Tensor:
         """The step that shows whether the members can run as an array; if they cannot, nothing is changed."""
         before = Snapshot(self._array, [one for x in self.learners for one in optimizers_in(x.optimizer)])
         try:
-            return self._steps.step(batch)
+            losses = self._steps.step(_as_one(batches))
+            if _epochs_differ(self.learners) and before.has_drawn():
+                raise FusionError("its random numbers are Python's or NumPy's, which each epoch draws for itself")
         except FusionError:
             before.restore()
             raise
+        return losses
 
     def _loss(self, model: nn.Module, batch: Any) -> Tensor:
         loss = self._task.loss(model, batch)
@@ -117,7 +140,7 @@ class FusedStepper(Stepper):
         with torch.no_grad():
             for number, batch in enumerate(batches, start=1):
                 size = _size(batch)
-                self._array.tick = -number
+                self._array.ticks = (-number,) * len(self.learners)
                 for name, value in self._array.map(self._measure, batch).items():
                     check_scalar(name, value, axes=1)
                     weighted = value.double() * size
@@ -143,10 +166,10 @@ class SerialStepper(Stepper):
             for parameter in filter(lent, learner.model.parameters()):
                 take_own(parameter)
 
-    def train_step(self, batch: Any, tick: int) -> Tensor:
+    def train_step(self, batches: Sequence[Any], ticks: Sequence[int]) -> Tensor:
         """One step of each."""
         losses = []
-        for learner in self.learners:
+        for learner, batch, tick in zip(self.learners, batches, ticks, strict=True):
             reseed(derive_seed(learner.trial.seed, "step", tick), self._device)
             loss = self._task.step(learner.model, _own(batch, self.learners), learner.optimizer)
             check_scalar("loss", loss)
@@ -185,13 +208,13 @@ class ApartStepper(Stepper):
         self._steppers = list(steppers)
         self.learners = [learner for stepper in steppers for learner in stepper.learners]
 
-    def train_step(self, batch: Any, tick: int) -> Tensor:
+    def train_step(self, batches: Sequence[Any], ticks: Sequence[int]) -> Tensor:
         """One step of each."""
         losses = []
         others = OtherGenerators()
-        for stepper in self._steppers:
+        for stepper, batch, tick in zip(self._steppers, batches, ticks, strict=True):
             others.restore()
-            losses.append(stepper.train_step(_own(batch, self._steppers), tick))
+            losses.append(stepper.train_step([_own(batch, self._steppers)], [tick]))
         return torch.cat(losses)
 
     def validate(self, batches: Iterable[Any]) -> list[dict[str, float]]:
@@ -208,13 +231,18 @@ def make_stepper(task: Task, learners: Sequence[Learner], profile: Profile | Non
 
     Args:
         task: the user's.
-        learners: at the same step.
+        learners: at the same step of an epoch.
         profile: what is known of their structure.
         steps: that they still have before them; 0 rules compiling out.
+
+    Raises:
+        MixedEpochsError: they are at different epochs.
     """
     try:
         return FusedStepper(task, learners, profile, steps)
     except FusionError as reason:
+        if _epochs_differ(learners):
+            raise MixedEpochsError(str(reason)) from reason
         return _apart(task, learners, reason)
 
 
@@ -224,6 +252,15 @@ def _apart(task: Task, learners: Sequence[Learner], reason: FusionError) -> Step
     if len(learners) == 1:
         return SerialStepper(task, learners)
     return ApartStepper([make_stepper(task, [learner]) for learner in learners])
+
+
+def _epochs_differ(learners: Sequence[Learner]) -> bool:
+    return len({learner.epoch for learner in learners}) > 1
+
+
+def _as_one(batches: Sequence[Any]) -> Any:
+    """The batch of an array: the one that all members share, or theirs stacked."""
+    return batches[0] if all(batch is batches[0] for batch in batches) else stack(batches)
 
 
 def _with_loss(loss: Tensor, metrics: Mapping[str, Any]) -> dict[str, Any]:

@@ -41,7 +41,7 @@ class WayBack:
             self._free = memories(tensor for tensor in mine if id(tensor) not in updated)
         self._stepped.clear()
         self._generators = OtherGenerators()
-        self._tick = self._array.tick
+        self._ticks = self._array.ticks
         self._grads = [(stacked, stacked.grad) for _, stacked, _ in self._array.columns() if stacked.requires_grad]
         buffers = self._array.buffers()
         self._values.save([*memories(buffers), *self._free, *(grad for _, grad in self._grads if grad is not None)])
@@ -59,7 +59,7 @@ class WayBack:
         self._values.restore()
         for stacked, grad in self._grads:
             stacked.grad = grad
-        self._array.tick = self._tick
+        self._array.ticks = self._ticks
         self._generators.restore()
 
 

@@ -1,0 +1,286 @@
+"""Hyperband and ASHA run in three ways: by arrays that change, by arrays that stay as they are, by a process a trial.
+
+- surgery     Shoal: survivors of all arrays go on as full ones, and what waits joins an array that is running
+- fixed       Shoal on a back end whose jobs cannot be changed: an array is what it was when it began, until it ends
+- processes   the same algorithm object asked for the same trials; each stretch of a trial is a process of its own that
+              loads the trial's checkpoint, trains it by a plain PyTorch loop and saves it; one at a time on each core.
+              Processes are forked from one that has torch and the data loaded, so that they begin at once
+
+Digits: an MLP 64-W-W-10 on handwritten digits. CIFAR-10: two convolutions and two linear layers on 5,000 pictures. Both
+search learning rate, weight decay, dropout and width. Two CPU slots of one core each. All ways run interleaved; the
+table shows medians: seconds to finish, and to the first report of the target accuracy.
+
+    python benchmarks/algorithms.py [--tasks digits cifar] [--rounds 3] [--quick]
+"""
+
+import argparse
+import json
+import logging
+import multiprocessing
+import os
+import platform
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from collections import deque
+from collections.abc import Callable
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from sklearn.datasets import load_digits
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import shoal
+from shoal.algorithms.base import Algorithm
+from shoal.backend.local import Local
+from shoal.backend.registry import BACKENDS
+from shoal.journal.view import JournalView
+from shoal.planner.job import Member
+from shoal.space import Space
+from shoal.trial import Report, TrialState, derive_seed
+from shoal.worker.data import epoch_order
+from shoal.worker.learner import build
+
+CIFAR = Path(__file__).parents[2] / "shared" / "data" / "cifar10_5k_1k.npz"
+SLOTS = 2
+ASKED = {"digits": {"fixed": 1.3, "processes": 3.0}, "cifar": {"processes": 3.0}}
+"""Least speed-up of surgery over the other ways."""
+
+
+class Classifier(shoal.Task):
+    """What both tasks share: Adam on cross entropy."""
+
+    def __init__(self, rows: int | None = None) -> None:
+        self.rows = rows
+
+    def optimizer(self, model, config):
+        return torch.optim.AdamW(model.parameters(), lr=config["lr"], weight_decay=config["weight_decay"])
+
+    def loss(self, model, batch):
+        x, y = batch
+        return F.cross_entropy(model(x), y)
+
+    def metrics(self, model, batch):
+        x, y = batch
+        return {"accuracy": (model(x).argmax(1) == y).float().mean()}
+
+
+class Digits(Classifier):
+    def data(self, config):
+        images, labels = load_digits(return_X_y=True)
+        x, y = torch.tensor(images / 16, dtype=torch.float32), torch.tensor(labels)
+        order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))
+        train, valid = order[:1437][: self.rows], order[1437:]
+        return TensorDataset(x[train], y[train]), TensorDataset(x[valid], y[valid])
+
+    def model(self, config):
+        width, drop = config["width"], config["dropout"]
+        return nn.Sequential(
+            *(nn.Linear(64, width), nn.ReLU(), nn.Dropout(drop)),
+            *(nn.Linear(width, width), nn.ReLU(), nn.Dropout(drop)),
+            nn.Linear(width, 10),
+        )
+
+
+class Cifar(Classifier):
+    def data(self, config):
+        arrays = np.load(CIFAR)
+        sets = []
+        for part, rows in (("train", self.rows), ("test", self.rows)):
+            x = torch.tensor(arrays[f"x_{part}"][:rows], dtype=torch.float32).permute(0, 3, 1, 2) / 255
+            sets.append(TensorDataset((x - 0.5).contiguous(), torch.tensor(arrays[f"y_{part}"][:rows].astype("int64"))))
+        return tuple(sets)
+
+    def model(self, config):
+        width, drop = config["width"], config["dropout"]
+        return nn.Sequential(
+            *(
+                nn.Conv2d(3, width, 3, stride=2, padding=1),
+                nn.ReLU(),
+                nn.Conv2d(width, 2 * width, 3, stride=2),
+                nn.ReLU(),
+            ),
+            *(nn.MaxPool2d(2), nn.Flatten(), nn.Dropout(drop), nn.Linear(18 * width, 64), nn.ReLU(), nn.Linear(64, 10)),
+        )
+
+
+SPACE = {"lr": shoal.loguniform(1e-4, 1e-1), "weight_decay": shoal.loguniform(1e-6, 1e-1), "batch_size": 32}
+TASKS: dict[str, tuple[type[Classifier], dict[str, Any], float]] = {
+    "digits": (Digits, SPACE | {"dropout": shoal.uniform(0.0, 0.5), "width": shoal.choice([64, 128])}, 0.98),
+    "cifar": (Cifar, SPACE | {"dropout": shoal.uniform(0.0, 0.5), "width": shoal.choice([8, 16])}, 0.45),
+}
+"""The task, its space, and the target accuracy."""
+
+ALGORITHMS: dict[str, Callable[[int], Algorithm]] = {
+    "Hyperband": lambda most: shoal.Hyperband(max_epochs=most, eta=3),
+    "ASHA": lambda most: shoal.ASHA(n=64 if most > 3 else 9, max_epochs=most, eta=3, concurrency=16),
+}
+
+
+class Fixed(Local):
+    """The local back end as if its jobs could not be changed."""
+
+    elastic = False
+
+
+Timeline = list[tuple[float, float]]
+"""(seconds since the start, accuracy), one for each epoch of each trial, in the order they were reported."""
+
+
+def with_shoal(name: str, algorithm: Algorithm, seed: int, rows: int | None, backend: str) -> tuple[float, Timeline]:
+    task, space, _ = TASKS[name]
+    folder = Path(tempfile.mkdtemp())
+    began = time.time()
+    shoal.tune(
+        task(rows), space, metric="accuracy", mode="max", algorithm=algorithm, devices=f"cpu:{SLOTS}",
+        backend=backend, directory=folder / "study", seed=seed, show_progress=False,
+    )  # fmt: skip
+    seconds = time.time() - began
+    with JournalView.read(folder / "study") as journal:
+        rows_ = journal._rows("SELECT time, metrics FROM reports ORDER BY seq")
+    shutil.rmtree(folder)
+    return seconds, [(at - began, json.loads(metrics)["accuracy"]) for at, metrics in rows_]
+
+
+def with_processes(name: str, algorithm: Algorithm, seed: int, rows: int | None) -> tuple[float, Timeline]:
+    """A process for each stretch of each trial, as the frameworks have it."""
+    task_type, space, _ = TASKS[name]
+    folder = Path(tempfile.mkdtemp())
+    began = time.time()
+    task = task_type(rows)
+    sets = task.data({})
+    algorithm.bind(Space(space), metric="accuracy", mode="max", seed=seed, data_seed=derive_seed(seed, "data"))
+    context = multiprocessing.get_context("fork")
+    waiting: deque[Member] = deque()
+    done: dict[int, int] = {}
+    running: dict[Connection, Member] = {}
+    timeline: Timeline = []
+    while not algorithm.finished:
+        for group in algorithm.next_groups(SLOTS - len(running)):
+            waiting += (Member(trial, done.get(trial.number, 0), group.budget.epochs) for trial in group.trials)
+        while waiting and len(running) < SLOTS:
+            ours, theirs = context.Pipe(duplex=False)
+            member = waiting.popleft()
+            process = context.Process(target=_stretch, args=(task, sets, member, folder, theirs))
+            process.start()
+            theirs.close()
+            running[ours] = member
+        for connection in wait(list(running)):
+            member = running[connection]
+            try:
+                epoch, metrics = connection.recv()
+            except EOFError:
+                del running[connection]
+                continue
+            timeline.append((time.time() - began, metrics["accuracy"]))
+            done[member.trial.number] = epoch
+            state = TrialState.PAUSED if epoch == member.target else TrialState.RUNNING
+            algorithm.observe(Report(member.trial.number, epoch, metrics, state=state))
+    seconds = time.time() - began
+    shutil.rmtree(folder)
+    return seconds, timeline
+
+
+def _stretch(task: Classifier, sets: tuple[Any, Any], member: Member, folder: Path, report: Connection) -> None:
+    """A plain PyTorch script that goes on from a checkpoint."""
+    torch.set_num_threads(1)
+    learner = build(task, member, torch.device("cpu"))
+    model, optimizer = learner.model, learner.optimizer
+    path = folder / f"{member.trial.number}.pt"
+    if path.exists():
+        states = torch.load(path)
+        model.load_state_dict(states["model"])
+        optimizer.load_state_dict(states["optimizer"])
+    train, valid = (dataset.tensors for dataset in sets)
+    for epoch in range(member.start, member.target):
+        model.train()
+        for part in epoch_order(len(train[1]), member.trial.data_seed, epoch).split(32):
+            optimizer.zero_grad()
+            task.loss(model, (train[0][part], train[1][part])).backward()
+            optimizer.step()
+        model.eval()
+        with torch.no_grad():
+            correct = sum((model(x).argmax(1) == y).sum() for x, y in zip(*(t.split(32) for t in valid), strict=True))
+        if epoch + 1 == member.target:
+            torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, path)
+        report.send((epoch + 1, {"accuracy": float(correct) / len(valid[1])}))
+
+
+WAYS: dict[str, Callable[..., tuple[float, Timeline]]] = {
+    "surgery": lambda *args: with_shoal(*args, backend="local"),
+    "fixed": lambda *args: with_shoal(*args, backend="fixed"),
+    "processes": with_processes,
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--tasks", nargs="*", choices=list(TASKS), default=list(TASKS))
+    parser.add_argument("--algorithms", nargs="*", choices=list(ALGORITHMS), default=list(ALGORITHMS))
+    parser.add_argument("--ways", nargs="*", choices=list(WAYS), default=list(WAYS))
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--quick", action="store_true", help="one round, 3 epochs, 320 samples; checks no figure")
+    options = parser.parse_args()
+    if "cifar" in options.tasks and not CIFAR.exists():
+        if not options.quick:
+            parser.error(f"{CIFAR} is missing; leave CIFAR-10 out with --tasks digits")
+        options.tasks.remove("cifar")
+    rounds, most, rows = (1, 3, 320) if options.quick else (options.rounds, 27, None)
+    BACKENDS["fixed"] = Fixed
+    os.environ["SHOAL_CACHE"] = tempfile.mkdtemp()
+    logging.getLogger("shoal").setLevel(logging.ERROR)
+    torch.set_num_threads(1)
+    print(f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, "
+          f"torch {torch.__version__}; R = {most}, eta = 3, {SLOTS} slots, median of {rounds}")  # fmt: skip
+    print(f"{'':24} {'way':10} {'seconds':>8} {'to target':>10} {'best':>7} {'surgery is':>11}")
+    figures: dict[str, Any] = {}
+    missed: list[str] = []
+    for name in options.tasks:
+        for kind in options.algorithms:
+            cell = measured(name, kind, options.ways, rounds, most, rows)
+            figures[f"{name}, {kind}"] = cell
+            for way, row in cell.items():
+                target = "never" if row["to_target"] is None else f"{row['to_target']:.2f}"
+                gain = f"{row['seconds'] / cell['surgery']['seconds']:.2f}x" if "surgery" in cell else ""
+                cells = f"{way:10} {row['seconds']:8.2f} {target:>10} {row['best']:7.4f} {gain:>11}"
+                print(f"{name + ', ' + kind:24} {cells}", flush=True)
+                least = ASKED[name].get(way)
+                if least and "surgery" in cell and not options.quick:
+                    gained = row["seconds"] / cell["surgery"]["seconds"]
+                    missed += [f"{name}, {kind}: {gained:.2f}x over {way}, asked {least}x"] * (gained < least)
+    print(json.dumps({**figures, "missed": missed}))
+    return 1 if missed else 0
+
+
+def measured(name: str, kind: str, ways: list[str], rounds: int, most: int, rows: int | None) -> dict[str, Any]:
+    """All ways in turn, each round with another seed."""
+    target = TASKS[name][2]
+    seconds: dict[str, list[float]] = {way: [] for way in ways}
+    reached: dict[str, list[float]] = {way: [] for way in ways}
+    best: dict[str, float] = {}
+    for seed in range(rounds):
+        for way in ways:
+            shutil.rmtree(os.environ["SHOAL_CACHE"], ignore_errors=True)  # every run profiles anew
+            took, timeline = WAYS[way](name, ALGORITHMS[kind](most), seed, rows)
+            seconds[way].append(took)
+            reached[way] += [at for at, accuracy in timeline if accuracy >= target][:1]
+            best[way] = max([best.get(way, 0.0), *(accuracy for _, accuracy in timeline)])
+    return {
+        way: {
+            "seconds": round(statistics.median(seconds[way]), 3),
+            "to_target": round(statistics.median(reached[way]), 3) if len(reached[way]) == rounds else None,
+            "best": round(best[way], 4),
+        }
+        for way in ways
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,49 @@
+"""What a running job is asked from outside."""
+
+import threading
+from collections import deque
+
+from shoal.planner.job import Change
+
+__all__ = ["Orders"]
+
+
+class Orders:
+    """What the engine asks of one job; the back end fills it, perhaps in another thread than the job's own.
+
+    Args:
+        prompt: whether the engine has given its answer to an event whenever the job goes on after it.
+    """
+
+    def __init__(self, prompt: bool = False) -> None:
+        self.noticed = False
+        """Whether the job has seen that it is to stop."""
+        self._prompt = prompt
+        self._stop = False
+        self._changes: deque[Change] = deque()
+        self._news = threading.Event()
+
+    def stop(self) -> None:
+        """Let the job checkpoint and return."""
+        self._stop = True
+        self._news.set()
+
+    def change(self, change: Change) -> None:
+        """Let the job's members change."""
+        self._changes.append(change)
+        self._news.set()
+
+    def stopping(self) -> bool:
+        """Whether the job is to checkpoint and return; quick, to be asked between steps."""
+        if self._stop:
+            self.noticed = True
+        return self._stop
+
+    def changes(self) -> list[Change]:
+        """Those that came since the last call, in order; quick, to be asked between steps."""
+        self._news.clear()
+        return [self._changes.popleft() for _ in range(len(self._changes))]
+
+    def wait(self, seconds: float) -> bool:
+        """Wait so long at most until there is anything new since the last look at the changes; whether there is."""
+        return self._news.wait(0.0 if self._prompt else max(0.0, seconds))

@@ -1,0 +1,113 @@
+"""Who waits joins a running array where that is cheaper than to have a device later."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from planner_samples import CONSTANT, FUSES, GB, LINEAR, A, B, known, member, numbers, profile, slots
+
+from shoal.cost.estimate import memory, seconds
+from shoal.planner.job import Array, Job, Purpose
+from shoal.planner.joining import Host, hosts, joined
+
+DEAR = replace(FUSES, fuse_seconds={1: 0.0, 16: 1e4})
+COMPILED = replace(FUSES, compile_seconds=1e4, compiled_gain={4: 2.0})
+NEVER_COMPILED = replace(FUSES, compile_seconds=1e4, compiled_gain={4: 1.0})
+
+
+def host(step, count, first=100, memory_gb=100, key=A):
+    members = tuple(member(first + index) for index in range(count))
+    return Host("job", Array(key, members, step), step, memory_gb * GB)
+
+
+def array(count, key=A, start=0):
+    return Array(key, tuple(member(number, start=start) for number in range(count)))
+
+
+@pytest.mark.parametrize(
+    ("step", "waiting", "memory_gb", "expected"),
+    [
+        pytest.param(FUSES, array(3), 100, [0, 1, 2], id="fusing pays"),
+        pytest.param(FUSES, array(3, start=4), 100, [0, 1, 2], id="from another epoch as well"),
+        pytest.param(CONSTANT, array(3), 100, [0, 1, 2], id="members are free"),
+        pytest.param(LINEAR, array(3), 100, None, id="nothing is saved"),
+        pytest.param(FUSES, array(3, key=B), 100, None, id="another structure"),
+        pytest.param(FUSES, array(3), 6, [0, 1], id="as many as memory holds"),
+        pytest.param(FUSES, array(3), 4, None, id="no memory"),
+        pytest.param(DEAR, array(3), 100, None, id="making the array anew takes longer than that saves"),
+        pytest.param(COMPILED, array(3), 100, None, id="so does compiling it anew"),
+        pytest.param(NEVER_COMPILED, array(3), 100, [0, 1, 2], id="what is not compiled need not be compiled anew"),
+        pytest.param(profile({1: 1.0, 4: 1.2, 16: 16.0}), array(3), 100, None, id="the array is as large as is good"),
+    ],
+)
+def test_who_joins(step, waiting, memory_gb, expected):
+    joins = joined([waiting], [host(step, 4, memory_gb=memory_gb)])
+    assert {job: [m.trial.number for m in members] for job, members in joins.items()} == (
+        {} if expected is None else {"job": expected}
+    )
+
+
+def test_the_array_that_saves_most_takes_them_and_the_others_what_is_left():
+    small, large = host(FUSES, 2), replace(host(FUSES, 6, first=200, memory_gb=8), job="other")
+    joins = joined([array(4)], [small, large])
+    assert {job: len(members) for job, members in joins.items()} == {"job": 4}
+    small, large = host(FUSES, 2, memory_gb=4), replace(host(FUSES, 6, first=200, memory_gb=8), job="other")
+    joins = joined([array(4)], [small, large])
+    assert {job: len(members) for job, members in joins.items()} == {"job": 2, "other": 2}
+
+
+def test_who_can_take_others_in():
+    device, other = slots(2, memory=10)
+    full = Job("full", (Array(A, (member(0), member(1))),))
+    jobs = [
+        (full, device),
+        (Job("profile", (Array(A, (member(2),)),), Purpose.PROFILE), other),
+        (Job("empty", (Array(A, ()),)), other),
+        (Job("alone", (Array(A, (member(3),)),)), other),
+        (Job("unknown", (Array(B, (member(4),)),)), other),
+        (Job("beside", (Array(A, (member(5),)),)), device),
+    ]
+    held = {job.id: (index + 1) * GB for index, (job, _) in enumerate(jobs)}
+    found = hosts(jobs, held, known(A=FUSES), alone={3})
+    assert [(each.job, numbers(each.array), each.memory) for each in found] == [
+        ("full", [0, 1], 4 * GB),
+        ("beside", [5], 9 * GB),
+    ]
+
+
+@settings(deadline=None)
+@given(
+    waiting=st.lists(st.tuples(st.integers(1, 6), st.integers(0, 9), st.sampled_from([A, B])), max_size=4),
+    present=st.lists(st.tuples(st.integers(1, 20), st.integers(0, 40), st.sampled_from([A, B])), max_size=3),
+    step=st.sampled_from([LINEAR, FUSES, CONSTANT, DEAR, COMPILED]),
+)
+def test_joining_keeps_its_promises(waiting, present, step):
+    """Nobody joins twice, no other structure, no more than memory holds, and never to lose time."""
+    running = [
+        Host(
+            f"job-{index}",
+            Array(key, tuple(member(1000 * (index + 1) + m) for m in range(count)), step),
+            step,
+            room * GB,
+        )
+        for index, (count, room, key) in enumerate(present)
+    ]
+    before = {each.job: each.array for each in running}
+    arrays, first = [], 0
+    for count, start, key in waiting:
+        arrays.append(Array(key, tuple(member(first + m, start=start) for m in range(count))))
+        first += count
+    joins = joined(arrays, running)
+    keys = {m.trial.number: each.key for each in arrays for m in each.members}
+    taken = [m.trial.number for members in joins.values() for m in members]
+    assert len(taken) == len(set(taken))
+    for each in running:
+        members = joins.get(each.job, ())
+        assert each.array.members == (*before[each.job].members, *members)
+        assert all(keys[m.trial.number] == each.array.key for m in members)
+        if members:
+            assert step is not LINEAR
+            assert memory(step, len(each.array.members)) <= each.memory
+            mine, theirs = ([m.epochs for m in some] for some in (before[each.job].members, members))
+            assert seconds(step, [*mine, *theirs]) < seconds(step, mine) + seconds(step, theirs)

@@ -1,0 +1,283 @@
+"""Members leave an array, join it, stop in an epoch, go on in other company: each learns what it learns alone."""
+
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.utils.data import Dataset, TensorDataset
+
+from shoal.planner.event import Reported, Surveyed
+from shoal.planner.job import Array, ArrayKey, Change, Member, Workplace
+from shoal.planner.orders import Orders
+from shoal.task import Task
+from shoal.trial import Report, Trial, TrialState
+from shoal.worker.checkpoint import load_newest
+from shoal.worker.data import DataSets
+from shoal.worker.describe import Describer
+from shoal.worker.train import Trainer
+
+CPU = torch.device("cpu")
+TRIALS, EPOCHS, STEPS = 5, 4, 3
+KEY = ArrayKey("net", "data", 4)
+
+
+class Net(Task):
+    """All that could tell members apart: dropout, batch statistics, momenta, schedules, settings."""
+
+    def data(self, config: Any) -> tuple[Any, Any]:
+        generator = torch.Generator().manual_seed(0)
+        x, y = torch.randn(14, 5, generator=generator, dtype=torch.float64), torch.arange(14) % 3
+        return TensorDataset(x[:10], y[:10]), TensorDataset(x[10:], y[10:])
+
+    def model(self, config: Any) -> nn.Module:
+        # No bias before the normalisation: its gradient would be zero but for rounding, of which Adam makes full steps.
+        layers = (
+            nn.Linear(5, 6, bias=False),
+            nn.BatchNorm1d(6),
+            nn.ReLU(),
+            nn.Dropout(config["drop"]),
+            nn.Linear(6, 3),
+        )
+        return nn.Sequential(*layers).double()
+
+    def optimizer(self, model: nn.Module, config: Any) -> Any:
+        return torch.optim.AdamW(model.parameters(), lr=config["lr"], weight_decay=0.1)
+
+    def scheduler(self, optimizer: Any, config: Any) -> Any:
+        return torch.optim.lr_scheduler.StepLR(optimizer, 1 + config["number"] % 2, 0.7)
+
+    def batch_size(self, config: Any) -> int:
+        return 4
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        x, y = batch
+        return F.cross_entropy(model(x), y)
+
+    def metrics(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
+        return {"sum": model(batch[0]).sum()}
+
+
+class Sgd(Net):
+    """Momentum that begins with the first gradient."""
+
+    def optimizer(self, model: nn.Module, config: Any) -> Any:
+        return torch.optim.SGD(model.parameters(), lr=config["lr"], momentum=0.9, dampening=0.1)
+
+
+class Noisy(Net):
+    """Samples that are disturbed anew in each epoch, from all three generators."""
+
+    class Disturbed(Dataset[Any]):
+        def __init__(self, whole: TensorDataset) -> None:
+            self.whole = whole
+
+        def __len__(self) -> int:
+            return len(self.whole)
+
+        def __getitem__(self, index: int) -> Any:
+            x, y = self.whole[index]
+            return x + 0.1 * torch.rand(5) + 0.1 * random.random() + 0.1 * np.random.rand(), y
+
+    def data(self, config: Any) -> tuple[Any, Any]:
+        train, valid = super().data(config)
+        return self.Disturbed(train), valid
+
+
+class DrawsItself(Net):
+    """A loss with numbers from Python's generator, which knows no members: epochs are not mixed."""
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        return super().loss(model, batch) * (1 + 0.1 * random.random())
+
+
+class Counts(Net):
+    """Members cannot be one array at all."""
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        return super().loss(model, batch) * float(torch.sign(model[0].weight.sum()).item() + 2)
+
+
+class OwnStep(Net):
+    """A training step of the user's."""
+
+    def step(self, model: nn.Module, batch: Any, optimizer: Any) -> Tensor:
+        optimizer.zero_grad()
+        loss = self.loss(model, batch)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+
+TASKS: dict[str, type[Task]] = {kind.__name__: kind for kind in (Net, Sgd, Noisy, DrawsItself, Counts, OwnStep)}
+
+
+def trial(number: int) -> Trial:
+    config = {"lr": 0.01 * (number + 1), "drop": 0.1 * number, "number": number}
+    return Trial(number, config, seed=100 + number, data_seed=7)
+
+
+class Planned(Orders):
+    """Comes to what is planned when a step has been done.
+
+    Args:
+        plan: number of a step of the job, from 1 on -> a change, or None to stop.
+    """
+
+    def __init__(self, plan: Mapping[int, Change | None]) -> None:
+        super().__init__(prompt=True)
+        self.plan = dict(plan)
+        self.step = 0
+
+    def stopping(self) -> bool:
+        self.step += 1
+        if self.step in self.plan:
+            change = self.plan.pop(self.step)
+            if change is None:
+                self.stop()
+            else:
+                self.change(change)
+        return super().stopping()
+
+
+def work(task: Task, directory: Path, members: Sequence[Member], orders: Orders) -> list[Any]:
+    """What a job yields."""
+    sets = DataSets(task, CPU)
+    trainer = Trainer("job", task, sets, Describer(task, sets), CPU, Workplace(directory, b""), orders)
+    return list(trainer.run(Array(KEY, tuple(members))))
+
+
+def reports_in(events: Iterable[Any]) -> list[Report]:
+    return [report for event in events if isinstance(event, Reported) for report in event.reports]
+
+
+@cache
+def alone(kind: str, number: int) -> tuple[dict[int, Any], dict[str, Tensor]]:
+    """What a trial reports and becomes without any company."""
+    with TemporaryDirectory() as folder:
+        events = work(TASKS[kind](), Path(folder), [Member(trial(number), 0, EPOCHS)], Orders(prompt=True))
+        checkpoint = load_newest(Path(folder), number)
+    assert checkpoint is not None
+    return {report.epoch: report.metrics for report in reports_in(events)}, checkpoint.model
+
+
+def check(kind: str, directory: Path, reports: Iterable[Report]) -> None:
+    """Every report, and the weights of every trial in the end, against its lone twin."""
+    for report in reports:
+        expected = alone(kind, report.trial)[0][report.epoch]
+        assert report.metrics == pytest.approx(expected, rel=1e-9, abs=1e-12), (report, expected)
+    for number in range(TRIALS):
+        checkpoint = load_newest(directory, number)
+        assert checkpoint is not None
+        assert checkpoint.epoch == EPOCHS
+        torch.testing.assert_close(checkpoint.model, alone(kind, number)[1], rtol=1e-9, atol=1e-12)
+
+
+numbers = st.integers(0, TRIALS - 1)
+changes = st.one_of(
+    st.none(),
+    st.builds(lambda number: Change(leave=frozenset({number})), numbers),
+    st.tuples(st.just("join"), numbers),
+)
+jobs = st.fixed_dictionaries(
+    {
+        "members": st.sets(numbers, min_size=1),
+        "targets": st.lists(st.integers(1, EPOCHS), min_size=TRIALS, max_size=TRIALS),
+        "plan": st.dictionaries(st.integers(1, 3 * STEPS), changes, max_size=4),
+    }
+)
+
+
+@settings(deadline=None, max_examples=12)
+@given(kind=st.sampled_from(sorted(TASKS)), script=st.lists(jobs, max_size=4))
+def test_whatever_is_done_to_arrays_each_member_is_as_if_alone(kind: str, script: list[dict[str, Any]]) -> None:
+    task = TASKS[kind]()
+    epoch = dict.fromkeys(range(TRIALS), 0)
+    said: list[Report] = []
+    with TemporaryDirectory() as folder:
+        directory = Path(folder)
+
+        def member(number: int, target: int) -> Member:
+            return Member(trial(number), epoch[number], max(target, epoch[number] + 1))
+
+        def run(members: Sequence[Member], orders: Orders) -> None:
+            reports = reports_in(work(task, directory, members, orders))
+            said.extend(reports)
+            for report in reports:
+                epoch[report.trial] = max(epoch[report.trial], report.epoch)
+
+        for job in script:
+            open_ = [number for number in range(TRIALS) if epoch[number] < EPOCHS]
+            present = [number for number in sorted(job["members"]) if number in open_]
+            free = set(open_) - set(present)
+            plan: dict[int, Change | None] = {}
+            for step, change in sorted(job["plan"].items()):
+                if isinstance(change, tuple):
+                    number = change[1]
+                    if number not in free:
+                        continue
+                    free.remove(number)
+                    plan[step] = Change(join=(member(number, job["targets"][number]),))
+                else:
+                    plan[step] = change
+            if present:
+                run([member(number, job["targets"][number]) for number in present], Planned(plan))
+        run([member(n, EPOCHS) for n in range(TRIALS) if epoch[n] < EPOCHS], Orders(prompt=True))
+        check(kind, directory, said)
+
+
+@pytest.mark.parametrize("kind", sorted(TASKS))
+def test_survivors_and_newcomers_at_different_epochs(kind: str, tmp_path: Path) -> None:
+    """Two of three leave after an epoch, one within the second; two join, one of them from the start."""
+    task = TASKS[kind]()
+    first = [Member(trial(0), 0, EPOCHS), Member(trial(1), 0, 1), Member(trial(2), 0, 1)]
+    plan = {
+        2: Change(join=(Member(trial(3), 0, EPOCHS),)),
+        6: Change(join=(Member(trial(1), 1, EPOCHS), Member(trial(4), 0, 2))),
+    }
+    reports = reports_in(work(task, tmp_path, first, Planned(plan)))
+    rest = [Member(trial(2), 1, EPOCHS), Member(trial(4), 2, EPOCHS)]
+    reports += reports_in(work(task, tmp_path, rest, Orders(prompt=True)))
+    assert sorted((r.trial, r.epoch) for r in reports) == [(n, e) for n in range(5) for e in range(1, EPOCHS + 1)]
+    check(kind, tmp_path, reports)
+
+
+def test_who_is_told_to_leave_reports_no_more_and_the_others_go_on(tmp_path: Path) -> None:
+    members = [Member(trial(number), 0, 2) for number in range(3)]
+    plan = {2: Change(leave=frozenset({1}), look=(trial(3),))}
+    events = work(Net(), tmp_path, members, Planned(plan))
+    assert sorted((r.trial, r.epoch, r.state) for r in reports_in(events)) == [
+        *((0, 1, TrialState.RUNNING), (0, 2, TrialState.PAUSED)),
+        *((2, 1, TrialState.RUNNING), (2, 2, TrialState.PAUSED)),
+    ]
+    (looked,) = [event for event in events if isinstance(event, Surveyed)]
+    assert looked.keys.keys() == {3}
+    assert isinstance(events[0], Surveyed), "a look waits for no end of an epoch"
+
+
+def test_a_job_that_all_have_left_is_over(tmp_path: Path) -> None:
+    members = [Member(trial(number), 0, 2) for number in range(2)]
+    assert not reports_in(work(Net(), tmp_path, members, Planned({1: Change(leave=frozenset({0, 1}))})))
+
+
+def test_who_is_to_join_and_is_over_before_never_comes(tmp_path: Path) -> None:
+    plan = {1: Change(join=(Member(trial(1), 0, 2),)), 2: Change(leave=frozenset({1}))}
+    reports = reports_in(work(Net(), tmp_path, [Member(trial(0), 0, 2)], Planned(plan)))
+    assert {report.trial for report in reports} == {0}
+
+
+def test_epochs_that_do_not_mix_take_turns(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    plan = {2: Change(join=(Member(trial(1), 0, 2),))}
+    events = work(DrawsItself(), tmp_path, [Member(trial(0), 0, 3)], Planned(plan))
+    epochs = [[(report.trial, report.epoch) for report in event.reports] for event in events]
+    assert epochs == [[(0, 1)], [(1, 1)], [(0, 2), (1, 2)], [(0, 3)]]
+    assert "take turns: its random numbers are Python's or NumPy's" in caplog.text
