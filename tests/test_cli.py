@@ -13,6 +13,9 @@ from typer.testing import CliRunner
 
 from shoal.cli.app import app
 from shoal.journal.view import JournalView
+from shoal.journal.writer import Journal
+from shoal.space import Space, choice, loguniform, uniform
+from shoal.trial import Budget, Report, Trial, TrialGroup, TrialState
 
 SHOAL = [sys.executable, "-c", "from shoal.cli import main; main()"]
 
@@ -232,6 +235,138 @@ def test_status_of_an_ended_study(ended):
     assert shown.stderr == ""
     study = json.loads(shoal("status", directory, "--json", cwd=directory).stdout)
     assert (study["pid"], study["epochs_done"], study["directory"]) == (None, 12, str(directory))
+
+
+def test_status_of_an_ended_study_draws_the_one_parameter_there_is(ended):
+    _, directory = ended
+    lines = shoal("status", directory, cwd=directory).stdout.splitlines()
+    assert lines[lines.index("") + 1].rstrip() == "best valid_loss, lower is better: lr across"
+    assert lines[-1] == "✓ complete"
+    study = json.loads(shoal("status", directory, "--json", cwd=directory).stdout)
+    (axis,) = study["grid"]["axes"]
+    assert (axis["name"], axis["edges"][0], axis["edges"][-1], len(axis["labels"])) == ("lr", 1e-3, 1e-1, 6)
+    assert sum(cell["trials"]["complete"] for cell in study["grid"]["cells"]) == 4
+    assert min(cell["best"] for cell in study["grid"]["cells"]) == study["best"]["value"]
+
+
+SPACE = {
+    "lr": loguniform(1e-4, 1e-1),
+    "width": choice([64, 128]),
+    "optimizer": choice([{"name": "sgd", "momentum": uniform(0, 0.9)}, {"name": "adam"}]),
+    "epochs": 9,
+}
+
+
+@pytest.fixture
+def begun(tmp_path):
+    """Makes a study of so many trials that have reported nothing, in the directory "begun"."""
+
+    def begin(count, parameters=SPACE, **study):
+        space = Space(parameters)
+        spec = {"metric": "accuracy", "mode": "max", "space": space.to_json()}
+        with Journal.create(tmp_path / "begun", spec | study, task=b"", algorithm=b"") as journal:
+            if count:
+                trials = tuple(Trial(number, space.sample(number), number, 0) for number in range(count))
+                journal.asked(count, [TrialGroup(trials, Budget(9))])
+                journal.waiting_reasons({number: f"reason {number % 2}" for number in range(count)})
+        return tmp_path / "begun"
+
+    return begin
+
+
+@pytest.mark.parametrize(
+    ("parameters", "axes", "hint"),
+    [
+        pytest.param(SPACE, "lr,depth", "'depth'; it has lr, width, optimizer.name, optimizer.momentum", id="unknown"),
+        pytest.param(SPACE, "epochs", "'epochs'; it has lr", id="constant"),
+        pytest.param(SPACE, "width, width", "'width' is named twice; the grid has lr, width", id="twice"),
+        pytest.param(SPACE, "lr,width,optimizer.name", "names 3 axes", id="three"),
+        pytest.param(SPACE, "", "no axis ''", id="empty"),
+        pytest.param({"epochs": 9}, "lr", "nothing is searched", id="nothing is searched"),
+    ],
+)
+def test_axes_that_cannot_be_had_are_wrong_usage(begun, parameters, axes, hint):
+    result = CliRunner(env={"COLUMNS": "200"}).invoke(app, ["status", str(begun(1, parameters)), "--axes", axes])
+    assert result.exit_code == 2
+    assert hint in result.stderr
+    assert result.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("count", "parameters", "options", "lines"),
+    [
+        pytest.param(
+            3, SPACE, ["--axes", "width, optimizer.name"],
+            ["best accuracy, higher is better: width down, optimizer.name across", "width  sgd  adam",
+             "64     1…     1…", "128    1…   ·", "… waiting"],
+            id="two axes",
+        ),
+        pytest.param(
+            3, SPACE, ["--axes", "width"],
+            ["best accuracy, higher is better: width across", "  64  128", "  2…  1…", "… waiting"],
+            id="one axis",
+        ),
+        pytest.param(
+            0, {"width": choice([64, 128])}, [],
+            ["best accuracy, higher is better: width across", "  64  128", "  ·   ·", "no trials yet"],
+            id="no trials yet",
+        ),
+    ],
+)  # fmt: skip
+def test_status_draws_the_trials_by_parameters(begun, count, parameters, options, lines):
+    shown = CliRunner().invoke(app, ["status", str(begun(count, parameters)), *options])
+    assert shown.exit_code == 0, shown.output
+    _, drawn = shown.stdout.split("\n\n")
+    assert [line.rstrip() for line in drawn.splitlines()] == lines
+
+
+def test_status_draws_nothing_where_nothing_is_searched(begun):
+    directory = str(begun(1, {"lr": 0.1}))
+    assert "best " not in CliRunner().invoke(app, ["status", directory]).stdout.partition("\n\n")[2]
+    grid = json.loads(CliRunner().invoke(app, ["status", directory, "--json"]).stdout)["grid"]
+    assert grid == {"axes": [], "cells": [{"at": [], "trials": {"pending": 1}, "best": None, "best_trial": None}]}
+
+
+def test_json_of_status_has_the_grid_over_the_chosen_axes(begun):
+    directory = str(begun(3))
+    whole, part = (
+        json.loads(CliRunner().invoke(app, ["status", directory, "--json", *options]).stdout)["grid"]
+        for options in ([], ["--axes", "width"])
+    )
+    assert [axis["name"] for axis in whole["axes"]] == ["lr", "width", "optimizer.name", "optimizer.momentum"]
+    assert part["axes"] == [{"name": "width", "labels": ["64", "128"], "values": [64, 128], "edges": []}]
+    assert [(cell["at"], cell["trials"]) for cell in part["cells"]] == [([0], {"pending": 2}), ([1], {"pending": 1})]
+
+
+def test_status_says_why_each_waiting_trial_waits(begun):
+    directory = str(begun(9))
+    shown = CliRunner().invoke(app, ["status", directory]).stdout
+    assert "waiting  5 trials (0, 2, 4, …): reason 0" in shown
+    assert "         4 trials (1, 3, 5, …): reason 1" in shown
+    assert json.loads(CliRunner().invoke(app, ["status", directory, "--json"]).stdout)["waiting"] == {
+        "reason 0": {"count": 5, "first": [0, 2, 4]},
+        "reason 1": {"count": 4, "first": [1, 3, 5]},
+    }
+
+
+def test_status_of_ten_thousand_trials_is_fast(begun):
+    directory = begun(10_000)
+    begin = time.process_time()
+    shown = CliRunner().invoke(app, ["status", str(directory)])
+    assert time.process_time() - begin < 1.0  # about 0.4
+    assert "5000 trials (0, 2, 4, …): reason 0" in shown.stdout
+
+
+def test_status_of_trials_without_a_number(begun):
+    directory = begun(3, {"width": choice([64])} | {"lr": choice([1, 2, 3])})
+    with Journal.open(directory) as journal:
+        journal.reported("1", [Report(0, 1, {"accuracy": float("nan")}, 1.0)])
+        journal.reported("1", [Report(1, 1, {}, 1.0, TrialState.FAILED, "its model raised")])
+    shown = CliRunner().invoke(app, ["status", str(directory)])
+    assert shown.exit_code == 0
+    assert shown.stdout.splitlines()[-1] == "✗ failed ▸ interrupted … waiting"
+    cells = json.loads(CliRunner().invoke(app, ["status", str(directory), "--json"]).stdout)["grid"]["cells"]
+    assert [cell["best"] for cell in cells] == [None] * len(cells)
 
 
 def test_trials_come_best_first(ended):

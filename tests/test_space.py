@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
-from shoal.domain import DOMAINS, Choice, LogRandInt, LogUniform, QUniform, RandInt, Uniform, from_optuna
+from shoal.domain import DOMAINS, Choice, Domain, LogRandInt, LogUniform, QUniform, RandInt, Uniform, from_optuna
 from shoal.errors import SpaceError
 from shoal.space import Space, choice, flatten, grid, loguniform, quniform, randint, uniform
 
@@ -184,6 +184,47 @@ def test_a_continuum_in_a_grid_is_refused_with_the_remedy(parameters, path):
         Space(parameters).grid()
     assert path in str(error.value)
     assert "grid([...])" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "leaves"),
+    [
+        pytest.param({}, {}, id="empty"),
+        pytest.param(
+            {"a": 1, "b": {"c": [1, 2]}}, {"a": ([1], False, ""), "b.c": ([[1, 2]], False, "")}, id="constants"
+        ),
+        pytest.param({"x": {"y": uniform(0, 1)}}, {"x.y": ([Uniform(0, 1)], False, "x.y")}, id="domain"),
+        pytest.param({"w": choice([64, 128])}, {"w": ([64, 128], False, "w")}, id="choice"),
+        pytest.param(
+            {"o": choice([{"n": "sgd", "m": uniform(0, 1)}, {"n": "adam"}])},
+            {"o.n": (["sgd", "adam"], False, "o"), "o.m": ([Uniform(0, 1)], True, "o.m")},
+            id="conditional",
+        ),
+        pytest.param(
+            {"d": choice([0, uniform(0, 1)])}, {"d": ([0, Uniform(0, 1)], False, "d")}, id="domain as an option"
+        ),
+        pytest.param({"o": choice([{}, {"n": 1}])}, {"o.n": ([1], True, "o")}, id="an option of nothing"),
+        pytest.param(
+            {"o": choice([choice([{"n": 1}, {}]), {"n": uniform(0, 1)}])},
+            {"o.n": ([1, Uniform(0, 1)], True, "o.n")},
+            id="a choice in a choice",
+        ),
+    ],
+)
+def test_leaves(parameters, leaves):
+    found = {name: ([*leaf.values], leaf.optional, leaf.chooser) for name, leaf in Space(parameters).leaves().items()}
+    assert found == leaves
+
+
+@given(st.integers(0, 1000))
+def test_every_value_of_a_configuration_is_of_a_leaf(seed):
+    space = Space(NESTED)
+    leaves = space.leaves()
+    config = flatten(space.sample(seed))
+    assert {name for name, leaf in leaves.items() if not leaf.optional} <= config.keys() <= leaves.keys()
+    for name, value in config.items():
+        parts = leaves[name].values
+        assert any(part.holds(value) if isinstance(part, Domain) else part == value for part in parts)
 
 
 def test_flatten():

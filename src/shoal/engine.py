@@ -271,10 +271,10 @@ class Engine:
             return
         if not self._waiting():
             raise AlgorithmError(f"{self._algorithm!r} neither proposes trials nor has finished")
-        reason, count = next(iter(self._journal.waiting().items()))
+        reason, numbers = next(iter(self._journal.waiting().items()))
         raise DeviceError(
-            f"{count} trials can never start: {reason}. Everything is saved; choose devices that suffice, such as "
-            f"fewer CPU slots: shoal resume {self._journal.directory} --devices ..."
+            f"{len(numbers)} trials can never start: {reason}. Everything is saved; choose devices that suffice, such "
+            f"as fewer CPU slots: shoal resume {self._journal.directory} --devices ..."
         )
 
     def _hear(self, timeout: float) -> None:

@@ -17,14 +17,14 @@ import math
 import numbers
 import reprlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from random import Random
 from typing import Any
 
 from shoal.domain import DOMAINS, Choice, Domain, LogUniform, QUniform, RandInt, Uniform, from_optuna
 from shoal.errors import SpaceError
 
-__all__ = ["Space", "choice", "flatten", "grid", "loguniform", "quniform", "randint", "uniform"]
+__all__ = ["Leaf", "Space", "choice", "flatten", "grid", "loguniform", "quniform", "randint", "uniform"]
 
 
 def uniform(low: float, high: float) -> Uniform:
@@ -68,6 +68,22 @@ def grid(options: Iterable[Any]) -> Choice:
     The algorithm `Grid` tries every one, of a `grid` and of a `choice` alike; the other algorithms draw one at random.
     """
     return choice(options)
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """What may stand under one name of a flattened configuration.
+
+    Args:
+        values: constants and domains other than choices, in the order of the space.
+        optional: whether there are configurations without it.
+        chooser: name of the choice that decides between constants, such as "optimizer" for `optimizer.name`; of all
+            else the leaf's own name, and "" of a constant that nothing decides.
+    """
+
+    values: tuple[Any, ...]
+    optional: bool
+    chooser: str
 
 
 class Space:
@@ -124,6 +140,10 @@ class Space:
         """
         # Points share their nested dicts until they are copied.
         return [copy.deepcopy(point) for point in _enumerated(self._root, "")]
+
+    def leaves(self) -> dict[str, Leaf]:
+        """What may stand under each name that `flatten` gives to a value, whichever options are chosen."""
+        return _leaves(self._root, "", "")
 
     def to_json(self) -> str:
         """Text from which `from_json` makes an equal space; equal for equal spaces."""
@@ -265,6 +285,32 @@ def _enumerated(node: Any, path: str) -> Iterator[Any]:
                 yield dict(zip(node, row, strict=True))
         case _:
             yield node
+
+
+def _leaves(node: Any, path: str, chooser: str) -> dict[str, Leaf]:
+    match node:
+        case Choice():
+            options = [_leaves(option, path, path) for option in node.options]
+            names = dict.fromkeys(name for option in options for name in option)
+            return {name: _either(name, [option.get(name) for option in options]) for name in names}
+        case Domain():
+            return {path: Leaf((node,), optional=False, chooser=path)}
+        case dict():
+            parts = [_leaves(value, _join(path, name), chooser) for name, value in node.items()]
+            return {name: leaf for part in parts for name, leaf in part.items()}
+        case _:
+            return {path: Leaf((node,), optional=False, chooser=chooser)}
+
+
+def _either(name: str, leaves: list[Leaf | None]) -> Leaf:
+    """One of these, each of another option; None stands for an option without it."""
+    there = [leaf for leaf in leaves if leaf is not None]
+    choosers = {leaf.chooser for leaf in there}
+    return Leaf(
+        values=tuple(value for leaf in there for value in leaf.values),
+        optional=len(there) < len(leaves) or any(leaf.optional for leaf in there),
+        chooser=choosers.pop() if len(choosers) == 1 else name,
+    )
 
 
 def _encoded(node: Any) -> dict[str, Any]:

@@ -28,6 +28,7 @@ from shoal.journal.view import JournalView
 from shoal.journal.writer import Journal
 from shoal.planner.job import Workplace
 from shoal.report.frame import dataframe
+from shoal.report.grid import StudyGrid, study_grid
 from shoal.report.optuna_study import optuna_study
 from shoal.report.progress import progress
 from shoal.report.snapshot import snapshot
@@ -93,6 +94,11 @@ class Study:
     def dataframe(self) -> "pd.DataFrame":
         """One row a trial: its state, config, metrics (last and best), epochs, seconds, device, array and reason."""
         return dataframe(self.trials)
+
+    def grid(self) -> StudyGrid:
+        """The trials by the values of the parameters that are searched: `grid().project("lr", "width").cells`."""
+        with self._journal() as journal:
+            return study_grid(Space.from_json(journal.study["space"]), journal.trials(), self.metric, self.mode)
 
     def to_optuna(
         self, storage: "str | optuna.storages.BaseStorage | None" = None, name: str | None = None

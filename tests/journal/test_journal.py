@@ -179,13 +179,13 @@ def test_reasons_of_waiting_are_written_once_and_only_for_trials_that_wait(journ
     journal.job_started(job("1", [0]), "cpu:0")
     measured = {0: "late", 1: "its model is being measured", 2: "its model is being measured"}
     journal.waiting_reasons(measured)
-    assert journal.waiting() == {"its model is being measured": 2}
+    assert journal.waiting() == {"its model is being measured": [1, 2]}
     assert journal.trials()[0].reason == ""
     changes = journal._connection.total_changes
     journal.waiting_reasons(measured)
     assert journal._connection.total_changes == changes
     journal.waiting_reasons(measured | {2: "all devices are busy"})
-    assert journal.waiting() == {"all devices are busy": 1, "its model is being measured": 1}
+    assert journal.waiting() == {"all devices are busy": [2], "its model is being measured": [1]}
     assert journal._connection.total_changes == changes + 1
 
 
@@ -194,9 +194,9 @@ def test_a_reason_is_written_again_after_the_trial_ran(journal):
     journal.waiting_reasons({0: "busy"})
     journal.job_started(job("1", [0]), "cpu:0")
     journal.job_ended("1", "stopped", failed=False)
-    assert journal.waiting() == {"": 1}
+    assert journal.waiting() == {"": [0]}
     journal.waiting_reasons({0: "busy"})
-    assert journal.waiting() == {"busy": 1}
+    assert journal.waiting() == {"busy": [0]}
 
 
 def wait_and_report_a_stranger(journal):
@@ -209,7 +209,7 @@ def test_a_reason_is_written_again_after_its_transaction_failed(journal):
     with pytest.raises(JournalError, match="never asked for"), journal.transaction():
         wait_and_report_a_stranger(journal)
     journal.waiting_reasons({0: "busy"})
-    assert journal.waiting() == {"busy": 1}
+    assert journal.waiting() == {"busy": [0]}
 
 
 def start_and_report_a_stranger(journal):

@@ -56,7 +56,7 @@ def test_a_terminal_is_drawn_at_most_four_times_a_second(study, terminal):
             live.update()
     assert study.taken == 9 + 1
     assert "25 of 100" in terminal.file.getvalue()
-    assert "12 trials: its model is being measured" in terminal.file.getvalue()
+    assert "12 trials (3, 4, 5, …): its model is being measured" in terminal.file.getvalue()
 
 
 def test_a_terminal_shows_the_last_state_and_its_cursor_after_an_error(study, terminal):

@@ -40,7 +40,7 @@ def test_before_the_first_report(journal):
     seen = snapshot(journal, 110.0, ["cpu:0", "cpu:1"])
     assert (seen.epochs_done, seen.epochs_asked, seen.elapsed, seen.seconds_left) == (0, 16, 10.0, None)
     assert seen.best is None
-    assert seen.waiting == {"busy": 2}
+    assert seen.waiting == {"busy": [2, 3]}
     assert seen.devices == (DeviceUse("cpu:0"), DeviceUse("cpu:1", "1", "train", 2))
     assert (seen.trials, seen.ended, seen.finished) == (4, 0, False)
 

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from shoal.report.snapshot import DeviceUse
 from shoal.report.table import best_table, ranked, snapshot_json, status_table, trial_json, trials_table
-from shoal.report.text import config_text, duration, number
+from shoal.report.text import config_text, duration, number, rounded
 from shoal.trial import TrialState
 
 
@@ -35,6 +35,25 @@ def rendered(table):
 )
 def test_number(value, text):
     assert number(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "digits", "text"),
+    [
+        (0.123456, 4, "0.1235"),
+        (0.0, 4, "0"),
+        (-0.0321, 2, "-0.032"),
+        (0.00032, 2, "3.2e-4"),
+        (9.9996e-5, 4, "1e-4"),
+        (170.2, 2, "170"),
+        (99999.0, 5, "99999"),
+        (123456.0, 3, "1.23e5"),
+        (float("inf"), 3, "inf"),
+        (float("nan"), 3, "nan"),
+    ],
+)
+def test_rounded(value, digits, text):
+    assert rounded(value, digits) == text
 
 
 @pytest.mark.parametrize(
@@ -99,8 +118,8 @@ def test_status():
     assert rendered(status_table(snapshot())) == [
         "epochs   ━━━━━━━╸                        25 of 100  0:01:01 elapsed, 0:03:04 left",
         "trials   15 waiting, 8 running",
-        "waiting  12 trials: its model is being measured",
-        "         3 trials: needs 9.1 GB, cuda:0 has 4.2 GB free",
+        "waiting  12 trials (3, 4, 5, …): its model is being measured",
+        "         3 trials (0, 1, 2): needs 9.1 GB, cuda:0 has 4.2 GB free",
         "best     accuracy 0.9812 by trial 7 with lr=0.003123 width=128",
         "cpu:0    job-00012 trains 8 trials",
         "cpu:1    idle",
@@ -121,9 +140,9 @@ def test_jobs_that_share_a_device_stand_below_its_name():
         pytest.param({"best": None}, "best     –", id="nothing measured"),
         pytest.param({"states": {}}, "trials   none yet", id="no trial"),
         pytest.param({"pid": None}, "trials   15 waiting, 8 interrupted", id="nobody runs it"),
-        pytest.param({"waiting": {"": 1}}, "waiting  1 trial: a place in a job", id="not yet considered"),
+        pytest.param({"waiting": {"": [7]}}, "waiting  1 trial (7): a place in a job", id="not yet considered"),
         pytest.param(
-            {"waiting": {f"reason {number}": 9 - number for number in range(6)}},
+            {"waiting": {f"reason {number}": [*range(9 - number)] for number in range(6)}},
             "         9 trials: 2 other reasons, see shoal trials",
             id="many reasons",
         ),
@@ -147,7 +166,7 @@ def test_status_lines(changes, line):
 
 
 def test_long_texts_stay_within_the_width():
-    long = {"waiting": {"word " * 60: 1}, "best": None}
+    long = {"waiting": {"word " * 60: [1]}, "best": None}
     assert max(map(len, rendered(status_table(snapshot(**long))))) <= 100
     rows = [row(100_000 + number, reason="x" * 150) for number in range(3)]
     lines = rendered(trials_table(rows, "accuracy", "max"))
@@ -180,7 +199,10 @@ def test_snapshot_json_is_strict_and_complete():
         "pid": 4321,
         "finished": False,
         "trials": {"pending": 15, "running": 8, "paused": 0, "complete": 0, "stopped": 0, "failed": 0},
-        "waiting": {"its model is being measured": 12, "needs 9.1 GB, cuda:0 has 4.2 GB free": 3},
+        "waiting": {
+            "its model is being measured": {"count": 12, "first": [3, 4, 5]},
+            "needs 9.1 GB, cuda:0 has 4.2 GB free": {"count": 3, "first": [0, 1, 2]},
+        },
         "best": {"trial": 7, "config": {"lr": 0.0031234, "width": 128}, "value": 0.98125},
         "epochs_done": 25,
         "epochs_asked": 100,

@@ -14,6 +14,7 @@ from torch.utils.data import default_collate
 import shoal
 from shoal.errors import CheckpointError, ShoalError
 from shoal.planner.job import Purpose
+from shoal.trial import TrialState
 from shoal.worker.data import epoch_order
 
 RATES = {"lr": shoal.grid([0.003, 0.01, 0.03])}
@@ -91,6 +92,19 @@ def test_the_data_frame_has_a_row_a_trial(tmp_path: Path) -> None:
     assert math.isnan(frame["valid_loss.best"][1])
     assert frame["reason"][1] == "loss is not finite at step 2 of epoch 1"
     assert (frame["seconds"] > 0).all()
+
+
+def test_the_grid_has_a_cell_for_each_place_that_was_tried(tmp_path: Path) -> None:
+    space = {"lr": shoal.grid([0.01, 1e300]), "width": shoal.grid([6, 8]), "depth": 2}
+    study = tune(tasks.Blobs(), space, tmp_path / "study")
+    grid = study.grid()
+    assert [axis.name for axis in grid.axes] == ["lr", "width"]
+    assert {position: cell.trials for position, cell in grid.cells.items()} == dict.fromkeys(
+        [(0, 0), (0, 1), (1, 0), (1, 1)], 1
+    )
+    fine, failed = grid.project("lr").cells.values()
+    assert (fine.best, fine.states) == (study.best_trial.objective, {TrialState.COMPLETE: 2})
+    assert (failed.best, failed.states) == (None, {TrialState.FAILED: 2})
 
 
 @pytest.mark.parametrize(

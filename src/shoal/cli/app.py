@@ -19,12 +19,15 @@ from shoal.backend.registry import BACKENDS
 from shoal.cli.script import run_script
 from shoal.errors import ShoalError, StudyInterrupted
 from shoal.journal.view import JournalView
+from shoal.report.grid import StudyGrid, grid_json, study_grid
+from shoal.report.heat_map import HeatMap
 from shoal.report.snapshot import snapshot
 from shoal.report.table import best_table, ranked, snapshot_json, status_table, trial_json, trials_table
 from shoal.schedule.registry import POLICIES
 from shoal.simulate.gantt import check_gantt, draw_gantt
 from shoal.simulate.result import faults, outcome_json, outcomes_table
 from shoal.simulate.scenario import DATA, load
+from shoal.space import Space
 from shoal.trial import TrialState
 
 __all__ = ["app", "main"]
@@ -145,14 +148,32 @@ def resume(
 
 
 @app.command()
-def status(directory: _Study, as_json: _Json = False) -> None:
-    """How far a study is: what runs, what waits and why, the best so far, the time left."""
+def status(
+    directory: _Study,
+    axes: Annotated[
+        str | None,
+        typer.Option(metavar="DOWN,ACROSS", help="One or two searched parameters to draw the trials by: lr,width."),
+    ] = None,
+    as_json: _Json = False,
+) -> None:
+    """How far a study is: what runs, what waits and why, the best so far, the time left.
+
+    Below, a map of the space: the best value and the trials' states by two searched parameters. Without --axes these
+    are the two with the most values. With --json it is the grid over all of them, or over those of --axes.
+    """
     with JournalView.read(directory) as journal:
         now = snapshot(journal, time.time())
+        grid = study_grid(Space.from_json(journal.study["space"]), journal.trials(), now.metric, now.mode)
+    if axes is not None:
+        grid = _projected(grid, axes)
     if as_json:
-        _print_json({"directory": str(directory), **snapshot_json(now)})
+        _print_json({"directory": str(directory), **snapshot_json(now), "grid": grid_json(grid)})
         return
     _print(status_table(now))
+    shown = grid.project(*grid.main_axes) if axes is None else grid
+    if shown.axes:
+        typer.echo()
+        _print(HeatMap(shown, runs=now.pid is not None))
     if now.pid is None and not now.finished:
         _say(f"nobody runs it; resume with: {_resume_command(directory)}")
 
@@ -272,6 +293,21 @@ def _conclude(directory: Path, as_json: bool) -> None:
 def _print_study(directory: Path) -> None:
     with JournalView.read(directory) as journal:
         _print_json({"directory": str(directory), **snapshot_json(snapshot(journal, time.time()))})
+
+
+def _projected(grid: StudyGrid, axes: str) -> StudyGrid:
+    """The grid by the axes that a user names.
+
+    Raises:
+        typer.BadParameter: there are others, or too many.
+    """
+    names = [name.strip() for name in axes.split(",")]
+    if len(names) > 2:
+        raise typer.BadParameter(f"{axes!r} names {len(names)} axes, a map has two", param_hint="--axes")
+    try:
+        return grid.project(*names)
+    except ShoalError as error:
+        raise typer.BadParameter(str(error), param_hint="--axes") from error
 
 
 def _newest_checkpoint(directory: Path, trial: int) -> Path | None:

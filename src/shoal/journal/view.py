@@ -111,14 +111,14 @@ class JournalView:
         counts = dict(self._rows("SELECT state, count(*) FROM trials GROUP BY state"))
         return {state: counts.get(state, 0) for state in TrialState}
 
-    def waiting(self) -> dict[str, int]:
-        """Why trials wait: reason to number of trials, most frequent first."""
-        return dict(
-            self._rows(
-                "SELECT reason, count(*) FROM trials WHERE state = ? GROUP BY reason ORDER BY count(*) DESC, reason",
-                TrialState.PENDING,
-            )
+    def waiting(self) -> dict[str, list[int]]:
+        """Why trials wait: reason to the trials' numbers, in order; most frequent first."""
+        rows = self._rows(
+            "SELECT reason, group_concat(number) FROM trials WHERE state = ? "
+            "GROUP BY reason ORDER BY count(*) DESC, reason",
+            TrialState.PENDING,
         )
+        return {reason: sorted(map(int, numbers.split(","))) for reason, numbers in rows}
 
     def epochs(self) -> tuple[int, int]:
         """Epochs that trials have done, and that number with what the unfinished ones are still asked for."""

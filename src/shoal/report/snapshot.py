@@ -43,7 +43,7 @@ class Snapshot:
         metric: what it optimises.
         mode: "min" or "max".
         states: number of trials in each state.
-        waiting: reason to number of trials that wait for it.
+        waiting: reason to the numbers of the trials that wait for it.
         best: None before the first value.
         epochs_done: of all trials.
         epochs_asked: `epochs_done` and what the trials that wait or run still have before them. An algorithm may ask
@@ -57,7 +57,7 @@ class Snapshot:
     metric: str
     mode: str
     states: Mapping[TrialState, int]
-    waiting: Mapping[str, int]
+    waiting: Mapping[str, Sequence[int]]
     best: Best | None
     epochs_done: int
     epochs_asked: int

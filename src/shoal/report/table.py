@@ -1,6 +1,5 @@
 """Tables for the terminal, and the same as plain values for `--json`."""
 
-import math
 from collections.abc import Sequence
 from itertools import groupby
 from operator import attrgetter
@@ -13,7 +12,7 @@ from rich.text import Text
 from shoal.journal.rows import TrialRow
 from shoal.planner.job import Purpose
 from shoal.report.snapshot import DeviceUse, Snapshot
-from shoal.report.text import best_text, config_text, duration, leaf_text, number, states_text
+from shoal.report.text import best_text, config_text, duration, finite, leaf_text, number, states_text
 from shoal.space import flatten
 from shoal.trial import TrialState
 
@@ -27,6 +26,8 @@ _COLOURS = {
 _VERBS = {Purpose.SURVEY: "looks at", Purpose.PROFILE: "measures", Purpose.TRAIN: "trains"}
 _BAR_WIDTH = 30
 _REASONS = 4
+_FIRST = 3
+"""So many trials that wait for one reason are named."""
 
 
 def ranked(rows: Sequence[TrialRow], mode: str) -> list[TrialRow]:
@@ -120,8 +121,8 @@ def trial_json(row: TrialRow) -> dict[str, Any]:
         "trial": row.number,
         "state": str(row.state),
         "config": dict(row.config),
-        "metrics": {name: _finite(value) for name, value in row.metrics.items()},
-        "best": {name: _finite(value) for name, value in row.best.items()},
+        "metrics": {name: finite(value) for name, value in row.metrics.items()},
+        "best": {name: finite(value) for name, value in row.best.items()},
         "epochs": row.epoch,
         "target": row.target,
         "seconds": row.seconds,
@@ -141,8 +142,11 @@ def snapshot_json(snapshot: Snapshot) -> dict[str, Any]:
         "pid": snapshot.pid,
         "finished": snapshot.finished,
         "trials": {str(state): count for state, count in snapshot.states.items()},
-        "waiting": dict(snapshot.waiting),
-        "best": best and {"trial": best.trial, "config": dict(best.config), "value": _finite(best.value)},
+        "waiting": {
+            reason: {"count": len(numbers), "first": list(numbers[:_FIRST])}
+            for reason, numbers in snapshot.waiting.items()
+        },
+        "best": best and {"trial": best.trial, "config": dict(best.config), "value": finite(best.value)},
         "epochs_done": snapshot.epochs_done,
         "epochs_asked": snapshot.epochs_asked,
         "elapsed": snapshot.elapsed,
@@ -157,10 +161,15 @@ def snapshot_json(snapshot: Snapshot) -> dict[str, Any]:
 def _waiting(snapshot: Snapshot) -> list[str]:
     """Why trials wait, a line a reason; the rarest share the last line."""
     reasons = list(snapshot.waiting.items())
-    lines = [f"{_trials(count)}: {reason or 'a place in a job'}" for reason, count in reasons[:_REASONS]]
+    lines = [f"{_named(numbers)}: {reason or 'a place in a job'}" for reason, numbers in reasons[:_REASONS]]
     if rest := reasons[_REASONS:]:
-        lines.append(f"{_trials(sum(count for _, count in rest))}: {len(rest)} other reasons, see shoal trials")
+        lines.append(f"{_trials(sum(len(each) for _, each in rest))}: {len(rest)} other reasons, see shoal trials")
     return lines
+
+
+def _named(numbers: Sequence[int]) -> str:
+    more = ", …" if len(numbers) > _FIRST else ""
+    return f"{_trials(len(numbers))} ({', '.join(map(str, numbers[:_FIRST]))}{more})"
 
 
 def _trials(count: int) -> str:
@@ -181,7 +190,3 @@ def _use(use: DeviceUse) -> str:
     if not use.job:
         return "idle"
     return f"{use.job} {_VERBS[Purpose(use.purpose)]} {_trials(use.members)}"
-
-
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None
