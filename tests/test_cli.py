@@ -97,7 +97,7 @@ def ended(tmp_path_factory):
     return done, place / "one study"
 
 
-@pytest.mark.parametrize("command", ["run", "resume", "status", "trials", "best"])
+@pytest.mark.parametrize("command", ["run", "resume", "status", "trials", "best", "mirror"])
 def test_every_command_explains_itself(command):
     result = CliRunner().invoke(app, [command, "--help"])
     assert result.exit_code == 0
@@ -106,7 +106,7 @@ def test_every_command_explains_itself(command):
 
 def test_help_lists_the_commands_and_version_is_a_line():
     listing = CliRunner().invoke(app, ["--help"]).stdout
-    assert all(f" {command} " in listing for command in ("run", "resume", "status", "trials", "best"))
+    assert all(f" {command} " in listing for command in ("run", "resume", "status", "trials", "best", "mirror"))
     assert CliRunner().invoke(app, ["--version"]).stdout == "shoal 0.1.0\n"
 
 
@@ -123,6 +123,8 @@ def test_help_lists_the_commands_and_version_is_a_line():
         pytest.param(["run", __file__, "--seed", "x"], "--seed", id="seed is no number"),
         pytest.param(["status", "missing"], "missing", id="directory does not exist"),
         pytest.param(["trials", ".", "--limit", "0"], "--limit", id="limit of none"),
+        pytest.param(["mirror", "."], "STORAGE", id="no storage"),
+        pytest.param(["mirror", ".", "x.log", "--interval", "0"], "--interval", id="no interval"),
     ],
 )
 def test_wrong_usage_is_status_2(arguments, hint):

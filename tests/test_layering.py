@@ -11,7 +11,7 @@ import shoal
 
 ROOT = Path(shoal.__file__).parent
 ORDER = [
-    *("errors", "domain", "space", "trial", "algorithms", "cost", "cluster", "schedule", "planner"),
+    *("errors", "domain", "space", "objective", "trial", "algorithms", "cost", "cluster", "schedule", "planner"),
     *("task", "fuse", "worker"),
     *("backend", "simulate", "journal", "report", "engine", "study", "cli"),
 ]

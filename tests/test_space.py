@@ -227,6 +227,24 @@ def test_every_value_of_a_configuration_is_of_a_leaf(seed):
         assert any(part.holds(value) if isinstance(part, Domain) else part == value for part in parts)
 
 
+def test_every_parameter_with_its_domain_and_whether_every_config_has_it():
+    space = Space(
+        {
+            "lr": uniform(0, 1),
+            "size": 3,
+            "data": {"crop": randint(1, 9)},
+            "net": choice([{"width": choice([1, 2])}, uniform(0, 2), "none"]),
+        }
+    )
+    assert space.domains() == {
+        "lr": (Uniform(0, 1), False),
+        "data.crop": (RandInt(1, 9), False),
+        "net": (Choice(({"width": Choice((1, 2))}, Uniform(0, 2), "none")), False),
+        "net[0].width": (Choice((1, 2)), True),
+        "net[1]": (Uniform(0, 2), True),
+    }
+
+
 def test_flatten():
     config = {"lr": 1, "optimizer": {"name": "sgd", "more": {"m": [1, 2]}}}
     assert flatten(config) == {"lr": 1, "optimizer.name": "sgd", "optimizer.more.m": [1, 2]}

@@ -132,6 +132,10 @@ class Space:
             raise SpaceError(f"{config!r} is no configuration of {self!r}")
         return found
 
+    def domains(self) -> dict[str, tuple[Domain, bool]]:
+        """Every parameter there is: path -> its domain, and whether it exists only where some option is picked."""
+        return dict(_parameters(self._root, "", conditional=False))
+
     def grid(self) -> list[dict[str, Any]]:
         """Every configuration there is; the last parameter changes fastest.
 
@@ -266,6 +270,17 @@ def _traced(node: Any, value: Any, path: str) -> dict[str, tuple[Domain, Any]] |
             return {key: found for part in parts if part is not None for key, found in part.items()}
         case _:
             return {} if type(value) is type(node) and value == node else None
+
+
+def _parameters(node: Any, path: str, *, conditional: bool) -> Iterator[tuple[str, tuple[Domain, bool]]]:
+    match node:
+        case Domain():
+            yield path, (node, conditional)
+            for position, option in enumerate(node.options if isinstance(node, Choice) else ()):
+                yield from _parameters(option, f"{path}[{position}]", conditional=True)
+        case dict():
+            for name, value in node.items():
+                yield from _parameters(value, _join(path, name), conditional=conditional)
 
 
 def _enumerated(node: Any, path: str) -> Iterator[Any]:

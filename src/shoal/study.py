@@ -29,15 +29,16 @@ from shoal.journal.writer import Journal
 from shoal.planner.job import Workplace
 from shoal.report.frame import dataframe
 from shoal.report.grid import StudyGrid, study_grid
+from shoal.report.optuna_mirror import mirror
 from shoal.report.optuna_study import optuna_study
 from shoal.report.progress import progress
+from shoal.report.ranking import front, ranked
 from shoal.report.snapshot import snapshot
-from shoal.report.table import ranked
 from shoal.schedule.base import Policy
 from shoal.schedule.oversubscription import OversubscriptionTuner
 from shoal.schedule.registry import make_policy
 from shoal.space import Space
-from shoal.trial import TrialState, derive_seed
+from shoal.trial import derive_seed
 
 if TYPE_CHECKING:
     import optuna
@@ -70,8 +71,10 @@ class Study:
     def __init__(self, directory: Path | str) -> None:
         self.directory = Path(directory)
         with self._journal() as journal:
-            self.metric: str = journal.study["metric"]
-            self.mode: str = journal.study["mode"]
+            self.objectives = journal.objectives
+        names, modes = zip(*((goal.metric, goal.mode) for goal in self.objectives), strict=True)
+        self.metric: str | tuple[str, ...] = names if len(names) > 1 else names[0]
+        self.mode: str | tuple[str, ...] = modes if len(names) > 1 else modes[0]
 
     @property
     def trials(self) -> list[TrialRow]:
@@ -84,12 +87,27 @@ class Study:
         """The trial with the best last value of the metric.
 
         Raises:
-            ShoalError: no trial has one.
+            ShoalError: no trial has one, or there are several metrics.
         """
-        for best in ranked(self.trials, self.mode)[:1]:
-            if best.objective is not None and best.state is not TrialState.FAILED:
-                return best
+        if len(self.objectives) > 1:
+            raise ShoalError(
+                f"the study in {self.directory} compares trials by {len(self.objectives)} metrics, so no single one is "
+                "the best; `best_trials` are those that no other dominates"
+            )
+        for best in self.best_trials:
+            return best
         raise ShoalError(f"no trial of the study in {self.directory} has a value of {self.metric!r} yet")
+
+    @property
+    def best_trials(self) -> list[TrialRow]:
+        """The Pareto front: the trials that no other dominates by the last values of the metrics, by the first metric.
+
+        One dominates another if it is at least as good in all metrics and better in one. With one metric these are the
+        best trial and its equals, the oldest first.
+        """
+        trials = self.trials
+        best = front(trials, self.objectives)
+        return [row for row in ranked(trials, self.objectives) if row.number in best]
 
     def dataframe(self) -> "pd.DataFrame":
         """One row a trial: its state, config, metrics (last and best), epochs, seconds, device, array and reason."""
@@ -98,7 +116,7 @@ class Study:
     def grid(self) -> StudyGrid:
         """The trials by the values of the parameters that are searched: `grid().project("lr", "width").cells`."""
         with self._journal() as journal:
-            return study_grid(Space.from_json(journal.study["space"]), journal.trials(), self.metric, self.mode)
+            return study_grid(Space.from_json(journal.study["space"]), journal.trials(), self.objectives[0])
 
     def to_optuna(
         self, storage: "str | optuna.storages.BaseStorage | None" = None, name: str | None = None
@@ -113,13 +131,32 @@ class Study:
         with self._journal() as journal:
             trials = [(row, journal.curve(row.number)) for row in journal.trials()]
             space = Space.from_json(journal.study["space"])
-        return optuna_study(trials, space, self.metric, self.mode, name or self.directory.resolve().name, storage)
+        return optuna_study(trials, space, self.objectives, name or self.directory.resolve().name, storage)
+
+    def mirror_to_optuna(
+        self, storage: "str | optuna.storages.BaseStorage", name: str | None = None, interval: float = 1.0
+    ) -> "optuna.Study":
+        """Keep a study of Optuna's up to date with this one until nobody runs it any more; see `mirror`.
+
+        To be called while the study runs, from another process or thread: `optuna-dashboard` and Optuna's plots then
+        show it live. Called again, as after `resume`, it goes on in the same study of Optuna's.
+
+        Args:
+            storage: where it is kept: an address such as "sqlite:///optuna.db", the path of a file for Optuna's
+                JournalStorage, or one of Optuna's storages.
+            name: of the study there; by default that of this study's directory.
+            interval: seconds between two looks.
+
+        Raises:
+            ShoalError: the storage cannot be used, or has another study of that name.
+        """
+        return mirror(self.directory, storage, name, interval)
 
     def best_model(self) -> "nn.Module":
         """The best trial's model with its trained weights, on the CPU and in evaluation mode.
 
         Raises:
-            ShoalError: no trial has a value of the metric.
+            ShoalError: no trial has a value of the metric, or there are several metrics.
             CheckpointError: its checkpoint is gone or damaged.
         """
         from shoal.worker.restore import trained_model  # torch, which a look at a table does not need
@@ -139,8 +176,8 @@ def tune(
     task: "Task",
     space: Mapping[str, Any] | Space,
     *,
-    metric: str,
-    mode: Literal["min", "max"],
+    metric: str | Sequence[str],
+    mode: Literal["min", "max"] | Sequence[Literal["min", "max"]],
     algorithm: Algorithm,
     policy: str | Policy = "auto",
     devices: str | Sequence[str] = "auto",
@@ -157,8 +194,8 @@ def tune(
     Args:
         task: what is trained.
         space: names to domains (`shoal.loguniform` ...), Optuna distributions, constants, or nested mappings of these.
-        metric: the reported value to compare trials by; `valid_loss` is always there.
-        mode: "min" or "max": which end of it is good.
+        metric: the reported value to compare trials by; `valid_loss` is always there. Or several, for `OptunaSearch`.
+        mode: "min" or "max": which end of it is good; of several metrics a list with one for each.
         algorithm: which configurations are tried and for how long.
         policy: which job runs where; a name in `shoal.schedule.POLICIES` or a `Policy`.
         devices: "auto" (all GPUs, else all cores), "cpu:2", "cuda", ["cuda:0", "cuda:1"].
@@ -181,8 +218,8 @@ def tune(
     spec = {
         "task": type(task).__name__,
         "space": (space if isinstance(space, Space) else Space(space)).to_json(),
-        "metric": metric,
-        "mode": mode,
+        "metric": _single(metric),
+        "mode": _single(mode),
         "algorithm": repr(algorithm),
         "policy": _policy_text(chosen["policy"]),
         "devices": chosen["devices"],
@@ -342,6 +379,13 @@ def _policy(text: str) -> str | Policy:
     return text if not text.startswith(_PICKLED) else cloudpickle.loads(base64.b64decode(text.removeprefix(_PICKLED)))
 
 
+def _single(value: object) -> object:
+    """One metric is itself, also in a list; several are a list."""
+    if not isinstance(value, (list, tuple)):
+        return value
+    return value[0] if len(value) == 1 else list(value)
+
+
 def _check(
     algorithm: object, metric: object, seconds: object, seed: object, data_seed: object, devices: object
 ) -> None:
@@ -354,14 +398,16 @@ def _check(
     def whole(value: object) -> bool:
         return isinstance(value, int) and not isinstance(value, bool)
 
-    listed = isinstance(devices, (list, tuple)) and all(isinstance(name, str) for name in devices)
+    def names(value: object) -> bool:
+        return isinstance(value, (list, tuple)) and all(isinstance(name, str) for name in value)
+
     good = {
         "algorithm": (isinstance(algorithm, Algorithm), algorithm, "an algorithm, such as shoal.Random(32, epochs=10)"),
-        "metric": (isinstance(metric, str), metric, "the name of a reported value"),
+        "metric": (isinstance(metric, str) or names(metric), metric, "the name of a reported value, or a list of such"),
         "seed": (whole(seed), seed, "an integer"),
         "data_seed": (data_seed in (None, "trial") or whole(data_seed), data_seed, 'an integer, "trial" or None'),
         "devices": (
-            isinstance(devices, str) or listed,
+            isinstance(devices, str) or names(devices),
             devices,
             'a name such as "auto" or "cpu:2", or a list of names',
         ),

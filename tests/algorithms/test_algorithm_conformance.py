@@ -26,6 +26,11 @@ ASYNCHRONOUS = {
     "asha, stopping": (lambda: ASHA(n=40, max_epochs=9, concurrency=8, variant="stopping"), MIXED),
     "asha, one by one": (lambda: ASHA(n=10, max_epochs=11, eta=2, min_epochs=2, concurrency=1), MIXED),
     "asha, fewer than eta": (lambda: ASHA(n=2, max_epochs=9), MIXED),
+    "asha, tpe": (lambda: ASHA(n=20, max_epochs=9, concurrency=4, sampler="tpe"), MIXED),
+    "asha, stopping, nsga2": (
+        lambda: ASHA(n=20, max_epochs=9, concurrency=4, variant="stopping", sampler="nsga2"),
+        MIXED,
+    ),
     "median": (lambda: Median(n=30, epochs=5, concurrency=6), MIXED),
     "median, every two epochs": (lambda: Median(n=20, epochs=7, interval=2, grace=4, least=1, concurrency=9), MIXED),
     "optuna": (lambda: OptunaSearch(n=16, epochs=3, concurrency=3), MIXED),

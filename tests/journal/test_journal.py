@@ -11,6 +11,7 @@ from shoal.errors import JournalError
 from shoal.journal.record import lower_is_better, merge_best
 from shoal.journal.rows import Ask, JobRow
 from shoal.journal.writer import Journal
+from shoal.objective import objectives
 from shoal.planner.job import Purpose
 from shoal.trial import Budget, Decision, Report, Trial, TrialGroup, TrialState
 
@@ -298,13 +299,14 @@ def test_a_config_that_json_cannot_keep_is_refused(journal):
     ],
 )
 def test_direction_of_a_metric(name, mode, lower):
-    assert lower_is_better(name, "accuracy", mode) is lower
+    assert lower_is_better(name, objectives("accuracy", mode)) is lower
 
 
 def test_best_values_pass_over_nan():
-    best = merge_best({"accuracy": 0.5}, {"accuracy": math.nan, "valid_loss": math.nan}, "accuracy", "max")
+    goal = objectives("accuracy", "max")
+    best = merge_best({"accuracy": 0.5}, {"accuracy": math.nan, "valid_loss": math.nan}, goal)
     assert best == {"accuracy": 0.5}
-    assert merge_best(best, {"accuracy": 0.4, "valid_loss": 2.0}, "accuracy", "max") == {
+    assert merge_best(best, {"accuracy": 0.4, "valid_loss": 2.0}, goal) == {
         "accuracy": 0.5,
         "valid_loss": 2.0,
     }

@@ -16,6 +16,7 @@ from rich.console import Console
 
 from shoal.domain import LogRandInt, RandInt
 from shoal.errors import ShoalError
+from shoal.objective import Objective
 from shoal.report.axis import axes
 from shoal.report.grid import Cell, grid_json, study_grid
 from shoal.report.heat_map import HeatMap
@@ -42,7 +43,7 @@ def trials(*described, **same):
 
 
 def grid(space, *described, mode="max"):
-    return study_grid(Space(space), trials(*described), "accuracy", mode)
+    return study_grid(Space(space), trials(*described), Objective("accuracy", mode))
 
 
 def rendered(heat_map, width=100):
@@ -445,7 +446,7 @@ def test_ten_thousand_trials_are_gridded_in_a_moment():
     space = Space(NESTED)
     rows = trials(*((space.sample(seed), TrialState.COMPLETE, seed / 10_000) for seed in range(10_000)))
     begin = time.perf_counter()
-    seen = study_grid(space, rows, "accuracy", "max")
+    seen = study_grid(space, rows, Objective("accuracy", "max"))
     rendered(HeatMap(seen.project(*seen.main_axes), runs=False))
     assert time.perf_counter() - begin < 2.0  # a factor of ten for a slow, shared machine
     assert sum(cell.trials for cell in seen.cells.values()) == 10_000

@@ -6,6 +6,7 @@ import optuna
 import pytest
 from report_samples import row
 
+from shoal.objective import objectives
 from shoal.report.optuna_study import optuna_study
 from shoal.space import Space, choice, loguniform, randint
 from shoal.trial import Report, Trial, TrialState
@@ -42,7 +43,7 @@ ROWS = [
 
 
 def test_trials_that_have_ended():
-    study = optuna_study(ROWS, SPACE, "loss", "min", "mine")
+    study = optuna_study(ROWS, SPACE, objectives("loss", "min"), "mine")
     assert study.study_name == "mine"
     assert study.user_attrs == {"metric": "loss"}
     assert [each.state.name for each in study.trials] == ["COMPLETE", "PRUNED", "FAIL", "FAIL"]
@@ -53,7 +54,7 @@ def test_trials_that_have_ended():
 
 
 def test_parameters_are_those_of_the_space():
-    study = optuna_study(ROWS, SPACE, "loss", "max", "mine")
+    study = optuna_study(ROWS, SPACE, objectives("loss", "max"), "mine")
     assert study.direction is optuna.study.StudyDirection.MAXIMIZE
     for each in study.trials:
         ours = config(each.user_attrs["number"])
@@ -66,7 +67,7 @@ def test_parameters_are_those_of_the_space():
 
 def test_it_is_kept_where_asked(tmp_path):
     address = f"sqlite:///{tmp_path}/optuna.db"
-    optuna_study(ROWS, SPACE, "loss", "min", "mine", address)
+    optuna_study(ROWS, SPACE, objectives("loss", "min"), "mine", address)
     assert len(optuna.load_study(study_name="mine", storage=address).trials) == 4
     with pytest.raises(optuna.exceptions.DuplicatedStudyError):
-        optuna_study(ROWS, SPACE, "loss", "min", "mine", address)
+        optuna_study(ROWS, SPACE, objectives("loss", "min"), "mine", address)

@@ -99,6 +99,21 @@ def test_lower_is_better_when_the_study_says_so(study, pipe):
         assert [text.split()[-6] for text in lines(pipe)[1:]] == ["0.5", "0.4"]
 
 
+def test_of_several_metrics_a_change_of_the_front_is_news(study, pipe):
+    study.changes |= {"metric": ("accuracy", "latency"), "mode": ("max", "min")}
+    one, two = Best(7, {"lr": 0.1}, (0.5, 2.0)), Best(8, {"lr": 0.2}, (0.4, 1.0))
+    with LineProgress(study.take, pipe, study.clock) as line:
+        for second, front in [(0, ()), (20, (one,)), (40, (one,)), (60, (one, two))]:
+            study.now = float(second)
+            study.changes["front"] = front
+            line.update()
+        first = "best so far: accuracy 0.5 latency 2 by trial 7 with lr=0.1"
+        assert lines(pipe)[1:] == [
+            f"shoal: 0:00:20 {first}",
+            f"shoal: 0:01:00 {first}, and 1 more that nothing dominates",
+        ]
+
+
 def test_a_pipe_waits_for_the_first_trials_and_looks_once_a_second(study, pipe):
     study.changes["states"] = dict.fromkeys(TrialState, 0)
     with LineProgress(study.take, pipe, study.clock) as line:

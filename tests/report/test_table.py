@@ -8,9 +8,11 @@ import pytest
 from report_samples import row, snapshot
 from rich.console import Console
 
-from shoal.report.snapshot import DeviceUse
-from shoal.report.table import best_table, ranked, snapshot_json, status_table, trial_json, trials_table
-from shoal.report.text import config_text, duration, number, rounded
+from shoal.objective import objectives
+from shoal.report.ranking import ranked
+from shoal.report.snapshot import Best, DeviceUse
+from shoal.report.table import best_table, snapshot_json, status_table, trial_json, trials_table
+from shoal.report.text import best_texts, config_text, duration, number, rounded
 from shoal.trial import TrialState
 
 
@@ -78,7 +80,7 @@ def test_ranked(mode, order):
         row(4, accuracy=0.25),
         row(5, TrialState.FAILED, accuracy=1.0),
     ]
-    assert [each.number for each in ranked(rows, mode)] == order
+    assert [each.number for each in ranked(rows, objectives("accuracy", mode))] == order
 
 
 def test_trials_best_first():
@@ -87,7 +89,7 @@ def test_trials_best_first():
         row(1, TrialState.STOPPED, 0.25, reason="rank 7 of 9 at 3 epochs; the best 3 go on"),
         row(2, TrialState.COMPLETE, 0.75, seconds=12345.678),
     ]
-    assert rendered(trials_table(rows, "accuracy", "max")) == [
+    assert rendered(trials_table(rows, objectives("accuracy", "max"))) == [
         "trial  state     accuracy   best  epochs  seconds  config",
         "    2  complete      0.75  0.875     3/9  12345.7  lr=0.003704 optimizer.name=sgd",
         "    1  stopped       0.25  0.375     3/9      1.2  lr=0.002469 optimizer.name=sgd",
@@ -99,13 +101,13 @@ def test_trials_best_first():
 
 def test_names_from_the_user_are_no_markup():
     shown = row(0, TrialState.FAILED, 0.5, reason="[red]broken[/red] in [/]")
-    lines = rendered(trials_table([shown], "acc[bold]", "max"))
+    lines = rendered(trials_table([shown], objectives("acc[bold]", "max")))
     assert "acc[bold]" in lines[0]
     assert "[red]broken[/red]" in lines[2]
 
 
 def test_best_shows_everything_in_full():
-    assert rendered(best_table(row(7, accuracy=0.5), "accuracy")) == [
+    assert rendered(best_table(row(7, accuracy=0.5), objectives("accuracy", "max"))) == [
         "trial                  7, complete, 3 epochs",
         "accuracy               0.5 (best 0.625)",
         "valid_loss             0.25 (best 0.125)",
@@ -169,7 +171,7 @@ def test_long_texts_stay_within_the_width():
     long = {"waiting": {"word " * 60: [1]}, "best": None}
     assert max(map(len, rendered(status_table(snapshot(**long))))) <= 100
     rows = [row(100_000 + number, reason="x" * 150) for number in range(3)]
-    lines = rendered(trials_table(rows, "accuracy", "max"))
+    lines = rendered(trials_table(rows, objectives("accuracy", "max")))
     assert max(map(len, lines)) <= 100
     assert sum(line.count("x") for line in lines) == 3 * 150
 
@@ -213,3 +215,63 @@ def test_snapshot_json_is_strict_and_complete():
             {"device": "cpu:1", "job": None, "purpose": None, "members": 0},
         ],
     }
+
+
+def several(**changes):
+    best = tuple(Best(trial, {"lr": 0.1}, (0.9 - trial / 10, 2.0 - trial / 10)) for trial in range(6))
+    return snapshot(
+        metric=("accuracy", "latency"), mode=("max", "min"), best=None, front=best[: changes.pop("size")], **changes
+    )
+
+
+@pytest.mark.parametrize(
+    ("size", "expected"),
+    [
+        (0, ["–"]),
+        (1, ["accuracy 0.9 latency 2 by trial 0 with lr=0.1"]),
+        (
+            6,
+            [
+                *(f"accuracy 0.{9 - k} latency {2 - k / 10:.4g} by trial {k} with lr=0.1" for k in range(4)),
+                "and 2 more",
+            ],
+        ),
+    ],
+)
+def test_the_front_of_several_metrics(size, expected):
+    found = best_texts(several(size=size))
+    assert [line.split(", see")[0] for line in found] == expected
+    shown = snapshot_json(several(size=size))
+    assert (shown["metric"], shown["mode"], shown["best"]) == (("accuracy", "latency"), ("max", "min"), None)
+    assert [each["trial"] for each in shown["front"]] == list(range(size))
+
+
+def test_trials_that_nothing_dominates_come_first_and_are_marked():
+    goals = objectives(["accuracy", "valid_loss"], ["max", "min"])
+    rows = [
+        row(0, accuracy=0.5),
+        row(1, accuracy=0.75, metrics={"accuracy": 0.75, "valid_loss": 0.5}),
+        row(2, accuracy=0.625, metrics={"accuracy": 0.625, "valid_loss": 0.75}),
+        row(3, accuracy=None, metrics={"accuracy": 1.0}),
+        row(4, TrialState.FAILED, accuracy=1.0),
+    ]
+    head, *lines = rendered(trials_table(rows, goals))
+    assert head.split() == [
+        "trial",
+        "state",
+        "front",
+        "accuracy",
+        "best",
+        "valid_loss",
+        "best",
+        "epochs",
+        "seconds",
+        "config",
+    ]
+    assert [line.split()[:5] for line in lines if "3/9" in line] == [
+        ["1", "complete", "*", "0.75", "0.875"],
+        ["0", "complete", "*", "0.5", "0.625"],
+        ["2", "complete", "0.625", "0.75", "0.75"],
+        ["3", "complete", "1", "–", "–"],
+        ["4", "failed", "1", "1.125", "0.25"],
+    ]

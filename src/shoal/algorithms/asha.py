@@ -3,13 +3,20 @@
 import math
 from bisect import bisect_left, insort
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from shoal.algorithms.base import Problem, check_whole
 from shoal.algorithms.bracket import check_halving, milestones
 from shoal.algorithms.concurrent import ConcurrentAlgorithm
+from shoal.algorithms.projection import projection
+from shoal.algorithms.sampler import check_sampler
 from shoal.errors import AlgorithmError
-from shoal.trial import Decision, TrialState
+from shoal.trial import Config, Decision, TrialState
+
+if TYPE_CHECKING:
+    import optuna
 
 __all__ = ["ASHA"]
 
@@ -56,6 +63,10 @@ class ASHA(ConcurrentAlgorithm):
     Beyond the paper, whose search has no last trial: when all have begun and none of them has got to the end or can go
     on, the best one of the highest rung does.
 
+    New trials are random, or what an Optuna sampler proposes, which models what the rungs have shown (`Projection`):
+    with "tpe" that is BOHB's model (Falkner et al. 2018) without its waiting and its random third, and with "gp"
+    MOBSTER's idea (Klein et al. 2020).
+
     Args:
         n: number of trials.
         max_epochs: the longest that a trial is trained; R in the paper.
@@ -64,9 +75,12 @@ class ASHA(ConcurrentAlgorithm):
         concurrency: most trials that are trained at a time, whatever devices there are: the more, the fuller the
             arrays, and the less is known when it is decided who goes on.
         variant: "promotion", as in the paper, or "stopping".
+        sampler: None: new trials are random. Else a name of `SAMPLERS`, or a function that makes a new Optuna sampler
+            of a seed. "nsga2" and "cmaes" breed generations, of trials that have got to the budget that is modelled;
+            as few do, they learn late.
 
     Raises:
-        AlgorithmError: a setting is no integer, out of range, or no variant.
+        AlgorithmError: a setting is no integer, out of range, no variant, or no sampler.
     """
 
     n: int
@@ -75,6 +89,7 @@ class ASHA(ConcurrentAlgorithm):
     min_epochs: int = 1
     concurrency: int = 32
     variant: str = "promotion"
+    sampler: "str | Callable[[int], optuna.samplers.BaseSampler] | None" = None
 
     def __post_init__(self) -> None:
         check_whole("n", self.n)
@@ -82,32 +97,53 @@ class ASHA(ConcurrentAlgorithm):
         check_whole("concurrency", self.concurrency)
         if self.variant not in VARIANTS:
             raise AlgorithmError(f"`variant` must be one of {', '.join(VARIANTS)}, got {self.variant!r}")
+        if self.sampler is not None:
+            check_sampler(self.sampler)
 
     def begin(self, problem: Problem) -> None:
-        """All rungs are empty."""
+        """All rungs are empty.
+
+        Raises:
+            SpaceError: the sampler cannot search the space.
+            AlgorithmError: it cannot search for another reason.
+        """
         super().begin(problem)
-        self._rungs = [_Rung(epochs) for epochs in milestones(self.min_epochs, self.max_epochs, self.eta)]
+        budgets = milestones(self.min_epochs, self.max_epochs, self.eta)
+        self._rungs = [_Rung(epochs) for epochs in budgets]
+        self._projection = None if self.sampler is None else projection(problem, self.sampler, budgets, self.n)
         self._arrived = False  # whether a trial has got to the end
 
     def next_stretch(self) -> tuple[int, int] | None:
         """Who goes on, looked for from the highest rung down; else a new trial."""
         for rung, above in zip(reversed(self._rungs[:-1]), reversed(self._rungs), strict=False):
             if rung.going:
-                return rung.going.popleft(), above.epochs
+                return self._goes_on(rung.going.popleft()), above.epochs
             if self._may_promote(rung):
-                return rung.paused.pop(0)[1], above.epochs
-        return (self.begin_trial(), self._rungs[0].epochs) if len(self.trials) < self.n else None
+                return self._goes_on(rung.paused.pop(0)[1]), above.epochs
+        return (self.begin_trial(self._new()), self._rungs[0].epochs) if len(self.trials) < self.n else None
+
+    def _goes_on(self, number: int) -> int:
+        if self._projection is not None:
+            self._projection.goes_on(number)
+        return number
+
+    def _new(self) -> Config | None:
+        return None if self._projection is None else self._projection.propose()
 
     def _may_promote(self, rung: _Rung) -> bool:
         return bool(rung.paused) and rung.rank(rung.paused[0]) < len(rung.ranking) // self.eta
 
     def reached(self, number: int, epoch: int, value: float) -> list[Decision]:
         """Decide on the trial, and when no trial can go on any more, on all that are left."""
+        if self._projection is not None:
+            self._projection.saw(number, epoch, (value,))
         rung = next(rung for rung in self._rungs if rung.epochs == epoch)
         return self._rank(number, value, rung) + self._end()
 
     def failed(self, number: int) -> list[Decision]:
-        """Nothing is known of it."""
+        """Nothing more will be known of it."""
+        if self._projection is not None:
+            self._projection.lost(number)
         return self._end()
 
     def _rank(self, number: int, value: float, rung: _Rung) -> list[Decision]:

@@ -1,9 +1,12 @@
 """The contract of an algorithm: what to try next, and how far."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from shoal.errors import AlgorithmError, TaskError
+from shoal.objective import Objective, objectives
 from shoal.space import Space
 from shoal.trial import Config, Decision, Report, Trial, TrialGroup, derive_seed
 
@@ -16,10 +19,11 @@ class Problem:
 
     Args:
         space: where configurations come from.
-        metric: the reported value to compare trials by.
+        metric: the reported value to compare trials by; of several, the first.
         mode: "min" or "max": which end of the metric is good.
         seed: of the study; with a trial's number it determines that trial.
         data_seed: shared by all trials; None gives every trial its own.
+        others: the other metrics, for algorithms that take several.
 
     Raises:
         AlgorithmError: `mode` is neither "min" nor "max".
@@ -30,10 +34,15 @@ class Problem:
     mode: str
     seed: int
     data_seed: int | None
+    others: tuple[Objective, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.mode not in ("min", "max"):
-            raise AlgorithmError(f'`mode` must be "min" or "max", got {self.mode!r}')
+        Objective(self.metric, self.mode)  # which looks at the mode
+
+    @property
+    def objectives(self) -> tuple[Objective, ...]:
+        """All metrics with their modes, the first one first."""
+        return (Objective(self.metric, self.mode), *self.others)
 
     def sample(self, number: int) -> Config:
         """The random configuration of trial `number`: a function of it and the study's seed alone."""
@@ -45,17 +54,26 @@ class Problem:
         return Trial(number, config, derive_seed(self.seed, "trial", number), data_seed)
 
     def value(self, report: Report) -> float:
-        """The metric in a report.
+        """The metric in a report; of several, the first.
 
         Raises:
             TaskError: it is not there.
         """
-        if self.metric not in report.metrics:
-            names = ", ".join(repr(name) for name in sorted(report.metrics)) or "nothing"
-            raise TaskError(
-                f"metric {self.metric!r} is not reported by the task; it reports {names}. Name one of these as metric="
-            )
-        return report.metrics[self.metric]
+        return self.values(report)[0]
+
+    def values(self, report: Report) -> tuple[float, ...]:
+        """All metrics in a report.
+
+        Raises:
+            TaskError: one of them is not there.
+        """
+        for metric in (objective.metric for objective in self.objectives):
+            if metric not in report.metrics:
+                names = ", ".join(repr(name) for name in sorted(report.metrics)) or "nothing"
+                raise TaskError(
+                    f"metric {metric!r} is not reported by the task; it reports {names}. Name one of these as metric="
+                )
+        return tuple(report.metrics[objective.metric] for objective in self.objectives)
 
 
 class Algorithm(ABC):
@@ -76,25 +94,42 @@ class Algorithm(ABC):
     A report may come twice; the second time it changes nothing and the answer is empty.
     """
 
+    takes_several_metrics: ClassVar[bool] = False
+    """Whether it can compare trials by more than one metric."""
+
     _problem: Problem | None = None
 
-    def bind(self, space: Space, *, metric: str, mode: str, seed: int, data_seed: int | None = None) -> None:
+    def bind(
+        self,
+        space: Space,
+        *,
+        metric: str | Sequence[str],
+        mode: str | Sequence[str],
+        seed: int,
+        data_seed: int | None = None,
+    ) -> None:
         """Say what is searched.
 
         Args:
             space: where configurations come from.
-            metric: the reported value to compare trials by.
-            mode: "min" or "max".
+            metric: the reported value to compare trials by, or several.
+            mode: "min" or "max"; of several metrics one for each.
             seed: of the study.
             data_seed: of the order of samples of every trial; None gives each trial its own.
 
         Raises:
-            AlgorithmError: `mode` is unknown, or the instance serves another study already.
+            AlgorithmError: `mode` is unknown, there are more metrics than the algorithm takes, or the instance serves
+                another study already.
             SpaceError: the algorithm cannot search this space.
         """
         if self._problem is not None:
             raise AlgorithmError(f"{self!r} serves another study already; make a new one for each study")
-        problem = Problem(space, metric, mode, seed, data_seed)
+        first, *others = objectives(metric, mode)
+        if others and not self.takes_several_metrics:
+            raise AlgorithmError(
+                f"{type(self).__name__} compares trials by one metric, got {metric!r}; for several use OptunaSearch"
+            )
+        problem = Problem(space, first.metric, first.mode, seed, data_seed, tuple(others))
         self.begin(problem)
         self._problem = problem
 

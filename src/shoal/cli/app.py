@@ -21,8 +21,9 @@ from shoal.errors import ShoalError, StudyInterrupted
 from shoal.journal.view import JournalView
 from shoal.report.grid import StudyGrid, grid_json, study_grid
 from shoal.report.heat_map import HeatMap
+from shoal.report.ranking import front, ranked
 from shoal.report.snapshot import snapshot
-from shoal.report.table import best_table, ranked, snapshot_json, status_table, trial_json, trials_table
+from shoal.report.table import best_table, snapshot_json, status_table, trial_json, trials_table
 from shoal.schedule.registry import POLICIES
 from shoal.simulate.gantt import check_gantt, draw_gantt
 from shoal.simulate.result import faults, outcome_json, outcomes_table
@@ -163,7 +164,7 @@ def status(
     """
     with JournalView.read(directory) as journal:
         now = snapshot(journal, time.time())
-        grid = study_grid(Space.from_json(journal.study["space"]), journal.trials(), now.metric, now.mode)
+        grid = study_grid(Space.from_json(journal.study["space"]), journal.trials(), journal.objectives[0])
     if axes is not None:
         grid = _projected(grid, axes)
     if as_json:
@@ -184,32 +185,77 @@ def trials(
     limit: Annotated[int | None, typer.Option(min=1, help="Only so many, the best ones.")] = None,
     as_json: _Json = False,
 ) -> None:
-    """All trials of a study, the best first."""
+    """All trials of a study, the best first.
+
+    Of several metrics, those first that no other trial dominates, marked with a star.
+    """
     with JournalView.read(directory) as journal:
-        metric, mode = journal.study["metric"], journal.study["mode"]
-        rows = ranked(journal.trials(), mode)
+        goals = journal.objectives
+        rows = ranked(journal.trials(), goals)
     if as_json:
-        _print_json([trial_json(row) for row in rows[:limit]])
+        best = front(rows, goals)
+        marks = [{"front": row.number in best} if len(goals) > 1 else {} for row in rows]
+        _print_json([trial_json(row) | mark for row, mark in list(zip(rows, marks, strict=True))[:limit]])
         return
-    _print(trials_table(rows[:limit], metric, mode))
+    _print(trials_table(rows[:limit], goals))
     if limit is not None and limit < len(rows):
         _say(f"{limit} of {len(rows)} trials")
 
 
 @app.command()
 def best(directory: _Study, as_json: _Json = False) -> None:
-    """The best trial of a study: its config, its metrics and its newest checkpoint."""
-    with JournalView.read(directory) as journal:
-        row, metric = journal.best(), journal.study["metric"]
-    if row is None:
-        raise ShoalError(f"no trial of the study in {directory} has a value of {metric!r} yet")
-    checkpoint = _newest_checkpoint(directory, row.number)
+    """The best trial of a study: its config, its metrics and its newest checkpoint.
+
+    Of several metrics, all trials that no other dominates; with --json a list.
+    """
+    found = study.Study(directory)
+    several = len(found.objectives) > 1
+    rows = found.best_trials if several else found.best_trials[:1]
+    if not rows:
+        raise ShoalError(f"no trial of the study in {directory} has a value of {found.metric!r} yet")
+    checkpoints = [_newest_checkpoint(directory, row.number) for row in rows]
     if as_json:
-        _print_json(trial_json(row) | {"checkpoint": checkpoint and str(checkpoint)})
+        shown = [
+            trial_json(row) | {"checkpoint": path and str(path)} for row, path in zip(rows, checkpoints, strict=True)
+        ]
+        _print_json(shown if several else shown[0])
         return
-    _print(best_table(row, metric))
-    if checkpoint:
-        typer.echo(f"checkpoint: {checkpoint}")
+    for place, (row, checkpoint) in enumerate(zip(rows, checkpoints, strict=True)):
+        if place:
+            typer.echo()
+        _print(best_table(row, found.objectives))
+        if checkpoint:
+            typer.echo(f"checkpoint: {checkpoint}")
+
+
+@app.command()
+def mirror(
+    directory: _Study,
+    storage: Annotated[
+        str, typer.Argument(metavar="STORAGE", help="sqlite:///optuna.db, or a file for Optuna's JournalStorage.")
+    ],
+    name: Annotated[str | None, typer.Option(help="Of the study of Optuna's; by default that of DIR.")] = None,
+    interval: Annotated[float, typer.Option(min=0.01, help="Seconds between two looks.")] = 1.0,
+    as_json: _Json = False,
+) -> None:
+    """Show a study in Optuna's dashboard while it runs: keep a study of Optuna's up to date until nobody runs it.
+
+    Look with: optuna-dashboard STORAGE. Called again, it goes on in the same study of Optuna's.
+    """
+    found = study.Study(directory)
+    try:
+        theirs = found.mirror_to_optuna(storage, name, interval)
+    except KeyboardInterrupt as stop:
+        _say("stopped; the study goes on, and so does its mirror when it is called again")
+        raise typer.Exit(1) from stop
+    trials = theirs.get_trials(deepcopy=False)
+    unfinished = sum(not trial.state.is_finished() for trial in trials)
+    if as_json:
+        _print_json({"storage": storage, "name": theirs.study_name, "trials": len(trials), "open": unfinished})
+        return
+    _say(f"{len(trials)} trials are in {theirs.study_name!r} in {storage}")
+    if unfinished:
+        _say(f"{unfinished} are open, and nobody runs the study; go on with: {_resume_command(directory)}")
 
 
 @app.command()

@@ -3,16 +3,17 @@
 import json
 import math
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from shoal.errors import JournalError
+from shoal.objective import Objective
 from shoal.trial import Report, TrialState
 
 __all__ = ["lower_is_better", "merge_best", "record"]
 
 
 def record(
-    connection: sqlite3.Connection, seq: int, now: float, job: str, report: Report, metric: str, mode: str
+    connection: sqlite3.Connection, seq: int, now: float, job: str, report: Report, objectives: Sequence[Objective]
 ) -> bool:
     """Write a report and what follows for its trial.
 
@@ -22,8 +23,7 @@ def record(
         now: seconds since 1970.
         job: that the report came from.
         report: what was reported.
-        metric: of the study.
-        mode: of the study, "min" or "max".
+        objectives: of the study; of several, the first one's value is kept as the trial's if it has all of them.
 
     Returns:
         Whether it was news. It is not when the trial has ended, or when that epoch has been reported and this report
@@ -43,7 +43,7 @@ def record(
     if repeated or TrialState(state).final:
         return False
     last = json.loads(metrics) | dict(report.metrics)
-    objective = last.get(metric, math.nan)
+    values = [last.get(objective.metric, math.nan) for objective in objectives]
     connection.execute(
         "INSERT INTO reports VALUES (:seq, :now, :job, :trial, :epoch, :state, :reason, :seconds, :metrics)",
         {
@@ -67,38 +67,41 @@ def record(
             "epoch": report.epoch,
             "seconds": report.seconds,
             "last": json.dumps(last),
-            "best": json.dumps(merge_best(json.loads(best), report.metrics, metric, mode)),
-            "objective": None if math.isnan(objective) else objective,
+            "best": json.dumps(merge_best(json.loads(best), report.metrics, objectives)),
+            "objective": None if any(map(math.isnan, values)) else values[0],
             "trial": report.trial,
         },
     )
     return True
 
 
-def lower_is_better(name: str, metric: str, mode: str) -> bool:
+def lower_is_better(name: str, objectives: Sequence[Objective]) -> bool:
     """Whether a metric is minimised: the study's by its mode, others if their name ends with "loss" or "error".
 
     Args:
         name: of the metric asked about.
-        metric: of the study.
-        mode: of the study, "min" or "max".
+        objectives: of the study.
     """
-    return mode == "min" if name == metric else name.endswith(("loss", "error"))
+    for objective in objectives:
+        if objective.metric == name:
+            return objective.mode == "min"
+    return name.endswith(("loss", "error"))
 
 
-def merge_best(best: Mapping[str, float], metrics: Mapping[str, float], metric: str, mode: str) -> dict[str, float]:
+def merge_best(
+    best: Mapping[str, float], metrics: Mapping[str, float], objectives: Sequence[Objective]
+) -> dict[str, float]:
     """The best values so far, after one more report; NaN is never one.
 
     Args:
         best: name to best value so far.
         metrics: name to value, as reported.
-        metric: of the study.
-        mode: of the study, "min" or "max".
+        objectives: of the study.
     """
     merged = dict(best)
     for name, value in metrics.items():
         if math.isnan(value):
             continue
-        better = min if lower_is_better(name, metric, mode) else max
+        better = min if lower_is_better(name, objectives) else max
         merged[name] = better(merged.get(name, value), value)
     return merged

@@ -26,7 +26,8 @@ class TrialRow:
         metrics: name to last value.
         best: name to best value, NaN never; in the study's direction for the study's metric, and for others the
             lowest if the name ends with "loss" or "error", else the highest.
-        objective: last value of the study's metric; None before the first and when that is NaN.
+        objective: last value of the study's metric; None before the first and when that is NaN. Of several metrics,
+            that of the first; None until there are all, and when one is NaN.
     """
 
     trial: Trial

@@ -13,6 +13,7 @@ from typing import Any, Self
 from shoal.journal.lock import holder
 from shoal.journal.rows import Ask, JobRow, Run, TrialRow
 from shoal.journal.schema import open_existing, translated
+from shoal.objective import objectives
 from shoal.planner.job import Purpose
 from shoal.trial import Budget, Report, Trial, TrialGroup, TrialState
 
@@ -36,6 +37,7 @@ class JournalView:
     Attributes:
         directory: of the study.
         study: what the study is, as given to `Journal.create`.
+        objectives: what its trials are compared by.
     """
 
     def __init__(self, directory: Path, connection: sqlite3.Connection) -> None:
@@ -44,6 +46,7 @@ class JournalView:
         self.study: dict[str, Any] = {
             key: json.loads(value) for key, value in self._rows("SELECT key, value FROM study")
         }
+        self.objectives = objectives(self.study["metric"], self.study["mode"])
 
     @staticmethod
     def read(directory: Path | str) -> "JournalView":
@@ -70,8 +73,11 @@ class JournalView:
         return [_trial_row(row) for row in self._rows(f"{_TRIAL} ORDER BY number")]
 
     def best(self) -> TrialRow | None:
-        """The trial with the best last value of the study's metric that has not failed; the older one of equals."""
-        direction = "ASC" if self.study["mode"] == "min" else "DESC"
+        """The trial with the best last value of the study's metric that has not failed; the older one of equals.
+
+        Of several metrics only the first one is looked at; see `shoal.report.ranking.front`.
+        """
+        direction = "ASC" if self.objectives[0].mode == "min" else "DESC"
         rows = self._rows(
             f"{_TRIAL} WHERE objective IS NOT NULL AND state <> ? ORDER BY objective {direction}, number LIMIT 1",
             TrialState.FAILED,

@@ -9,12 +9,13 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Self
 
-from shoal.errors import JournalError
+from shoal.errors import AlgorithmError, JournalError
 from shoal.journal.codec import encode
 from shoal.journal.lock import WriterLock
 from shoal.journal.record import record
 from shoal.journal.schema import connect, fill, open_existing, translated
 from shoal.journal.view import JournalView
+from shoal.objective import objectives
 from shoal.planner.job import Job, Member, Purpose
 from shoal.trial import Decision, Report, TrialGroup, TrialState
 
@@ -70,7 +71,8 @@ class Journal(JournalView):
 
         Args:
             directory: where the journal is to be.
-            study: what the study is, in JSON values; must hold its "metric" and "mode" ("min" or "max").
+            study: what the study is, in JSON values; must hold its "metric" and "mode" ("min" or "max"), or lists of
+                several.
             task: the pickled task.
             algorithm: the pickled algorithm, before its first use.
             clock: seconds since 1970.
@@ -80,10 +82,12 @@ class Journal(JournalView):
             JournalError: the directory cannot be written, or another process is just beginning a study there.
         """
         directory = Path(directory)
-        if study["mode"] not in ("min", "max") or not isinstance(study["metric"], str):
+        try:
+            objectives(study["metric"], study["mode"])
+        except AlgorithmError as error:
             raise JournalError(
                 f"a study has a metric and a mode 'min' or 'max', got {study['metric']!r}, {study['mode']!r}"
-            )
+            ) from error
         values = {key: encode(value, f"the study's {key!r}") for key, value in study.items()}
         with translated(directory), ExitStack() as undo:
             directory.mkdir(parents=True, exist_ok=True)
@@ -196,12 +200,11 @@ class Journal(JournalView):
         Raises:
             JournalError: a trial that was never asked for.
         """
-        metric, mode = self.study["metric"], self.study["mode"]
         with self.transaction(), translated(self.directory):
             return [
                 report
                 for report in reports
-                if record(self._connection, self._next(), self._clock(), job, report, metric, mode)
+                if record(self._connection, self._next(), self._clock(), job, report, self.objectives)
             ]
 
     def decided(self, decisions: Iterable[Decision]) -> None:

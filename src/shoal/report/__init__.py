@@ -5,8 +5,9 @@ from shoal.report.frame import dataframe
 from shoal.report.grid import Cell, StudyGrid, grid_json, study_grid
 from shoal.report.heat_map import HeatMap
 from shoal.report.progress import Progress, progress
+from shoal.report.ranking import front, ranked
 from shoal.report.snapshot import Best, DeviceUse, Snapshot, snapshot
-from shoal.report.table import best_table, ranked, snapshot_json, status_table, trial_json, trials_table
+from shoal.report.table import best_table, snapshot_json, status_table, trial_json, trials_table
 
 __all__ = [
     "Axis",
@@ -19,6 +20,7 @@ __all__ = [
     "StudyGrid",
     "best_table",
     "dataframe",
+    "front",
     "grid_json",
     "progress",
     "ranked",

@@ -7,6 +7,7 @@ from typing import Any
 
 from shoal.errors import ShoalError
 from shoal.journal.rows import TrialRow
+from shoal.objective import Objective
 from shoal.report.axis import Axis, axes
 from shoal.report.text import finite
 from shoal.space import Space, flatten
@@ -42,8 +43,8 @@ class StudyGrid:
     Args:
         axes: one for each of these parameters.
         cells: position on each axis -> the trials there; places without trials are left out.
-        metric: of the study.
-        mode: "min" or "max".
+        metric: of the study; of several, the first.
+        mode: of that metric, "min" or "max".
     """
 
     axes: tuple[Axis, ...]
@@ -89,14 +90,13 @@ class StudyGrid:
         return f"StudyGrid({sizes or 'no axes'}; {trials} trials in {len(self.cells)} cells)"
 
 
-def study_grid(space: Space, rows: Iterable[TrialRow], metric: str, mode: str) -> StudyGrid:
+def study_grid(space: Space, rows: Iterable[TrialRow], objective: Objective) -> StudyGrid:
     """The grid of a study.
 
     Args:
         space: that is searched.
         rows: all its trials, as read from the journal.
-        metric: of the study.
-        mode: "min" or "max".
+        objective: of the study; of several, the first.
     """
     lines = axes(space)
     gathered = defaultdict(list)
@@ -108,8 +108,8 @@ def study_grid(space: Space, rows: Iterable[TrialRow], metric: str, mode: str) -
         line.with_lack() if any(position[place] == line.bins.stop for position in gathered) else line
         for place, line in enumerate(lines)
     )
-    cells = {position: _joined(gathered[position], mode) for position in sorted(gathered)}
-    return StudyGrid(lines, cells, metric, mode)
+    cells = {position: _joined(gathered[position], objective.mode) for position in sorted(gathered)}
+    return StudyGrid(lines, cells, objective.metric, objective.mode)
 
 
 def grid_json(grid: StudyGrid) -> dict[str, Any]:

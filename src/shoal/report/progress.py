@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from shoal.report.snapshot import Snapshot
+from shoal.report.snapshot import Best, Snapshot
 from shoal.report.table import status_table
 from shoal.report.text import best_text, duration, states_text
 
@@ -115,6 +115,7 @@ class LineProgress(Progress):
         self._due = clock()
         self._best_due = clock()
         self._best: float | None = None
+        self._front: tuple[Best, ...] = ()
         self._started = False
 
     def update(self) -> None:
@@ -141,9 +142,13 @@ class LineProgress(Progress):
         self._print(f"{duration(snapshot.elapsed)} {states_text(snapshot)}; best: {best_text(snapshot)}")
 
     def _improved(self, snapshot: Snapshot) -> bool:
-        """Whether the best is better than the one last printed; it can fall back, since a trial's last value counts."""
-        if snapshot.best is None:
-            return False
+        """Whether the best is better than the one last printed; it can fall back, since a trial's last value counts.
+
+        Of several metrics, whether it is not the same trials with the same values that nothing dominates.
+        """
+        if snapshot.best is None or isinstance(snapshot.best.value, tuple):
+            changed, self._front = snapshot.front != self._front, snapshot.front
+            return changed
         value, before = snapshot.best.value, self._best
         if before is not None and (value >= before if snapshot.mode == "min" else value <= before):
             return False

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from shoal.journal.view import JournalView
+from shoal.report.ranking import front, ranked, values
 from shoal.trial import Config, TrialState
 
 __all__ = ["Best", "DeviceUse", "Snapshot", "snapshot"]
@@ -11,11 +12,11 @@ __all__ = ["Best", "DeviceUse", "Snapshot", "snapshot"]
 
 @dataclass(frozen=True)
 class Best:
-    """The best trial so far, by its last value of the study's metric."""
+    """The best trial so far, by its last value of the study's metric; or one of the best, by those of several."""
 
     trial: int
     config: Config
-    value: float
+    value: float | tuple[float, ...]
 
 
 @dataclass(frozen=True)
@@ -40,11 +41,11 @@ class Snapshot:
     """A study at one moment.
 
     Args:
-        metric: what it optimises.
-        mode: "min" or "max".
+        metric: what it optimises, or several.
+        mode: "min" or "max", or one for each of several metrics.
         states: number of trials in each state.
         waiting: reason to the numbers of the trials that wait for it.
-        best: None before the first value.
+        best: None before the first value, and of several metrics.
         epochs_done: of all trials.
         epochs_asked: `epochs_done` and what the trials that wait or run still have before them. An algorithm may ask
             for more later.
@@ -52,10 +53,11 @@ class Snapshot:
         seconds_left: until `epochs_asked` are done, at the pace so far; None while that is unknown.
         devices: each with what it runs.
         pid: of the process that runs it; None when nobody does.
+        front: of several metrics, the trials that no other dominates, by the first metric.
     """
 
-    metric: str
-    mode: str
+    metric: str | tuple[str, ...]
+    mode: str | tuple[str, ...]
     states: Mapping[TrialState, int]
     waiting: Mapping[str, Sequence[int]]
     best: Best | None
@@ -65,6 +67,7 @@ class Snapshot:
     seconds_left: float | None
     devices: tuple[DeviceUse, ...]
     pid: int | None
+    front: tuple[Best, ...] = ()
 
     @property
     def trials(self) -> int:
@@ -95,10 +98,12 @@ def snapshot(journal: JournalView, now: float, devices: Sequence[str] = ()) -> S
     pid = journal.writer()
     moment = now if pid is not None else max(journal.last_report_time() or run.started, run.started)
     elapsed = max(moment - run.started, 0.0)
-    best = journal.best()
+    goals = journal.objectives
+    several = len(goals) > 1
+    best = None if several else journal.best()
     return Snapshot(
-        metric=journal.study["metric"],
-        mode=journal.study["mode"],
+        metric=tuple(goal.metric for goal in goals) if several else goals[0].metric,
+        mode=tuple(goal.mode for goal in goals) if several else goals[0].mode,
         states=journal.states(),
         waiting=journal.waiting(),
         best=Best(best.number, best.config, best.objective) if best and best.objective is not None else None,
@@ -108,7 +113,15 @@ def snapshot(journal: JournalView, now: float, devices: Sequence[str] = ()) -> S
         seconds_left=None if pid is None else _seconds_left(done - run.epochs, asked - done, elapsed),
         devices=_devices(journal, devices) if pid is not None else tuple(DeviceUse(name) for name in devices),
         pid=pid,
+        front=_front(journal) if several else (),
     )
+
+
+def _front(journal: JournalView) -> tuple[Best, ...]:
+    rows = journal.trials()
+    best = front(rows, journal.objectives)
+    shown = [(row, values(row, journal.objectives)) for row in ranked(rows, journal.objectives) if row.number in best]
+    return tuple(Best(row.number, row.config, value) for row, value in shown if value is not None)
 
 
 def _seconds_left(done: int, left: int, elapsed: float) -> float | None:

@@ -10,13 +10,15 @@ from rich.table import Table
 from rich.text import Text
 
 from shoal.journal.rows import TrialRow
+from shoal.objective import Objective
 from shoal.planner.job import Purpose
-from shoal.report.snapshot import DeviceUse, Snapshot
-from shoal.report.text import best_text, config_text, duration, finite, leaf_text, number, states_text
+from shoal.report.ranking import front, ranked
+from shoal.report.snapshot import Best, DeviceUse, Snapshot
+from shoal.report.text import best_texts, config_text, duration, finite, leaf_text, number, states_text
 from shoal.space import flatten
 from shoal.trial import TrialState
 
-__all__ = ["best_table", "ranked", "snapshot_json", "status_table", "trial_json", "trials_table"]
+__all__ = ["best_table", "snapshot_json", "status_table", "trial_json", "trials_table"]
 
 _COLOURS = {
     TrialState.RUNNING: "cyan",
@@ -30,45 +32,34 @@ _FIRST = 3
 """So many trials that wait for one reason are named."""
 
 
-def ranked(rows: Sequence[TrialRow], mode: str) -> list[TrialRow]:
-    """The best first, by the last value of the study's metric; then those without one and those that failed.
-
-    Args:
-        rows: as read from the journal.
-        mode: "min" or "max".
-    """
-
-    def key(row: TrialRow) -> tuple[bool, float, int]:
-        if row.objective is None or row.state is TrialState.FAILED:
-            return True, 0.0, row.number
-        return False, row.objective if mode == "min" else -row.objective, row.number
-
-    return sorted(rows, key=key)
-
-
-def trials_table(rows: Sequence[TrialRow], metric: str, mode: str) -> Table:
+def trials_table(rows: Sequence[TrialRow], objectives: Sequence[Objective]) -> Table:
     """All trials, the best first; below a trial's config the reason for its state, if it has one.
 
+    Of several metrics, each has its columns, and those trials are marked that no other dominates.
+
     Args:
-        rows: as read from the journal.
-        metric: of the study.
-        mode: "min" or "max".
+        rows: as read from the journal, all of them.
+        objectives: of the study.
     """
+    best = front(rows, objectives) if len(objectives) > 1 else set()
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("trial", justify="right", no_wrap=True)
     table.add_column("state", no_wrap=True)
-    table.add_column(Text(metric), justify="right", no_wrap=True)
-    table.add_column("best", justify="right", no_wrap=True)
+    if len(objectives) > 1:
+        table.add_column("front", justify="center", no_wrap=True)
+    for objective in objectives:
+        table.add_column(Text(objective.metric), justify="right", no_wrap=True)
+        table.add_column("best", justify="right", no_wrap=True)
     table.add_column("epochs", justify="right", no_wrap=True)
     table.add_column("seconds", justify="right", no_wrap=True)
     table.add_column("config", overflow="fold")
-    for row in ranked(rows, mode):
+    for row in ranked(rows, objectives):
         reason = ("\n" + row.reason, "dim") if row.reason else ""
         table.add_row(
             Text(str(row.number)),
             Text(row.state, style=_COLOURS.get(row.state, "")),
-            Text(number(row.metrics.get(metric))),
-            Text(number(row.best.get(metric))),
+            *((Text("*" if row.number in best else ""),) if len(objectives) > 1 else ()),
+            *(Text(number(kept.get(goal.metric))) for goal in objectives for kept in (row.metrics, row.best)),
             Text(f"{row.epoch}/{row.target}"),
             Text(f"{row.seconds:.1f}"),
             Text.assemble(config_text(row.config), reason),
@@ -76,18 +67,19 @@ def trials_table(rows: Sequence[TrialRow], metric: str, mode: str) -> Table:
     return table
 
 
-def best_table(row: TrialRow, metric: str) -> Table:
+def best_table(row: TrialRow, objectives: Sequence[Objective]) -> Table:
     """One trial with its whole config and all its metrics, last and best.
 
     Args:
         row: the trial.
-        metric: of the study; it comes first.
+        objectives: of the study; their metrics come first.
     """
+    first = [objective.metric for objective in objectives]
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
     table.add_row("trial", f"{row.number}, {row.state}, {row.epoch} epochs")
-    for name in sorted(row.metrics, key=lambda name: (name != metric, name)):
+    for name in sorted(row.metrics, key=lambda name: (first.index(name) if name in first else len(first), name)):
         best = f" (best {number(row.best[name])})" if name in row.best else ""
         table.add_row(Text(name), f"{number(row.metrics[name])}{best}")
     for name, value in flatten(row.config).items():
@@ -108,7 +100,8 @@ def status_table(snapshot: Snapshot) -> Table:
     table.add_row("trials", states_text(snapshot))
     for place, line in enumerate(_waiting(snapshot)):
         table.add_row("" if place else "waiting", Text(line, style="dim"))
-    table.add_row("best", Text(best_text(snapshot)))
+    for place, line in enumerate(best_texts(snapshot)):
+        table.add_row("" if place else "best", Text(line))
     for device, uses in groupby(snapshot.devices, attrgetter("device")):
         for place, use in enumerate(uses):
             table.add_row(Text("" if place else device), _use(use))
@@ -135,7 +128,7 @@ def trial_json(row: TrialRow) -> dict[str, Any]:
 
 def snapshot_json(snapshot: Snapshot) -> dict[str, Any]:
     """A study at one moment as plain values; numbers that JSON has no word for are None."""
-    best = snapshot.best
+    several = {} if isinstance(snapshot.metric, str) else {"front": [_best_json(best) for best in snapshot.front]}
     return {
         "metric": snapshot.metric,
         "mode": snapshot.mode,
@@ -146,7 +139,8 @@ def snapshot_json(snapshot: Snapshot) -> dict[str, Any]:
             reason: {"count": len(numbers), "first": list(numbers[:_FIRST])}
             for reason, numbers in snapshot.waiting.items()
         },
-        "best": best and {"trial": best.trial, "config": dict(best.config), "value": finite(best.value)},
+        "best": snapshot.best and _best_json(snapshot.best),
+        **several,
         "epochs_done": snapshot.epochs_done,
         "epochs_asked": snapshot.epochs_asked,
         "elapsed": snapshot.elapsed,
@@ -156,6 +150,11 @@ def snapshot_json(snapshot: Snapshot) -> dict[str, Any]:
             for use in snapshot.devices
         ],
     }
+
+
+def _best_json(best: Best) -> dict[str, Any]:
+    value = list(map(finite, best.value)) if isinstance(best.value, tuple) else finite(best.value)
+    return {"trial": best.trial, "config": dict(best.config), "value": value}
 
 
 def _waiting(snapshot: Snapshot) -> list[str]:

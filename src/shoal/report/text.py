@@ -3,12 +3,13 @@
 import math
 from typing import Any
 
-from shoal.report.snapshot import Snapshot
+from shoal.report.snapshot import Best, Snapshot
 from shoal.space import flatten
 from shoal.trial import Config, TrialState
 
 __all__ = [
     "best_text",
+    "best_texts",
     "config_text",
     "duration",
     "finite",
@@ -18,6 +19,9 @@ __all__ = [
     "state_text",
     "states_text",
 ]
+
+_LINES = 4
+"""Of trials that no other dominates."""
 
 
 def number(value: Any) -> str:
@@ -57,11 +61,27 @@ def config_text(config: Config) -> str:
 
 
 def best_text(snapshot: Snapshot) -> str:
-    """The best trial on one line: "accuracy 0.9812 by trial 7 with lr=0.001"; "–" when there is none."""
-    best = snapshot.best
-    if best is None:
-        return "–"
-    return f"{snapshot.metric} {number(best.value)} by trial {best.trial} with {config_text(best.config)}"
+    """The best trial on one line: "accuracy 0.9812 by trial 7 with lr=0.001"; "–" when there is none.
+
+    Of several metrics, the first of those that no other dominates, and how many more there are.
+    """
+    lines = best_texts(snapshot)
+    more = len(snapshot.front) - 1
+    return f"{lines[0]}, and {more} more that nothing dominates" if more > 0 else lines[0]
+
+
+def best_texts(snapshot: Snapshot) -> list[str]:
+    """The best trial, on a line; of several metrics the first of those that no other dominates, a line each."""
+    best = snapshot.front if snapshot.best is None else (snapshot.best,)
+    lines = [_best_line(snapshot, each) for each in best[:_LINES]]
+    return [*lines, f"and {len(best) - _LINES} more, see shoal best"] if len(best) > _LINES else lines or ["–"]
+
+
+def _best_line(snapshot: Snapshot, best: Best) -> str:
+    names = (snapshot.metric,) if isinstance(snapshot.metric, str) else snapshot.metric
+    values = best.value if isinstance(best.value, tuple) else (best.value,)
+    shown = " ".join(f"{name} {number(value)}" for name, value in zip(names, values, strict=True))
+    return f"{shown} by trial {best.trial} with {config_text(best.config)}"
 
 
 def states_text(snapshot: Snapshot) -> str:

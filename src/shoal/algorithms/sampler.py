@@ -1,0 +1,180 @@
+"""Optuna's samplers: made by name or by a function, and asked beforehand whether they can search a space."""
+
+import logging
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+from shoal.algorithms.base import Problem
+from shoal.domain import Choice, Domain
+from shoal.errors import AlgorithmError, SpaceError
+from shoal.objective import Objective
+from shoal.space import Space
+
+if TYPE_CHECKING:
+    import optuna
+
+__all__ = ["SAMPLERS", "check_sampler", "check_searchable", "directions", "heard", "made", "quiet", "sampler_text"]
+
+SAMPLERS = {
+    "tpe": "TPESampler",
+    "gp": "GPSampler",
+    "cmaes": "CmaEsSampler",
+    "qmc": "QMCSampler",
+    "nsga2": "NSGAIISampler",
+    "random": "RandomSampler",
+}
+"""Optuna's classes by the names under which they can be asked for."""
+
+_NEEDS = {"gp": ("torch", "scipy"), "cmaes": ("cmaes",), "qmc": ("scipy",)}
+"""Packages that Optuna imports only when such a sampler proposes for the second or the eleventh time."""
+
+# Who says once what Optuna would say of every trial anew.
+_SETTINGS = {"tpe": {"constant_liar": True}} | {name: {"warn_independent_sampling": False} for name in _NEEDS}
+
+_log = logging.getLogger("shoal.algorithms")
+
+
+def check_sampler(sampler: object) -> None:
+    """Refuse what is neither a name nor a function.
+
+    Raises:
+        AlgorithmError: shows what there is.
+    """
+    if not callable(sampler) and (not isinstance(sampler, str) or sampler not in SAMPLERS):
+        raise AlgorithmError(
+            f"`sampler` must be one of {', '.join(SAMPLERS)}, or a function that makes one of a seed, got {sampler!r}"
+        )
+
+
+def sampler_text(sampler: "str | Callable[[int], optuna.samplers.BaseSampler]") -> str:
+    """A sampler as errors call it."""
+    return f"sampler {sampler!r}" if isinstance(sampler, str) else f"the sampler of {sampler!r}"
+
+
+def made(sampler: "str | Callable[[int], optuna.samplers.BaseSampler]", seed: int) -> "optuna.samplers.BaseSampler":
+    """A new sampler.
+
+    Raises:
+        AlgorithmError: the function returns something else.
+    """
+    from optuna import samplers
+    from optuna.exceptions import ExperimentalWarning
+
+    if isinstance(sampler, str):
+        with warnings.catch_warnings():
+            # Of a class that was asked for by a name of ours, and of which its user knows nothing else.
+            warnings.simplefilter("ignore", ExperimentalWarning)
+            named: samplers.BaseSampler = getattr(samplers, SAMPLERS[sampler])(seed=seed, **_SETTINGS.get(sampler, {}))
+        return named
+    with heard(set()):
+        own = sampler(seed)
+    if not isinstance(own, samplers.BaseSampler):
+        raise AlgorithmError(
+            f"`sampler` must be a function that makes an Optuna sampler of a seed, but {sampler!r} returned {own!r}"
+        )
+    return own
+
+
+@contextmanager
+def heard(said: set[str]) -> Iterator[None]:
+    """What Optuna warns of within goes to the log "shoal.algorithms", and is no error under any filter of the user's.
+
+    Args:
+        said: what is in the log already, and is not said again; it grows.
+    """
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            yield
+        finally:
+            for message in (f"{warning.category.__name__}: {warning.message}" for warning in caught):
+                if message not in said:
+                    said.add(message)
+                    _log.warning("Optuna warns: %s", message)
+
+
+def directions(objectives: Sequence[Objective]) -> "list[optuna.study.StudyDirection]":
+    """As Optuna calls them."""
+    from optuna.study import StudyDirection
+
+    return [StudyDirection.MINIMIZE if objective.mode == "min" else StudyDirection.MAXIMIZE for objective in objectives]
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Within, Optuna's log has nothing below a warning, such as that there is a new study."""
+    import optuna
+
+    before = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(max(before, optuna.logging.WARNING))
+    try:
+        yield
+    finally:
+        optuna.logging.set_verbosity(before)
+
+
+def check_searchable(sampler: "str | Callable[[int], optuna.samplers.BaseSampler]", problem: Problem) -> None:
+    """Refuse, before anything is trained, what Optuna would do badly without a word, or fail at in the midst.
+
+    What the named samplers do was found out with Optuna 5: "tpe" and "random" search every space. The others model
+    only the parameters that every trial has: what exists for some options only is random to them, and to "cmaes" all
+    choices are. That is logged once. With "cmaes" a number that exists for some options only can turn the whole search
+    into a random one: as soon as a trial lacks it, the space has another dimension than the state that CMA-ES goes on
+    from.
+
+    Raises:
+        SpaceError: the sampler would propose nothing but random configurations, or may come to that.
+        AlgorithmError: it takes one metric only, or needs a package that is not installed.
+    """
+    if not isinstance(sampler, str):
+        return
+    if missing := [package for package in _NEEDS.get(sampler, ()) if find_spec(package) is None]:
+        raise AlgorithmError(
+            f"{sampler_text(sampler)} needs {' and '.join(missing)}. Install it with: pip install 'shoal[samplers]'"
+        )
+    if sampler == "cmaes":
+        _check_numbers(problem)
+    if ignored := _random_to(sampler, problem.space):
+        _log.warning(
+            "sampler %r does not model %s, which it draws at random; sampler 'tpe' models everything",
+            sampler,
+            ", ".join(f"`{path}`" for path in ignored),
+        )
+
+
+def _check_numbers(problem: Problem) -> None:
+    """Whether CMA-ES has something to do."""
+    if problem.others:
+        metrics = [objective.metric for objective in problem.objectives]
+        raise AlgorithmError(f"sampler 'cmaes' takes one metric, got {metrics}; use 'nsga2', 'tpe' or 'gp'")
+    remedy = "use sampler 'tpe', which searches every space"
+    parameters = _several_valued(problem.space)
+    numbers = {path: entry for path, entry in parameters.items() if not isinstance(entry[0], Choice)}
+    for path, (domain, conditional) in numbers.items():
+        if conditional:
+            raise SpaceError(
+                f"`{path}`: sampler 'cmaes' cannot search {domain} that exists for some options only; {remedy}"
+            )
+    if parameters and not numbers:
+        raise SpaceError(
+            f"`{next(iter(parameters))}`: sampler 'cmaes' searches numbers, and this space has only choices, which it "
+            f"would draw at random; {remedy}"
+        )
+
+
+def _random_to(sampler: str, space: Space) -> list[str]:
+    """Parameters that a sampler does not model, although it models others."""
+    if sampler in ("tpe", "random"):
+        return []
+    return [
+        path
+        for path, (domain, conditional) in _several_valued(space).items()
+        if conditional or (sampler == "cmaes" and isinstance(domain, Choice))
+    ]
+
+
+def _several_valued(space: Space) -> dict[str, tuple[Domain, bool]]:
+    return {path: entry for path, entry in space.domains().items() if not entry[0].to_optuna().single()}

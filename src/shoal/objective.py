@@ -1,0 +1,82 @@
+"""What is good: the metrics that trials are compared by, and which trials no other beats."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from shoal.errors import AlgorithmError
+
+__all__ = ["Objective", "objectives", "undominated"]
+
+
+@dataclass(frozen=True)
+class Objective:
+    """A metric, and which end of it is good.
+
+    Args:
+        metric: the name of a reported value.
+        mode: "min" or "max".
+
+    Raises:
+        AlgorithmError: `mode` is neither.
+    """
+
+    metric: str
+    mode: str
+
+    def __post_init__(self) -> None:
+        if self.mode not in ("min", "max"):
+            raise AlgorithmError(f'`mode` must be "min" or "max", got {self.mode!r}')
+
+    def loss(self, value: float) -> float:
+        """The value, turned so that less is better."""
+        return value if self.mode == "min" else -value
+
+
+def objectives(metric: str | Sequence[str], mode: str | Sequence[str]) -> tuple[Objective, ...]:
+    """The objectives of a study as `tune` is told of them.
+
+    Args:
+        metric: a name, or several.
+        mode: "min" or "max"; of several metrics one for each.
+
+    Raises:
+        AlgorithmError: there is no metric, a name comes twice, or the modes are not one for each.
+    """
+    if isinstance(metric, str):
+        if not isinstance(mode, str):
+            raise AlgorithmError(f'`mode` must be "min" or "max" where `metric` is one name, got {mode!r}')
+        return (Objective(metric, mode),)
+    if not isinstance(metric, list | tuple) or not metric or not all(isinstance(name, str) for name in metric):
+        raise AlgorithmError(f"`metric` must be the name of a reported value, or a list of such names, got {metric!r}")
+    if len(set(metric)) < len(metric):
+        raise AlgorithmError(f"`metric` must name each metric once, got {metric!r}")
+    if not isinstance(mode, list | tuple) or len(mode) != len(metric):
+        raise AlgorithmError(
+            f'`mode` must be "min" or "max" for each of the {len(metric)} metrics, a list as long, got {mode!r}'
+        )
+    return tuple(map(Objective, metric, mode))
+
+
+def undominated(losses: Mapping[int, Iterable[float]]) -> set[int]:
+    """The Pareto front: those that no other dominates, equal ones together.
+
+    One dominates another if it is at least as good in every objective and better in one.
+
+    Args:
+        losses: of each, by any number; the less the better, none of them NaN.
+    """
+    # In this order nothing is dominated by what comes later, and who is dominated is so by one of the front.
+    ordered = sorted((tuple(values), number) for number, values in losses.items())
+    best: list[tuple[float, ...]] = []
+    numbers: set[int] = set()
+    for values, number in ordered:
+        if any(_dominates(other, values) for other in best):
+            continue
+        numbers.add(number)
+        if not best or best[-1] != values:
+            best.append(values)
+    return numbers
+
+
+def _dominates(one: tuple[float, ...], other: tuple[float, ...]) -> bool:
+    return one != other and all(mine <= theirs for mine, theirs in zip(one, other, strict=True))

@@ -1,0 +1,145 @@
+"""A study of Optuna's that follows one of ours while it runs."""
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from shoal.algorithms.sampler import directions, quiet
+from shoal.errors import ShoalError
+from shoal.journal.rows import TrialRow
+from shoal.journal.view import JournalView
+from shoal.report.optuna_study import attributes, curve, frozen, metrics, state
+from shoal.report.ranking import values
+from shoal.space import Space
+
+if TYPE_CHECKING:
+    import optuna
+
+__all__ = ["mirror"]
+
+_MARK = "shoal"
+"""The attribute by which a mirror knows its study again."""
+
+
+def mirror(
+    directory: Path | str, storage: "str | optuna.storages.BaseStorage", name: str | None = None, interval: float = 1.0
+) -> "optuna.Study":
+    """Read a study's journal again and again, and write what is new to a study of Optuna's, until nobody runs it.
+
+    The trials there have the same numbers. What is in the storage is the only memory, so that a mirror that was killed
+    is followed by another. There must be one at a time.
+
+    Args:
+        directory: of the study.
+        storage: an address such as "sqlite:///optuna.db", the path of a file for Optuna's JournalStorage, or one of
+            Optuna's storages.
+        name: of the study there; by default that of the directory.
+        interval: seconds between two looks.
+
+    Raises:
+        JournalError: there is no study.
+        ShoalError: the storage cannot be used, or has another study of that name.
+    """
+    directory = Path(directory)
+    if not interval > 0:
+        raise ShoalError(f"`interval` must be a number of seconds above 0, got {interval!r}")
+    with JournalView.read(directory) as journal:
+        follower = _Follower(journal, _opened(storage), name or directory.resolve().name)
+        while True:
+            running = journal.writer() is not None  # asked first: what it writes last is then seen by this look
+            follower.look()
+            if not running:
+                return follower.study
+            time.sleep(interval)
+
+
+def _opened(storage: "str | optuna.storages.BaseStorage") -> "optuna.storages.BaseStorage":
+    """The storage of an address or a path.
+
+    Raises:
+        ShoalError: it cannot be used.
+    """
+    from optuna.storages import JournalStorage, RDBStorage
+    from optuna.storages.journal import JournalFileBackend
+    from sqlalchemy.exc import ArgumentError, NoSuchModuleError, OperationalError
+
+    if not isinstance(storage, str):
+        return storage
+    try:
+        with quiet():
+            return RDBStorage(storage) if "://" in storage else JournalStorage(JournalFileBackend(storage))
+    except (ArgumentError, NoSuchModuleError, OperationalError, OSError, ImportError) as error:
+        raise ShoalError(
+            f"the storage {storage!r} cannot be used ({error}); give an address such as sqlite:///optuna.db, or the "
+            "path of a file"
+        ) from error
+
+
+class _Follower:
+    """Knows what of a study is in the storage.
+
+    Args:
+        journal: of the study.
+        storage: of Optuna's.
+        name: of the study there.
+
+    Raises:
+        ShoalError: the storage has another study of that name.
+    """
+
+    def __init__(self, journal: JournalView, storage: "optuna.storages.BaseStorage", name: str) -> None:
+        import optuna
+
+        self._journal = journal
+        self._goals = journal.objectives
+        self._space = Space.from_json(journal.study["space"])
+        self._storage = storage
+        first = journal.runs()[0]
+        mark = f"{first.started:.6f} {first.pid}"
+        with quiet():
+            self.study = optuna.create_study(
+                study_name=name, storage=storage, directions=directions(self._goals), load_if_exists=True
+            )
+        alike = self.study.directions == directions(self._goals)
+        if alike and _MARK not in self.study.user_attrs and not self.study.get_trials(deepcopy=False):
+            self.study.set_user_attr("metric", metrics(self._goals))
+            self.study.set_user_attr(_MARK, mark)
+        elif self.study.user_attrs.get(_MARK) != mark:
+            raise ShoalError(f"the storage holds another study named {name!r}; choose another name for the mirror")
+        self._id = storage.get_study_id_from_name(name)
+        self._seen: dict[int, tuple[Any, ...]] = {}  # by number, how it stood when it was written last
+
+    def look(self) -> None:
+        """Write what is new."""
+        news = [row for row in self._journal.trials() if self._seen.get(row.number) != _standing(row)]
+        there = self.study.get_trials(deepcopy=False) if news else []
+        for row in news:
+            if row.number < len(there):
+                self._update(row, there[row.number])
+            else:
+                self.study.add_trial(frozen(row, self._journal.curve(row.number), self._space, self._goals))
+            self._seen[row.number] = _standing(row)
+
+    def _update(self, row: TrialRow, there: "optuna.trial.FrozenTrial") -> None:
+        """Bring a trial in the storage up to date; its state comes last, for what has ended cannot be changed."""
+        from optuna.trial import TrialState as There
+
+        if there.state.is_finished():
+            return
+        trial, storage = self._storage.get_trial_id_from_study_id_trial_number(self._id, row.number), self._storage
+        now = state(row, self._goals)
+        if there.state is There.WAITING and now is not There.WAITING:
+            storage.set_trial_state_values(trial, There.RUNNING)
+        for epoch, value in curve(self._journal.curve(row.number), self._goals).items():
+            if epoch not in there.intermediate_values:
+                storage.set_trial_intermediate_value(trial, epoch, value)
+        for name, value in attributes(row).items():
+            if there.user_attrs.get(name) != value:
+                storage.set_trial_user_attr(trial, name, value)
+        if now.is_finished():
+            storage.set_trial_state_values(trial, now, values(row, self._goals))
+
+
+def _standing(row: TrialRow) -> tuple[Any, ...]:
+    """What there is to be written anew of a trial when it changes."""
+    return row.state, row.epoch, row.reason

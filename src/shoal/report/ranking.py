@@ -1,0 +1,55 @@
+"""Which trials are the best."""
+
+from collections.abc import Sequence
+
+from shoal.journal.rows import TrialRow
+from shoal.objective import Objective, undominated
+from shoal.trial import TrialState
+
+__all__ = ["front", "ranked", "values"]
+
+
+def values(row: TrialRow, objectives: Sequence[Objective]) -> tuple[float, ...] | None:
+    """The last values of a study's metrics; None of a trial that lacks one, or that failed.
+
+    Args:
+        row: the trial.
+        objectives: of the study.
+    """
+    if row.objective is None or row.state is TrialState.FAILED:
+        return None
+    return (row.objective, *(row.metrics[other.metric] for other in objectives[1:]))
+
+
+def front(rows: Sequence[TrialRow], objectives: Sequence[Objective]) -> set[int]:
+    """The numbers of the trials that no other dominates, by the last values of a study's metrics.
+
+    Args:
+        rows: as read from the journal.
+        objectives: of the study; of one alone, these are the best trial and its equals.
+    """
+    losses = {}
+    for row in rows:
+        if (shown := values(row, objectives)) is not None:
+            losses[row.number] = [goal.loss(value) for goal, value in zip(objectives, shown, strict=True)]
+    return undominated(losses)
+
+
+def ranked(rows: Sequence[TrialRow], objectives: Sequence[Objective]) -> list[TrialRow]:
+    """The best first, by the last value of the study's metric; then those without one and those that failed.
+
+    Of several metrics, those first that no other trial dominates, then the others, both by the first metric.
+
+    Args:
+        rows: as read from the journal.
+        objectives: of the study.
+    """
+    best = front(rows, objectives) if len(objectives) > 1 else set()
+
+    def key(row: TrialRow) -> tuple[bool, bool, float, int]:
+        shown = values(row, objectives)
+        if shown is None:
+            return True, True, 0.0, row.number
+        return False, row.number not in best, objectives[0].loss(shown[0]), row.number
+
+    return sorted(rows, key=key)
