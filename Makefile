@@ -31,6 +31,7 @@ benchmarks-quick: $(READY)
 	$(BIN)/python benchmarks/groups.py --quick
 	$(BIN)/python benchmarks/auto.py --quick
 	$(BIN)/python benchmarks/time_sharing.py --quick
+	$(BIN)/python benchmarks/regret.py --quick
 
 format: $(READY)
 	$(BIN)/ruff format .

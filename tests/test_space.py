@@ -391,3 +391,54 @@ def test_parameters_are_what_a_configuration_was_drawn_by(seed):
 def test_what_is_no_configuration_has_no_parameters(config):
     with pytest.raises(SpaceError, match="is no configuration of Space"):
         Space({"a": uniform(0, 1), "b": 1}).parameters(config)
+
+
+PLACES = {
+    Uniform(-2, 6): {0.0: -2.0, 0.25: 0.0, 1.0: 6.0},
+    Uniform(3, 3): {0.5: 3.0},
+    Uniform(-1.7e308, 1.7e308): {0.5: 0.0, 1.0: 1.7e308},
+    LogUniform(1e-4, 1): {0.0: 1e-4, 0.5: 1e-2, 1.0: 1.0},
+    QUniform(0.1, 0.9, 0.2): {0.1: 0.1, 0.3: 0.3, 0.9: 0.9},
+    RandInt(2, 10, 2): {0.125: 2, 0.375: 4, 0.875: 8},
+    RandInt(7, 8): {0.5: 7},
+    LogRandInt(1, 4): {math.log(2) / 4 / math.log(2): 1, math.log(12) / 2 / math.log(4): 3},
+    Choice(("a", "b", "c", "d")): {0.125: 0, 0.875: 3},
+}
+
+
+@pytest.mark.parametrize("domain", PLACES, ids=str)
+def test_places_of_values(domain):
+    for place, value in PLACES[domain].items():
+        assert domain.at(place) == pytest.approx(value, rel=1e-12, abs=1e-12)
+        assert domain.place_of(value) == pytest.approx(place)
+    assert domain.at(1.0) == pytest.approx(domain.at(1 - 1e-16)), "the end belongs to the last value"
+
+
+@pytest.mark.parametrize("domain", PLACES, ids=str)
+def test_a_value_is_at_its_place_and_places_are_as_likely_as_samples(domain):
+    rng = Random(0)
+    sampled = [domain.sample(rng) for _ in range(2000)]
+    for value in sampled[:200]:
+        assert domain.at(domain.place_of(value)) == pytest.approx(value)
+    placed = sorted(domain.at((i + 0.5) / 2000) for i in range(2000))
+    ends = domain.place_of(placed[0]), domain.place_of(placed[-1])
+    assert 0 <= ends[0] <= ends[1] <= 1
+    mean = [sum(map(domain.place_of, values)) / 2000 for values in (sampled, placed)]
+    assert mean[0] == pytest.approx(mean[1], abs=0.03)
+
+
+def test_domains_and_columns_are_those_of_all_options():
+    space = Space(
+        {
+            "lr": loguniform(1e-4, 1),
+            "optimizer": choice([{"name": "sgd", "momentum": uniform(0, 1)}, {"name": "adam"}, randint(1, 3)]),
+            "constant": {"a": 3},
+        }
+    )
+    assert list(space.domains()) == ["lr", "optimizer", "optimizer[0].momentum", "optimizer[2]"]
+    assert space.domains()["optimizer[0].momentum"] == (uniform(0, 1), True)
+    assert space.leaves().keys() == {"lr", "optimizer", "optimizer.name", "optimizer.momentum", "constant.a"}
+    for seed in range(50):
+        config = space.sample(seed)
+        assert space.parameters(config).keys() <= space.domains().keys()
+        assert flatten(config).keys() <= space.leaves().keys()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from shoal.algorithms.asha import ASHA
+    from shoal.algorithms.bohb import BOHB, SyncBOHB
     from shoal.algorithms.grid import Grid
     from shoal.algorithms.hyperband import Hyperband
     from shoal.algorithms.median import Median
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "shoal.algorithms.asha": ("ASHA",),
+    "shoal.algorithms.bohb": ("BOHB", "SyncBOHB"),
     "shoal.algorithms.grid": ("Grid",),
     "shoal.algorithms.hyperband": ("Hyperband",),
     "shoal.algorithms.median": ("Median",),
@@ -52,6 +54,7 @@ _PACKAGES = ("algorithms", "backend", "schedule", "testing")
 __version__ = "0.1.0"
 __all__ = [
     "ASHA",
+    "BOHB",
     "FusedOptimizer",
     "GradScaler",
     "Grid",
@@ -64,6 +67,7 @@ __all__ = [
     "Study",
     "StudyInterrupted",
     "SuccessiveHalving",
+    "SyncBOHB",
     "Task",
     "TrainingStep",
     "choice",

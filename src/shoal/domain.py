@@ -34,6 +34,14 @@ class Domain(ABC):
     def sample(self, rng: Random) -> Any:
         """One value, drawn with `rng`; of a `Choice`, the position of one."""
 
+    @abstractmethod
+    def at(self, place: float) -> Any:
+        """The value at a place in [0, 1], in which stretches of one length are equally likely; see `sample`."""
+
+    @abstractmethod
+    def place_of(self, value: Any) -> float:
+        """Where in [0, 1] a value is, up to rounding: the middle of its stretch, if it has one."""
+
     def points(self) -> Iterable[Any] | None:
         """Every value, in order; None when they are a continuum, as they are unless a domain says otherwise."""
         return None
@@ -65,7 +73,15 @@ class Uniform(Domain):
 
     def sample(self, rng: Random) -> float:
         """A float in [low, high]."""
-        return _between(self.low, self.high, rng.random())
+        return self.at(rng.random())
+
+    def at(self, place: float) -> float:
+        """So much of the way from `low` to `high`."""
+        return _between(self.low, self.high, place)
+
+    def place_of(self, value: float) -> float:
+        """How much of the way from `low` to `high` it is."""
+        return _place(self.low, self.high, value)
 
     def holds(self, value: Any) -> bool:
         """A number from `low` to `high`."""
@@ -92,8 +108,16 @@ class LogUniform(Domain):
 
     def sample(self, rng: Random) -> float:
         """A float in [low, high]."""
-        value = math.exp(_between(math.log(self.low), math.log(self.high), rng.random()))
+        return self.at(rng.random())
+
+    def at(self, place: float) -> float:
+        """So much of the way from `low` to `high`, by logarithms."""
+        value = math.exp(_between(math.log(self.low), math.log(self.high), place))
         return min(max(value, float(self.low)), float(self.high))
+
+    def place_of(self, value: float) -> float:
+        """How much of the way from `low` to `high` it is, by logarithms."""
+        return _place(math.log(self.low), math.log(self.high), math.log(value))
 
     def holds(self, value: Any) -> bool:
         """A number from `low` to `high`."""
@@ -128,6 +152,14 @@ class QUniform(Domain):
         """One of the points."""
         return self._value(rng.randrange(self._count))
 
+    def at(self, place: float) -> float:
+        """The point in whose stretch the place is."""
+        return self._value(_index(place, self._count))
+
+    def place_of(self, value: float) -> float:
+        """The middle of the nearest point's stretch."""
+        return (self._steps(value) + 0.5) / self._count
+
     def points(self) -> Iterable[float]:
         """From `low` upwards."""
         return map(self._value, range(self._count))
@@ -144,8 +176,11 @@ class QUniform(Domain):
 
     def nearest(self, value: float) -> float:
         """The point that is nearest to a value in the range."""
+        return self._value(self._steps(value))
+
+    def _steps(self, value: float) -> int:
         steps = round((_decimal(value) - _decimal(self.low)) / _decimal(self.q))
-        return self._value(min(max(steps, 0), self._count - 1))
+        return min(max(steps, 0), self._count - 1)
 
     @property
     def _count(self) -> int:
@@ -174,7 +209,17 @@ class RandInt(Domain):
         """One of the points."""
         return rng.randrange(self.low, self.high, self.step)
 
-    def points(self) -> Iterable[int]:
+    def at(self, place: float) -> int:
+        """The point in whose stretch the place is."""
+        points = self.points()
+        return points[_index(place, len(points))]
+
+    def place_of(self, value: int) -> float:
+        """The middle of the point's stretch."""
+        points = self.points()
+        return (points.index(value) + 0.5) / len(points)
+
+    def points(self) -> range:
         """From `low` upwards."""
         return range(self.low, self.high, self.step)
 
@@ -203,8 +248,17 @@ class LogRandInt(Domain):
 
     def sample(self, rng: Random) -> int:
         """The floor of a loguniform value."""
-        value = int(math.exp(_between(math.log(self.low), math.log(self.high), rng.random())))
+        return self.at(rng.random())
+
+    def at(self, place: float) -> int:
+        """The floor of the value that is so much of the way from `low` to `high`, by logarithms."""
+        value = int(math.exp(_between(math.log(self.low), math.log(self.high), place)))
         return min(max(value, self.low), self.high - 1)
+
+    def place_of(self, value: int) -> float:
+        """The middle between the logarithms of the value and of the next."""
+        middle = (math.log(value) + math.log(value + 1)) / 2
+        return _place(math.log(self.low), math.log(self.high), middle)
 
     def points(self) -> Iterable[int]:
         """From `low` upwards."""
@@ -235,6 +289,14 @@ class Choice(Domain):
     def sample(self, rng: Random) -> int:
         """The position of one option; what that holds is for the `Space` to sample."""
         return rng.randrange(len(self.options))
+
+    def at(self, place: float) -> int:
+        """The position of the option in whose stretch the place is."""
+        return _index(place, len(self.options))
+
+    def place_of(self, value: int) -> float:
+        """The middle of the stretch of the option at that position."""
+        return (value + 0.5) / len(self.options)
 
     @property
     def is_plain(self) -> bool:
@@ -321,6 +383,16 @@ def _log_fault(low: float) -> str | None:
 def _between(low: float, high: float, fraction: float) -> float:
     # Not low + fraction * (high - low): that difference overflows for the widest ranges.
     return float(min(max((1 - fraction) * low + fraction * high, low), high))
+
+
+def _place(low: float, high: float, value: float) -> float:
+    # Halves, for the difference of the ends of the widest ranges overflows.
+    width = high / 2 - low / 2
+    return min(max((value / 2 - low / 2) / width, 0.0), 1.0) if width > 0 else 0.5
+
+
+def _index(place: float, count: int) -> int:
+    return min(int(place * count), count - 1)
 
 
 def _decimal(value: float) -> Fraction:

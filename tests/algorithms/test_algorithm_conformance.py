@@ -2,7 +2,18 @@ import dataclasses
 
 import pytest
 
-from shoal.algorithms import ALGORITHMS, ASHA, Grid, Hyperband, Median, OptunaSearch, Random, SuccessiveHalving
+from shoal.algorithms import (
+    ALGORITHMS,
+    ASHA,
+    BOHB,
+    Grid,
+    Hyperband,
+    Median,
+    OptunaSearch,
+    Random,
+    SuccessiveHalving,
+    SyncBOHB,
+)
 from shoal.space import Space, choice, loguniform, randint, uniform
 from shoal.testing import check_algorithm
 from shoal.trial import Budget, Decision, TrialGroup, TrialState, derive_seed
@@ -20,6 +31,9 @@ CASES = {
     "hyperband, one bracket": (lambda: Hyperband(max_epochs=27, brackets=1), MIXED),
     "successive_halving": (lambda: SuccessiveHalving(n=20, max_epochs=9), MIXED),
     "successive_halving of two": (lambda: SuccessiveHalving(n=2, max_epochs=10, eta=2, min_epochs=2), MIXED),
+    "sync_bohb": (lambda: SyncBOHB(max_epochs=9, brackets=5), MIXED),
+    "sync_bohb, from two epochs": (lambda: SyncBOHB(max_epochs=9, eta=2, min_epochs=2, random_fraction=0), DISCRETE),
+    "random, gathered": (lambda: Random(n=25, epochs=3, gather=["optimizer.name"]), MIXED),
 }
 ASYNCHRONOUS = {
     "asha": (lambda: ASHA(n=40, max_epochs=9, concurrency=8), MIXED),
@@ -31,6 +45,10 @@ ASYNCHRONOUS = {
         lambda: ASHA(n=20, max_epochs=9, concurrency=4, variant="stopping", sampler="nsga2"),
         MIXED,
     ),
+    "asha, gathered": (lambda: ASHA(n=40, max_epochs=9, concurrency=8, gather=["width"]), DISCRETE),
+    "bohb": (lambda: BOHB(max_epochs=9, brackets=5), MIXED),
+    "bohb, one by one": (lambda: BOHB(max_epochs=9, concurrency=1, random_fraction=0), MIXED),
+    "bohb, eta 2": (lambda: BOHB(max_epochs=11, eta=2, samples=4, concurrency=20, gather=["depth"]), DISCRETE),
     "median": (lambda: Median(n=30, epochs=5, concurrency=6), MIXED),
     "median, every two epochs": (lambda: Median(n=20, epochs=7, interval=2, grace=4, least=1, concurrency=9), MIXED),
     "optuna": (lambda: OptunaSearch(n=16, epochs=3, concurrency=3), MIXED),

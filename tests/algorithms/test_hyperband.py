@@ -1,3 +1,6 @@
+import math
+from fractions import Fraction
+
 import pytest
 
 from shoal.algorithms.hyperband import Hyperband, deepest_bracket, rungs
@@ -34,6 +37,8 @@ TABLES = {
         [(5, 100)],
     ],
     (2, 2): [[(2, 1), (1, 2)], [(2, 2)]],
+    # Printed in the documentation of mlr3hyperband, another implementation (mlr_tuners_hyperband).
+    (8, 2): [[(8, 1), (4, 2), (2, 4), (1, 8)], [(6, 2), (3, 4), (1, 8)], [(4, 4), (2, 8)], [(4, 8)]],
 }
 
 
@@ -51,6 +56,29 @@ def test_rungs_are_those_of_the_paper(setting, table):
     brackets = [rungs(*setting, s) for s in reversed(range(len(table)))]
     assert [[(rung.trials, rung.epochs) for rung in bracket] for bracket in brackets] == table
     assert deepest_bracket(*setting) == len(table) - 1
+
+
+def by_the_formulas(most, eta, least):
+    """Falkner et al. 2018, Algorithm 1, in exact fractions: every bracket's rungs, as if budgets could be so."""
+    s_max = 0
+    while Fraction(most, least) >= eta ** (s_max + 1):
+        s_max += 1
+    for s in range(s_max, -1, -1):
+        n = math.ceil(Fraction(s_max + 1, s + 1) * eta**s)
+        yield [(math.floor(Fraction(n, eta**i)), Fraction(most, eta ** (s - i))) for i in range(s + 1)]
+
+
+@pytest.mark.parametrize(
+    "setting", [(81, 3, 1), (27, 3, 1), (250, 5, 1), (243, 3, 9), (54, 3, 2), (100, 4, 3)], ids=str
+)
+def test_rungs_are_those_of_the_formulas(setting):
+    most, eta, least = setting
+    expected = list(by_the_formulas(*setting))
+    found = [rungs(most, eta, s, least) for s in reversed(range(len(expected)))]
+    assert [[(rung.trials, rung.epochs) for rung in bracket] for bracket in found] == [
+        [(trials, math.floor(epochs)) for trials, epochs in bracket] for bracket in expected
+    ]
+    assert min(rung.epochs for bracket in found for rung in bracket) >= least
 
 
 @pytest.mark.parametrize("eta", [2, 3, 4, 5, 10])

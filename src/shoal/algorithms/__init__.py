@@ -2,6 +2,7 @@
 
 from shoal.algorithms.asha import ASHA
 from shoal.algorithms.base import Algorithm
+from shoal.algorithms.bohb import BOHB, SyncBOHB
 from shoal.algorithms.grid import Grid
 from shoal.algorithms.hyperband import Hyperband
 from shoal.algorithms.median import Median
@@ -13,6 +14,7 @@ from shoal.algorithms.successive_halving import SuccessiveHalving
 __all__ = [
     "ALGORITHMS",
     "ASHA",
+    "BOHB",
     "Algorithm",
     "Grid",
     "Hyperband",
@@ -20,4 +22,5 @@ __all__ = [
     "OptunaSearch",
     "Random",
     "SuccessiveHalving",
+    "SyncBOHB",
 ]

@@ -3,7 +3,7 @@
 import math
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -78,6 +78,8 @@ class ASHA(ConcurrentAlgorithm):
         sampler: None: new trials are random. Else a name of `SAMPLERS`, or a function that makes a new Optuna sampler
             of a seed. "nsga2" and "cmaes" breed generations, of trials that have got to the budget that is modelled;
             as few do, they learn late.
+        gather: parameters by which each `concurrency` configurations are put in order, so that those which can be one
+            array come together; which configurations there are does not change.
 
     Raises:
         AlgorithmError: a setting is no integer, out of range, no variant, or no sampler.
@@ -90,6 +92,7 @@ class ASHA(ConcurrentAlgorithm):
     concurrency: int = 32
     variant: str = "promotion"
     sampler: "str | Callable[[int], optuna.samplers.BaseSampler] | None" = None
+    gather: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         check_whole("n", self.n)

@@ -1,5 +1,6 @@
 """The contract of an algorithm: what to try next, and how far."""
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,7 +8,7 @@ from typing import ClassVar
 
 from shoal.errors import AlgorithmError, TaskError
 from shoal.objective import Objective, objectives
-from shoal.space import Space
+from shoal.space import Space, flatten
 from shoal.trial import Config, Decision, Report, Trial, TrialGroup, derive_seed
 
 __all__ = ["Algorithm", "Problem", "check_whole"]
@@ -24,9 +25,11 @@ class Problem:
         seed: of the study; with a trial's number it determines that trial.
         data_seed: shared by all trials; None gives every trial its own.
         others: the other metrics, for algorithms that take several.
+        gather: parameters, named as `flatten` names them, such as "width" or "optimizer.name". Trials that agree on
+            them can be one array, so random configurations that do come one after the other.
 
     Raises:
-        AlgorithmError: `mode` is neither "min" nor "max".
+        AlgorithmError: `mode` is neither "min" nor "max", or `gather` names what no configuration has.
     """
 
     space: Space
@@ -35,9 +38,17 @@ class Problem:
     seed: int
     data_seed: int | None
     others: tuple[Objective, ...] = ()
+    gather: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         Objective(self.metric, self.mode)  # which looks at the mode
+        if isinstance(self.gather, str):
+            raise AlgorithmError(f"`gather` must be a list of names, got {self.gather!r}; write [{self.gather!r}]")
+        columns = self.space.leaves()
+        for name in self.gather:
+            if name not in columns:
+                names = ", ".join(map(repr, sorted(columns))) or "nothing"
+                raise AlgorithmError(f"`gather` names {name!r}, which is not in the search space; it has {names}")
 
     @property
     def objectives(self) -> tuple[Objective, ...]:
@@ -47,6 +58,22 @@ class Problem:
     def sample(self, number: int) -> Config:
         """The random configuration of trial `number`: a function of it and the study's seed alone."""
         return self.space.sample(derive_seed(self.seed, "config", number))
+
+    def samples(self, numbers: Sequence[int]) -> list[Config]:
+        """The random configurations of trials that may begin together: those of `sample`, gathered."""
+        return self.gathered([self.sample(number) for number in numbers])
+
+    def gathered(self, configs: Sequence[Config]) -> list[Config]:
+        """The same configurations, each moved up to the first one that agrees with it on the parameters to gather."""
+        alike: dict[str, list[Config]] = {}
+        for config in configs:
+            row = flatten(config)
+            alike.setdefault(json.dumps([row.get(name) for name in self.gather]), []).append(config)
+        return [config for together in alike.values() for config in together]
+
+    def random_trials(self, numbers: Sequence[int]) -> list[Trial]:
+        """Trials of random configurations that may begin together."""
+        return [self.trial(number, config) for number, config in zip(numbers, self.samples(numbers), strict=True)]
 
     def trial(self, number: int, config: Config) -> Trial:
         """A trial with the seeds that belong to its number."""
@@ -96,6 +123,8 @@ class Algorithm(ABC):
 
     takes_several_metrics: ClassVar[bool] = False
     """Whether it can compare trials by more than one metric."""
+    gather: Sequence[str] = ()
+    """Names of parameters, see `Problem`; a setting of the algorithms that try random configurations or all of them."""
 
     _problem: Problem | None = None
 
@@ -118,8 +147,8 @@ class Algorithm(ABC):
             data_seed: of the order of samples of every trial; None gives each trial its own.
 
         Raises:
-            AlgorithmError: `mode` is unknown, there are more metrics than the algorithm takes, or the instance serves
-                another study already.
+            AlgorithmError: `mode` or a name in `gather` is unknown, there are more metrics than the algorithm takes, or
+                the instance serves another study already.
             SpaceError: the algorithm cannot search this space.
         """
         if self._problem is not None:
@@ -129,7 +158,7 @@ class Algorithm(ABC):
             raise AlgorithmError(
                 f"{type(self).__name__} compares trials by one metric, got {metric!r}; for several use OptunaSearch"
             )
-        problem = Problem(space, first.metric, first.mode, seed, data_seed, tuple(others))
+        problem = Problem(space, first.metric, first.mode, seed, data_seed, tuple(others), self.gather)
         self.begin(problem)
         self._problem = problem
 

@@ -33,6 +33,9 @@ class Bracket:
         problem: says what is good.
     """
 
+    results: dict[int, dict[int, float]]
+    """Epochs of a rung -> number of a trial that is done with it -> its metric there; NaN if it failed on the way."""
+
     def __init__(self, name: str, rungs: Sequence[Rung], trials: Sequence[Trial], problem: Problem) -> None:
         self.trials = tuple(trials)
         self._name = name
@@ -43,6 +46,12 @@ class Bracket:
         self._undecided = {trial.number: trial for trial in trials}
         self._values: dict[int, float] = {}
         self._emitted = False
+        self.results = {}
+
+    @property
+    def training(self) -> int:
+        """How many trials have still to get to the rung that is next."""
+        return len(self._undecided) - len(self._values)
 
     @property
     def finished(self) -> bool:
@@ -67,8 +76,9 @@ class Bracket:
         """
         number, budget = report.trial, self._budgets[self._rung]
         if report.state is TrialState.FAILED:
-            self._undecided.pop(number, None)
-            self._values.pop(number, None)
+            if self._undecided.pop(number, None) is not None:
+                self._values.pop(number, None)
+                self._note(number, math.nan)
             return self._climb_if_complete()
 
         value = self._problem.value(report)
@@ -80,9 +90,15 @@ class Bracket:
             return []
         if self._rung == len(self._places):
             del self._undecided[number]
+            self._note(number, value)
             return [Decision(number, TrialState.COMPLETE)]
-        self._values.setdefault(number, value)
+        if number not in self._values:
+            self._values[number] = value
+            self._note(number, value)
         return self._climb_if_complete()
+
+    def _note(self, number: int, value: float) -> None:
+        self.results.setdefault(self._budgets[self._rung], {})[number] = value
 
     def _climb_if_complete(self) -> list[Decision]:
         if not self._undecided or len(self._values) < len(self._undecided):

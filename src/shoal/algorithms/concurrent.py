@@ -25,6 +25,7 @@ class ConcurrentAlgorithm(Algorithm):
         """All that have begun, by number."""
         self.training: dict[int, int] = {}
         """Number of a trial that is being trained -> the epoch up to which."""
+        self._drawn: dict[int, Config] = {}
 
     @abstractmethod
     def next_stretch(self) -> tuple[int, int] | None:
@@ -46,8 +47,15 @@ class ConcurrentAlgorithm(Algorithm):
     def begin_trial(self, config: Config | None = None) -> int:
         """The number of a new trial; its configuration is random unless given."""
         number = len(self.trials)
-        self.trials.append(self.problem.trial(number, self.problem.sample(number) if config is None else config))
+        self.trials.append(self.problem.trial(number, self._random(number) if config is None else config))
         return number
+
+    def _random(self, number: int) -> Config:
+        """Drawn for as many trials at once as are trained at a time, for only those can begin in one array."""
+        if number not in self._drawn:
+            numbers = range(number, min(number + self.concurrency, self.n))
+            self._drawn = dict(zip(numbers, self.problem.samples(numbers), strict=True))
+        return self._drawn[number]
 
     def next_groups(self, free: int) -> list[TrialGroup]:
         """Who is next, while fewer than `concurrency` are trained."""

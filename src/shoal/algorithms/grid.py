@@ -1,5 +1,6 @@
 """Grid search."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shoal.algorithms.base import Problem, check_whole
@@ -15,17 +16,19 @@ class Grid(BracketedAlgorithm):
 
     Args:
         epochs: that each trial is trained.
+        gather: parameters by which the points are put in order, so that those which can be one array come together.
 
     Raises:
         AlgorithmError: `epochs` is no integer of at least 1.
     """
 
     epochs: int
+    gather: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         check_whole("epochs", self.epochs)
 
     def brackets_for(self, problem: Problem) -> list[Bracket]:
         """One, with a single rung."""
-        trials = [problem.trial(number, config) for number, config in enumerate(problem.space.grid())]
+        trials = [problem.trial(number, config) for number, config in enumerate(problem.gathered(problem.space.grid()))]
         return [Bracket("grid", [Rung(len(trials), self.epochs)], trials, problem)]

@@ -1,5 +1,6 @@
 """Hyperband, synchronous."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shoal.algorithms.base import Problem, check_whole
@@ -22,6 +23,8 @@ class Hyperband(BracketedAlgorithm):
         eta: how many times fewer trials, and more epochs, each rung has.
         brackets: how many of the floor(log_eta(R)) + 1 brackets to run, beginning with the one of the most trials;
             None is all. 1 is plain successive halving.
+        gather: parameters by which the configurations of each bracket are put in order, so that those which can be one
+            array come together; which configurations a bracket has does not change.
 
     Raises:
         AlgorithmError: a setting is no integer, or out of range.
@@ -30,6 +33,7 @@ class Hyperband(BracketedAlgorithm):
     max_epochs: int
     eta: int = 3
     brackets: int | None = None
+    gather: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         check_whole("eta", self.eta, least=2)
@@ -56,8 +60,7 @@ class Hyperband(BracketedAlgorithm):
         for s in range(deepest, deepest - count, -1):
             table = rungs(self.max_epochs, self.eta, s)
             numbers = range(first, first + table[0].trials)
-            trials = [problem.trial(number, problem.sample(number)) for number in numbers]
-            brackets.append(Bracket(f"bracket {s}", table, trials, problem))
+            brackets.append(Bracket(f"bracket {s}", table, problem.random_trials(numbers), problem))
             first = numbers.stop
         return brackets
 
@@ -70,11 +73,11 @@ def deepest_bracket(max_epochs: int, eta: int) -> int:
     return s
 
 
-def rungs(max_epochs: int, eta: int, s: int) -> list[Rung]:
+def rungs(max_epochs: int, eta: int, s: int, min_epochs: int = 1) -> list[Rung]:
     """The rungs of bracket `s`, the first to the last.
 
     With n = ceil((s_max + 1) / (s + 1) * eta^s), rung i has floor(n * eta^-i) trials and floor(R * eta^(i - s)) epochs:
-    whole epochs, at least one, and exactly R on the last rung.
+    whole epochs, at least `min_epochs`, and exactly R on the last rung.
     """
-    n = -(-(deepest_bracket(max_epochs, eta) + 1) * eta**s // (s + 1))
+    n = -(-(deepest_bracket(max_epochs // min_epochs, eta) + 1) * eta**s // (s + 1))
     return [Rung(n // eta**i, max_epochs // eta ** (s - i)) for i in range(s + 1)]

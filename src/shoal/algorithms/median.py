@@ -3,6 +3,7 @@
 import math
 from bisect import insort
 from collections import defaultdict, deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 
@@ -29,6 +30,8 @@ class Median(ConcurrentAlgorithm):
         grace: epochs for which no trial is stopped.
         least: other trials that must have got as far before one is stopped.
         concurrency: most trials that are trained at a time, whatever devices there are.
+        gather: parameters by which each `concurrency` configurations are put in order, so that those which can be one
+            array come together; which configurations there are does not change.
 
     Raises:
         AlgorithmError: a setting is no integer, or out of range.
@@ -40,6 +43,7 @@ class Median(ConcurrentAlgorithm):
     grace: int = 1
     least: int = 5
     concurrency: int = 32
+    gather: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         for name in ("n", "epochs", "interval", "grace", "least", "concurrency"):

@@ -1,5 +1,6 @@
 """Random search."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shoal.algorithms.base import Problem, check_whole
@@ -16,6 +17,8 @@ class Random(BracketedAlgorithm):
     Args:
         n: number of trials.
         epochs: that each is trained.
+        gather: parameters by which the configurations are put in order, so that those which can be one array come
+            together; which configurations there are does not change.
 
     Raises:
         AlgorithmError: a setting is no integer of at least 1.
@@ -23,6 +26,7 @@ class Random(BracketedAlgorithm):
 
     n: int
     epochs: int
+    gather: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         check_whole("n", self.n)
@@ -30,5 +34,4 @@ class Random(BracketedAlgorithm):
 
     def brackets_for(self, problem: Problem) -> list[Bracket]:
         """One, with a single rung."""
-        trials = [problem.trial(number, problem.sample(number)) for number in range(self.n)]
-        return [Bracket("random", [Rung(self.n, self.epochs)], trials, problem)]
+        return [Bracket("random", [Rung(self.n, self.epochs)], problem.random_trials(range(self.n)), problem)]

@@ -2,6 +2,7 @@
 
 from shoal.algorithms.asha import ASHA
 from shoal.algorithms.base import Algorithm
+from shoal.algorithms.bohb import BOHB, SyncBOHB
 from shoal.algorithms.grid import Grid
 from shoal.algorithms.hyperband import Hyperband
 from shoal.algorithms.median import Median
@@ -17,6 +18,8 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     "successive_halving": SuccessiveHalving,
     "hyperband": Hyperband,
     "asha": ASHA,
+    "bohb": BOHB,
+    "sync_bohb": SyncBOHB,
     "median": Median,
     "optuna": OptunaSearch,
 }

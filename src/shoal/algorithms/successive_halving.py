@@ -1,5 +1,6 @@
 """Successive halving, synchronous."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shoal.algorithms.base import Problem, check_whole
@@ -23,6 +24,8 @@ class SuccessiveHalving(BracketedAlgorithm):
         max_epochs: the longest that a trial is trained.
         eta: how many times fewer trials, and more epochs, each rung has.
         min_epochs: how far all trials are trained.
+        gather: parameters by which the configurations are put in order, so that those which can be one array come
+            together; which configurations there are does not change.
 
     Raises:
         AlgorithmError: a setting is no integer, or out of range.
@@ -32,6 +35,7 @@ class SuccessiveHalving(BracketedAlgorithm):
     max_epochs: int
     eta: int = 3
     min_epochs: int = 1
+    gather: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         check_whole("n", self.n)
@@ -41,5 +45,4 @@ class SuccessiveHalving(BracketedAlgorithm):
         """One."""
         epochs = milestones(self.min_epochs, self.max_epochs, self.eta)
         rungs = [Rung(max(1, self.n // self.eta**i), each) for i, each in enumerate(epochs)]
-        trials = [problem.trial(number, problem.sample(number)) for number in range(self.n)]
-        return [Bracket("halving", rungs, trials, problem)]
+        return [Bracket("halving", rungs, problem.random_trials(range(self.n)), problem)]

@@ -1,0 +1,222 @@
+"""Hyperband that proposes where the good configurations are dense."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import final
+
+from shoal.algorithms.base import Problem, check_whole
+from shoal.algorithms.bracket import Bracket, check_halving
+from shoal.algorithms.bracketed import BracketedAlgorithm
+from shoal.algorithms.hyperband import deepest_bracket, rungs
+from shoal.algorithms.kde import Density
+from shoal.domain import Choice, Domain
+from shoal.errors import AlgorithmError
+from shoal.trial import Config, Trial, derive_seed
+
+__all__ = ["BOHB", "SyncBOHB"]
+
+
+@dataclass(eq=False)
+class SyncBOHB(BracketedAlgorithm):
+    """Hyperband's brackets one after the other, their configurations from a model (Falkner, Klein and Hutter 2018).
+
+    The model is of the longest budget at which at least `min_points` + 2 trials were measured: a density l of the best
+    of them, another one g of the others. Of `samples` draws from l, spread out by `bandwidth_factor`, the one with the
+    greatest l / g is tried. Trials that failed or measured NaN are the worst of the budget they were to reach.
+
+    Spaces with parameters within options need nothing more: a configuration says nothing about parameters it lacks,
+    and lends a place at random to those.
+
+    Args:
+        max_epochs: the longest that a trial is trained.
+        eta: how many times fewer trials, and more epochs, each rung has.
+        min_epochs: how far all trials are trained.
+        brackets: how many in all; after those of one round of Hyperband, as many as None stands for, comes another.
+        random_fraction: of the trials that are random whatever the model says.
+        good_fraction: of the trials at a budget that count as good, `min_points` at least; q in the paper.
+        samples: candidates for each proposal; N_s in the paper.
+        min_points: fewest trials in either density, which may share some; None is one more than there are parameters.
+        bandwidth_factor: by which candidates spread more than the density that they come from.
+        min_bandwidth: least bandwidth of either density, all values lying between 0 and 1.
+        gather: parameters by which the random configurations of each bracket are put in order, so that those which can
+            be one array come together; which configurations a bracket has does not change.
+
+    Raises:
+        AlgorithmError: a setting is no number, or out of range.
+    """
+
+    max_epochs: int
+    eta: int = 3
+    min_epochs: int = 1
+    brackets: int | None = None
+    random_fraction: float = 1 / 3
+    good_fraction: float = 0.15
+    samples: int = 64
+    min_points: int | None = None
+    bandwidth_factor: float = 3.0
+    min_bandwidth: float = 1e-3
+    gather: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        check_halving(self.min_epochs, self.max_epochs, self.eta)
+        if self.max_epochs < self.min_epochs * self.eta:
+            raise AlgorithmError(
+                f"`max_epochs` must be at least min_epochs · eta, {self.min_epochs * self.eta}, or there is nothing to "
+                f"halve; got {self.max_epochs}"
+            )
+        for name in ("brackets", "min_points"):
+            if getattr(self, name) is not None:
+                check_whole(name, getattr(self, name))
+        check_whole("samples", self.samples)
+        for name, least, most in (
+            ("random_fraction", 0.0, 1.0),
+            ("good_fraction", 0.0, 1.0),
+            ("bandwidth_factor", 1e-3, 1e3),
+            ("min_bandwidth", 1e-6, 1.0),
+        ):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
+                raise AlgorithmError(f"`{name}` must be a number from {least:g} to {most:g}, got {value!r}")
+
+    def may_begin(self, training: int) -> bool:
+        """When the bracket before is over."""
+        return training == 0
+
+    def brackets_for(self, problem: Problem) -> Iterator[Bracket]:
+        """From the one of the most trials to the one of the longest, and again."""
+        deepest = deepest_bracket(self.max_epochs // self.min_epochs, self.eta)
+        began: list[Bracket] = []
+        first = 0
+        for index in range(deepest + 1 if self.brackets is None else self.brackets):
+            s = deepest - index % (deepest + 1)
+            table = rungs(self.max_epochs, self.eta, s, self.min_epochs)
+            numbers = range(first, first + table[0].trials)
+            began.append(Bracket(f"bracket {s}", table, self._proposed(problem, numbers, began), problem))
+            first = numbers.stop
+            yield began[-1]
+
+    def _proposed(self, problem: Problem, numbers: range, began: Sequence[Bracket]) -> list[Trial]:
+        """Trials of configurations from the model, or random ones where there is none and for a part of them."""
+        model = self._model(problem, began)
+        configs: dict[int, Config] = {}
+        if model is not None:
+            for number in numbers:
+                rng = Random(derive_seed(problem.seed, "bohb", number))
+                if rng.random() >= self.random_fraction:
+                    configs[number] = model.proposal(self.samples, self.bandwidth_factor, rng)
+        others = [number for number in numbers if number not in configs]
+        configs |= zip(others, problem.samples(others), strict=True)
+        return [problem.trial(number, configs[number]) for number in numbers]
+
+    def _model(self, problem: Problem, began: Sequence[Bracket]) -> "_Model | None":
+        """Of the longest budget that was measured often enough (Falkner et al. 2018, Algorithm 2 and equation 4)."""
+        axes = _Axes(problem)
+        least = axes.count + 1 if self.min_points is None else self.min_points
+        measured: dict[int, list[tuple[float, int, Config]]] = {}
+        for bracket in began:
+            config_of = {trial.number: trial.config for trial in bracket.trials}
+            for epochs, results in bracket.results.items():
+                measured.setdefault(epochs, []).extend(
+                    (_loss(value, problem.mode), number, config_of[number]) for number, value in results.items()
+                )
+        known = {epochs: trials for epochs, trials in measured.items() if len(trials) >= least + 2}
+        if not known:
+            return None
+        ranking = [axes.point(config) for _, _, config in sorted(known[max(known)], key=lambda trial: trial[:2])]
+        good = max(least, int(self.good_fraction * len(ranking)))
+        bad = max(least, len(ranking) - good)
+        return _Model(
+            axes,
+            Density(ranking[:good], axes.options, self.min_bandwidth),
+            Density(ranking[-bad:], axes.options, self.min_bandwidth),
+        )
+
+
+@final
+@dataclass(eq=False)
+class BOHB(SyncBOHB):
+    """`SyncBOHB` whose next bracket begins as soon as fewer than `concurrency` trials are to be trained.
+
+    So no device waits for the last trials of a bracket. A rung still waits for all of its own, and the model knows
+    those trials that were measured when a bracket begins; Falkner et al. 2018, section 3.4, who ask it anew for each
+    trial of a bracket, as workers become free. Here a bracket begins whole, and its trials can be fused.
+
+    Args:
+        concurrency: trials to be trained below which the next bracket begins; about as many as the devices train at a
+            time. All other settings are those of `SyncBOHB`.
+
+    Raises:
+        AlgorithmError: a setting is no number, or out of range.
+    """
+
+    concurrency: int = 8
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_whole("concurrency", self.concurrency)
+
+    def may_begin(self, training: int) -> bool:
+        """When fewer than `concurrency` trials are to be trained."""
+        return training < self.concurrency
+
+
+class _Axes:
+    """The parameters of a space that have more than one value, as dimensions of a density.
+
+    Args:
+        problem: whose space.
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        self.space = problem.space
+        domains = [(path, domain) for path, (domain, _) in self.space.domains().items() if domain.at(0) != domain.at(1)]
+        self.dimension = {path: index for index, (path, _) in enumerate(domains)}
+        self.options = [len(domain.options) if isinstance(domain, Choice) else 0 for _, domain in domains]
+
+    @property
+    def count(self) -> int:
+        """How many there are; d in the paper."""
+        return len(self.options)
+
+    def point(self, config: Config) -> list[float]:
+        """Where a configuration lies."""
+        point = [math.nan] * self.count
+        for path, (domain, value) in self.space.parameters(config).items():
+            if path in self.dimension:
+                point[self.dimension[path]] = value if isinstance(domain, Choice) else domain.place_of(value)
+        return point
+
+
+@dataclass(frozen=True)
+class _Model:
+    """Where the good configurations are dense, and where the bad."""
+
+    axes: _Axes
+    good: Density
+    bad: Density
+
+    def proposal(self, samples: int, factor: float, rng: Random) -> Config:
+        """The one of several candidates at which the good are densest beside the bad."""
+        candidates = [self._candidate(factor, rng) for _ in range(samples)]
+        points = [self.axes.point(config) for config in candidates]
+        ratios = self.good.log(points) - self.bad.log(points)
+        return candidates[int(ratios.argmax())]
+
+    def _candidate(self, factor: float, rng: Random) -> Config:
+        """Near one of the good."""
+        centre = self.good.centre(rng)
+
+        def pick(path: str, domain: Domain) -> object:
+            if path not in self.axes.dimension:
+                return domain.at(0)
+            place = self.good.near(centre, self.axes.dimension[path], factor, rng)
+            return int(place) if isinstance(domain, Choice) else domain.at(place)
+
+        return self.axes.space.draw(pick)
+
+
+def _loss(value: float, mode: str) -> float:
+    """The less the better; NaN is the worst."""
+    return math.inf if math.isnan(value) else value if mode == "min" else -value
