@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from shoal.algorithms.hyperband import Hyperband
     from shoal.algorithms.median import Median
     from shoal.algorithms.optuna_search import OptunaSearch
+    from shoal.algorithms.pbt import PBT
     from shoal.algorithms.random import Random
     from shoal.algorithms.successive_halving import SuccessiveHalving
     from shoal.errors import ShoalError, StudyInterrupted
@@ -35,6 +36,7 @@ _HOMES = {
     "shoal.algorithms.hyperband": ("Hyperband",),
     "shoal.algorithms.median": ("Median",),
     "shoal.algorithms.optuna_search": ("OptunaSearch",),
+    "shoal.algorithms.pbt": ("PBT",),
     "shoal.algorithms.random": ("Random",),
     "shoal.algorithms.successive_halving": ("SuccessiveHalving",),
     "shoal.errors": ("ShoalError", "StudyInterrupted"),
@@ -55,6 +57,7 @@ __version__ = "0.1.0"
 __all__ = [
     "ASHA",
     "BOHB",
+    "PBT",
     "FusedOptimizer",
     "GradScaler",
     "Grid",

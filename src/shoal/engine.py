@@ -12,6 +12,7 @@ from shoal.cost.demand import Profile
 from shoal.cost.history import History
 from shoal.errors import (
     AlgorithmError,
+    CheckpointError,
     DeviceError,
     JournalError,
     ShoalError,
@@ -29,6 +30,7 @@ from shoal.report.progress import Progress
 from shoal.schedule.base import Policy
 from shoal.schedule.oversubscription import OversubscriptionTuner
 from shoal.trial import Decision, Report, Trial, TrialGroup, TrialState
+from shoal.worker.files import inherit
 
 __all__ = ["Engine", "Setting"]
 
@@ -146,6 +148,8 @@ class Engine:
             standing = _Standing(row.trial, row.target, row.epoch, row.state, row.failures)
             standing.alone = row.failures > 0 and row.state is TrialState.PENDING
             self._trials[row.number] = standing
+        for standing in self._waiting():
+            self._inherit(standing)
 
     def _loop(self) -> None:
         while not self._algorithm.finished:
@@ -170,9 +174,17 @@ class Engine:
 
     def _enlist(self, group: TrialGroup) -> None:
         for trial in group.trials:
-            standing = self._trials.setdefault(trial.number, _Standing(trial, 0))
+            standing = self._trials.setdefault(trial.number, _Standing(trial, 0, trial.start))
             standing.target = group.budget.epochs
             standing.state = TrialState.PENDING
+            self._inherit(standing)
+
+    def _inherit(self, standing: _Standing) -> None:
+        """Give a trial that begins as a copy the checkpoint of the other, before that one trains on."""
+        try:
+            inherit(self._journal.directory, standing.trial)
+        except CheckpointError as error:
+            self._observe("", [self._failure(standing, str(error))])
 
     def _survey(self) -> None:
         """Have the models of new trials looked at, so that the planner knows which are one structure.

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-__all__ = ["Budget", "Config", "Decision", "Report", "Trial", "TrialGroup", "TrialState", "derive_seed"]
+__all__ = ["Budget", "Config", "Decision", "Origin", "Report", "Trial", "TrialGroup", "TrialState", "derive_seed"]
 
 Config = Mapping[str, Any]
 """One point of a search space: names to plain values, nested as the space is."""
@@ -53,6 +53,19 @@ class Budget:
 
 
 @dataclass(frozen=True)
+class Origin:
+    """Where a trial begins that is no new one: with what another trial had learnt.
+
+    Args:
+        trial: number of that one.
+        epoch: how many epochs it had done; the new trial's count from there.
+    """
+
+    trial: int
+    epoch: int
+
+
+@dataclass(frozen=True)
 class Trial:
     """One configuration under a number that is unique in its study.
 
@@ -61,12 +74,19 @@ class Trial:
         config: what the task's methods get.
         seed: of initial weights and dropout.
         data_seed: of the order of samples; trials that share it can share their batches.
+        origin: None for a trial that begins with weights of its own.
     """
 
     number: int
     config: Config
     seed: int
     data_seed: int
+    origin: Origin | None = None
+
+    @property
+    def start(self) -> int:
+        """Epochs that its weights have behind them when it begins."""
+        return 0 if self.origin is None else self.origin.epoch
 
 
 @dataclass(frozen=True)

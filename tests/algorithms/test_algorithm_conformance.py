@@ -6,6 +6,7 @@ from shoal.algorithms import (
     ALGORITHMS,
     ASHA,
     BOHB,
+    PBT,
     Grid,
     Hyperband,
     Median,
@@ -33,6 +34,13 @@ CASES = {
     "successive_halving of two": (lambda: SuccessiveHalving(n=2, max_epochs=10, eta=2, min_epochs=2), MIXED),
     "sync_bohb": (lambda: SyncBOHB(max_epochs=9, brackets=5), MIXED),
     "sync_bohb, from two epochs": (lambda: SyncBOHB(max_epochs=9, eta=2, min_epochs=2, random_fraction=0), DISCRETE),
+    "pbt": (lambda: PBT(n=10, epochs=6), MIXED),
+    "pbt, every four epochs": (lambda: PBT(n=5, epochs=11, interval=4, truncation=0.5, resample=0.5), DISCRETE),
+    "pbt, nobody is replaced": (lambda: PBT(n=2, epochs=3, truncation=0), MIXED),
+    "pbt, options too": (
+        lambda: PBT(n=6, epochs=4, resample=0, explored=["optimizer", "optimizer[0].momentum"]),
+        MIXED,
+    ),
     "random, gathered": (lambda: Random(n=25, epochs=3, gather=["optimizer.name"]), MIXED),
 }
 ASYNCHRONOUS = {

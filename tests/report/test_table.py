@@ -182,6 +182,7 @@ def test_json_is_strict_and_complete():
         "trial": 3,
         "state": "failed",
         "config": {"lr": 0.00123456 * 4, "optimizer": {"name": "sgd"}},
+        "origin": None,
         "metrics": {"accuracy": None, "valid_loss": 0.25},
         "best": {"accuracy": None, "valid_loss": 0.125},
         "epochs": 3,

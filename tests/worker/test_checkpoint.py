@@ -13,11 +13,13 @@ from shoal.worker.checkpoint import Checkpoint, load_newest, save
 def checkpoint(epoch: int, step: int = 0, value: float = 0.0) -> Checkpoint:
     reports = tuple(Report(3, e, {"loss": math.nan if e == 1 else 1 / e}, 0.5) for e in range(1, epoch + 1))
     state = {"weight": torch.full((2, 2), value)}
-    return Checkpoint(epoch, step, state, {"state": {}, "param_groups": [{"lr": 0.1}]}, {"last_epoch": epoch}, reports)
+    return Checkpoint(
+        3, epoch, step, state, {"state": {}, "param_groups": [{"lr": 0.1}]}, {"last_epoch": epoch}, reports
+    )
 
 
 def test_what_is_saved_comes_back(tmp_path: Path) -> None:
-    save(tmp_path, 3, checkpoint(2, 5, 1.5))
+    save(tmp_path, checkpoint(2, 5, 1.5))
     found = load_newest(tmp_path, 3)
     assert found is not None
     assert (found.epoch, found.step, found.scheduler) == (2, 5, {"last_epoch": 2})
@@ -28,13 +30,13 @@ def test_what_is_saved_comes_back(tmp_path: Path) -> None:
 
 
 def test_the_two_newest_are_kept(tmp_path: Path) -> None:
-    paths = [save(tmp_path, 3, checkpoint(epoch, step)) for epoch, step in [(0, 7), (0, 20), (1, 0), (1, 9), (10, 0)]]
+    paths = [save(tmp_path, checkpoint(epoch, step)) for epoch, step in [(0, 7), (0, 20), (1, 0), (1, 9), (10, 0)]]
     assert sorted(paths[0].parent.iterdir()) == sorted(paths[-2:])
 
 
 def test_the_newest_is_the_furthest_one(tmp_path: Path) -> None:
     for epoch, step in [(9, 0), (9, 100000), (10, 0)]:
-        save(tmp_path, 3, checkpoint(epoch, step))
+        save(tmp_path, checkpoint(epoch, step))
         found = load_newest(tmp_path, 3)
         assert found is not None
         assert (found.epoch, found.step) == (epoch, step)
@@ -42,10 +44,10 @@ def test_the_newest_is_the_furthest_one(tmp_path: Path) -> None:
 
 def test_one_from_before_takes_the_place_of_damaged_ones_beyond_it(tmp_path: Path) -> None:
     """Training went on from an old one, so what lies beyond it can only be damaged."""
-    save(tmp_path, 3, checkpoint(1))
-    newest = save(tmp_path, 3, checkpoint(2))
+    save(tmp_path, checkpoint(1))
+    newest = save(tmp_path, checkpoint(2))
     newest.write_bytes(b"")
-    middle = save(tmp_path, 3, checkpoint(1, 4))
+    middle = save(tmp_path, checkpoint(1, 4))
     assert not newest.exists()
     assert len(list(middle.parent.iterdir())) == 2
     found = load_newest(tmp_path, 3)
@@ -54,12 +56,12 @@ def test_one_from_before_takes_the_place_of_damaged_ones_beyond_it(tmp_path: Pat
 
 
 def test_trials_do_not_see_each_others(tmp_path: Path) -> None:
-    save(tmp_path, 3, checkpoint(1))
+    save(tmp_path, checkpoint(1))
     assert load_newest(tmp_path, 4) is None
 
 
 def test_what_a_killed_writer_left_is_no_checkpoint(tmp_path: Path) -> None:
-    path = save(tmp_path, 3, checkpoint(1))
+    path = save(tmp_path, checkpoint(1))
     (path.parent / "123.partial").write_bytes(path.read_bytes()[:50])
     (path.parent / "notes.pt").write_bytes(b"mine")
     found = load_newest(tmp_path, 3)
@@ -69,15 +71,15 @@ def test_what_a_killed_writer_left_is_no_checkpoint(tmp_path: Path) -> None:
 
 def test_a_view_is_stored_without_the_rest_of_its_tensor(tmp_path: Path) -> None:
     whole = torch.zeros(1000, 1000)
-    state = Checkpoint(1, 0, {"weight": whole[3]}, {}, None, ())
-    assert save(tmp_path, 3, state).stat().st_size < 20_000
+    state = Checkpoint(3, 1, 0, {"weight": whole[3]}, {}, None, ())
+    assert save(tmp_path, state).stat().st_size < 20_000
 
 
 def test_what_was_frozen_or_shared_comes_back_in_the_models_own_classes(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
     model[0].weight.requires_grad_(False)
     model(torch.randn(5, 3))
-    save(tmp_path, 3, Checkpoint(1, 0, model.state_dict(), {}, None, ()))
+    save(tmp_path, Checkpoint(3, 1, 0, model.state_dict(), {}, None, ()))
     other = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
     found = load_newest(tmp_path, 3)
     assert found is not None
@@ -88,8 +90,8 @@ def test_what_was_frozen_or_shared_comes_back_in_the_models_own_classes(tmp_path
 
 @pytest.mark.skipif(not os.access("/dev/full", os.W_OK), reason="needs /dev/full")
 def test_a_disk_without_room_leaves_the_earlier_ones(tmp_path: Path) -> None:
-    path = save(tmp_path, 3, checkpoint(1))
+    path = save(tmp_path, checkpoint(1))
     (path.parent / f"{os.getpid()}.partial").symlink_to("/dev/full")
     with pytest.raises(OSError, match="No space left"):
-        save(tmp_path, 3, checkpoint(2))
+        save(tmp_path, checkpoint(2))
     assert list(path.parent.iterdir()) == [path]

@@ -7,6 +7,7 @@ from shoal.algorithms.grid import Grid
 from shoal.algorithms.hyperband import Hyperband
 from shoal.algorithms.median import Median
 from shoal.algorithms.optuna_search import OptunaSearch
+from shoal.algorithms.pbt import PBT
 from shoal.algorithms.random import Random
 from shoal.algorithms.registry import ALGORITHMS
 from shoal.algorithms.successive_halving import SuccessiveHalving
@@ -15,6 +16,7 @@ __all__ = [
     "ALGORITHMS",
     "ASHA",
     "BOHB",
+    "PBT",
     "Algorithm",
     "Grid",
     "Hyperband",

@@ -9,7 +9,7 @@ from typing import ClassVar
 from shoal.errors import AlgorithmError, TaskError
 from shoal.objective import Objective, objectives
 from shoal.space import Space, flatten
-from shoal.trial import Config, Decision, Report, Trial, TrialGroup, derive_seed
+from shoal.trial import Config, Decision, Origin, Report, Trial, TrialGroup, derive_seed
 
 __all__ = ["Algorithm", "Problem", "check_whole"]
 
@@ -75,10 +75,10 @@ class Problem:
         """Trials of random configurations that may begin together."""
         return [self.trial(number, config) for number, config in zip(numbers, self.samples(numbers), strict=True)]
 
-    def trial(self, number: int, config: Config) -> Trial:
+    def trial(self, number: int, config: Config, origin: Origin | None = None) -> Trial:
         """A trial with the seeds that belong to its number."""
         data_seed = derive_seed(self.seed, "data", number) if self.data_seed is None else self.data_seed
-        return Trial(number, config, derive_seed(self.seed, "trial", number), data_seed)
+        return Trial(number, config, derive_seed(self.seed, "trial", number), data_seed, origin)
 
     def value(self, report: Report) -> float:
         """The metric in a report; of several, the first.
@@ -113,7 +113,8 @@ class Algorithm(ABC):
     What an algorithm may do: numbers of trials are given out from 0 on without gaps, each once in the study. A trial
     is in at most one group that is still being trained; when it comes again it is the same `Trial` with a greater
     budget, and only after it was PAUSED. Every trial that is PAUSED is, in the end, either in a later group or decided
-    on, as COMPLETE or STOPPED, once. A trial that FAILED is over without a decision and never comes again.
+    on, as COMPLETE or STOPPED, once. A trial that FAILED is over without a decision and never comes again. A new trial
+    may go on from where another one stands that is PAUSED when it is proposed, or was ended then (`Trial.origin`).
 
     A study is resumed by building the algorithm anew and giving it the recorded reports again. So its groups and
     decisions follow from its settings, what it was bound to and the reports alone: no clock, no randomness but the

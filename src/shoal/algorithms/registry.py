@@ -7,6 +7,7 @@ from shoal.algorithms.grid import Grid
 from shoal.algorithms.hyperband import Hyperband
 from shoal.algorithms.median import Median
 from shoal.algorithms.optuna_search import OptunaSearch
+from shoal.algorithms.pbt import PBT
 from shoal.algorithms.random import Random
 from shoal.algorithms.successive_halving import SuccessiveHalving
 
@@ -21,6 +22,7 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     "bohb": BOHB,
     "sync_bohb": SyncBOHB,
     "median": Median,
+    "pbt": PBT,
     "optuna": OptunaSearch,
 }
 """Every algorithm by its name."""

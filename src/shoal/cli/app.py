@@ -30,6 +30,7 @@ from shoal.simulate.result import faults, outcome_json, outcomes_table
 from shoal.simulate.scenario import DATA, load
 from shoal.space import Space
 from shoal.trial import TrialState
+from shoal.worker.files import checkpoints
 
 __all__ = ["app", "main"]
 
@@ -357,8 +358,8 @@ def _projected(grid: StudyGrid, axes: str) -> StudyGrid:
 
 
 def _newest_checkpoint(directory: Path, trial: int) -> Path | None:
-    """By name alone, as `shoal.worker.checkpoint` names them: reading them would need torch."""
-    return max((directory / "checkpoints" / f"{trial:06d}").glob("*.pt"), default=None)
+    """By name alone: reading them would need torch."""
+    return next(iter(checkpoints(directory, trial)), None)
 
 
 def _resume_command(directory: Path) -> str:

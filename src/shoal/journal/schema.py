@@ -12,7 +12,7 @@ from shoal.errors import JournalError, StorageFullError, StudyExistsError
 __all__ = ["FILE_NAME", "VERSION", "connect", "fill", "open_existing", "translated"]
 
 FILE_NAME = "journal.sqlite"
-VERSION = 1
+VERSION = 2
 _BUSY_SECONDS = 10.0
 
 _SCHEMA = (
@@ -28,6 +28,7 @@ _SCHEMA = (
     # What follows from it, and what the engine did.
     """CREATE TABLE trials (
         number INTEGER PRIMARY KEY, config TEXT NOT NULL, seed INTEGER NOT NULL, data_seed INTEGER NOT NULL,
+        origin INTEGER, start INTEGER NOT NULL,
         state TEXT NOT NULL, reason TEXT NOT NULL DEFAULT '', epoch INTEGER NOT NULL DEFAULT 0,
         target INTEGER NOT NULL, failures INTEGER NOT NULL DEFAULT 0, device TEXT NOT NULL DEFAULT '',
         array TEXT NOT NULL DEFAULT '', seconds REAL NOT NULL DEFAULT 0, metrics TEXT NOT NULL DEFAULT '{}',

@@ -15,13 +15,13 @@ from shoal.journal.rows import Ask, JobRow, Run, TrialRow
 from shoal.journal.schema import open_existing, translated
 from shoal.objective import objectives
 from shoal.planner.job import Purpose
-from shoal.trial import Budget, Report, Trial, TrialGroup, TrialState
+from shoal.trial import Budget, Origin, Report, Trial, TrialGroup, TrialState
 
 __all__ = ["JournalView"]
 
 _TRIAL = (
-    "SELECT number, config, seed, data_seed, state, reason, epoch, target, failures, device, array, seconds, "
-    "metrics, best, objective FROM trials"
+    "SELECT number, config, seed, data_seed, origin, start, state, reason, epoch, target, failures, device, array, "
+    "seconds, metrics, best, objective FROM trials"
 )
 _REPORT = "SELECT seq, trial, epoch, metrics, seconds, state, reason FROM reports"
 _JOB = "SELECT id, purpose, device, trials, started, ended, outcome, message FROM jobs"
@@ -129,7 +129,7 @@ class JournalView:
     def epochs(self) -> tuple[int, int]:
         """Epochs that trials have done, and that number with what the unfinished ones are still asked for."""
         ((done, open_),) = self._rows(
-            "SELECT coalesce(sum(epoch), 0), "
+            "SELECT coalesce(sum(epoch - start), 0), "
             "coalesce(sum(CASE WHEN state IN (?, ?) THEN max(target - epoch, 0) END), 0) FROM trials",
             TrialState.PENDING,
             TrialState.RUNNING,
@@ -167,10 +167,26 @@ class JournalView:
 
 
 def _trial_row(row: tuple[Any, ...]) -> TrialRow:
-    number, config, seed, data_seed, state, reason, epoch, target, failures, device, array, seconds, *scores = row
+    (
+        number,
+        config,
+        seed,
+        data_seed,
+        origin,
+        start,
+        state,
+        reason,
+        epoch,
+        target,
+        failures,
+        device,
+        array,
+        seconds,
+        *scores,
+    ) = row
     metrics, best, objective = scores
     return TrialRow(
-        trial=Trial(number, json.loads(config), seed, data_seed),
+        trial=Trial(number, json.loads(config), seed, data_seed, None if origin is None else Origin(origin, start)),
         state=TrialState(state),
         reason=reason,
         epoch=epoch,

@@ -52,7 +52,7 @@ class Journal(JournalView):
         )
         with self.transaction():
             self._rows(
-                "INSERT INTO runs (pid, started, epochs) SELECT ?, ?, coalesce(sum(epoch), 0) FROM trials",
+                "INSERT INTO runs (pid, started, epochs) SELECT ?, ?, coalesce(sum(epoch - start), 0) FROM trials",
                 os.getpid(),
                 clock(),
             )
@@ -164,6 +164,9 @@ class Journal(JournalView):
                 encode(trial.config, f"the config of trial {trial.number}"),
                 trial.seed,
                 trial.data_seed,
+                None if trial.origin is None else trial.origin.trial,
+                trial.start,
+                trial.start,
                 TrialState.PENDING,
                 group.budget.epochs,
             )
@@ -179,7 +182,8 @@ class Journal(JournalView):
                 json.dumps(proposed),
             )
             self._many(
-                "INSERT INTO trials (number, config, seed, data_seed, state, target) VALUES (?, ?, ?, ?, ?, ?) "
+                "INSERT INTO trials (number, config, seed, data_seed, origin, start, epoch, state, target) "
+                "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) "
                 "ON CONFLICT (number) DO UPDATE SET state = excluded.state, target = excluded.target, reason = ''",
                 rows,
             )

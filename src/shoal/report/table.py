@@ -114,6 +114,7 @@ def trial_json(row: TrialRow) -> dict[str, Any]:
         "trial": row.number,
         "state": str(row.state),
         "config": dict(row.config),
+        "origin": row.trial.origin and {"trial": row.trial.origin.trial, "epoch": row.trial.origin.epoch},
         "metrics": {name: finite(value) for name, value in row.metrics.items()},
         "best": {name: finite(value) for name, value in row.best.items()},
         "epochs": row.epoch,

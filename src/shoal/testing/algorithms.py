@@ -245,17 +245,30 @@ class _Drive:
         assert group.trials, f"the group {group.name!r} is empty"
         for trial in group.trials:
             number = trial.number
+            if number not in self.trials and trial.origin is not None:
+                self._check_origin(trial)
+                self.epochs[number] = trial.start
             assert trial == self.trials.setdefault(number, trial), f"trial {number} came again as another trial"
             assert json.loads(json.dumps(trial.config)) == trial.config, f"the config of trial {number} is no JSON"
             assert number not in self.training, f"trial {number} is in two groups at a time"
             assert number not in self.failed, f"trial {number} failed and came again"
             assert number not in self.decisions, f"trial {number} was ended and came again"
+            assert group.budget.epochs > trial.start, f"trial {number} begins at {trial.start}, its budget is {group}"
             before = self.budgets.setdefault(number, [])
             assert not before or group.budget.epochs > before[-1].epochs, (
                 f"trial {number} came again with {group.budget}, after {before[-1]}"
             )
             before.append(group.budget)
             self.training.add(number)
+
+    def _check_origin(self, trial: Trial) -> None:
+        origin = trial.origin
+        assert origin is not None
+        other = self.trials.get(origin.trial)
+        assert other is not None, f"trial {trial.number} goes on from {origin}, which was never proposed"
+        assert origin.trial not in self.failed, f"trial {trial.number} goes on from {origin}, which failed"
+        stands = self.epochs.get(origin.trial, other.start)
+        assert stands == origin.epoch, f"trial {trial.number} goes on from {origin}, which stands at epoch {stands}"
 
     def _decide(self, decision: Decision) -> None:
         number = decision.trial

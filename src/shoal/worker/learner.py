@@ -1,6 +1,7 @@
 """A trial as a worker holds it: the user's model, optimizer and scheduler, and how far they have come."""
 
 import random
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -65,19 +66,23 @@ class Learner:
     def end_epoch(self, metrics: dict[str, float], seconds: float) -> Report:
         """Step the scheduler and note what the epoch showed."""
         self.epoch, self.step = self.epoch + 1, 0
+        self._step_schedulers(metrics)
+        self.reports.append(Report(self.trial.number, self.epoch, metrics, seconds))
+        return self.reports[-1]
+
+    def _step_schedulers(self, metrics: Mapping[str, float]) -> None:
         for scheduler in pytree.tree_leaves(self.scheduler):
             if isinstance(scheduler, ReduceLROnPlateau):
                 scheduler.step(metrics["valid_loss"])
             elif scheduler is not None:
                 scheduler.step()
-        self.reports.append(Report(self.trial.number, self.epoch, metrics, seconds))
-        return self.reports[-1]
 
     def save(self, directory: Path) -> None:
         """Write a checkpoint, if there is anything new since the last one."""
         if self.saved == (self.epoch, self.step):
             return
         state = Checkpoint(
+            self.trial.number,
             self.epoch,
             self.step,
             self.model.state_dict(),
@@ -85,22 +90,31 @@ class Learner:
             _state(self.scheduler),
             tuple(self.reports),
         )
-        save(directory, self.trial.number, state)
+        save(directory, state)
         self.saved = (self.epoch, self.step)
 
     def restore(self, directory: Path) -> None:
-        """Go on from the newest checkpoint, if there is one."""
+        """Go on from the newest checkpoint, if there is one.
+
+        From one that was another trial's, weights and the optimizer's state are taken. The settings are this trial's
+        own, and its schedule is where it would be had it trained so far itself.
+        """
         state = load_newest(directory, self.trial.number)
         if state is None:
             return
-        self.model.load_state_dict(state.model)
-        _load_state(self.optimizer, state.optimizer)
-        if state.scheduler is not None:
-            _load_state(self.scheduler, state.scheduler)
-        self.epoch, self.step, self.reports = state.epoch, state.step, list(state.reports)
-        self.saved = (state.epoch, state.step)
         for optimizer in optimizers_in(self.optimizer):  # else schedulers warn that no step came before theirs
             optimizer._opt_called = True  # type: ignore[attr-defined]
+        self.model.load_state_dict(state.model)
+        if state.trial == self.trial.number:
+            _load_state(self.optimizer, state.optimizer)
+            if state.scheduler is not None:
+                _load_state(self.scheduler, state.scheduler)
+        else:
+            _load_state(self.optimizer, _with_settings(state.optimizer, _state(self.optimizer)))
+            for report in state.reports:
+                self._step_schedulers(report.metrics)
+        self.epoch, self.step, self.reports = state.epoch, state.step, list(state.reports)
+        self.saved = (state.epoch, state.step)
 
 
 def build(task: Task, member: Member, device: torch.device) -> Learner:
@@ -202,6 +216,13 @@ def _state(owner: Any) -> Any:
     if isinstance(owner, (list, tuple, dict)):
         return [_state(one) for one in pytree.tree_leaves(owner)]
     return None if owner is None else owner.state_dict()
+
+
+def _with_settings(state: Any, own: Any) -> Any:
+    """The state dict of an optimizer, or of several, with the settings of another."""
+    if isinstance(state, list):
+        return [_with_settings(one, mine) for one, mine in zip(state, own, strict=True)]
+    return {**state, "param_groups": own["param_groups"]}
 
 
 def _load_state(owner: Any, state: Any) -> None:

@@ -1,0 +1,196 @@
+"""Population based training."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+from shoal.algorithms.base import Algorithm, Problem, check_whole
+from shoal.domain import Choice, Domain, LogRandInt, LogUniform, QUniform, RandInt, Uniform
+from shoal.errors import AlgorithmError, SpaceError
+from shoal.trial import Budget, Config, Decision, Origin, Report, Trial, TrialGroup, TrialState, derive_seed
+
+__all__ = ["PBT"]
+
+
+@dataclass(eq=False)
+class PBT(Algorithm):
+    """A population that is trained together; again and again the worst go on as changed copies of the best (Jaderberg
+    et al. 2017, truncation selection).
+
+    Every `interval` epochs the worst floor(n · truncation) members, at least one, are stopped, as are those that failed
+    or measured NaN. For each of them a new trial begins: it *exploits* one of as many that are the best, drawn at
+    random, by starting from its weights and its optimizer's state, and *explores* by changing its configuration. Its
+    learning rate schedule is that of its own configuration, at the epoch where it begins.
+
+    A parameter that is explored is drawn anew with probability `resample`, else its number is multiplied by 0.8 or 1.2
+    within its domain, or its option is exchanged for one beside it. By default these are all numbers: options often
+    decide the structure of a model, and then no other model's weights fit.
+
+    Members wait for each other, so that the population trains as full arrays, and what comes of it does not depend on
+    which member is faster.
+
+    Args:
+        n: members.
+        epochs: that the population is trained.
+        interval: epochs from one selection to the next.
+        truncation: share of the population that is replaced, and that is copied; at most a half.
+        resample: probability with which an explored parameter is drawn anew.
+        explored: names of parameters, with dots where they are nested; None: all that are numbers.
+
+    Raises:
+        AlgorithmError: a setting is out of range.
+    """
+
+    n: int
+    epochs: int
+    interval: int = 1
+    truncation: float = 0.2
+    resample: float = 0.25
+    explored: Sequence[str] | None = None
+
+    def __post_init__(self) -> None:
+        check_whole("n", self.n, least=2)
+        check_whole("epochs", self.epochs)
+        check_whole("interval", self.interval)
+        for name, most in (("truncation", 0.5), ("resample", 1.0)):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= most:
+                raise AlgorithmError(f"`{name}` must be a number from 0 to {most:g}, got {value!r}")
+        if isinstance(self.explored, str):
+            raise AlgorithmError(f"`explored` must be a list of names, got {self.explored!r}; give [{self.explored!r}]")
+
+    def begin(self, problem: Problem) -> None:
+        """The first generation is random.
+
+        Raises:
+            SpaceError: a parameter that is to be explored does not exist.
+        """
+        domains = problem.space.domains()
+        for name in self.explored or ():
+            if name not in domains:
+                raise SpaceError(
+                    f"`{name}` is to be explored, but the space has {', '.join(domains) or 'no parameters'}"
+                )
+        self._trials = [problem.trial(number, problem.sample(number)) for number in range(self.n)]
+        self._epoch = 0
+        self._values: dict[int, float] = {}  # of those that got to the end of the generation
+        self._training: set[int] = set()
+        self._next = tuple(self._trials)  # of the generation that is to begin
+
+    def next_groups(self, free: int) -> list[TrialGroup]:
+        """A generation, whole."""
+        self.check_bound()
+        if not self._next:
+            return []
+        members, self._next = self._next, ()
+        self._training = {trial.number for trial in members}
+        name = f"generation {self._epoch // self.interval}"
+        return [TrialGroup(members, Budget(self._target), name)]
+
+    @property
+    def _target(self) -> int:
+        """The epoch at which the generation ends."""
+        return min(self._epoch + self.interval, self.epochs)
+
+    def observe(self, report: Report) -> list[Decision]:
+        """Select, when the last member of a generation has reported.
+
+        Raises:
+            AlgorithmError: the trial is unknown, or beyond its budget.
+            TaskError: the report lacks the metric.
+        """
+        self.check_bound()
+        number = report.trial
+        if not 0 <= number < len(self._trials):
+            raise AlgorithmError(f"trial {number} is unknown; {self!r} has begun {len(self._trials)} trials")
+        has_failed = report.state is TrialState.FAILED
+        value = math.nan if has_failed else self.problem.value(report)
+        if number not in self._training:
+            return []
+        if report.epoch > self._target:
+            raise AlgorithmError(
+                f"trial {number} reports epoch {report.epoch}, but its budget is {self._target} epochs"
+            )
+        if not has_failed and (report.state is not TrialState.PAUSED or report.epoch < self._target):
+            return []
+        self._training.discard(number)
+        if not has_failed:
+            self._values[number] = value
+        if self._target == self.epochs:
+            return [] if has_failed else [Decision(number, TrialState.COMPLETE)]
+        return [] if self._training else self._select()
+
+    def _select(self) -> list[Decision]:
+        """Let the next generation be the better ones, and copies of the best in the places of the others."""
+        self._epoch = self._target
+        sign = 1 if self.problem.mode == "min" else -1
+        values, self._values = self._values, {}
+        sound = {number: sign * value for number, value in values.items() if not math.isnan(value)}
+        ranking = sorted(sound, key=lambda number: (sound[number], number))
+        if not ranking:
+            reason = f"{self.problem.metric} is nan at epoch {self._epoch}, and so it is for all"
+            return [Decision(number, TrialState.STOPPED, reason) for number in sorted(values)]
+        count = max(1, int(self.n * self.truncation)) if self.truncation else 0
+        best = ranking[: max(1, count)]
+        kept = sorted(ranking[: max(len(best), self.n - count)])
+        copies = [self._copy_of(best) for _ in range(self.n - len(kept))]
+        self._next = (*(self._trials[number] for number in kept), *copies)
+        ranks = {number: f"ranks {rank} of {len(ranking)}" for rank, number in enumerate(ranking, start=1)}
+        return [
+            Decision(
+                number,
+                TrialState.STOPPED,
+                f"{ranks.get(number, 'is nan')} at epoch {self._epoch}; copies of the best go on in its place",
+            )
+            for number in sorted(values.keys() - set(kept))
+        ]
+
+    def _copy_of(self, best: Sequence[int]) -> Trial:
+        """A new trial that goes on from where one of the best stands."""
+        number = len(self._trials)
+        rng = Random(derive_seed(self.problem.seed, "explore", number))
+        parent = self._trials[rng.choice(best)]
+        config = self._explored(parent.config, rng)
+        self._trials.append(self.problem.trial(number, config, Origin(parent.number, self._epoch)))
+        return self._trials[-1]
+
+    def _explored(self, config: Config, rng: Random) -> Config:
+        """A configuration near another one."""
+        known = self.problem.space.parameters(config)
+
+        def pick(path: str, domain: Domain) -> Any:
+            if path not in known:
+                return domain.sample(rng)
+            value = known[path][1]
+            explored = not isinstance(domain, Choice) if self.explored is None else path in self.explored
+            if not explored:
+                return value
+            return domain.sample(rng) if rng.random() < self.resample else _beside(domain, value, rng)
+
+        return self.problem.space.draw(pick)
+
+    @property
+    def finished(self) -> bool:
+        """Whether the last generation has ended, or none of its members is left."""
+        self.check_bound()
+        return not self._next and not self._training
+
+
+def _beside(domain: Domain, value: Any, rng: Random) -> Any:
+    """A value near another one; of a choice, positions."""
+    up = rng.random() < 0.5
+    match domain:
+        case Choice(options=options):
+            return min(max(value + (1 if up else -1), 0), len(options) - 1)
+        case RandInt(low=low, high=high) | LogRandInt(low=low, high=high):
+            near = max(round(value * 1.2), value + 1) if up else min(round(value * 0.8), value - 1)
+            return min(max(near, low), high - 1)
+        case QUniform(low=low, high=high, q=q):
+            near = max(value * 1.2, value + q) if up else min(value * 0.8, value - q)
+            return domain.nearest(min(max(near, low), high))
+        case Uniform(low=low, high=high) | LogUniform(low=low, high=high):
+            return min(max(value * (1.2 if up else 0.8), float(low)), float(high))
+        case _:
+            return domain.sample(rng)

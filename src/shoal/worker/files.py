@@ -1,0 +1,66 @@
+"""Where the checkpoints of trials lie, and how they are called; needs no torch.
+
+A trial's two newest are kept, `checkpoints/<trial>/<epoch>-<step>-<crc32>.pt`.
+"""
+
+import os
+import re
+import shutil
+from pathlib import Path
+
+from shoal.errors import CheckpointError
+from shoal.trial import Trial
+
+__all__ = ["NAME", "checkpoints", "folder", "inherit"]
+
+NAME = re.compile(r"(\d{6})-(\d{6})-([0-9a-f]{8})\.pt")
+"""Epochs finished, steps done of the next one, and the file's checksum."""
+
+
+def folder(directory: Path, trial: int) -> Path:
+    """Of a trial's checkpoints.
+
+    Args:
+        directory: of the study.
+        trial: its number.
+    """
+    return directory / "checkpoints" / f"{trial:06d}"
+
+
+def checkpoints(directory: Path, trial: int) -> list[Path]:
+    """A trial's checkpoints, the newest first."""
+    found = folder(directory, trial).glob("*.pt")
+    return sorted((path for path in found if NAME.fullmatch(path.name)), reverse=True)
+
+
+def inherit(directory: Path, trial: Trial) -> None:
+    """Let a trial that begins with what another had learnt find that trial's checkpoint as its own.
+
+    It is the same file, if the file system allows that, so it costs nothing; the other trial may drop it.
+
+    Args:
+        directory: of the study.
+        trial: one with an origin; if it has checkpoints already, nothing is done.
+
+    Raises:
+        CheckpointError: the other trial has no checkpoint at the end of that epoch any more.
+        OSError: the disk is full or cannot be written.
+    """
+    origin = trial.origin
+    if origin is None or checkpoints(directory, trial.number):
+        return
+    begins = f"{origin.epoch:06d}-{0:06d}-"
+    source = next((x for x in checkpoints(directory, origin.trial) if x.name.startswith(begins)), None)
+    if source is None:
+        raise CheckpointError(
+            f"trial {trial.number} was to go on from trial {origin.trial} at epoch {origin.epoch}, whose checkpoint is "
+            f"gone from {folder(directory, origin.trial)}"
+        )
+    target = folder(directory, trial.number) / source.name
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        os.link(source, target)
+    except OSError:  # of a file system without links
+        partial = target.with_suffix(".partial")
+        shutil.copyfile(source, partial)
+        partial.replace(target)
