@@ -120,7 +120,7 @@ TASKS: dict[str, tuple[type[Classifier], dict[str, Any], float]] = {
 
 ALGORITHMS: dict[str, Callable[[int], Algorithm]] = {
     "Hyperband": lambda most: shoal.Hyperband(max_epochs=most, eta=3),
-    "ASHA": lambda most: shoal.ASHA(n=64 if most > 3 else 9, max_epochs=most, eta=3, concurrency=16),
+    "ASHA": lambda most: shoal.ASHA(n=128 if most > 3 else 9, max_epochs=most, eta=3),
 }
 
 

@@ -38,7 +38,7 @@ from shoal.space import Space, grid, uniform
 from shoal.trial import Decision, Report, Trial, TrialState
 
 KEY = ArrayKey("mlp", "digits", 32)
-PROFILE = Profile({1: 1e-3, 16: 1e-3}, 10, 1, base_memory=0, member_memory=1, compute=0.5, cores=1.0)
+PROFILE = Profile({1: 1e-3, 16: 1e-3}, 10, 1, base_memory=0, member_memory=1, compute=0.5, cores=1.0, mixing=1.0)
 
 Script = Callable[[Job], Sequence[Event]]
 
@@ -304,6 +304,39 @@ def test_who_goes_on_joins_a_job_that_runs(tmp_path: Path) -> None:
         assert sorted(job.trials) == [row.number for row in journal.trials()]
 
 
+def test_nobody_joins_a_trial_that_failed_in_company(tmp_path: Path) -> None:
+    """The first job crashes: each of its members is trained alone once."""
+    stage = brackets(tmp_path / "study")
+    first: list[str] = []
+
+    def crashes_once(job: Job) -> list[Event]:
+        if job.purpose is Purpose.TRAIN and not first:
+            first.append(job.id)
+            return [Ended(job.id, Outcome.CRASHED, "as the script says")]
+        return side_by_side(job)
+
+    carrier = backend(crashes_once)
+    stage.run(carrier)
+    alone = {job.id for job in carrier.started if job.purpose is Purpose.TRAIN and job.members[0].start == 0}
+    assert len(alone) == 1 + 17
+    assert not {job for job, change in carrier.changes if change.join} & alone
+    assert all(row[2].final for row in stage.outcome())
+
+
+def test_a_device_that_is_idle_waits_for_no_look_at_a_busy_one(tmp_path: Path) -> None:
+    """Looks are never answered; the second device is free in the end."""
+
+    class Busy(Scripted):
+        def change(self, job: str, change: Change) -> None:
+            if not change.look:
+                super().change(job, change)
+
+    stage = Stage(tmp_path / "study", lambda: ASHA(9, max_epochs=9, concurrency=4), slots=2)
+    carrier = Busy(side_by_side, at_once=False, on_start=nothing)
+    stage.run(carrier)
+    assert all(row[2].final for row in stage.outcome())
+
+
 class Deaf(Scripted):
     """Jobs that are over when they would hear of a change."""
 
@@ -563,7 +596,7 @@ def test_a_back_end_that_cannot_start_a_job_ends_the_study_and_not_the_others(tm
 
 
 def test_the_study_ends_when_its_jobs_have_and_hears_their_last_words(tmp_path: Path) -> None:
-    better = Profile({1: 1e-3, 16: 2e-3}, 10, 1, base_memory=0, member_memory=1, compute=0.5, cores=1.0)
+    better = replace(PROFILE, fused_gain={4: 3.0}, compiled_gain={4: 2.0}, compile_seconds=5.0)
 
     def with_finding(job: Job) -> Sequence[Event]:
         *said, ended = well(job)

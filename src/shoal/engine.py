@@ -4,6 +4,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 
 from shoal.algorithms.base import Algorithm
 from shoal.backend.base import Backend
@@ -26,6 +27,7 @@ from shoal.planner.event import Ended, Event, Outcome, Profiled, Reported, Surve
 from shoal.planner.job import Array, ArrayKey, Change, Job, Member, Purpose
 from shoal.planner.planner import Planner
 from shoal.planner.speeds import Speeds
+from shoal.planner.standings import Standing, Standings
 from shoal.report.progress import Progress
 from shoal.schedule.base import Policy
 from shoal.schedule.oversubscription import OversubscriptionTuner
@@ -62,23 +64,6 @@ class Setting:
     tuner: OversubscriptionTuner = field(default_factory=lambda: OversubscriptionTuner(kinds=()))
 
 
-@dataclass
-class _Standing:
-    """Where a trial stands; what the journal says, at hand."""
-
-    trial: Trial
-    target: int
-    epoch: int = 0
-    state: TrialState = TrialState.PENDING
-    failures: int = 0
-    alone: bool = False
-    job: str = ""
-
-    @property
-    def member(self) -> Member:
-        return Member(self.trial, self.epoch, self.target)
-
-
 class Engine:
     """Runs one study to its end.
 
@@ -96,9 +81,10 @@ class Engine:
         self._jobs = len(journal.jobs())
         self._running: dict[str, tuple[Job, Device]] = {}
         self._events: deque[Event] = deque()  # polled, not yet handled
-        self._trials: dict[int, _Standing] = {}
+        self._trials = Standings()
         self._keys: dict[int, ArrayKey] = {}
-        self._looks: dict[str, set[int]] = {}  # job -> trials that it was asked to look at beside its training
+        self._looks: dict[str, list[set[int]]] = {}  # job -> trials that it was asked to look at beside its training
+        self._unseen: set[int] = set()  # trials that no job can look at beside its training
         self._unmeasurable: set[tuple[ArrayKey, str]] = set()
         self._suspects: set[int] = set()  # trials of a survey that crashed
         self._interrupted = False
@@ -145,10 +131,10 @@ class Engine:
                 decisions += self._algorithm.observe(event)
         self._journal.decided(decisions)
         for row in self._journal.trials():
-            standing = _Standing(row.trial, row.target, row.epoch, row.state, row.failures)
-            standing.alone = row.failures > 0 and row.state is TrialState.PENDING
-            self._trials[row.number] = standing
-        for standing in self._waiting():
+            self._trials.add(Standing(row.trial, row.target, row.epoch, row.state, row.failures))
+            if row.failures > 0 and row.state is TrialState.PENDING:
+                self._trials.alone.add(row.number)
+        for standing in self._trials.waiting():
             self._inherit(standing)
 
     def _loop(self) -> None:
@@ -174,12 +160,13 @@ class Engine:
 
     def _enlist(self, group: TrialGroup) -> None:
         for trial in group.trials:
-            standing = self._trials.setdefault(trial.number, _Standing(trial, 0, trial.start))
+            standing = self._trials.get(trial.number) or Standing(trial, 0, trial.start)
             standing.target = group.budget.epochs
-            standing.state = TrialState.PENDING
+            self._trials.add(standing)
+            self._trials.move(standing, TrialState.PENDING)
             self._inherit(standing)
 
-    def _inherit(self, standing: _Standing) -> None:
+    def _inherit(self, standing: Standing) -> None:
         """Give a trial that begins as a copy the checkpoint of the other, before that one trains on."""
         try:
             inherit(self._journal.directory, standing.trial)
@@ -192,12 +179,12 @@ class Engine:
         Workers do it, as many as there are idle devices: none of them starts later than it must, and user code that
         crashes does not take the engine along. Where none is idle, those that train do it between two steps.
         """
-        surveys = [job for job, _ in self._running.values() if job.purpose is Purpose.SURVEY]
-        asked = {member.trial.number for job in surveys for member in job.members}.union(*self._looks.values())
-        unknown = [x.member for x in self._waiting() if x.trial.number not in self._keys.keys() | asked]
+        asked = self._surveyed()
+        unknown = [x.member for x in self._trials.waiting() if x.number not in self._keys and x.number not in asked]
         idle = self._idle()
-        if unknown and not idle:
-            self._look([member.trial for member in unknown if member.trial.number not in self._suspects])
+        if not idle:
+            self._look([member.trial for member in unknown])
+            return
         if any(member.trial.number in self._suspects for member in unknown):
             unknown = [member for member in unknown if member.trial.number in self._suspects][: len(idle)]
         shares = [unknown[place :: len(idle)] for place in range(len(idle))]
@@ -207,34 +194,45 @@ class Engine:
             if share
         )
 
+    def _surveyed(self) -> set[int]:
+        """The trials that surveys are looking at."""
+        surveys = [job for job, _ in self._running.values() if job.purpose is Purpose.SURVEY]
+        return {member.trial.number for job in surveys for member in job.members}
+
     def _look(self, trials: Sequence[Trial]) -> None:
         """Have the jobs that train look at trials, each at its share."""
         training = [job.id for job, _ in self._running.values() if job.purpose is Purpose.TRAIN]
-        if not trials or not training or not self._setting.backend.elastic:
+        if not training or not self._setting.backend.elastic:
             return
+        asked = self._unseen.union(self._suspects, *chain(*self._looks.values()))
+        trials = [trial for trial in trials if trial.number not in asked]
         for place, job in enumerate(training):
             share = tuple(trials[place :: len(training)])
             if share:
-                self._looks.setdefault(job, set()).update(trial.number for trial in share)
+                self._looks.setdefault(job, []).append({trial.number for trial in share})
                 self._setting.backend.change(job, Change(look=share))
 
     def _place(self) -> None:
-        """Fuse and place what waits, once all of it has been looked at; note why the rest does."""
-        waiting = self._waiting()
-        if any(x.trial.number not in self._keys for x in waiting):
-            self._journal.waiting_reasons({x.trial.number: "its model has to be looked at first" for x in waiting})
+        """Fuse and place what waits, once surveys have looked at all of it; note why the rest does."""
+        surveyed = self._surveyed()
+        waiting = [x for x in self._trials.waiting() if x.number in self._keys]
+        unknown = [x for x in self._trials.waiting() if x.number not in self._keys]
+        reasons = {x.number: "its model has to be looked at first" for x in unknown}
+        if any(x.number in surveyed for x in unknown):
+            reasons |= {x.number: "waits for those whose models are looked at" for x in waiting}
+            self._journal.waiting_reasons(reasons)
             return
         cluster = self._speeds.cluster(self._setting.cluster)
         devices = {device.name: device for _, device in cluster}
         placement = self._planner.plan(
-            [(x.member, self._keys[x.trial.number]) for x in waiting],
+            [(x.member, self._keys[x.number]) for x in waiting],
             [(self._as_it_is(job), devices[device.name]) for job, device in self._running.values()],
             cluster,
             time.monotonic(),
-            alone={x.trial.number for x in waiting if x.alone},
+            alone=self._trials.alone,
             unmeasurable=self._unmeasurable,
         )
-        self._journal.waiting_reasons(placement.refusals)
+        self._journal.waiting_reasons({**reasons, **placement.refusals})
         self._start(placement.starts)
         for job, members in placement.joins.items():
             self._let_join(job, members)
@@ -275,13 +273,14 @@ class Engine:
     def _mark_running(self, job: str, members: Iterable[Member]) -> None:
         for member in members:
             standing = self._trials[member.trial.number]
-            standing.state, standing.job = TrialState.RUNNING, job
+            standing.job = job
+            self._trials.move(standing, TrialState.RUNNING)
 
     def _check_alive(self) -> None:
         """Nothing runs although there are devices: what waits can never start, and says why."""
         if self._running or self._algorithm.finished:
             return
-        if not self._waiting():
+        if not self._trials.has_waiting():
             raise AlgorithmError(f"{self._algorithm!r} neither proposes trials nor has finished")
         reason, numbers = next(iter(self._journal.waiting().items()))
         raise DeviceError(
@@ -299,10 +298,11 @@ class Engine:
         match event:
             case Reported():
                 self._observe(event.job, event.reports)
-                self._speeds.epoch(event, self._has_waiting)
+                self._speeds.epoch(event, self._trials.has_waiting)
             case Surveyed():
                 self._keys.update(event.keys)
-                self._looks.get(event.job, set()).difference_update(event.keys)
+                if looks := self._looks.get(event.job):
+                    self._unseen |= looks.pop(0) - event.keys.keys()
                 self._give_up_measuring([event.keys[number] for number in event.alone])
             case Profiled():
                 self._remember(event)
@@ -315,9 +315,10 @@ class Engine:
         known = self._profile(key, device.kind)
         if known is not None and job.purpose is Purpose.TRAIN:  # another job may have found something meanwhile
             profile = replace(
-                profile,
+                known,
                 fused_gain={**known.fused_gain, **profile.fused_gain},
                 compiled_gain={**known.compiled_gain, **profile.compiled_gain},
+                compile_seconds=profile.compile_seconds or known.compile_seconds,
             )
         self._setting.history.put(key.structure, key.data, key.batch_size, device.kind, profile)
 
@@ -326,9 +327,9 @@ class Engine:
         for report in news:
             standing = self._trials[report.trial]
             standing.epoch = max(standing.epoch, report.epoch)
-            standing.state = report.state
+            self._trials.move(standing, report.state)
             if report.state is TrialState.PAUSED:
-                standing.alone = False
+                self._trials.alone.discard(standing.number)
         decisions = [decision for report in news for decision in self._algorithm.observe(report)]
         self._journal.decided(decisions)
         leaving: dict[str, set[int]] = {}
@@ -337,22 +338,24 @@ class Engine:
             if standing.state is TrialState.RUNNING:
                 leaving.setdefault(standing.job, set()).add(decision.trial)
             if not standing.state.final:
-                standing.state = decision.state
+                self._trials.move(standing, decision.state)
         for running, numbers in leaving.items():
             self._setting.backend.change(running, Change(leave=frozenset(numbers)))
 
     def _end(self, ended: Ended) -> None:
         """A job is over; its trials that have not reached their targets wait again, alone if it failed."""
         job, device = self._running.pop(ended.job)
-        not_looked_at = self._looks.pop(ended.job, set())
+        not_looked_at = set(chain(*self._looks.pop(ended.job, [])))
         self._speeds.end(job.id)
         fatal = self._fatal(job, ended)
         failed = ended.outcome not in (Outcome.FINISHED, Outcome.STOPPED) and fatal is None
         left = self._journal.job_ended(ended.job, ended.outcome, ended.message, failed=failed)
         for number, failures in left.items():
             standing = self._trials[number]
-            standing.state, standing.failures = TrialState.PENDING, failures
-            standing.alone = standing.alone or failed
+            standing.failures = failures
+            self._trials.move(standing, TrialState.PENDING)
+            if failed:
+                self._trials.alone.add(number)
         if fatal is not None:
             raise fatal
         if failed:
@@ -370,7 +373,7 @@ class Engine:
                 f"{ended.message}\nEverything recorded is intact; free some space, then: "
                 f"shoal resume {self._journal.directory}"
             )
-        for_all = job.purpose is Purpose.SURVEY or not any(x.epoch for x in self._trials.values())
+        for_all = job.purpose is Purpose.SURVEY or not any(x.epoch for x in self._trials)
         if ended.outcome is Outcome.REJECTED and for_all:
             first, *others = job.members
             company = f" and {len(others)} more" if others else ""
@@ -403,8 +406,8 @@ class Engine:
         self._keys.update(keys)
         self._give_up_measuring(keys.values())
 
-    def _failure(self, standing: _Standing, reason: str) -> Report:
-        return Report(standing.trial.number, standing.epoch, state=TrialState.FAILED, reason=reason)
+    def _failure(self, standing: Standing, reason: str) -> Report:
+        return Report(standing.number, standing.epoch, state=TrialState.FAILED, reason=reason)
 
     def _give_up_measuring(self, keys: Iterable[ArrayKey]) -> None:
         kinds = {device.kind for _, device in self._setting.cluster}
@@ -443,14 +446,6 @@ class Engine:
                 del self._running[event.job]
                 if record:
                     self._journal.job_ended(event.job, event.outcome, event.message, failed=False)
-
-    def _waiting(self) -> list[_Standing]:
-        """Trials to be placed: those that failed last, else in the order of their numbers."""
-        waiting = [x for x in self._trials.values() if x.state is TrialState.PENDING]
-        return sorted(waiting, key=lambda x: (x.failures, x.trial.number))
-
-    def _has_waiting(self) -> bool:
-        return any(x.state is TrialState.PENDING for x in self._trials.values())
 
     def _idle(self) -> list[Device]:
         held = {device.name for _, device in self._running.values()}

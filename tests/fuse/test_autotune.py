@@ -90,8 +90,9 @@ def test_what_the_time_depends_on_is_measured_apart() -> None:
 
     assert races(X)
     assert not races(X + 1)
-    assert races(torch.ones(2, 3, dtype=torch.float64))
-    assert races(torch.ones(2, 3, dtype=torch.float64).T)
+    assert not races(torch.ones(4, 2, dtype=torch.float64)), "nearly the same size"
+    assert races(torch.ones(5, 4, dtype=torch.float64))
+    assert races(torch.ones(5, 4, dtype=torch.float64).T)
     assert races(X.float())
     assert races(X.clone().requires_grad_())
     assert races(X, settings=(1, "same"))

@@ -7,18 +7,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from planner_samples import CONSTANT, FUSES, GB, LINEAR, A, B, known, member, numbers, profile, slots
 
-from shoal.cost.estimate import memory, seconds
+from shoal.cost.estimate import seconds
 from shoal.planner.job import Array, Job, Purpose
 from shoal.planner.joining import Host, hosts, joined
 
 DEAR = replace(FUSES, fuse_seconds={1: 0.0, 16: 1e4})
 COMPILED = replace(FUSES, compile_seconds=1e4, compiled_gain={4: 2.0})
+UNMIXABLE = replace(FUSES, mixing=None)
+SHARES_MUCH = replace(FUSES, mixing=3.0)
 NEVER_COMPILED = replace(FUSES, compile_seconds=1e4, compiled_gain={4: 1.0})
 
 
 def host(step, count, first=100, memory_gb=100, key=A):
+    """On a device of its own with so much memory."""
     members = tuple(member(first + index) for index in range(count))
-    return Host("job", Array(key, members, step), step, memory_gb * GB)
+    return Host("job", Array(key, members, step), step, "cpu", {"cpu": (memory_gb - count) * GB})
 
 
 def array(count, key=A, start=0):
@@ -37,6 +40,8 @@ def array(count, key=A, start=0):
         pytest.param(FUSES, array(3), 4, None, id="no memory"),
         pytest.param(DEAR, array(3), 100, None, id="making the array anew takes longer than that saves"),
         pytest.param(COMPILED, array(3), 100, None, id="so does compiling it anew"),
+        pytest.param(UNMIXABLE, array(3), 100, None, id="epochs do not mix"),
+        pytest.param(SHARES_MUCH, array(3), 100, None, id="batches that are shared save more"),
         pytest.param(NEVER_COMPILED, array(3), 100, [0, 1, 2], id="what is not compiled need not be compiled anew"),
         pytest.param(profile({1: 1.0, 4: 1.2, 16: 16.0}), array(3), 100, None, id="the array is as large as is good"),
     ],
@@ -57,6 +62,27 @@ def test_the_array_that_saves_most_takes_them_and_the_others_what_is_left():
     assert {job: len(members) for job, members in joins.items()} == {"job": 2, "other": 2}
 
 
+def test_hosts_of_one_device_share_its_memory():
+    free = {"cpu": 3 * GB}
+    pair = [
+        Host(name, Array(key, (member(first),), FUSES), FUSES, "cpu", free)
+        for name, key, first in (("one", A, 100), ("two", B, 200))
+    ]
+    joins = joined([array(2), Array(B, tuple(member(10 + number) for number in range(5)))], pair)
+    assert {job: len(members) for job, members in joins.items()} == {"one": 2, "two": 1}
+    assert free == {"cpu": 0}
+
+
+@pytest.mark.parametrize(
+    ("epochs", "expected"), [(3, [0, 1]), (10, [0, 1]), (11, [])], ids=["shorter", "as long", "longer"]
+)
+def test_nobody_keeps_a_device_from_those_that_cannot_join(epochs, expected):
+    """The host has ten epochs left; an array of another structure waits."""
+    waiting = Array(A, tuple(member(number, target=epochs) for number in range(2)))
+    joins = joined([Array(B, (member(50),)), waiting], [host(FUSES, 4)])
+    assert [m.trial.number for members in joins.values() for m in members] == expected
+
+
 def test_who_can_take_others_in():
     device, other = slots(2, memory=10)
     full = Job("full", (Array(A, (member(0), member(1))),))
@@ -68,11 +94,10 @@ def test_who_can_take_others_in():
         (Job("unknown", (Array(B, (member(4),)),)), other),
         (Job("beside", (Array(A, (member(5),)),)), device),
     ]
-    held = {job.id: (index + 1) * GB for index, (job, _) in enumerate(jobs)}
-    found = hosts(jobs, held, known(A=FUSES), alone={3})
-    assert [(each.job, numbers(each.array), each.memory) for each in found] == [
-        ("full", [0, 1], 4 * GB),
-        ("beside", [5], 9 * GB),
+    found = hosts(jobs, {device.name: 4 * GB}, known(A=FUSES), alone={3})
+    assert [(each.job, numbers(each.array), each.free[each.device]) for each in found] == [
+        ("full", [0, 1], 6 * GB),
+        ("beside", [5], 6 * GB),
     ]
 
 
@@ -84,12 +109,14 @@ def test_who_can_take_others_in():
 )
 def test_joining_keeps_its_promises(waiting, present, step):
     """Nobody joins twice, no other structure, no more than memory holds, and never to lose time."""
+    free = {f"cpu:{index}": max(0, room - count) * GB for index, (count, room, _) in enumerate(present)}
     running = [
         Host(
             f"job-{index}",
             Array(key, tuple(member(1000 * (index + 1) + m) for m in range(count)), step),
             step,
-            room * GB,
+            f"cpu:{index}",
+            free,
         )
         for index, (count, room, key) in enumerate(present)
     ]
@@ -108,6 +135,6 @@ def test_joining_keeps_its_promises(waiting, present, step):
         assert all(keys[m.trial.number] == each.array.key for m in members)
         if members:
             assert step is not LINEAR
-            assert memory(step, len(each.array.members)) <= each.memory
+            assert free[each.device] >= 0
             mine, theirs = ([m.epochs for m in some] for some in (before[each.job].members, members))
             assert seconds(step, [*mine, *theirs]) < seconds(step, mine) + seconds(step, theirs)

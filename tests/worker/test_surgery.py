@@ -247,7 +247,7 @@ def test_survivors_and_newcomers_at_different_epochs(kind: str, tmp_path: Path) 
     reports = reports_in(work(task, tmp_path, first, Planned(plan)))
     rest = [Member(trial(2), 1, EPOCHS), Member(trial(4), 2, EPOCHS)]
     reports += reports_in(work(task, tmp_path, rest, Orders(prompt=True)))
-    assert sorted((r.trial, r.epoch) for r in reports) == [(n, e) for n in range(5) for e in range(1, EPOCHS + 1)]
+    assert sorted({(r.trial, r.epoch) for r in reports}) == [(n, e) for n in range(5) for e in range(1, EPOCHS + 1)]
     check(kind, tmp_path, reports)
 
 
@@ -279,5 +279,146 @@ def test_epochs_that_do_not_mix_take_turns(tmp_path: Path, caplog: pytest.LogCap
     plan = {2: Change(join=(Member(trial(1), 0, 2),))}
     events = work(DrawsItself(), tmp_path, [Member(trial(0), 0, 3)], Planned(plan))
     epochs = [[(report.trial, report.epoch) for report in event.reports] for event in events]
-    assert epochs == [[(0, 1)], [(1, 1)], [(0, 2), (1, 2)], [(0, 3)]]
-    assert "take turns: its random numbers are Python's or NumPy's" in caplog.text
+    assert epochs == [[(0, 1)], [(0, 1), (1, 1)], [(0, 2), (1, 2)], [(0, 3)]], "without a checkpoint it begins anew"
+    assert "take turns: random numbers of Python's or NumPy's" in caplog.text
+
+
+class LateDraws(Net):
+    """Draws from Python's generator in the last, partial batch alone."""
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        factor = 1 + random.random() if len(batch[0]) < 4 else 1.0
+        return super().loss(model, batch) * factor
+
+
+class FromNumpy(Net):
+    """Initial weights of NumPy's and Python's making."""
+
+    def model(self, config: Any) -> nn.Module:
+        model = super().model(config)
+        with torch.no_grad():
+            model[0].weight.mul_(float(np.random.rand()) + random.random())
+        return model
+
+
+class Ragged(Net):
+    """Samples whose lengths differ, so that batches of two epochs cannot always be stacked."""
+
+    class Sequences(Dataset[Any]):
+        def __len__(self) -> int:
+            return 6
+
+        def __getitem__(self, index: int) -> Any:
+            return torch.full((1 + index // 3, 5), index / 6, dtype=torch.float64), torch.tensor(index % 3)
+
+    def data(self, config: Any) -> tuple[Any, Any]:
+        return self.Sequences(), super().data(config)[1]
+
+    def batch_size(self, config: Any) -> int:
+        return 1
+
+    def model(self, config: Any) -> nn.Module:
+        return nn.Linear(5, 3).double()
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        x, y = batch
+        logits = model(x)
+        return F.cross_entropy(logits.mean(1) if logits.dim() == 3 else logits, y)
+
+
+TASKS |= {kind.__name__: kind for kind in (LateDraws, FromNumpy, Ragged)}
+
+
+@pytest.mark.parametrize("kind", ["LateDraws", "FromNumpy", "Ragged"])
+@pytest.mark.parametrize("step", [1, 2, 5])
+def test_what_shows_late_does_no_harm(kind: str, step: int, tmp_path: Path) -> None:
+    plan = {step: Change(join=tuple(Member(trial(number), 0, EPOCHS) for number in (3, 4)))}
+    members = [Member(trial(number), 0, EPOCHS) for number in range(3)]
+    reports = reports_in(work(TASKS[kind](), tmp_path, members, Planned(plan)))
+    assert {(r.trial, r.epoch) for r in reports} == {(n, e) for n in range(5) for e in range(1, EPOCHS + 1)}
+    check(kind, tmp_path, reports)
+
+
+class Fails(Net):
+    """The loss of trial 1 is infinite at its first step, and a number after that."""
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        return super().loss(model, batch) + model[0].weight.sum() * self.infinite(model)
+
+    def model(self, config: Any) -> nn.Module:
+        model = super().model(config)
+        model.register_buffer("left", torch.tensor(1.0 if config["number"] == 1 else 0.0, dtype=torch.float64))
+        return model
+
+    def infinite(self, model: nn.Module) -> Tensor:
+        infinite = torch.where(model.left > 0, float("inf"), 0.0)
+        if model.training:
+            model.left.mul_(0)
+        return infinite.detach()
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        pytest.param({}, id="undisturbed"),
+        pytest.param({2: None}, id="stopped within the epoch"),
+        pytest.param({1: Change(leave=frozenset({2}))}, id="a neighbour leaves"),
+        pytest.param({1: Change(join=(Member(trial(3), 0, 2),))}, id="another joins"),
+    ],
+)
+def test_a_loss_that_was_no_number_is_not_forgotten(plan: dict[int, Change | None], tmp_path: Path) -> None:
+    task = Fails()
+    members = [Member(trial(number), 0, 2) for number in range(3)]
+    reports = reports_in(work(task, tmp_path, members, Planned(plan)))
+    if None in plan.values():
+        assert load_newest(tmp_path, 1) is None, "what is about to fail is not saved"
+        reports = reports_in(work(task, tmp_path, members, Orders(prompt=True)))
+    (failed,) = [report for report in reports if report.trial == 1]
+    assert (failed.epoch, failed.state) == (1, TrialState.FAILED)
+    assert failed.reason == "loss is not finite at step 1 of epoch 1"
+
+
+def test_newcomers_at_other_epochs_do_not_starve_those_that_are_ahead(tmp_path: Path) -> None:
+    """Epochs do not mix, and at every epoch another trial joins."""
+    newcomers = {STEPS * (n + 1): Change(join=(Member(trial(n + 1), 0, 1),)) for n in range(8)}
+    events = work(DrawsItself(), tmp_path, [Member(trial(0), 0, 2)], Planned(newcomers))
+    order = [(report.trial, report.epoch) for event in events for report in event.reports]
+    assert order.index((0, 2)) < len(order) / 2
+
+
+def test_who_leaves_keeps_what_it_has_learnt(tmp_path: Path) -> None:
+    work(Net(), tmp_path, [Member(trial(0), 0, 2), Member(trial(1), 0, 2)], Planned({2: Change(leave=frozenset({1}))}))
+    kept = load_newest(tmp_path, 1)
+    assert kept is not None
+    assert (kept.epoch, kept.step) == (0, 1)
+
+
+class Undone(Net):
+    """Trial 3 cannot be built."""
+
+    def model(self, config: Any) -> nn.Module:
+        if config["number"] == 3:
+            raise ValueError("no such model")
+        return super().model(config)
+
+
+def test_the_others_are_saved_before_a_newcomer_ends_the_job(tmp_path: Path) -> None:
+    plan = {2: Change(join=(Member(trial(3), 0, 2),))}
+    with pytest.raises(ValueError, match="no such model"):
+        work(Undone(), tmp_path, [Member(trial(number), 0, 3) for number in range(2)], Planned(plan))
+    assert [kept.epoch for number in range(2) if (kept := load_newest(tmp_path, number))] == [1, 1]
+
+
+class Divided(Net):
+    """Data sets by the trial's number."""
+
+    def data(self, config: Any) -> tuple[Any, Any]:
+        assert config["number"] < 2
+        return super().data(config)
+
+
+def test_a_look_loads_no_data(tmp_path: Path) -> None:
+    plan = {1: Change(look=(trial(0), trial(1)))}
+    events = work(Divided(), tmp_path, [Member(trial(0), 0, 1)], Planned(plan))
+    (looked,) = [event for event in events if isinstance(event, Surveyed)]
+    assert looked.keys.keys() == {0}

@@ -42,6 +42,8 @@ class Profile:
         compute: fraction of the device in use while it ran.
         cores: CPU seconds per second of wall time, but for that in which other programs had the core.
         fuse_seconds: members -> what it takes to build them and make them one array, beside its steps.
+        mixing: how many times as long a step takes in which every member has a batch of its own, because they are at
+            different epochs; None where that cannot be, or was never measured.
         fused_gain: members -> how many times as fast a step of all at once is as one of member after member.
         compiled_gain: members -> how many times as fast a compiled step is, measured in one run; of the sizes that were
             ever compiled, 1 where it could not be.
@@ -56,6 +58,7 @@ class Profile:
     compute: float
     cores: float
     fuse_seconds: Mapping[int, float] = field(default_factory=dict)
+    mixing: float | None = None
     fused_gain: Mapping[int, float] = field(default_factory=dict)
     compiled_gain: Mapping[int, float] = field(default_factory=dict)
     compile_seconds: float = 0.0

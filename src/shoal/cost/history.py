@@ -54,7 +54,7 @@ class History:
     """
 
     def __init__(self, path: Path | None = None, *, environment: str = "") -> None:
-        self.path = path if path is not None else cache_directory() / "history-2.sqlite"
+        self.path = path if path is not None else cache_directory() / "history-3.sqlite"
         self.environment = environment
         self._profiles: dict[_Key, Profile] = {}
         self._usable = True

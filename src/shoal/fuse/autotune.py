@@ -3,8 +3,9 @@
 A way is tried on the tensors at hand, forward and, if they ask for it, backward. What is found holds for the same
 function, settings, shapes, strides, types and device, and for every later process; see `shoal.fuse.findings`.
 
-Shapes may be new for ever, as in batches of sentences. When the time for races is used up (`shoal.fuse.budget`), what
-was found for the nearest shape holds for a new one too, in this process alone; only what has no like is still tried.
+Shapes may be new for ever, as in batches of sentences, and arrays that gain and lose members. So what was found holds,
+in this process alone, for tensors of nearly the same sizes too; and when the time for races is used up
+(`shoal.fuse.budget`), for the nearest sizes, however far they are. Only what has no like is still tried then.
 `SHOAL_AUTOTUNE=0` in the environment turns it off: then, and wherever nothing may be measured, the first way is taken.
 """
 
@@ -37,6 +38,9 @@ T = TypeVar("T")
 
 _DEVICES = ("cpu", "cuda")
 """Where it is known how to take the time."""
+
+_NEAR = math.log(1.5)
+"""Tensors of which each has up to 1.5 times the elements, or as many times fewer, are taken to be alike."""
 
 _WORTH = 0.97
 """Another way has to take less than this part of the time of the first one: measurements are off by some percent."""
@@ -111,10 +115,12 @@ def fastest(
 
 
 def _kind(tensor: Tensor | None) -> Any:
-    """The traits but for sizes."""
+    """The traits but for sizes: of strides, the order of the axes in memory."""
     if tensor is None:
         return None
-    return tensor.dim(), tensor.dtype, tensor.requires_grad, tensor.device
+    stride = tensor.stride()
+    order = tuple(sorted(range(tensor.dim()), key=lambda axis: -stride[axis]))
+    return order, tensor.dtype, tensor.requires_grad, tensor.device
 
 
 def _sizes(tensors: Sequence[Tensor]) -> list[float]:
@@ -149,7 +155,7 @@ def _find(
     if way is None or way not in ways:
         if not _measurable(given):
             return None
-        near = None if tuner.budget.left() else _nearest(alike, _sizes(given), ways)
+        near = _nearest(alike, _sizes(given), ways, _NEAR if tuner.budget.left() else math.inf)
         if near is not None:
             tuner.known[key] = near
             return near
@@ -170,9 +176,22 @@ def _find(
     return way
 
 
-def _nearest(alike: Sequence[tuple[list[float], str]], sizes: list[float], ways: Collection[str]) -> str | None:
-    """The way found where the tensors' numbers of elements are the nearest, by factors; None if nothing was found."""
-    found = [(math.dist(sizes, others), way) for others, way in alike if way in ways]
+def _nearest(
+    alike: Sequence[tuple[list[float], str]], sizes: list[float], ways: Collection[str], within: float
+) -> str | None:
+    """The way found where the tensors' numbers of elements are the nearest, by factors; None if none was so near.
+
+    Args:
+        alike: logarithms of sizes, and the way.
+        sizes: logarithms.
+        ways: that may be taken.
+        within: greatest difference of any of them.
+    """
+    found = [
+        (math.dist(sizes, others), way)
+        for others, way in alike
+        if way in ways and all(abs(mine - theirs) <= within for mine, theirs in zip(sizes, others, strict=True))
+    ]
     return min(found)[1] if found else None
 
 

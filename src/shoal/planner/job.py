@@ -47,7 +47,7 @@ class Array:
 
     Args:
         key: of all members.
-        members: at least one.
+        members: at least one, but none of a job all of whose members are done.
         profile: what is known of the key where the array runs.
     """
 

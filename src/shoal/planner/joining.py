@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from shoal.cluster.device import Device
 from shoal.cost.demand import Profile
-from shoal.cost.estimate import best_size, fitting, fuse_seconds, seconds
+from shoal.cost.estimate import best_size, fitting, fuse_seconds, memory, seconds
 from shoal.planner.job import Array, Job, Member, Purpose
 from shoal.planner.partition import Profiles, worth_mixing
 
@@ -19,38 +19,47 @@ class Host:
 
     Args:
         job: that trains it.
-        array: its members as they are now.
+        array: its members as they are now, at least one.
         profile: of its key where it runs.
-        memory: bytes that the job may use: what no other job on its device does.
+        device: name of its device.
+        free: name of each device -> bytes there that no job takes; of all hosts together.
     """
 
     job: str
     array: Array
     profile: Profile
-    memory: int
+    device: str
+    free: dict[str, int]
 
     def room(self, at_most: int) -> int:
         """Members that memory and the most efficient size allow to join."""
         present = len(self.array.members)
-        fits = fitting(self.profile, self.memory, present + at_most)
+        available = memory(self.profile, present) + self.free[self.device]
+        fits = fitting(self.profile, available, present + at_most)
         return max(0, best_size(self.profile, fits) - present) if fits > present else 0
 
     def gain(self, members: Sequence[Member]) -> float:
         """Seconds of the device that are saved if members join instead of having it to themselves afterwards.
 
-        It costs the array a new start, and a compiled step is compiled anew.
+        It costs the array a new start, its batches, and a compiled step, which is compiled anew.
         """
         mine = [member.epochs for member in self.array.members]
         theirs = [member.epochs for member in members]
-        if not worth_mixing(self.profile, len(mine), len(theirs)):
+        if self.profile.mixing is None or not worth_mixing(self.profile, len(mine), len(theirs)):
             return 0.0
-        more = seconds(self.profile, [*mine, *theirs]) - seconds(self.profile, mine)
-        start = fuse_seconds(self.profile, len(mine) + len(theirs)) - fuse_seconds(self.profile, len(theirs))
+        together = self.profile.mixing * seconds(self.profile, [*mine, *theirs])
+        start = fuse_seconds(self.profile, len(mine) + len(theirs))
         compiled = self.profile.compile_seconds if max(self.profile.compiled_gain.values(), default=1) > 1 else 0.0
-        return seconds(self.profile, theirs) - more - start - compiled
+        return seconds(self.profile, mine) + seconds(self.profile, theirs) - together - start - compiled
+
+    @property
+    def left(self) -> int:
+        """Epochs until its last member is done."""
+        return max(member.epochs for member in self.array.members)
 
     def take(self, members: Sequence[Member]) -> None:
         """Let them in."""
+        self.free[self.device] -= len(members) * self.profile.member_memory
         self.array = Array(self.array.key, (*self.array.members, *members), self.array.profile)
 
 
@@ -63,11 +72,12 @@ def hosts(
     """The running arrays that may take in others: those with members left, of which none failed in company.
 
     Args:
-        running: training jobs with the members that they have now, and other jobs.
-        held: id of a job -> bytes that it takes on its device.
+        running: all jobs that hold devices, those that train with the members that they have now.
+        held: name of a device -> bytes that jobs take there, those that are about to start among them.
         profiles: what is known of a key on a kind of device.
         alone: numbers of trials that failed in company.
     """
+    free = {device.name: device.memory - held.get(device.name, 0) for _, device in running}
     found: list[Host] = []
     for job, device in running:
         if job.purpose is not Purpose.TRAIN or not job.members or any(m.trial.number in alone for m in job.members):
@@ -75,13 +85,14 @@ def hosts(
         (array,) = job.arrays
         profile = profiles(array.key, device.kind)
         if profile is not None:
-            others = sum(held[other.id] for other, where in running if where.name == device.name and other is not job)
-            found.append(Host(job.id, array, profile, device.memory - others))
+            found.append(Host(job.id, array, profile, device.name, free))
     return found
 
 
 def joined(arrays: Sequence[Array], hosts: Sequence[Host]) -> dict[str, tuple[Member, ...]]:
     """Let members of arrays that found no device join where that saves most; the hosts are changed.
+
+    While an array waits that no host can take in, nobody joins who would keep a device from it for longer.
 
     Args:
         arrays: those that wait, in the order in which they are to be served.
@@ -91,18 +102,21 @@ def joined(arrays: Sequence[Array], hosts: Sequence[Host]) -> dict[str, tuple[Me
         Id of a job -> who joins it.
     """
     joins: dict[str, tuple[Member, ...]] = {}
+    keys = {host.array.key for host in hosts}
+    others_wait = any(array.key not in keys for array in arrays)
     for array in arrays:
-        left = array.members
+        left = list(array.members)
         while left:
             offers = [
-                (host.gain(left[:room]), room, host)
+                (host.gain(some), some, host)
                 for host in hosts
-                if host.array.key == array.key and (room := host.room(len(left)))
+                if host.array.key == array.key
+                and (some := [x for x in left if not others_wait or x.epochs <= host.left][: host.room(len(left))])
             ]
-            gain, room, host = max(offers, key=lambda offer: offer[0], default=(0.0, 0, None))
+            gain, some, host = max(offers, key=lambda offer: offer[0], default=(0.0, [], None))
             if host is None or gain <= 0:
                 break
-            host.take(left[:room])
-            joins[host.job] = (*joins.get(host.job, ()), *left[:room])
-            left = left[room:]
+            host.take(some)
+            joins[host.job] = (*joins.get(host.job, ()), *some)
+            left = [x for x in left if x not in some]
     return joins

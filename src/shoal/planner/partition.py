@@ -12,13 +12,13 @@ from shoal.cost.demand import Profile
 from shoal.cost.estimate import best_size, fitting, seconds, step_seconds
 from shoal.planner.job import Array, ArrayKey, Member
 
-__all__ = ["MIXING", "Profiles", "partition", "worth_mixing"]
+__all__ = ["Profiles", "partition", "worth_mixing"]
 
 Profiles = Callable[[ArrayKey, str], Profile | None]
 """What is known of a key on a kind of device; None if it was never measured."""
 
-MIXING = 0.1
-"""Members at different epochs share no batches: they are fused where that is expected to save this share at least."""
+WORTH_MIXING = 0.05
+"""Members at different epochs are fused where that is expected to save this share at least."""
 
 WORTHWHILE = 0.25
 """A group is cut further where that saves this share of the time it would save if time were proportional to size."""
@@ -65,9 +65,14 @@ def partition(
 
 
 def worth_mixing(profile: Profile, one: int, other: int) -> bool:
-    """Whether two arrays at different epochs, of `one` and of `other` members, are to be one."""
+    """Whether two arrays at different epochs, of `one` and of `other` members, are to be one.
+
+    They then share no batches: what is the same for all of one batch has to be done for each member.
+    """
+    if profile.mixing is None:
+        return False
     apart = step_seconds(profile, one) + step_seconds(profile, other)
-    return step_seconds(profile, one + other) <= (1 - MIXING) * apart
+    return profile.mixing * step_seconds(profile, one + other) <= (1 - WORTH_MIXING) * apart
 
 
 @dataclass(frozen=True)

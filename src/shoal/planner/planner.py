@@ -1,5 +1,6 @@
 """Trials to arrays to jobs to devices: one turn of planning."""
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
@@ -90,7 +91,7 @@ class Planner:
         if ready:
             arrays = partition(ready, self._profiles, turn.devices, _busy(views), alone, self._elastic)
         placed, refused = self._ask(views, arrays, turn, now)
-        joins = self._joins([array for array, _ in refused], held, views, alone) if self._elastic else {}
+        joins = self._joins([array for array, _ in refused], held, placed, turn, alone) if self._elastic else {}
         joining = {member.trial.number for members in joins.values() for member in members}
         refusals = {
             member.trial.number: reason
@@ -109,11 +110,14 @@ class Planner:
         self,
         arrays: Sequence[Array],
         held: Sequence[tuple[Job, Device]],
-        views: Sequence[JobView],
+        placed: Sequence[tuple[Job, Device]],
+        turn: Turn,
         alone: AbstractSet[int],
     ) -> dict[str, tuple[Member, ...]]:
         """Who of the arrays that found no device joins which job."""
-        memory = {view.id: max(demand.memory for demand in view.demand.values()) for view in views}
+        memory: dict[str, int] = defaultdict(int)
+        for job, device in (*held, *placed):
+            memory[device.name] += turn.memory(job, device)
         sociable = [array for array in arrays if not any(member.trial.number in alone for member in array.members)]
         return joined(sociable, hosts(held, memory, self._profiles, alone))
 

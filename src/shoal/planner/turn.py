@@ -105,6 +105,10 @@ class Turn:
             home=device.name,
         )
 
+    def memory(self, job: Job, device: Device) -> int:
+        """Bytes that a job takes on its device, as far as that is known."""
+        return 0 if job.purpose is Purpose.PROFILE else sum(self._demand(array, device).memory for array in job.arrays)
+
     def _unknown(self, key: ArrayKey, device: Device) -> bool:
         """Whether the key can be measured on that kind and was not yet."""
         return self._profiles(key, device.kind) is None and (key, device.kind) not in self._unmeasurable

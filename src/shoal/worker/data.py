@@ -1,7 +1,7 @@
 """Data sets as batches on a device: one copy for all trials that read the same of their config."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -102,6 +102,10 @@ class DataSets:
         """The sets of a configuration; the same objects for all that `data` does not tell apart."""
         return self._find(config)[1]
 
+    def knows(self, config: Config) -> bool:
+        """Whether the sets of a configuration are loaded."""
+        return any(_agrees(config, read) for read, _ in self._known)
+
     def key(self, config: Config) -> tuple[object, ...]:
         """What tells the data sets of configurations apart: the task, what `data` read, and the sets' sizes."""
         read, (train, valid) = self._find(config)
@@ -110,7 +114,7 @@ class DataSets:
 
     def _find(self, config: Config) -> tuple[dict[str, Any], tuple[Batches, Batches]]:
         for entry in self._known:
-            if all(config.get(key) == value for key, value in entry[0].items()):
+            if _agrees(config, entry[0]):
                 return entry
         reading = ReadConfig(config)
         reseed(0, self._device)  # a random split is the same one in every process, and after a resume
@@ -120,6 +124,10 @@ class DataSets:
         batches = (Batches(sets[0], self._device, "training"), Batches(sets[1], self._device, "validation"))
         self._known = [*self._known[1 - KEPT :], (reading.read(), batches)]
         return self._known[-1]
+
+
+def _agrees(config: Config, read: Mapping[str, Any]) -> bool:
+    return all(config.get(key) == value for key, value in read.items())
 
 
 def _tensors(dataset: Dataset[Any]) -> list[Tensor] | None:

@@ -13,7 +13,7 @@ from shoal.planner.job import ArrayKey
 from shoal.task import Task
 from shoal.trial import Trial
 from shoal.worker.data import DataSets
-from shoal.worker.learner import batch_size, check_optimizer, checked, optimizers_in
+from shoal.worker.learner import batch_size, check_optimizer, checked, optimizers_in, reseed
 from shoal.worker.reading import ReadConfig
 
 __all__ = ["Describer"]
@@ -33,8 +33,12 @@ class Describer:
         self._sets = sets
         self._known: list[tuple[dict[str, Any], nn.Module, str]] = []
 
-    def survey(self, trials: Sequence[Trial]) -> tuple[dict[int, ArrayKey], frozenset[int]]:
+    def survey(self, trials: Sequence[Trial], load: bool = True) -> tuple[dict[int, ArrayKey], frozenset[int]]:
         """The keys of trials by number, and which could not be looked at.
+
+        Args:
+            trials: any.
+            load: whether data sets may be loaded for that; else trials that need others than are known get no key.
 
         A trial whose methods raise, or return what they should not, gets a key of its own, and raises again when it is
         trained.
@@ -42,6 +46,8 @@ class Describer:
         keys: dict[int, ArrayKey] = {}
         alone: set[int] = set()
         for trial in trials:
+            if not load and not self._sets.knows(trial.config):
+                continue
             try:
                 keys[trial.number] = self.key(trial)
             except Exception:
@@ -59,7 +65,7 @@ class Describer:
         """
         size = batch_size(self._task, trial.config)
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(trial.seed)
+            reseed(trial.seed, torch.device("cpu"))
             model, structure = self._model(trial)
             kinds = [type(optimizer) for optimizer in optimizers_in(self._optimizer(model, trial))]
         names = [f"{kind.__module__}.{kind.__qualname__}" for kind in kinds]

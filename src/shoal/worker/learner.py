@@ -45,6 +45,7 @@ class Learner:
         epoch: epochs finished.
         step: steps done of the next one.
         reports: of all epochs so far.
+        bad: the first step of the epoch at which its loss was no number; 0: none so far.
         saved: epoch and step of its newest checkpoint.
     """
 
@@ -56,6 +57,7 @@ class Learner:
     epoch: int = 0
     step: int = 0
     reports: list[Report] = field(default_factory=list)
+    bad: int = 0
     saved: tuple[int, int] = (0, 0)
 
     @property
@@ -65,7 +67,7 @@ class Learner:
 
     def end_epoch(self, metrics: dict[str, float], seconds: float) -> Report:
         """Step the scheduler and note what the epoch showed."""
-        self.epoch, self.step = self.epoch + 1, 0
+        self.epoch, self.step, self.bad = self.epoch + 1, 0, 0
         self._step_schedulers(metrics)
         self.reports.append(Report(self.trial.number, self.epoch, metrics, seconds))
         return self.reports[-1]
@@ -118,13 +120,13 @@ class Learner:
 
 
 def build(task: Task, member: Member, device: torch.device) -> Learner:
-    """A trial at its very start: torch seeded with its seed, then the user's `model` and `optimizer`.
+    """A trial at its very start: all generators seeded with its seed, then the user's `model` and `optimizer`.
 
     Raises:
         TaskError: a method of the task returns something else than it should.
     """
     config = member.trial.config
-    torch.manual_seed(member.trial.seed)
+    reseed(member.trial.seed, device)
     model = checked("model", task.model(config), nn.Module).to(device).train()
     optimizer = check_optimizer(task, task.optimizer(model, config))
     scheduler = task.scheduler(optimizer, config)

@@ -55,7 +55,8 @@ class Pace:
 
     def _ways(self) -> tuple[Way, ...]:
         """Those to be tried; of eager and serial steps only the faster, where that is known."""
-        gain = None if self._profile is None else fused_gain(self._profile, self._members)
+        known = self._profile if self._members > 1 else None
+        gain = None if known is None else fused_gain(known, self._members)
         if gain is None:
             return ("eager", "serial", "captured", "compiled")
         return ("eager" if gain >= 1 else "serial", "captured", "compiled")

@@ -15,7 +15,7 @@ from shoal.planner.job import Array
 from shoal.task import Task
 from shoal.worker.data import Batches, DataSets, epoch_order
 from shoal.worker.learner import Learner, build, wait
-from shoal.worker.stepper import Stepper, make_stepper
+from shoal.worker.stepper import MixedEpochsError, Stepper, make_stepper
 
 __all__ = ["measure"]
 
@@ -40,36 +40,65 @@ def measure(task: Task, sets: DataSets, array: Array, device: torch.device, memo
     train, valid = sets.of(config)
     size = array.key.batch_size
     base = _memory(device)
-    fused: dict[int, float] = {}
     steppers = {1: _stepper(task, array, 1, device)}
     first = next(_batches(train, array))
     steppers[1].train_step([first], [0])
     member = max(_memory(device) - base, 4 * _bytes(steppers[1]))  # weights, gradients, two of optimizer state
     for members in SIZES[1:]:
         if (members + sum(steppers)) * member < memory / 2:
-            started = time.perf_counter()
             steppers[members] = _stepper(task, array, members, device)
-            fused[members] = time.perf_counter() - started
     seconds: dict[int, list[float]] = {members: [] for members in steppers}
     began = _times()
     for tick, batch in enumerate(_batches(train, array)):
         for members, stepper in steppers.items():
             seconds[members].append(_timed(stepper, batch, tick, device))
     cpu, wall, delayed = (end - start for end, start in zip(_times(), began, strict=True))
-    for members in fused:  # the first step does what later ones need not
-        fused[members] += max(0.0, seconds[members][0] - min(seconds[members][1:]))
+    gains = {members: stepper.gain for members, stepper in steppers.items() if stepper.gain is not None}
+    weights, largest = _bytes(steppers[1]), max(steppers)
+    steppers.clear()
+    shortest = {members: min(times[1:]) for members, times in seconds.items()}
+    anew, mixing = _mixed(task, train, array, largest, device)
     cores = cpu / max(wall - delayed, cpu / torch.get_num_threads())
     return Profile(
-        step_seconds={members: min(times[1:]) for members, times in seconds.items()},
+        step_seconds=shortest,
         epoch_steps=train.steps(size),
         validation_steps=valid.steps(size),
         base_memory=base,
-        member_memory=max((_memory(device) - base) // max(steppers), 4 * _bytes(steppers[1])),
+        member_memory=max((_memory(device) - base) // largest, 4 * weights),
         compute=_utilisation(device, cores),
         cores=cores,
-        fuse_seconds=fused,
-        fused_gain={members: stepper.gain for members, stepper in steppers.items() if stepper.gain is not None},
+        fuse_seconds={largest: max(0.0, anew - shortest[largest])},
+        mixing=None if mixing is None else mixing / shortest[largest],
+        fused_gain=gains,
     )
+
+
+def _mixed(task: Task, train: Batches, array: Array, members: int, device: torch.device) -> tuple[float, float | None]:
+    """What it takes to make an array and do its first step, now that all is loaded and found out.
+
+    Returns:
+        These seconds, and those of a step in which every member has a batch of its own, None if that cannot be.
+    """
+    began = time.perf_counter()
+    stepper = _stepper(task, array, members, device)
+    pairs = list(zip(_batches(train, array), _batches(train, array, epoch=1), strict=True))
+    stepper.train_step(pairs[0][:1] * members, [0] * members)
+    wait(device)
+    anew = time.perf_counter() - began
+    if members == 1:
+        return anew, None
+    for b, learner in enumerate(stepper.learners):
+        learner.epoch = b % 2
+    seconds = []
+    try:
+        for tick, pair in enumerate(pairs):
+            began = time.perf_counter()
+            stepper.train_step([pair[b % 2] for b in range(members)], [tick] * members)
+            wait(device)
+            seconds.append(time.perf_counter() - began)
+    except MixedEpochsError:
+        return anew, None
+    return anew, min(seconds[1:])
 
 
 def _stepper(task: Task, array: Array, members: int, device: torch.device) -> Stepper:
@@ -80,9 +109,9 @@ def _stepper(task: Task, array: Array, members: int, device: torch.device) -> St
     return make_stepper(task, learners)
 
 
-def _batches(train: Batches, array: Array) -> Iterator[Any]:
-    """As many as there are iterations, from as many epochs as that takes."""
-    order = epoch_order(train.samples, array.members[0].trial.data_seed, 0)
+def _batches(train: Batches, array: Array, epoch: int = 0) -> Iterator[Any]:
+    """As many as there are iterations, in the order of an epoch, which begins again if it is too short."""
+    order = epoch_order(train.samples, array.members[0].trial.data_seed, epoch)
     passes = (train.walk(array.key.batch_size, order) for _ in range(ITERATIONS))
     return islice(chain.from_iterable(passes), ITERATIONS)
 

@@ -38,8 +38,6 @@ def run(job: Job, device: Device, workplace: Workplace, orders: Orders) -> Itera
             trainer = Trainer(job.id, task, sets, describer, place, workplace, orders)
             for array in job.arrays:
                 yield from trainer.run(array)
-            if trainer.finding is not None:
-                yield Profiled(job.id, trainer.finding)
 
 
 @lru_cache(maxsize=1)

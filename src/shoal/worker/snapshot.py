@@ -91,10 +91,6 @@ class Snapshot:
         self._values = Values()
         self._values.save(memories((*array.parameters(), *array.buffers(), *others)))
 
-    def has_drawn(self) -> bool:
-        """Whether anything was drawn from Python's and NumPy's generators since."""
-        return self._generators.moved()
-
     def restore(self) -> None:
         """Bring everything back, once; parameters that were put elsewhere in memory are rows of the array's again."""
         for held in self._held:

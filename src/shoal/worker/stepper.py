@@ -30,7 +30,16 @@ _log = logging.getLogger("shoal.worker")
 
 
 class MixedEpochsError(Exception):
-    """Learners at different epochs cannot be one array; nothing is changed."""
+    """Learners at different epochs cannot be one array.
+
+    Args:
+        reason: why.
+        spoilt: whether a step was done before that was known, with wrong numbers; else nothing is changed.
+    """
+
+    def __init__(self, reason: object, spoilt: bool = False) -> None:
+        super().__init__(str(reason))
+        self.spoilt = spoilt
 
 
 class Stepper(ABC):
@@ -102,28 +111,33 @@ class FusedStepper(Stepper):
         if self._apart is not None:
             return self._apart.train_step(batches, ticks)
         self._array.ticks = tuple(ticks)
-        if self._begun:
-            return self._steps.step(_as_one(batches))
-        self._begun = True
+        if not _epochs_differ(self.learners):
+            return self._step(batches[0], batches, ticks)
         try:
-            return self._first_step(batches)
+            batch = stack(batches)
         except FusionError as reason:
-            if _epochs_differ(self.learners):
-                raise MixedEpochsError(str(reason)) from reason
-            self._apart = _apart(self._task, self.learners, reason)
-        return self._apart.train_step(batches, ticks)
+            raise MixedEpochsError(reason) from reason
+        others = OtherGenerators()
+        losses = self._step(batch, batches, ticks)
+        if others.moved():
+            why = "random numbers of Python's or NumPy's are drawn, of which each epoch has its own"
+            raise MixedEpochsError(why, spoilt=True)
+        return losses
 
-    def _first_step(self, batches: Sequence[Any]) -> Tensor:
-        """The step that shows whether the members can run as an array; if they cannot, nothing is changed."""
+    def _step(self, batch: Any, batches: Sequence[Any], ticks: Sequence[int]) -> Tensor:
+        """One step, on the members' batches as one; the first one shows whether they can run as an array."""
+        if self._begun:
+            return self._steps.step(batch)
+        self._begun = True
         before = Snapshot(self._array, [one for x in self.learners for one in optimizers_in(x.optimizer)])
         try:
-            losses = self._steps.step(_as_one(batches))
-            if _epochs_differ(self.learners) and before.has_drawn():
-                raise FusionError("its random numbers are Python's or NumPy's, which each epoch draws for itself")
-        except FusionError:
+            return self._steps.step(batch)
+        except FusionError as error:
             before.restore()
-            raise
-        return losses
+            if _epochs_differ(self.learners):
+                raise MixedEpochsError(error) from error
+            self._apart = _apart(self._task, self.learners, error)
+        return self._apart.train_step(batches, ticks)
 
     def _loss(self, model: nn.Module, batch: Any) -> Tensor:
         loss = self._task.loss(model, batch)
@@ -242,7 +256,7 @@ def make_stepper(task: Task, learners: Sequence[Learner], profile: Profile | Non
         return FusedStepper(task, learners, profile, steps)
     except FusionError as reason:
         if _epochs_differ(learners):
-            raise MixedEpochsError(str(reason)) from reason
+            raise MixedEpochsError(reason) from reason
         return _apart(task, learners, reason)
 
 
@@ -256,11 +270,6 @@ def _apart(task: Task, learners: Sequence[Learner], reason: FusionError) -> Step
 
 def _epochs_differ(learners: Sequence[Learner]) -> bool:
     return len({learner.epoch for learner in learners}) > 1
-
-
-def _as_one(batches: Sequence[Any]) -> Any:
-    """The batch of an array: the one that all members share, or theirs stacked."""
-    return batches[0] if all(batch is batches[0] for batch in batches) else stack(batches)
 
 
 def _with_loss(loss: Tensor, metrics: Mapping[str, Any]) -> dict[str, Any]:
