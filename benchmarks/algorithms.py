@@ -1,7 +1,8 @@
-"""Hyperband and ASHA run in three ways: by arrays that change, by arrays that stay as they are, by a process a trial.
+"""Hyperband and ASHA run in four ways: by arrays that change more or less, and by a process a trial.
 
 - surgery     Shoal: survivors of all arrays go on as full ones, and what waits joins an array that is running
-- fixed       Shoal on a back end whose jobs cannot be changed: an array is what it was when it began, until it ends
+- gathered    survivors of all arrays go on as full ones, but no array changes while it is trained
+- fixed       without surgery: the survivors of an array go on by themselves, trials are fused once, when they begin
 - processes   the same algorithm object asked for the same trials; each stretch of a trial is a process of its own that
               loads the trial's checkpoint, trains it by a plain PyTorch loop and saves it; one at a time on each core.
               Processes are forked from one that has torch and the data loaded, so that they begin at once
@@ -26,6 +27,7 @@ import tempfile
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -41,8 +43,10 @@ import shoal
 from shoal.algorithms.base import Algorithm
 from shoal.backend.local import Local
 from shoal.backend.registry import BACKENDS
+from shoal.cluster.device import Device
 from shoal.journal.view import JournalView
-from shoal.planner.job import Member
+from shoal.planner.event import Event, Surveyed
+from shoal.planner.job import Job, Member, Purpose, Workplace
 from shoal.space import Space
 from shoal.trial import Report, TrialState, derive_seed
 from shoal.worker.data import epoch_order
@@ -124,10 +128,31 @@ ALGORITHMS: dict[str, Callable[[int], Algorithm]] = {
 }
 
 
-class Fixed(Local):
+class Gathered(Local):
     """The local back end as if its jobs could not be changed."""
 
     elastic = False
+
+
+class Fixed(Gathered):
+    """One under which trials that were trained together are fused with nobody else again.
+
+    When a job begins its trials get a key of their own, as if a survey had found it; what is known of their cost stays.
+    """
+
+    def __init__(self, workplace: Workplace) -> None:
+        super().__init__(workplace)
+        self._found: list[Event] = []
+
+    def start(self, job: Job, device: Device) -> None:
+        super().start(job, device)
+        if job.purpose is Purpose.TRAIN:
+            key = replace(job.arrays[0].key, order=derive_seed("home", job.id))
+            self._found.append(Surveyed(job.id, {member.trial.number: key for member in job.members}))
+
+    def poll(self, timeout: float) -> list[Event]:
+        found, self._found = self._found, []
+        return [*found, *super().poll(0.0 if found else timeout)]
 
 
 Timeline = list[tuple[float, float]]
@@ -215,6 +240,7 @@ def _stretch(task: Classifier, sets: tuple[Any, Any], member: Member, folder: Pa
 
 WAYS: dict[str, Callable[..., tuple[float, Timeline]]] = {
     "surgery": lambda *args: with_shoal(*args, backend="local"),
+    "gathered": lambda *args: with_shoal(*args, backend="gathered"),
     "fixed": lambda *args: with_shoal(*args, backend="fixed"),
     "processes": with_processes,
 }
@@ -233,7 +259,7 @@ def main() -> int:
             parser.error(f"{CIFAR} is missing; leave CIFAR-10 out with --tasks digits")
         options.tasks.remove("cifar")
     rounds, most, rows = (1, 3, 320) if options.quick else (options.rounds, 27, None)
-    BACKENDS["fixed"] = Fixed
+    BACKENDS.update(gathered=Gathered, fixed=Fixed)
     os.environ["SHOAL_CACHE"] = tempfile.mkdtemp()
     logging.getLogger("shoal").setLevel(logging.ERROR)
     torch.set_num_threads(1)

@@ -24,6 +24,7 @@ from shoal.trial import Report, Trial, TrialState
 from shoal.worker.checkpoint import load_newest
 from shoal.worker.data import DataSets
 from shoal.worker.describe import Describer
+from shoal.worker.paused import Paused
 from shoal.worker.train import Trainer
 
 CPU = torch.device("cpu")
@@ -149,10 +150,14 @@ class Planned(Orders):
         return super().stopping()
 
 
-def work(task: Task, directory: Path, members: Sequence[Member], orders: Orders) -> list[Any]:
+def work(
+    task: Task, directory: Path, members: Sequence[Member], orders: Orders, paused: Paused | None = None
+) -> list[Any]:
     """What a job yields."""
     sets = DataSets(task, CPU)
-    trainer = Trainer("job", task, sets, Describer(task, sets), CPU, Workplace(directory, b""), orders)
+    trainer = Trainer(
+        "job", task, sets, Describer(task, sets), paused or Paused(), CPU, Workplace(directory, b""), orders
+    )
     return list(trainer.run(Array(KEY, tuple(members))))
 
 
@@ -203,6 +208,7 @@ def test_whatever_is_done_to_arrays_each_member_is_as_if_alone(kind: str, script
     task = TASKS[kind]()
     epoch = dict.fromkeys(range(TRIALS), 0)
     said: list[Report] = []
+    paused = Paused()
     with TemporaryDirectory() as folder:
         directory = Path(folder)
 
@@ -210,7 +216,7 @@ def test_whatever_is_done_to_arrays_each_member_is_as_if_alone(kind: str, script
             return Member(trial(number), epoch[number], max(target, epoch[number] + 1))
 
         def run(members: Sequence[Member], orders: Orders) -> None:
-            reports = reports_in(work(task, directory, members, orders))
+            reports = reports_in(work(task, directory, members, orders, paused))
             said.extend(reports)
             for report in reports:
                 epoch[report.trial] = max(epoch[report.trial], report.epoch)
@@ -244,9 +250,10 @@ def test_survivors_and_newcomers_at_different_epochs(kind: str, tmp_path: Path) 
         2: Change(join=(Member(trial(3), 0, EPOCHS),)),
         6: Change(join=(Member(trial(1), 1, EPOCHS), Member(trial(4), 0, 2))),
     }
-    reports = reports_in(work(task, tmp_path, first, Planned(plan)))
+    paused = Paused()
+    reports = reports_in(work(task, tmp_path, first, Planned(plan), paused))
     rest = [Member(trial(2), 1, EPOCHS), Member(trial(4), 2, EPOCHS)]
-    reports += reports_in(work(task, tmp_path, rest, Orders(prompt=True)))
+    reports += reports_in(work(task, tmp_path, rest, Orders(prompt=True), paused))
     assert sorted({(r.trial, r.epoch) for r in reports}) == [(n, e) for n in range(5) for e in range(1, EPOCHS + 1)]
     check(kind, tmp_path, reports)
 

@@ -17,6 +17,7 @@ from shoal.errors import FusionError
 
 __all__ = ["cells", "copy_of", "holder", "unbindable"]
 
+_PLAIN = {type(None), bool, int, float, str}
 _CONTAINERS = (list, tuple, set, frozenset, deque)
 _REGISTERED = {"_parameters", "_buffers", "_modules", "_flat_weight_refs"}
 """What is put for each member in other ways; the last is torch's own, of recurrent layers, which no run reads."""
@@ -39,7 +40,9 @@ def unbindable(model: nn.Module) -> str | None:
     parts = {id(part) for part in (*model.modules(), *model.parameters(), *model.buffers())}
     for path, module in model.named_modules():
         for name, value in vars(module).items():
-            if name not in _REGISTERED and _stuck(value, parts, False, set()):
+            if type(value) in _PLAIN or name in _REGISTERED:
+                continue
+            if _stuck(value, parts, False, set()):
                 return f"{path}.{name}" if path else name
     return None
 

@@ -104,6 +104,8 @@ def _walk(value: Any, path: str, seen: set[int]) -> Iterator[tuple[str, Any, Any
 
 def _items(container: Any, items: Any, path: str, seen: set[int]) -> Iterator[tuple[str, Any, Any, Any]]:
     for key, value in list(items):
+        if type(value) in _PLAIN:
+            continue
         if isinstance(value, Tensor) or (isinstance(value, float) and not isinstance(container, tuple)):
             yield _join(path, key), container, key, value
         else:
@@ -121,4 +123,5 @@ def _join(path: str, key: Any) -> str:
 
 
 _REGISTERED = {"_parameters", "_buffers", "_modules"}
+_PLAIN = {type(None), bool, int, str}
 _OPAQUE = (type, Enum, FunctionType, MethodType, ModuleType)

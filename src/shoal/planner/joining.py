@@ -47,7 +47,9 @@ class Host:
         theirs = [member.epochs for member in members]
         if self.profile.mixing is None or not worth_mixing(self.profile, len(mine), len(theirs)):
             return 0.0
-        together = self.profile.mixing * seconds(self.profile, [*mine, *theirs])
+        shared = min(self.left, max(theirs))  # epochs that they are together
+        mixed = seconds(self.profile, [min(epochs, shared) for epochs in (*mine, *theirs)])
+        together = seconds(self.profile, [*mine, *theirs]) + (self.profile.mixing - 1) * mixed
         start = fuse_seconds(self.profile, len(mine) + len(theirs))
         compiled = self.profile.compile_seconds if max(self.profile.compiled_gain.values(), default=1) > 1 else 0.0
         return seconds(self.profile, mine) + seconds(self.profile, theirs) - together - start - compiled
@@ -105,7 +107,7 @@ def joined(arrays: Sequence[Array], hosts: Sequence[Host]) -> dict[str, tuple[Me
     keys = {host.array.key for host in hosts}
     others_wait = any(array.key not in keys for array in arrays)
     for array in arrays:
-        left = list(array.members)
+        left = sorted(array.members, key=lambda member: -member.epochs)  # who takes longest is to begin first
         while left:
             offers = [
                 (host.gain(some), some, host)

@@ -25,6 +25,9 @@ ITERATIONS = 10
 SIZES = (1, 4, 16)
 """Members that are trained together; where the array has fewer, some are taken again."""
 
+SMALLER, LARGER = 8, 32
+"""Measured as well: the one if of `SIZES` the largest is not the best, else the other, for the best may be beyond."""
+
 
 def measure(task: Task, sets: DataSets, array: Array, device: torch.device, memory: int) -> Profile:
     """Train members of an array for a few steps at each of `SIZES`, in turns; nothing of it is kept.
@@ -53,6 +56,13 @@ def measure(task: Task, sets: DataSets, array: Array, device: torch.device, memo
         for members, stepper in steppers.items():
             seconds[members].append(_timed(stepper, batch, tick, device))
     cpu, wall, delayed = (end - start for end, start in zip(_times(), began, strict=True))
+    if {4, 16} <= steppers.keys():
+        further = LARGER if min(seconds[16][1:]) / 16 < min(seconds[4][1:]) / 4 else SMALLER
+        if (further + sum(steppers)) * member < memory / 2:
+            steppers[further] = _stepper(task, array, further, device)
+            seconds[further] = [
+                _timed(steppers[further], batch, tick, device) for tick, batch in enumerate(_batches(train, array))
+            ]
     gains = {members: stepper.gain for members, stepper in steppers.items() if stepper.gain is not None}
     weights, largest = _bytes(steppers[1]), max(steppers)
     steppers.clear()

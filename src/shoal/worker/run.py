@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from functools import lru_cache
+from pathlib import Path
 
 import cloudpickle
 import torch
@@ -14,6 +15,7 @@ from shoal.planner.orders import Orders
 from shoal.task import Task
 from shoal.worker.data import DataSets
 from shoal.worker.describe import Describer
+from shoal.worker.paused import Paused
 from shoal.worker.profile import measure
 from shoal.worker.startup import postpone_compiler
 from shoal.worker.train import Trainer
@@ -28,21 +30,24 @@ def run(job: Job, device: Device, workplace: Workplace, orders: Orders) -> Itera
     if place.type == "cuda":
         torch.cuda.set_device(place)
     postpone_compiler()
-    task, sets, describer = _prepared(workplace.task, place)
+    task, sets, describer, paused = _prepared(workplace.task, place, workplace.directory)
     match job.purpose:
         case Purpose.SURVEY:
             yield Surveyed(job.id, *describer.survey([member.trial for member in job.members]))
         case Purpose.PROFILE:
             yield Profiled(job.id, measure(task, sets, job.arrays[0], place, device.memory))
         case Purpose.TRAIN:
-            trainer = Trainer(job.id, task, sets, describer, place, workplace, orders)
+            trainer = Trainer(job.id, task, sets, describer, paused, place, workplace, orders)
             for array in job.arrays:
                 yield from trainer.run(array)
 
 
 @lru_cache(maxsize=1)
-def _prepared(pickled: bytes, device: torch.device) -> tuple[Task, DataSets, Describer]:
-    """The task, its data sets and what is known of its models, kept for the next job of this process."""
+def _prepared(pickled: bytes, device: torch.device, directory: Path) -> tuple[Task, DataSets, Describer, Paused]:
+    """What the next job of the study in a directory can use again in this process.
+
+    The task, its data sets, what is known of its models, and trials that have paused.
+    """
     try:
         task: Task = cloudpickle.loads(pickled)
     except (ImportError, AttributeError) as error:
@@ -50,4 +55,4 @@ def _prepared(pickled: bytes, device: torch.device) -> tuple[Task, DataSets, Des
             f"the task cannot be loaded in a worker: {error}; define it in a module on sys.path or in the script itself"
         ) from error
     sets = DataSets(task, device)
-    return task, sets, Describer(task, sets)
+    return task, sets, Describer(task, sets), Paused()

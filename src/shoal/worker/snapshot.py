@@ -1,6 +1,7 @@
 """What training steps change, to go back to: of an array, its members and their optimizers."""
 
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +13,7 @@ from shoal.fuse.randomness import OtherGenerators
 
 __all__ = ["Held", "Snapshot", "Values", "memories"]
 
+_PLAIN = {type(None), bool, int, float, str}
 _OF_EVERY_MODULE = frozenset(vars(nn.Module())) - {"training"}
 
 
@@ -50,7 +52,7 @@ class Held:
         self._owner = owner
         self._skipped = skipped
         mine = ((name, value) for name, value in vars(owner).items() if not skipped(name))
-        self._values = {name: pytree.tree_map(lambda leaf: leaf, value) for name, value in mine}
+        self._values = {name: _copied(value) for name, value in mine}
 
     @classmethod
     def of_optimizer(cls, optimizer: Optimizer) -> "Held":
@@ -104,6 +106,10 @@ class Snapshot:
             parameter.grad = grad
         self._array.ticks = self._ticks
         self._generators.restore()
+
+
+def _copied(value: Any) -> Any:
+    return value if type(value) in _PLAIN else pytree.tree_map(lambda leaf: leaf, value)
 
 
 def memories(tensors: Iterable[Tensor]) -> list[Tensor]:

@@ -20,6 +20,7 @@ from shoal.trial import Report, TrialState, derive_seed
 from shoal.worker.data import Batches, DataSets, epoch_order
 from shoal.worker.describe import Describer
 from shoal.worker.learner import Learner, batch_size, build
+from shoal.worker.paused import Paused
 from shoal.worker.stepper import MixedEpochsError, Stepper, make_stepper
 
 __all__ = ["Trainer"]
@@ -43,6 +44,7 @@ class Trainer:
         task: the user's.
         sets: of the task, on `device`.
         describer: of the task, for trials that are to be looked at meanwhile.
+        paused: learners of the task that have paused in this process.
         device: where to train.
         workplace: of the study; checkpoints are written there.
         orders: looked at after every step; when it is to stop, all is saved and training ends.
@@ -54,6 +56,7 @@ class Trainer:
         task: Task,
         sets: DataSets,
         describer: Describer,
+        paused: Paused,
         device: torch.device,
         workplace: Workplace,
         orders: Orders,
@@ -62,6 +65,7 @@ class Trainer:
         self._task = task
         self._sets = sets
         self._describer = describer
+        self._paused = paused
         self._device = device
         self._directory = workplace.directory
         self._checkpoint_seconds = workplace.checkpoint_seconds
@@ -123,8 +127,7 @@ class Trainer:
         while self._joining:
             member = self._joining.pop(0)
             try:
-                learner = build(self._task, member, self._device)
-                learner.restore(self._directory)
+                learner = self._learner(member)
             except Exception:
                 self._save()  # of the others nothing is lost
                 raise
@@ -136,6 +139,14 @@ class Trainer:
             if learner.epoch < member.target:
                 self._learners.append(learner)
                 lend_frozen(self._learners[0].model, learner.model)
+
+    def _learner(self, member: Member) -> Learner:
+        """A member as it was left here, or as its checkpoint has it, or at its very start."""
+        learner = self._paused.take(member, self._directory)
+        if learner is None:
+            learner = build(self._task, member, self._device)
+            learner.restore(self._directory)
+        return learner
 
     def _company(self) -> list[Learner]:
         """Who trains next: learners that can share their batches, or at least stack them.
@@ -248,6 +259,7 @@ class Trainer:
                 report = _with_state(learner, report)
             if report.state is TrialState.PAUSED:
                 learner.save(self._directory)
+                self._paused.keep(learner)
             if report.state is not TrialState.RUNNING:
                 self._let_go(learner)
             reports.append(report)

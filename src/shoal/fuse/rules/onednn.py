@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 __all__ = ["lay_out", "linear", "usable"]
 
@@ -43,9 +44,8 @@ def lay_out(x: Tensor, w: Tensor, b: Tensor | None) -> tuple[Tensor, Tensor, Ten
     return x.detach().transpose(0, 1).contiguous().transpose(0, 1).requires_grad_(x.requires_grad), w, b
 
 
-@torch.library.custom_op("shoal::linear", mutates_args=(), device_types="cpu")
-def _linear(x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
-    """[N, B, F] and [B, O, F] -> [N, B, O]; an operator of its own, since Inductor errs in the layouts within."""
+def _convolved(x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
+    """[N, B, F] and [B, O, F] -> [N, B, O]."""
     members, outputs, features = w.shape
     image = x.view(1, len(x), members * features).transpose(1, 2).unsqueeze(2)  # [1, B*F, 1, N], channels last
     kernel = w.view(members * outputs, features, 1, 1)
@@ -53,7 +53,11 @@ def _linear(x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
     return out.squeeze(2).transpose(1, 2).reshape(len(x), members, outputs)
 
 
-@_linear.register_fake
+_traced = torch.library.custom_op("shoal::linear", _convolved, mutates_args=(), device_types="cpu")
+"""The same as an operator, since Inductor errs in the layouts within; its first call imports the compiler."""
+
+
+@_traced.register_fake
 def _(x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
     return x.new_empty(len(x), len(w), w.shape[1])
 
@@ -65,7 +69,8 @@ class _Linear(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, w)
         ctx.shift = b is not None
-        out: Tensor = _linear(x.transpose(0, 1).contiguous(), w.contiguous(), b)
+        compute = _convolved if _get_current_dispatch_mode() is None else _traced
+        out: Tensor = compute(x.transpose(0, 1).contiguous(), w.contiguous(), b)
         return out.transpose(0, 1)
 
     @staticmethod
