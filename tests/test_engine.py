@@ -286,6 +286,40 @@ def test_a_trial_that_is_ended_while_it_runs_leaves_its_job(tmp_path: Path) -> N
     assert [row[2:4] for row in stage.outcome()] == [(TrialState.COMPLETE, 2)] * 3 + [(TrialState.STOPPED, 0)]
 
 
+def lacking(*numbers: int, epoch: int) -> Script:
+    """Jobs in which some trials do not report the metric at an epoch."""
+
+    def script(job: Job) -> list[Event]:
+        events = side_by_side(job)
+        for place, event in enumerate(events):
+            if isinstance(event, Reported) and _trials(event) & set(numbers) and event.reports[0].epoch == epoch:
+                events[place] = Reported(job.id, (replace(event.reports[0], metrics={"other": 1.0}),))
+        return events
+
+    return script
+
+
+def test_a_metric_that_nobody_reports_ends_the_study_and_is_not_recorded(tmp_path: Path) -> None:
+    stage = four(tmp_path / "study")
+    with pytest.raises(TaskError, match="metric 'loss' is not reported by the task; it reports 'other'"):
+        stage.run(backend(lacking(0, 1, 2, 3, epoch=1)))
+    assert {(row[2], row[3]) for row in stage.outcome()} == {(TrialState.PENDING, 0)}
+    stage.run(backend())  # a resume with a task that does report it
+    assert {row[2] for row in stage.outcome()} == {TrialState.COMPLETE}
+
+
+@pytest.mark.parametrize("epoch", [1, 2])
+def test_a_metric_that_one_trial_lacks_fails_that_trial(epoch: int, tmp_path: Path) -> None:
+    stage, carrier = four(tmp_path / "study"), backend(lacking(2, epoch=epoch))
+    stage.run(carrier)
+    states = [row[2] for row in stage.outcome()]
+    assert states == [TrialState.COMPLETE] * 2 + [TrialState.FAILED, TrialState.COMPLETE]
+    with closing(stage.open()) as journal:
+        reason = journal.trials()[2].reason
+    assert reason == f"metric 'loss' is missing at epoch {epoch}; the trial reports 'other'"
+    assert (("job-00003", Change(leave=frozenset({2}))) in carrier.changes) is True
+
+
 def brackets(directory: Path) -> Stage:
     """Three brackets, of which two begin anew while the others still run."""
     return Stage(directory, lambda: Hyperband(9))

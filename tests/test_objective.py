@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shoal import objective
 from shoal.errors import AlgorithmError
 from shoal.objective import Objective, objectives, undominated
 
@@ -46,6 +47,15 @@ def test_bad_ones(metric, mode, message):
 )
 def test_front(losses, best):
     assert undominated(losses) == best
+
+
+def test_a_long_front_of_two_objectives_is_swept(monkeypatch):
+    compared = []
+    dominates = objective._dominates
+    monkeypatch.setattr(objective, "_dominates", lambda *pair: (compared.append(pair), dominates(*pair))[1])
+    points = {number: (number // 2, -(number // 2)) for number in range(2000)}  # each twice
+    assert undominated(points | {2000: (999.5, 0)}) == points.keys()
+    assert len(compared) == 2000
 
 
 @given(st.integers(1, 3).flatmap(lambda n: st.lists(st.tuples(*[st.integers(0, 4)] * n), max_size=12)))

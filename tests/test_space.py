@@ -427,6 +427,86 @@ def test_a_value_is_at_its_place_and_places_are_as_likely_as_samples(domain):
     assert mean[0] == pytest.approx(mean[1], abs=0.03)
 
 
+VAST = {
+    "more than an index": (randint(0, 10**30), 5 * 10**29),
+    "more than a float": (randint(-(10**400), 10**400), 0),
+    "with a step": (RandInt(0, 10**30, 10), 5 * 10**29),
+    "sys.maxsize": (randint(0, sys.maxsize + 1), (sys.maxsize + 1) // 2),
+    "logarithms": (LogRandInt(1, 10**30), 10**15),
+    "logarithms of more than a float": (LogRandInt(1, 10**400), 10**200),
+}
+
+
+@pytest.mark.parametrize(("domain", "middle"), VAST.values(), ids=VAST)
+def test_places_among_very_many_integers(domain, middle):
+    for place, value in ((0.0, domain.low), (0.5, middle), (1.0, domain.high - getattr(domain, "step", 1))):
+        assert abs(domain.at(place) - value) * 10**9 <= abs(value), place  # in whole numbers, for there are no floats
+    assert domain.holds(domain.at(1 / 3))
+    assert domain.holds(domain.sample(Random(0)))
+    for place in (0.25, 0.5, 0.75):
+        assert domain.place_of(domain.at(place)) == pytest.approx(place)
+
+
+def test_to_optuna_has_no_step_where_there_are_very_many():
+    domain = quniform(0.0, 1000.0, 1e-7)
+    distribution = domain.to_optuna()
+    assert distribution == FloatDistribution(0, 1000)
+    assert quniform(0, 1, 1e-6 / 2).to_optuna().step is None
+    assert quniform(0, 0.999999, 1e-6).to_optuna().step == 1e-6
+    assert all(distribution._contains(domain.sample(Random(seed))) for seed in range(1000))
+
+
+@pytest.mark.parametrize(
+    ("options", "plain", "positions"),
+    [
+        ([1, True], False, [0, 1]),
+        ([1.0, 1], False, [0, 1]),
+        ([0, "a", False], False, [0, 1, 2]),
+        ([1, 1], True, [0, 0]),
+        ([1, "1", None, 2.0, False], True, [0, 1, 2, 3, 4]),
+        ([[1]], False, [0]),
+    ],
+    ids=str,
+)
+def test_options_that_optuna_can_tell_apart(options, plain, positions):
+    domain = choice(options)
+    assert domain.is_plain is plain
+    shown = [domain.shown(position) for position in range(len(options))]
+    assert [domain.position(each) for each in shown] == positions
+    assert domain.to_optuna() == CategoricalDistribution(options if plain else range(len(options)))
+
+
+@pytest.mark.parametrize(
+    ("parameters", "count"),
+    [
+        pytest.param({"n": randint(0, 10**6 + 1)}, 10**6 + 1, id="one"),
+        pytest.param({"n": randint(0, 10**30), "w": choice([1, 2])}, 2 * 10**30, id="product"),
+        pytest.param({"p": quniform(0, 1000, 1e-5), "a": {"b": LogRandInt(1, 11)}}, (10**8 + 1) * 10, id="nested"),
+        pytest.param(
+            {"o": choice([{"n": RandInt(0, 10**7, 10), "m": choice(["a", "b"])}, "none"])}, 2 * 10**6 + 1, id="sum"
+        ),
+    ],
+)
+def test_too_many_points_are_refused_before_they_are_made(parameters, count):
+    with pytest.raises(SpaceError) as error:
+        Space(parameters).grid()
+    assert str(error.value) == (
+        f"the space has {count} configurations, and at most 1000000 are tried one by one; choose the algorithm Random, "
+        "or coarser domains"
+    )
+
+
+def test_a_continuum_is_named_however_many_points_there_are():
+    with pytest.raises(SpaceError, match=r"`lr`: uniform.* has infinitely many values"):
+        Space({"n": randint(0, 10**9), "lr": uniform(0, 1)}).grid()
+
+
+@pytest.mark.parametrize("domain", [*PLACES, RandInt(0, 10, 4), RandInt(0, 9, 3), quniform(0, 1, 0.3)], ids=str)
+def test_there_are_as_many_points_as_are_counted(domain):
+    points = domain.points()
+    assert domain.count() == (None if points is None else len([*points]))
+
+
 def test_domains_and_columns_are_those_of_all_options():
     space = Space(
         {

@@ -14,6 +14,12 @@ if TYPE_CHECKING:
 
 __all__ = ["DOMAINS", "Choice", "Domain", "LogRandInt", "LogUniform", "QUniform", "RandInt", "Uniform", "from_optuna"]
 
+_MOST_STEPPED = 10**6
+"""Points that are steps to Optuna."""
+
+_GREATEST_POWER = 700.0
+"""Of e, that is a float."""
+
 
 @dataclass(frozen=True)
 class Domain(ABC):
@@ -44,6 +50,10 @@ class Domain(ABC):
 
     def points(self) -> Iterable[Any] | None:
         """Every value, in order; None when they are a continuum, as they are unless a domain says otherwise."""
+        return None
+
+    def count(self) -> int | None:
+        """How many points there are, however many; None of a continuum."""
         return None
 
     @abstractmethod
@@ -150,29 +160,38 @@ class QUniform(Domain):
 
     def sample(self, rng: Random) -> float:
         """One of the points."""
-        return self._value(rng.randrange(self._count))
+        return self._value(rng.randrange(self.count()))
 
     def at(self, place: float) -> float:
         """The point in whose stretch the place is."""
-        return self._value(_index(place, self._count))
+        return self._value(_index(place, self.count()))
 
     def place_of(self, value: float) -> float:
         """The middle of the nearest point's stretch."""
-        return (self._steps(value) + 0.5) / self._count
+        return (2 * self._steps(value) + 1) / (2 * self.count())
 
     def points(self) -> Iterable[float]:
         """From `low` upwards."""
-        return map(self._value, range(self._count))
+        return map(self._value, range(self.count()))
+
+    def count(self) -> int:
+        """One more than there are steps."""
+        return int((_decimal(self.high) - _decimal(self.low)) // _decimal(self.q)) + 1
 
     def holds(self, value: Any) -> bool:
         """One of the points."""
         return _finite(value) and self.nearest(value) == value
 
     def to_optuna(self) -> "BaseDistribution":
-        """FloatDistribution with a step, ending at the last point, as Optuna wants it."""
+        """FloatDistribution with a step, ending at the last point, as Optuna wants it.
+
+        Of very many points it has no step: Optuna 5 counts the steps up to a value in floats and wants a whole number
+        up to 1e-8, whatever their number, so it would refuse good values.
+        """
         from optuna.distributions import FloatDistribution
 
-        return FloatDistribution(self.low, self._value(self._count - 1), step=self.q)
+        step = self.q if self.count() <= _MOST_STEPPED else None
+        return FloatDistribution(self.low, self._value(self.count() - 1), step=step)
 
     def nearest(self, value: float) -> float:
         """The point that is nearest to a value in the range."""
@@ -180,11 +199,7 @@ class QUniform(Domain):
 
     def _steps(self, value: float) -> int:
         steps = round((_decimal(value) - _decimal(self.low)) / _decimal(self.q))
-        return min(max(steps, 0), self._count - 1)
-
-    @property
-    def _count(self) -> int:
-        return int((_decimal(self.high) - _decimal(self.low)) // _decimal(self.q)) + 1
+        return min(max(steps, 0), self.count() - 1)
 
     def _value(self, index: int) -> float:
         return float(_decimal(self.low) + index * _decimal(self.q))
@@ -211,17 +226,19 @@ class RandInt(Domain):
 
     def at(self, place: float) -> int:
         """The point in whose stretch the place is."""
-        points = self.points()
-        return points[_index(place, len(points))]
+        return self.low + self.step * _index(place, self.count())
 
     def place_of(self, value: int) -> float:
         """The middle of the point's stretch."""
-        points = self.points()
-        return (points.index(value) + 0.5) / len(points)
+        return (2 * ((value - self.low) // self.step) + 1) / (2 * self.count())
 
     def points(self) -> range:
         """From `low` upwards."""
         return range(self.low, self.high, self.step)
+
+    def count(self) -> int:
+        """As many as the range has; its `len` would end at sys.maxsize."""
+        return (self.high - self.low + self.step - 1) // self.step
 
     def holds(self, value: Any) -> bool:
         """One of the points."""
@@ -252,7 +269,9 @@ class LogRandInt(Domain):
 
     def at(self, place: float) -> int:
         """The floor of the value that is so much of the way from `low` to `high`, by logarithms."""
-        value = int(math.exp(_between(math.log(self.low), math.log(self.high), place)))
+        power = _between(math.log(self.low), math.log(self.high), place)
+        doublings = max(math.ceil((power - _GREATEST_POWER) / math.log(2)), 0)  # beyond the floats
+        value = int(math.exp(power - doublings * math.log(2))) << doublings
         return min(max(value, self.low), self.high - 1)
 
     def place_of(self, value: int) -> float:
@@ -263,6 +282,10 @@ class LogRandInt(Domain):
     def points(self) -> Iterable[int]:
         """From `low` upwards."""
         return range(self.low, self.high)
+
+    def count(self) -> int:
+        """As many as there are integers."""
+        return self.high - self.low
 
     def holds(self, value: Any) -> bool:
         """One of the points."""
@@ -300,8 +323,14 @@ class Choice(Domain):
 
     @property
     def is_plain(self) -> bool:
-        """Whether Optuna can have the options themselves: all are None, bool, int, float or str."""
-        return all(option is None or isinstance(option, bool | int | float | str) for option in self.options)
+        """Whether Optuna can have the options themselves: all are None, bool, int, float or str.
+
+        And no two are equal but of different types, such as 1, True and 1.0, which Optuna cannot tell apart.
+        """
+        if not all(option is None or isinstance(option, bool | int | float | str) for option in self.options):
+            return False
+        types: dict[Any, type] = {}
+        return all(types.setdefault(option, type(option)) is type(option) for option in self.options)
 
     def shown(self, position: int) -> Any:
         """An option as Optuna has it."""
@@ -316,6 +345,10 @@ class Choice(Domain):
     def points(self) -> Iterable[Any]:
         """Every option as it stands."""
         return self.options
+
+    def count(self) -> int:
+        """As many as there are options, whatever they hold."""
+        return len(self.options)
 
     def holds(self, value: Any) -> bool:
         """One of the options."""
@@ -392,7 +425,8 @@ def _place(low: float, high: float, value: float) -> float:
 
 
 def _index(place: float, count: int) -> int:
-    return min(int(place * count), count - 1)
+    # As fractions where there are more points than floats tell apart, or than a float can count.
+    return min(int(place * count if count <= sys.maxsize else Fraction(place) * count), count - 1)
 
 
 def _decimal(value: float) -> Fraction:

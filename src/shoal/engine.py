@@ -125,7 +125,7 @@ class Engine:
                 if groups != event.groups:
                     raise JournalError(
                         f"the algorithm of the study in {self._journal.directory} proposes other trials than it did; "
-                        "go on with the version of shoal that began it"
+                        "go on with the version of shoal that began it, and with a sampler that does the same again"
                     )
             else:
                 decisions += self._algorithm.observe(event)
@@ -322,7 +322,30 @@ class Engine:
             )
         self._setting.history.put(key.structure, key.data, key.batch_size, device.kind, profile)
 
+    def _missing(self, report: Report) -> list[str]:
+        """The metrics of the study that a report should have and lacks."""
+        wanted = [objective.metric for objective in self._journal.objectives]
+        return [] if report.state is TrialState.FAILED else [name for name in wanted if name not in report.metrics]
+
+    def _checked(self, report: Report) -> Report:
+        """A report with all metrics of the study, or one that its trial has failed since it lacks one.
+
+        Raises:
+            TaskError: no trial has reported it so far, so it is the task's fault or the study's.
+        """
+        missing = self._missing(report)
+        if not missing:
+            return report
+        there = ", ".join(map(repr, sorted(report.metrics))) or "nothing"
+        if not any(x.epoch > x.trial.start for x in self._trials):
+            raise TaskError(
+                f"metric {missing[0]!r} is not reported by the task; it reports {there}. Name one of these as metric="
+            )
+        reason = f"metric {missing[0]!r} is missing at epoch {report.epoch}; the trial reports {there}"
+        return replace(report, state=TrialState.FAILED, reason=reason)
+
     def _observe(self, job: str, reports: Iterable[Report]) -> None:
+        reports = [self._checked(report) for report in reports]
         news = self._journal.reported(job, reports)
         for report in news:
             standing = self._trials[report.trial]
@@ -333,6 +356,9 @@ class Engine:
         decisions = [decision for report in news for decision in self._algorithm.observe(report)]
         self._journal.decided(decisions)
         leaving: dict[str, set[int]] = {}
+        for report in reports:
+            if job and report.state is TrialState.FAILED and report.metrics:  # its worker may not know
+                leaving.setdefault(job, set()).add(report.trial)
         for decision in decisions:
             standing = self._trials[decision.trial]
             if standing.state is TrialState.RUNNING:
@@ -441,7 +467,7 @@ class Engine:
             case Profiled():
                 self._remember(event)
             case Reported() if record:
-                self._journal.reported(event.job, event.reports)
+                self._journal.reported(event.job, [report for report in event.reports if not self._missing(report)])
             case Ended():
                 del self._running[event.job]
                 if record:

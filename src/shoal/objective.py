@@ -70,7 +70,9 @@ def undominated(losses: Mapping[int, Iterable[float]]) -> set[int]:
     best: list[tuple[float, ...]] = []
     numbers: set[int] = set()
     for values, number in ordered:
-        if any(_dominates(other, values) for other in best):
+        # Of two objectives the second falls along the front, so that its last one dominates whatever any of it does.
+        rivals = best if len(values) > 2 else best[-1:]
+        if any(_dominates(other, values) for other in rivals):
             continue
         numbers.add(number)
         if not best or best[-1] != values:

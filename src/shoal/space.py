@@ -26,6 +26,9 @@ from shoal.errors import SpaceError
 
 __all__ = ["Leaf", "Space", "choice", "flatten", "grid", "loguniform", "quniform", "randint", "uniform"]
 
+_MOST_POINTS = 10**6
+"""Configurations of a grid."""
+
 
 def uniform(low: float, high: float) -> Uniform:
     """A float between `low` and `high`, every one as likely."""
@@ -140,8 +143,13 @@ class Space:
         """Every configuration there is; the last parameter changes fastest.
 
         Raises:
-            SpaceError: a parameter has infinitely many values.
+            SpaceError: a parameter has infinitely many values, or there are more than a million configurations.
         """
+        if (count := _counted(self._root, "")) > _MOST_POINTS:
+            raise SpaceError(
+                f"the space has {count} configurations, and at most {_MOST_POINTS} are tried one by one; choose the "
+                "algorithm Random, or coarser domains"
+            )
         # Points share their nested dicts until they are copied.
         return [copy.deepcopy(point) for point in _enumerated(self._root, "")]
 
@@ -283,16 +291,30 @@ def _parameters(node: Any, path: str, *, conditional: bool) -> Iterator[tuple[st
                 yield from _parameters(value, _join(path, name), conditional=conditional)
 
 
-def _enumerated(node: Any, path: str) -> Iterator[Any]:
+def _counted(node: Any, path: str) -> int:
+    """How many values come of a node."""
     match node:
+        case Choice():
+            return sum(_counted(option, f"{path}[{i}]") for i, option in enumerate(node.options))
         case Domain():
-            points = node.points()
-            if points is None:
+            count = node.count()
+            if count is None:
                 raise SpaceError(
                     f"`{path}`: {node} has infinitely many values and cannot be tried one by one; name the values with "
                     "grid([...]), use quniform, or choose the algorithm Random"
                 )
-            for i, point in enumerate(points):
+            return count
+        case dict():
+            return math.prod(_counted(value, _join(path, name)) for name, value in node.items())
+        case _:
+            return 1
+
+
+def _enumerated(node: Any, path: str) -> Iterator[Any]:
+    """What `_counted` has counted."""
+    match node:
+        case Domain():
+            for i, point in enumerate(node.points() or ()):
                 yield from _enumerated(point, f"{path}[{i}]")
         case dict():
             columns = [list(_enumerated(value, _join(path, name))) for name, value in node.items()]

@@ -22,7 +22,7 @@ from shoal.cluster.device import Cluster
 from shoal.cluster.discover import discover
 from shoal.cost.history import History, environment
 from shoal.engine import Engine, Setting
-from shoal.errors import ShoalError, TaskError
+from shoal.errors import AlgorithmError, ShoalError, TaskError
 from shoal.journal.rows import TrialRow
 from shoal.journal.view import JournalView
 from shoal.journal.writer import Journal
@@ -107,7 +107,7 @@ class Study:
         """
         trials = self.trials
         best = front(trials, self.objectives)
-        return [row for row in ranked(trials, self.objectives) if row.number in best]
+        return [row for row in ranked(trials, self.objectives, best) if row.number in best]
 
     def dataframe(self) -> "pd.DataFrame":
         """One row a trial: its state, config, metrics (last and best), epochs, seconds, device, array and reason."""
@@ -124,9 +124,13 @@ class Study:
         """The trials that have ended as a new study of Optuna's, for its plots and dashboard; see `optuna_study`.
 
         Args:
-            storage: where it is kept: an address such as "sqlite:///optuna.db", or one of Optuna's storages; None: in
-                memory.
+            storage: where it is kept: an address such as "sqlite:///optuna.db", the path of a file for Optuna's
+                JournalStorage, or one of Optuna's storages; None: in memory.
             name: of the new study; by default that of this study's directory.
+
+        Raises:
+            ShoalError: the storage cannot be used.
+            optuna.exceptions.DuplicatedStudyError: it has a study of that name.
         """
         with self._journal() as journal:
             trials = [(row, journal.curve(row.number)) for row in journal.trials()]
@@ -236,7 +240,7 @@ def tune(
     check_whole("retries", retries, least=0)
     cluster, rules = discover(chosen["devices"]), make_policy(chosen["policy"])
     carrier = backend_class(chosen["backend"])
-    blueprint = cloudpickle.dumps(algorithm)
+    blueprint = _blueprint(algorithm)
     search = _bound(blueprint, spec)
     content = _pickled(task)
     place = chosen["directory"] or _new_directory(type(task).__name__)
@@ -304,6 +308,23 @@ def _pickled(task: "Task") -> bytes:
     except (TypeError, pickle.PicklingError) as error:
         raise TaskError(
             f"the task cannot be pickled for its workers ({error}); make what its attributes hold in `data` or `model`"
+        ) from error
+    return content
+
+
+def _blueprint(algorithm: Algorithm) -> bytes:
+    """The algorithm as the journal keeps it.
+
+    Raises:
+        AlgorithmError: it serves another study already, or cannot be pickled.
+    """
+    algorithm.check_new()
+    try:
+        content: bytes = cloudpickle.dumps(algorithm)
+    except (TypeError, pickle.PicklingError) as error:
+        raise AlgorithmError(
+            f"{algorithm!r} cannot be pickled for the journal ({error}); make what its settings hold inside a "
+            "function, such as that of its sampler"
         ) from error
     return content
 

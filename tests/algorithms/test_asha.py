@@ -92,7 +92,28 @@ def test_one_gets_to_the_end_however_few_there_are():
     assert asked(algorithm) == [(1, 3)]
     assert told(algorithm, 1, 3, 0.4) == []
     assert asked(algorithm) == [(1, 9)]
-    assert [each.trial for each in told(algorithm, 1, 9, 0.4)] == [1, 0]
+    assert told(algorithm, 1, 9, 0.4) == [
+        Decision(1, TrialState.COMPLETE),
+        Decision(
+            0, TrialState.STOPPED, "rank 2 of 2 at epoch 1; of fewer than 3 only so many go on that one gets to the end"
+        ),
+    ]
+    assert algorithm.finished
+
+
+@pytest.mark.parametrize("bad", [NAN, None], ids=["NaN", "failure"])
+def test_what_ends_badly_on_the_last_rung_has_not_got_to_the_end(bad):
+    algorithm = bound(ASHA(2, max_epochs=3))
+    asked(algorithm)
+    told(algorithm, 0, 1, 0.5)
+    told(algorithm, 1, 1, 0.4)
+    assert asked(algorithm) == [(1, 3)]
+    if bad is None:
+        assert algorithm.observe(Report(1, 3, state=TrialState.FAILED, reason="bad luck")) == []
+    else:
+        assert told(algorithm, 1, 3, bad) == [Decision(1, TrialState.COMPLETE)]
+    assert asked(algorithm) == [(0, 3)]
+    assert told(algorithm, 0, 3, 0.5) == [Decision(0, TrialState.COMPLETE)]
     assert algorithm.finished
 
 

@@ -100,6 +100,14 @@ def test_a_single_name_is_no_list_of_names():
         Grid(1, gather="width").bind(DISCRETE, metric="loss", mode="min", seed=3)
 
 
+@pytest.mark.parametrize("gather", [None, 3, ["width", 3], [None], [["width"]], {"width"}, {"width": 1}], ids=str)
+@pytest.mark.parametrize("make", [lambda gather: Grid(1, gather=gather), CASES["asha"][0]], ids=["grid", "asha"])
+def test_what_is_no_list_of_names_is_refused_when_bound(make, gather):
+    with pytest.raises(AlgorithmError) as error:
+        make(gather).bind(DISCRETE, metric="loss", mode="min", seed=3)
+    assert str(error.value) == f"`gather` must be a list of names, such as ['width'], or [], got {gather!r}"
+
+
 def test_what_a_sampler_proposes_is_not_gathered():
     with pytest.raises(TypeError, match="gather"):
         OptunaSearch(3, 1, gather=["width"])

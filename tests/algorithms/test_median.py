@@ -75,6 +75,34 @@ def test_nan_ends_a_trial_and_is_the_worst_for_the_others():
     assert trained(algorithm, 99.0, 99.0, 99.0)[1].state is TrialState.COMPLETE
 
 
+INF = float("inf")
+EXTREMES = {
+    # name -> losses of two trials that are trained to the end; of a third; after how many epochs that is stopped
+    "both infinities": ([-INF, INF, 0.0], [INF, -INF, 0.0], [5.0, 6.0, 0.0], 3),
+    "best for one, worst for one": ([-INF, -INF, -INF], [INF, 0.0, 0.0], [5.0, 6.0, 7.0], 3),
+    "best for both": ([-INF, 0.0, 0.0], [-INF, 0.0, 0.0], [5.0, 6.0, 7.0], 1),
+    "sums beyond the floats": ([1.4e308, 1e308, 1e308], [1.6e308, 1.2e308, 1e308], [1.4e308, 1.4e308, 0.0], 2),
+    "below them": ([-1e308, -1.6e308, 0.0], [-1.2e308, -1.6e308, 0.0], [-1.2e308, -1.2e308, 0.0], 2),
+}
+
+
+@pytest.mark.parametrize(("first", "second", "third", "epochs"), EXTREMES.values(), ids=EXTREMES)
+def test_values_beyond_all_measure(first, second, third, epochs):
+    algorithm = bound(n=3, grace=3)  # within its grace nobody is stopped
+    trained(algorithm, *first)
+    trained(algorithm, *second)
+    algorithm.grace = 1
+    assert trained(algorithm, *third)[0] == epochs
+
+
+@pytest.mark.parametrize("value", [0.1, 1 / 3, 1e-300, 1.7e308, -1.7e308, INF, -INF])
+@pytest.mark.parametrize("epochs", [1, 3, 7, 9])
+def test_equals_of_the_others_go_on(value, epochs):
+    algorithm = bound(epochs=epochs)
+    for _ in range(4):
+        assert trained(algorithm, *[value] * epochs)[1].state is TrialState.COMPLETE
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

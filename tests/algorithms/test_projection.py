@@ -116,6 +116,27 @@ def test_a_sampler_finds_the_best_trial_as_in_any_study():
     assert len(witness.seen) == 3
 
 
+@pytest.mark.parametrize(("budgets", "halved"), [((1,), False), (BUDGETS, True)], ids=["one budget", "several"])
+def test_a_new_worst_value_changes_only_what_was_left_behind(budgets, halved, monkeypatch):
+    shown, _ = witnessed(budgets=budgets, n=200)
+    numbers = []
+    show = shown._storage.show
+    monkeypatch.setattr(shown._storage, "show", lambda trial, *how: (numbers.append(trial.number), show(trial, *how)))
+    for number in range(100):
+        shown.propose()
+        shown.saw(number, 1, (float(number),))
+    assert numbers == [*range(100)]  # each is worse than all before it, and changes nothing of them
+    if halved:
+        for number in range(10):
+            shown.saw(number, 3, (1000.0 + number,))
+        assert numbers[100:109] == [*range(9)]
+        assert numbers[109:] == [*range(100)]  # the model has moved up
+        shown.saw(10, 3, (2000.0,))
+        assert sorted(numbers[209:]) == [*range(10, 100)]  # nine have been there before
+        shown.saw(11, 3, (0.0,))
+        assert numbers[299:] == [11]
+
+
 def near(proposals):
     return sum(abs(x - 0.25) < 0.1 for x in proposals) / len(proposals)
 

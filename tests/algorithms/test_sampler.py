@@ -148,6 +148,10 @@ class FailsWhenTold(optuna.samplers.RandomSampler):
 ONE = optuna.samplers.RandomSampler(seed=0)
 
 
+def broken(seed):
+    return {}["seed"]
+
+
 @pytest.mark.parametrize("make", [OptunaSearch, ASHA])
 @pytest.mark.parametrize(
     ("sampler", "words"),
@@ -157,8 +161,21 @@ ONE = optuna.samplers.RandomSampler(seed=0)
         (lambda seed: optuna.samplers.GridSampler({"rate": [1]}, seed=seed), "parameter name, lr, is not found in"),
         (lambda seed: None, "must be a function that makes an Optuna sampler of a seed, but .* returned None"),
         (lambda seed: ONE, "must make a new sampler whenever it is called"),
+        (
+            lambda seed: optuna.samplers.TPESampler(),
+            r"the same again for the same seed.*; pass the seed on: lambda seed: TPESampler\(seed=seed\)$",
+        ),
+        (optuna.samplers.TPESampler, r"the same again for the same seed.*: lambda seed: TPESampler\(seed=seed\)$"),
+        (
+            optuna.samplers.NSGAIISampler,
+            r"NSGAIISampler'> raised TypeError: .*Give one such as lambda seed: NSGAIISampler\(seed=seed\)$",
+        ),
+        (
+            broken,
+            r"<function broken.* raised KeyError: 'seed'\. Give one such as lambda seed: NSGAIISampler\(seed=seed\)$",
+        ),
     ],
-    ids=["late", "told", "grid", "none", "same"],
+    ids=["late", "told", "grid", "none", "same", "seedless", "class", "class that raises", "raises"],
 )
 def test_a_sampler_of_one_s_own_is_tried_out_first(sampler, words, make):
     with pytest.raises(AlgorithmError, match=words):

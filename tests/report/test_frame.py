@@ -49,6 +49,31 @@ def test_a_metric_with_the_name_of_a_column_keeps_both():
     assert frame.loc[0, ["metric.seconds", "metric.seconds.best", "metric.state"]].tolist() == [9.0, 7.0, 8.0]
 
 
+@pytest.mark.parametrize(
+    ("names", "columns"),
+    [
+        (["a", "a.best"], {"a": "a", "a.best": "metric.a.best"}),
+        (["a.best", "a"], {"a": "a", "a.best": "metric.a.best"}),
+        (["a.best", "b"], {"a.best": "a.best", "b": "b"}),
+        (
+            ["a", "a.best", "a.best.best"],
+            {"a": "a", "a.best": "metric.a.best", "a.best.best": "metric.metric.a.best.best"},
+        ),
+        (["metric.a", "a.best", "a"], {"metric.a": "metric.a", "a": "a", "a.best": "metric.metric.a.best"}),
+        (["seconds", "metric.seconds"], {"seconds": "metric.seconds", "metric.seconds": "metric.metric.seconds"}),
+        (["config.lr", "config.lr.best"], {"config.lr": "metric.config.lr"}),
+    ],
+    ids=str,
+)
+def test_a_metric_with_the_name_of_the_best_of_another_keeps_both(names, columns):
+    values = {name: float(place) for place, name in enumerate(names)}
+    frame = dataframe([row(0, metrics=values, best={name: -value for name, value in values.items()})])
+    assert len(frame.columns) == 9 + 2 * len(names)
+    assert frame.columns.is_unique
+    for name, column in columns.items():
+        assert frame.loc[0, [column, f"{column}.best"]].tolist() == [values[name], -values[name]]
+
+
 def test_no_trials():
     columns = ["trial", "state", "epochs", "seconds", "device", "array", "reason"]
     assert dataframe([]).columns.tolist() == columns

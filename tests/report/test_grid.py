@@ -246,6 +246,8 @@ def test_a_projection_loses_no_trial_and_no_best(described, order, count, mode):
         pytest.param(NESTED, ["lr", "momentum"], ["'momentum'", "it has lr, width, optimizer.name"], id="unknown"),
         pytest.param(NESTED, ["epochs"], ["'epochs'", "it has lr, width"], id="constant"),
         pytest.param({"a": 1}, ["a"], ["'a'", "nothing is searched"], id="nothing is searched"),
+        pytest.param(NESTED, [["lr"]], ["named by a string, got ['lr']; write project('lr', 'width')"], id="list"),
+        pytest.param(NESTED, ["lr", None], ["named by a string, got None"], id="None"),
         pytest.param(NESTED, ["lr", "lr"], ["'lr' is named twice", "lr, width"], id="twice"),
     ],
 )

@@ -4,10 +4,12 @@ import threading
 import time
 import warnings
 from contextlib import closing
+from pathlib import Path
 
 import optuna
 import pytest
-from optuna.storages import JournalStorage, RDBStorage
+from optuna.exceptions import StorageInternalError
+from optuna.storages import InMemoryStorage, JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState as There
 
@@ -16,6 +18,7 @@ from shoal.journal.writer import Journal
 from shoal.planner.job import Array, ArrayKey, Job, Member, Purpose
 from shoal.report.optuna_mirror import mirror
 from shoal.space import Space, choice, loguniform
+from shoal.study import Study
 from shoal.trial import Budget, Decision, Report, Trial, TrialGroup, TrialState
 
 SPACE = Space({"lr": loguniform(1e-4, 1), "act": choice(["relu", "tanh"])})
@@ -191,17 +194,88 @@ def test_several_metrics(tmp_path, storage):
     assert states(where)[0] == [There.COMPLETE, There.FAIL]
 
 
-@pytest.mark.parametrize("address", ["mysqll://nowhere/x", "sqlite:////no/such/folder/x.db", "/no/such/folder/x.log"])
-def test_a_storage_that_cannot_be_used(address, tmp_path):
+def mirrored(directory, storage):
+    mirror(directory, storage)
+
+
+def exported(directory, storage):
+    Study(directory).to_optuna(storage)
+
+
+@pytest.mark.parametrize("export", [mirrored, exported])
+@pytest.mark.parametrize(
+    ("address", "content"),
+    [
+        pytest.param("mysqll://nowhere/x", None, id="unknown kind"),
+        pytest.param("://", None, id="no address"),
+        pytest.param("sqlite:////no/such/folder/x.db", None, id="no folder of a database"),
+        pytest.param("/no/such/folder/x.log", None, id="no folder of a file"),
+        pytest.param("", None, id="empty"),
+        pytest.param("{folder}", None, id="folder"),
+        pytest.param("sqlite:///{folder}/some", b"some text " * 100, id="text as a database"),
+        pytest.param("{folder}/some", b"\xff\xfe\x00" * 9, id="bytes as a file"),
+        pytest.param("{folder}/some", b"one line", id="text of one line as a file"),
+        pytest.param("{folder}/some", b"[1, 2]\n", id="other JSON as a file"),
+        pytest.param("{folder}/runs/journal.sqlite", None, id="its own journal as a file"),
+        pytest.param("sqlite:///{folder}/runs/journal.sqlite", None, id="its own journal as a database"),
+    ],
+)
+def test_a_storage_that_cannot_be_used(address, content, export, tmp_path):
+    create(tmp_path).close()
+    address = address.format(folder=tmp_path)
+    if content is not None:
+        (tmp_path / "some").write_bytes(content)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    with pytest.raises(ShoalError) as error:
+        export(tmp_path / "runs", address)
+    assert f"the storage {address!r} cannot be used" in str(error.value)
+    assert "give an address such as sqlite:///optuna.db" in str(error.value)
+    assert {path: path.read_bytes() for path in before} == before
+
+
+@pytest.mark.parametrize("storage", [None, 3, b"x.log", Path("x.log")], ids=repr)
+def test_what_is_no_storage(storage, tmp_path):
     create(tmp_path).close()
     with pytest.raises(ShoalError) as error:
-        mirror(tmp_path / "runs", address)
-    assert f"the storage {address!r} cannot be used" in str(error.value)
+        mirror(tmp_path / "runs", storage)
+    assert str(error.value) == (
+        "`storage` must be an address such as 'sqlite:///optuna.db', the path of a file as a string, or one of "
+        f"Optuna's storages, got {storage!r}"
+    )
+    if storage is None:
+        assert Study(tmp_path / "runs").to_optuna().trials == []
+    else:
+        with pytest.raises(ShoalError, match="`storage` must be an address"):
+            Study(tmp_path / "runs").to_optuna(storage)
+
+
+class Locked(InMemoryStorage):
+    def create_new_study(self, *arguments):
+        raise StorageInternalError("the database is locked")
+
+
+@pytest.mark.parametrize("export", [mirrored, exported])
+def test_a_storage_that_takes_no_study(export, tmp_path):
+    create(tmp_path).close()
+    with pytest.raises(ShoalError, match=r"cannot be used \(StorageInternalError: the database is locked"):
+        export(tmp_path / "runs", Locked())
+
+
+def test_both_take_the_same_storages(tmp_path, storage):
+    address, where = storage
+    with closing(create(tmp_path)) as journal:
+        train(journal, [0], 1)
+        report(journal, 0, 1, 0.5, TrialState.PAUSED)
+        journal.decided([Decision(0, TrialState.COMPLETE)])
+    Study(tmp_path / "runs").to_optuna(address, "mine")
+    assert states(where)[0] == [There.COMPLETE]
 
 
 def test_what_there_must_be(tmp_path):
     with pytest.raises(JournalError, match="there is no study in"):
         mirror(tmp_path, "x.log")
     create(tmp_path).close()
-    with pytest.raises(ShoalError, match="`interval` must be a number of seconds above 0, got 0"):
-        mirror(tmp_path / "runs", str(tmp_path / "x.log"), interval=0)
+    for interval in (0, -1.0, "1", None, True, float("nan"), float("inf")):
+        with pytest.raises(ShoalError) as error:
+            mirror(tmp_path / "runs", str(tmp_path / "x.log"), interval=interval)
+        assert str(error.value) == f"`interval` must be a number of seconds above 0, got {interval!r}"

@@ -25,6 +25,7 @@ from shoal.errors import (
     StudyExistsError,
     TaskError,
 )
+from shoal.space import Space
 
 LR = {"lr": 0.01}
 
@@ -71,6 +72,38 @@ def test_a_task_that_cannot_be_pickled_is_refused_before_there_is_a_directory(tm
     task.lock = threading.Lock()  # type: ignore[attr-defined]
     with pytest.raises(TaskError, match=r"cannot be pickled.*lock.*make what its attributes hold"):
         tune(task, LR, tmp_path / "study")
+    assert not (tmp_path / "study").exists()
+
+
+def bound(algorithm: shoal.OptunaSearch) -> shoal.OptunaSearch:
+    algorithm.bind(Space({"lr": shoal.uniform(0, 1)}), metric="accuracy", mode="max", seed=0)
+    return algorithm
+
+
+def holding(lock: Any) -> shoal.OptunaSearch:
+    return shoal.OptunaSearch(2, 1, lambda seed: lock)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        pytest.param(
+            lambda: bound(shoal.OptunaSearch(2, 1)),
+            r"^OptunaSearch\(n=2.* serves another study already; make a new one for each study$",
+            id="bound already",
+        ),
+        pytest.param(
+            lambda: holding(threading.Lock()),
+            r"^OptunaSearch\(n=2.* cannot be pickled for the journal \(.*lock.*\); make what its settings hold inside",
+            id="lock",
+        ),
+    ],
+)
+def test_an_algorithm_that_cannot_be_kept_is_refused_before_there_is_a_directory(
+    make: Callable[[], shoal.OptunaSearch], words: str, tmp_path: Path
+) -> None:
+    with pytest.raises(AlgorithmError, match=words):
+        tune(tasks.Blobs(), LR, tmp_path / "study", algorithm=make())
     assert not (tmp_path / "study").exists()
 
 

@@ -13,6 +13,7 @@ from shoal.algorithms import ALGORITHMS
 from shoal.algorithms.base import Algorithm
 from shoal.cli.app import app
 from shoal.errors import AlgorithmError, ShoalError, TaskError
+from shoal.report import ranking
 
 SPACE = {"lr": shoal.loguniform(0.001, 0.3), "width": shoal.choice([6, 8])}
 BOTH = {"metric": ("accuracy", "valid_loss"), "mode": ("max", "min")}
@@ -92,6 +93,18 @@ def test_what_the_command_line_says(study: shoal.Study) -> None:
     assert [line.split()[2] == "*" for line in lines] == [True] * len(numbers) + [False] * (12 - len(numbers))
     assert said("best").count("config.lr") == len(numbers)
     assert f"by trial {numbers[0]} with" in said("status")
+
+
+@pytest.mark.parametrize(
+    "arguments", [["trials"], ["trials", "--json"], ["trials", "--limit", "2"], ["best"], ["status"]]
+)
+def test_the_front_is_found_once(study: shoal.Study, arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    find = ranking.undominated
+    monkeypatch.setattr(ranking, "undominated", lambda losses: (asked.append(len(losses)), find(losses))[1])
+    done = CliRunner().invoke(app, [arguments[0], str(study.directory), *arguments[1:]])
+    assert done.exit_code == 0, done.output
+    assert asked == [12]
 
 
 @pytest.mark.parametrize(

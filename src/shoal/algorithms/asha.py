@@ -60,8 +60,8 @@ class ASHA(ConcurrentAlgorithm):
     - "stopping": a trial that gets to a rung goes on if it is among the top floor(m / eta) of the m that got there so
       far, or if m is below eta; else it is stopped at once.
 
-    Beyond the paper, whose search has no last trial: when all have begun and none of them has got to the end or can go
-    on, the best one of the highest rung does.
+    Beyond the paper, whose search has no last trial: when all have begun and none of them has got to the end, where NaN
+    does not count, or can go on, the best one of the highest rung does.
 
     New trials are random, or what an Optuna sampler proposes, which models what the rungs have shown (`Projection`):
     with "tpe" that is BOHB's model (Falkner et al. 2018) without its waiting and its random third, and with "gp"
@@ -114,7 +114,7 @@ class ASHA(ConcurrentAlgorithm):
         budgets = milestones(self.min_epochs, self.max_epochs, self.eta)
         self._rungs = [_Rung(epochs) for epochs in budgets]
         self._projection = None if self.sampler is None else projection(problem, self.sampler, budgets, self.n)
-        self._arrived = False  # whether a trial has got to the end
+        self._arrived = False  # whether a trial has got to the end, and measured a number there
 
     def next_stretch(self) -> tuple[int, int] | None:
         """Who goes on, looked for from the highest rung down; else a new trial."""
@@ -152,7 +152,7 @@ class ASHA(ConcurrentAlgorithm):
     def _rank(self, number: int, value: float, rung: _Rung) -> list[Decision]:
         """A trial has got to a rung."""
         if rung is self._rungs[-1]:
-            self._arrived = True
+            self._arrived = self._arrived or not math.isnan(value)
             return [Decision(number, TrialState.COMPLETE)]
         lost = math.isnan(value)
         standing = (math.inf if lost else value if self.problem.mode == "min" else -value, number)
@@ -187,7 +187,10 @@ class ASHA(ConcurrentAlgorithm):
     def _stopped(self, standing: _Standing, rung: _Rung) -> Decision:
         reached = len(rung.ranking)
         places = reached // self.eta
-        on = "only the best goes on" if places == 1 else f"the best {places} go on"
+        if places:
+            on = "only the best goes on" if places == 1 else f"the best {places} go on"
+        else:  # who went on did so by what is beyond the paper
+            on = f"of fewer than {self.eta} only so many go on that one gets to the end"
         reason = f"rank {rung.rank(standing) + 1} of {reached} at epoch {rung.epochs}; {on}"
         return Decision(standing[1], TrialState.STOPPED, reason)
 

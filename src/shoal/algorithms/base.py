@@ -4,6 +4,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Integral, Real
 from typing import ClassVar
 
 from shoal.errors import AlgorithmError, TaskError
@@ -29,7 +30,8 @@ class Problem:
             them can be one array, so random configurations that do come one after the other.
 
     Raises:
-        AlgorithmError: `mode` is neither "min" nor "max", or `gather` names what no configuration has.
+        AlgorithmError: `mode` is neither "min" nor "max", or `gather` is no list of names or names what no
+            configuration has.
     """
 
     space: Space
@@ -44,6 +46,8 @@ class Problem:
         Objective(self.metric, self.mode)  # which looks at the mode
         if isinstance(self.gather, str):
             raise AlgorithmError(f"`gather` must be a list of names, got {self.gather!r}; write [{self.gather!r}]")
+        if not isinstance(self.gather, Sequence) or not all(isinstance(name, str) for name in self.gather):
+            raise AlgorithmError(f"`gather` must be a list of names, such as ['width'], or [], got {self.gather!r}")
         columns = self.space.leaves()
         for name in self.gather:
             if name not in columns:
@@ -84,7 +88,7 @@ class Problem:
         """The metric in a report; of several, the first.
 
         Raises:
-            TaskError: it is not there.
+            TaskError: it is not there, or no real number.
         """
         return self.values(report)[0]
 
@@ -92,13 +96,18 @@ class Problem:
         """All metrics in a report.
 
         Raises:
-            TaskError: one of them is not there.
+            TaskError: one of them is not there, or no real number.
         """
         for metric in (objective.metric for objective in self.objectives):
             if metric not in report.metrics:
                 names = ", ".join(repr(name) for name in sorted(report.metrics)) or "nothing"
                 raise TaskError(
                     f"metric {metric!r} is not reported by the task; it reports {names}. Name one of these as metric="
+                )
+            if not isinstance(value := report.metrics[metric], Real):
+                raise TaskError(
+                    f"metric {metric!r} must be a real number, but trial {report.trial} reports {value!r} at epoch "
+                    f"{report.epoch}; return a number from the task, NaN where there is none"
                 )
         return tuple(report.metrics[objective.metric] for objective in self.objectives)
 
@@ -152,8 +161,7 @@ class Algorithm(ABC):
                 the instance serves another study already.
             SpaceError: the algorithm cannot search this space.
         """
-        if self._problem is not None:
-            raise AlgorithmError(f"{self!r} serves another study already; make a new one for each study")
+        self.check_new()
         first, *others = objectives(metric, mode)
         if others and not self.takes_several_metrics:
             raise AlgorithmError(
@@ -172,6 +180,15 @@ class Algorithm(ABC):
         """
         self.check_bound()
         return self._problem  # type: ignore[return-value]  # it is bound
+
+    def check_new(self) -> None:
+        """Refuse a second study.
+
+        Raises:
+            AlgorithmError: `bind` was called already.
+        """
+        if self._problem is not None:
+            raise AlgorithmError(f"{self!r} serves another study already; make a new one for each study")
 
     def check_bound(self) -> None:
         """Refuse to answer before `bind`.
@@ -222,5 +239,7 @@ def check_whole(name: str, value: object, least: int = 1) -> None:
     Raises:
         AlgorithmError: `value` is no integer, or below `least`.
     """
+    if isinstance(value, Integral) and not isinstance(value, int):
+        raise AlgorithmError(f"`{name}` must be a Python int of at least {least}, got {value!r}; write int(...)")
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise AlgorithmError(f"`{name}` must be an integer of at least {least}, got {value!r}")

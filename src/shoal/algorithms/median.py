@@ -5,7 +5,6 @@ from bisect import insort
 from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import fmean, median
 
 from shoal.algorithms.base import Problem, check_whole
 from shoal.algorithms.concurrent import ConcurrentAlgorithm
@@ -70,9 +69,9 @@ class Median(ConcurrentAlgorithm):
         values = self._values[number]
         values.append(math.inf if math.isnan(value) else sign * value)
         others = self._means[epoch]
-        middle = median(others) if len(others) >= self.least else math.inf
+        middle = _middle(others) if len(others) >= self.least else math.inf
         count = len(others)
-        insort(others, fmean(values))
+        insort(others, _mean(values))
         if epoch == self.epochs:
             return [Decision(number, TrialState.COMPLETE)]
         if math.isnan(value):
@@ -90,3 +89,21 @@ class Median(ConcurrentAlgorithm):
     def has_paused(self) -> bool:
         """Whether anybody goes on."""
         return bool(self._going)
+
+
+def _mean(values: Sequence[float]) -> float:
+    """Of any values but NaN; with an infinite one it is that, and the worse one of both.
+
+    Never beyond the values by rounding, so that of equal trials none is worse than the mean of another.
+    """
+    if not all(map(math.isfinite, values)):
+        return math.inf if math.inf in values else -math.inf
+    scale = float(1 << len(values).bit_length())  # a power of two, which rounds nothing: the sum must not overflow
+    mean = math.fsum(value / scale for value in values) / len(values) * scale
+    return min(max(mean, min(values)), max(values))
+
+
+def _middle(rising: Sequence[float]) -> float:
+    """The median; inf, by which nobody is stopped, where it lies between both infinities."""
+    middle = rising[(len(rising) - 1) // 2] / 2 + rising[len(rising) // 2] / 2
+    return math.inf if math.isnan(middle) else middle

@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from shoal.algorithms.base import Problem
@@ -68,9 +68,15 @@ class Projection:
         self._seen: list[dict[int, Sequence[float]]] = []  # of each trial, epochs -> values
         self._lost: set[int] = set()
         self._going: set[int] = set()  # that are trained on, beyond what they were seen at
+        self._behind: set[int] = set()  # that have values, and none at the modelled budget
         self._worst = -math.inf  # loss at the modelled budget, finite ones alone
         self._reached: Counter[int] = Counter()  # epochs -> trials that have values there
         self._said: set[str] = set()
+
+    @property
+    def metrics(self) -> list[str]:
+        """That trials show the values of."""
+        return [objective.metric for objective in self._problem.objectives]
 
     def propose(self) -> Config:
         """The configuration of the next trial, its parameters named by their paths.
@@ -105,14 +111,22 @@ class Projection:
         self._seen[number][epochs] = values
         self._going.discard(number)
         self._reached[epochs] += 1
-        before = self._modelled, self._worst
+        modelled, worst = self._modelled, self._worst
         if epochs == self._modelled:
             self._worst = max(self._worst, self._loss(values))
         elif epochs > self._modelled and self._reached[epochs] >= self._enough:
             self._modelled = epochs
             self._worst = max(self._loss(seen[epochs]) for seen in self._seen if epochs in seen)
-        changed = before != (self._modelled, self._worst)
-        for other in range(len(self._seen)) if changed else (number,):
+            self._behind = {other for other, seen in enumerate(self._seen) if seen and epochs not in seen}
+        if self._modelled in self._seen[number]:
+            self._behind.discard(number)
+        else:
+            self._behind.add(number)
+        if modelled != self._modelled:
+            changed: Iterable[int] = range(len(self._seen))
+        else:
+            changed = {number} if worst == self._worst else {number, *self._behind}
+        for other in changed:
             self._show(other)
 
     def goes_on(self, number: int) -> None:
@@ -174,7 +188,7 @@ class Projection:
         space = ", ".join(f"`{path}` {domain}" for path, (domain, _) in self._problem.space.domains().items())
         return AlgorithmError(
             f"{self._name} cannot search {space or 'a space without parameters'} by "
-            f"{', '.join(objective.metric for objective in self._problem.objectives)}: "
+            f"{', '.join(self.metrics)}: "
             f"{type(error).__name__}: {error}. Choose another sampler, such as 'tpe', or another space"
         )
 
@@ -195,21 +209,32 @@ def projection(
 
     Raises:
         SpaceError: the sampler cannot search the space.
-        AlgorithmError: it cannot search for another reason, or raises.
+        AlgorithmError: it cannot search for another reason, or raises, or proposes something else for the same seed.
     """
     check_searchable(sampler, problem)
     name, seed = sampler_text(sampler), problem.seed % 2**32
     own = made(sampler, seed)
     if not isinstance(sampler, str):
-        other = made(sampler, seed)
-        if other is own:
+        others = [made(sampler, seed) for _ in range(2)]
+        if len({id(each) for each in (own, *others)}) < 3:
             raise AlgorithmError(f"`sampler` must make a new sampler whenever it is called, {sampler!r} does not")
-        rehearsal = Projection(problem, other, name, budgets)
-        for number in range(min(n, _REHEARSED)):
-            rehearsal.propose()
-            values = [derive_seed("rehearsal", number, x.metric) / 2**63 for x in problem.objectives]
-            rehearsal.saw(number, budgets[0], values)
+        first, second = (_rehearsed(Projection(problem, other, name, budgets), budgets[0], n) for other in others)
+        if first != second:
+            kind = type(own).__name__
+            raise AlgorithmError(
+                f"{name} does not propose the same again for the same seed, so that the study could not be resumed; "
+                f"pass the seed on: lambda seed: {kind}(seed=seed)"
+            )
     return Projection(problem, own, name, budgets)
+
+
+def _rehearsed(rehearsal: Projection, budget: int, n: int) -> list[Config]:
+    """What a sampler proposes when it is told invented values."""
+    proposals = []
+    for number in range(min(n, _REHEARSED)):
+        proposals.append(rehearsal.propose())
+        rehearsal.saw(number, budget, [derive_seed("rehearsal", number, x) / 2**63 for x in rehearsal.metrics])
+    return proposals
 
 
 def _suggested(proposal: "optuna.Trial", path: str, domain: Domain) -> Any:

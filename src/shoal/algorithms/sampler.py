@@ -58,7 +58,7 @@ def made(sampler: "str | Callable[[int], optuna.samplers.BaseSampler]", seed: in
     """A new sampler.
 
     Raises:
-        AlgorithmError: the function returns something else.
+        AlgorithmError: the function raises, or returns something else.
     """
     from optuna import samplers
     from optuna.exceptions import ExperimentalWarning
@@ -69,8 +69,15 @@ def made(sampler: "str | Callable[[int], optuna.samplers.BaseSampler]", seed: in
             warnings.simplefilter("ignore", ExperimentalWarning)
             named: samplers.BaseSampler = getattr(samplers, SAMPLERS[sampler])(seed=seed, **_SETTINGS.get(sampler, {}))
         return named
-    with heard(set()):
-        own = sampler(seed)
+    try:
+        with heard(set()):
+            own = sampler(seed)
+    except Exception as error:
+        kind = sampler.__name__ if isinstance(sampler, type) else "NSGAIISampler"
+        raise AlgorithmError(
+            f"`sampler` must be a function that makes an Optuna sampler of a seed, but {sampler!r} raised "
+            f"{type(error).__name__}: {error}. Give one such as lambda seed: {kind}(seed=seed)"
+        ) from error
     if not isinstance(own, samplers.BaseSampler):
         raise AlgorithmError(
             f"`sampler` must be a function that makes an Optuna sampler of a seed, but {sampler!r} returned {own!r}"

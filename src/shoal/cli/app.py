@@ -192,13 +192,14 @@ def trials(
     """
     with JournalView.read(directory) as journal:
         goals = journal.objectives
-        rows = ranked(journal.trials(), goals)
+        rows = journal.trials()
+    best = front(rows, goals) if len(goals) > 1 else set()
+    rows = ranked(rows, goals, best)
     if as_json:
-        best = front(rows, goals)
         marks = [{"front": row.number in best} if len(goals) > 1 else {} for row in rows]
         _print_json([trial_json(row) | mark for row, mark in list(zip(rows, marks, strict=True))[:limit]])
         return
-    _print(trials_table(rows[:limit], goals))
+    _print(trials_table(rows[:limit], goals, best))
     if limit is not None and limit < len(rows):
         _say(f"{limit} of {len(rows)} trials")
 

@@ -22,8 +22,8 @@ def dataframe(rows: Sequence[TrialRow]) -> "pd.DataFrame":
 
     Columns: `trial`, `state`, `config.<dotted name>` for every value in any config, each metric by its name (its last
     value) and `<name>.best`, `epochs`, `seconds`, `device`, `array`, `reason`. A config value that a trial does not
-    have, like a metric it has not reported, is NaN. A metric that bears the name of another column is called
-    `metric.<name>`.
+    have, like a metric it has not reported, is NaN. A metric that bears the name of another column, be it that of the
+    best of another metric, is called `metric.<name>`.
 
     Args:
         rows: as read from the journal.
@@ -39,8 +39,12 @@ def dataframe(rows: Sequence[TrialRow]) -> "pd.DataFrame":
     columns: dict[str, list[Any]] = {"trial": [row.number for row in rows], "state": [str(row.state) for row in rows]}
     for name in _names(configs):
         columns[name] = [config.get(name, math.nan) for config in configs]
-    for name in _names([row.metrics for row in rows]):
-        column = f"metric.{name}" if name in columns or name in _LAST else name
+    metrics = _names([row.metrics for row in rows])
+    bests = {f"{name}.best" for name in metrics}
+    for name in metrics:
+        column = name
+        while column in columns or column in _LAST or column in bests or f"{column}.best" in columns:
+            column = f"metric.{column}"
         columns[column] = [row.metrics.get(name, math.nan) for row in rows]
         columns[f"{column}.best"] = [row.best.get(name, math.nan) for row in rows]
     columns["epochs"] = [row.epoch for row in rows]

@@ -56,10 +56,12 @@ class StudyGrid:
         """The same trials by some of the axes alone, in the order of these names.
 
         Raises:
-            ShoalError: there is no such axis, or one is named twice.
+            ShoalError: there is no such axis, one is named twice, or a name is no string.
         """
         places = {axis.name: place for place, axis in enumerate(self.axes)}
         for name in names:
+            if not isinstance(name, str):
+                raise ShoalError(f"an axis is named by a string, got {name!r}; write project('lr', 'width')")
             if name not in places:
                 there = f"it has {', '.join(places)}" if places else "nothing is searched, so it has none"
                 raise ShoalError(f"the grid has no axis {name!r}; {there}")

@@ -1,14 +1,15 @@
 """A study of Optuna's that follows one of ours while it runs."""
 
+import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shoal.algorithms.sampler import directions, quiet
+from shoal.algorithms.sampler import directions
 from shoal.errors import ShoalError
 from shoal.journal.rows import TrialRow
 from shoal.journal.view import JournalView
-from shoal.report.optuna_study import attributes, curve, frozen, metrics, state
+from shoal.report.optuna_study import attributes, created, curve, frozen, metrics, opened, state
 from shoal.report.ranking import values
 from shoal.space import Space
 
@@ -31,8 +32,7 @@ def mirror(
 
     Args:
         directory: of the study.
-        storage: an address such as "sqlite:///optuna.db", the path of a file for Optuna's JournalStorage, or one of
-            Optuna's storages.
+        storage: as of `opened`.
         name: of the study there; by default that of the directory.
         interval: seconds between two looks.
 
@@ -41,38 +41,16 @@ def mirror(
         ShoalError: the storage cannot be used, or has another study of that name.
     """
     directory = Path(directory)
-    if not interval > 0:
+    if isinstance(interval, bool) or not isinstance(interval, int | float) or not 0 < interval <= threading.TIMEOUT_MAX:
         raise ShoalError(f"`interval` must be a number of seconds above 0, got {interval!r}")
     with JournalView.read(directory) as journal:
-        follower = _Follower(journal, _opened(storage), name or directory.resolve().name)
+        follower = _Follower(journal, opened(storage), name or directory.resolve().name)
         while True:
             running = journal.writer() is not None  # asked first: what it writes last is then seen by this look
             follower.look()
             if not running:
                 return follower.study
             time.sleep(interval)
-
-
-def _opened(storage: "str | optuna.storages.BaseStorage") -> "optuna.storages.BaseStorage":
-    """The storage of an address or a path.
-
-    Raises:
-        ShoalError: it cannot be used.
-    """
-    from optuna.storages import JournalStorage, RDBStorage
-    from optuna.storages.journal import JournalFileBackend
-    from sqlalchemy.exc import ArgumentError, NoSuchModuleError, OperationalError
-
-    if not isinstance(storage, str):
-        return storage
-    try:
-        with quiet():
-            return RDBStorage(storage) if "://" in storage else JournalStorage(JournalFileBackend(storage))
-    except (ArgumentError, NoSuchModuleError, OperationalError, OSError, ImportError) as error:
-        raise ShoalError(
-            f"the storage {storage!r} cannot be used ({error}); give an address such as sqlite:///optuna.db, or the "
-            "path of a file"
-        ) from error
 
 
 class _Follower:
@@ -88,18 +66,13 @@ class _Follower:
     """
 
     def __init__(self, journal: JournalView, storage: "optuna.storages.BaseStorage", name: str) -> None:
-        import optuna
-
         self._journal = journal
         self._goals = journal.objectives
         self._space = Space.from_json(journal.study["space"])
         self._storage = storage
         first = journal.runs()[0]
         mark = f"{first.started:.6f} {first.pid}"
-        with quiet():
-            self.study = optuna.create_study(
-                study_name=name, storage=storage, directions=directions(self._goals), load_if_exists=True
-            )
+        self.study = created(storage, name, self._goals, load_if_exists=True)
         alike = self.study.directions == directions(self._goals)
         if alike and _MARK not in self.study.user_attrs and not self.study.get_trials(deepcopy=False):
             self.study.set_user_attr("metric", metrics(self._goals))

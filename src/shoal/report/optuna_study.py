@@ -1,11 +1,16 @@
 """The trials of a study as a study of Optuna's, for its dashboard and its plots."""
 
-from collections.abc import Iterable, Mapping, Sequence
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shoal.algorithms.sampler import directions, quiet
 from shoal.domain import Choice
+from shoal.errors import ShoalError
 from shoal.journal.rows import TrialRow
+from shoal.journal.schema import FILE_NAME
 from shoal.objective import Objective
 from shoal.report.ranking import values
 from shoal.space import Space
@@ -14,7 +19,7 @@ from shoal.trial import Report, TrialState
 if TYPE_CHECKING:
     import optuna
 
-__all__ = ["attributes", "curve", "frozen", "metrics", "optuna_study", "state"]
+__all__ = ["attributes", "created", "curve", "frozen", "metrics", "opened", "optuna_study", "state"]
 
 
 def optuna_study(
@@ -33,20 +38,113 @@ def optuna_study(
         space: that they come from.
         objectives: to be compared by; their metrics are an attribute of the new study.
         name: of the new study.
-        storage: a database's address or one of Optuna's storages; None: in memory.
+        storage: as of `opened`; None: in memory.
 
     Raises:
+        ShoalError: the storage cannot be used.
         optuna.exceptions.DuplicatedStudyError: the storage has a study of that name.
     """
-    import optuna
-
-    with quiet():
-        study = optuna.create_study(study_name=name, storage=storage, directions=directions(objectives))
+    study = created(None if storage is None else opened(storage), name, objectives)
     study.set_user_attr("metric", metrics(objectives))
     for row, reports in trials:
         if row.state.final:
             study.add_trial(frozen(row, reports, space, objectives))
     return study
+
+
+def opened(storage: "str | optuna.storages.BaseStorage") -> "optuna.storages.BaseStorage":
+    """The storage of an address or a path.
+
+    Args:
+        storage: an address such as "sqlite:///optuna.db", the path of a file for Optuna's JournalStorage, or one of
+            Optuna's storages.
+
+    Raises:
+        ShoalError: it cannot be used.
+    """
+    from optuna.storages import BaseStorage, JournalStorage, RDBStorage
+    from optuna.storages.journal import JournalFileBackend
+
+    if isinstance(storage, BaseStorage):
+        return storage
+    if not isinstance(storage, str):
+        raise ShoalError(
+            "`storage` must be an address such as 'sqlite:///optuna.db', the path of a file as a string, or one of "
+            f"Optuna's storages, got {storage!r}"
+        )
+    with _usable(storage), quiet():
+        if "://" in storage:
+            _check_address(storage)
+            return RDBStorage(storage)
+        _check_file(storage)
+        return JournalStorage(JournalFileBackend(storage))
+
+
+def created(
+    storage: "optuna.storages.BaseStorage | None",
+    name: str,
+    objectives: Sequence[Objective],
+    *,
+    load_if_exists: bool = False,
+) -> "optuna.Study":
+    """A study of Optuna's, without trials if it is new.
+
+    Raises:
+        ShoalError: the storage cannot be used.
+        optuna.exceptions.DuplicatedStudyError: it has a study of that name, and that is not to be loaded.
+    """
+    import optuna
+
+    with _usable(storage), quiet():
+        return optuna.create_study(
+            study_name=name, storage=storage, directions=directions(objectives), load_if_exists=load_if_exists
+        )
+
+
+@contextmanager
+def _usable(storage: object) -> Iterator[None]:
+    """Within, a storage that cannot be opened, or is something else, is an error of ours.
+
+    Optuna raises what its database, its parser of a file, or a missing package does.
+    """
+    from optuna.exceptions import StorageInternalError
+    from sqlalchemy.exc import SQLAlchemyError
+
+    try:
+        yield
+    except (SQLAlchemyError, StorageInternalError, OSError, ImportError, ValueError, KeyError, RuntimeError) as error:
+        raise ShoalError(
+            f"the storage {storage!r} cannot be used ({type(error).__name__}: {error}); give an address such as "
+            "sqlite:///optuna.db, or the path of a file"
+        ) from error
+
+
+def _check_address(address: str) -> None:
+    """Optuna would put its tables beside ours.
+
+    Raises:
+        ValueError: it is a study's journal.
+    """
+    from sqlalchemy.engine import make_url
+
+    if Path(make_url(address).database or "").name == FILE_NAME:
+        raise ValueError(f"{FILE_NAME} is the name of the journal of a study of Shoal's")
+
+
+def _check_file(path: str) -> None:
+    """Optuna would go on writing at the end of a file whose only line it cannot read.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is there and none of Optuna's.
+    """
+    if not Path(path).exists():
+        return
+    with Path(path).open("rb") as file:
+        line = file.readline()
+    record = json.loads(line) if line else {"op_code": None}
+    if not isinstance(record, dict) or "op_code" not in record:
+        raise ValueError("the file is none of Optuna's")
 
 
 def metrics(objectives: Sequence[Objective]) -> str | list[str]:

@@ -1,6 +1,6 @@
 """Which trials are the best."""
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 from shoal.journal.rows import TrialRow
 from shoal.objective import Objective, undominated
@@ -35,7 +35,7 @@ def front(rows: Sequence[TrialRow], objectives: Sequence[Objective]) -> set[int]
     return undominated(losses)
 
 
-def ranked(rows: Sequence[TrialRow], objectives: Sequence[Objective]) -> list[TrialRow]:
+def ranked(rows: Sequence[TrialRow], objectives: Sequence[Objective], best: Set[int] | None = None) -> list[TrialRow]:
     """The best first, by the last value of the study's metric; then those without one and those that failed.
 
     Of several metrics, those first that no other trial dominates, then the others, both by the first metric.
@@ -43,8 +43,10 @@ def ranked(rows: Sequence[TrialRow], objectives: Sequence[Objective]) -> list[Tr
     Args:
         rows: as read from the journal.
         objectives: of the study.
+        best: their `front`, where that is known already.
     """
-    best = front(rows, objectives) if len(objectives) > 1 else set()
+    if best is None:
+        best = front(rows, objectives) if len(objectives) > 1 else set()
 
     def key(row: TrialRow) -> tuple[bool, bool, float, int]:
         shown = values(row, objectives)

@@ -120,7 +120,8 @@ def snapshot(journal: JournalView, now: float, devices: Sequence[str] = ()) -> S
 def _front(journal: JournalView) -> tuple[Best, ...]:
     rows = journal.trials()
     best = front(rows, journal.objectives)
-    shown = [(row, values(row, journal.objectives)) for row in ranked(rows, journal.objectives) if row.number in best]
+    order = ranked(rows, journal.objectives, best)
+    shown = [(row, values(row, journal.objectives)) for row in order if row.number in best]
     return tuple(Best(row.number, row.config, value) for row, value in shown if value is not None)
 
 

@@ -1,6 +1,6 @@
 """Tables for the terminal, and the same as plain values for `--json`."""
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from itertools import groupby
 from operator import attrgetter
 from typing import Any
@@ -32,16 +32,18 @@ _FIRST = 3
 """So many trials that wait for one reason are named."""
 
 
-def trials_table(rows: Sequence[TrialRow], objectives: Sequence[Objective]) -> Table:
+def trials_table(rows: Sequence[TrialRow], objectives: Sequence[Objective], best: Set[int] | None = None) -> Table:
     """All trials, the best first; below a trial's config the reason for its state, if it has one.
 
     Of several metrics, each has its columns, and those trials are marked that no other dominates.
 
     Args:
-        rows: as read from the journal, all of them.
+        rows: as read from the journal; all of them, or all that are to be seen.
         objectives: of the study.
+        best: the `front` of all, where that is known already.
     """
-    best = front(rows, objectives) if len(objectives) > 1 else set()
+    if best is None:
+        best = front(rows, objectives) if len(objectives) > 1 else set()
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("trial", justify="right", no_wrap=True)
     table.add_column("state", no_wrap=True)
@@ -53,7 +55,7 @@ def trials_table(rows: Sequence[TrialRow], objectives: Sequence[Objective]) -> T
     table.add_column("epochs", justify="right", no_wrap=True)
     table.add_column("seconds", justify="right", no_wrap=True)
     table.add_column("config", overflow="fold")
-    for row in ranked(rows, objectives):
+    for row in ranked(rows, objectives, best):
         reason = ("\n" + row.reason, "dim") if row.reason else ""
         table.add_row(
             Text(str(row.number)),

@@ -1,0 +1,127 @@
+"""What the engine itself takes for each trial: 10,000 trials of a millisecond through ASHA, with the journal on.
+
+The trials are made up: in place of a training epoch a job waits for a millisecond, busily, and reports a number. Jobs
+run in the engine's own process (the inline back end), so all that is not their waiting is the engine's: the algorithm,
+the planner, the policy, the journal. Memory is the process's resident set as trials begin, at each quarter of them.
+
+    python benchmarks/engine_overhead.py [--trials 10000] [--quick]
+"""
+
+import argparse
+import json
+import os
+import platform
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import psutil
+
+from shoal.algorithms.asha import ASHA
+from shoal.backend.base import Event, Orders, Profiled, Reported, Surveyed
+from shoal.backend.inline import Inline
+from shoal.cluster.device import Cluster, Device, Node
+from shoal.cost.demand import Profile
+from shoal.cost.history import History
+from shoal.engine import Engine, Setting
+from shoal.journal.writer import Journal
+from shoal.planner.job import ArrayKey, Job, Member, Purpose, Workplace
+from shoal.report.progress import SilentProgress
+from shoal.schedule.registry import make_policy
+from shoal.space import Space, uniform
+from shoal.trial import Report, TrialState, derive_seed
+
+SECONDS = 1e-3
+"""Of an epoch of one trial."""
+
+ASKED = {"ms_a_trial": 1.0, "kib_a_trial": 4.0}
+"""At most: what the engine takes, and what it keeps of each trial."""
+
+KEY = ArrayKey("made up", "data", 32)
+PROFILE = Profile({1: SECONDS, 16: 16 * SECONDS}, 1, 0, 0, 1, compute=1.0, cores=1.0, mixing=1.0)
+
+waited = 0.0
+resident: list[int] = []
+"""Bytes, whenever another fifty trials have begun."""
+
+
+def train(job: Job, device: Device, workplace: Workplace, orders: Orders) -> Iterator[Event]:
+    """A runner of made-up trials."""
+    match job.purpose:
+        case Purpose.SURVEY:
+            yield Surveyed(job.id, {member.trial.number: KEY for member in job.members})
+        case Purpose.PROFILE:
+            yield Profiled(job.id, PROFILE)
+        case Purpose.TRAIN:
+            members = {member.trial.number: member for member in job.members}
+            epochs = {number: member.start for number, member in members.items()}
+            while members:
+                yield Reported(job.id, tuple(epoch_of(member, epochs) for member in members.values()))
+                members = {number: member for number, member in members.items() if epochs[number] < member.target}
+                for change in orders.changes():
+                    for member in change.join:
+                        members[member.trial.number], epochs[member.trial.number] = member, member.start
+                    if change.look:
+                        yield Surveyed(job.id, {trial.number: KEY for trial in change.look})
+
+
+def epoch_of(member: Member, epochs: dict[int, int]) -> Report:
+    global waited
+    began = time.perf_counter()
+    number = member.trial.number
+    epochs[number] += 1
+    if number % 50 == 0 and epochs[number] == 1:
+        resident.append(psutil.Process().memory_info().rss)
+    noise = derive_seed("noise", number, epochs[number]) / 2**63
+    while time.perf_counter() - began < SECONDS:
+        pass
+    waited += time.perf_counter() - began
+    state = TrialState.PAUSED if epochs[number] == member.target else TrialState.RUNNING
+    return Report(number, epochs[number], {"loss": member.trial.config["x"] + noise / epochs[number]}, SECONDS, state)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--trials", type=int, default=10_000)
+    parser.add_argument("--quick", action="store_true", help="500 trials; checks no figure")
+    options = parser.parse_args()
+    trials = 500 if options.quick else options.trials
+    algorithm = ASHA(trials, max_epochs=9, eta=3)
+    algorithm.bind(Space({"x": uniform(0.0, 1.0)}), metric="loss", mode="min", seed=0, data_seed=0)
+    with tempfile.TemporaryDirectory() as folder:
+        directory = Path(folder) / "study"
+        study = {"metric": "loss", "mode": "min"}
+        cluster = Cluster((Node("here", 1, (Device("cpu:0", "cpu", 2**40),)),))
+        workplace = Workplace(directory, b"", runner="__main__:train")
+        history = History(Path(folder) / "history.sqlite")
+        began = time.perf_counter()
+        with closing(Journal.create(directory, study, task=b"", algorithm=b"")) as journal:
+            with closing(Inline(workplace)) as backend:
+                setting = Setting(cluster, make_policy("auto"), backend, history)
+                Engine(journal, algorithm, setting, SilentProgress()).run()
+            seconds = time.perf_counter() - began
+            states = {str(state): count for state, count in journal.states().items() if count}
+            jobs = len(journal.jobs())
+            reports = sum(row.epoch for row in journal.trials())
+        size = sum(path.stat().st_size for path in directory.glob("journal*"))
+    overhead = (seconds - waited) / trials
+    quarters = [resident[len(resident) * part // 4 - 1] for part in (1, 2, 3, 4)]
+    growth = (quarters[3] - quarters[0]) / (0.75 * trials)
+    print(f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}; "
+          f"{trials} trials, {reports} epochs of {SECONDS * 1e3:g} ms, {jobs} jobs: {states}")  # fmt: skip
+    print(f"seconds in all {seconds:.1f}, of which the trials {waited:.1f}; the engine {overhead * 1e3:.3f} ms a trial")
+    print(f"resident MiB at each quarter {[round(x / 2**20, 1) for x in quarters]}; {growth / 1024:.2f} KiB a trial")
+    print(f"journal {size / 2**20:.1f} MiB")
+    figures = {"ms_a_trial": round(overhead * 1e3, 4), "kib_a_trial": round(growth / 1024, 3), "trials": trials}
+    missed = [] if options.quick else [
+        f"{name}: {figures[name]}, asked at most {most}" for name, most in ASKED.items() if figures[name] > most
+    ]  # fmt: skip
+    print(json.dumps({**figures, "missed": missed}))
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
