@@ -254,12 +254,16 @@ def main() -> int:
     parser.add_argument("--algorithms", nargs="*", choices=list(ALGORITHMS), default=list(ALGORITHMS))
     parser.add_argument("--ways", nargs="*", choices=list(WAYS), default=list(WAYS))
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--quick", action="store_true", help="one round, 3 epochs, 320 samples; checks no figure")
+    parser.add_argument(
+        "--quick", action="store_true", help="one round, 3 epochs, 320 samples, no process begun anew; checks no figure"
+    )
     options = parser.parse_args()
     if "cifar" in options.tasks and not CIFAR.exists():
         if not options.quick:
             parser.error(f"{CIFAR} is missing; leave CIFAR-10 out with --tasks digits")
         options.tasks.remove("cifar")
+    if options.quick and "processes" in options.ways:
+        options.ways.remove("processes")
     rounds, most, rows = (1, 3, 320) if options.quick else (options.rounds, 27, None)
     BACKENDS.update(gathered=Gathered, fixed=Fixed)
     os.environ["SHOAL_CACHE"] = tempfile.mkdtemp()

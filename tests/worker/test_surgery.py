@@ -385,6 +385,13 @@ def test_a_loss_that_was_no_number_is_not_forgotten(plan: dict[int, Change | Non
     assert failed.reason == "loss is not finite at step 1 of epoch 1"
 
 
+def test_who_leaves_with_a_bad_loss_is_not_saved(tmp_path: Path) -> None:
+    members = [Member(trial(number), 0, 2) for number in range(3)]
+    work(Fails(), tmp_path, members, Planned({1: Change(leave=frozenset({1})), 2: Change(leave=frozenset({1, 2}))}))
+    assert load_newest(tmp_path, 1) is None
+    assert load_newest(tmp_path, 2) is not None
+
+
 def test_newcomers_at_other_epochs_do_not_starve_those_that_are_ahead(tmp_path: Path) -> None:
     """Epochs do not mix, and at every epoch another trial joins."""
     newcomers = {STEPS * (n + 1): Change(join=(Member(trial(n + 1), 0, 1),)) for n in range(8)}

@@ -206,10 +206,12 @@ class Trainer:
                 if time.monotonic() - self._saved >= self._checkpoint_seconds:
                     _write_down(company, bad)
                     self._save()
+                if not self._orders.wait(0):
+                    continue
+                _write_down(company, bad)
                 before = len(self._learners)
                 yield from self._hear()
                 if len(self._learners) < before:
-                    _write_down(company, bad)
                     left = [b for b, learner in enumerate(company) if learner in self._learners]
                     company, bad = [company[b] for b in left], bad[left]
                     if not company:
