@@ -1,5 +1,6 @@
 """Random numbers belong to the member: the same alone, in company, at once or one member after another."""
 
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -290,3 +291,21 @@ def test_stacked_numbers_outside_of_a_run_draw_from_the_default_generator() -> N
     torch.manual_seed(0)
     assert torch.equal(first, F.dropout(Stacked(torch.ones(2, 100))).whole)
     assert not torch.equal(first, F.dropout(Stacked(torch.ones(2, 100))).whole)
+
+
+def test_who_draws_late_in_company_of_one_who_draws_nothing() -> None:
+    """The first member draws nothing of torch's, so that the function is tried on the second as if it drew nothing."""
+    array = fuse([nn.Dropout(0.0), nn.Dropout(0.5)], [1, 2])
+    late = False
+
+    def number(model: nn.Module, x: Tensor) -> Tensor:
+        drawn = random.random() if late else 0.0
+        return model(x).sum() * 0 + drawn
+
+    for step in range(4):
+        late = step > 1
+        random.seed(step)
+        values = list(array.one_by_one(number, torch.ones(3), forward=True))
+        random.seed(step)
+        expected = random.random() if late else 0.0
+        assert [float(value) for value in values] == [pytest.approx(expected, rel=1e-6)] * 2

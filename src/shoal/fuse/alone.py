@@ -86,6 +86,8 @@ class MembersAlone:
                 done, result = self._undrawn(fn, b, mine) if silent else (False, None)
                 if not done:
                     if silent:
+                        if others is not None:
+                            others.restore()
                         mine = pytree.tree_map_only(Tensor, partial(_own, b=b, alone=False), batch)
                     source = Randomness(partial(_key, keys, b), alone=True)
                     before = None if key in self._others else OtherGenerators()

@@ -88,6 +88,8 @@ class Trainer:
         self._joining = list(array.members)
         while True:
             yield from self._hear()
+            if not self._learners and not self._joining:
+                return
             if self._orders.stopping():
                 self._save()
                 return
