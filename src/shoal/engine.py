@@ -23,6 +23,7 @@ from shoal.errors import (
 )
 from shoal.journal.rows import Ask
 from shoal.journal.writer import Journal
+from shoal.objective import check_reported, missing, named
 from shoal.planner.event import Ended, Event, Outcome, Profiled, Reported, Surveyed
 from shoal.planner.job import Array, ArrayKey, Change, Job, Member, Purpose
 from shoal.planner.planner import Planner
@@ -131,7 +132,7 @@ class Engine:
                 decisions += self._algorithm.observe(event)
         self._journal.decided(decisions)
         for row in self._journal.trials():
-            self._trials.add(Standing(row.trial, row.target, row.epoch, row.state, row.failures))
+            self._trials.move(Standing(row.trial, row.target, row.epoch, failures=row.failures), row.state)
             if row.failures > 0 and row.state is TrialState.PENDING:
                 self._trials.alone.add(row.number)
         for standing in self._trials.waiting():
@@ -162,7 +163,6 @@ class Engine:
         for trial in group.trials:
             standing = self._trials.get(trial.number) or Standing(trial, 0, trial.start)
             standing.target = group.budget.epochs
-            self._trials.add(standing)
             self._trials.move(standing, TrialState.PENDING)
             self._inherit(standing)
 
@@ -215,8 +215,9 @@ class Engine:
     def _place(self) -> None:
         """Fuse and place what waits, once surveys have looked at all of it; note why the rest does."""
         surveyed = self._surveyed()
-        waiting = [x for x in self._trials.waiting() if x.number in self._keys]
-        unknown = [x for x in self._trials.waiting() if x.number not in self._keys]
+        everyone = self._trials.waiting()
+        waiting = [x for x in everyone if x.number in self._keys]
+        unknown = [x for x in everyone if x.number not in self._keys]
         reasons = {x.number: "its model has to be looked at first" for x in unknown}
         if any(x.number in surveyed for x in unknown):
             reasons |= {x.number: "waits for those whose models are looked at" for x in waiting}
@@ -322,10 +323,10 @@ class Engine:
             )
         self._setting.history.put(key.structure, key.data, key.batch_size, device.kind, profile)
 
-    def _missing(self, report: Report) -> list[str]:
-        """The metrics of the study that a report should have and lacks."""
-        wanted = [objective.metric for objective in self._journal.objectives]
-        return [] if report.state is TrialState.FAILED else [name for name in wanted if name not in report.metrics]
+    def _missing(self, report: Report) -> str | None:
+        """A metric of the study that a report should have and lacks."""
+        has_failed = report.state is TrialState.FAILED
+        return None if has_failed else missing(self._journal.objectives, report.metrics)
 
     def _checked(self, report: Report) -> Report:
         """A report with all metrics of the study, or one that its trial has failed since it lacks one.
@@ -333,15 +334,12 @@ class Engine:
         Raises:
             TaskError: no trial has reported it so far, so it is the task's fault or the study's.
         """
-        missing = self._missing(report)
-        if not missing:
+        metric = self._missing(report)
+        if metric is None:
             return report
-        there = ", ".join(map(repr, sorted(report.metrics))) or "nothing"
         if not any(x.epoch > x.trial.start for x in self._trials):
-            raise TaskError(
-                f"metric {missing[0]!r} is not reported by the task; it reports {there}. Name one of these as metric="
-            )
-        reason = f"metric {missing[0]!r} is missing at epoch {report.epoch}; the trial reports {there}"
+            check_reported(self._journal.objectives, report.metrics)
+        reason = f"metric {metric!r} is missing at epoch {report.epoch}; the trial reports {named(report.metrics)}"
         return replace(report, state=TrialState.FAILED, reason=reason)
 
     def _observe(self, job: str, reports: Iterable[Report]) -> None:
@@ -467,7 +465,7 @@ class Engine:
             case Profiled():
                 self._remember(event)
             case Reported() if record:
-                self._journal.reported(event.job, [report for report in event.reports if not self._missing(report)])
+                self._journal.reported(event.job, [report for report in event.reports if self._missing(report) is None])
             case Ended():
                 del self._running[event.job]
                 if record:

@@ -3,9 +3,9 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from shoal.errors import AlgorithmError
+from shoal.errors import AlgorithmError, TaskError
 
-__all__ = ["Objective", "objectives", "undominated"]
+__all__ = ["Objective", "check_reported", "missing", "named", "objectives", "undominated"]
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,28 @@ def objectives(metric: str | Sequence[str], mode: str | Sequence[str]) -> tuple[
             f'`mode` must be "min" or "max" for each of the {len(metric)} metrics, a list as long, got {mode!r}'
         )
     return tuple(map(Objective, metric, mode))
+
+
+def missing(objectives: Iterable[Objective], metrics: Mapping[str, object]) -> str | None:
+    """The first metric of the objectives that is not among those reported; None if all are."""
+    return next((objective.metric for objective in objectives if objective.metric not in metrics), None)
+
+
+def named(metrics: Iterable[str]) -> str:
+    """The names of what is reported, in words."""
+    return ", ".join(map(repr, sorted(metrics))) or "nothing"
+
+
+def check_reported(objectives: Iterable[Objective], metrics: Mapping[str, object]) -> None:
+    """Refuse what a task reports if a metric is not there.
+
+    Raises:
+        TaskError: names it, and those that are.
+    """
+    if (metric := missing(objectives, metrics)) is not None:
+        raise TaskError(
+            f"metric {metric!r} is not reported by the task; it reports {named(metrics)}. Name one of these as metric="
+        )
 
 
 def undominated(losses: Mapping[int, Iterable[float]]) -> set[int]:

@@ -1,6 +1,7 @@
 """The contract of an algorithm: what to try next, and how far."""
 
 import json
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,9 +9,9 @@ from numbers import Integral, Real
 from typing import ClassVar
 
 from shoal.errors import AlgorithmError, TaskError
-from shoal.objective import Objective, objectives
+from shoal.objective import Objective, check_reported, objectives
 from shoal.space import Space, flatten
-from shoal.trial import Config, Decision, Origin, Report, Trial, TrialGroup, derive_seed
+from shoal.trial import Config, Decision, Origin, Report, Trial, TrialGroup, TrialState, derive_seed
 
 __all__ = ["Algorithm", "Problem", "check_whole"]
 
@@ -98,18 +99,36 @@ class Problem:
         Raises:
             TaskError: one of them is not there, or no real number.
         """
+        check_reported(self.objectives, report.metrics)
         for metric in (objective.metric for objective in self.objectives):
-            if metric not in report.metrics:
-                names = ", ".join(repr(name) for name in sorted(report.metrics)) or "nothing"
-                raise TaskError(
-                    f"metric {metric!r} is not reported by the task; it reports {names}. Name one of these as metric="
-                )
             if not isinstance(value := report.metrics[metric], Real):
                 raise TaskError(
                     f"metric {metric!r} must be a real number, but trial {report.trial} reports {value!r} at epoch "
                     f"{report.epoch}; return a number from the task, NaN where there is none"
                 )
         return tuple(report.metrics[objective.metric] for objective in self.objectives)
+
+    def at_end(self, report: Report, target: int | None) -> float | None:
+        """What a trial has come to at the end of its stretch, NaN if it failed; None while that is not known.
+
+        Args:
+            report: of the trial.
+            target: the epoch up to which it is trained; None if it is not being trained.
+
+        Raises:
+            AlgorithmError: it is beyond that epoch.
+            TaskError: the report of a trial that did not fail lacks the metric, whatever epoch it is.
+        """
+        has_failed = report.state is TrialState.FAILED
+        value = math.nan if has_failed else self.value(report)
+        if target is None:
+            return None
+        if report.epoch > target:
+            raise AlgorithmError(
+                f"trial {report.trial} reports epoch {report.epoch}, but its budget is {target} epochs"
+            )
+        is_there = report.state is TrialState.PAUSED and report.epoch == target
+        return value if has_failed or is_there else None
 
 
 class Algorithm(ABC):
@@ -198,6 +217,20 @@ class Algorithm(ABC):
         """
         if self._problem is None:
             raise AlgorithmError(f"{self!r} does not know its search space yet; call bind(...) first")
+
+    def check_begun(self, number: int, begun: int) -> None:
+        """Refuse a report of a trial that has not begun, or any before `bind`.
+
+        Args:
+            number: of the trial.
+            begun: how many trials have.
+
+        Raises:
+            AlgorithmError: names it.
+        """
+        self.check_bound()
+        if not 0 <= number < begun:
+            raise AlgorithmError(f"trial {number} is unknown; {self!r} has begun {begun} trials")
 
     @abstractmethod
     def begin(self, problem: Problem) -> None:

@@ -81,12 +81,8 @@ class Bracket:
                 self._note(number, math.nan)
             return self._climb_if_complete()
 
-        value = self._problem.value(report)
-        if number not in self._undecided:
-            return []
-        if report.epoch > budget:
-            raise AlgorithmError(f"trial {number} reports epoch {report.epoch}, but its budget is {budget} epochs")
-        if report.state is not TrialState.PAUSED or report.epoch < budget:
+        value = self._problem.at_end(report, budget if number in self._undecided else None)
+        if value is None:
             return []
         if self._rung == len(self._places):
             del self._undecided[number]

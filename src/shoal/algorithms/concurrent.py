@@ -1,10 +1,8 @@
 """Algorithms that decide on one trial at a time, as it reports."""
 
-import math
 from abc import abstractmethod
 
 from shoal.algorithms.base import Algorithm, Problem
-from shoal.errors import AlgorithmError
 from shoal.trial import Budget, Config, Decision, Report, Trial, TrialGroup, TrialState
 
 __all__ = ["ConcurrentAlgorithm"]
@@ -77,22 +75,14 @@ class ConcurrentAlgorithm(Algorithm):
             AlgorithmError: the trial is unknown, or beyond its budget.
             TaskError: the report lacks the metric.
         """
-        self.check_bound()
         number = report.trial
-        if not 0 <= number < len(self.trials):
-            raise AlgorithmError(f"trial {number} is unknown; {self!r} has begun {len(self.trials)} trials")
-        has_failed = report.state is TrialState.FAILED
-        value = math.nan if has_failed else self.problem.value(report)
-        if (epochs := self.training.get(number)) is None:
+        self.check_begun(number, len(self.trials))
+        value = self.problem.at_end(report, self.training.get(number))
+        if value is None:
             return []
-        if report.epoch > epochs:
-            raise AlgorithmError(f"trial {number} reports epoch {report.epoch}, but its budget is {epochs} epochs")
-        if has_failed:
-            del self.training[number]
+        epochs = self.training.pop(number)
+        if report.state is TrialState.FAILED:
             return self.failed(number)
-        if report.state is not TrialState.PAUSED or report.epoch < epochs:
-            return []
-        del self.training[number]
         return self.reached(number, epochs, value)
 
     @property

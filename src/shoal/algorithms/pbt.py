@@ -101,20 +101,12 @@ class PBT(Algorithm):
             AlgorithmError: the trial is unknown, or beyond its budget.
             TaskError: the report lacks the metric.
         """
-        self.check_bound()
         number = report.trial
-        if not 0 <= number < len(self._trials):
-            raise AlgorithmError(f"trial {number} is unknown; {self!r} has begun {len(self._trials)} trials")
+        self.check_begun(number, len(self._trials))
+        value = self.problem.at_end(report, self._target if number in self._training else None)
+        if value is None:
+            return []
         has_failed = report.state is TrialState.FAILED
-        value = math.nan if has_failed else self.problem.value(report)
-        if number not in self._training:
-            return []
-        if report.epoch > self._target:
-            raise AlgorithmError(
-                f"trial {number} reports epoch {report.epoch}, but its budget is {self._target} epochs"
-            )
-        if not has_failed and (report.state is not TrialState.PAUSED or report.epoch < self._target):
-            return []
         self._training.discard(number)
         if not has_failed:
             self._values[number] = value

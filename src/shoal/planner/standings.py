@@ -55,17 +55,13 @@ class Standings:
     def __iter__(self) -> Iterator[Standing]:
         return iter(self._all.values())
 
-    def add(self, standing: Standing) -> None:
-        """Take in a trial, or another standing of one."""
-        self._all[standing.number] = standing
-        self.move(standing, standing.state)
-
     def get(self, number: int) -> Standing | None:
         """Where a trial stands; None of one that was never asked for."""
         return self._all.get(number)
 
     def move(self, standing: Standing, state: TrialState) -> None:
-        """Let a trial be in another state."""
+        """Let a trial, a new one too, be in a state."""
+        self._all[standing.number] = standing
         standing.state = state
         (self._waiting.add if state is TrialState.PENDING else self._waiting.discard)(standing.number)
 

@@ -1,7 +1,7 @@
 """A few iterations at several sizes: what a structure costs on a device (HyperSack's sampler)."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import chain, cycle, islice
 from pathlib import Path
 from typing import Any
@@ -54,14 +54,15 @@ def measure(task: Task, sets: DataSets, array: Array, device: torch.device, memo
     began = _times()
     for tick, batch in enumerate(_batches(train, array)):
         for members, stepper in steppers.items():
-            seconds[members].append(_timed(stepper, batch, tick, device))
+            seconds[members].append(_timed(stepper, [batch] * members, tick, device))
     cpu, wall, delayed = (end - start for end, start in zip(_times(), began, strict=True))
     if {4, 16} <= steppers.keys():
         further = LARGER if min(seconds[16][1:]) / 16 < min(seconds[4][1:]) / 4 else SMALLER
         if (further + sum(steppers)) * member < memory / 2:
             steppers[further] = _stepper(task, array, further, device)
             seconds[further] = [
-                _timed(steppers[further], batch, tick, device) for tick, batch in enumerate(_batches(train, array))
+                _timed(steppers[further], [batch] * further, tick, device)
+                for tick, batch in enumerate(_batches(train, array))
             ]
     gains = {members: stepper.gain for members, stepper in steppers.items() if stepper.gain is not None}
     weights, largest = _bytes(steppers[1]), max(steppers)
@@ -89,23 +90,18 @@ def _mixed(task: Task, train: Batches, array: Array, members: int, device: torch
     Returns:
         These seconds, and those of a step in which every member has a batch of its own, None if that cannot be.
     """
+    pairs = list(zip(_batches(train, array), _batches(train, array, epoch=1), strict=True))
     began = time.perf_counter()
     stepper = _stepper(task, array, members, device)
-    pairs = list(zip(_batches(train, array), _batches(train, array, epoch=1), strict=True))
-    stepper.train_step(pairs[0][:1] * members, [0] * members)
-    wait(device)
-    anew = time.perf_counter() - began
+    anew = time.perf_counter() - began + _timed(stepper, pairs[0][:1] * members, 0, device)
     if members == 1:
         return anew, None
     for b, learner in enumerate(stepper.learners):
         learner.epoch = b % 2
-    seconds = []
     try:
-        for tick, pair in enumerate(pairs):
-            began = time.perf_counter()
-            stepper.train_step([pair[b % 2] for b in range(members)], [tick] * members)
-            wait(device)
-            seconds.append(time.perf_counter() - began)
+        seconds = [
+            _timed(stepper, [pair[b % 2] for b in range(members)], tick, device) for tick, pair in enumerate(pairs)
+        ]
     except MixedEpochsError:
         return anew, None
     return anew, min(seconds[1:])
@@ -126,11 +122,10 @@ def _batches(train: Batches, array: Array, epoch: int = 0) -> Iterator[Any]:
     return islice(chain.from_iterable(passes), ITERATIONS)
 
 
-def _timed(stepper: Stepper, batch: Any, tick: int, device: torch.device) -> float:
-    members = len(stepper.learners)
+def _timed(stepper: Stepper, batches: Sequence[Any], tick: int, device: torch.device) -> float:
     wait(device)
     began = time.perf_counter()
-    stepper.train_step([batch] * members, [tick] * members)
+    stepper.train_step(batches, [tick] * len(batches))
     wait(device)
     return time.perf_counter() - began
 
