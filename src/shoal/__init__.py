@@ -19,9 +19,10 @@ if TYPE_CHECKING:
     from shoal.algorithms.random import Random
     from shoal.algorithms.successive_halving import SuccessiveHalving
     from shoal.errors import ShoalError, StudyInterrupted
-    from shoal.fuse.array import ModelArray, concat, fuse
+    from shoal.fuse.array import ModelArray
     from shoal.fuse.batch import stack
     from shoal.fuse.clip import clip_grad_norm_, clip_grad_value_
+    from shoal.fuse.making import concat, fuse
     from shoal.fuse.optim import FusedOptimizer, fuse_optimizers
     from shoal.fuse.scaler import GradScaler
     from shoal.fuse.step import TrainingStep

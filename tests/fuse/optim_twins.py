@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from shoal.fuse.array import ModelArray, fuse
+from shoal.fuse.array import ModelArray
+from shoal.fuse.making import fuse
 from shoal.fuse.optim.cohort import Lowering
 from shoal.fuse.optim.fused import FusedOptimizer, fuse_optimizers
 

@@ -10,8 +10,9 @@ from optim_makes import LOWERINGS, OTHERS, RULES
 from optim_twins import Make, same
 from torch import Tensor, nn
 
-from shoal.fuse.array import ModelArray, fuse
+from shoal.fuse.array import ModelArray
 from shoal.fuse.clip import clip_grad_norm_
+from shoal.fuse.making import fuse
 from shoal.fuse.optim.cohort import Lowering
 from shoal.fuse.optim.fused import FusedOptimizer, fuse_optimizers
 from shoal.fuse.scaler import GradScaler

@@ -18,7 +18,8 @@ from twins import build, check, compare, compare_state
 
 import shoal.fuse
 from shoal.errors import FusionError
-from shoal.fuse.array import ModelArray, concat, fuse
+from shoal.fuse.array import ModelArray
+from shoal.fuse.making import concat, fuse
 from shoal.fuse.structure import digest, entries
 
 X = torch.randn(6, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 import shoal
 from shoal.errors import FusionError
-from shoal.fuse.array import ModelArray, fuse
+from shoal.fuse.array import ModelArray
 from shoal.fuse.capture import CapturedStep, capture
+from shoal.fuse.making import fuse
 from shoal.fuse.optim.fused import FusedOptimizer, fuse_optimizers
 from shoal.fuse.step import TrainingStep, Way
 

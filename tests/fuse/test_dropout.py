@@ -11,7 +11,7 @@ from lowerings import without_rule
 from torch import Tensor, nn
 from twins import Of, build
 
-from shoal.fuse.array import fuse
+from shoal.fuse.making import fuse
 from shoal.fuse.stacked import Stacked
 
 INPUTS = {

@@ -14,7 +14,7 @@ from torch.nn.utils import prune
 from twins import Of, check
 
 from shoal.errors import FusionError
-from shoal.fuse.array import fuse
+from shoal.fuse.making import fuse
 from shoal.fuse.stacked import Stacked
 
 torch.manual_seed(2)

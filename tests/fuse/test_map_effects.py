@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from twins import build, close, compare, compare_state
 
 from shoal.errors import FusionError
-from shoal.fuse.array import ModelArray, fuse
+from shoal.fuse.array import ModelArray
 from shoal.fuse.batch import stack
 from shoal.fuse.capture import capture
+from shoal.fuse.making import fuse
 from shoal.fuse.optim.fused import fuse_optimizers
 from shoal.fuse.step import TrainingStep
 from shoal.fuse.writes import written

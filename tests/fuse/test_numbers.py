@@ -11,7 +11,8 @@ from torch.utils import _pytree as pytree
 from twins import build, close, compare, compare_state
 
 from shoal.errors import FusionError
-from shoal.fuse.array import ModelArray, fuse
+from shoal.fuse.array import ModelArray
+from shoal.fuse.making import fuse
 
 X = torch.randn(6, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 SERIES = X.view(2, 3, 4)

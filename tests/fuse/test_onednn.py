@@ -11,8 +11,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 from twins import Of
 
-from shoal.fuse.array import fuse
 from shoal.fuse.autotune import forced
+from shoal.fuse.making import fuse
 from shoal.fuse.rules import linear, onednn
 
 pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch was built without oneDNN")

@@ -8,7 +8,7 @@ from torch import nn
 from torch.optim import SGD, Adam, Optimizer, SparseAdam
 
 from shoal.errors import FusionError
-from shoal.fuse.array import fuse
+from shoal.fuse.making import fuse
 from shoal.fuse.optim.cohort import Cohort
 from shoal.fuse.optim.fused import fuse_optimizers
 from shoal.fuse.optim.loop import MemberLoop

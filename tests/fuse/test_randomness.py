@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from twins import Of, build
 
 from shoal.errors import FusionError
-from shoal.fuse.array import ModelArray, fuse
+from shoal.fuse.array import ModelArray
 from shoal.fuse.draws import draws
+from shoal.fuse.making import fuse
 from shoal.fuse.randomness import Randomness, keep_mask, member_keys
 from shoal.fuse.stacked import Stacked
 

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from twins import build, close, compare
 
 from shoal.errors import FusionError
-from shoal.fuse.array import ModelArray, fuse
+from shoal.fuse.array import ModelArray
+from shoal.fuse.making import fuse
 
 X = torch.randn(6, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 

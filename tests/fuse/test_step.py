@@ -13,7 +13,8 @@ from twins import build, close
 
 import shoal
 from shoal.errors import FusionError
-from shoal.fuse.array import ModelArray, fuse
+from shoal.fuse.array import ModelArray
+from shoal.fuse.making import fuse
 from shoal.fuse.optim.fused import FusedOptimizer, fuse_optimizers
 from shoal.fuse.step import PATIENCE, TIMED, TrainingStep, Way
 

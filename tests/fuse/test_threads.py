@@ -14,9 +14,10 @@ from torch.utils.checkpoint import CheckpointFunction, checkpoint
 
 from shoal.errors import FusionError
 from shoal.fuse import autotune
-from shoal.fuse.array import ModelArray, fuse
+from shoal.fuse.array import ModelArray
 from shoal.fuse.capture import CapturedStep
 from shoal.fuse.intercept import member_run
+from shoal.fuse.making import fuse
 from shoal.fuse.optim.fused import fuse_optimizers
 from shoal.fuse.randomness import Randomness
 

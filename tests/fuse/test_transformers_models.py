@@ -12,8 +12,8 @@ from lowerings import without_rule
 from torch import Tensor, nn
 from twins import build, check, close, compare, compare_state
 
-from shoal.fuse.array import fuse
 from shoal.fuse.batch import stack
+from shoal.fuse.making import fuse
 from shoal.fuse.optim.fused import fuse_optimizers
 
 hf = pytest.importorskip("transformers")

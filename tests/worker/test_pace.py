@@ -10,7 +10,8 @@ from torch import Tensor, nn
 import shoal.fuse.step as step_module
 from shoal.cost.compiling import repays
 from shoal.cost.demand import Profile
-from shoal.fuse.array import ModelArray, fuse
+from shoal.fuse.array import ModelArray
+from shoal.fuse.making import fuse
 from shoal.fuse.optim.fused import FusedOptimizer, fuse_optimizers
 from shoal.fuse.step import TIMED
 from shoal.worker.pace import Pace

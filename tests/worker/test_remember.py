@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from shoal.fuse.array import fuse
+from shoal.fuse.making import fuse
 from shoal.worker.remember import remembered
 
 X, Y = torch.randn(4, 3), torch.randn(4, 3)

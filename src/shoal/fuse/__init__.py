@@ -9,9 +9,10 @@ from types import ModuleType
 
 from torch import nn
 
-from shoal.fuse.array import ModelArray, concat, fuse
+from shoal.fuse.array import ModelArray
 from shoal.fuse.batch import stack
 from shoal.fuse.clip import clip_grad_norm_, clip_grad_value_
+from shoal.fuse.making import concat, fuse
 from shoal.fuse.optim.fused import FusedOptimizer, fuse_optimizers
 from shoal.fuse.scaler import GradScaler
 from shoal.fuse.step import TrainingStep

@@ -15,8 +15,7 @@ from shoal.fuse.absent import forget
 from shoal.fuse.alone import MembersAlone, function_of
 from shoal.fuse.apart import Apart, own_parameters, put_apart
 from shoal.fuse.bindings import copy_of
-from shoal.fuse.checks import check_members, indices_of, listed, modules_apart, seeds_of
-from shoal.fuse.frozen import lend_frozen
+from shoal.fuse.checks import indices_of, modules_apart
 from shoal.fuse.homes import move_in
 from shoal.fuse.intercept import Home, MemberFunctions
 from shoal.fuse.join import join, spread
@@ -30,7 +29,7 @@ from shoal.fuse.stacked import NeedsMemberError, SharedWriteError, Stacked, even
 from shoal.fuse.undo import Undo
 from shoal.fuse.watch import Watch
 
-__all__ = ["ModelArray", "concat", "fuse"]
+__all__ = ["ModelArray"]
 
 _log = logging.getLogger("shoal.fuse")
 
@@ -437,58 +436,6 @@ class ModelArray(nn.Module):
 _ALL = "every function"
 _said: set[Any] = set()
 """Functions whose reason to run member by member was logged."""
-
-
-def fuse(models: Iterable[nn.Module], seeds: Iterable[int] | Tensor | None = None, strict: bool = True) -> ModelArray:
-    """Make one array of models of equal structure; they may differ in values and in float attributes.
-
-    Args:
-        models: at least one, each an own object, all on one device, in one mode (training or evaluation). An iterator
-            may make them one by one: of frozen parameters with equal values then only one copy is ever held.
-        seeds: of the members' random numbers; by default drawn from torch's default generator.
-        strict: refuse models that differ in structure; otherwise submodules in which they differ, and whose results
-            agree in shape, run member by member, and the rest as one (partial fusion).
-
-    Raises:
-        FusionError: no models, the same model twice, or models that differ: names the member and the module path.
-    """
-    if isinstance(models, nn.Module):
-        raise FusionError(f"`models` must be several torch.nn.Module, got one, a {type(models).__name__}")
-    members: list[nn.Module] = []
-    for model in listed(models, "models", "torch.nn.Module"):
-        if not isinstance(model, nn.Module):
-            raise FusionError(f"`models` must be a list of torch.nn.Module, got {model!r} among them")
-        members.append(model)
-        if not isinstance(models, Sequence):
-            lend_frozen(members[0], model)
-    check_members(members)
-    if seeds is None:
-        seeds = torch.randint(0, 2**62, (len(members),)).tolist()
-    return ModelArray(members, seeds_of(seeds, len(members)), strict)
-
-
-def concat(arrays: Iterable[ModelArray]) -> ModelArray:
-    """One array of the members of several, in order; the arrays themselves are to be dropped.
-
-    Each member goes on with its own random numbers, however many steps it has behind it.
-
-    Raises:
-        FusionError: their structures differ.
-    """
-    arrays = list(listed(arrays, "arrays", "the arrays that `fuse` made"))
-    for i, array in enumerate(arrays):
-        if not isinstance(array, ModelArray):
-            raise FusionError(f"arrays[{i}] must be what `fuse` made, got {type(array).__name__}; fuse models first")
-        if any(array is other for other in arrays[:i]):
-            raise FusionError(f"arrays[{i}] is given twice; a model can be a member only once")
-        array.check_present()
-    joined = fuse(
-        [m for array in arrays for m in array.members],
-        [s for array in arrays for s in array.seeds],
-        strict=all(array.strict for array in arrays),
-    )
-    joined.ticks = [tick for array in arrays for tick in array.ticks]
-    return joined
 
 
 def _call(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -11,9 +11,9 @@ from torch.utils import _pytree as pytree
 
 from shoal.cost.demand import Profile
 from shoal.errors import FusionError, TaskError
-from shoal.fuse.array import fuse
 from shoal.fuse.batch import stack
 from shoal.fuse.frozen import lent, take_own
+from shoal.fuse.making import fuse
 from shoal.fuse.optim.fused import fuse_optimizers
 from shoal.fuse.randomness import OtherGenerators
 from shoal.task import Task

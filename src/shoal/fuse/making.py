@@ -1,0 +1,65 @@
+"""Arrays made of models, and of other arrays."""
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from shoal.errors import FusionError
+from shoal.fuse.array import ModelArray
+from shoal.fuse.checks import check_members, listed, seeds_of
+from shoal.fuse.frozen import lend_frozen
+
+__all__ = ["concat", "fuse"]
+
+
+def fuse(models: Iterable[nn.Module], seeds: Iterable[int] | Tensor | None = None, strict: bool = True) -> ModelArray:
+    """Make one array of models of equal structure; they may differ in values and in float attributes.
+
+    Args:
+        models: at least one, each an own object, all on one device, in one mode (training or evaluation). An iterator
+            may make them one by one: of frozen parameters with equal values then only one copy is ever held.
+        seeds: of the members' random numbers; by default drawn from torch's default generator.
+        strict: refuse models that differ in structure; otherwise submodules in which they differ, and whose results
+            agree in shape, run member by member, and the rest as one (partial fusion).
+
+    Raises:
+        FusionError: no models, the same model twice, or models that differ: names the member and the module path.
+    """
+    if isinstance(models, nn.Module):
+        raise FusionError(f"`models` must be several torch.nn.Module, got one, a {type(models).__name__}")
+    members: list[nn.Module] = []
+    for model in listed(models, "models", "torch.nn.Module"):
+        if not isinstance(model, nn.Module):
+            raise FusionError(f"`models` must be a list of torch.nn.Module, got {model!r} among them")
+        members.append(model)
+        if not isinstance(models, Sequence):
+            lend_frozen(members[0], model)
+    check_members(members)
+    if seeds is None:
+        seeds = torch.randint(0, 2**62, (len(members),)).tolist()
+    return ModelArray(members, seeds_of(seeds, len(members)), strict)
+
+
+def concat(arrays: Iterable[ModelArray]) -> ModelArray:
+    """One array of the members of several, in order; the arrays themselves are to be dropped.
+
+    Each member goes on with its own random numbers, however many steps it has behind it.
+
+    Raises:
+        FusionError: their structures differ.
+    """
+    arrays = list(listed(arrays, "arrays", "the arrays that `fuse` made"))
+    for i, array in enumerate(arrays):
+        if not isinstance(array, ModelArray):
+            raise FusionError(f"arrays[{i}] must be what `fuse` made, got {type(array).__name__}; fuse models first")
+        if any(array is other for other in arrays[:i]):
+            raise FusionError(f"arrays[{i}] is given twice; a model can be a member only once")
+        array.check_present()
+    joined = fuse(
+        [m for array in arrays for m in array.members],
+        [s for array in arrays for s in array.seeds],
+        strict=all(array.strict for array in arrays),
+    )
+    joined.ticks = [tick for array in arrays for tick in array.ticks]
+    return joined
