@@ -8,7 +8,7 @@ import torch
 from shoal.fuse.autotune import off
 
 
-@pytest.fixture(autouse=True, scope="session")
+@pytest.fixture(autouse=True, scope="module")
 def one_thread() -> Iterator[None]:
     """Many small tensors: one is fastest, most of all where tests run side by side."""
     threads = torch.get_num_threads()
@@ -17,7 +17,7 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-@pytest.fixture(autouse=True, scope="session")
+@pytest.fixture(autouse=True, scope="module")
 def no_autotuning() -> Iterator[None]:
     """Functions go their default way, unless a test turns measuring on."""
     with off():

@@ -14,6 +14,7 @@ from twins import build, close
 import shoal
 from shoal.errors import FusionError
 from shoal.fuse.array import ModelArray
+from shoal.fuse.capture import capture
 from shoal.fuse.making import fuse
 from shoal.fuse.optim.fused import FusedOptimizer, fuse_optimizers
 from shoal.fuse.step import PATIENCE, TIMED, TrainingStep, Way
@@ -73,6 +74,19 @@ def test_a_compiled_step_equals_the_others() -> None:
     for mine, others in zip(results[0][1], results[1][1], strict=True):
         for name, value in mine.items():
             close(others[name], value, name)
+
+
+def test_what_was_captured_fits_again_after_a_validation() -> None:
+    array, optimizer = array_of(2, 0.0)
+    TrainingStep(array, optimizer, loss, ("eager",))((X, Y))
+    captured = capture(array, optimizer, loss, (X, Y), compiling=False)
+    assert captured is not None
+    assert captured.fits((X, Y))
+    with torch.no_grad():
+        array.eval().map(loss, (X, Y))
+    assert not captured.fits((X, Y))
+    array.train()
+    assert captured.fits((X, Y))
 
 
 class Clock:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from shoal.errors import FusionError
+from shoal.fuse.beside import accompanied
 from shoal.fuse.intercept import member_run
 from shoal.fuse.outer import home_of_row
 from shoal.fuse.randomness import Drawn, OtherGenerators, Randomness
@@ -16,7 +17,7 @@ from shoal.fuse.rows import rows
 from shoal.fuse.slots import Slot
 from shoal.fuse.stacked import Stacked
 
-__all__ = ["MembersAlone", "function_of"]
+__all__ = ["MembersAlone", "function_of", "tensors_in"]
 
 Keys = Callable[[], list[int]]
 """Makes the keys of the members' random numbers, one each."""
@@ -77,11 +78,25 @@ class MembersAlone:
         lone = len(self._members) == 1
         others = None if lone else OtherGenerators()
         key = (function_of(fn), training)
+        watched = not forward or accompanied()
+        plain = lone and not watched and not any(isinstance(leaf, Stacked) for leaf in tensors_in(batch))
+        if plain and key in self._silent and not self._others.get(key, True):
+            versions = [leaf._version for leaf in tensors_in(batch)]
+            done, result = self._undrawn(fn, 0, batch)
+            if done:
+                yield self._kept(0, slots, result)
+                return
+            if versions != [leaf._version for leaf in tensors_in(batch)]:
+                raise FusionError(
+                    "a function that had drawn no random numbers draws some now, and has changed its batch in place; "
+                    "let it change a copy"
+                )
+            watched = True
         for b, member in enumerate(self._members):
             if b and others is not None:
                 others.restore()
-            silent = forward and key in self._silent and not self._others.get(key, True)
-            mine = pytree.tree_map_only(Tensor, partial(_own, b=b, alone=lone and not silent), batch)
+            silent = not watched and key in self._silent and not self._others.get(key, True)
+            mine = pytree.tree_map_only(Tensor, partial(_own, b=b, alone=lone), batch)
             try:
                 done, result = self._undrawn(fn, b, mine) if silent else (False, None)
                 if not done:
@@ -90,7 +105,7 @@ class MembersAlone:
                             others.restore()
                         mine = pytree.tree_map_only(Tensor, partial(_own, b=b, alone=False), batch)
                     source = Randomness(partial(_key, keys, b), alone=True)
-                    before = None if key in self._others else OtherGenerators()
+                    before = None if key in self._others or accompanied() else OtherGenerators()
                     with member_run(source):
                         result = fn(member, *mine)
                     (self._silent.discard if source.calls else self._silent.add)(key)
@@ -100,10 +115,14 @@ class MembersAlone:
                 for slot in slots:
                     slot.put(b + 1, slot.own[b])
                 raise
-            for slot in slots:
-                slot.keep_row(b, slot.own[b])
-            self._check_shared()
-            yield result
+            yield self._kept(b, slots, result)
+
+    def _kept(self, b: int, slots: Sequence[Slot], result: Any) -> Any:
+        """What a function returned for a member, after what it did to that is taken over."""
+        for slot in slots:
+            slot.keep_row(b, slot.own[b])
+        self._check_shared()
+        return result
 
     def _own_slots(self) -> list[Slot]:
         return [slot for slot in self._slots if slot.registered and not slot.shared]
@@ -134,6 +153,13 @@ class MembersAlone:
                     f"{slot.path!r} is frozen and kept once for all members, and a member has changed it; register it "
                     "as a buffer, or give each member another value"
                 )
+
+
+def tensors_in(tree: Any) -> list[Tensor]:
+    """Those of a batch; a list or tuple of tensors, such as most are, is known at once."""
+    if isinstance(tree, (list, tuple)):
+        return [leaf for part in tree for leaf in ([part] if isinstance(part, Tensor) else tensors_in(part))]
+    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]
 
 
 def function_of(fn: Any) -> Any:

@@ -12,8 +12,9 @@ from torch.utils import _pytree as pytree
 
 from shoal.errors import FusionError
 from shoal.fuse.absent import forget
-from shoal.fuse.alone import MembersAlone, function_of
+from shoal.fuse.alone import MembersAlone, function_of, tensors_in
 from shoal.fuse.apart import Apart, own_parameters, put_apart
+from shoal.fuse.beside import accompanied
 from shoal.fuse.bindings import copy_of
 from shoal.fuse.checks import indices_of, modules_apart
 from shoal.fuse.homes import move_in
@@ -158,7 +159,7 @@ class ModelArray(nn.Module):
                     if reached is not None:
                         reached.check()
                 self._ran.add(key)
-                if others is not None and not others.moved():
+                if others is not None and not accompanied() and not others.moved():
                     self._quiet.add(key)
                 return result
             except (NeedsMemberError, RuntimeError) as error:
@@ -401,7 +402,7 @@ class ModelArray(nn.Module):
         Raises:
             FusionError: names both numbers.
         """
-        for leaf in pytree.tree_leaves(batch):
+        for leaf in tensors_in(batch):
             if isinstance(leaf, Stacked) and len(leaf.whole) != len(self):
                 raise FusionError(f"{len(leaf.whole)} batches are stacked for an array of {len(self)} members")
 

@@ -26,6 +26,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
+from shoal.fuse.beside import accompanied, usual_threads
 from shoal.fuse.budget import Budget
 from shoal.fuse.findings import Findings
 from shoal.fuse.race import Layouts, race
@@ -85,8 +86,8 @@ def fastest(
 
     It is the one that measured fastest. It is the first where there is no finding and nothing may be measured: with
     autotuning off, in a trace, in a CUDA graph, on tensors without data, under a transform of `torch.func`, while
-    another thread measures; and always under hooks of saved tensors, because a checkpoint has to save the same tensors
-    when it runs again.
+    another thread measures, in a thread that runs beside others; and always under hooks of saved tensors, because a
+    checkpoint has to save the same tensors when it runs again.
 
     Args:
         name: of what is computed, "conv2d".
@@ -105,7 +106,7 @@ def fastest(
     if tuner.forced:
         way = tuner.forced.get(name)
     elif tuner.active and len(ways) > 1 and torch._C._autograd._top_saved_tensors_default_hooks(True) is None:
-        key = (name, settings, torch.is_grad_enabled(), torch.get_num_threads(), _autocast(), *map(_traits, tensors))
+        key = (name, settings, torch.is_grad_enabled(), usual_threads(), _autocast(), *map(_traits, tensors))
         way = tuner.known.get(key)
         if way is None:
             way = _find(tuner, key, ways, tensors, layouts)
@@ -155,11 +156,12 @@ def _find(
     if way is None or way not in ways:
         if not _measurable(given):
             return None
-        near = _nearest(alike, _sizes(given), ways, _NEAR if tuner.budget.left() else math.inf)
+        may_race = tuner.budget.left() and not accompanied()
+        near = _nearest(alike, _sizes(given), ways, _NEAR if may_race else math.inf)
         if near is not None:
             tuner.known[key] = near
             return near
-        if not _racing.acquire(blocking=False):
+        if accompanied() or not _racing.acquire(blocking=False):
             return None
         try:
             with tuner.budget.charged():

@@ -1,7 +1,6 @@
 """How one torch function runs for all members: by its rule, else by vmap, else in a loop."""
 
 import logging
-import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,6 +11,7 @@ from torch.utils import _pytree as pytree
 from shoal.errors import FusionError
 from shoal.fuse.copies import note_copy, one_memory, refuse_stale
 from shoal.fuse.draws import draws
+from shoal.fuse.quiet import Hidden
 from shoal.fuse.randomness import active, current, forked
 from shoal.fuse.rules.table import RULES
 from shoal.fuse.stacked import NeedsMemberError, SharedWriteError, Stacked, count, each, refuse_recorded, stack
@@ -23,6 +23,9 @@ __all__ = ["dispatch", "loop"]
 _log = logging.getLogger("shoal.fuse")
 _looped: set[Any] = set()
 """Functions that vmap has refused; they go to the loop at once."""
+
+_slow_vmap = Hidden("There is a performance drop")
+"""Of a loop inside of vmap."""
 
 _TENSOR = object()
 _REFUSALS = (RuntimeError, NotImplementedError, ValueError, TypeError, IndexError, AssertionError)
@@ -102,8 +105,7 @@ def _vmap(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         static[:] = [out_spec, [_TENSOR if isinstance(leaf, Tensor) else leaf for leaf in out]]
         return [leaf for leaf in out if isinstance(leaf, Tensor)]
 
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "There is a performance drop", UserWarning)  # a loop inside of vmap
+    with _slow_vmap():
         results = iter(torch.func.vmap(one, randomness="error")(*[leaves[i].whole for i in where]))
     out_spec, plain = static
     merged = [Stacked(next(results)) if leaf is _TENSOR else leaf for leaf in plain]

@@ -7,6 +7,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import nn
 from torch.overrides import handle_torch_function
+from torch.utils import checkpoint
 from torch.utils.checkpoint import CheckpointFunction
 
 from shoal.errors import FusionError
@@ -19,6 +20,7 @@ _runs = 0
 """That go on, in any thread: the first one puts the methods in place, and the last one takes them away."""
 
 _flatten = nn.RNNBase.flatten_parameters
+_checkpointed = checkpoint._checkpoint_without_reentrant_generator
 
 
 def stand_in() -> None:
@@ -31,6 +33,7 @@ def stand_in() -> None:
             _flatten = nn.RNNBase.flatten_parameters
             nn.RNNBase.flatten_parameters = _leave_flat  # type: ignore[assignment,method-assign]
             F.handle_torch_function = _hand_on  # type: ignore[attr-defined]
+            checkpoint._checkpoint_without_reentrant_generator = _leave_generators
 
 
 def step_back() -> None:
@@ -42,6 +45,7 @@ def step_back() -> None:
             del CheckpointFunction.apply
             nn.RNNBase.flatten_parameters = _flatten  # type: ignore[method-assign]
             F.handle_torch_function = handle_torch_function  # type: ignore[attr-defined]
+            checkpoint._checkpoint_without_reentrant_generator = _checkpointed
 
 
 def _refuse(cls: Any, *args: Any) -> Any:
@@ -57,6 +61,14 @@ def _leave_flat(module: nn.RNNBase) -> None:
     """Do not move the weights to one piece of memory, as cuDNN likes them: they are rows of the array's."""
     if active() is None:
         _flatten(module)
+
+
+def _leave_generators(fn: Any, preserve_rng_state: bool = True, *args: Any, **kwargs: Any) -> Any:
+    """Do not set torch's generators, which all threads share, as a part runs again: nothing is drawn in it.
+
+    `Randomness.next` sees to that.
+    """
+    return _checkpointed(fn, preserve_rng_state and active() is None, *args, **kwargs)
 
 
 def _hand_on(public: Callable[..., Any], relevant: Sequence[Any], *args: Any, **kwargs: Any) -> Any:

@@ -50,7 +50,7 @@ class PlainState:
         """Of members, by number, that agree with the first one, and of the stage, that agrees with them all."""
 
     def pull(self) -> bool:
-        """Take over what was changed in the members; returns whether anything was.
+        """Take over what was changed in the members; returns whether anything was, but for their modes.
 
         The first member is looked at every time, and another one by turns.
 
@@ -64,7 +64,7 @@ class PlainState:
             if any(value is not before for value, before in zip(values, theirs, strict=True)):
                 changed.append(place)
                 self._gather(place, values)
-        return bool(changed)
+        return any(name != "training" for _, name in changed)
 
     def _pull_all(self) -> list[_Place]:
         now = dict(self._plain(self._members[0]))

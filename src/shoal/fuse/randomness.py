@@ -20,10 +20,11 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode
 
 from shoal.errors import FusionError
+from shoal.fuse.beside import accompanied
 
 __all__ = [
     *("Drawn", "OtherGenerators", "Randomness", "active", "current", "forked", "keep_mask", "member_keys"),
-    *("randomness", "undrawn"),
+    *("generators", "randomness", "reseed", "undrawn"),
 ]
 
 _GOLDEN = -7046029254386353131  # 2**64 / golden ratio, as int64
@@ -124,8 +125,8 @@ def current(members: int) -> Randomness:
     return active() or Randomness(torch.randint(0, 2**62, (members,)))
 
 
-_generators = RLock()
-"""Held by who changes torch's default generators, which all threads share, and brings them back."""
+generators = RLock()
+"""Held by who changes the default generators, which all threads share, and brings them back, or draws in between."""
 
 
 @contextmanager
@@ -135,7 +136,7 @@ def forked(devices: Sequence[int]) -> Iterator[None]:
     Args:
         devices: indices of the GPUs whose generators are meant, beside that of the CPU.
     """
-    with _generators, torch.random.fork_rng(devices=devices):
+    with generators, torch.random.fork_rng(devices=devices):
         yield
 
 
@@ -150,7 +151,7 @@ def undrawn(device: torch.device) -> Iterator[None]:
     try:
         yield
     finally:
-        with _generators:
+        with generators:
             torch.default_generator.set_state(before[0])
             if device.type == "cuda":
                 torch.cuda.set_rng_state(before[1], device)
@@ -158,7 +159,7 @@ def undrawn(device: torch.device) -> Iterator[None]:
 
 def _states(device: torch.device) -> list[Tensor]:
     """Of the generators of the CPU and, if it is a GPU, of a device."""
-    with _generators:
+    with generators:
         states = [torch.default_generator.get_state()]
         if device.type == "cuda":
             states.append(torch.cuda.get_rng_state(device))
@@ -181,22 +182,40 @@ class Drawn:
         return any(not torch.equal(now, then) for now, then in zip(_states(self._device), self._state, strict=True))
 
 
+def reseed(seed: int, device: torch.device) -> None:
+    """Seed the generators of Python, NumPy and torch, which user code draws from.
+
+    `torch.manual_seed` does the same for torch, and takes half a millisecond for it.
+    """
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        torch.cuda.manual_seed(seed)
+
+
 class OtherGenerators:
     """Python's and NumPy's generators as they are when this is made: they know no members.
 
-    Restored before each of several members runs, they let each draw what it would draw alone.
+    Restored before each of several members runs, they let each draw what it would draw alone. In a thread that runs
+    beside others they are left alone: who draws from them may not run there, and who does not has no use for it.
     """
 
     def __init__(self) -> None:
-        self._python, self._numpy = random.getstate(), np.random.get_state(legacy=False)
+        self._accompanied = accompanied()
+        if not self._accompanied:
+            self._python, self._numpy = random.getstate(), np.random.get_state(legacy=False)
 
     def restore(self) -> None:
         """Bring them back."""
-        random.setstate(self._python)
-        np.random.set_state(self._numpy)
+        if not self._accompanied:
+            random.setstate(self._python)
+            np.random.set_state(self._numpy)
 
     def moved(self) -> bool:
-        """Whether anything was drawn from them since."""
+        """Whether anything was drawn from them since; unknown beside other threads, and then taken not to be."""
+        if self._accompanied:
+            return False
         now, then = np.random.get_state(legacy=False)["state"], self._numpy["state"]
         same = now["pos"] == then["pos"] and np.array_equal(now["key"], then["key"])
         return not same or random.getstate() != self._python

@@ -17,7 +17,10 @@ def one(returned: Any) -> Tensor:
     """
     if not isinstance(returned, Tensor):
         raise FusionError(_not_scalar(type(returned).__name__))
-    return one_for_each(returned.unsqueeze(0), 1)[0]
+    if returned.numel() != 1:
+        raise FusionError(_not_scalar(f"a tensor of shape {tuple(returned.shape)}"))
+    _check_graph(returned)
+    return returned if returned.dim() == 0 else returned.reshape(())
 
 
 def one_for_each(returned: Any, members: int) -> Tensor:
@@ -30,12 +33,16 @@ def one_for_each(returned: Any, members: int) -> Tensor:
         raise FusionError(_not_scalar(type(returned).__name__))
     if returned.numel() != members:
         raise FusionError(_not_scalar(f"a tensor of shape {tuple(returned.shape[1:])}"))
-    if not returned.requires_grad:
+    _check_graph(returned)
+    return returned.reshape(members)
+
+
+def _check_graph(loss: Tensor) -> None:
+    if not loss.requires_grad:
         raise FusionError(
             "`loss` returned a number in which no parameter has part (by `.item()`, `.detach()`, `torch.no_grad()`, or "
             "because all are frozen), so there is nothing to go backward from; return the loss itself"
         )
-    return returned.reshape(members)
 
 
 def _not_scalar(found: str) -> str:

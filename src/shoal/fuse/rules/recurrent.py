@@ -4,7 +4,6 @@ Torch's own function of one member has a fused kernel on some devices and for so
 takes its steps one by one elsewhere. Layers run one after another, so that dropout between them is each member's own.
 """
 
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -15,6 +14,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from shoal.fuse.autotune import fastest
+from shoal.fuse.quiet import Hidden
 from shoal.fuse.rules.dropout import drop
 from shoal.fuse.rules.unroll import CELLS, Weights, cell_input, unroll
 from shoal.fuse.stacked import Stacked, count
@@ -22,6 +22,9 @@ from shoal.fuse.stacked import Stacked, count
 __all__ = ["RULES"]
 
 _Tensors = tuple[Tensor, ...]
+
+_scattered = Hidden("RNN module weights are not part of single")
+"""They are rows of the array's."""
 
 
 @dataclass(frozen=True)
@@ -75,8 +78,7 @@ class _Layer:
 
     def loop(self, *tensors: Tensor) -> _Tensors:
         """One member after another."""
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "RNN module weights are not part of single", UserWarning)  # they are rows
+        with _scattered():
             return _each_member(self.alone, *tensors)
 
     def folded(self, x: Tensor, *rest: Tensor) -> _Tensors:
