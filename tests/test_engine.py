@@ -1,6 +1,6 @@
 """The loop of a study against a back end that only says what a script says; no torch, no process, no waiting."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,7 +13,7 @@ from shoal.algorithms.grid import Grid
 from shoal.algorithms.hyperband import Hyperband
 from shoal.algorithms.median import Median
 from shoal.algorithms.optuna_search import OptunaSearch
-from shoal.backend.base import Backend, Ended, Event, Outcome, Profiled, Reported, Surveyed
+from shoal.backend.base import Backend, Dropped, Ended, Event, Outcome, Paced, Profiled, Reported, Surveyed
 from shoal.cluster.device import Cluster, Device, Node
 from shoal.cost.demand import Profile
 from shoal.cost.history import History
@@ -28,7 +28,9 @@ from shoal.errors import (
     TaskError,
 )
 from shoal.journal.writer import Journal
-from shoal.planner.job import Array, ArrayKey, Change, Job, Member, Purpose
+from shoal.planner.grouping import Grouping
+from shoal.planner.job import ArrayKey, Change, Job, Member, Purpose
+from shoal.planner.packing import Packing, Single
 from shoal.report.progress import SilentProgress
 from shoal.schedule.action import JobState, Plan, Refusal
 from shoal.schedule.base import JobView, Policy
@@ -67,7 +69,7 @@ def well(job: Job) -> list[Event]:
         case Purpose.SURVEY:
             return [Surveyed(job.id, {m.trial.number: KEY for m in job.members}), Ended(job.id, Outcome.FINISHED)]
         case Purpose.PROFILE:
-            return [Profiled(job.id, PROFILE), Ended(job.id, Outcome.FINISHED)]
+            return [Profiled(job.id, job.arrays[0].key, PROFILE), Ended(job.id, Outcome.FINISHED)]
         case Purpose.TRAIN:
             return [*reports(job), Ended(job.id, Outcome.FINISHED)]
 
@@ -126,7 +128,7 @@ class Scripted(Backend):
         before = [event for event in before if not (isinstance(event, Reported) and _trials(event) & change.leave)]
         if change.look:
             before.insert(0, Surveyed(job, {trial.number: KEY for trial in change.look}))
-        joining = Job(job, (Array(KEY, change.join),)) if change.join else None
+        joining = Job(job, change.join) if change.join else None
         self._events[job] = [*before, *(reports(joining) if joining else ()), end]
 
     def suspend(self, job: str) -> Refusal | None:
@@ -151,6 +153,84 @@ class Scripted(Backend):
 
     def trained(self) -> list[list[Member]]:
         return [list(job.members) for job in self.started if job.purpose is Purpose.TRAIN]
+
+
+OTHER = replace(KEY, structure="another net")
+
+
+def packed(script: Script, dropping: Iterable[int] = (), outcome: Outcome = Outcome.RAISED, times: int = 1) -> Script:
+    """Trials of two structures in one job, of which the array of one trial fails the first few times."""
+    dropped: list[int] = []
+
+    def run(job: Job) -> list[Event]:
+        numbers = [member.trial.number for member in job.members]
+        if job.purpose is Purpose.SURVEY:
+            return [
+                Surveyed(job.id, {number: OTHER if number % 2 else KEY for number in numbers}),
+                Ended(job.id, Outcome.FINISHED),
+            ]
+        if job.purpose is Purpose.PROFILE:
+            measured = [
+                Profiled(job.id, array.key, replace(PROFILE, sharing="kept", fetch_seconds=9.0)) for array in job.arrays
+            ]
+            return [*measured, Ended(job.id, Outcome.FINISHED)]
+        mine = [array for array in job.arrays if {m.trial.number for m in array.members} & set(dropping)]
+        if not mine or len(dropped) >= times:
+            return script(job)
+        dropped.append(1)
+        trials = frozenset(member.trial.number for member in mine[0].members)
+        if len(job.arrays) == 1:
+            return [Ended(job.id, outcome, "as the script says")]
+        rest = replace(job, arrays=tuple(array for array in job.arrays if array is not mine[0]))
+        return [Dropped(job.id, trials, outcome, "as the script says"), *script(rest)]
+
+    return run
+
+
+def test_arrays_of_different_structures_share_a_job(tmp_path: Path) -> None:
+    stage, carrier = four(tmp_path / "study"), backend(packed(well))
+    stage.run(carrier)
+    (job,) = [job for job in carrier.started if job.purpose is Purpose.TRAIN]
+    assert [(array.key, [m.trial.number for m in array.members]) for array in job.arrays] == [
+        (KEY, [0, 2]),
+        (OTHER, [1, 3]),
+    ]
+    assert [job.purpose for job in carrier.started].count(Purpose.PROFILE) == 1, "both keys are measured by one job"
+    assert [row[2] for row in stage.outcome()] == [TrialState.COMPLETE] * 4
+
+
+def test_an_array_that_fails_leaves_its_job_and_its_trials_are_tried_alone(tmp_path: Path) -> None:
+    stage, carrier = four(tmp_path / "study"), backend(packed(well, dropping=[1]))
+    stage.run(carrier)
+    trained = [[m.trial.number for m in job.members] for job in carrier.started if job.purpose is Purpose.TRAIN]
+    assert trained == [[0, 2, 1, 3], [1], [3]]
+    assert [row[2] for row in stage.outcome()] == [TrialState.COMPLETE] * 4
+    with closing(stage.open()) as journal:
+        assert [row.failures for row in journal.trials()] == [0, 1, 0, 1]
+
+
+def test_a_trial_whose_array_fails_again_and_again_fails_with_the_reason(tmp_path: Path) -> None:
+    stage = Stage(tmp_path / "study", lambda: Grid(2), Space({"x": grid([1.0, 2.0])}))
+    stage.run(backend(packed(well, dropping=[1], times=9)))
+    assert [row[2] for row in stage.outcome()] == [TrialState.COMPLETE, TrialState.FAILED]
+    with closing(stage.open()) as journal:
+        assert "raised after 2 retries: as the script says" in journal.trials()[1].reason
+
+
+def test_an_array_that_is_rejected_before_anything_was_reported_ends_the_study(tmp_path: Path) -> None:
+    stage = four(tmp_path / "study")
+    with pytest.raises(TaskError, match="as the script says"):
+        stage.run(backend(packed(well, dropping=[1], outcome=Outcome.REJECTED)))
+    assert TrialState.FAILED not in {row[2] for row in stage.outcome()}
+
+
+def test_what_arrays_cost_each_other_is_kept(tmp_path: Path) -> None:
+    def paced(job: Job) -> list[Event]:
+        return [Paced(job.id, tuple(array.key for array in job.arrays), 0.8), *well(job)]
+
+    stage = four(tmp_path / "study")
+    stage.run(backend(packed(paced)))
+    assert History(tmp_path / "study" / "history.sqlite").paces("cpu") == {(OTHER.steps, KEY.steps): 0.8}
 
 
 @dataclass(frozen=True)
@@ -194,12 +274,14 @@ class Stage:
         policy: Policy | None = None,
         retries: int = 2,
         tuned: Sequence[str] = (),
+        packing: Packing | None = None,
     ) -> Engine:
         algorithm = self.make()
         algorithm.bind(self.space, metric="loss", mode="min", seed=0, data_seed=0)
         history = History(self.directory / "history.sqlite")
         tuner = OversubscriptionTuner(kinds=tuned)
-        setting = Setting(cluster(self.slots), policy or Fifo(), backend, history, retries, tuner)
+        grouping = Grouping(packing)
+        setting = Setting(cluster(self.slots), policy or Fifo(), backend, history, retries, tuner, grouping)
         return Engine(journal, algorithm, setting, SilentProgress())
 
     def run(self, backend: Backend, policy: Policy | None = None, retries: int = 2) -> None:
@@ -328,7 +410,10 @@ def brackets(directory: Path) -> Stage:
 def test_who_goes_on_joins_a_job_that_runs(tmp_path: Path) -> None:
     stage, carrier = brackets(tmp_path / "study"), backend(side_by_side)
     stage.run(carrier)
-    joins = [[(m.trial.number, m.start, m.target) for m in change.join] for _, change in carrier.changes]
+    joins = [
+        [(m.trial.number, m.start, m.target) for array in change.join for m in array.members]
+        for _, change in carrier.changes
+    ]
     assert {job for job, _ in carrier.changes} == {"job-00003"}
     assert len(carrier.trained()) == 1, "one job was all it took"
     assert len([member for join in joins for member in join]) == 3 + 1 + 1
@@ -400,8 +485,9 @@ class Rigid(Scripted):
 def test_a_back_end_that_cannot_change_jobs_is_not_asked_to(tmp_path: Path) -> None:
     stage, carrier = brackets(tmp_path / "study"), Rigid(side_by_side, at_once=False, on_start=nothing)
     stage.run(carrier)
-    assert all(len({member.start for member in job}) == 1 for job in carrier.trained())
-    assert len(carrier.trained()) == 3
+    arrays = [array for job in carrier.started if job.purpose is Purpose.TRAIN for array in job.arrays]
+    assert all(len({member.start for member in array.members}) == 1 for array in arrays)
+    assert {member.start for array in arrays for member in array.members} == {0, 1, 3}
 
 
 def test_new_trials_are_looked_at_by_jobs_that_run(tmp_path: Path) -> None:
@@ -634,7 +720,11 @@ def test_the_study_ends_when_its_jobs_have_and_hears_their_last_words(tmp_path: 
 
     def with_finding(job: Job) -> Sequence[Event]:
         *said, ended = well(job)
-        return [*said, Profiled(job.id, better), ended] if job.purpose is Purpose.TRAIN else [*said, ended]
+        return (
+            [*said, Profiled(job.id, job.arrays[0].key, better), ended]
+            if job.purpose is Purpose.TRAIN
+            else [*said, ended]
+        )
 
     stage = four(tmp_path / "study")
     carrier = backend(with_finding)
@@ -715,5 +805,5 @@ def test_the_oversubscription_follows_from_what_jobs_report(
 
     stage = Stage(tmp_path / "study", lambda: Grid(12), Space({"x": grid([1.0, 2.0])}))
     with closing(stage.open()) as journal:
-        stage.engine(journal, backend(script), Look(), tuned=tuned).run()
+        stage.engine(journal, backend(script), Look(), tuned=tuned, packing=Single()).run()
     assert seen == expected

@@ -12,12 +12,12 @@ import shoal
 ROOT = Path(shoal.__file__).parent
 ORDER = [
     *("errors", "domain", "space", "objective", "trial", "algorithms", "cost", "cluster", "schedule", "planner"),
-    *("task", "fuse", "worker"),
+    *("task", "fuse", "pack", "worker"),
     *("backend", "simulate", "journal", "report", "engine", "study", "cli"),
 ]
 """Rooms from the bottom up: a module imports only from its own room and from those before it."""
 
-TORCH_FREE = [room for room in ORDER if room not in ("task", "fuse", "worker")]
+TORCH_FREE = [room for room in ORDER if room not in ("task", "fuse", "pack", "worker")]
 ABOVE_ALL = {"testing", "__init__"}
 """The conformance suites and the package itself import what they like."""
 

@@ -102,6 +102,20 @@ def test_a_sample_is_plain_nested_data_and_follows_its_seed():
         assert 1 <= config["heads"] <= 64
 
 
+def test_the_axes_are_the_parameters_that_are_chosen_from_numbers():
+    space = Space(
+        {
+            "size": choice([64, 16, 32]),
+            "lr": loguniform(1e-4, 1.0),
+            "kind": choice(["a", "b"]),
+            "biased": choice([True, False]),
+            "mixed": choice([1, "two"]),
+            "inner": {"rate": choice([0.5, 0.1])},
+        }
+    )
+    assert space.axes() == {"size": (16, 32, 64), "inner.rate": (0.1, 0.5)}
+
+
 def test_an_option_is_sampled_only_when_chosen():
     configs = [Space(NESTED).sample(seed)["optimizer"] for seed in range(200)]
     assert {(config["name"], "momentum" in config) for config in configs} == {("sgd", True), ("adam", False)}

@@ -4,7 +4,6 @@ import time
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain
 
 from shoal.algorithms.base import Algorithm
 from shoal.backend.base import Backend
@@ -24,15 +23,17 @@ from shoal.errors import (
 from shoal.journal.rows import Ask
 from shoal.journal.writer import Journal
 from shoal.objective import check_reported, missing, named
-from shoal.planner.event import Ended, Event, Outcome, Profiled, Reported, Surveyed
-from shoal.planner.job import Array, ArrayKey, Change, Job, Member, Purpose
+from shoal.planner.event import Dropped, Ended, Event, Outcome, Paced, Profiled, Reported, Surveyed
+from shoal.planner.grouping import Grouping
+from shoal.planner.job import Array, ArrayKey, Change, Job, Member, Purpose, without
 from shoal.planner.planner import Planner
 from shoal.planner.speeds import Speeds
 from shoal.planner.standings import Standing, Standings
+from shoal.planner.surveys import Surveys
 from shoal.report.progress import Progress
 from shoal.schedule.base import Policy
 from shoal.schedule.oversubscription import OversubscriptionTuner
-from shoal.trial import Decision, Report, Trial, TrialGroup, TrialState
+from shoal.trial import Decision, Report, TrialGroup, TrialState
 from shoal.worker.files import inherit
 
 __all__ = ["Engine", "Setting"]
@@ -40,7 +41,8 @@ __all__ = ["Engine", "Setting"]
 TURN_SECONDS = 0.25
 """Longest wait for an event, after which the display and an interrupt are looked at."""
 
-_NO_KEY = ArrayKey("not looked at", "", 1)
+REPLAN_SECONDS = 1.0
+"""Where nothing has changed but how far trials are, the planner is asked again after these seconds."""
 
 
 @dataclass
@@ -55,6 +57,8 @@ class Setting:
         retries: how often a trial whose job failed is tried again.
         tuner: finds how many times the compute of the devices may be promised, from what jobs report; by default it
             leaves all of them as they are.
+        grouping: decides which arrays share a process.
+        fuse: whether trials may share an array.
     """
 
     cluster: Cluster
@@ -63,6 +67,8 @@ class Setting:
     history: History
     retries: int = 2
     tuner: OversubscriptionTuner = field(default_factory=lambda: OversubscriptionTuner(kinds=()))
+    grouping: Grouping = field(default_factory=Grouping)
+    fuse: bool = True
 
 
 class Engine:
@@ -77,17 +83,18 @@ class Engine:
         self._algorithm = algorithm
         self._setting = setting
         self._progress = progress
-        self._planner = Planner(setting.policy, self._profile, self._new_id, setting.backend.elastic)
+        self._planner = Planner(
+            setting.policy, self._profile, self._new_id, setting.backend.elastic, setting.grouping, setting.fuse
+        )
         self._speeds = Speeds(setting.tuner)
         self._jobs = len(journal.jobs())
         self._running: dict[str, tuple[Job, Device]] = {}
         self._events: deque[Event] = deque()  # polled, not yet handled
         self._trials = Standings()
-        self._keys: dict[int, ArrayKey] = {}
-        self._looks: dict[str, list[set[int]]] = {}  # job -> trials that it was asked to look at beside its training
-        self._unseen: set[int] = set()  # trials that no job can look at beside its training
-        self._unmeasurable: set[tuple[ArrayKey, str]] = set()
-        self._suspects: set[int] = set()  # trials of a survey that crashed
+        self._surveys = Surveys({device.kind for _, device in setting.cluster})
+        self._findings = 0  # what was measured so far
+        self._placed: object = None
+        self._placed_at = 0.0
         self._interrupted = False
 
     def run(self) -> None:
@@ -180,82 +187,82 @@ class Engine:
         crashes does not take the engine along. Where none is idle, those that train do it between two steps.
         """
         asked = self._surveyed()
-        unknown = [x.member for x in self._trials.waiting() if x.number not in self._keys and x.number not in asked]
-        idle = self._idle()
-        if not idle:
-            self._look([member.trial for member in unknown])
-            return
-        if any(member.trial.number in self._suspects for member in unknown):
-            unknown = [member for member in unknown if member.trial.number in self._suspects][: len(idle)]
-        shares = [unknown[place :: len(idle)] for place in range(len(idle))]
-        self._start(
-            (Job(self._new_id(), (Array(_NO_KEY, tuple(share)),), Purpose.SURVEY), device)
-            for share, device in zip(shares, idle, strict=True)
-            if share
-        )
+        known = self._surveys.keys
+        unknown = [x.member for x in self._trials.waiting() if x.number not in known and x.number not in asked]
+        if idle := self._idle():
+            shares = self._surveys.shares(unknown, len(idle))
+            self._start(
+                (Job(self._new_id(), (share,), Purpose.SURVEY), device)
+                for share, device in zip(shares, idle, strict=False)
+            )
+        elif self._setting.backend.elastic:
+            training = [job.id for job, _ in self._running.values() if job.purpose is Purpose.TRAIN]
+            for job, trials in self._surveys.looks([member.trial for member in unknown], training).items():
+                self._setting.backend.change(job, Change(look=trials))
 
     def _surveyed(self) -> set[int]:
         """The trials that surveys are looking at."""
         surveys = [job for job, _ in self._running.values() if job.purpose is Purpose.SURVEY]
         return {member.trial.number for job in surveys for member in job.members}
 
-    def _look(self, trials: Sequence[Trial]) -> None:
-        """Have the jobs that train look at trials, each at its share."""
-        training = [job.id for job, _ in self._running.values() if job.purpose is Purpose.TRAIN]
-        if not training or not self._setting.backend.elastic:
-            return
-        asked = self._unseen.union(self._suspects, *chain(*self._looks.values()))
-        trials = [trial for trial in trials if trial.number not in asked]
-        for place, job in enumerate(training):
-            share = tuple(trials[place :: len(training)])
-            if share:
-                self._looks.setdefault(job, []).append({trial.number for trial in share})
-                self._setting.backend.change(job, Change(look=share))
-
     def _place(self) -> None:
         """Fuse and place what waits, once surveys have looked at all of it; note why the rest does."""
         surveyed = self._surveyed()
         everyone = self._trials.waiting()
-        waiting = [x for x in everyone if x.number in self._keys]
-        unknown = [x for x in everyone if x.number not in self._keys]
+        keys = self._surveys.keys
+        waiting = [x for x in everyone if x.number in keys]
+        unknown = [x for x in everyone if x.number not in keys]
         reasons = {x.number: "its model has to be looked at first" for x in unknown}
         if any(x.number in surveyed for x in unknown):
             reasons |= {x.number: "waits for those whose models are looked at" for x in waiting}
             self._journal.waiting_reasons(reasons)
+            self._placed = None
             return
         cluster = self._speeds.cluster(self._setting.cluster)
         devices = {device.name: device for _, device in cluster}
+        now = time.monotonic()
+        situation = self._situation(everyone, cluster)
+        if situation == self._placed and now < self._placed_at + REPLAN_SECONDS:
+            return
         placement = self._planner.plan(
-            [(x.member, self._keys[x.number]) for x in waiting],
-            [(self._as_it_is(job), devices[device.name]) for job, device in self._running.values()],
+            [(x.member, keys[x.number]) for x in waiting],
+            [(self._trials.present(job), devices[device.name]) for job, device in self._running.values()],
             cluster,
-            time.monotonic(),
+            now,
             alone=self._trials.alone,
-            unmeasurable=self._unmeasurable,
+            unmeasurable=self._surveys.unmeasurable,
         )
         self._journal.waiting_reasons({**reasons, **placement.refusals})
+        self._placed, self._placed_at = None if placement.starts or placement.joins else situation, now
         self._start(placement.starts)
-        for job, members in placement.joins.items():
-            self._let_join(job, members)
+        for job, arrays in placement.joins.items():
+            self._let_join(job, arrays)
 
-    def _as_it_is(self, job: Job) -> Job:
-        """A training job with those members that it still trains, from where they are now."""
-        if job.purpose is not Purpose.TRAIN:
-            return job
-        (array,) = job.arrays
-        standings = [self._trials[member.trial.number] for member in array.members]
-        present = tuple(x.member for x in standings if x.state is TrialState.RUNNING and x.job == job.id)
-        return replace(job, arrays=(replace(array, members=present),))
+    def _situation(self, waiting: Sequence[Standing], cluster: Cluster) -> object:
+        """What a plan depends on, but for the time and how far running trials are."""
+        running = {
+            number: frozenset(member.trial.number for member in self._trials.present(job).members)
+            for number, (job, _) in self._running.items()
+        }
+        mine = [(x.number, x.epoch, x.target, x.number in self._surveys.keys) for x in waiting]
+        return mine, running, cluster, len(self._trials.alone), len(self._surveys.unmeasurable), self._findings
 
-    def _let_join(self, number: str, members: Sequence[Member]) -> None:
+    def _let_join(self, number: str, arrays: Sequence[Array]) -> None:
         """Let trials join a running job."""
         job, device = self._running[number]
-        (array,) = job.arrays
+        members = [member for array in arrays for member in array.members]
         self._journal.joined(job.id, device.name, members)
-        self._setting.backend.change(job.id, Change(join=tuple(members)))
-        new = [x for x in members if all(x.trial.number != other.trial.number for other in array.members)]
-        self._running[number] = (replace(job, arrays=(replace(array, members=(*array.members, *new)),)), device)
-        self._mark_running(job.id, members)
+        self._setting.backend.change(job.id, Change(join=tuple(arrays)))
+        held = list(without(job.arrays, {member.trial.number for member in members}))
+        for array in arrays:
+            place = next((place for place, mine in enumerate(held) if mine.key == array.key), None)
+            if place is None:
+                held.append(array)
+                self._speeds.end(job.id)  # of what takes turns no speed is known
+            else:
+                held[place] = replace(held[place], members=(*held[place].members, *array.members))
+        self._running[number] = (replace(job, arrays=tuple(held)), device)
+        self._trials.begin(job.id, members)
 
     def _start(self, starts: Iterable[tuple[Job, Device]]) -> None:
         starts = list(starts)
@@ -269,13 +276,7 @@ class Engine:
             self._running[job.id] = (job, device)
             self._speeds.begin(job, device)
             if job.purpose is Purpose.TRAIN:
-                self._mark_running(job.id, job.members)
-
-    def _mark_running(self, job: str, members: Iterable[Member]) -> None:
-        for member in members:
-            standing = self._trials[member.trial.number]
-            standing.job = job
-            self._trials.move(standing, TrialState.RUNNING)
+                self._trials.begin(job.id, job.members)
 
     def _check_alive(self) -> None:
         """Nothing runs although there are devices: what waits can never start, and says why."""
@@ -301,20 +302,24 @@ class Engine:
                 self._observe(event.job, event.reports)
                 self._speeds.epoch(event, self._trials.has_waiting)
             case Surveyed():
-                self._keys.update(event.keys)
-                if looks := self._looks.get(event.job):
-                    self._unseen |= looks.pop(0) - event.keys.keys()
-                self._give_up_measuring([event.keys[number] for number in event.alone])
+                self._surveys.note(event)
             case Profiled():
                 self._remember(event)
+            case Paced():
+                self._remember_pace(event)
+            case Dropped():
+                self._drop(event)
             case Ended():
                 self._end(event)
 
     def _remember(self, measured: Profiled) -> None:
         job, device = self._running[measured.job]
-        key, profile = job.arrays[0].key, measured.profile
+        key, profile = measured.key, measured.profile
         known = self._profile(key, device.kind)
-        if known is not None and job.purpose is Purpose.TRAIN:  # another job may have found something meanwhile
+        if job.purpose is Purpose.PROFILE:
+            still_to_come = tuple(array for array in job.arrays if array.key != key)
+            self._running[job.id] = (replace(job, arrays=still_to_come), device)
+        elif known is not None:  # another job may have found something meanwhile
             profile = replace(
                 known,
                 fused_gain={**known.fused_gain, **profile.fused_gain},
@@ -322,6 +327,12 @@ class Engine:
                 compile_seconds=profile.compile_seconds or known.compile_seconds,
             )
         self._setting.history.put(key.structure, key.data, key.batch_size, device.kind, profile)
+        self._findings += 1
+
+    def _remember_pace(self, measured: Paced) -> None:
+        _, device = self._running[measured.job]
+        self._setting.history.put_pace([key.steps for key in measured.keys], device.kind, measured.pace)
+        self._findings += 1
 
     def _missing(self, report: Report) -> str | None:
         """A metric of the study that a report should have and lacks."""
@@ -369,24 +380,36 @@ class Engine:
     def _end(self, ended: Ended) -> None:
         """A job is over; its trials that have not reached their targets wait again, alone if it failed."""
         job, device = self._running.pop(ended.job)
-        not_looked_at = set(chain(*self._looks.pop(ended.job, [])))
         self._speeds.end(job.id)
-        fatal = self._fatal(job, ended)
+        fatal = self._fatal(job.purpose, job.members, ended)
         failed = ended.outcome not in (Outcome.FINISHED, Outcome.STOPPED) and fatal is None
+        self._surveys.end(job.id, failed=failed)
         left = self._journal.job_ended(ended.job, ended.outcome, ended.message, failed=failed)
-        for number, failures in left.items():
-            standing = self._trials[number]
-            standing.failures = failures
-            self._trials.move(standing, TrialState.PENDING)
-            if failed:
-                self._trials.alone.add(number)
+        self._trials.wait_again(left, alone=failed)
         if fatal is not None:
             raise fatal
         if failed:
-            self._suspects |= not_looked_at
-            self._bury(job, device, ended, left)
+            if job.purpose is Purpose.PROFILE:
+                self._surveys.unmeasurable.update((array.key, device.kind) for array in job.arrays[:1])
+            elif job.purpose is Purpose.SURVEY:
+                self._surveys.crashed(job)
+            self._bury(job.members, ended, left)
 
-    def _fatal(self, job: Job, ended: Ended) -> ShoalError | None:
+    def _drop(self, dropped: Dropped) -> None:
+        """An array of a job has failed; its trials wait again, alone."""
+        job, device = self._running[dropped.job]
+        members = [member for member in job.members if member.trial.number in dropped.trials]
+        others = without(job.arrays, dropped.trials)
+        fatal = self._fatal(job.purpose, members, dropped)
+        left = self._journal.dropped(job.id, dropped.trials, failed=fatal is None)
+        self._trials.wait_again(left, alone=fatal is None)
+        if fatal is not None:
+            raise fatal
+        self._running[job.id] = (replace(job, arrays=others), device)
+        self._speeds.end(job.id)
+        self._bury(members, dropped, left)
+
+    def _fatal(self, purpose: Purpose, members: Sequence[Member], ended: Ended | Dropped) -> ShoalError | None:
         """The error that ends the study, if every other job would end so too.
 
         A task that breaks its contract does so for all trials, unless one has got past it. A survey is rejected only
@@ -397,45 +420,27 @@ class Engine:
                 f"{ended.message}\nEverything recorded is intact; free some space, then: "
                 f"shoal resume {self._journal.directory}"
             )
-        for_all = job.purpose is Purpose.SURVEY or not any(x.epoch for x in self._trials)
-        if ended.outcome is Outcome.REJECTED and for_all:
-            first, *others = job.members
+        for_all = purpose is Purpose.SURVEY or not any(x.epoch for x in self._trials)
+        if ended.outcome is Outcome.REJECTED and for_all and members:
+            first, *others = members
             company = f" and {len(others)} more" if others else ""
             config = dict(first.trial.config)
             return TaskError(f"{ended.message}\nIt was met with trial {first.trial.number}{company}: {config}")
         return None
 
-    def _bury(self, job: Job, device: Device, ended: Ended, left: Iterable[int]) -> None:
-        """Draw the consequences of a failure: no further tries, or a key that cannot be measured or looked at.
+    def _bury(self, members: Sequence[Member], ended: Ended | Dropped, left: Iterable[int]) -> None:
+        """No further tries for a trial that has failed by itself often enough.
 
-        Who is at fault in a job of several is unknown: each of them gets at least one try alone.
+        Who is at fault among several is unknown: each of them gets at least one try alone.
         """
-        if job.purpose is Purpose.PROFILE:
-            self._unmeasurable.add((job.arrays[0].key, device.kind))
-        elif job.purpose is Purpose.SURVEY:
-            self._look_again(job)
-        if len(job.members) == 1:
+        if len(members) == 1:
             tries = 0 if ended.outcome is Outcome.REJECTED else self._setting.retries
             spent = [x for x in map(self._trials.__getitem__, left) if x.failures > tries]
             reasons = [f"{ended.outcome} after {x.failures - 1} retries: {ended.message}" for x in spent]
             self._observe("", map(self._failure, spent, reasons))
 
-    def _look_again(self, survey: Job) -> None:
-        """After a survey that crashed: at one trial after another, and not again at one that crashes alone."""
-        numbers = {member.trial.number for member in survey.members}
-        if len(numbers) > 1:
-            self._suspects |= numbers
-            return
-        keys = {number: replace(_NO_KEY, structure=f"trial {number}") for number in numbers}
-        self._keys.update(keys)
-        self._give_up_measuring(keys.values())
-
     def _failure(self, standing: Standing, reason: str) -> Report:
         return Report(standing.number, standing.epoch, state=TrialState.FAILED, reason=reason)
-
-    def _give_up_measuring(self, keys: Iterable[ArrayKey]) -> None:
-        kinds = {device.kind for _, device in self._setting.cluster}
-        self._unmeasurable.update((key, kind) for key in keys for kind in kinds)
 
     def _wind_up(self, *, record: bool = True) -> list[str]:
         """However the study ends, let all jobs save their trials and end, and record what they still say.
@@ -464,6 +469,10 @@ class Engine:
         match event:
             case Profiled():
                 self._remember(event)
+            case Paced():
+                self._remember_pace(event)
+            case Dropped() if record:
+                self._journal.dropped(event.job, event.trials, failed=False)
             case Reported() if record:
                 self._journal.reported(event.job, [report for report in event.reports if self._missing(report) is None])
             case Ended():

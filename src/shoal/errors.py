@@ -7,6 +7,7 @@ __all__ = [
     "DeviceError",
     "FusionError",
     "JournalError",
+    "PackError",
     "PolicyError",
     "ScenarioError",
     "ShoalError",
@@ -32,6 +33,10 @@ class AlgorithmError(ShoalError, ValueError):
 
 class PolicyError(ShoalError, ValueError):
     """A placement policy is unknown or returned an illegal plan."""
+
+
+class PackError(ShoalError, ValueError):
+    """Models, arrays or a batch that a pack cannot take, or a packing that is none; names which and the remedy."""
 
 
 class ScenarioError(ShoalError, ValueError):

@@ -157,6 +157,14 @@ class Space:
         """What may stand under each name that `flatten` gives to a value, whichever options are chosen."""
         return _leaves(self._root, "", "")
 
+    def axes(self) -> dict[str, tuple[Any, ...]]:
+        """The values of each parameter that is chosen from numbers, in ascending order."""
+        found = {}
+        for name, (domain, _) in self.domains().items():
+            if isinstance(domain, Choice) and all(_is_number(option) for option in domain.options):
+                found[name] = tuple(sorted(domain.options))
+        return found
+
     def to_json(self) -> str:
         """Text from which `from_json` makes an equal space; equal for equal spaces."""
         return json.dumps(_encoded(self._root), allow_nan=False)
@@ -378,3 +386,7 @@ def _decoded(node: dict[str, Any]) -> Any:
 
 def _join(path: str, name: object) -> str:
     return f"{path}.{name}" if path else str(name)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)

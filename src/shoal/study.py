@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from importlib.metadata import version
 from itertools import chain, count
 from pathlib import Path
@@ -26,7 +27,11 @@ from shoal.errors import AlgorithmError, ShoalError, TaskError
 from shoal.journal.rows import TrialRow
 from shoal.journal.view import JournalView
 from shoal.journal.writer import Journal
+from shoal.planner.asked import Asked, hand_over
+from shoal.planner.grouping import Grouping
 from shoal.planner.job import Workplace
+from shoal.planner.packing.base import Packing
+from shoal.planner.packing.registry import make_packing
 from shoal.report.frame import dataframe
 from shoal.report.grid import StudyGrid, study_grid
 from shoal.report.optuna_mirror import mirror
@@ -184,6 +189,8 @@ def tune(
     mode: Literal["min", "max"] | Sequence[Literal["min", "max"]],
     algorithm: Algorithm,
     policy: str | Policy = "auto",
+    packing: str | Packing = "cost",
+    fuse: bool = True,
     devices: str | Sequence[str] = "auto",
     backend: str = "local",
     directory: Path | str | None = None,
@@ -202,6 +209,8 @@ def tune(
         mode: "min" or "max": which end of it is good; of several metrics a list with one for each.
         algorithm: which configurations are tried and for how long.
         policy: which job runs where; a name in `shoal.schedule.POLICIES` or a `Policy`.
+        packing: which arrays share a process; a name in `shoal.planner.PACKINGS` or a `Packing`.
+        fuse: whether trials of one structure are trained as one model.
         devices: "auto" (all GPUs, else all cores), "cpu:2", "cuda", ["cuda:0", "cuda:1"].
         backend: "local" (a process per job) or "inline" (in this one).
         directory: of the study; by default a new one below `runs`.
@@ -217,15 +226,17 @@ def tune(
         StudyInterrupted: stopped by Ctrl-C or SIGTERM; `resume` goes on.
         ShoalError: something in the arguments or the task is wrong; the message says what.
     """
-    chosen: dict[str, Any] = {"policy": policy, "devices": devices, "backend": backend, "directory": directory}
-    chosen |= {"seed": seed, "show_progress": show_progress} | _overrides
+    chosen: dict[str, Any] = {"policy": policy, "packing": packing, "devices": devices, "backend": backend}
+    chosen |= {"directory": directory, "seed": seed, "show_progress": show_progress} | _overrides
     spec = {
         "task": type(task).__name__,
         "space": (space if isinstance(space, Space) else Space(space)).to_json(),
         "metric": _single(metric),
         "mode": _single(mode),
         "algorithm": repr(algorithm),
-        "policy": _policy_text(chosen["policy"]),
+        "policy": _text(chosen["policy"]),
+        "packing": _text(chosen["packing"]),
+        "fuse": fuse,
         "devices": chosen["devices"],
         "backend": chosen["backend"],
         "seed": chosen["seed"],
@@ -236,22 +247,29 @@ def tune(
         "shoal": version("shoal"),
     }
     # All that can be wrong is looked at before there is a directory.
-    _check(algorithm, metric, checkpoint_seconds, chosen["seed"], data_seed, chosen["devices"])
+    _check(algorithm, metric, checkpoint_seconds, chosen["seed"], data_seed, chosen["devices"], fuse)
     check_whole("retries", retries, least=0)
-    cluster, rules = discover(chosen["devices"]), make_policy(chosen["policy"])
-    carrier = backend_class(chosen["backend"])
+    means = _Means(
+        discover(chosen["devices"]),
+        make_policy(chosen["policy"]),
+        make_packing(chosen["packing"]),
+        backend_class(chosen["backend"]),
+        chosen["show_progress"],
+    )
     blueprint = _blueprint(algorithm)
     search = _bound(blueprint, spec)
     content = _pickled(task)
+    hand_over(Asked(spec, content, means.cluster, means.packing))
     place = chosen["directory"] or _new_directory(type(task).__name__)
     with closing(Journal.create(place, spec, task=content, algorithm=blueprint)) as journal:
-        return _run(journal, search, cluster, rules, carrier, chosen["show_progress"])
+        return _run(journal, search, means)
 
 
 def resume(
     directory: Path | str,
     *,
     policy: str | Policy | None = None,
+    packing: str | Packing | None = None,
     devices: str | Sequence[str] | None = None,
     backend: str | None = None,
     show_progress: bool = True,
@@ -261,6 +279,7 @@ def resume(
     Args:
         directory: of the study.
         policy: instead of the study's own.
+        packing: instead of the study's own.
         devices: instead of the study's own.
         backend: instead of the study's own.
         show_progress: as of `tune`.
@@ -273,8 +292,14 @@ def resume(
         spec = journal.study
         sys.path.extend(path for path in spec["paths"] if path not in sys.path)
         search = _bound(journal.blob("algorithm"), spec)
-        cluster, rules = discover(devices or spec["devices"]), make_policy(policy or _policy(spec["policy"]))
-        return _run(journal, search, cluster, rules, backend_class(backend or spec["backend"]), show_progress)
+        means = _Means(
+            discover(devices or spec["devices"]),
+            make_policy(policy or _strategy(spec["policy"])),
+            make_packing(packing or _strategy(spec.get("packing", "cost"))),
+            backend_class(backend or spec["backend"]),
+            show_progress,
+        )
+        return _run(journal, search, means)
 
 
 @contextmanager
@@ -337,26 +362,39 @@ def _bound(blueprint: bytes, spec: Mapping[str, Any]) -> Algorithm:
     return algorithm
 
 
-def _run(
-    journal: Journal,
-    algorithm: Algorithm,
-    cluster: Cluster,
-    policy: Policy,
-    backend: type[Backend],
-    show_progress: bool,
-) -> Study:
+@dataclass(frozen=True)
+class _Means:
+    """What a study is run with, which may be another each time it is gone on with."""
+
+    cluster: Cluster
+    policy: Policy
+    packing: Packing
+    backend: type[Backend]
+    show_progress: bool
+
+
+def _run(journal: Journal, algorithm: Algorithm, means: _Means) -> Study:
     _directories.append(journal.directory)
     spec = journal.study
     workplace = Workplace(
         journal.directory.absolute(), journal.blob("task"), checkpoint_seconds=spec["checkpoint_seconds"]
     )
-    names = [device.name for _, device in cluster]
-    display = progress(lambda: snapshot(journal, time.time(), names), silent=not show_progress)
-    with closing(backend(workplace)) as carrier:
+    names = [device.name for _, device in means.cluster]
+    display = progress(lambda: snapshot(journal, time.time(), names), silent=not means.show_progress)
+    with closing(means.backend(workplace)) as carrier:
         history = History(environment=environment())
-        shared = {device.kind for _, device in cluster if device.is_cuda and backend.concurrent}
-        tuner = OversubscriptionTuner(kinds=shared)
-        engine = Engine(journal, algorithm, Setting(cluster, policy, carrier, history, spec["retries"], tuner), display)
+        shared = {device.kind for _, device in means.cluster if device.is_cuda and means.backend.concurrent}
+        setting = Setting(
+            means.cluster,
+            means.policy,
+            carrier,
+            history,
+            spec["retries"],
+            OversubscriptionTuner(kinds=shared),
+            Grouping(means.packing, history.paces, Space.from_json(spec["space"]).axes(), spec["seed"]),
+            spec.get("fuse", True),
+        )
+        engine = Engine(journal, algorithm, setting, display)
         engine.replay()
         with _interruptible(engine):
             engine.run()
@@ -391,12 +429,12 @@ def _new_directory(name: str) -> Path:
     return next(path for path in chain([base], others) if not path.exists())
 
 
-def _policy_text(policy: str | Policy) -> str:
-    """A policy as the journal keeps it: its name, or all of an object."""
-    return policy if isinstance(policy, str) else _PICKLED + base64.b64encode(cloudpickle.dumps(policy)).decode()
+def _text(strategy: str | Policy | Packing) -> str:
+    """A policy or packing as the journal keeps it: its name, or all of an object."""
+    return strategy if isinstance(strategy, str) else _PICKLED + base64.b64encode(cloudpickle.dumps(strategy)).decode()
 
 
-def _policy(text: str) -> str | Policy:
+def _strategy(text: str) -> Any:
     return text if not text.startswith(_PICKLED) else cloudpickle.loads(base64.b64decode(text.removeprefix(_PICKLED)))
 
 
@@ -408,7 +446,7 @@ def _single(value: object) -> object:
 
 
 def _check(
-    algorithm: object, metric: object, seconds: object, seed: object, data_seed: object, devices: object
+    algorithm: object, metric: object, seconds: object, seed: object, data_seed: object, devices: object, fuse: object
 ) -> None:
     """Refuse arguments of `tune` that nothing else checks.
 
@@ -426,6 +464,7 @@ def _check(
         "algorithm": (isinstance(algorithm, Algorithm), algorithm, "an algorithm, such as shoal.Random(32, epochs=10)"),
         "metric": (isinstance(metric, str) or names(metric), metric, "the name of a reported value, or a list of such"),
         "seed": (whole(seed), seed, "an integer"),
+        "fuse": (isinstance(fuse, bool), fuse, "True or False"),
         "data_seed": (data_seed in (None, "trial") or whole(data_seed), data_seed, 'an integer, "trial" or None'),
         "devices": (
             isinstance(devices, str) or names(devices),

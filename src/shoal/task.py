@@ -26,9 +26,20 @@ class Task(ABC):
     once (`ReduceLROnPlateau` with the validation loss), and the averages are reported, the loss as `valid_loss`.
 
     Every process that needs the data calls `data`, with all random generators seeded alike. Batches are what
-    `torch.utils.data.default_collate` makes of samples, on the trial's device. The task is pickled (by cloudpickle):
-    keep data sets out of its attributes and load them in `data`. One object serves many trials: what a method puts on
-    `self` is seen by all of them.
+    `torch.utils.data.default_collate` makes of samples, on the trial's device. A sample is to depend on its index, and
+    on what its data set draws from the generators of torch, Python and NumPy (not from one of its own): where it draws
+    nothing it is not asked for again as long as it can be kept. The task is pickled (by cloudpickle): keep data sets
+    out of its attributes and load them in `data`. One object serves many trials: what a method puts on `self` is seen
+    by all of them.
+    """
+
+    shared_augmentation: bool = False
+    """Whether what is drawn for a sample depends on the data seed, the epoch and the sample alone.
+
+    It matters where samples draw random numbers (crops, flips, noise). By default these belong to the batch that the
+    sample is in, so only trials of one batch size can share what was made of a sample. With True the generators are
+    seeded for each sample by itself: trials of all batch sizes see the same augmented sample in the same epoch, and
+    when they train in one process it is prepared once. Either way a trial sees the same samples alone as in company.
     """
 
     @abstractmethod

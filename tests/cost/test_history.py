@@ -40,6 +40,20 @@ def test_a_profile_belongs_to_its_whole_key(tmp_path, other):
     assert History(path).get(*other) == changed
 
 
+def test_paces_are_of_pairs_on_a_kind_of_device(tmp_path):
+    path = tmp_path / "history.sqlite"
+    history = History(path, environment="torch 1")
+    history.put_pace(["b", "a", "c"], "cpu/1", 0.9)
+    history.put_pace(["a", "b"], "cpu/1", 0.7)
+    history.put_pace(["a", "a"], "cpu/2", 0.5)
+    expected = {("a", "b"): 0.7, ("a", "c"): 0.9, ("b", "c"): 0.9}
+    for known in (history, History(path, environment="torch 1")):
+        assert known.paces("cpu/1") == expected
+        assert known.paces("cpu/2") == {("a", "a"): 0.5}
+        assert known.paces("H200") == {}
+    assert History(path, environment="torch 2").paces("cpu/1") == {}
+
+
 def test_another_environment_measures_anew(tmp_path):
     path = tmp_path / "history.sqlite"
     History(path, environment="torch 1").put(*KEY, PROFILE)
@@ -147,4 +161,4 @@ def test_cache_directory(monkeypatch, own, shared, expected):
 def test_the_default_file_is_in_the_cache_directory(monkeypatch, tmp_path):
     monkeypatch.setenv("SHOAL_CACHE", str(tmp_path))
     History().put(*KEY, PROFILE)
-    assert [file.name for file in tmp_path.iterdir()] == ["history-3.sqlite"]
+    assert [file.name for file in tmp_path.iterdir()] == ["history-4.sqlite"]

@@ -28,6 +28,10 @@ def array(count, key=A, start=0):
     return Array(key, tuple(member(number, start=start) for number in range(count)))
 
 
+def by_job(joins):
+    return {job: tuple(member for each in arrays for member in each.members) for job, arrays in joins.items()}
+
+
 @pytest.mark.parametrize(
     ("step", "waiting", "memory_gb", "expected"),
     [
@@ -47,7 +51,7 @@ def array(count, key=A, start=0):
     ],
 )
 def test_who_joins(step, waiting, memory_gb, expected):
-    joins = joined([waiting], [host(step, 4, memory_gb=memory_gb)])
+    joins = by_job(joined([waiting], [host(step, 4, memory_gb=memory_gb)]))
     assert {job: [m.trial.number for m in members] for job, members in joins.items()} == (
         {} if expected is None else {"job": expected}
     )
@@ -55,10 +59,10 @@ def test_who_joins(step, waiting, memory_gb, expected):
 
 def test_the_array_that_saves_most_takes_them_and_the_others_what_is_left():
     small, large = host(FUSES, 2), replace(host(FUSES, 6, first=200, memory_gb=8), job="other")
-    joins = joined([array(4)], [small, large])
+    joins = by_job(joined([array(4)], [small, large]))
     assert {job: len(members) for job, members in joins.items()} == {"job": 4}
     small, large = host(FUSES, 2, memory_gb=4), replace(host(FUSES, 6, first=200, memory_gb=8), job="other")
-    joins = joined([array(4)], [small, large])
+    joins = by_job(joined([array(4)], [small, large]))
     assert {job: len(members) for job, members in joins.items()} == {"job": 2, "other": 2}
 
 
@@ -68,7 +72,7 @@ def test_hosts_of_one_device_share_its_memory():
         Host(name, Array(key, (member(first),), FUSES), FUSES, "cpu", free)
         for name, key, first in (("one", A, 100), ("two", B, 200))
     ]
-    joins = joined([array(2), Array(B, tuple(member(10 + number) for number in range(5)))], pair)
+    joins = by_job(joined([array(2), Array(B, tuple(member(10 + number) for number in range(5)))], pair))
     assert {job: len(members) for job, members in joins.items()} == {"one": 2, "two": 1}
     assert free == {"cpu": 0}
 
@@ -79,7 +83,7 @@ def test_hosts_of_one_device_share_its_memory():
 def test_nobody_keeps_a_device_from_those_that_cannot_join(epochs, expected):
     """The host has ten epochs left; an array of another structure waits."""
     waiting = Array(A, tuple(member(number, target=epochs) for number in range(2)))
-    joins = joined([Array(B, (member(50),)), waiting], [host(FUSES, 4)])
+    joins = by_job(joined([Array(B, (member(50),)), waiting], [host(FUSES, 4)]))
     assert [m.trial.number for members in joins.values() for m in members] == expected
 
 
@@ -94,7 +98,7 @@ def test_who_can_take_others_in():
         (Job("unknown", (Array(B, (member(4),)),)), other),
         (Job("beside", (Array(A, (member(5),)),)), device),
     ]
-    found = hosts(jobs, {device.name: 4 * GB}, known(A=FUSES), alone={3})
+    found = hosts(jobs, {device.name: 6 * GB}, known(A=FUSES), alone={3})
     assert [(each.job, numbers(each.array), each.free[each.device]) for each in found] == [
         ("full", [0, 1], 6 * GB),
         ("beside", [5], 6 * GB),
@@ -125,7 +129,7 @@ def test_joining_keeps_its_promises(waiting, present, step):
     for count, start, key in waiting:
         arrays.append(Array(key, tuple(member(first + m, start=start) for m in range(count))))
         first += count
-    joins = joined(arrays, running)
+    joins = by_job(joined(arrays, running))
     keys = {m.trial.number: each.key for each in arrays for m in each.members}
     taken = [m.trial.number for members in joins.values() for m in members]
     assert len(taken) == len(set(taken))

@@ -51,23 +51,38 @@ def test_what_waits_has_the_policys_reason_and_no_job():
     assert summary(second) == [("job-1", "train", "B", [2, 3], "cpu/1:0")]
 
 
-def test_what_is_unknown_is_measured_first():
+def test_what_is_unknown_is_measured_first_all_of_it_in_one_job():
     profiles = {}
     turns = planner(lambda key, kind: profiles.get((key, kind)))
     where = cluster(*slots(1))
     members = waiting((A, 20), (B, 1))
     first = turns.plan(members, [], where, 0.0)
-    assert summary(first) == [("job-0", "profile", "A", list(range(16)), "cpu/1:0")]
-    assert first.refusals == dict.fromkeys(range(20), MEASURING) | {20: UNMEASURED}
+    ((job, device),) = first.starts
+    assert (job.purpose, device.name) == (Purpose.PROFILE, "cpu/1:0")
+    assert [(each.key, numbers(each)) for each in job.arrays] == [(A, list(range(16))), (B, [20])]
+    assert first.refusals == dict.fromkeys(range(21), MEASURING)
     second = turns.plan(members, first.starts, where, 1.0)
     assert (second.starts, second.refusals) == ((), first.refusals)
     profiles[A, "cpu/1"] = CONSTANT
-    third = turns.plan(members, [], where, 2.0)
-    assert summary(third) == [("job-1", "profile", "B", [20], "cpu/1:0")]
+    running = [(replace(job, arrays=job.arrays[1:]), device)]
+    third = turns.plan(members, running, where, 2.0)
     assert third.refusals == dict.fromkeys(range(20), BUSY) | {20: MEASURING}
     profiles[B, "cpu/1"] = CONSTANT
     fourth = turns.plan(members, [], where, 3.0)
-    assert summary(fourth) == [("job-2", "train", "A", list(range(20)), "cpu/1:0")]
+    assert summary(fourth) == [("job-1", "train", "A", list(range(20)), "cpu/1:0")]
+
+
+def test_devices_share_out_what_is_to_be_measured():
+    placement = planner(known()).plan(waiting((A, 1), (B, 2), (C, 1)), [], cluster(*slots(2)), 0.0)
+    held = [([each.key for each in job.arrays], device.name) for job, device in placement.starts]
+    assert held == [([A, C], "cpu/1:0"), ([B], "cpu/1:1")]
+
+
+@pytest.mark.parametrize(("sample", "again"), [(16, False), (5, False), (4, True), (1, True)])
+def test_what_was_measured_for_few_is_measured_again_for_many(sample, again):
+    profiles = known(A=replace(CONSTANT, sample=sample))
+    placement = planner(profiles).plan(waiting((A, 12)), [], cluster(*slots(1)), 0.0)
+    assert [job.purpose for job, _ in placement.starts] == [Purpose.PROFILE if again else Purpose.TRAIN]
 
 
 def test_a_key_is_measured_once_per_kind_and_not_beside_another_job():

@@ -10,9 +10,9 @@ from torch.utils.data import default_collate
 
 import shoal
 from shoal.journal.view import JournalView
+from shoal.pack.batches import epoch_order
 from shoal.planner.job import Purpose
 from shoal.trial import Report, Trial
-from shoal.worker.data import epoch_order
 
 Curve = dict[int, dict[str, float]]
 """Epoch to metrics."""

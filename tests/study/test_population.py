@@ -12,8 +12,8 @@ from torch import nn
 
 import shoal
 from shoal.journal.view import JournalView
+from shoal.pack.batches import epoch_order
 from shoal.trial import Trial, TrialState
-from shoal.worker.data import epoch_order
 from shoal.worker.files import folder
 
 EPOCHS = 6

@@ -13,9 +13,9 @@ from torch.utils.data import default_collate
 
 import shoal
 from shoal.errors import CheckpointError, ShoalError
+from shoal.pack.batches import epoch_order
 from shoal.planner.job import Purpose
 from shoal.trial import TrialState
-from shoal.worker.data import epoch_order
 
 RATES = {"lr": shoal.grid([0.003, 0.01, 0.03])}
 SGD = {"lr": shoal.grid([0.01, 0.03]), "momentum": 0.9, "step_size": 2}

@@ -20,11 +20,11 @@ from torch.utils.data import Dataset, TensorDataset, random_split
 import shoal
 from shoal.cluster.device import Cluster
 from shoal.cost.demand import Profile
+from shoal.pack.batches import Batches
 from shoal.schedule.action import Plan
 from shoal.schedule.base import JobView, Policy
 from shoal.schedule.fifo import Fifo
 from shoal.worker import run
-from shoal.worker.data import Batches
 from shoal.worker.profile import measure
 
 

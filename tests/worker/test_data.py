@@ -7,68 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
-from torch import Tensor
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import TensorDataset
 
 import shoal
-from shoal.worker.data import Batches, DataSets, epoch_order
+from shoal.worker.data import DataSets
 from shoal.worker.reading import ReadConfig
 
 CPU = torch.device("cpu")
-
-
-class Plain(Dataset[Any]):
-    """A TensorDataset that is not known to be one."""
-
-    def __init__(self, dataset: TensorDataset) -> None:
-        self._dataset = dataset
-
-    def __len__(self) -> int:
-        return len(self._dataset)
-
-    def __getitem__(self, index: int) -> Any:
-        return self._dataset[index]
-
-
-class Drawing(Plain):
-    """Draws from all generators that users draw from."""
-
-    def __getitem__(self, index: int) -> Tensor:
-        return torch.tensor([torch.rand(()).item(), random.random(), np.random.random()], dtype=torch.float64)
-
-
-@given(samples=st.integers(1, 40), size=st.integers(1, 50), first=st.integers(0, 3), shuffled=st.booleans())
-def test_resident_and_other_data_give_the_same_batches(samples: int, size: int, first: int, shuffled: bool) -> None:
-    dataset = TensorDataset(torch.arange(samples), torch.arange(samples) * 0.5)
-    order = epoch_order(samples, 3, 1) if shuffled else None
-    walks = [list(Batches(each, CPU, "training").walk(size, order, first)) for each in (dataset, Plain(dataset))]
-    assert len(walks[0]) == len(walks[1]) == max(0, -(-samples // size) - first)
-    for one, other in zip(*walks, strict=True):
-        assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
-    seen = [int(x) for batch in walks[0] for x in batch[0]]
-    assert seen == (list(range(samples)) if order is None else order.tolist())[first * size :]
-
-
-def test_the_order_is_that_of_the_seed_and_the_epoch() -> None:
-    orders = [epoch_order(50, seed, epoch).tolist() for seed, epoch in [(0, 0), (0, 1), (1, 0), (0, 0)]]
-    assert orders[0] == orders[3]
-    assert len({tuple(order) for order in orders}) == 3
-    assert sorted(orders[1]) == list(range(50))
-
-
-def test_what_is_drawn_for_a_batch_is_its_own() -> None:
-    """Whatever was drawn before it, and though those before it were skipped."""
-    batches = Batches(Drawing(TensorDataset(torch.zeros(10))), CPU, "training")
-    wanted = list(batches.walk(3, seed=5))
-    disturbed = []
-    for batch in batches.walk(3, seed=5):
-        disturbed.append(batch)
-        torch.rand(7), random.random(), np.random.random()
-    assert torch.equal(torch.cat(disturbed), torch.cat(wanted))
-    assert torch.equal(torch.cat(list(batches.walk(3, first=2, seed=5))), torch.cat(wanted[2:]))
-    assert torch.cat(wanted).unique().numel() == 30
 
 
 class Loading(shoal.Task):

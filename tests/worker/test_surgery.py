@@ -16,14 +16,15 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
-from shoal.planner.event import Reported, Surveyed
-from shoal.planner.job import Array, ArrayKey, Change, Member, Workplace
+from shoal.planner.event import Dropped, Reported, Surveyed
+from shoal.planner.job import Array, ArrayKey, Change, Job, Member
 from shoal.planner.orders import Orders
 from shoal.task import Task
 from shoal.trial import Report, Trial, TrialState
 from shoal.worker.checkpoint import load_newest
 from shoal.worker.data import DataSets
 from shoal.worker.describe import Describer
+from shoal.worker.lane import Workshop
 from shoal.worker.paused import Paused
 from shoal.worker.train import Trainer
 
@@ -155,10 +156,13 @@ def work(
 ) -> list[Any]:
     """What a job yields."""
     sets = DataSets(task, CPU)
-    trainer = Trainer(
-        "job", task, sets, Describer(task, sets), paused or Paused(), CPU, Workplace(directory, b""), orders
-    )
-    return list(trainer.run(Array(KEY, tuple(members))))
+    workshop = Workshop(task, sets, paused or Paused(), CPU, directory)
+    job = Job("job", (Array(KEY, tuple(members)),))
+    return list(Trainer(job, workshop, Describer(task, sets), orders, checkpoint_seconds=30.0).run())
+
+
+def joining(*members: Member) -> Change:
+    return Change(join=(Array(KEY, members),))
 
 
 def reports_in(events: Iterable[Any]) -> list[Report]:
@@ -232,7 +236,7 @@ def test_whatever_is_done_to_arrays_each_member_is_as_if_alone(kind: str, script
                     if number not in free:
                         continue
                     free.remove(number)
-                    plan[step] = Change(join=(member(number, job["targets"][number]),))
+                    plan[step] = joining(member(number, job["targets"][number]))
                 else:
                     plan[step] = change
             if present:
@@ -247,8 +251,8 @@ def test_survivors_and_newcomers_at_different_epochs(kind: str, tmp_path: Path) 
     task = TASKS[kind]()
     first = [Member(trial(0), 0, EPOCHS), Member(trial(1), 0, 1), Member(trial(2), 0, 1)]
     plan = {
-        2: Change(join=(Member(trial(3), 0, EPOCHS),)),
-        6: Change(join=(Member(trial(1), 1, EPOCHS), Member(trial(4), 0, 2))),
+        2: joining(Member(trial(3), 0, EPOCHS)),
+        6: joining(Member(trial(1), 1, EPOCHS), Member(trial(4), 0, 2)),
     }
     paused = Paused()
     reports = reports_in(work(task, tmp_path, first, Planned(plan), paused))
@@ -277,13 +281,13 @@ def test_a_job_that_all_have_left_is_over(tmp_path: Path) -> None:
 
 
 def test_who_is_to_join_and_is_over_before_never_comes(tmp_path: Path) -> None:
-    plan = {1: Change(join=(Member(trial(1), 0, 2),)), 2: Change(leave=frozenset({1}))}
+    plan = {1: joining(Member(trial(1), 0, 2)), 2: Change(leave=frozenset({1}))}
     reports = reports_in(work(Net(), tmp_path, [Member(trial(0), 0, 2)], Planned(plan)))
     assert {report.trial for report in reports} == {0}
 
 
 def test_epochs_that_do_not_mix_take_turns(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    plan = {2: Change(join=(Member(trial(1), 0, 2),))}
+    plan = {2: joining(Member(trial(1), 0, 2))}
     events = work(DrawsItself(), tmp_path, [Member(trial(0), 0, 3)], Planned(plan))
     epochs = [[(report.trial, report.epoch) for report in event.reports] for event in events]
     assert epochs == [[(0, 1)], [(0, 1), (1, 1)], [(0, 2), (1, 2)], [(0, 3)]], "without a checkpoint it begins anew"
@@ -339,7 +343,7 @@ TASKS |= {kind.__name__: kind for kind in (LateDraws, FromNumpy, Ragged)}
 @pytest.mark.parametrize("kind", ["LateDraws", "FromNumpy", "Ragged"])
 @pytest.mark.parametrize("step", [1, 2, 5])
 def test_what_shows_late_does_no_harm(kind: str, step: int, tmp_path: Path) -> None:
-    plan = {step: Change(join=tuple(Member(trial(number), 0, EPOCHS) for number in (3, 4)))}
+    plan = {step: joining(*(Member(trial(number), 0, EPOCHS) for number in (3, 4)))}
     members = [Member(trial(number), 0, EPOCHS) for number in range(3)]
     reports = reports_in(work(TASKS[kind](), tmp_path, members, Planned(plan)))
     assert {(r.trial, r.epoch) for r in reports} == {(n, e) for n in range(5) for e in range(1, EPOCHS + 1)}
@@ -370,7 +374,7 @@ class Fails(Net):
         pytest.param({}, id="undisturbed"),
         pytest.param({2: None}, id="stopped within the epoch"),
         pytest.param({1: Change(leave=frozenset({2}))}, id="a neighbour leaves"),
-        pytest.param({1: Change(join=(Member(trial(3), 0, 2),))}, id="another joins"),
+        pytest.param({1: joining(Member(trial(3), 0, 2))}, id="another joins"),
     ],
 )
 def test_a_loss_that_was_no_number_is_not_forgotten(plan: dict[int, Change | None], tmp_path: Path) -> None:
@@ -394,7 +398,8 @@ def test_who_leaves_with_a_bad_loss_is_not_saved(tmp_path: Path) -> None:
 
 def test_newcomers_at_other_epochs_do_not_starve_those_that_are_ahead(tmp_path: Path) -> None:
     """Epochs do not mix, and at every epoch another trial joins."""
-    newcomers = {STEPS * (n + 1): Change(join=(Member(trial(n + 1), 0, 1),)) for n in range(8)}
+    looks = STEPS + 2  # of an epoch: after each step, after the validation, and before the next
+    newcomers = {looks * (n + 1): joining(Member(trial(n + 1), 0, 1)) for n in range(8)}
     events = work(DrawsItself(), tmp_path, [Member(trial(0), 0, 2)], Planned(newcomers))
     order = [(report.trial, report.epoch) for event in events for report in event.reports]
     assert order.index((0, 2)) < len(order) / 2
@@ -416,11 +421,13 @@ class Undone(Net):
         return super().model(config)
 
 
-def test_the_others_are_saved_before_a_newcomer_ends_the_job(tmp_path: Path) -> None:
-    plan = {2: Change(join=(Member(trial(3), 0, 2),))}
-    with pytest.raises(ValueError, match="no such model"):
-        work(Undone(), tmp_path, [Member(trial(number), 0, 3) for number in range(2)], Planned(plan))
-    assert [kept.epoch for number in range(2) if (kept := load_newest(tmp_path, number))] == [1, 1]
+def test_a_newcomer_that_cannot_be_built_leaves_and_the_others_go_on(tmp_path: Path) -> None:
+    plan = {2: joining(Member(trial(3), 0, 2))}
+    events = work(Undone(), tmp_path, [Member(trial(number), 0, 3) for number in range(2)], Planned(plan))
+    (dropped,) = [event for event in events if isinstance(event, Dropped)]
+    assert dropped.trials == {3}
+    assert "no such model" in dropped.message
+    assert [kept.epoch for number in range(2) if (kept := load_newest(tmp_path, number))] == [3, 3]
 
 
 class Divided(Net):

@@ -5,12 +5,25 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import ClassVar
 
 from shoal.cluster.device import Device
-from shoal.planner.event import Ended, Event, Outcome, Profiled, Reported, Surveyed
+from shoal.planner.event import Dropped, Ended, Event, Outcome, Paced, Profiled, Reported, Surveyed
 from shoal.planner.job import Change, Job, Workplace
 from shoal.planner.orders import Orders
 from shoal.schedule.action import Refusal
 
-__all__ = ["Backend", "Ended", "Event", "Orders", "Outcome", "Profiled", "Reported", "Runner", "Surveyed", "Workplace"]
+__all__ = [
+    "Backend",
+    "Dropped",
+    "Ended",
+    "Event",
+    "Orders",
+    "Outcome",
+    "Paced",
+    "Profiled",
+    "Reported",
+    "Runner",
+    "Surveyed",
+    "Workplace",
+]
 
 
 Runner = Callable[[Job, Device, Workplace, Orders], Iterator[Event]]

@@ -13,12 +13,12 @@ from multiprocessing.connection import Connection, wait
 
 from shoal.backend.base import Backend, Ended, Event, Outcome, Workplace
 from shoal.backend.launcher import Exit, ForkServer
-from shoal.backend.perform import log_path
 from shoal.backend.process import CHANGE, JOB, REUSABLE, STOP
 from shoal.cluster.device import Device
 from shoal.errors import BackendError
 from shoal.planner.job import Change, Job
 from shoal.schedule.action import Refusal
+from shoal.worker.outcome import log_path
 
 __all__ = ["Local"]
 
@@ -188,7 +188,7 @@ class Local(Backend):
         if worker.verdict is not None:
             events.append(worker.verdict)
         elif worker.job is not None:
-            log = log_path(self.workplace, worker.job)
+            log = log_path(self.workplace.directory, worker.job)
             events.append(Ended(worker.job, Outcome.CRASHED, f"{reason}\nLog: {log}"))
         return events
 

@@ -1,19 +1,16 @@
 """One job from its first event to its `Ended`, in whatever process it runs."""
 
 import importlib
-import traceback
 from collections.abc import Generator
-from contextlib import suppress
-from pathlib import Path
 
 from shoal.backend.base import Ended, Event, Outcome, Runner, Workplace
-from shoal.backend.outcome import failed
 from shoal.cluster.device import Device
 from shoal.errors import BackendError
 from shoal.planner.job import Job
 from shoal.planner.orders import Orders
+from shoal.worker.outcome import log_path, recorded
 
-__all__ = ["log_path", "perform", "resolve"]
+__all__ = ["perform", "resolve"]
 
 
 def resolve(path: str) -> Runner:
@@ -34,11 +31,6 @@ def resolve(path: str) -> Runner:
     return runner
 
 
-def log_path(workplace: Workplace, job: str) -> Path:
-    """The file with a job's output and, if it failed, its full traceback."""
-    return workplace.directory / "logs" / f"{job}.log"
-
-
 def perform(
     runner: Runner, job: Job, device: Device, workplace: Workplace, orders: Orders
 ) -> Generator[Event, None, None]:
@@ -51,17 +43,7 @@ def perform(
     try:
         yield from runner(job, device, workplace, orders)
     except (Exception, SystemExit) as error:
-        log = log_path(workplace, job.id)
-        _record(error, log)
-        ended = failed(job.id, error, log)
+        ended = Ended(job.id, *recorded(error, log_path(workplace.directory, job.id)))
     else:
         ended = Ended(job.id, Outcome.STOPPED if orders.noticed else Outcome.FINISHED)
     yield ended
-
-
-def _record(error: BaseException, log: Path) -> None:
-    # A disk without room for the log must not hide why the job failed.
-    with suppress(OSError):
-        log.parent.mkdir(parents=True, exist_ok=True)
-        with log.open("a", encoding="utf-8") as file:
-            file.writelines(traceback.format_exception(error))

@@ -9,10 +9,11 @@ from collections.abc import Iterator
 from multiprocessing.connection import Connection
 
 from shoal.backend.base import Ended, Event, Outcome, Workplace
-from shoal.backend.perform import log_path, perform, resolve
+from shoal.backend.perform import perform, resolve
 from shoal.cluster.device import Device
 from shoal.planner.job import Job
 from shoal.planner.orders import Orders
+from shoal.worker.outcome import log_path
 
 __all__ = ["CHANGE", "JOB", "REUSABLE", "STOP", "work"]
 
@@ -70,7 +71,7 @@ def _send(connection: Connection, event: Event) -> None:
 
 def _run(job: Job, device: Device, workplace: Workplace, orders: Orders) -> Iterator[Event]:
     """The runner, with all output of the process going to the job's log, that of C++ libraries too."""
-    log = log_path(workplace, job.id)
+    log = log_path(workplace.directory, job.id)
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as file:
         os.dup2(file.fileno(), 1)

@@ -1,21 +1,34 @@
 """The commands and what they print: results on standard output, everything else on standard error."""
 
-import json
 import os
 import shlex
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stdout
 from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console, RenderableType
 
 from shoal import study
-from shoal.backend.registry import BACKENDS
+from shoal.cli.options import (
+    AsJson,
+    Backend,
+    Devices,
+    File,
+    Packing,
+    Policy,
+    Script,
+    StudyDirectory,
+    all_of,
+    device_list,
+    print_json,
+    print_table,
+    say,
+)
+from shoal.cli.profile import profile
 from shoal.cli.script import run_script
 from shoal.errors import ShoalError, StudyInterrupted
 from shoal.journal.view import JournalView
@@ -34,9 +47,6 @@ from shoal.worker.files import checkpoints
 
 __all__ = ["app", "main"]
 
-_PIPE_WIDTH = 200
-"""Of a table that no terminal limits, in characters."""
-
 app = typer.Typer(
     help="Train a whole hyper-parameter search as a few full jobs.\n\nTry: shoal run examples/digits.py",
     epilog="Exit status: 0 done, 1 stopped or failed, 2 wrong usage. SHOAL_DEBUG=1 shows the traceback of an error.",
@@ -48,49 +58,10 @@ app = typer.Typer(
 )
 
 
-def _one_of(names: Collection[str]) -> Callable[[str | None], str | None]:
-    def check(value: str | None) -> str | None:
-        if value is not None and value not in names:
-            raise typer.BadParameter(f"{value!r} is not one of {', '.join(names)}")
-        return value
-
-    return check
-
-
-def _all_of(names: Collection[str]) -> Callable[[list[str] | None], list[str] | None]:
-    check = _one_of(names)
-
-    def check_all(values: list[str] | None) -> list[str] | None:
-        for value in values or ():
-            check(value)
-        return values
-
-    return check_all
-
-
-def _devices(value: str | None) -> str | list[str] | None:
-    """ "cuda:0,cuda:1" as the list that `tune` takes."""
-    return value.split(",") if value is not None and "," in value else value
-
-
 def _version(asked: bool) -> None:
     if asked:
         typer.echo(f"shoal {metadata.version('shoal')}")
         raise typer.Exit
-
-
-_File = Annotated[
-    Path, typer.Argument(metavar="FILE", exists=True, dir_okay=False, help="Python file that calls shoal.tune.")
-]
-_Study = Annotated[Path, typer.Argument(metavar="DIR", exists=True, file_okay=False, help="Directory of a study.")]
-_Devices = Annotated[str | None, typer.Option(help='"auto", "cpu:2", "cuda", "cuda:0,cuda:1" ...')]
-_Policy = Annotated[
-    str | None, typer.Option(callback=_one_of(POLICIES), help=f"Which job runs where: {', '.join(POLICIES)}.")
-]
-_Backend = Annotated[
-    str | None, typer.Option(callback=_one_of(BACKENDS), help=f"What runs the jobs: {', '.join(BACKENDS)}.")
-]
-_Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 
 
 @app.callback()
@@ -104,24 +75,24 @@ def _shoal(
 
 @app.command()
 def run(
-    file: _File,
-    arguments: Annotated[
-        list[str] | None, typer.Argument(metavar="ARGS", help="Given to the file; options of its own after --.")
-    ] = None,
+    file: File,
+    arguments: Script = None,
     directory: Annotated[Path | None, typer.Option(help="Of the study, new.")] = None,
-    devices: _Devices = None,
-    policy: _Policy = None,
-    backend: _Backend = None,
+    devices: Devices = None,
+    policy: Policy = None,
+    packing: Packing = None,
+    backend: Backend = None,
     seed: Annotated[int | None, typer.Option(help="Of everything that is random.")] = None,
-    as_json: _Json = False,
+    as_json: AsJson = False,
 ) -> None:
     """Run a Python file that calls shoal.tune.
 
     Options count instead of what the file gives to shoal.tune. With --json the study shows no progress, what the file
     prints goes to standard error, and standard output ends with one line of JSON: the study.
     """
-    given = {"directory": directory, "devices": _devices(devices), "policy": policy, "backend": backend, "seed": seed}
-    chosen: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    given: dict[str, Any] = {"directory": directory, "devices": device_list(devices), "policy": policy}
+    given |= {"packing": packing, "backend": backend, "seed": seed}
+    chosen = {name: value for name, value in given.items() if value is not None}
     if as_json:
         chosen["show_progress"] = False
     with study.overridden(**chosen) as begun:
@@ -132,31 +103,42 @@ def run(
         _conclude(begun[-1], as_json)
 
 
+app.command()(profile)
+
+
 @app.command()
 def resume(
-    directory: _Study,
-    devices: _Devices = None,
-    policy: _Policy = None,
-    backend: _Backend = None,
-    as_json: _Json = False,
+    directory: StudyDirectory,
+    devices: Devices = None,
+    policy: Policy = None,
+    packing: Packing = None,
+    backend: Backend = None,
+    as_json: AsJson = False,
 ) -> None:
     """Go on with a study that was stopped or killed.
 
     Options count instead of the study's own.
     """
     with _stoppable([directory], as_json):
-        study.resume(directory, devices=_devices(devices), policy=policy, backend=backend, show_progress=not as_json)
+        study.resume(
+            directory,
+            policy=policy,
+            packing=packing,
+            devices=device_list(devices),
+            backend=backend,
+            show_progress=not as_json,
+        )
     _conclude(directory, as_json)
 
 
 @app.command()
 def status(
-    directory: _Study,
+    directory: StudyDirectory,
     axes: Annotated[
         str | None,
         typer.Option(metavar="DOWN,ACROSS", help="One or two searched parameters to draw the trials by: lr,width."),
     ] = None,
-    as_json: _Json = False,
+    as_json: AsJson = False,
 ) -> None:
     """How far a study is: what runs, what waits and why, the best so far, the time left.
 
@@ -169,22 +151,22 @@ def status(
     if axes is not None:
         grid = _projected(grid, axes)
     if as_json:
-        _print_json({"directory": str(directory), **snapshot_json(now), "grid": grid_json(grid)})
+        print_json({"directory": str(directory), **snapshot_json(now), "grid": grid_json(grid)})
         return
-    _print(status_table(now))
+    print_table(status_table(now))
     shown = grid.project(*grid.main_axes) if axes is None else grid
     if shown.axes:
         typer.echo()
-        _print(HeatMap(shown, runs=now.pid is not None))
+        print_table(HeatMap(shown, runs=now.pid is not None))
     if now.pid is None and not now.finished:
-        _say(f"nobody runs it; resume with: {_resume_command(directory)}")
+        say(f"nobody runs it; resume with: {_resume_command(directory)}")
 
 
 @app.command()
 def trials(
-    directory: _Study,
+    directory: StudyDirectory,
     limit: Annotated[int | None, typer.Option(min=1, help="Only so many, the best ones.")] = None,
-    as_json: _Json = False,
+    as_json: AsJson = False,
 ) -> None:
     """All trials of a study, the best first.
 
@@ -197,15 +179,15 @@ def trials(
     rows = ranked(rows, goals, best)
     if as_json:
         marks = [{"front": row.number in best} if len(goals) > 1 else {} for row in rows]
-        _print_json([trial_json(row) | mark for row, mark in list(zip(rows, marks, strict=True))[:limit]])
+        print_json([trial_json(row) | mark for row, mark in list(zip(rows, marks, strict=True))[:limit]])
         return
-    _print(trials_table(rows[:limit], goals, best))
+    print_table(trials_table(rows[:limit], goals, best))
     if limit is not None and limit < len(rows):
-        _say(f"{limit} of {len(rows)} trials")
+        say(f"{limit} of {len(rows)} trials")
 
 
 @app.command()
-def best(directory: _Study, as_json: _Json = False) -> None:
+def best(directory: StudyDirectory, as_json: AsJson = False) -> None:
     """The best trial of a study: its config, its metrics and its newest checkpoint.
 
     Of several metrics, all trials that no other dominates; with --json a list.
@@ -220,25 +202,25 @@ def best(directory: _Study, as_json: _Json = False) -> None:
         shown = [
             trial_json(row) | {"checkpoint": path and str(path)} for row, path in zip(rows, checkpoints, strict=True)
         ]
-        _print_json(shown if several else shown[0])
+        print_json(shown if several else shown[0])
         return
     for place, (row, checkpoint) in enumerate(zip(rows, checkpoints, strict=True)):
         if place:
             typer.echo()
-        _print(best_table(row, found.objectives))
+        print_table(best_table(row, found.objectives))
         if checkpoint:
             typer.echo(f"checkpoint: {checkpoint}")
 
 
 @app.command()
 def mirror(
-    directory: _Study,
+    directory: StudyDirectory,
     storage: Annotated[
         str, typer.Argument(metavar="STORAGE", help="sqlite:///optuna.db, or a file for Optuna's JournalStorage.")
     ],
     name: Annotated[str | None, typer.Option(help="Of the study of Optuna's; by default that of DIR.")] = None,
     interval: Annotated[float, typer.Option(min=0.01, help="Seconds between two looks.")] = 1.0,
-    as_json: _Json = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show a study in Optuna's dashboard while it runs: keep a study of Optuna's up to date until nobody runs it.
 
@@ -248,16 +230,16 @@ def mirror(
     try:
         theirs = found.mirror_to_optuna(storage, name, interval)
     except KeyboardInterrupt as stop:
-        _say("stopped; the study goes on, and so does its mirror when it is called again")
+        say("stopped; the study goes on, and so does its mirror when it is called again")
         raise typer.Exit(1) from stop
     trials = theirs.get_trials(deepcopy=False)
     unfinished = sum(not trial.state.is_finished() for trial in trials)
     if as_json:
-        _print_json({"storage": storage, "name": theirs.study_name, "trials": len(trials), "open": unfinished})
+        print_json({"storage": storage, "name": theirs.study_name, "trials": len(trials), "open": unfinished})
         return
-    _say(f"{len(trials)} trials are in {theirs.study_name!r} in {storage}")
+    say(f"{len(trials)} trials are in {theirs.study_name!r} in {storage}")
     if unfinished:
-        _say(f"{unfinished} are open, and nobody runs the study; go on with: {_resume_command(directory)}")
+        say(f"{unfinished} are open, and nobody runs the study; go on with: {_resume_command(directory)}")
 
 
 @app.command()
@@ -267,12 +249,12 @@ def simulate(
     ],
     policy: Annotated[
         list[str] | None,
-        typer.Option(callback=_all_of(POLICIES), help=f"May be given several times: {', '.join(POLICIES)}."),
+        typer.Option(callback=all_of(POLICIES), help=f"May be given several times: {', '.join(POLICIES)}."),
     ] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Counts instead of the file's.")] = None,
     gantt: Annotated[Path | None, typer.Option(dir_okay=False, help="Draw who ran where: a .png or .svg file.")] = None,
     data: Annotated[Path, typer.Option(file_okay=False, help="Folder of the measured tables.")] = DATA,
-    as_json: _Json = False,
+    as_json: AsJson = False,
 ) -> None:
     """What a search would take on a cluster, by policy, without running it.
 
@@ -284,15 +266,15 @@ def simulate(
     described = load(scenario, data, seed)
     outcomes = {name: described.simulate(name) for name in policy or described.policies}
     if as_json:
-        _print_json([outcome_json(described, name, outcome) for name, outcome in outcomes.items()])
+        print_json([outcome_json(described, name, outcome) for name, outcome in outcomes.items()])
     else:
-        _print(outcomes_table(described, outcomes))
+        print_table(outcomes_table(described, outcomes))
     if gantt is not None:
         draw_gantt(outcomes, gantt, f"{described.name}: {described.description}")
-        _say(f"drawn in {gantt}")
+        say(f"drawn in {gantt}")
     if unfinished := faults(outcomes):
         for line in unfinished:
-            _say(line)
+            say(line)
         raise typer.Exit(1)
 
 
@@ -314,9 +296,9 @@ def _stoppable(directories: Sequence[Path], as_json: bool) -> Iterator[None]:
         yield
     except (StudyInterrupted, KeyboardInterrupt) as stop:
         saved = "; everything is saved" if isinstance(stop, StudyInterrupted) else ""
-        _say(f"stopped{saved}")
+        say(f"stopped{saved}")
         if directories:
-            _say(f"go on with: {_resume_command(directories[-1])}")
+            say(f"go on with: {_resume_command(directories[-1])}")
             if as_json:
                 _print_study(directories[-1])
         raise typer.Exit(1) from stop
@@ -331,7 +313,7 @@ def _conclude(directory: Path, as_json: bool) -> None:
     if as_json:
         _print_study(directory)
     else:
-        _say(f"look at all trials with: shoal trials {_quoted(directory)}")
+        say(f"look at all trials with: shoal trials {_quoted(directory)}")
     with JournalView.read(directory) as journal:
         states = journal.states()
     if states[TrialState.FAILED] == sum(states.values()):
@@ -340,7 +322,7 @@ def _conclude(directory: Path, as_json: bool) -> None:
 
 def _print_study(directory: Path) -> None:
     with JournalView.read(directory) as journal:
-        _print_json({"directory": str(directory), **snapshot_json(snapshot(journal, time.time()))})
+        print_json({"directory": str(directory), **snapshot_json(snapshot(journal, time.time()))})
 
 
 def _projected(grid: StudyGrid, axes: str) -> StudyGrid:
@@ -369,16 +351,3 @@ def _resume_command(directory: Path) -> str:
 
 def _quoted(directory: Path) -> str:
     return shlex.quote(str(directory))
-
-
-def _print(what: RenderableType) -> None:
-    console = Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH)
-    console.print(what)
-
-
-def _print_json(value: object) -> None:
-    typer.echo(json.dumps(value))
-
-
-def _say(line: str) -> None:
-    typer.echo(f"shoal: {line}", err=True)

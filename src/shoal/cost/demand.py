@@ -2,8 +2,16 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
-__all__ = ["Demand", "Profile"]
+__all__ = ["Demand", "Profile", "Sharing"]
+
+Sharing = Literal["resident", "kept", "window", "batch"]
+"""What trainings on one data set can share in a process.
+
+resident: all of it lies on the device. kept: a sample is decoded once, and lies there from then on. window: it is
+decoded once in an epoch for lanes that keep abreast. batch: only lanes of the same batch size share, whole batches.
+"""
 
 
 @dataclass(frozen=True)
@@ -48,6 +56,9 @@ class Profile:
         compiled_gain: members -> how many times as fast a compiled step is, measured in one run; of the sizes that were
             ever compiled, 1 where it could not be.
         compile_seconds: what compiling took when it was last done; 0 if it never was.
+        fetch_seconds: what it takes to fetch and prepare the samples of a batch that are not at hand.
+        sharing: who can use the samples that were fetched.
+        sample: members for whose sake it was measured; it says little of arrays that are many times as large.
     """
 
     step_seconds: Mapping[int, float]
@@ -62,3 +73,6 @@ class Profile:
     fused_gain: Mapping[int, float] = field(default_factory=dict)
     compiled_gain: Mapping[int, float] = field(default_factory=dict)
     compile_seconds: float = 0.0
+    fetch_seconds: float = 0.0
+    sharing: Sharing = "resident"
+    sample: int = 16

@@ -7,11 +7,13 @@ from shoal.cost.demand import Demand, Profile
 __all__ = [
     "best_size",
     "compute",
+    "fetching",
     "fitting",
     "fuse_seconds",
     "fused_gain",
     "job_demand",
     "memory",
+    "packed_demand",
     "seconds",
     "step_seconds",
 ]
@@ -72,6 +74,17 @@ def seconds(profile: Profile, epochs: Sequence[int]) -> float:
     return total
 
 
+def fetching(profile: Profile, epochs: Sequence[int]) -> float:
+    """Expected seconds in which the samples for members that begin together are fetched and prepared.
+
+    Args:
+        profile: what was measured.
+        epochs: that each member trains.
+    """
+    passes = {"resident": 0, "kept": 1}.get(profile.sharing, max(epochs))
+    return profile.fetch_seconds * (profile.epoch_steps + profile.validation_steps) * passes
+
+
 def fused_gain(profile: Profile, members: int) -> float | None:
     """How many times as fast steps of `members` at once are as one after another; None if that was never measured.
 
@@ -117,7 +130,7 @@ def fitting(profile: Profile, available: int, at_most: int) -> int:
 
 
 def job_demand(profile: Profile, epochs: Sequence[int], *, cores: float = float("inf")) -> Demand:
-    """What a job takes of the kind of device that was profiled.
+    """What an array takes of the kind of device that was profiled, in a process of its own.
 
     Args:
         profile: what was measured.
@@ -125,9 +138,21 @@ def job_demand(profile: Profile, epochs: Sequence[int], *, cores: float = float(
         cores: CPU cores a job may use there. A process measured alone can show a little more than its threads allow;
             charged with that, a job on every slot would not fit on the node.
     """
+    return packed_demand([(profile, epochs)], cores=cores)
+
+
+def packed_demand(arrays: Sequence[tuple[Profile, Sequence[int]]], *, cores: float = float("inf")) -> Demand:
+    """What arrays on one data set take in one process, where they take turns.
+
+    Args:
+        arrays: of each what was measured, and the epochs that each of its members still has to train.
+        cores: see `job_demand`.
+    """
+    fetched = [fetching(profile, epochs) for profile, epochs in arrays]
     return Demand(
-        compute=compute(profile),
-        memory=memory(profile, len(epochs)),
-        cores=min(profile.cores, cores),
-        seconds=seconds(profile, epochs),
+        compute=max(compute(profile) for profile, _ in arrays),
+        memory=max(profile.base_memory for profile, _ in arrays)
+        + sum(len(epochs) * profile.member_memory for profile, epochs in arrays),
+        cores=min(max(profile.cores for profile, _ in arrays), cores),
+        seconds=sum(seconds(profile, epochs) for profile, epochs in arrays) + max(fetched),
     )

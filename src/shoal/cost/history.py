@@ -5,10 +5,11 @@ import os
 import platform
 import sqlite3
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict
 from importlib.metadata import version
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +17,18 @@ from shoal.cost.demand import Profile
 
 __all__ = ["History", "cache_directory", "environment"]
 
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS profiles (
-    environment TEXT, structure TEXT, data TEXT, batch_size INTEGER, kind TEXT, profile TEXT NOT NULL,
-    PRIMARY KEY (environment, structure, data, batch_size, kind)
+_SCHEMA = (
+    """CREATE TABLE IF NOT EXISTS profiles (
+        environment TEXT, structure TEXT, data TEXT, batch_size INTEGER, kind TEXT, profile TEXT NOT NULL,
+        PRIMARY KEY (environment, structure, data, batch_size, kind))""",
+    """CREATE TABLE IF NOT EXISTS paces (
+        environment TEXT, one TEXT, other TEXT, kind TEXT, pace REAL NOT NULL,
+        PRIMARY KEY (environment, one, other, kind))""",
 )
-"""
 _BUSY_SECONDS = 5.0
 
 _Key = tuple[str, str, int, str]
+_Pair = tuple[str, str]
 
 
 def cache_directory() -> Path:
@@ -54,12 +58,13 @@ class History:
     """
 
     def __init__(self, path: Path | None = None, *, environment: str = "") -> None:
-        self.path = path if path is not None else cache_directory() / "history-3.sqlite"
+        self.path = path if path is not None else cache_directory() / "history-4.sqlite"
         self.environment = environment
         self._profiles: dict[_Key, Profile] = {}
+        self._paces: dict[str, dict[_Pair, float]] = {}
         self._usable = True
         try:
-            self._profiles.update(self._load())
+            self._load()
         except (OSError, sqlite3.Error, ValueError, TypeError, KeyError) as error:
             self._give_up(error)
 
@@ -81,12 +86,42 @@ class History:
     def put(self, structure: str, data: str, batch_size: int, kind: str, profile: Profile) -> None:
         """Keep a profile, in place of an older one of the same key; for the arguments see `get`."""
         self._profiles[structure, data, batch_size, kind] = profile
+        row = (self.environment, structure, data, batch_size, kind, json.dumps(asdict(profile)))
+        self._write("INSERT OR REPLACE INTO profiles VALUES (?, ?, ?, ?, ?, ?)", [row])
+
+    def paces(self, kind: str) -> Mapping[tuple[str, str], float]:
+        """What the steps of two structures take in one process, over what they take array after array.
+
+        Args:
+            kind: `Device.kind`.
+
+        Returns:
+            Of each pair that was measured there, its structures in ascending order.
+        """
+        return self._paces.get(kind, {})
+
+    def put_pace(self, structures: Collection[str], kind: str, pace: float) -> None:
+        """Keep the pace that was measured of arrays in one process as that of any two of them.
+
+        Args:
+            structures: theirs.
+            kind: `Device.kind`.
+            pace: see `paces`.
+        """
+        known = self._paces.setdefault(kind, {})
+        pairs = sorted({(min(pair), max(pair)) for pair in combinations(structures, 2)})
+        if len(structures) > 2:  # what a pair has shown by itself is better known
+            pairs = [pair for pair in pairs if pair not in known]
+        known.update(dict.fromkeys(pairs, pace))
+        rows = [(self.environment, *pair, kind, pace) for pair in pairs]
+        self._write("INSERT OR REPLACE INTO paces VALUES (?, ?, ?, ?, ?)", rows)
+
+    def _write(self, statement: str, rows: Sequence[tuple[object, ...]]) -> None:
         if not self._usable:
             return
-        row = (self.environment, structure, data, batch_size, kind, json.dumps(asdict(profile)))
         try:
             with self._open() as connection:
-                connection.execute("INSERT OR REPLACE INTO profiles VALUES (?, ?, ?, ?, ?, ?)", row)
+                connection.executemany(statement, rows)
         except (OSError, sqlite3.Error) as error:
             self._give_up(error)
 
@@ -95,17 +130,24 @@ class History:
         """A connection for one transaction: kept open, it would be shared with forked workers."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with closing(sqlite3.connect(self.path, timeout=_BUSY_SECONDS)) as connection, connection:
-            connection.execute(_SCHEMA)
+            for statement in _SCHEMA:
+                connection.execute(statement)
             yield connection
 
-    def _load(self) -> dict[_Key, Profile]:
-        query = "SELECT structure, data, batch_size, kind, profile FROM profiles WHERE environment = ?"
+    def _load(self) -> None:
+        mine = (self.environment,)
         with self._open() as connection:
-            rows = connection.execute(query, (self.environment,)).fetchall()
-        return {
-            (structure, data, batch_size, kind): _profile(json.loads(text))
-            for structure, data, batch_size, kind, text in rows
+            profiles = connection.execute(
+                "SELECT structure, data, batch_size, kind, profile FROM profiles WHERE environment = ?", mine
+            ).fetchall()
+            paces = connection.execute(
+                "SELECT one, other, kind, pace FROM paces WHERE environment = ?", mine
+            ).fetchall()
+        self._profiles = {
+            (structure, data, size, kind): _profile(json.loads(text)) for structure, data, size, kind, text in profiles
         }
+        for one, other, kind, pace in paces:
+            self._paces.setdefault(kind, {})[one, other] = pace
 
     def _give_up(self, error: Exception) -> None:
         self._usable = False

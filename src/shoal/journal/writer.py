@@ -280,6 +280,30 @@ class Journal(JournalView):
                 )
             )
 
+    def dropped(self, job: str, trials: Iterable[int], *, failed: bool) -> dict[int, int]:
+        """A job trains some of its trials no more: those that are still RUNNING there wait again.
+
+        Args:
+            job: its id.
+            trials: their numbers.
+            failed: as for `job_ended`.
+
+        Returns:
+            As of `job_ended`.
+        """
+        with self.transaction():
+            return dict(
+                self._rows(
+                    "UPDATE trials SET state = ?, failures = failures + ? WHERE array = ? AND state = ? "
+                    "AND number IN (SELECT value FROM json_each(?)) RETURNING number, failures",
+                    TrialState.PENDING,
+                    int(failed),
+                    job,
+                    TrialState.RUNNING,
+                    json.dumps(sorted(trials)),
+                )
+            )
+
     def requeue_running(self) -> None:
         """Nothing runs any more, since the process that ran it is gone: RUNNING trials wait, open jobs are ended."""
         with self.transaction():

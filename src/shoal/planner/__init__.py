@@ -1,7 +1,27 @@
 """What makes jobs of trials: arrays of trials that are one model, jobs of arrays, and the policy's word on them."""
 
+from shoal.planner.grouping import Grouping
 from shoal.planner.job import Array, ArrayKey, Job, Member, Purpose
+from shoal.planner.packing import KNN, PACKINGS, BatchSize, Cost, Packing, Random, Single, make_packing
 from shoal.planner.partition import Profiles
 from shoal.planner.planner import Placement, Planner
 
-__all__ = ["Array", "ArrayKey", "Job", "Member", "Placement", "Planner", "Profiles", "Purpose"]
+__all__ = [
+    "KNN",
+    "PACKINGS",
+    "Array",
+    "ArrayKey",
+    "BatchSize",
+    "Cost",
+    "Grouping",
+    "Job",
+    "Member",
+    "Packing",
+    "Placement",
+    "Planner",
+    "Profiles",
+    "Purpose",
+    "Random",
+    "Single",
+    "make_packing",
+]

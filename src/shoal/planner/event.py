@@ -8,7 +8,7 @@ from shoal.cost.demand import Profile
 from shoal.planner.job import ArrayKey
 from shoal.trial import Report
 
-__all__ = ["Ended", "Event", "Outcome", "Profiled", "Reported", "Surveyed"]
+__all__ = ["Dropped", "Ended", "Event", "Outcome", "Paced", "Profiled", "Reported", "Surveyed"]
 
 
 class Outcome(StrEnum):
@@ -52,10 +52,44 @@ class Surveyed:
 
 @dataclass(frozen=True)
 class Profiled:
-    """A profile job measured its array."""
+    """A profile job measured an array, or a training job found out more of one of its own."""
 
     job: str
+    key: ArrayKey
     profile: Profile
+
+
+@dataclass(frozen=True)
+class Paced:
+    """A training job measured what its arrays cost each other.
+
+    Args:
+        job: its id.
+        keys: of its arrays.
+        pace: seconds that their steps take in the way that was found the fastest, over those that they take array after
+            array; at most 1, as that is one of the ways.
+    """
+
+    job: str
+    keys: tuple[ArrayKey, ...]
+    pace: float
+
+
+@dataclass(frozen=True)
+class Dropped:
+    """One of a job's arrays failed; its trials are not trained there any more, and those of the others go on.
+
+    Args:
+        job: its id.
+        trials: their numbers.
+        outcome: as if it had been a job's.
+        message: likewise.
+    """
+
+    job: str
+    trials: frozenset[int]
+    outcome: Outcome
+    message: str
 
 
 @dataclass(frozen=True)
@@ -67,4 +101,4 @@ class Ended:
     message: str = ""
 
 
-Event = Reported | Surveyed | Profiled | Ended
+Event = Reported | Surveyed | Profiled | Paced | Dropped | Ended

@@ -1,13 +1,14 @@
 """What the planner makes of trials: arrays, the jobs that carry them, and what a worker is told of its study."""
 
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 
 from shoal.cost.demand import Profile
 from shoal.trial import Trial
 
-__all__ = ["Array", "ArrayKey", "Change", "Job", "Member", "Purpose", "Workplace"]
+__all__ = ["Array", "ArrayKey", "Change", "Job", "Member", "Purpose", "Workplace", "without"]
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,11 @@ class ArrayKey:
     data: str
     batch_size: int
     order: int = 0
+
+    @property
+    def steps(self) -> str:
+        """What the time of a step depends on."""
+        return f"{self.structure} x {self.batch_size}"
 
 
 @dataclass(frozen=True)
@@ -68,7 +74,7 @@ class Purpose(StrEnum):
 
 @dataclass(frozen=True)
 class Job:
-    """Arrays that share one process and device. One array a job, for now."""
+    """Arrays that share one process, its data and a device."""
 
     id: str
     arrays: tuple[Array, ...]
@@ -80,18 +86,25 @@ class Job:
         return tuple(member for array in self.arrays for member in array.members)
 
 
+def without(arrays: Iterable[Array], trials: Collection[int]) -> tuple[Array, ...]:
+    """Arrays without the members of some trials; those that then have none are left out."""
+    rest = (replace(x, members=tuple(m for m in x.members if m.trial.number not in trials)) for x in arrays)
+    return tuple(array for array in rest if array.members)
+
+
 @dataclass(frozen=True)
 class Change:
     """Surgery on a job that is being trained: some of its members leave, others join.
 
     Args:
         leave: numbers of trials that are over; they leave before the next step and report no more.
-        join: members of the key of the job's array; they come in when an epoch ends.
+        join: members by their keys; they come into the job's first array of that key when it ends an epoch, or are a
+            new one.
         look: trials whose array keys are to be found before the next step.
     """
 
     leave: frozenset[int] = frozenset()
-    join: tuple[Member, ...] = ()
+    join: tuple[Array, ...] = ()
     look: tuple[Trial, ...] = ()
 
 

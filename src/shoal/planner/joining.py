@@ -1,6 +1,6 @@
 """Trials that join an array that is running, where that is cheaper than to wait for a device of their own."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
@@ -67,7 +67,7 @@ class Host:
 
 def hosts(
     running: Sequence[tuple[Job, Device]],
-    held: Mapping[str, int],
+    free: dict[str, int],
     profiles: Profiles,
     alone: AbstractSet[int],
 ) -> list[Host]:
@@ -75,23 +75,22 @@ def hosts(
 
     Args:
         running: all jobs that hold devices, those that train with the members that they have now.
-        held: name of a device -> bytes that jobs take there, those that are about to start among them.
+        free: name of each of their devices -> bytes there that no job takes.
         profiles: what is known of a key on a kind of device.
         alone: numbers of trials that failed in company.
     """
-    free = {device.name: device.memory - held.get(device.name, 0) for _, device in running}
     found: list[Host] = []
     for job, device in running:
         if job.purpose is not Purpose.TRAIN or not job.members or any(m.trial.number in alone for m in job.members):
             continue
-        (array,) = job.arrays
-        profile = profiles(array.key, device.kind)
-        if profile is not None:
-            found.append(Host(job.id, array, profile, device.name, free))
+        for array in job.arrays:
+            profile = profiles(array.key, device.kind)
+            if profile is not None:
+                found.append(Host(job.id, array, profile, device.name, free))
     return found
 
 
-def joined(arrays: Sequence[Array], hosts: Sequence[Host]) -> dict[str, tuple[Member, ...]]:
+def joined(arrays: Sequence[Array], hosts: Sequence[Host]) -> dict[str, tuple[Array, ...]]:
     """Let members of arrays that found no device join where that saves most; the hosts are changed.
 
     While an array waits that no host can take in, nobody joins who would keep a device from it for longer.
@@ -101,9 +100,9 @@ def joined(arrays: Sequence[Array], hosts: Sequence[Host]) -> dict[str, tuple[Me
         hosts: the running arrays.
 
     Returns:
-        Id of a job -> who joins it.
+        Id of a job -> who joins it, by key.
     """
-    joins: dict[str, tuple[Member, ...]] = {}
+    joins: dict[str, tuple[Array, ...]] = {}
     keys = {host.array.key for host in hosts}
     others_wait = any(array.key not in keys for array in arrays)
     for array in arrays:
@@ -119,6 +118,6 @@ def joined(arrays: Sequence[Array], hosts: Sequence[Host]) -> dict[str, tuple[Me
             if host is None or gain <= 0:
                 break
             host.take(some)
-            joins[host.job] = (*joins.get(host.job, ()), *some)
+            joins[host.job] = (*joins.get(host.job, ()), Array(array.key, tuple(some), host.profile))
             left = [x for x in left if x not in some]
     return joins

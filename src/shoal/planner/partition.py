@@ -9,7 +9,7 @@ from statistics import fmean
 
 from shoal.cluster.device import Device
 from shoal.cost.demand import Profile
-from shoal.cost.estimate import best_size, fitting, seconds, step_seconds
+from shoal.cost.estimate import best_size, fetching, fitting, seconds, step_seconds
 from shoal.planner.job import Array, ArrayKey, Member
 
 __all__ = ["Profiles", "partition", "worth_mixing"]
@@ -118,7 +118,9 @@ class _Group:
     def seconds(self, array: Array) -> float:
         """Expected run time, the mean over the devices it can run on; 0 where nothing is known."""
         epochs = [member.epochs for member in array.members]
-        return fmean(seconds(profile, epochs) for profile in self.profiles) if self.profiles else 0.0
+        if not self.profiles:
+            return 0.0
+        return fmean(seconds(profile, epochs) + fetching(profile, epochs) for profile in self.profiles)
 
 
 def _ordered(members: Sequence[Member]) -> tuple[Member, ...]:

@@ -1,12 +1,12 @@
 """Trials to arrays to jobs to devices: one turn of planning."""
 
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 
 from shoal.cluster.device import Cluster, Device
 from shoal.errors import PolicyError
+from shoal.planner.grouping import Grouping
 from shoal.planner.job import Array, ArrayKey, Job, Member, Purpose
 from shoal.planner.joining import hosts, joined
 from shoal.planner.partition import Profiles, partition
@@ -31,27 +31,39 @@ class Placement:
 
     starts: tuple[tuple[Job, Device], ...]
     refusals: Mapping[int, str]
-    joins: Mapping[str, tuple[Member, ...]] = field(default_factory=dict)
+    joins: Mapping[str, tuple[Array, ...]] = field(default_factory=dict)
 
 
 class Planner:
-    """Fuses what waits, has measured what is unknown, and asks the policy where to run it.
+    """Fuses what waits, packs the arrays, has measured what is unknown, and asks the policy where to run the jobs.
 
-    Who gets no device joins a running array, if that saves time. Arrays that did not start are cut anew at the next
-    turn, from all that waits then. Nothing is kept between turns but when each running job started.
+    Who gets no device joins a running array, if that saves time. Arrays that did not start are cut and packed anew at
+    the next turn, from all that waits then. Nothing is kept between turns but when each running job started.
 
     Args:
         policy: decides which job runs where.
         profiles: what is known of a key on a kind of device.
         new_id: gives each job that starts an id that no other job of the study has.
         elastic: whether the members of a running array can change, and stand at different epochs.
+        grouping: decides which arrays share a process.
+        fuse: whether arrays may have several members.
     """
 
-    def __init__(self, policy: Policy, profiles: Profiles, new_id: Callable[[], str], elastic: bool = True) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        profiles: Profiles,
+        new_id: Callable[[], str],
+        elastic: bool = True,
+        grouping: Grouping | None = None,
+        fuse: bool = True,
+    ) -> None:
         self._policy = policy
         self._profiles = profiles
         self._new_id = new_id
         self._elastic = elastic
+        self._grouping = grouping or Grouping()
+        self._fuse = fuse
         self._started: dict[str, float] = {}
 
     def plan(
@@ -83,16 +95,21 @@ class Planner:
         """
         turn = Turn(self._profiles, cluster, alone, unmeasurable)
         samples = turn.samples(waiting, running)
-        profiling = [(Job(self._new_id(), (sample,), Purpose.PROFILE), device) for sample, device in samples]
+        profiling = [(Job(self._new_id(), arrays, Purpose.PROFILE), device) for arrays, device in samples]
         held = [*running, *profiling]
         views = [turn.running_view(job, device, self._started.get(job.id, now), now) for job, device in held]
         ready = [(member, key) for member, key in waiting if turn.ready(member, key)]
-        arrays: list[Array] = []
+        groups: list[tuple[Array, ...]] = []
         if ready:
-            arrays = partition(ready, self._profiles, turn.devices, _busy(views), alone, self._elastic)
-        placed, refused = self._ask(views, arrays, turn, now)
-        joins = self._joins([array for array, _ in refused], held, placed, turn, alone) if self._elastic else {}
-        joining = {member.trial.number for members in joins.values() for member in members}
+            busy = _busy(views)
+            lone = alone if self._fuse else {member.trial.number for member, _ in ready}
+            arrays = partition(ready, self._profiles, turn.devices, busy, lone, self._elastic)
+            groups = self._grouping.groups(arrays, self._profiles, turn.devices, busy, alone)
+        placed, refused = self._ask(views, groups, turn, now)
+        joins: Mapping[str, tuple[Array, ...]] = {}
+        if self._elastic:
+            joins = self._joins([array for array, _ in refused], held, placed, turn, alone)
+        joining = {member.trial.number for arrays in joins.values() for array in arrays for member in array.members}
         refusals = {
             member.trial.number: reason
             for array, reason in refused
@@ -113,34 +130,39 @@ class Planner:
         placed: Sequence[tuple[Job, Device]],
         turn: Turn,
         alone: AbstractSet[int],
-    ) -> dict[str, tuple[Member, ...]]:
+    ) -> dict[str, tuple[Array, ...]]:
         """Who of the arrays that found no device joins which job."""
-        memory: dict[str, int] = defaultdict(int)
+        free = {device.name: device.memory for device in turn.devices}
         for job, device in (*held, *placed):
-            memory[device.name] += turn.memory(job, device)
+            free[device.name] -= turn.memory(job, device)
         sociable = [array for array in arrays if not any(member.trial.number in alone for member in array.members)]
-        return joined(sociable, hosts(held, memory, self._profiles, alone))
+        joins = joined(sociable, hosts(held, free, self._profiles, alone)) if self._fuse else {}
+        joining = {member.trial.number for some in joins.values() for array in some for member in array.members}
+        left = [array for array in sociable if not any(member.trial.number in joining for member in array.members)]
+        for name, come in self._grouping.taken_in(left, held, self._profiles, free, alone).items():
+            joins[name] = (*joins.get(name, ()), *come)
+        return joins
 
     def _ask(
-        self, running: Sequence[JobView], arrays: Sequence[Array], turn: Turn, now: float
+        self, running: Sequence[JobView], groups: Sequence[tuple[Array, ...]], turn: Turn, now: float
     ) -> tuple[list[tuple[Job, Device]], list[tuple[Array, str]]]:
-        """Let the policy place the arrays; only those that start become jobs, so that only they use up an id.
+        """Let the policy place the groups; only those that start become jobs, so that only they use up an id.
 
         Returns:
             The jobs that start, and the arrays that do not, each with the reason.
         """
-        candidates = {f"waiting-{index}": array for index, array in enumerate(arrays)}
-        views = [*running, *(JobView(name, turn.demands(array), since=now) for name, array in candidates.items())]
+        candidates = {f"waiting-{index}": group for index, group in enumerate(groups)}
+        views = [*running, *(JobView(name, turn.demands(group), since=now) for name, group in candidates.items())]
         plan = self._policy.plan(views, turn.cluster, now)
         check_plan(plan, views, turn.cluster, now)
         placed: list[tuple[Job, Device]] = []
         for action in plan.actions:
             if not isinstance(action, Start):
                 raise PolicyError(f"{action}: there is no job yet that could be continued")
-            array, device = candidates[action.job], turn.cluster.device(action.devices[0])
-            known = replace(array, profile=self._profiles(array.key, device.kind))
-            placed.append((Job(self._new_id(), (known,)), device))
-        return placed, [(candidates[refusal.job], refusal.reason) for refusal in plan.refusals]
+            device = turn.cluster.device(action.devices[0])
+            known = [replace(x, profile=self._profiles(x.key, device.kind)) for x in candidates[action.job]]
+            placed.append((Job(self._new_id(), tuple(known)), device))
+        return placed, [(array, refusal.reason) for refusal in plan.refusals for array in candidates[refusal.job]]
 
 
 def _busy(running: Sequence[JobView]) -> dict[str, float]:

@@ -50,9 +50,10 @@ class _Company:
             tenant.reported, tenant.seen = False, None
 
     def promised(self) -> float | None:
-        """Compute, as a fraction of the device's; None if that is not known of a job."""
-        profiles = [tenant.job.arrays[0].profile for tenant in self.tenants.values()]
-        if not self.device.compute > 0 or None in profiles:
+        """Compute, as a fraction of the device's; None if that is not known of a job, or one has several arrays."""
+        arrays = [array for tenant in self.tenants.values() for array in tenant.job.arrays]
+        profiles = [array.profile for array in arrays]
+        if not self.device.compute > 0 or None in profiles or len(arrays) > len(self.tenants):
             return None
         return sum(compute(profile) for profile in profiles if profile is not None) / self.device.compute
 
@@ -68,7 +69,7 @@ class Speeds:
     those that it takes now; no device is observed that holds a job of which that is not known.
 
     As in a simulation, the tuner is not told of a device while no trial waits, or while it holds more than the ratio
-    allows because that has fallen.
+    allows because that has fallen. Nor is it told of one that holds a job of several arrays, which take turns.
 
     Args:
         tuner: is told, and keeps the ratios; jobs on kinds of devices that it leaves alone are not looked at.
@@ -127,7 +128,7 @@ class Speeds:
         """How fast a job was in an epoch that counts."""
         if not 0 < seconds < inf:
             return
-        array = tenant.job.arrays[0]
+        (array,) = tenant.job.arrays
         alike = (array.key, len(tenant.trials), kind)
         if promised <= 1 + _ROUNDING:
             self._alone[alike] = min(seconds, self._alone.get(alike, seconds))

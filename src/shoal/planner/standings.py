@@ -1,9 +1,9 @@
 """Where the trials of a study stand, at hand: what the journal says of them."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 
-from shoal.planner.job import Member
+from shoal.planner.job import Job, Member, Purpose
 from shoal.trial import Trial, TrialState
 
 __all__ = ["Standing", "Standings"]
@@ -64,6 +64,38 @@ class Standings:
         self._all[standing.number] = standing
         standing.state = state
         (self._waiting.add if state is TrialState.PENDING else self._waiting.discard)(standing.number)
+
+    def begin(self, job: str, members: Iterable[Member]) -> None:
+        """A job trains these from now on."""
+        for member in members:
+            standing = self._all[member.trial.number]
+            standing.job = job
+            self.move(standing, TrialState.RUNNING)
+
+    def wait_again(self, failures: Mapping[int, int], *, alone: bool) -> None:
+        """Trials are not trained any more and have not reached their targets.
+
+        Args:
+            failures: their numbers, each with the count of jobs that failed.
+            alone: whether they are to be trained by themselves from now on.
+        """
+        for number, count in failures.items():
+            standing = self._all[number]
+            standing.failures = count
+            self.move(standing, TrialState.PENDING)
+            if alone:
+                self.alone.add(number)
+
+    def present(self, job: Job) -> Job:
+        """A training job with those members that it still trains, from where they are now; any other as it is."""
+        if job.purpose is not Purpose.TRAIN:
+            return job
+        arrays = []
+        for array in job.arrays:
+            standings = [self._all[member.trial.number] for member in array.members]
+            present = tuple(x.member for x in standings if x.state is TrialState.RUNNING and x.job == job.id)
+            arrays.append(replace(array, members=present))
+        return replace(job, arrays=tuple(array for array in arrays if array.members))
 
     def has_waiting(self) -> bool:
         """Whether any trial waits to be trained."""

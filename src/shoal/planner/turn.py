@@ -5,7 +5,7 @@ from collections.abc import Set as AbstractSet
 
 from shoal.cluster.device import Cluster, Device
 from shoal.cost.demand import Demand
-from shoal.cost.estimate import job_demand
+from shoal.cost.estimate import packed_demand
 from shoal.planner.job import Array, ArrayKey, Job, Member, Purpose
 from shoal.planner.partition import Profiles
 from shoal.schedule.action import JobState
@@ -14,7 +14,10 @@ from shoal.schedule.base import JobView
 __all__ = ["Turn"]
 
 PROFILE_MEMBERS = 16
-"""Members of the array that a profile job measures, at most."""
+"""Members of an array that a profile job measures, at most."""
+
+ENOUGH = 3
+"""A key is measured anew when so many times the members wait for whom it was measured, and more of them matter."""
 
 
 class Turn:
@@ -42,57 +45,62 @@ class Turn:
 
     def samples(
         self, waiting: Sequence[tuple[Member, ArrayKey]], running: Sequence[tuple[Job, Device]]
-    ) -> list[tuple[Array, Device]]:
-        """An array to measure for every idle device on whose kind a waiting key is unknown, oldest key first."""
+    ) -> list[tuple[tuple[Array, ...], Device]]:
+        """For every idle device its share of the keys that are unknown on its kind, an array of each, the oldest first.
+
+        Devices that are busy will have shares too, when they are not.
+        """
         members: dict[ArrayKey, list[Member]] = {}
         for member, key in waiting:
             if member.trial.number not in self._alone:
                 members.setdefault(key, []).append(member)
-        measuring = {(job.arrays[0].key, device.kind) for job, device in running if job.purpose is Purpose.PROFILE}
+        measuring = {
+            (array.key, device.kind)
+            for job, device in running
+            if job.purpose is Purpose.PROFILE
+            for array in job.arrays
+        }
         held = {device.name for _, device in running}
-        samples: list[tuple[Array, Device]] = []
-        for device in self.devices:
-            if device.name in held:
-                continue
-            unknown = (key for key in members if self._unknown(key, device) and (key, device.kind) not in measuring)
-            oldest = next(unknown, None)
-            if oldest is not None:
-                start = members[oldest][0].start
-                sample = [member for member in members[oldest] if member.start == start][:PROFILE_MEMBERS]
-                samples.append((Array(oldest, tuple(sample)), device))
-                measuring.add((oldest, device.kind))
-        return samples
+        idle = [device for device in self.devices if device.name not in held]
+        samples = [
+            Array(key, tuple([member for member in group if member.start == group[0].start][:PROFILE_MEMBERS]))
+            for key, group in members.items()
+        ]
+        shares: dict[str, list[Array]] = {device.name: [] for device in idle}
+        for kind in dict.fromkeys(device.kind for device in idle):
+            unknown = [x for x in samples if self._to_measure(x, kind) and (x.key, kind) not in measuring]
+            alike = [shares[device.name] for device in idle if device.kind == kind]
+            most = -(-len(unknown) // sum(device.kind == kind for device in self.devices))
+            for place, array in enumerate(unknown[: most * len(alike)]):
+                alike[place % len(alike)].append(array)
+        return [(tuple(shares[device.name]), device) for device in idle if shares[device.name]]
 
     def ready(self, member: Member, key: ArrayKey) -> bool:
         """Whether a training job may hold the member: its key is known somewhere, or never will be."""
         if not self.devices:
             return False
         known = any(self._profiles(key, device.kind) is not None for device in self.devices)
-        return known or member.trial.number in self._alone or not any(self._unknown(key, d) for d in self.devices)
+        return known or member.trial.number in self._alone or not any(self._unknown(key, d.kind) for d in self.devices)
 
     def reason(self, key: ArrayKey, held: Sequence[tuple[Job, Device]]) -> str:
         """Why a member that is not ready waits."""
         if not self.devices:
             return "no healthy device"
-        if any(job.purpose is Purpose.PROFILE and job.arrays[0].key == key for job, _ in held):
+        if any(job.purpose is Purpose.PROFILE and any(array.key == key for array in job.arrays) for job, _ in held):
             return "its model is being measured"
         return "its model has to be measured first, for which no device is idle"
 
-    def demands(self, array: Array) -> dict[str, Demand]:
-        """Of an array that waits: by the kinds on which it was measured, or a whole device of any kind."""
-        known = [device for device in self.devices if self._profiles(array.key, device.kind) is not None]
-        return {device.kind: self._demand(array, device) for device in known or self.devices}
+    def demands(self, arrays: Sequence[Array]) -> dict[str, Demand]:
+        """Of arrays that wait to be one job: by the kinds on which all were measured, or a whole device of any kind."""
+        known = [device for device in self.devices if all(self._profiles(x.key, device.kind) for x in arrays)]
+        return {device.kind: self._demand(arrays, device) for device in known or self.devices}
 
     def running_view(self, job: Job, device: Device, started: float, now: float) -> JobView:
         """A job on its device, where it stays until it ends; what it demands is what its members still have to do.
 
         A profile job takes all of the device, else company would distort what it measures.
         """
-        if job.purpose is Purpose.PROFILE:
-            demand = _whole(device)
-        else:
-            (array,) = job.arrays
-            demand = self._demand(array, device)
+        demand = _whole(device) if job.purpose is Purpose.PROFILE else self._demand(job.arrays, device)
         where = (device.name,)
         return JobView(
             job.id,
@@ -107,17 +115,25 @@ class Turn:
 
     def memory(self, job: Job, device: Device) -> int:
         """Bytes that a job takes on its device, as far as that is known."""
-        return 0 if job.purpose is Purpose.PROFILE else sum(self._demand(array, device).memory for array in job.arrays)
+        return 0 if job.purpose is Purpose.PROFILE else self._demand(job.arrays, device).memory
 
-    def _unknown(self, key: ArrayKey, device: Device) -> bool:
+    def _unknown(self, key: ArrayKey, kind: str) -> bool:
         """Whether the key can be measured on that kind and was not yet."""
-        return self._profiles(key, device.kind) is None and (key, device.kind) not in self._unmeasurable
+        return self._profiles(key, kind) is None and (key, kind) not in self._unmeasurable
 
-    def _demand(self, array: Array, device: Device) -> Demand:
-        profile = self._profiles(array.key, device.kind)
+    def _to_measure(self, sample: Array, kind: str) -> bool:
+        """Whether its key is unknown, or was measured for far fewer members than these."""
+        profile = self._profiles(sample.key, kind)
         if profile is None:
+            return self._unknown(sample.key, kind)
+        return profile.sample * ENOUGH <= len(sample.members) and (sample.key, kind) not in self._unmeasurable
+
+    def _demand(self, arrays: Sequence[Array], device: Device) -> Demand:
+        measured = [(self._profiles(x.key, device.kind), [member.epochs for member in x.members]) for x in arrays]
+        known = [(profile, epochs) for profile, epochs in measured if profile is not None and epochs]
+        if not arrays or len(known) < len(arrays):
             return _whole(device)
-        return job_demand(profile, [member.epochs for member in array.members], cores=device.cores)
+        return packed_demand(known, cores=device.cores)
 
 
 def _whole(device: Device) -> Demand:

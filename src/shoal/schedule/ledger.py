@@ -7,7 +7,7 @@ from shoal.cluster.device import Cluster, Device, Node
 from shoal.schedule.action import JobState, Refusal, Resume, Start
 from shoal.schedule.base import JobView
 
-__all__ = ["ROUNDING", "Ledger", "Room", "begin"]
+__all__ = ["ROUNDING", "Ledger", "Room", "begin", "bytes_text"]
 
 ROUNDING = 1e-9
 """Fractions of compute and of cores that sum to the limit may exceed it by this."""
@@ -124,7 +124,7 @@ class Ledger:
     def _shortage(self, job: JobView, room: Room) -> str:
         demand = job.demand[room.device.kind]
         if demand.memory > room.memory:
-            return f"needs {_bytes(demand.memory)}, {room.device.name} has {_bytes(room.memory)} free"
+            return f"needs {bytes_text(demand.memory)}, {room.device.name} has {bytes_text(room.memory)} free"
         free = max(0.0, self._cores[room.node.name])
         return f"needs {demand.cores:.3g} CPU cores, node {room.node.name} has {free:.3g} free"
 
@@ -139,7 +139,7 @@ def _excess(job: JobView, room: Room) -> str:
     """What the job asks beyond the whole of a device and its node; empty when it would fit there alone."""
     demand, device, node = job.demand[room.device.kind], room.device, room.node
     if demand.memory > device.memory:
-        return f"needs {_bytes(demand.memory)}, the largest device {device.name} has {_bytes(device.memory)}"
+        return f"needs {bytes_text(demand.memory)}, the largest device {device.name} has {bytes_text(device.memory)}"
     if demand.compute > device.capacity + ROUNDING:
         return f"needs {demand.compute:.3g} of a device's compute, {device.name} offers {device.capacity:.3g}"
     if demand.cores > node.cores + ROUNDING:
@@ -158,6 +158,6 @@ def _listed(kinds: Sequence[str]) -> str:
     return " and ".join(kinds) if kinds else "no device"
 
 
-def _bytes(count: int) -> str:
+def bytes_text(count: int) -> str:
     """Bytes in gigabytes or megabytes, as 9.1 GB or 350 MB."""
     return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.0f} MB"

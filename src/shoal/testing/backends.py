@@ -142,7 +142,7 @@ def check_changes(make: MakeBackend, directory: Path) -> None:
         backend.start(scripted_job("one"), _CPU)
         backend.start(scripted_job("two"), _OTHER_CPU)
         backend.change("one", Change(leave=frozenset({2})))
-        backend.change("one", Change(join=(joining,)))
+        backend.change("one", Change(join=(Array(ArrayKey("structure", "data", 32), (joining,)),)))
         heard: dict[str, list[Report]] = {"one": [], "two": []}
         deadline = time.monotonic() + _PATIENCE_SECONDS
         while len(heard["one"]) < 2:
@@ -287,7 +287,9 @@ def _report(job: str, epoch: int) -> Reported:
 
 
 def _profiles_and_reports(job: Job, device: Device, orders: Orders) -> Iterator[Event]:
-    yield Profiled(job.id, Profile({1: 0.001, 8: 0.002}, 40, 10, 2**20, 2**10, compute=0.5, cores=1.0))
+    yield Profiled(
+        job.id, job.arrays[0].key, Profile({1: 0.001, 8: 0.002}, 40, 10, 2**20, 2**10, compute=0.5, cores=1.0)
+    )
     for epoch in range(1, 4):
         yield _report(job.id, epoch)
 
@@ -307,7 +309,8 @@ def _reports_changes(job: Job, device: Device, orders: Orders) -> Iterator[Event
         for change in orders.changes():
             assert job.id == "one", f"job {job.id!r} sees {change}"
             reports += (Report(number, _LEFT) for number in change.leave)
-            reports += (Report(member.trial.number, _JOINED) for member in change.join)
+            members = (member for array in change.join for member in array.members)
+            reports += (Report(member.trial.number, _JOINED) for member in members)
         yield Reported(job.id, tuple(reports))
 
 

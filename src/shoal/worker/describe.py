@@ -8,12 +8,13 @@ from typing import Any
 import torch
 from torch import nn
 
+from shoal.fuse.randomness import reseed
 from shoal.fuse.structure import digest, entries
 from shoal.planner.job import ArrayKey
 from shoal.task import Task
 from shoal.trial import Trial
 from shoal.worker.data import DataSets
-from shoal.worker.learner import batch_size, check_optimizer, checked, optimizers_in, reseed
+from shoal.worker.learner import batch_size, check_optimizer, checked, optimizers_in
 from shoal.worker.reading import ReadConfig
 
 __all__ = ["Describer"]

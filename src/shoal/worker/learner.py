@@ -1,12 +1,10 @@
 """A trial as a worker holds it: the user's model, optimizer and scheduler, and how far they have come."""
 
-import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -14,6 +12,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils import _pytree as pytree
 
 from shoal.errors import TaskError
+from shoal.fuse.randomness import reseed
 from shoal.planner.job import Member
 from shoal.task import Task
 from shoal.trial import Config, Report, Trial
@@ -27,7 +26,6 @@ __all__ = [
     "check_scalar",
     "checked",
     "optimizers_in",
-    "reseed",
     "wait",
 ]
 
@@ -166,18 +164,6 @@ def batch_size(task: Task, config: Config) -> int:
     if size < 1:
         raise TaskError(f"the task's `batch_size` must return a positive integer, got {size}")
     return size
-
-
-def reseed(seed: int, device: torch.device) -> None:
-    """Seed the generators of Python, NumPy and torch, which user code draws from.
-
-    `torch.manual_seed` does the same for torch, and takes half a millisecond for it.
-    """
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
-    torch.default_generator.manual_seed(seed)
-    if device.type == "cuda":
-        torch.cuda.manual_seed(seed)
 
 
 def wait(device: torch.device) -> None:

@@ -11,9 +11,10 @@ import torch
 
 from shoal.cost.demand import Profile
 from shoal.fuse.frozen import lend_frozen
+from shoal.pack.batches import Batches, epoch_order
 from shoal.planner.job import Array
 from shoal.task import Task
-from shoal.worker.data import Batches, DataSets, epoch_order
+from shoal.worker.data import DataSets
 from shoal.worker.learner import Learner, build, wait
 from shoal.worker.stepper import MixedEpochsError, Stepper, make_stepper
 
@@ -23,14 +24,14 @@ ITERATIONS = 10
 """Training steps at each size; the first is dropped."""
 
 SIZES = (1, 4, 16)
-"""Members that are trained together; where the array has fewer, some are taken again."""
+"""Members that are trained together, where there are so many; and all of them."""
 
 SMALLER, LARGER = 8, 32
 """Measured as well: the one if of `SIZES` the largest is not the best, else the other, for the best may be beyond."""
 
 
 def measure(task: Task, sets: DataSets, array: Array, device: torch.device, memory: int) -> Profile:
-    """Train members of an array for a few steps at each of `SIZES`, in turns; nothing of it is kept.
+    """Train members of an array for a few steps at each of `SIZES` that it may come to, in turns; nothing is kept.
 
     Args:
         task: the user's.
@@ -42,12 +43,15 @@ def measure(task: Task, sets: DataSets, array: Array, device: torch.device, memo
     config = array.members[0].trial.config
     train, valid = sets.of(config)
     size = array.key.batch_size
-    base = _memory(device)
-    steppers = {1: _stepper(task, array, 1, device)}
     first = next(_batches(train, array))
+    unfilled = train.unfilled + valid.unfilled  # before the base is taken: on a GPU they are part of it
+    base = _memory(device)
+    begun = time.perf_counter()
+    steppers = {1: _stepper(task, array, 1, device)}
+    built = time.perf_counter() - begun
     steppers[1].train_step([first], [0])
     member = max(_memory(device) - base, 4 * _bytes(steppers[1]))  # weights, gradients, two of optimizer state
-    for members in SIZES[1:]:
+    for members in sorted({min(size, len(array.members)) for size in SIZES} - {1}):
         if (members + sum(steppers)) * member < memory / 2:
             steppers[members] = _stepper(task, array, members, device)
     seconds: dict[int, list[float]] = {members: [] for members in steppers}
@@ -68,19 +72,24 @@ def measure(task: Task, sets: DataSets, array: Array, device: torch.device, memo
     weights, largest = _bytes(steppers[1]), max(steppers)
     steppers.clear()
     shortest = {members: min(times[1:]) for members, times in seconds.items()}
-    anew, mixing = _mixed(task, train, array, largest, device)
+    anew, mixing = shortest[1] + built, None
+    if largest > 1:
+        anew, mixing = _mixed(task, train, array, largest, device)
     cores = cpu / max(wall - delayed, cpu / torch.get_num_threads())
     return Profile(
         step_seconds=shortest,
         epoch_steps=train.steps(size),
         validation_steps=valid.steps(size),
-        base_memory=base,
+        base_memory=base + unfilled,
         member_memory=max((_memory(device) - base) // largest, 4 * weights),
         compute=_utilisation(device, cores),
         cores=cores,
         fuse_seconds={largest: max(0.0, anew - shortest[largest])},
         mixing=None if mixing is None else mixing / shortest[largest],
         fused_gain=gains,
+        fetch_seconds=train.fetch_seconds / max(1, train.fetched) * size,
+        sharing=train.sharing,
+        sample=len(array.members),
     )
 
 
@@ -94,8 +103,6 @@ def _mixed(task: Task, train: Batches, array: Array, members: int, device: torch
     began = time.perf_counter()
     stepper = _stepper(task, array, members, device)
     anew = time.perf_counter() - began + _timed(stepper, pairs[0][:1] * members, 0, device)
-    if members == 1:
-        return anew, None
     for b, learner in enumerate(stepper.learners):
         learner.epoch = b % 2
     try:

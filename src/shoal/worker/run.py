@@ -15,39 +15,44 @@ from shoal.planner.orders import Orders
 from shoal.task import Task
 from shoal.worker.data import DataSets
 from shoal.worker.describe import Describer
+from shoal.worker.lane import Workshop
 from shoal.worker.paused import Paused
 from shoal.worker.profile import measure
 from shoal.worker.startup import postpone_compiler
 from shoal.worker.train import Trainer
 
-__all__ = ["run"]
+__all__ = ["prepare", "run"]
 
 
 def run(job: Job, device: Device, workplace: Workplace, orders: Orders) -> Iterator[Event]:
     """Do what the job's purpose says."""
+    workshop, describer = prepare(device, workplace)
+    match job.purpose:
+        case Purpose.SURVEY:
+            yield Surveyed(job.id, *describer.survey([member.trial for member in job.members]))
+        case Purpose.PROFILE:
+            for array in job.arrays:
+                if orders.stopping():
+                    return
+                profile = measure(workshop.task, workshop.sets, array, workshop.device, device.memory)
+                yield Profiled(job.id, array.key, profile)
+        case Purpose.TRAIN:
+            yield from Trainer(job, workshop, describer, orders, workplace.checkpoint_seconds).run()
+
+
+def prepare(device: Device, workplace: Workplace) -> tuple[Workshop, Describer]:
+    """Make this process, and the task in it, ready for work on a device."""
     place = torch.device(device.name if device.is_cuda else "cpu")
     torch.set_num_threads(device.cores)
     if place.type == "cuda":
         torch.cuda.set_device(place)
     postpone_compiler()
-    task, sets, describer, paused = _prepared(workplace.task, place, workplace.directory)
-    match job.purpose:
-        case Purpose.SURVEY:
-            yield Surveyed(job.id, *describer.survey([member.trial for member in job.members]))
-        case Purpose.PROFILE:
-            yield Profiled(job.id, measure(task, sets, job.arrays[0], place, device.memory))
-        case Purpose.TRAIN:
-            trainer = Trainer(job.id, task, sets, describer, paused, place, workplace, orders)
-            for array in job.arrays:
-                yield from trainer.run(array)
+    return _prepared(workplace.task, place, workplace.directory)
 
 
 @lru_cache(maxsize=1)
-def _prepared(pickled: bytes, device: torch.device, directory: Path) -> tuple[Task, DataSets, Describer, Paused]:
-    """What the next job of the study in a directory can use again in this process.
-
-    The task, its data sets, what is known of its models, and trials that have paused.
-    """
+def _prepared(pickled: bytes, device: torch.device, directory: Path) -> tuple[Workshop, Describer]:
+    """What the next job of the study in a directory can use again in this process."""
     try:
         task: Task = cloudpickle.loads(pickled)
     except (ImportError, AttributeError) as error:
@@ -55,4 +60,4 @@ def _prepared(pickled: bytes, device: torch.device, directory: Path) -> tuple[Ta
             f"the task cannot be loaded in a worker: {error}; define it in a module on sys.path or in the script itself"
         ) from error
     sets = DataSets(task, device)
-    return task, sets, Describer(task, sets), Paused()
+    return Workshop(task, sets, Paused(), device, directory), Describer(task, sets)

@@ -31,7 +31,7 @@ def _undecorated(method: Callable[..., Any]) -> Callable[..., Any]:
     def run(*args: Any, **kwargs: Any) -> Any:
         if "torch._dynamo" not in sys.modules:
             return inner(*args, **kwargs)
-        delattr(inner, _MARK)
+        vars(inner).pop(_MARK, None)  # another thread may have done so
         return method(*args, **kwargs)
 
     return run

@@ -1,15 +1,16 @@
-"""From an exception to the outcome of a job and a message that its user can act on."""
+"""From an exception to the outcome of a job, or of an array of it, and a message that its user can act on."""
 
 import errno
 import traceback
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
-from shoal.backend.base import Ended, Outcome
 from shoal.errors import StorageFullError, TaskError
+from shoal.planner.event import Outcome
 
-__all__ = ["failed", "outcome_of", "user_traceback"]
+__all__ = ["log_path", "outcome_of", "recorded", "user_traceback"]
 
 _PACKAGE = __name__.partition(".")[0]
 
@@ -41,14 +42,23 @@ def outcome_of(error: BaseException) -> Outcome:
     return Outcome.RAISED
 
 
-def failed(job: str, error: BaseException, log: Path) -> Ended:
-    """The end of a job that raised.
+def log_path(directory: Path, job: str) -> Path:
+    """The file with a job's output and, if it failed, its full traceback.
 
     Args:
+        directory: of the study.
         job: its id.
-        error: what it raised.
-        log: where the full traceback stands.
     """
+    return directory / "logs" / f"{job}.log"
+
+
+def recorded(error: BaseException, log: Path) -> tuple[Outcome, str]:
+    """The outcome of what raised, and a message that names the log, to which the full traceback is added."""
+    # A disk without room for the log must not hide why the job failed.
+    with suppress(OSError):
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("a", encoding="utf-8") as file:
+            file.writelines(traceback.format_exception(error))
     outcome = outcome_of(error)
     if outcome is Outcome.RAISED:
         text = user_traceback(error)
@@ -58,7 +68,7 @@ def failed(job: str, error: BaseException, log: Path) -> Ended:
         text = str(error)
     else:
         text = "".join(traceback.format_exception_only(error))
-    return Ended(job, outcome, f"{text.rstrip()}\nLog: {log}")
+    return outcome, f"{text.rstrip()}\nLog: {log}"
 
 
 def user_traceback(error: BaseException) -> str:

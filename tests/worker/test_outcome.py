@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from shoal.backend.base import Outcome
-from shoal.backend.outcome import failed, outcome_of, user_traceback
 from shoal.backend.perform import resolve
 from shoal.errors import CheckpointError, StorageFullError, TaskError
+from shoal.planner.event import Outcome
+from shoal.worker.outcome import outcome_of, recorded, user_traceback
 
 
 class OutOfMemoryError(RuntimeError):
@@ -128,8 +128,10 @@ def test_a_traceback_of_the_package_alone_is_kept() -> None:
         pytest.param(ValueError("bad"), "ValueError: bad\nLog: job.log", id="raised"),
     ],
 )
-def test_the_message_names_what_was_raised_and_the_log(error: Exception, message: str) -> None:
-    assert failed("job", error, Path("job.log")).message == message
+def test_the_message_names_what_was_raised_and_the_log(error: Exception, message: str, tmp_path: Path) -> None:
+    log = tmp_path / "logs" / "job.log"
+    assert recorded(error, log)[1] == message.replace("job.log", str(log))
+    assert type(error).__name__ in log.read_text()
 
 
 def test_the_translation_imports_no_torch() -> None:

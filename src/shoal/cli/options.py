@@ -1,0 +1,87 @@
+"""Arguments and options that several commands have, and how all of them print."""
+
+import json
+import sys
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console, RenderableType
+
+from shoal.backend.registry import BACKENDS
+from shoal.planner.packing.registry import PACKINGS
+from shoal.schedule.registry import POLICIES
+
+__all__ = [
+    *("AsJson", "Backend", "Devices", "File", "Packing", "Policy", "Script", "StudyDirectory"),
+    *("all_of", "device_list", "print_json", "print_table", "say"),
+]
+
+_PIPE_WIDTH = 200
+"""Of a table that no terminal limits, in characters."""
+
+
+def _one_of(names: Collection[str]) -> Callable[[str | None], str | None]:
+    def check(value: str | None) -> str | None:
+        if value is not None and value not in names:
+            raise typer.BadParameter(f"{value!r} is not one of {', '.join(names)}")
+        return value
+
+    return check
+
+
+def all_of(names: Collection[str]) -> Callable[[list[str] | None], list[str] | None]:
+    """A check of an option that may be given several times."""
+    check = _one_of(names)
+
+    def check_all(values: list[str] | None) -> list[str] | None:
+        for value in values or ():
+            check(value)
+        return values
+
+    return check_all
+
+
+def device_list(value: str | None) -> str | list[str] | None:
+    """ "cuda:0,cuda:1" as the list that `tune` takes."""
+    return value.split(",") if value is not None and "," in value else value
+
+
+File = Annotated[
+    Path, typer.Argument(metavar="FILE", exists=True, dir_okay=False, help="Python file that calls shoal.tune.")
+]
+Script = Annotated[
+    list[str] | None, typer.Argument(metavar="ARGS", help="Given to the file; options of its own after --.")
+]
+StudyDirectory = Annotated[
+    Path, typer.Argument(metavar="DIR", exists=True, file_okay=False, help="Directory of a study.")
+]
+Devices = Annotated[str | None, typer.Option(help='"auto", "cpu:2", "cuda", "cuda:0,cuda:1" ...')]
+Policy = Annotated[
+    str | None, typer.Option(callback=_one_of(POLICIES), help=f"Which job runs where: {', '.join(POLICIES)}.")
+]
+Packing = Annotated[
+    str | None,
+    typer.Option(callback=_one_of(PACKINGS), help=f"Which arrays share a process: {', '.join(PACKINGS)}."),
+]
+Backend = Annotated[
+    str | None, typer.Option(callback=_one_of(BACKENDS), help=f"What runs the jobs: {', '.join(BACKENDS)}.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+
+
+def print_table(what: RenderableType) -> None:
+    """Print what rich can show, as wide as the terminal is."""
+    console = Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH)
+    console.print(what)
+
+
+def print_json(value: object) -> None:
+    """Print a line of JSON."""
+    typer.echo(json.dumps(value))
+
+
+def say(line: str) -> None:
+    """Tell the user something that is no result."""
+    typer.echo(f"shoal: {line}", err=True)

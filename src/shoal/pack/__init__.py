@@ -1,0 +1,6 @@
+"""Packs: several models in one process, fed by one data stream."""
+
+from shoal.pack.loaded import Loaded, free, load
+from shoal.pack.pack import Pack
+
+__all__ = ["Loaded", "Pack", "free", "load"]

@@ -1,0 +1,227 @@
+"""A data set as batches on a device, of any sizes at once, for all who walk over it in this process."""
+
+import logging
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset, Subset, TensorDataset, default_collate
+
+from shoal.cost.demand import Sharing
+from shoal.errors import TaskError
+from shoal.fuse.randomness import OtherGenerators, forked, generators, reseed
+from shoal.pack.fetch import Fetcher
+from shoal.pack.kept import Kept, kept_bytes
+from shoal.pack.samples import kind, same
+from shoal.pack.source import Cut, DrawsError, Source, UnevenError
+from shoal.pack.whole import Whole
+from shoal.pack.window import Window
+from shoal.trial import derive_seed
+
+__all__ = ["Batches", "epoch_order"]
+
+_log = logging.getLogger("shoal.pack")
+
+RESIDENT_BYTES = 1 << 30
+"""A data set up to this size is kept on the device as a whole."""
+
+LOOKED_AT = 8
+"""Samples that tell what a data set is where no batch was asked for yet."""
+
+
+def epoch_order(samples: int, data_seed: int, epoch: int) -> Tensor:
+    """The order in which an epoch visits the training set, int64 [samples].
+
+    Args:
+        samples: size of the training set.
+        data_seed: of the trial.
+        epoch: epochs finished before this one.
+    """
+    generator = torch.Generator().manual_seed(derive_seed(data_seed, "epoch", epoch))
+    return torch.randperm(samples, generator=generator)
+
+
+class Batches:
+    """A data set, cut into batches on a device; what a batch is does not depend on who else walks over the data set.
+
+    Tensor data sets move to the device at once where they are small, and a batch is one indexing. Of any other data set
+    samples are fetched one by one and collated, and as much as possible of that is done once for all walks: samples
+    are kept if they draw nothing and fit in `RESIDENT_BYTES` together, else held for walks that keep abreast; where
+    they draw, whole batches are, for walks of the same batch size. What a data set is, its first samples show.
+
+    Args:
+        dataset: with a length and indices.
+        device: where batches go.
+        name: for messages.
+        shared_augmentation: what is drawn for a sample belongs to the sample and the walk's seed, not to the batch.
+
+    Raises:
+        TaskError: it has no length or no indices, or is empty.
+    """
+
+    def __init__(
+        self, dataset: Dataset[Any], device: torch.device, name: str, shared_augmentation: bool = False
+    ) -> None:
+        if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
+            raise TaskError(f"the {name} set must have a length and indices, got {type(dataset).__name__}")
+        self.samples = len(dataset)
+        if self.samples == 0:
+            raise TaskError(f"the {name} set is empty")
+        self._device = device
+        self._name = name
+        self._shared_augmentation = shared_augmentation
+        self._fetcher = Fetcher(dataset, device)
+        self._source: Source | None = None
+        self._walks: list[int] = []  # the batch sizes of those under way
+        self._largest = 0
+        self._resident: list[Tensor] | None = None
+        tensors = _tensors(dataset)
+        if tensors is not None and sum(tensor.nbytes for tensor in tensors) <= RESIDENT_BYTES:
+            self._resident = [tensor.to(device) for tensor in tensors]
+
+    @property
+    def fetched(self) -> int:
+        """Samples asked of the data set so far, but for those that were asked for to find out what they are."""
+        return self._fetcher.fetched
+
+    @property
+    def fetch_seconds(self) -> float:
+        """Wall time that they took."""
+        return self._fetcher.seconds
+
+    @property
+    def sharing(self) -> Sharing:
+        """What walks can share; a few samples are fetched for that if there was no batch yet."""
+        if self._resident is not None:
+            return "resident"
+        return self._known().sharing
+
+    @property
+    def unfilled(self) -> int:
+        """Bytes of main memory that the samples still to be kept will take."""
+        source = None if self._resident is not None else self._known()
+        return source.unfilled if isinstance(source, Kept) else 0
+
+    def steps(self, batch_size: int) -> int:
+        """Batches of one pass."""
+        return math.ceil(self.samples / batch_size)
+
+    def walk(
+        self, batch_size: int, order: Tensor | None = None, first: int = 0, seed: int | None = None
+    ) -> Iterator[Any]:
+        """One pass.
+
+        Args:
+            batch_size: of all batches but perhaps the last.
+            order: indices of the samples, int64 [samples]; as they are by default.
+            first: number of the first batch to give; those before are skipped unread.
+            seed: what data sets draw for a batch depends on it and the batch's number, or the sample's index where
+                augmentation is shared. After each batch the generators of Python, NumPy and torch are seeded by it and
+                the batch's number, so that what user code draws does not depend on how the batch was come by.
+        """
+        if self._resident is not None:
+            yield from self._walk_resident(self._resident, batch_size, order, first, seed)
+            return
+        order = torch.arange(self.samples, device="cpu") if order is None else order.cpu()
+        there = order.to(self._device)
+        with generators:
+            self._walks.append(batch_size)
+            self._largest = max(self._largest, batch_size)
+        try:
+            for number in range(first, self.steps(batch_size)):
+                part = slice(number * batch_size, (number + 1) * batch_size)
+                with generators:  # lanes may walk in threads
+                    held = 2 * max(self._largest, sum(self._walks))
+                    batch = self._batch(Cut(order[part], there[part], number, seed, len(self._walks), held))
+                    self._reseed(seed, number)
+                yield batch
+        finally:
+            with generators:
+                self._walks.remove(batch_size)
+                if not self._walks and self._source is not None:
+                    self._source.rest()
+
+    def _walk_resident(
+        self, tensors: list[Tensor], batch_size: int, order: Tensor | None, first: int, seed: int | None
+    ) -> Iterator[Any]:
+        if order is not None:
+            order = order.to(self._device)
+        for number in range(first, self.steps(batch_size)):
+            part = slice(number * batch_size, (number + 1) * batch_size)
+            with generators:
+                self._reseed(seed, number)
+            # A batch is its user's own: what is done to it in place must not reach the data.
+            if order is None:
+                yield [tensor[part].clone() for tensor in tensors]
+            else:
+                rows = order[part]
+                yield [tensor.index_select(0, rows) for tensor in tensors]
+
+    def _reseed(self, seed: int | None, number: int) -> None:
+        if seed is not None:
+            reseed(derive_seed(seed, "batch", number), self._device)
+
+    def _batch(self, cut: Cut) -> Any:
+        if self._source is None:
+            self._source = self._found_out(list(dict.fromkeys(cut.at.tolist())))
+        while True:
+            try:
+                return self._source.batch(cut)
+            except UnevenError:
+                self._source = Window(self._fetcher, self._device)
+            except DrawsError:
+                self._source = self._drawing()
+
+    def _known(self) -> Source:
+        with generators:
+            if self._source is None:
+                self._source = self._found_out(list(range(min(self.samples, LOOKED_AT))))
+            return self._source
+
+    def _found_out(self, indices: list[int]) -> Source:
+        """What makes batches of samples such as these; no generator is seen to have moved."""
+        others = OtherGenerators()
+        with forked([torch.device(self._device).index or 0] if self._device.type == "cuda" else []):
+            try:
+                return self._fitting(indices)
+            except DrawsError:
+                return self._drawing()
+            finally:
+                others.restore()
+
+    def _fitting(self, indices: list[int]) -> Source:
+        looked_at = self._fetcher.look(indices)
+        samples = self._fetcher.fetch_undrawn(indices)
+        if not all(map(same, looked_at, samples)):
+            _log.warning(
+                "the %s set gives other samples when asked once more, but draws nothing from the generators that are "
+                "seeded: trials alone and in company may differ; draw from torch's default generator instead",
+                self._name,
+            )
+            return self._drawing()
+        size = None
+        if all(kind(sample) == kind(samples[0]) for sample in samples):
+            size = kept_bytes(default_collate(samples), len(samples), self.samples)
+        source: Kept | Window
+        if size is None or size > RESIDENT_BYTES:
+            source = Window(self._fetcher, self._device)
+        else:
+            source = Kept(self._fetcher, self.samples, samples[:1], self._device)
+        source.put(indices, samples)
+        return source
+
+    def _drawing(self) -> Source:
+        if self._shared_augmentation:
+            return Window(self._fetcher, self._device, seeded=True)
+        return Whole(self._fetcher, self._device)
+
+
+def _tensors(dataset: Dataset[Any]) -> list[Tensor] | None:
+    """The data of a `TensorDataset`, or of a part of one as `random_split` makes it; None of anything else."""
+    if type(dataset) is TensorDataset:
+        return list(dataset.tensors)
+    if type(dataset) is Subset and (whole := _tensors(dataset.dataset)) is not None:
+        return [tensor[torch.as_tensor(dataset.indices)] for tensor in whole]
+    return None

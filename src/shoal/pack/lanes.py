@@ -1,0 +1,125 @@
+"""What takes turns in a process, and one round of it."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from threading import Lock
+from typing import Protocol
+
+__all__ = ["Failure", "Lane", "Round"]
+
+
+class Lane(Protocol):
+    """What takes turns: an array in training, with a data stream that it may share with others.
+
+    It is known by its identity and must allow weak references. Nothing here is called from two threads at once, but
+    other lanes may be stepping in other threads meanwhile, if all are `threadable`.
+    """
+
+    @property
+    def position(self) -> int:
+        """Samples it has taken in; grows with every step. Those of lanes that come first are equal where these are
+        level, such as at one place of an epoch."""
+
+    @property
+    def settled(self) -> bool:
+        """Whether its own search for the fastest way to step is over."""
+
+    @property
+    def abreast(self) -> bool:
+        """Whether it shares samples only with lanes that are at the same place in the data."""
+
+    @property
+    def threadable(self) -> bool:
+        """Whether it may step in a thread of its own: what it changes, the generators of random numbers included, is
+        its own or behind a lock."""
+
+    def advance(self) -> bool:
+        """Take one step; False when that ended an epoch, or when there was nothing to do.
+
+        On a GPU it may run on a stream of its own. That waits for all that was begun before the round, and what comes
+        after the round waits for it; what lanes hand each other within a round is theirs to synchronise.
+        """
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A lane that raised; the others are as if it had not been there.
+
+    Args:
+        lane: which; what a step leaves half done stays so.
+        error: what it raised.
+    """
+
+    lane: Lane
+    error: Exception
+
+
+class Round:
+    """Lanes on their way to a common place in the data; those furthest behind go first. Threads may share one.
+
+    Args:
+        lanes: which take part.
+        progress: how far a lane is, in samples.
+        goal: a lane is through when it is so far.
+        interrupted: asked after every step; True ends the round.
+        advance: lets a lane take one step, as its own `advance` does.
+    """
+
+    def __init__(
+        self,
+        lanes: Iterable[Lane],
+        progress: Callable[[Lane], int],
+        goal: int,
+        interrupted: Callable[[], bool],
+        advance: Callable[[Lane], bool],
+    ) -> None:
+        self.failures: list[Failure] = []
+        self.stopped = False
+        self._advance = advance
+        self._progress = progress
+        self._goal = goal
+        self._interrupted = interrupted
+        self._waiting = [lane for lane in lanes if progress(lane) < goal]
+        self._lock = Lock()
+
+    def run(self, stretch: int | None) -> None:
+        """Let the lane furthest behind take some steps, then again the one that is so then, until all are through.
+
+        Args:
+            stretch: steps that a lane takes at most before another may have its turn; None: no limit.
+        """
+        while (lane := self._take()) is not None:
+            taken = 0
+            while self._step(lane):
+                taken += 1
+                if taken == stretch:
+                    self._put_back(lane)
+                    break
+
+    def stop(self) -> None:
+        """End the round after the steps that are under way."""
+        self.stopped = True
+
+    def _step(self, lane: Lane) -> bool:
+        """Let a lane take a step; returns whether it is to take another in this round."""
+        try:
+            goes_on = self._advance(lane)
+        except Exception as error:  # not hidden: the caller is given it, with the lane that it belongs to
+            self.failures.append(Failure(lane, error))
+            goes_on = False
+        if self._interrupted():
+            self.stop()
+        return goes_on and not self.stopped and self._progress(lane) < self._goal
+
+    def _take(self) -> Lane | None:
+        """The lane furthest behind of those that no thread has; a thread that finds none is not needed any more."""
+        with self._lock:
+            if self.stopped or not self._waiting:
+                return None
+            lane = min(self._waiting, key=self._progress)
+            self._waiting.remove(lane)
+            return lane
+
+    def _put_back(self, lane: Lane) -> None:
+        with self._lock:
+            self._waiting.append(lane)

@@ -1,0 +1,230 @@
+"""Several loaded models on one data stream (Pack, section 3)."""
+
+import logging
+from collections.abc import Iterable
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+
+from shoal.errors import PackError
+from shoal.pack.loaded import Loaded, Loss, MakeOptimizers, free, load
+from shoal.pack.rows import Rows
+from shoal.pack.turns import Turns
+
+__all__ = ["Pack"]
+
+_log = logging.getLogger("shoal.pack")
+
+
+class _Seat:
+    """A member at its place in the data stream: a `Lane`.
+
+    Args:
+        member: what was loaded.
+        rows: of the pack; those that come from now on are for the member too.
+    """
+
+    def __init__(self, member: Loaded, rows: Rows) -> None:
+        self.member = member
+        self.position = rows.end
+        self.steps = 0
+        self.losses: list[Tensor] = []
+        self.flushing = False
+        self._rows = rows
+
+    @property
+    def settled(self) -> bool:
+        return self.member.settled
+
+    @property
+    def abreast(self) -> bool:
+        """No: the rows that a member is to take in are there."""
+        return False
+
+    @property
+    def threadable(self) -> bool:
+        return not torch.is_autocast_enabled("cpu")  # which a thread of its own would not know of
+
+    @property
+    def ready(self) -> bool:
+        """Whether there are rows for a step."""
+        left = self._rows.end - self.position
+        return left >= self.member.batch_size or (self.flushing and left > 0)
+
+    def advance(self) -> bool:
+        if not self.ready:
+            return False
+        last = min(self.position + self.member.batch_size, self._rows.end)
+        losses = self.member.step(self._rows.take(self.position, last))
+        self.position = last
+        self.steps += 1
+        self.losses.append(losses)
+        return self.ready
+
+    def collect(self) -> Tensor:
+        """The losses since the last call, [steps, B]."""
+        losses, self.losses = self.losses, []
+        if losses:
+            return torch.stack(losses)
+        return next(self.member.array.parameters()).new_empty(0, len(self.member.models))
+
+
+@final
+class Pack:
+    """Trains several members in one process: each batch is drawn once and moved to the device once for all of them.
+
+    A member takes batches of its own size out of what comes, in the order in which it comes: out of 100 rows one of 50
+    takes two steps; one of 80 takes one, and keeps 20 rows for its next. So each learns what it would learn alone from
+    the same rows, cut to its batch size. In which order members step, and on a GPU on which streams, is chosen by
+    measurement; it changes nothing but the time.
+
+    A member whose step raises leaves the pack, and the others go on; `failed` says what it raised, and so does the log.
+
+    Args:
+        members: what `load` returned, all on one device.
+        threads: members may step in so many threads at once, on a CPU, if that is faster; their losses are then to
+            share nothing that they change. By default all step in the thread that calls.
+
+    Raises:
+        PackError: members on different devices, one that was freed, or two that hold the same model or parameter.
+    """
+
+    def __init__(self, members: Iterable[Loaded], threads: int = 1) -> None:
+        members = list(members)
+        for member in members:
+            if not isinstance(member, Loaded):
+                raise PackError(f"`members` must be what `load` returned, got {type(member).__name__} among them")
+        if not members:
+            raise PackError("a pack needs at least one member; load a model first")
+        self.failed: dict[Loaded, PackError] = {}
+        """Members that have left because their step raised: the error names the member, its cause is what it raised."""
+        self._device = members[0].device
+        self._rows = Rows(self._device)
+        self._turns = Turns(self._device, threads=threads)
+        self._seats: list[_Seat] = []
+        for member in members:
+            self._seat(member)
+
+    @property
+    def members(self) -> tuple[Loaded, ...]:
+        """Those that are in training."""
+        return tuple(seat.member for seat in self._seats)
+
+    def load(self, model: nn.Module, *, optimizer: MakeOptimizers, loss: Loss, batch_size: int) -> Loaded:
+        """Bring one more model into the pack; see `shoal.pack.load`. It takes part from the next batch on."""
+        member = load(model, self._device, optimizer=optimizer, loss=loss, batch_size=batch_size)
+        self._seat(member)
+        return member
+
+    def free(self, member: Loaded) -> list[dict[str, Any]]:
+        """Take a member, or one that has failed, out of the pack and off the device; see `shoal.pack.free`.
+
+        Rows that it has kept for its next batch are not trained on; after `end_epoch` there are none.
+
+        Raises:
+            PackError: it is not in this pack.
+        """
+        left = [seat for seat in self._seats if seat.member is not member]
+        if len(left) == len(self._seats) and member not in self.failed:
+            raise PackError(f"{member!r} is not in this pack; it holds {list(self.members)}")
+        checkpoints = free(member)
+        self._seats = left
+        self.failed.pop(member, None)
+        return checkpoints
+
+    def step(self, batch: Any) -> dict[Loaded, Tensor]:
+        """Train all members on a batch, of any size.
+
+        Args:
+            batch: a tensor or a nest of tensors whose first axis are the rows; wherever they are. A member is given
+                rows nested in the same way.
+
+        Returns:
+            The losses of each member's steps, [steps, B], part of no graph; B is 1 for a plain model, and there may be
+            no step. Members that have failed are not in it.
+
+        Raises:
+            PackError: there are no members (any more), or the batch is not what it is to be; nothing is changed then.
+        """
+        self._check_any()
+        self._rows.add(batch)
+        return self._go()
+
+    def end_epoch(self) -> dict[Loaded, Tensor]:
+        """Let each member take the rows that it has kept as a last, smaller batch; returns the losses as `step` does.
+
+        Raises:
+            PackError: there are no members (any more).
+        """
+        self._check_any()
+        for seat in self._seats:
+            seat.flushing = True
+        try:
+            return self._go()
+        finally:
+            for seat in self._seats:
+                seat.flushing = False
+
+    def _go(self) -> dict[Loaded, Tensor]:
+        """Let all members take the steps that there are rows for."""
+        while any(seat.ready for seat in self._seats):
+            for failure in self._turns.round(self._seats, _never):
+                seat = next(seat for seat in self._seats if seat is failure.lane)
+                self._seats.remove(seat)
+                self.failed[seat.member] = _explained(seat, failure.error)
+                _log.warning("%s leaves the pack: %s", seat.member, self.failed[seat.member], exc_info=failure.error)
+        self._rows.drop(min((seat.position for seat in self._seats), default=self._rows.end))
+        self._check_any()
+        return {seat.member: seat.collect() for seat in self._seats}
+
+    def _seat(self, member: Loaded) -> None:
+        if member.device != self._device:
+            raise PackError(
+                f"{member!r} is on {member.device}, others of the pack are on {self._device}; load all on one device"
+            )
+        for seat in self._seats:
+            shared = _shared(seat.member, member)
+            if shared is not None:
+                raise PackError(
+                    f"{seat.member!r} and {member!r} both hold {shared}; give each a model of its own (copy.deepcopy)"
+                )
+        self._seats.append(_Seat(member, self._rows))
+
+    def _check_any(self) -> None:
+        if self._seats:
+            return
+        if self.failed:
+            last = next(reversed(self.failed.values()))
+            raise PackError(f"all members of the pack have failed, the last with: {last}") from last
+        raise PackError("the pack has no members any more; bring in a model with its `load`")
+
+
+def _explained(seat: _Seat, error: Exception) -> PackError:
+    """What became of a member, in words."""
+    what = f"{type(error).__name__}: {error}"
+    if seat.steps:
+        explained = PackError(f"{seat.member!r} failed at its step {seat.steps + 1} in the pack: {what}")
+    else:
+        explained = PackError(
+            f"{seat.member!r} failed at its first step in the pack: {what}. All members are given the same rows: if "
+            "this one takes inputs of another shape or kind, train it in another pack"
+        )
+    explained.__cause__ = error
+    return explained
+
+
+def _shared(first: Loaded, second: Loaded) -> str | None:
+    """What two members have in common, in words, or None."""
+    if any(model is other for model in first.models for other in second.models):
+        return "the same model"
+    own = {id(tensor) for model in first.models for tensor in (*model.parameters(), *model.buffers())}
+    for model in second.models:
+        for path, tensor in (*model.named_parameters(), *model.named_buffers()):
+            if id(tensor) in own:
+                return f"the tensor {path!r}"
+    return None
+
+
+def _never() -> bool:
+    return False

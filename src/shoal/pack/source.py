@@ -1,0 +1,59 @@
+"""Where batches come from: the contract, and what samples may turn out to be."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from shoal.cost.demand import Sharing
+
+__all__ = ["Cut", "DrawsError", "Source", "UnevenError"]
+
+
+class DrawsError(Exception):
+    """Fetching samples drew random numbers, from a data set that was thought not to."""
+
+
+class UnevenError(Exception):
+    """A sample is not made like those before it."""
+
+
+@dataclass(frozen=True)
+class Cut:
+    """One batch of a walk.
+
+    Args:
+        at: indices of its samples, int64 [samples] on the CPU.
+        there: the same on the device.
+        number: of the batch in its walk.
+        seed: of the walk, if it has one.
+        walks: walks over this data set that are under way.
+        held: samples of two batches of each of them.
+    """
+
+    at: Tensor
+    there: Tensor
+    number: int
+    seed: int | None
+    walks: int
+    held: int
+
+
+class Source(ABC):
+    """Makes the batches of a data set, and remembers what others may need as well.
+
+    `Batches` asks it for one batch at a time. It may draw from all generators and leave them anywhere. One that raises
+    `DrawsError` or `UnevenError` is dropped, and its successor is asked for the same batch; whatever else is raised
+    goes to the user, and the source must be as if it had not been asked.
+    """
+
+    sharing: ClassVar[Sharing]
+
+    @abstractmethod
+    def batch(self, cut: Cut) -> Any:
+        """A batch on the device, the receiver's own: what is done to it in place is seen by nobody else."""
+
+    @abstractmethod
+    def rest(self) -> None:
+        """No walk is under way: let go what only those that keep abreast can share."""

@@ -1,0 +1,180 @@
+"""Arrays to jobs: what a packing strategy is told, and where it may not choose."""
+
+from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import replace
+from itertools import product
+from statistics import fmean
+
+from shoal.cluster.device import Device
+from shoal.cost.demand import Profile
+from shoal.cost.estimate import fetching, seconds
+from shoal.planner.job import Array, ArrayKey, Job, Purpose
+from shoal.planner.packing.base import Candidate, Packing, Scene
+from shoal.planner.packing.check import check_groups
+from shoal.planner.packing.cost import Cost
+from shoal.planner.partition import Profiles
+
+__all__ = ["START_SECONDS", "Grouping", "Paces", "candidate"]
+
+START_SECONDS = 0.01
+"""What any job costs beside its steps: it is planned, written down, sent to a process, and its end is heard of."""
+
+Paces = Callable[[str], Mapping[tuple[str, str], float]]
+"""Kind of a device -> what is known of the steps of two structures in one process there; see `History.paces`."""
+
+
+class Grouping:
+    """Lets a strategy decide which arrays share a process.
+
+    Arrays of which nothing is known, and trials that failed in company, have one of their own.
+
+    Args:
+        packing: the strategy.
+        paces: what was measured of two structures in one process.
+        axes: of the space, for distances between configurations; see `Scene`.
+        seed: of what is random in it.
+    """
+
+    def __init__(
+        self,
+        packing: Packing | None = None,
+        paces: Paces = lambda kind: {},
+        axes: Mapping[str, Sequence[object]] | None = None,
+        seed: int = 0,
+    ) -> None:
+        self._packing = packing or Cost()
+        self._paces = paces
+        self._axes = axes or {}
+        self._seed = seed
+
+    def groups(
+        self,
+        arrays: Sequence[Array],
+        profiles: Profiles,
+        devices: Sequence[Device],
+        busy: Mapping[str, float],
+        alone: AbstractSet[int],
+    ) -> list[tuple[Array, ...]]:
+        """The arrays as those of jobs, in the order of their first ones.
+
+        Args:
+            arrays: in the order in which they are to be served.
+            profiles: what is known of a key on a kind of device.
+            devices: all healthy devices, at least one.
+            busy: name of a device that holds jobs -> expected seconds until it holds none.
+            alone: numbers of trials that have a job of their own.
+        """
+        lone: list[Array] = []
+        alike: dict[tuple[frozenset[str], object], list[Array]] = {}
+        for array in arrays:
+            known = {device.kind: profiles(array.key, device.kind) for device in devices}
+            kinds = frozenset(kind for kind, profile in known.items() if profile is not None)
+            if kinds and not any(member.trial.number in alone for member in array.members):
+                stream = _stream(array, known[min(kinds)])
+                alike.setdefault((kinds, stream), []).append(array)
+            else:
+                lone.append(array)
+        groups: list[tuple[Array, ...]] = [(array,) for array in lone]
+        for (kinds, _), some in alike.items():
+            able = [device for device in devices if device.kind in kinds]
+            candidates = [candidate(array, profiles, able) for array in some]
+            scene = self.scene(candidates, able, busy)
+            grouped = self._packing.pack(candidates, scene)
+            check_groups(grouped, candidates, scene)
+            groups += [tuple(each.array for each in group) for group in grouped]
+        place = {array.members[0].trial.number: position for position, array in enumerate(arrays)}
+        return sorted(groups, key=lambda group: place[group[0].members[0].trial.number])
+
+    def taken_in(
+        self,
+        waiting: Sequence[Array],
+        running: Sequence[tuple[Job, Device]],
+        profiles: Profiles,
+        free: dict[str, int],
+        alone: AbstractSet[int],
+    ) -> dict[str, tuple[Array, ...]]:
+        """Which arrays that found no device come into a running job: those that suit it, the oldest first.
+
+        Each comes into the job that is expected to end first, of those that it suits. The first that suits none is the
+        last that is looked at: nobody is to keep a device from those that came before. Samples that are shared only at
+        the same place in the data would not be shared with a newcomer, so it waits.
+
+        Args:
+            waiting: in the order in which they are to be served.
+            running: all jobs that hold devices, those that train with the members that they have now.
+            profiles: what is known of a key on a kind of device.
+            free: name of each device -> bytes there that no job takes; less what those take that come in.
+            alone: numbers of trials that failed in company.
+
+        Returns:
+            Id of a job -> the arrays that come into it.
+        """
+        hosts: list[tuple[Job, Device, list[Candidate]]] = []
+        for job, device in running:
+            known = [array for array in job.arrays if profiles(array.key, device.kind) is not None and array.members]
+            if job.purpose is not Purpose.TRAIN or not known or len(known) < len(job.arrays):
+                continue
+            if not any(member.trial.number in alone for member in job.members):
+                hosts.append((job, device, [candidate(array, profiles, [device]) for array in known]))
+        taken: dict[str, tuple[Array, ...]] = {}
+        for array in waiting:
+            for job, device, present in sorted(hosts, key=lambda host: sum(each.seconds for each in host[2])):
+                profile = profiles(array.key, device.kind)
+                if profile is None or _stream(array, profile) is not None:
+                    continue
+                newcomer = candidate(array, profiles, [device])
+                scene = self.scene([*present, newcomer], [device], {})
+                if newcomer.memory <= free[device.name] and self._packing.suits(newcomer, present, scene):
+                    taken[job.id] = (*taken.get(job.id, ()), replace(array, profile=profile))
+                    free[device.name] -= newcomer.memory
+                    present.append(newcomer)
+                    break
+            else:
+                break
+        return taken
+
+    def scene(self, candidates: Sequence[Candidate], devices: Sequence[Device], busy: Mapping[str, float]) -> Scene:
+        """What the strategy is told of candidates that could run on devices; for `busy` see `groups`."""
+        return Scene(
+            loads=tuple(busy.get(device.name, 0.0) for device in devices),
+            memory=min(device.memory for device in devices),
+            start=START_SECONDS,
+            paces=self._known_paces({each.key for each in candidates}, {device.kind for device in devices}),
+            axes=self._axes,
+            seed=self._seed,
+        )
+
+    def _known_paces(self, keys: AbstractSet[ArrayKey], kinds: AbstractSet[str]) -> dict[frozenset[ArrayKey], float]:
+        """Of pairs of keys, the mean over the kinds of devices on which they were measured."""
+        by_structure: dict[str, list[ArrayKey]] = {}
+        for key in keys:
+            by_structure.setdefault(key.steps, []).append(key)
+        found: dict[frozenset[ArrayKey], list[float]] = {}
+        for kind in sorted(kinds):
+            for (one, other), pace in self._paces(kind).items():
+                for pair in product(by_structure.get(one, ()), by_structure.get(other, ())):
+                    found.setdefault(frozenset(pair), []).append(pace)
+        return {pair: fmean(paces) for pair, paces in found.items()}
+
+
+def _stream(array: Array, profile: Profile | None) -> object:
+    """What arrays have in common that use the same samples at the same time."""
+    if profile is None or profile.sharing in ("resident", "kept"):
+        return None
+    place = (array.key.order, min(member.start for member in array.members))
+    return place if profile.sharing == "window" else (*place, array.key.batch_size)
+
+
+def candidate(array: Array, profiles: Profiles, devices: Sequence[Device]) -> Candidate:
+    """An array as a strategy sees it: the mean of the devices it can run on."""
+    epochs = [member.epochs for member in array.members]
+    known = [profile for device in devices if (profile := profiles(array.key, device.kind)) is not None]
+    fetched = fmean(fetching(profile, epochs) for profile in known)
+    return Candidate(
+        array,
+        seconds=fmean(seconds(profile, epochs) for profile in known) + fetched,
+        fetching=fetched,
+        memory=max(len(epochs) * profile.member_memory for profile in known),
+        base=max(profile.base_memory for profile in known),
+    )

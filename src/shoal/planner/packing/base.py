@@ -1,0 +1,133 @@
+"""The contract of a packing: which arrays share a process."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import isfinite
+
+from shoal.planner.job import Array, ArrayKey
+
+__all__ = ["Candidate", "Packing", "Scene"]
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """An array that may share a process with others.
+
+    Args:
+        array: with at least one member.
+        seconds: expected in a process of its own, without starting it.
+        fetching: of these, spent on fetching and preparing samples.
+        memory: bytes that it adds to a process.
+        base: bytes of the process itself, before any array; of several candidates the most counts.
+
+    Raises:
+        ValueError: an amount is negative, or more seconds are spent on fetching than there are.
+    """
+
+    array: Array
+    seconds: float
+    fetching: float
+    memory: int
+    base: int
+
+    def __post_init__(self) -> None:
+        if not self.array.members:
+            raise ValueError("a candidate's array must have a member, it has none; leave out arrays that are done")
+        if not (self.seconds >= 0 and isfinite(self.seconds)):
+            raise ValueError(f"a candidate's `seconds` must be finite and not negative, got {self.seconds!r}")
+        if not 0 <= self.fetching <= self.seconds:
+            raise ValueError(
+                f"a candidate's `fetching` is a part of its seconds, {self.seconds!r}, got {self.fetching!r}; "
+                "give at least 0 and at most that"
+            )
+        for name in ("memory", "base"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"a candidate's `{name}` must not be negative, got {getattr(self, name)!r}")
+
+    @property
+    def key(self) -> ArrayKey:
+        """Of its array."""
+        return self.array.key
+
+
+@dataclass(frozen=True)
+class Scene:
+    """Where the candidates are to run, and what is known of them together.
+
+    Args:
+        loads: expected seconds until each healthy device is free, 0 for an idle one; at least one.
+        memory: bytes of the smallest device.
+        start: seconds that any job costs beside its steps (dispatch, first batch).
+        paces: two keys, or one for two arrays of it -> steps of both in one process over the sum of each by itself, as
+            measured; below 1 is a gain. Pairs that were never measured are absent.
+        axes: name of a parameter whose values have an order, such as "optimizer.momentum" -> its values in that order.
+            Of a parameter that is not there the values that candidates have are put in order if all are numbers, else
+            they are equal or not.
+        seed: of whatever is drawn at random.
+
+    Raises:
+        ValueError: there is no device, or an amount is impossible.
+    """
+
+    loads: tuple[float, ...]
+    memory: int
+    start: float = 0.0
+    paces: Mapping[frozenset[ArrayKey], float] = field(default_factory=dict)
+    axes: Mapping[str, Sequence[object]] = field(default_factory=dict)
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.loads:
+            raise ValueError(
+                "`loads` names no device; give the seconds until each is free, (0.0,) for one that is idle"
+            )
+        for name, values in (("loads", self.loads), ("start", (self.start,))):
+            if not all(value >= 0 and isfinite(value) for value in values):
+                raise ValueError(f"`{name}` must be finite seconds and not negative, got {getattr(self, name)!r}")
+        if self.memory < 0:
+            raise ValueError(f"`memory` must not be negative, got {self.memory!r}")
+        for pair, pace in self.paces.items():
+            if not (pace > 0 and isfinite(pace)):
+                raise ValueError(f"a pace must be finite and above 0, got {pace!r} of {sorted(map(str, pair))}")
+
+    def pace(self, one: ArrayKey, other: ArrayKey) -> float | None:
+        """Of an array of each in one process; None if that was never measured."""
+        return self.paces.get(frozenset((one, other)))
+
+
+class Packing(ABC):
+    """Decides which arrays share a process, before a policy decides which process runs where (pack_opt of Pack).
+
+    The planner asks it once a turn, with every array that could start and that may have company. What it does not put
+    together runs by itself, which is always possible.
+
+    A packing is a pure function of the arguments of `pack`: no clock, no I/O, no state between calls, no randomness but
+    `Scene.seed`.
+
+    Legal answers:
+
+    - Every candidate is in exactly one group, in the order in which it was given; groups come in the order of their
+      first candidates.
+    - All arrays of a group have the same `key.data`: they are fed by one stream.
+    - The most `base` of a group and the sum of its `memory` are at most `Scene.memory`, unless it has one candidate.
+
+    `check_groups` holds an answer against these rules, and the planner runs it on every answer.
+    """
+
+    @abstractmethod
+    def pack(self, candidates: Sequence[Candidate], scene: Scene) -> list[tuple[Candidate, ...]]:
+        """Put candidates that are to share a process into one group; any number of candidates, none included."""
+
+    def suits(self, newcomer: Candidate, present: Sequence[Candidate], scene: Scene) -> bool:
+        """Whether a candidate is to come into a process in which others are.
+
+        By default, if it would have been put together with one of them.
+
+        Args:
+            newcomer: that waits.
+            present: what the process still trains, at least one.
+            scene: of its device.
+        """
+        groups = self.pack([*present, newcomer], scene)
+        return any(len(group) > 1 and any(each is newcomer for each in group) for group in groups)

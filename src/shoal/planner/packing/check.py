@@ -1,0 +1,63 @@
+"""Holds what a packing answers against the rules."""
+
+from collections.abc import Sequence
+
+from shoal.errors import PackError
+from shoal.planner.packing.base import Candidate, Scene
+
+__all__ = ["check_groups"]
+
+
+def check_groups(groups: Sequence[Sequence[Candidate]], candidates: Sequence[Candidate], scene: Scene) -> None:
+    """Check groups against the rules that `Packing` states.
+
+    Args:
+        groups: what the packing answered.
+        candidates: that it was given.
+        scene: that it was given.
+
+    Raises:
+        PackError: the groups are illegal; the message says why.
+    """
+    places: dict[int, list[int]] = {}
+    for place, candidate in enumerate(candidates):
+        places.setdefault(id(candidate), []).append(place)
+    for free in places.values():
+        free.reverse()
+    firsts: list[int] = []
+    for group in groups:
+        if not group:
+            raise PackError("a group is empty; leave it out")
+        taken: list[int] = []
+        for candidate in group:
+            if not places.get(id(candidate)):
+                raise PackError(f"{_named(candidate)} is in two groups, or was never given")
+            taken.append(places[id(candidate)].pop())
+        if taken != sorted(taken):
+            raise PackError(f"the group of {_named(group[0])} is not in the order in which it was given")
+        firsts.append(taken[0])
+        _check_company(group, scene)
+    left = [candidate for candidate in candidates if places[id(candidate)]]
+    if left:
+        raise PackError(f"{_named(left[0])} is in no group")
+    if firsts != sorted(firsts):
+        raise PackError("the groups are not in the order of their first candidates")
+
+
+def _check_company(group: Sequence[Candidate], scene: Scene) -> None:
+    """One group by itself."""
+    if len(group) == 1:
+        return
+    streams = {candidate.key.data for candidate in group}
+    if len(streams) > 1:
+        raise PackError(f"the group of {_named(group[0])} needs {len(streams)} streams of data; a process has one")
+    bytes_needed = max(candidate.base for candidate in group) + sum(candidate.memory for candidate in group)
+    if bytes_needed > scene.memory:
+        raise PackError(
+            f"the group of {_named(group[0])} needs {bytes_needed} bytes, the smallest device has {scene.memory}"
+        )
+
+
+def _named(candidate: Candidate) -> str:
+    numbers = ", ".join(str(member.trial.number) for member in candidate.array.members)
+    return f"the array of trial {numbers}"

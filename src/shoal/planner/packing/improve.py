@@ -1,0 +1,83 @@
+"""Groups made better by changes of one or two candidates."""
+
+from collections.abc import Iterator, Sequence
+
+from shoal.planner.packing.prediction import makespan
+from shoal.planner.packing.row import Cut, Row
+
+__all__ = ["Score", "improved", "score"]
+
+Score = tuple[float, int, float]
+"""Makespan, idle devices that get nothing, seconds of all devices: the first that differs decides, less is better."""
+
+_EFFORT = 20_000
+"""Changes looked at, times the square of the candidates: as many more there are, and as much longer does each take."""
+
+
+def score(cut: Cut, loads: Sequence[float]) -> Score:
+    """How good groups are.
+
+    Args:
+        cut: the groups.
+        loads: seconds until each device is free.
+    """
+    unused = max(0, loads.count(0) - len(cut.groups))
+    return _without_rounding(makespan(cut.lengths, loads)), unused, _without_rounding(sum(cut.lengths))
+
+
+def improved(cut: Cut, row: Row, loads: Sequence[float]) -> Cut:
+    """Change groups as long as that makes them better, or too many changes have been looked at.
+
+    Args:
+        cut: the groups to begin with.
+        row: that they were cut from.
+        loads: seconds until each device is free.
+    """
+    best = score(cut, loads)
+    neighbours = _neighbours(cut, row)
+    for _ in range(_EFFORT // sum(map(len, cut.groups)) ** 2):
+        other = next(neighbours, cut)
+        if other is cut:  # there is no other left
+            break
+        if other is not None and (found := score(other, loads)) < best:
+            cut, best, neighbours = other, found, _neighbours(other, row)
+    return cut
+
+
+def _without_rounding(seconds: float) -> float:
+    """To nine digits: sums that differ by less may be the same in another order."""
+    return float(f"{seconds:.9g}")
+
+
+def _neighbours(cut: Cut, row: Row) -> Iterator[Cut | None]:
+    """The groups with one candidate in another or by itself, or two in each other's; None where that cannot be.
+
+    The longest groups come first, for they are likely to be the last that end.
+    """
+    order = sorted(range(len(cut.groups)), key=lambda index: -cut.lengths[index])
+    for source in order:
+        for place in cut.groups[source]:
+            rest = [other for other in cut.groups[source] if other != place]
+            if rest:
+                yield _changed(cut, row, (source,), (rest, [place]))
+            for target in order:
+                if target == source:
+                    continue
+                group = cut.groups[target]
+                yield _changed(cut, row, (source, target), (rest, [*group, place]))
+                for other in group if rest else ():
+                    kept = [each for each in group if each != other]
+                    yield _changed(cut, row, (source, target), ([*rest, other], [*kept, place]))
+
+
+def _changed(cut: Cut, row: Row, old: tuple[int, ...], new: tuple[list[int], ...]) -> Cut | None:
+    """Groups in place of others, which are given by index; an empty one is left out."""
+    groups = [group for index, group in enumerate(cut.groups) if index not in old]
+    lengths = [length for index, length in enumerate(cut.lengths) if index not in old]
+    for group in filter(None, new):
+        length = row.length(group)
+        if length is None:
+            return None
+        groups.append(group)
+        lengths.append(length)
+    return Cut(groups, lengths)

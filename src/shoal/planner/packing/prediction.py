@@ -1,0 +1,77 @@
+"""What sharing a process is expected to save."""
+
+import heapq
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import combinations_with_replacement
+
+from shoal.planner.job import ArrayKey
+from shoal.planner.packing.base import Candidate, Scene
+
+__all__ = ["Prediction", "makespan", "predicted"]
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Of a group of candidates.
+
+    Args:
+        apart: seconds of all of them, one after another, each in a process of its own; T_s(Seq) of Pack.
+        together: seconds in one process; T_s(Pack).
+    """
+
+    apart: float
+    together: float
+
+    @property
+    def impv(self) -> float:
+        """The part of the time that is saved, (T_s(Seq) - T_s(Pack)) / T_s(Seq); below 0 where time is lost."""
+        return (self.apart - self.together) / self.apart if self.apart else 0.0
+
+
+def predicted(group: Sequence[Candidate], scene: Scene) -> Prediction:
+    """What a group is expected to take and to save.
+
+    With s the start, f the seconds of fetching and c = seconds - f of each: apart are Σ (s + f + c), together
+    s + max f + p Σ c. Samples are fetched and prepared once, for the one that needs most of that; p is the mean over
+    all pairs of their measured pace, 1 for a pair that was never measured.
+    """
+    apart = sum(scene.start + candidate.seconds for candidate in group)
+    fetching = max(candidate.fetching for candidate in group)
+    steps = sum(candidate.seconds - candidate.fetching for candidate in group)
+    return Prediction(apart, scene.start + fetching + _pace([candidate.key for candidate in group], scene) * steps)
+
+
+def makespan(lengths: Iterable[float], loads: Sequence[float]) -> float:
+    """Seconds until all jobs are done, the longest first, each on the device that is free first (LPT; Graham 1969).
+
+    Args:
+        lengths: seconds of each job.
+        loads: seconds until each device is free.
+    """
+    heap = sorted(loads)
+    for length in sorted(lengths, reverse=True):
+        heapq.heapreplace(heap, heap[0] + length)
+    return max(heap)
+
+
+def _pace(keys: Sequence[ArrayKey], scene: Scene) -> float:
+    """Mean over all pairs of a group."""
+    if len(keys) < 2 or not scene.paces:
+        return 1.0
+    count = Counter(keys)
+    kinds = len(count)
+    pairs: Iterable[frozenset[ArrayKey]]
+    if kinds * (kinds + 1) // 2 < len(scene.paces):
+        pairs = map(frozenset, combinations_with_replacement(count, 2))
+    else:
+        pairs = (pair for pair in scene.paces if count.keys() >= pair)
+    change = 0.0
+    for pair in pairs:
+        pace = scene.paces.get(pair)
+        if pace is not None:
+            one, other = (*pair, *pair)[:2]
+            times = count[one] * (count[one] - 1) / 2 if one == other else count[one] * count[other]
+            change += times * (pace - 1)
+    return 1 + change / (len(keys) * (len(keys) - 1) / 2)

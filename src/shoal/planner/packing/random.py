@@ -1,0 +1,45 @@
+"""Whoever comes together."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random as Generator
+from typing import final
+
+from shoal.errors import PackError
+from shoal.planner.packing.base import Candidate, Packing, Scene
+from shoal.planner.packing.groups import arranged, filled
+
+__all__ = ["Random"]
+
+
+@final
+@dataclass(frozen=True)
+class Random(Packing):
+    """Random arrays share a process: as many as memory holds, or `size` of them.
+
+    This is Random Pack Hyperband (Liu et al. 2021, section 5.3).
+
+    Args:
+        size: most arrays of a process, the paper's m; None: as many as fit.
+
+    Raises:
+        PackError: `size` is no integer of at least 1.
+    """
+
+    size: int | None = None
+
+    def __post_init__(self) -> None:
+        whole = isinstance(self.size, int) and not isinstance(self.size, bool) and self.size >= 1
+        if self.size is not None and not whole:
+            raise PackError(f"`size` must be an integer of at least 1, or None for no limit, got {self.size!r}")
+
+    def pack(self, candidates: Sequence[Candidate], scene: Scene) -> list[tuple[Candidate, ...]]:
+        """In a random order, the first candidate that is left with those behind it that fit."""
+        left = list(range(len(candidates)))
+        Generator(scene.seed).shuffle(left)
+        groups: list[list[int]] = []
+        while left:
+            groups.append(filled(left[0], left[1:], candidates, scene, self.size))
+            taken = set(groups[-1])
+            left = [place for place in left if place not in taken]
+        return arranged(groups, candidates)

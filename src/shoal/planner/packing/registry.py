@@ -1,0 +1,39 @@
+"""The packings by name."""
+
+from collections.abc import Mapping
+from difflib import get_close_matches
+
+from shoal.errors import PackError
+from shoal.planner.packing.base import Packing
+from shoal.planner.packing.batch_size import BatchSize
+from shoal.planner.packing.cost import Cost
+from shoal.planner.packing.knn import KNN
+from shoal.planner.packing.random import Random
+from shoal.planner.packing.single import Single
+
+__all__ = ["PACKINGS", "make_packing"]
+
+PACKINGS: Mapping[str, type[Packing]] = {
+    "batch_size": BatchSize,
+    "cost": Cost,
+    "knn": KNN,
+    "none": Single,
+    "random": Random,
+}
+
+
+def make_packing(packing: str | Packing) -> Packing:
+    """The packing of that name; a packing is returned as it is.
+
+    Raises:
+        PackError: there is no such packing.
+    """
+    if isinstance(packing, Packing):
+        return packing
+    if not isinstance(packing, str) or packing not in PACKINGS:
+        close = get_close_matches(str(packing), PACKINGS, n=1)
+        hint = f" (did you mean {close[0]!r}?)" if close else ""
+        raise PackError(
+            f"there is no packing {packing!r}{hint}; `packing` is a Packing or one of {', '.join(PACKINGS)}"
+        )
+    return PACKINGS[packing]()

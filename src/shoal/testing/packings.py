@@ -1,0 +1,56 @@
+"""The conformance suite of packings: whatever the candidates, every group keeps the rules."""
+
+import copy
+from collections.abc import Callable, Sequence
+
+from shoal.errors import PackError
+from shoal.planner.packing.base import Candidate, Packing, Scene
+from shoal.planner.packing.check import check_groups
+
+__all__ = ["check_packing"]
+
+
+def check_packing(make: Callable[[], Packing], *, examples: int = 200) -> None:
+    """Run the whole suite on a packing.
+
+    Args:
+        make: a new instance with the same settings at every call.
+        examples: how many scenes, with candidates, to invent.
+
+    Raises:
+        AssertionError: the contract of `shoal.planner.packing.Packing` is broken; hypothesis shows the smallest scene
+            and candidates with which it is.
+        ImportError: hypothesis is not installed.
+    """
+    try:
+        from hypothesis import given, settings
+    except ImportError as error:
+        raise ImportError("check_packing needs hypothesis. Install it with: pip install hypothesis") from error
+    from shoal.testing.scenes import scenes
+
+    @settings(max_examples=examples, deadline=None, database=None, report_multiple_bugs=False)
+    @given(scenes())
+    def check(drawn: tuple[tuple[Candidate, ...], Scene]) -> None:
+        _check(make, *drawn)
+
+    check()
+
+
+def _check(make: Callable[[], Packing], candidates: tuple[Candidate, ...], scene: Scene) -> None:
+    packing = make()
+    before = copy.deepcopy((candidates, scene))
+    groups = packing.pack(candidates, scene)
+    assert (candidates, scene) == before, "the packing changed what it was given"
+    try:
+        check_groups(groups, candidates, scene)
+    except PackError as error:
+        raise AssertionError(f"the groups are illegal: {error}") from error
+    found = _places(groups, candidates)
+    assert _places(packing.pack(candidates, scene), candidates) == found, "asked twice, it answers differently"
+    assert _places(make().pack(candidates, scene), candidates) == found, "another instance answers differently"
+
+
+def _places(groups: Sequence[Sequence[Candidate]], candidates: Sequence[Candidate]) -> list[list[int]]:
+    """The groups as places of candidates, which may be equal."""
+    place = {id(candidate): index for index, candidate in enumerate(candidates)}
+    return [[place[id(candidate)] for candidate in group] for group in groups]

@@ -1,0 +1,384 @@
+"""Trains the trials of one array up to their budgets, step by step, and lets trials leave and join meanwhile."""
+
+import dataclasses
+import gc
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from shoal.fuse.frozen import lend_frozen
+from shoal.pack.batches import Batches, epoch_order
+from shoal.planner.event import Event, Profiled, Reported
+from shoal.planner.job import Array, Member
+from shoal.task import Task
+from shoal.trial import Report, TrialState, derive_seed
+from shoal.worker.data import DataSets
+from shoal.worker.learner import Learner, batch_size, build
+from shoal.worker.paused import Paused
+from shoal.worker.stepper import MixedEpochsError, Stepper, make_stepper
+
+__all__ = ["Lane", "Workshop"]
+
+_log = logging.getLogger("shoal.worker")
+
+LINGER, LONGEST_LINGER = 0.1, 0.05
+"""Of an epoch's seconds, and seconds at most: how long the others wait for who takes the place of those that left."""
+
+LOOK_STEPS = 64
+"""Steps after which it is looked whether losses are numbers, if nothing else asks for it before."""
+
+
+@dataclass(frozen=True)
+class Workshop:
+    """What all lanes of a process use.
+
+    Args:
+        task: the user's.
+        sets: of the task, on `device`.
+        paused: learners of the task that have paused in this process.
+        device: where to train.
+        directory: of the study; checkpoints are written there.
+    """
+
+    task: Task
+    sets: DataSets
+    paused: Paused
+    device: torch.device
+    directory: Path
+
+
+class Lane:
+    """Trains one array of a job, a step at each `advance`; a `shoal.pack.lanes.Lane`.
+
+    Its learners need not be at the same epoch: those that are at the same step of theirs are trained as one. A learner
+    leaves when it has reached its target, when its loss is no number, or when it is told to; others join when an epoch
+    ends.
+
+    Args:
+        job: id of the job that the array belongs to.
+        array: whom to train, each from its checkpoint or its very start.
+        workshop: of the process.
+        lenders: models that are trained beside its own; frozen parameters of theirs serve as those of its own that are
+            called alike and equal.
+    """
+
+    def __init__(
+        self, job: str, array: Array, workshop: Workshop, lenders: Callable[[], Iterable[nn.Module]] = tuple
+    ) -> None:
+        self.key = array.key
+        self.position = 0
+        """Samples that a member has taken in since the epoch began in which it was first trained here."""
+        self.events: list[Event] = []
+        """What has happened and was not told yet."""
+        self.failures: list[tuple[frozenset[int], Exception]] = []
+        """Newcomers that could not be built, and why."""
+        self.linger = 0.0
+        """Seconds for which it is worthwhile to wait for newcomers, as some have just left and others go on."""
+        self._job = job
+        self._task = workshop.task
+        self._sets = workshop.sets
+        self._paused = workshop.paused
+        self._device = workshop.device
+        self._directory = workshop.directory
+        self._lenders = lenders
+        self._learners: list[Learner] = []
+        self._joining: list[Member] = list(array.members)
+        self._owed: set[int] = set()  # trials that are to have an epoch before others join
+        self._stepper: Stepper | None = None
+        self._mixes = True
+        self._profile = array.profile
+        self._company: list[Learner] = []  # who is within an epoch now
+        self._losses: list[Tensor] = []  # of the company, [B] each, since it was last looked whether they are numbers
+        self._began, self._spent = 0.0, 0.0  # this advance, and seconds of this epoch before it
+        self._ready = self._abreast = False
+        self._course = self._train_all()
+
+    @property
+    def ready(self) -> bool:
+        """Whether there is a step to be taken."""
+        return self._ready
+
+    @property
+    def done(self) -> bool:
+        """Whether there is nobody to be trained."""
+        return not self._learners and not self._joining
+
+    @property
+    def models(self) -> list[nn.Module]:
+        """Those that are trained."""
+        return [learner.model for learner in self._learners]
+
+    @property
+    def trials(self) -> frozenset[int]:
+        """Numbers of those that are trained, or about to be."""
+        return frozenset(x.member.trial.number for x in self._learners) | {x.trial.number for x in self._joining}
+
+    @property
+    def settled(self) -> bool:
+        """Whether its steps are taken in the way that was found the fastest."""
+        return self._stepper is not None and self._stepper.settled
+
+    @property
+    def abreast(self) -> bool:
+        """Whether samples are shared only with lanes that are at the same place in the data."""
+        return self._abreast
+
+    @property
+    def threadable(self) -> bool:
+        """Whether its next step may be taken in a thread, beside those of other lanes."""
+        if self._stepper is None or any(learner not in self._learners for learner in self._company):
+            return False
+        return self._stepper.threadable
+
+    def prepare(self) -> None:
+        """Do what comes before the next step, in two goes where an epoch has ended: validate it; then let others come
+        in and make the next company an array. To be called when no lane steps.
+        """
+        if not self._ready:
+            self._ready = self._go_on()
+
+    def advance(self) -> bool:
+        """Take a step; false when that was the last one of an epoch, or there is none to be taken."""
+        self.linger = 0.0
+        if self._ready:
+            self._ready = self._go_on()
+        return self._ready
+
+    def _go_on(self) -> bool:
+        self._began = time.perf_counter()
+        try:
+            return next(self._course)
+        finally:
+            self._spent += time.perf_counter() - self._began
+
+    def leave(self, numbers: AbstractSet[int]) -> None:
+        """Let go who is to leave, saved."""
+        self._joining = [member for member in self._joining if member.trial.number not in numbers]
+        leaving = [learner for learner in self._learners if learner.trial.number in numbers]
+        if leaving:
+            self._write_down()
+        for learner in leaving:
+            self._save_one(learner)
+            self._let_go(learner)
+
+    def join(self, members: Iterable[Member]) -> None:
+        """Let others come in at the end of the epoch."""
+        self._joining += members
+
+    def save(self) -> None:
+        """Write checkpoints of all."""
+        self._write_down()
+        for learner in self._learners:
+            self._save_one(learner)
+
+    def _let_go(self, learner: Learner) -> None:
+        self._learners.remove(learner)
+        self._owed.discard(learner.trial.number)
+
+    def _train_all(self) -> Iterator[bool]:
+        """Yields true before each step, false where something else comes next."""
+        while True:
+            if self._mixes or not self._owed:
+                self._admit()
+            if not self._learners:
+                yield False
+                continue
+            yield from self._train(self._next_company())
+
+    def _admit(self) -> None:
+        """Let those join that are to, and tell what they have reported already and the journal did not get any more."""
+        if self._joining:
+            self._owed = {learner.trial.number for learner in self._learners}
+        while self._joining:
+            member = self._joining[0]
+            try:
+                learner = self._learner(member)
+            except Exception as error:
+                if not self._learners:
+                    raise
+                self.save()  # of the others nothing is lost
+                self.failures.append((frozenset({member.trial.number}), error))
+                del self._joining[0]
+                continue
+            del self._joining[0]
+            missing = [r for r in learner.reports if member.start < r.epoch <= member.target]
+            if missing:
+                self._tell(_with_state(learner, report) for report in missing)
+            elif learner.epoch >= member.target and learner.reports:
+                self._tell([_with_state(learner, learner.reports[-1])])
+            if learner.epoch < member.target:
+                self._learners.append(learner)
+                for lender in (self._learners[0].model, *self._lenders()):
+                    if lender is not learner.model:
+                        lend_frozen(lender, learner.model)
+
+    def _tell(self, reports: Iterable[Report]) -> None:
+        self.events.append(Reported(self._job, tuple(reports)))
+
+    def _learner(self, member: Member) -> Learner:
+        """A member as it was left here, or as its checkpoint has it, or at its very start."""
+        learner = self._paused.take(member, self._directory)
+        if learner is None:
+            learner = build(self._task, member, self._device)
+            learner.restore(self._directory)
+        return learner
+
+    def _next_company(self) -> list[Learner]:
+        """Who trains next: learners that can share their batches, or at least stack them.
+
+        Those that were stopped within an epoch end it first. Where epochs do not mix, those that are behind catch up.
+        """
+
+        def place(learner: Learner) -> tuple[int, int]:
+            return (0 if self._mixes else learner.epoch, -learner.step)
+
+        first = min(map(place, self._learners))
+        return [learner for learner in self._learners if place(learner) == first]
+
+    def _train(self, company: list[Learner]) -> Iterator[bool]:
+        """The rest of an epoch of a company, and what that showed."""
+        lead = company[0].trial
+        train, valid = self._sets.of(lead.config)
+        size = batch_size(self._task, lead.config)  # the key of a trial that was not looked at has none
+        self._spent = self._began - time.perf_counter()
+        self._abreast = train.sharing in ("window", "batch")
+        try:
+            yield from self._epoch(company, train, size)
+        except MixedEpochsError as reason:
+            self._part(reason)
+        yield False
+        self._everybody_stays()
+        if not self._company:
+            return
+        stepper = self._stepper_of(train.steps(size))
+        metrics = stepper.validate(valid.walk(size, seed=derive_seed(lead.data_seed, "valid")))
+        seconds = self._spent + time.perf_counter() - self._began
+        reports = self._end_epoch(stepper.learners, metrics, seconds / len(metrics))
+        self._tell(reports)
+        if stepper.finding is not None and stepper.finding is not self._profile:
+            self._profile = stepper.finding
+            self.events.append(Profiled(self._job, self.key, self._profile))
+        if self._learners and any(report.state is not TrialState.RUNNING for report in reports):
+            self.linger = min(LINGER * seconds, LONGEST_LINGER)
+        yield False
+
+    def _epoch(self, company: list[Learner], train: Batches, size: int) -> Iterator[bool]:
+        """The rest of the training steps of an epoch; `_company` are those who are still there."""
+        steps, data_seed = train.steps(size), company[0].trial.data_seed
+        walks = {learner.epoch: _walk(train, size, data_seed, learner) for learner in company}
+        if self._stepper is None and not self.position:
+            self.position = company[0].step * size
+        self._company = company
+        stepper = self._stepper_of(steps)
+        try:
+            for step in range(company[0].step, steps):
+                yield True
+                if not self._everybody_stays():
+                    if not self._company:
+                        return
+                    walks = {k: walk for k, walk in walks.items() if any(x.epoch == k for x in self._company)}
+                    stepper = self._stepper_of(steps)
+                batches = {epoch: next(walk) for epoch, walk in walks.items()}
+                ticks = [learner.epoch * steps + step for learner in self._company]
+                losses = stepper.train_step([batches[learner.epoch] for learner in self._company], ticks)
+                self._losses.append(losses)
+                for learner in self._company:
+                    learner.step = step + 1
+                self.position += min(size, train.samples - step * size)
+                if len(self._losses) == LOOK_STEPS:
+                    self._write_down()
+        finally:
+            self._write_down()
+
+    def _everybody_stays(self) -> bool:
+        """Whether nobody of the company has left; else it is reduced to those that are still there."""
+        if all(learner in self._learners for learner in self._company):
+            return True
+        self._write_down()
+        self._company = [learner for learner in self._company if learner in self._learners]
+        return False
+
+    def _write_down(self) -> None:
+        """Note the first step at which a loss was no number. The device is asked for that now and then only."""
+        if not self._losses:
+            return
+        losses, self._losses = torch.stack(self._losses), []
+        self._judge(losses.isfinite())
+
+    def _judge(self, finite: Tensor) -> None:
+        """Note where losses of the last steps, [steps, B], were no numbers."""
+        if finite.all():
+            return
+        for learner, steps in zip(self._company, finite.T.tolist(), strict=True):
+            if not learner.bad and not all(steps):
+                learner.bad = learner.step - len(steps) + steps.index(False) + 1
+
+    def _part(self, reason: MixedEpochsError) -> None:
+        """From now on learners at different epochs take turns.
+
+        If a step was done before that was known, they go back to their checkpoints, which are from before it.
+        """
+        _log.warning("trials at different epochs take turns: %s", reason)
+        self._mixes, self._stepper = False, None
+        if reason.spoilt:
+            self._learners = [learner for learner in self._learners if learner not in self._company]
+            self._joining = [*(learner.member for learner in self._company), *self._joining]
+            self._owed.clear()
+        self._company = []
+
+    def _stepper_of(self, epoch_steps: int) -> Stepper:
+        """The one that the company has, or a new one."""
+        if self._stepper is None or self._stepper.learners != self._company:
+            if self._stepper is not None:
+                self._profile = self._stepper.finding or self._profile
+                self._stepper = None
+                if self._device.type == "cuda":
+                    gc.collect()  # the array of before is a cycle, and holds memory of the device
+            steps = max((x.member.target - x.epoch) * epoch_steps - x.step for x in self._company)
+            self._stepper = make_stepper(self._task, self._company, self._profile, steps)
+        return self._stepper
+
+    def _end_epoch(
+        self, company: Sequence[Learner], metrics: list[dict[str, float]], seconds: float
+    ) -> tuple[Report, ...]:
+        reports = []
+        for learner, values in zip(company, metrics, strict=True):
+            bad = learner.bad
+            report = learner.end_epoch(values, seconds)
+            self._owed.discard(learner.trial.number)
+            if bad:
+                reason = f"loss is not finite at step {bad} of epoch {learner.epoch}"
+                report = dataclasses.replace(report, state=TrialState.FAILED, reason=reason)
+            else:
+                report = _with_state(learner, report)
+            if report.state is TrialState.PAUSED:
+                learner.save(self._directory)
+                self._paused.keep(learner)
+            if report.state is not TrialState.RUNNING:
+                self._let_go(learner)
+            reports.append(report)
+        self._company = []
+        return tuple(reports)
+
+    def _save_one(self, learner: Learner) -> None:
+        """Save one that is not about to fail: it fails again, at the same step, from where it was sound."""
+        if not learner.bad:
+            learner.save(self._directory)
+
+
+def _walk(train: Batches, size: int, data_seed: int, learner: Learner) -> Iterator[Any]:
+    """The batches of a learner's epoch from the first that is still to come."""
+    order = epoch_order(train.samples, data_seed, learner.epoch)
+    return train.walk(size, order, learner.step, derive_seed(data_seed, "noise", learner.epoch))
+
+
+def _with_state(learner: Learner, report: Report) -> Report:
+    reached = report.epoch >= learner.member.target
+    return dataclasses.replace(report, state=TrialState.PAUSED if reached else TrialState.RUNNING)

@@ -1,0 +1,225 @@
+"""Trains some configurations for a few steps, alone, fused and packed, and lets the planner say what it would do."""
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import combinations
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from shoal.cluster.device import Device
+from shoal.cost.demand import Profile
+from shoal.cost.estimate import step_seconds
+from shoal.cost.history import History
+from shoal.errors import TaskError
+from shoal.planner.asked import Asked
+from shoal.planner.event import Outcome
+from shoal.planner.grouping import Grouping, candidate
+from shoal.planner.job import Array, ArrayKey, Member, Workplace
+from shoal.planner.packing.base import Candidate
+from shoal.planner.packing.groups import filled
+from shoal.planner.partition import partition
+from shoal.planner.rehearsal.reasons import Reasons
+from shoal.planner.rehearsal.result import Company, Failed, Measured, Rehearsal
+from shoal.planner.turn import PROFILE_MEMBERS
+from shoal.trial import Trial
+from shoal.worker.company import fetch_kept, measure_company, measure_switching
+from shoal.worker.outcome import outcome_of, user_traceback
+from shoal.worker.profile import measure
+from shoal.worker.run import prepare
+
+__all__ = ["rehearse"]
+
+_log = logging.getLogger("shoal.worker")
+
+
+def rehearse(asked: Asked, trials: Sequence[Trial], history: History, tell: Callable[[str], None]) -> Rehearsal:
+    """Measure trials on the first device that was asked for, each as if it were to train one epoch.
+
+    Nothing is trained to any end, and nothing written but what was measured, for the searches to come. The threads of
+    this process become those of a worker.
+
+    Args:
+        asked: the study.
+        trials: of it, at least one.
+        history: where it is written; what it knows already is measured anew.
+        tell: given a line on what is under way.
+
+    Raises:
+        TaskError: the task breaks its contract.
+    """
+    with TemporaryDirectory(prefix="shoal-") as nothing:
+        return _Rehearser(asked, history, tell, Path(nothing)).run(trials)
+
+
+class _Rehearser:
+    def __init__(self, asked: Asked, history: History, tell: Callable[[str], None], directory: Path) -> None:
+        self._asked = asked
+        self._history = history
+        self._tell = tell
+        self._device: Device = next(device for _, device in asked.cluster)
+        self._workshop, self._describer = prepare(self._device, Workplace(directory, asked.task))
+        self._profiles: dict[ArrayKey, Profile] = {}
+        self._failures: dict[str, list[int]] = {}
+        self._paces: dict[tuple[str, str], float] = {}
+        self._companies: dict[tuple[tuple[int, ...], ...], Company] = {}
+        axes = asked.space.axes()
+        self._grouping = Grouping(asked.packing, lambda kind: self._paces, axes, asked.spec["seed"])
+
+    def run(self, trials: Sequence[Trial]) -> Rehearsal:
+        self._tell(f"looking at {len(trials)} configurations")
+        members = self._look(trials)
+        for place, (key, some) in enumerate(members.items(), start=1):
+            self._tell(f"measuring structure {place} of {len(members)} on {self._device.name}")
+            some[:] = self._measure(key, some)
+        waiting = sorted(((member, key) for key, some in members.items() for member in some), key=_number)
+        measured = [each for array in self._arrays(waiting) if (each := self._switched(array)) is not None]
+        arrays = [each.array for each in measured]
+        groups = self._groups(arrays)
+        companies = tuple(each for each in self._companies.values())
+        unfused = self._unfused(arrays)
+        index_of = {id(array): index for index, array in enumerate(arrays)}
+        indices = tuple(tuple(index_of[id(array)] for array in group) for group in groups)
+        candidates = self._candidates(arrays)
+        scene = self._grouping.scene(candidates, [self._device], {})
+        fuse = self._asked.spec["fuse"]
+        reasons = Reasons(measured, candidates, indices, companies, scene, self._asked.packing, self._device, fuse)
+        return Rehearsal(
+            self._device,
+            tuple(measured),
+            indices,
+            tuple(map(reasons.of, range(len(arrays)))),
+            companies,
+            unfused,
+            tuple(Failed(tuple(numbers), reason) for reason, numbers in self._failures.items()),
+        )
+
+    def _look(self, trials: Sequence[Trial]) -> dict[ArrayKey, list[Member]]:
+        """The trials by their structure, but for those that cannot be looked at."""
+        members: dict[ArrayKey, list[Member]] = {}
+        for trial in trials:
+            try:
+                key = self._describer.key(trial)
+            except Exception as error:  # not hidden: it is told with the trial
+                self._fail([trial.number], error)
+            else:
+                members.setdefault(key, []).append(Member(trial, 0, 1))
+        return members
+
+    def _measure(self, key: ArrayKey, members: Sequence[Member]) -> list[Member]:
+        """Measure a structure; returns the members without those with which it cannot be, of which it is noted why."""
+        task, sets, device = self._workshop.task, self._workshop.sets, self._workshop.device
+        array = Array(key, tuple(members[:PROFILE_MEMBERS]))
+        try:
+            fetch_kept(array, self._workshop)
+            profile = measure(task, sets, array, device, self._device.memory)
+        except Exception as error:  # not hidden: it is told with the trials
+            left = [member for member in members if self._measure(key, [member])] if len(members) > 1 else []
+            if 0 < len(left) < len(members):
+                return self._measure(key, left)
+            if left or len(members) == 1:
+                self._fail([member.trial.number for member in members], error)
+            return []
+        self._profiles[key] = profile
+        self._history.put(key.structure, key.data, key.batch_size, self._device.kind, profile)
+        return list(members)
+
+    def _fail(self, numbers: Sequence[int], error: Exception) -> None:
+        """Note why trials could not be measured.
+
+        Raises:
+            TaskError: the task breaks its contract.
+        """
+        if isinstance(error, TaskError):
+            raise error
+        reason = _in_short(error)
+        if reason not in self._failures:
+            _log.warning("trials %s could not be measured:\n%s", numbers, user_traceback(error))
+        self._failures.setdefault(reason, []).extend(numbers)
+
+    def _arrays(self, waiting: Sequence[tuple[Member, ArrayKey]]) -> list[Array]:
+        alone = set() if self._asked.spec["fuse"] else {member.trial.number for member, _ in waiting}
+        arrays = partition(waiting, self._known, [self._device], {}, alone)
+        return [replace(array, profile=self._profiles[array.key]) for array in arrays]
+
+    def _known(self, key: ArrayKey, kind: str) -> Profile | None:
+        return self._profiles.get(key)
+
+    def _switched(self, array: Array) -> Measured | None:
+        """With what a change to it costs; None, and it is noted why, where not all of its trials can be built."""
+        profile, members = self._profiles[array.key], len(array.members)
+        lone = replace(array, members=array.members[:1])
+        try:
+            alone = measure_switching(lone, self._workshop, step_seconds(profile, 1))
+            of_all = measure_switching(array, self._workshop, step_seconds(profile, members)) if members > 1 else alone
+        except Exception as error:  # not hidden: it is told with the trials
+            self._fail([member.trial.number for member in array.members], error)
+            return None
+        return Measured(array, profile, alone, of_all)
+
+    def _groups(self, arrays: Sequence[Array]) -> list[tuple[Array, ...]]:
+        """As a search would have them: what it tries is measured, and then planned anew with what that showed."""
+        alone: set[int] = set()
+        while True:
+            groups = self._grouping.groups(arrays, self._known, [self._device], {}, alone)
+            new = [group for group in groups if len(group) > 1 and _lanes(group) not in self._companies]
+            if not new:
+                return groups
+            for group in new:
+                company = self._companies[_lanes(group)] = self._company(group)
+                if company.error:
+                    alone.update(company.trials)
+                elif company.way is not None:
+                    self._note(group, company.pace)
+
+    def _note(self, group: Sequence[Array], pace: float) -> None:
+        structures = [array.key.steps for array in group]
+        self._paces |= {(min(pair), max(pair)): pace for pair in combinations(structures, 2)}
+        self._history.put_pace(structures, self._device.kind, pace)
+
+    def _unfused(self, arrays: Sequence[Array]) -> tuple[Company, ...]:
+        """Every trial a lane by itself, as many in a process as memory holds."""
+        lone = [replace(array, members=(member,)) for array in arrays for member in array.members]
+        candidates = self._candidates(lone)
+        scene = self._grouping.scene(candidates, [self._device], {})
+        companies: list[Company] = []
+        left = list(range(len(lone)))
+        while left:
+            group = filled(left[0], left[1:], candidates, scene)
+            left = [place for place in left if place not in group]
+            lanes = tuple(lone[place] for place in group)
+            if len(lanes) == 1:
+                companies.append(Company(lanes))
+            else:
+                companies.append(self._companies.get(_lanes(lanes)) or self._company(lanes))
+        return tuple(companies)
+
+    def _company(self, arrays: Sequence[Array]) -> Company:
+        self._tell(f"measuring {len(arrays)} lanes in one process")
+        try:
+            return measure_company(arrays, self._workshop)
+        except TaskError:
+            raise
+        except Exception as error:  # not hidden: it is told with the arrays
+            _log.warning("arrays could not be measured together:\n%s", user_traceback(error))
+            return Company(tuple(arrays), error=_in_short(error))
+
+    def _candidates(self, arrays: Sequence[Array]) -> list[Candidate]:
+        return [candidate(array, self._known, [self._device]) for array in arrays]
+
+
+def _lanes(group: Sequence[Array]) -> tuple[tuple[int, ...], ...]:
+    """Numbers of the trials of each array."""
+    return tuple(tuple(member.trial.number for member in array.members) for array in group)
+
+
+def _number(waiting: tuple[Member, ArrayKey]) -> int:
+    return waiting[0].trial.number
+
+
+def _in_short(error: Exception) -> str:
+    """An error on one line."""
+    if outcome_of(error) is Outcome.OUT_OF_MEMORY:
+        return "there is no memory for it"
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -1,0 +1,175 @@
+"""`shoal profile` as a user calls it: a process, a real file, exit statuses."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from shoal.cli.app import app
+from shoal.cost.history import History, environment
+
+SHOAL = [sys.executable, "-c", "from shoal.cli import main; main()"]
+
+STUDY = """
+import sys
+import time
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import Dataset
+
+import shoal
+
+
+class Slow(Dataset):
+    def __init__(self, samples):
+        self.x = torch.linspace(-1, 1, 4 * samples).view(samples, 4)
+
+    def __len__(self):
+        return len(self.x)
+
+    def __getitem__(self, index):
+        time.sleep(0.0003)
+        return self.x[index], self.x[index].sum()
+
+
+class Sums(shoal.Task):
+    def data(self, config):
+        return Slow(96), Slow(8)
+
+    def model(self, config):
+        {model}
+        return nn.Sequential(nn.Linear(4, config["width"]), nn.Linear(config["width"], 1))
+
+    def optimizer(self, model, config):
+        return torch.optim.SGD(model.parameters(), lr=config["lr"])
+
+    def loss(self, model, batch):
+        x, y = batch
+        {loss}
+
+
+if __name__ == "__main__":
+    print("arguments:", sys.argv[1:])
+    {tune}(
+        Sums(),
+        {{"lr": shoal.loguniform(1e-4, 1e-2), "width": shoal.choice([4, 6])}},
+        metric="valid_loss",
+        mode="min",
+        algorithm=shoal.Random(8, epochs=9),
+        devices="cpu:1",
+    )
+    print("never comes here")
+"""
+DEFAULTS = {"model": "", "loss": "return F.mse_loss(model(x)[:, 0], y)", "tune": "shoal.tune"}
+
+
+@pytest.fixture(autouse=True)
+def surroundings(tmp_path, monkeypatch):
+    monkeypatch.setenv("SHOAL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.delenv("SHOAL_DEBUG", raising=False)
+
+
+def script(directory, **changes):
+    path = directory / "study.py"
+    path.write_text(STUDY.format(**DEFAULTS | changes))
+    return path
+
+
+def profile(*arguments, cwd):
+    command = [*SHOAL, "profile", *map(str, arguments)]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=120, env={**os.environ})
+
+
+def test_a_person_sees_before_a_search_that_sharing_pays(tmp_path):
+    options = ["--trials", "4", "--devices", "cpu:2", "--plot", "plot.svg", "--seed", "3"]
+    done = profile(script(tmp_path), "first", *options, "--", "--lr", "1", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "arguments: ['first', '--lr', '1']" in done.stdout
+    assert "never comes here" not in done.stdout
+    assert "what decided" in done.stdout
+    assert "samples are fetched once" in done.stdout
+    assert "Sharing pays: one epoch of 4 configurations takes" in done.stdout
+    assert "shoal: drawn in plot.svg" in done.stderr
+    assert (tmp_path / "plot.svg").read_text().lstrip().startswith("<?xml")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["cache", "plot.svg", "study.py"]
+    known = History(tmp_path / "cache" / History().path.name, environment=environment()).all()
+    assert len(known) == 2
+    assert all(profile.fetch_seconds > 0 for profile in known.values())
+
+
+def test_json_is_all_there_is_on_standard_output_and_says_what_the_table_does(tmp_path):
+    text = 'if config["width"] == 6: print("a model"); raise ValueError("six")'
+    done = profile(script(tmp_path, model=text), "--trials", "8", "--seed", "3", "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert "a model" in done.stderr
+    assert "arguments" in done.stderr
+    (array,) = found["arrays"]
+    (failed,) = found["failed"]
+    assert failed["reason"] == "ValueError: six"
+    assert sorted(array["trials"] + failed["trials"]) == list(range(8))
+    assert {config["width"] for config in array["configs"]} == {4}
+    assert array["sharing"] == "kept"
+    assert found["device"] == "cpu:0"
+    assert found["totals"]["chosen"]["seconds"] < found["totals"]["apart"]["seconds"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        pytest.param({"tune": "print"}, "ended without a call of shoal.tune", id="no tune"),
+        pytest.param({"loss": "return model(x)"}, "'loss' must be a real scalar tensor", id="loss is no scalar"),
+        pytest.param({"model": 'raise ValueError("bad")'}, "no configuration could be measured", id="all raise"),
+    ],
+)
+def test_nothing_to_show_is_an_error(tmp_path, changes, message):
+    if changes.get("tune") == "print":
+        path = tmp_path / "study.py"
+        path.write_text("print('no study here')\n")
+    else:
+        path = script(tmp_path, **changes)
+    done = profile(path, "--trials", "2", cwd=tmp_path)
+    assert done.returncode == 1
+    assert message in done.stderr.splitlines()[-1]
+    assert done.stderr.splitlines()[-1].startswith("error: ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        pytest.param(["profile"], "FILE", id="no file"),
+        pytest.param(["profile", __file__, "--trials", "0"], "--trials", id="no trials"),
+        pytest.param(["profile", __file__, "--packing", "best"], "cost", id="unknown packing"),
+    ],
+)
+def test_wrong_usage_is_status_2(arguments, hint):
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 2
+    assert hint in result.stderr
+
+
+def test_a_plot_of_another_kind_is_refused_before_anything_runs(tmp_path):
+    done = profile(script(tmp_path), "--plot", "plot.gif", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "error: a plot is a .png or .svg file, got plot.gif\n"
+
+
+def test_an_interrupt_is_a_line_and_status_1(tmp_path):
+    endless = "import os, signal; os.kill(os.getpid(), signal.SIGINT); time.sleep(60)"
+    done = profile(script(tmp_path, loss=endless), "--trials", "2", cwd=tmp_path)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == "shoal: stopped; what was measured so far is in the job history"
+
+
+def test_help_says_what_it_does():
+    result = CliRunner().invoke(app, ["profile", "--help"])
+    assert result.exit_code == 0
+    for option in ("--trials", "--devices", "--packing", "--plot", "--seed", "--json"):
+        assert option in result.stdout
+    assert " profile " in CliRunner().invoke(app, ["--help"]).stdout

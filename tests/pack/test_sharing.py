@@ -1,0 +1,187 @@
+"""A walk gives the same in any company, and what can be shared is made once."""
+
+import logging
+import random
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from itertools import zip_longest
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from data_sets import CPU, Counting, abreast, augmented, drawn, named, picture
+
+from shoal.fuse.randomness import reseed
+from shoal.pack import batches as batches_module
+from shoal.pack.batches import Batches, epoch_order
+from shoal.pack.samples import same
+
+SIZES = (20, 50, 70)
+
+
+def sometimes(index: int) -> Any:
+    """Draws for every 29th sample."""
+    return torch.tensor([index, torch.rand(()).item() if index % 29 == 28 else 0.5])
+
+
+def walk(batches: Batches, size: int, epoch: int = 0) -> Any:
+    return batches.walk(size, epoch_order(batches.samples, 7, epoch), seed=1000 * (epoch + 1))
+
+
+def test_a_sample_is_decoded_once_for_all_walks_and_epochs() -> None:
+    dataset = Counting(picture)
+    batches = Batches(dataset, CPU, "training")
+    for epoch in range(3):
+        abreast([walk(batches, size, epoch) for size in SIZES], SIZES, 300)
+    assert batches.sharing == "kept"
+    assert batches.fetched == 300
+    assert batches.fetch_seconds > 0
+    looked_at = epoch_order(300, 7, 0)[:20].tolist()  # once more, to see that they are the same
+    assert dataset.asked == {index: 2 if index in looked_at else 1 for index in range(300)}
+
+
+def test_what_is_not_kept_is_decoded_once_in_an_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+    for make, limit in ((named, 1 << 30), (picture, 100)):
+        monkeypatch.setattr(batches_module, "RESIDENT_BYTES", limit)
+        batches = Batches(Counting(make), CPU, "training")
+        for epoch in range(3):
+            abreast([walk(batches, size, epoch) for size in SIZES], SIZES, 300)
+            assert batches.fetched == 300 * (epoch + 1)
+        assert batches.sharing == "window"
+
+
+def test_random_samples_are_made_once_for_walks_of_one_batch_size() -> None:
+    batches = Batches(Counting(augmented), CPU, "training")
+    sizes = (20, 50, 20, 50, 50)
+    for epoch in range(2):
+        abreast([walk(batches, size, epoch) for size in sizes], sizes, 300)
+        assert batches.fetched == 2 * 300 * (epoch + 1)
+    assert batches.sharing == "batch"
+
+
+def test_random_samples_are_made_once_for_all_where_the_task_says_so() -> None:
+    batches = Batches(Counting(augmented), CPU, "training", shared_augmentation=True)
+    seen = []
+    for epoch in range(2):
+        made = abreast([walk(batches, size, epoch) for size in SIZES], SIZES, 300)
+        assert batches.fetched == 300 * (epoch + 1)
+        rows = [torch.cat(lane) for lane in made]
+        assert all(torch.equal(lane, rows[0]) for lane in rows)
+        assert rows[0][:, 1:].unique().numel() == 900
+        seen.append(rows[0][rows[0][:, 0].argsort()])
+    assert batches.sharing == "window"
+    assert torch.equal(seen[0][:, 0], seen[1][:, 0])
+    assert not torch.isin(seen[0][:, 1:], seen[1][:, 1:]).any()
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("make", [picture, named, augmented, sometimes])
+def test_batches_and_generators_are_those_of_a_lone_walk(make: Callable[[int], Any], shared: bool) -> None:
+    """Whatever the others draw, and whoever fetched the samples."""
+
+    def with_draws(batches: Batches, size: int) -> Any:
+        for epoch in range(2):
+            for batch in walk(batches, size, epoch):
+                yield batch, drawn()
+
+    alone = [list(with_draws(Batches(Counting(make), CPU, "training", shared), size)) for size in (20, 20, 45, 70)]
+    batches = Batches(Counting(make), CPU, "training", shared)
+    together: list[list[Any]] = [[] for _ in alone]
+    walks = [with_draws(batches, size) for size in (20, 20, 45, 70)]
+    for row in zip_longest(*walks):
+        for lane, made in zip(together, row, strict=True):
+            lane += [] if made is None else [made]
+    for one, other in zip(together, alone, strict=True):
+        for (batch, numbers), (wanted, wanted_numbers) in zip(one, other, strict=True):
+            assert same(batch, wanted)
+            assert numbers == wanted_numbers
+    assert len({numbers for _, numbers in alone[0]}) == len(alone[0])
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("make", [picture, named, augmented, sometimes])
+def test_walks_in_threads_of_their_own(make: Callable[[int], Any], shared: bool) -> None:
+    batches = Batches(Counting(make), CPU, "training", shared)
+    sizes = (20, 20, 45, 70)
+    with ThreadPoolExecutor(len(sizes)) as threads:
+        together = list(threads.map(lambda size: list(walk(batches, size)), sizes))
+    for size, found in zip(sizes, together, strict=True):
+        alone = walk(Batches(Counting(make), CPU, "training", shared), size)
+        assert all(same(one, other) for one, other in zip(found, alone, strict=True))
+
+
+def test_what_user_code_draws_is_not_what_was_drawn_for_the_samples() -> None:
+    for batch in walk(Batches(Counting(augmented), CPU, "training"), 20):
+        assert not torch.isin(batch[:, 1:], torch.tensor(drawn(), dtype=torch.float64)).any()
+
+
+def test_what_is_drawn_for_a_batch_is_its_own() -> None:
+    """Whatever was drawn before it, and though those before it were skipped."""
+    batches = Batches(Counting(augmented, 10), CPU, "training")
+    wanted = list(batches.walk(3, seed=5))
+    disturbed = []
+    for batch in batches.walk(3, seed=5):
+        disturbed.append(batch)
+        drawn()
+    assert torch.equal(torch.cat(disturbed), torch.cat(wanted))
+    assert torch.equal(torch.cat(list(batches.walk(3, first=2, seed=5))), torch.cat(wanted[2:]))
+    assert torch.cat(wanted)[:, 1:].unique().numel() == 30
+
+
+def test_without_a_seed_nothing_is_seeded_nor_shared() -> None:
+    batches = Batches(Counting(augmented, 40), CPU, "training")
+    one, other = (list(batches.walk(10)) for _ in range(2))
+    assert not torch.isin(torch.cat(one)[:, 1:], torch.cat(other)[:, 1:]).any()
+    reseed(1, CPU)
+    wanted = drawn()
+    kept = Batches(Counting(picture, 40), CPU, "training")
+    reseed(1, CPU)
+    list(kept.walk(10))
+    assert drawn() == wanted
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [lambda: torch.rand(()).item(), random.random, np.random.random],
+    ids=["torch", "Python", "NumPy"],
+)
+def test_whichever_generator_is_drawn_from_is_noticed(
+    draw: Callable[[], float], caplog: pytest.LogCaptureFixture
+) -> None:
+    for make in (lambda i: draw(), lambda i: draw() if i > 20 else 0.5):
+        batches = Batches(Counting(make, 40), CPU, "training")
+        one, other = (torch.cat(list(walk(batches, 10, epoch))) for epoch in range(2))
+        assert batches.sharing == "batch"
+        assert not torch.isin(one[one != 0.5], other[other != 0.5]).any()
+    assert not caplog.records  # that it draws from one of its own
+
+
+def test_samples_that_draw_later_on_are_not_kept_any_longer() -> None:
+    batches = Batches(Counting(sometimes), CPU, "training")
+    (first, *_), order = batches.walk(20, seed=1), torch.arange(300)
+    assert first[:, 1].tolist() == [0.5] * 20
+    assert batches.sharing == "batch"
+    rows = torch.cat(list(batches.walk(20, order, seed=1)))
+    assert (rows[:, 1] != 0.5).sum() == 10
+
+
+def test_a_generator_of_the_data_sets_own_is_noticed(caplog: pytest.LogCaptureFixture) -> None:
+    generator = np.random.default_rng(0)
+    batches = Batches(Counting(lambda i: torch.tensor([i, generator.random()])), CPU, "training")
+    with caplog.at_level(logging.WARNING, "shoal.pack"):
+        rows = [torch.cat(list(walk(batches, 50, epoch)))[:, 1] for epoch in range(2)]
+    assert batches.sharing == "batch"
+    assert not torch.isin(rows[0], rows[1]).any()
+    (record,) = caplog.records
+    assert "draw from torch's default generator instead" in record.getMessage()
+    assert "the training set" in record.getMessage()
+
+
+def test_a_batch_that_a_graph_hangs_on_is_not_shared() -> None:
+    weight = torch.ones(3, requires_grad=True)
+    batches = Batches(Counting(lambda i: weight * i, 20), CPU, "training")
+    for batch, other in zip(walk(batches, 5), walk(batches, 5), strict=True):
+        assert torch.equal(batch, other)
+        batch.sum().backward()
+        other.sum().backward()

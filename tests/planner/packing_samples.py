@@ -1,0 +1,45 @@
+"""Short names for candidates and scenes in tables, and groupings tried one by one."""
+
+from planner_samples import GB
+
+from shoal.planner.job import Array, ArrayKey, Member
+from shoal.planner.packing import Candidate, Scene, predicted
+from shoal.planner.packing.prediction import makespan
+from shoal.trial import Trial
+
+
+def candidate(number, seconds=10.0, fetching=0.0, memory=1, base=0, data="", batch_size=32, structure=None, config=()):
+    """One array of one trial, by default of a structure of its own; gigabytes."""
+    key = ArrayKey(f"S{number}" if structure is None else structure, data, batch_size)
+    trial = Trial(number, dict(config), seed=0, data_seed=0)
+    return Candidate(Array(key, (Member(trial, 0, 1),)), seconds, fetching, memory * GB, base * GB)
+
+
+def scene(devices=1, memory=100, **changes):
+    return Scene(**{"loads": (0.0,) * devices, "memory": memory * GB} | changes)
+
+
+def paces(candidates, **measured):
+    """`_01=0.8` is the pace of the candidates at 0 and 1."""
+    return {frozenset(candidates[int(digit)].key for digit in name.strip("_")): pace for name, pace in measured.items()}
+
+
+def numbers(groups):
+    return [[candidate.array.members[0].trial.number for candidate in group] for group in groups]
+
+
+def together(groups, where):
+    """Expected seconds until all groups are done."""
+    return makespan([predicted(group, where).together for group in groups], where.loads)
+
+
+def groupings(items):
+    """Every way to put things into groups."""
+    if not items:
+        yield []
+        return
+    first, *others = items
+    for groups in groupings(others):
+        yield [[first], *groups]
+        for index, group in enumerate(groups):
+            yield [*groups[:index], [first, *group], *groups[index + 1 :]]

@@ -1,0 +1,162 @@
+"""Arrays to jobs: who may share a process, what such a job takes, and who comes into one that runs."""
+
+from dataclasses import replace
+
+import pytest
+from planner_samples import GB, LINEAR, A, B, C, cluster, known, member, numbers, slots, waiting
+
+from shoal.planner import Array, Grouping, Job, Planner, Purpose, Random, Single
+from shoal.planner.grouping import START_SECONDS
+from shoal.schedule import Fifo
+
+FETCHES = replace(LINEAR, step_seconds={1: 0.001}, fetch_seconds=0.01, sharing="window")
+"""Samples take ten times as long to make as a step."""
+KEPT = replace(FETCHES, sharing="kept")
+BY_BATCH = replace(FETCHES, sharing="batch")
+
+
+def array(key, *trials, start=0, target=10):
+    return Array(key, tuple(member(number, start=start, target=target) for number in trials))
+
+
+def grouped(arrays, profiles, grouping=None, devices=None, alone=frozenset()):
+    found = (grouping or Grouping()).groups(arrays, profiles, devices or slots(1), {}, alone)
+    return [[numbers(each) for each in group] for group in found]
+
+
+@pytest.mark.parametrize(
+    ("profile", "other", "together"),
+    [
+        pytest.param(FETCHES, B, True, id="samples are fetched once"),
+        pytest.param(KEPT, B, True, id="and kept"),
+        pytest.param(replace(LINEAR, step_seconds={1: 10.0}), B, False, id="nothing is saved"),
+        pytest.param(FETCHES, replace(B, data="other"), False, id="other data"),
+        pytest.param(FETCHES, replace(B, order=1), False, id="another order, and samples are not kept"),
+        pytest.param(KEPT, replace(B, order=1), True, id="another order of samples that are kept"),
+        pytest.param(BY_BATCH, B, True, id="whole batches of one size"),
+        pytest.param(BY_BATCH, replace(B, batch_size=64), False, id="batches of other sizes"),
+        pytest.param(replace(FETCHES, member_memory=60 * GB), B, False, id="more than there is memory for"),
+    ],
+)
+def test_who_shares_a_process(profile, other, together):
+    profiles = known(A=profile, B=profile)
+    expected = [[[0], [1]]] if together else [[[0]], [[1]]]
+    assert grouped([array(A, 0), array(other, 1)], profiles) == expected
+
+
+def test_samples_are_not_shared_by_those_at_other_epochs():
+    profiles = known(A=FETCHES, B=FETCHES)
+    assert grouped([array(A, 0), array(B, 1, start=3)], profiles) == [[[0]], [[1]]]
+
+
+def test_who_failed_in_company_and_who_is_unknown_has_a_process_of_its_own():
+    profiles = known(A=FETCHES, B=FETCHES)
+    arrays = [array(A, 0), array(C, 1), array(B, 2), array(B, 3)]
+    assert grouped(arrays, profiles, alone={3}) == [[[0], [2]], [[1]], [[3]]]
+
+
+def test_arrays_that_are_known_on_other_kinds_of_devices_are_not_put_together():
+    profiles = known(A={"cpu/1": FETCHES}, B={"H200": FETCHES})
+    devices = [*slots(1), *slots(1, "H200")]
+    assert grouped([array(A, 0), array(B, 1)], profiles, devices=devices) == [[[0]], [[1]]]
+
+
+def test_the_packing_decides():
+    profiles = known(A=FETCHES, B=FETCHES)
+    arrays = [array(A, 0), array(B, 1)]
+    assert grouped(arrays, profiles, Grouping(Single())) == [[[0]], [[1]]]
+    slow = known(A=LINEAR, B=LINEAR)
+    assert grouped(arrays, slow, Grouping(Random())) == [[[0], [1]]]
+
+
+def test_a_pace_that_was_measured_to_lose_undoes_a_group():
+    profiles = known(A=replace(FETCHES, fetch_seconds=0.0005), B=replace(FETCHES, fetch_seconds=0.0005))
+    arrays = [array(A, 0), array(B, 1)]
+    assert grouped(arrays, profiles) == [[[0], [1]]]
+    loses = Grouping(paces=lambda kind: {(A.steps, B.steps): 1.5})
+    assert grouped(arrays, profiles, loses) == [[[0]], [[1]]]
+
+
+def test_a_job_of_several_arrays_takes_what_they_need_together():
+    profiles = known(A=replace(FETCHES, base_memory=2 * GB), B=replace(FETCHES, base_memory=3 * GB, cores=2.0))
+    asked = []
+
+    class Look(Fifo):
+        def plan(self, jobs, where, now):
+            asked.extend(jobs)
+            return super().plan(jobs, where, now)
+
+    planner = Planner(Look(), profiles, lambda: "job")
+    placement = planner.plan(waiting((A, 2), (B, 1)), [], cluster(*slots(1, cores=4)), 0.0)
+    ((job, _),) = placement.starts
+    assert [each.key for each in job.arrays] == [A, B]
+    (demand,) = asked[0].demand.values()
+    steps = 10 * 10 * (0.001 * 2 + 0.001)  # epochs, steps of each, and members
+    assert demand.memory == 3 * GB + 3 * GB
+    assert demand.cores == 2.0
+    assert demand.seconds == pytest.approx(steps + 0.01 * 10 * 10)
+
+
+def test_who_finds_no_device_comes_into_a_job_that_runs_where_that_saves_time():
+    profiles = known(A=KEPT, B=KEPT, C=replace(LINEAR, step_seconds={1: 10.0}))
+    (device,) = slots(1, memory=3)
+    running = [(Job("runs", (array(A, 0, 1),)), device)]
+    placement = Planner(Fifo(), profiles, lambda: "new").plan(
+        [(member(7), B), (member(8), replace(B, batch_size=64)), (member(9), C)], running, cluster(device), 0.0
+    )
+    assert placement.starts == ()
+    (joined,) = placement.joins["runs"]
+    assert (joined.key, numbers(joined), joined.profile) == (B, [7], KEPT), "there is memory for one"
+    assert placement.refusals.keys() == {8, 9}
+
+
+def test_newcomers_spread_over_the_jobs_that_run():
+    profiles = known(A=KEPT, B=KEPT)
+    devices = slots(2)
+    running = [
+        (Job(name, (array(A, place),)), device) for place, (name, device) in enumerate(zip("xy", devices, strict=True))
+    ]
+    waiting_arrays = [array(replace(B, batch_size=size), 10 + size) for size in range(8)]
+    profiles = known(A=KEPT, B=KEPT)
+    free = {device.name: 50 * GB for device in devices}
+    taken = Grouping().taken_in(waiting_arrays, running, profiles, free, frozenset())
+    assert {job: len(arrays) for job, arrays in taken.items()} == {"x": 4, "y": 4}
+
+
+def test_nobody_overtakes_who_waits_for_a_device():
+    profiles = known(A=KEPT, B=KEPT, C=replace(LINEAR, step_seconds={1: 10.0}))
+    (device,) = slots(1)
+    running = [(Job("runs", (array(A, 0),)), device)]
+    free = {device.name: 50 * GB}
+    assert Grouping().taken_in([array(C, 1), array(B, 2)], running, profiles, free, frozenset()) == {}
+
+
+def test_who_could_not_share_samples_with_those_under_way_waits():
+    (device,) = slots(1)
+    running = [(Job("runs", (array(A, 0),)), device)]
+    found = Grouping().taken_in(
+        [array(B, 1)], running, known(A=FETCHES, B=FETCHES), {device.name: 50 * GB}, frozenset()
+    )
+    assert found == {}
+
+
+@pytest.mark.parametrize(
+    ("job", "alone"),
+    [
+        pytest.param(Job("job", (array(A, 0),), Purpose.PROFILE), frozenset(), id="one that measures"),
+        pytest.param(Job("job", (array(A, 0),)), frozenset({0}), id="of a trial that is to be alone"),
+        pytest.param(Job("job", (array(C, 0),)), frozenset(), id="of which nothing is known"),
+        pytest.param(Job("job", (array(replace(A, data="other"), 0),)), frozenset(), id="of other data"),
+    ],
+)
+def test_jobs_that_nobody_comes_into(job, alone):
+    (device,) = slots(1)
+    taken = Grouping().taken_in(
+        [array(B, 1)], [(job, device)], known(A=FETCHES, B=FETCHES), {device.name: 9 * GB}, alone
+    )
+    assert taken == {}
+
+
+def test_what_a_job_costs_beside_its_steps_is_worth_a_pack_of_short_ones():
+    short = replace(LINEAR, step_seconds={1: START_SECONDS / 1000})
+    assert grouped([array(A, 0), array(B, 1)], known(A=short, B=short)) == [[[0], [1]]]

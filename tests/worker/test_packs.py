@@ -1,0 +1,236 @@
+"""Arrays of different structures in one process: each trial learns what it learns alone, and samples are made once."""
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pack_samples import (
+    CONFIGS,
+    EPOCHS,
+    SAMPLES,
+    TASKS,
+    Augmented,
+    Decoded,
+    Mixed,
+    SharedNoise,
+    Shop,
+    alone,
+    reports_in,
+    trial,
+    whole,
+)
+from torch import Tensor, nn
+
+from shoal.pack.batches import LOOKED_AT
+from shoal.planner.event import Dropped, Outcome
+from shoal.planner.job import Change, Member
+from shoal.planner.orders import Orders
+from shoal.trial import Report, TrialState
+from shoal.worker.checkpoint import load_newest
+
+EVERYBODY = range(len(CONFIGS))
+
+
+def check(kind: str, directory: Path, reports: list[Report], numbers: Any = EVERYBODY) -> None:
+    """Every report, and the weights of every trial in the end, against its lone twin."""
+    for report in reports:
+        expected = alone(kind, report.trial)[0][report.epoch]
+        assert report.metrics == pytest.approx(expected, rel=1e-9, abs=1e-12), (report, expected)
+    for number in numbers:
+        checkpoint = load_newest(directory, number)
+        assert checkpoint is not None
+        assert checkpoint.epoch == EPOCHS
+        torch.testing.assert_close(checkpoint.model, alone(kind, number)[1], rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", sorted(TASKS))
+def test_each_member_of_a_pack_is_as_if_alone(kind: str, tmp_path: Path) -> None:
+    reports = reports_in(Shop(TASKS[kind](), tmp_path).run([whole(number) for number in EVERYBODY]))
+    assert sorted((r.trial, r.epoch) for r in reports) == [(n, e) for n in EVERYBODY for e in range(1, EPOCHS + 1)]
+    check(kind, tmp_path, reports)
+
+
+class Planned(Orders):
+    """Comes to what is planned when it is asked for the nth time whether the job is to stop; None stops it."""
+
+    def __init__(self, plan: dict[int, Change | None]) -> None:
+        super().__init__(prompt=True)
+        self.plan = plan
+        self.asked = 0
+
+    def stopping(self) -> bool:
+        self.asked += 1
+        if self.asked in self.plan:
+            change = self.plan.pop(self.asked)
+            if change is None:
+                self.stop()
+            else:
+                self.change(change)
+        return super().stopping()
+
+
+numbers = st.integers(0, len(CONFIGS) - 1)
+jobs = st.fixed_dictionaries(
+    {
+        "members": st.sets(numbers, min_size=1),
+        "targets": st.lists(st.integers(1, EPOCHS), min_size=len(CONFIGS), max_size=len(CONFIGS)),
+        "plan": st.dictionaries(
+            st.integers(1, 40),
+            st.one_of(st.none(), st.tuples(st.sampled_from(["leave", "join"]), numbers)),
+            max_size=4,
+        ),
+    }
+)
+
+
+@settings(deadline=None, max_examples=15)
+@given(kind=st.sampled_from(sorted(TASKS)), script=st.lists(jobs, max_size=3), seconds=st.sampled_from([0.0, 30.0]))
+def test_whatever_is_done_to_packs_each_member_is_as_if_alone(
+    kind: str, script: list[dict[str, Any]], seconds: float
+) -> None:
+    epoch = dict.fromkeys(EVERYBODY, 0)
+    said: list[Report] = []
+    with TemporaryDirectory() as folder:
+        shop = Shop(TASKS[kind](), Path(folder))
+
+        def member(number: int, target: int) -> Member:
+            return Member(trial(number), epoch[number], max(target, epoch[number] + 1))
+
+        def run(members: list[Member], orders: Orders) -> None:
+            reports = reports_in(shop.run(members, orders, seconds))
+            said.extend(reports)
+            for report in reports:
+                epoch[report.trial] = max(epoch[report.trial], report.epoch)
+
+        for job in script:
+            open_ = [number for number in EVERYBODY if epoch[number] < EPOCHS]
+            present = [number for number in sorted(job["members"]) if number in open_]
+            free = set(open_) - set(present)
+            plan: dict[int, Change | None] = {}
+            for step, what in sorted(job["plan"].items()):
+                if what is None:
+                    plan[step] = None
+                elif what[0] == "leave":
+                    plan[step] = Change(leave=frozenset({what[1]}))
+                elif what[1] in free:
+                    free.remove(what[1])
+                    plan[step] = Change(join=shop.arrays([member(what[1], job["targets"][what[1]])]))
+            if present:
+                run([member(number, job["targets"][number]) for number in present], Planned(plan))
+        run([member(n, EPOCHS) for n in EVERYBODY if epoch[n] < EPOCHS], Orders(prompt=True))
+        check(kind, Path(folder), said)
+
+
+def test_every_sample_is_made_once_for_all_members_and_epochs(tmp_path: Path) -> None:
+    task = Decoded()
+    Shop(task, tmp_path).run([whole(number) for number in EVERYBODY])
+    counts = task.train_set.asked
+    twice = {index for index, count in counts.items() if count == 2}
+    assert set(counts) == set(range(SAMPLES))
+    assert max(counts.values()) == 2, (
+        "the first batch is made twice, to find out whether its samples are always the same"
+    )
+    assert len(twice) <= max(config["batch_size"] for config in CONFIGS)
+
+
+def test_samples_disturbed_for_all_alike_are_made_once_in_an_epoch(tmp_path: Path) -> None:
+    """Members are at one place of the epoch, whatever their batch sizes."""
+    task = SharedNoise()
+    Shop(task, tmp_path).run([whole(number) for number in (0, 2, 3, 4)])
+    counts = task.train_set.asked
+    assert set(counts) == set(range(SAMPLES))
+    assert sum(counts.values()) <= EPOCHS * SAMPLES + LOOKED_AT
+
+
+@pytest.mark.parametrize("number", EVERYBODY)
+def test_every_member_sees_each_sample_once_in_an_epoch(number: int, tmp_path: Path) -> None:
+    seen: list[list[int]] = []
+
+    class Watched(Mixed):
+        def loss(self, model: nn.Module, batch: Any) -> Tensor:
+            if model.training and getattr(model, "watched", False):
+                seen.append([round(float(value), 9) for value in batch[0][:, 0]])
+            return super().loss(model, batch)
+
+        def model(self, config: Any) -> nn.Module:
+            model = super().model(config)
+            model.watched = config == CONFIGS[number]
+            return model
+
+    shop = Shop(Watched(), tmp_path)
+    shop.run([whole(n) for n in EVERYBODY if n != 1 - number])
+    size = CONFIGS[number]["batch_size"]
+    steps = -(-SAMPLES // size)
+    samples = sorted(round(float(x[0]), 9) for x, _ in Mixed().data({})[0])
+    batches = [batch for place, batch in enumerate(seen) if place == 0 or batch != seen[place - 1]]
+    assert len(batches) == EPOCHS * steps
+    for epoch in range(EPOCHS):
+        mine = [value for batch in batches[epoch * steps : (epoch + 1) * steps] for value in batch]
+        assert sorted(mine) == samples
+
+
+class Raising(Mixed):
+    """Trial 3 raises at its second epoch."""
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        if model.training and any(isinstance(part, nn.BatchNorm1d) for part in model):
+            self.steps = getattr(self, "steps", 0) + 1
+            if self.steps > 7:
+                raise ValueError("no more")
+        return super().loss(model, batch)
+
+
+def test_who_raises_leaves_and_the_others_go_on(tmp_path: Path) -> None:
+    events = Shop(Raising(), tmp_path).run([whole(number) for number in EVERYBODY])
+    (dropped,) = [event for event in events if isinstance(event, Dropped)]
+    assert (dropped.trials, dropped.outcome) == ({3}, Outcome.RAISED)
+    assert "ValueError: no more" in dropped.message
+    assert "ValueError: no more" in (tmp_path / "logs" / "job.log").read_text()
+    others = [number for number in EVERYBODY if number != 3]
+    reports = reports_in(events)
+    done = {report.trial for report in reports if report.state is TrialState.PAUSED}
+    assert done == set(others)
+    check("Mixed", tmp_path, [report for report in reports if report.trial != 3], others)
+
+
+def test_the_last_array_that_raises_ends_the_job(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no more"):
+        Shop(Raising(), tmp_path).run([whole(3)])
+
+
+def test_a_task_with_augmentation_of_its_own_is_alone_in_its_draws(tmp_path: Path) -> None:
+    """What is drawn belongs to the trial's own batches, whoever else trains."""
+    task = Augmented()
+    Shop(task, tmp_path).run([whole(number) for number in EVERYBODY])
+    assert sum(task.train_set.asked.values()) > EPOCHS * SAMPLES
+
+
+class Heads(Mixed):
+    """Heads of different widths on one frozen base."""
+
+    def __init__(self) -> None:
+        self.bases: list[nn.Module] = []
+
+    def model(self, config: Any) -> nn.Module:
+        base = nn.Linear(5, 5)
+        nn.init.constant_(base.weight, 0.1)
+        nn.init.zeros_(base.bias)
+        self.bases.append(base.requires_grad_(False))
+        width = config["width"]
+        model = nn.Sequential(base, nn.ReLU(), nn.Linear(5, width), nn.ReLU(), nn.Linear(width, 3)).double()
+        model.counts = False
+        return model
+
+
+def test_arrays_of_a_job_keep_a_frozen_base_once(tmp_path: Path) -> None:
+    shop = Shop(task := Heads(), tmp_path)
+    arrays = shop.arrays([whole(number) for number in EVERYBODY])
+    assert len({array.key.structure for array in arrays}) > 3
+    task.bases.clear()
+    shop.run([whole(number) for number in EVERYBODY])
+    assert len(task.bases) == len(EVERYBODY)
+    assert len({base.weight.data_ptr() for base in task.bases}) == 1

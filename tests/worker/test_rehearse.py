@@ -1,0 +1,258 @@
+"""A few real steps of some configurations, alone, fused and in one process."""
+
+import logging
+import math
+import time
+from dataclasses import replace
+
+import cloudpickle
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import Dataset, TensorDataset
+
+import shoal
+from shoal.cluster.device import Cluster, Device, Node
+from shoal.cost.history import History
+from shoal.errors import TaskError
+from shoal.planner.asked import Asked
+from shoal.planner.packing.cost import Cost
+from shoal.planner.packing.single import Single
+from shoal.space import Space
+from shoal.trial import Trial
+from shoal.worker.profile import measure
+from shoal.worker.rehearse import rehearse
+
+DEVICE = Device("cpu:0", "cpu/1", memory=1 << 40)
+FETCH_SECONDS = 0.0003
+
+
+class Slow(Dataset):
+    """Samples that take long to decode."""
+
+    def __init__(self, samples):
+        self.x = torch.linspace(-1, 1, 8 * samples).view(samples, 8)
+
+    def __len__(self):
+        return len(self.x)
+
+    def __getitem__(self, index):
+        time.sleep(FETCH_SECONDS)
+        return self.x[index], self.x[index].sum()
+
+
+class Sums(shoal.Task):
+    def data(self, config):
+        if config.get("data") == "slow":
+            return Slow(128), Slow(16)
+        x = torch.linspace(-1, 1, 8 * 256).view(256, 8)
+        return TensorDataset(x, x.sum(1)), TensorDataset(x[:32], x[:32].sum(1))
+
+    def model(self, config):
+        if config["width"] == 13:
+            raise ValueError("13 brings bad luck")
+        if config["width"] == 14:
+            return nn.Linear(8, 1 << 60)
+        return nn.Sequential(nn.Linear(8, config["width"]), nn.ReLU(), nn.Linear(config["width"], 1))
+
+    def optimizer(self, model, config):
+        return torch.optim.SGD(model.parameters(), lr=config.get("lr", 1e-3))
+
+    def loss(self, model, batch):
+        x, y = batch
+        return F.mse_loss(model(x)[:, 0], y)
+
+
+class Vectors(Sums):
+    def loss(self, model, batch):
+        return model(batch[0])[:, 0]
+
+
+@pytest.fixture
+def history(tmp_path):
+    return History(tmp_path / "history.sqlite")
+
+
+@pytest.fixture
+def fusing_pays(monkeypatch):
+    """However long steps take here."""
+
+    def measured(*arguments):
+        return replace(measure(*arguments), step_seconds={1: 1e-3, 16: 1e-3})
+
+    monkeypatch.setattr("shoal.worker.rehearse.measure", measured)
+
+
+def rehearsed(configs, history, task=None, device=DEVICE, packing=None, **spec):
+    settings = {"space": Space({}).to_json(), "seed": 0, "fuse": True} | spec
+    cluster = Cluster((Node("here", 1, (device,)),))
+    study = Asked(settings, cloudpickle.dumps(task or Sums()), cluster, packing or Cost())
+    trials = [Trial(number, config, seed=number, data_seed=0) for number, config in enumerate(configs)]
+    return rehearse(study, trials, history, lambda line: None)
+
+
+def numbers(each):
+    return [member.trial.number for member in each.array.members]
+
+
+def test_slow_samples_make_sharing_pay(history, fusing_pays):
+    slow = {"data": "slow", "width": 4}
+    configs = [slow | {"lr": 0.01}, slow | {"width": 6}, slow | {"lr": 0.02}, slow | {"batch_size": 16}]
+    found = rehearsed(configs, history)
+    assert [numbers(each) for each in found.arrays] == [[0, 2], [1], [3]]
+    for each in found.arrays:
+        assert each.profile.sharing == "kept"
+        assert each.profile.fetch_seconds >= each.array.key.batch_size * FETCH_SECONDS
+        assert each.preprocessing > 0.5
+        assert each.switching > 0
+    assert found.groups == ((0, 1, 2),)
+    assert "samples are fetched once" in found.decided[1]
+    (company,) = found.companies
+    assert company.lanes == tuple(each.array for each in found.arrays)
+    assert company.way in ("turns", "steps")
+    assert 0 < company.pace <= 1
+    assert company.sample_seconds > 0
+    (everybody,) = found.unfused
+    assert sorted(everybody.trials) == [0, 1, 2, 3]
+    assert all(len(lane.members) == 1 for lane in everybody.lanes)
+    assert found.pays
+    assert found.saves("chosen") > found.saves("fused")
+    (stream,) = found.streams
+    assert stream.chosen.preprocessing == pytest.approx(max(each.fused.preprocessing for each in found.arrays))
+    assert stream.apart.preprocessing == pytest.approx(4 * stream.chosen.preprocessing, rel=0.2)
+
+
+def test_what_was_measured_is_known_to_the_next_search(history):
+    found = rehearsed([{"data": "slow", "width": 4}, {"data": "slow", "width": 6}], history)
+    again = History(history.path)
+    for each in found.arrays:
+        key = each.array.key
+        assert again.get(key.structure, key.data, key.batch_size, "cpu/1") == each.profile
+    structures = sorted(each.array.key.steps for each in found.arrays)
+    assert dict(again.paces("cpu/1")) == {tuple(structures): found.companies[0].pace}
+
+
+def test_what_the_history_says_is_measured_anew(history):
+    before = rehearsed([{"width": 4}], history).arrays[0]
+    key, absurd = before.array.key, 1e6
+    known = type(before.profile)({1: absurd}, 1, 1, 0, 0, 1.0, 1.0)
+    history.put(key.structure, key.data, key.batch_size, "cpu/1", known)
+    assert rehearsed([{"width": 4}], history).arrays[0].step_alone < 1
+    assert history.get(key.structure, key.data, key.batch_size, "cpu/1").step_seconds[1] < 1
+
+
+def test_arrays_of_other_data_stay_apart(history):
+    found = rehearsed([{"data": "slow", "width": 4}, {"width": 4}], history)
+    assert found.groups == ((0,), (1,))
+    assert found.decided == ("by itself: it reads other data",) * 2
+    assert [stream.arrays for stream in found.streams] == [(0,), (1,)]
+    assert found.companies == ()
+    assert [len(each.lanes) for each in found.unfused] == [1, 1]
+    assert found.streams[1].packed == found.streams[1].apart
+    assert [each.profile.sharing for each in found.arrays] == ["kept", "resident"]
+
+
+def test_who_raises_is_told_and_the_others_go_on(history, caplog):
+    with caplog.at_level(logging.WARNING, "shoal.worker"):
+        found = rehearsed([{"width": 13}, {"width": 4}, {"width": 14}, {"width": 13}], history)
+    assert [numbers(each) for each in found.arrays] == [[1]]
+    reasons = {each.trials: each.reason for each in found.failed}
+    assert reasons[0, 3] == "ValueError: 13 brings bad luck"
+    assert set(reasons) == {(0, 3), (2,)}
+    assert caplog.text.count("13 brings bad luck") >= 1
+    assert "line" in caplog.text
+
+
+def test_a_member_that_raises_does_not_take_its_structure_along(history, fusing_pays):
+    class Odd(Sums):
+        def optimizer(self, model, config):
+            if config["lr"] < 0 and next(model.parameters()).device.type != "meta":
+                raise ValueError("lr is negative")
+            return torch.optim.SGD(model.parameters(), lr=abs(config["lr"]))
+
+    found = rehearsed([{"width": 4, "lr": lr} for lr in (0.1, -0.1, 0.2)], history, Odd())
+    assert [numbers(each) for each in found.arrays] == [[0, 2]]
+    assert found.failed[0].trials == (1,)
+    assert found.failed[0].reason == "ValueError: lr is negative"
+
+
+def test_no_memory_is_a_reason(history):
+    found = rehearsed([{"width": 4}, {"width": 6}], history, device=Device("cpu:0", "cpu/1", memory=1 << 20))
+    assert found.decided[0].startswith("by itself: ")
+    assert found.decided[0].endswith("cpu:0 has 1 MB")
+    assert all(len(each.lanes) == 1 for each in found.unfused)
+
+    class Greedy(Sums):
+        def loss(self, model, batch):
+            if model[0].weight.shape[-2] == 6:
+                raise torch.OutOfMemoryError("no room")
+            return super().loss(model, batch)
+
+    greedy = rehearsed([{"width": 4}, {"width": 6}], history, Greedy())
+    assert [(each.trials, each.reason) for each in greedy.failed] == [((1,), "there is no memory for it")]
+
+
+def test_a_task_that_breaks_its_contract_ends_it(history):
+    with pytest.raises(TaskError, match="'loss' must be a real scalar"):
+        rehearsed([{"width": 4}, {"width": 4}], history, Vectors())
+
+
+def test_trials_are_not_fused_where_the_study_says_so(history):
+    found = rehearsed([{"width": 4}, {"width": 4}], history, packing=Single(), fuse=False)
+    assert [numbers(each) for each in found.arrays] == [[0], [1]]
+    assert found.decided[0].startswith("not fused: fuse=False; by itself: Single() has it so")
+    assert found.groups == ((0,), (1,))
+
+
+def test_losses_that_are_no_numbers_do_not_end_what_is_measured(history):
+    configs = [{"data": "slow", "width": width, "lr": lr} for width, lr in ((4, 1e-3), (6, 1e30), (8, 1e-3))]
+    found = rehearsed(configs, history)
+    assert found.groups == ((0, 1, 2),)
+    (company,) = found.companies
+    assert (company.way is not None, company.error) == (True, "")
+    assert not math.isnan(found.in_all("chosen").seconds)
+
+
+def test_arrays_that_raise_in_company_are_by_themselves(history):
+    class Lonely(Sums):
+        def loss(self, model, batch):
+            self.models = {*getattr(self, "models", ()), model[0].weight.shape[-2]}
+            self.steps = getattr(self, "steps", 0) + 1
+            if len(self.models) == 2 and self.steps > 300:
+                raise RuntimeError("too many models")
+            return super().loss(model, batch)
+
+    configs = [{"data": "slow", "width": 4}, {"data": "slow", "width": 6}]
+    found = rehearsed(configs, history, Lonely())
+    assert found.groups == ((0,), (1,))
+    assert found.decided == ("by itself: in company it could not be measured: RuntimeError: too many models",) * 2
+    assert found.streams[0].packed == found.streams[0].apart == found.streams[0].chosen
+    assert history.paces("cpu/1") == {}
+
+
+def test_random_samples_are_fetched_for_all_of_one_batch_size(history):
+    class Noise(Slow):
+        def __getitem__(self, index):
+            x, y = super().__getitem__(index)
+            return x + 0.01 * torch.randn(8), y
+
+    class Augmented(Sums):
+        def data(self, config):
+            return Noise(128), Noise(16)
+
+    found = rehearsed([{"width": 4}, {"width": 6}], history, Augmented())
+    assert [each.profile.sharing for each in found.arrays] == ["batch", "batch"]
+    (company,) = found.companies
+    assert company.way == "steps"
+    assert company.fetches == pytest.approx(1.0, abs=0.2)
+    assert "samples are fetched once" in found.decided[0]
+
+
+def test_nothing_is_written_but_the_history(history, tmp_path, monkeypatch):
+    place = tmp_path / "empty"
+    place.mkdir()
+    monkeypatch.chdir(place)
+    monkeypatch.setattr("tempfile.tempdir", str(place))
+    rehearsed([{"width": 4}, {"width": 6}], history)
+    assert list(place.iterdir()) == []
