@@ -32,6 +32,7 @@ benchmarks-quick: $(READY)
 	$(BIN)/python benchmarks/auto.py --quick
 	$(BIN)/python benchmarks/time_sharing.py --quick
 	$(BIN)/python benchmarks/algorithms.py --quick
+	$(BIN)/python benchmarks/packing.py --quick
 	$(BIN)/python benchmarks/engine_overhead.py --quick
 	$(BIN)/python benchmarks/regret.py --quick
 

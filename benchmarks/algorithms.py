@@ -46,11 +46,11 @@ from shoal.backend.local import Local
 from shoal.backend.registry import BACKENDS
 from shoal.cluster.device import Device
 from shoal.journal.view import JournalView
+from shoal.pack.batches import epoch_order
 from shoal.planner.event import Event, Surveyed
 from shoal.planner.job import Job, Member, Purpose, Workplace
 from shoal.space import Space
 from shoal.trial import Report, TrialState, derive_seed
-from shoal.worker.data import epoch_order
 from shoal.worker.learner import build
 
 CIFAR = Path(__file__).parents[2] / "shared" / "data" / "cifar10_5k_1k.npz"

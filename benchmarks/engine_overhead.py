@@ -54,7 +54,7 @@ def train(job: Job, device: Device, workplace: Workplace, orders: Orders) -> Ite
         case Purpose.SURVEY:
             yield Surveyed(job.id, {member.trial.number: KEY for member in job.members})
         case Purpose.PROFILE:
-            yield Profiled(job.id, PROFILE)
+            yield Profiled(job.id, job.arrays[0].key, PROFILE)
         case Purpose.TRAIN:
             members = {member.trial.number: member for member in job.members}
             epochs = {number: member.start for number, member in members.items()}
@@ -62,7 +62,7 @@ def train(job: Job, device: Device, workplace: Workplace, orders: Orders) -> Ite
                 yield Reported(job.id, tuple(epoch_of(member, epochs) for member in members.values()))
                 members = {number: member for number, member in members.items() if epochs[number] < member.target}
                 for change in orders.changes():
-                    for member in change.join:
+                    for member in (member for array in change.join for member in array.members):
                         members[member.trial.number], epochs[member.trial.number] = member, member.start
                     if change.look:
                         yield Surveyed(job.id, {trial.number: KEY for trial in change.look})

@@ -1,0 +1,95 @@
+"""The rows of Shoal itself."""
+
+import os
+import shutil
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+
+import shoal
+from packs.cases import Cell
+from packs.search import METRIC
+from packs.tasks import SPACE, Cifar
+from packs.ways import Way
+from shoal.cluster.discover import discover
+from shoal.journal.view import JournalView
+from shoal.pack.turns import Turns
+from shoal.planner.grouping import Grouping
+from shoal.planner.job import Array, ArrayKey, Member
+from shoal.planner.partition import partition
+from shoal.trial import Report, Trial
+from shoal.worker.data import DataSets
+from shoal.worker.describe import Describer
+from shoal.worker.lane import Lane, Workshop
+from shoal.worker.paused import Paused
+from shoal.worker.profile import measure
+
+__all__ = ["PACKINGS", "Chosen", "searched"]
+
+PACKINGS = ("cost", "knn", "batch_size", "random", "none")
+"""`cost` fuses before it packs; the others pack single configurations, as in the paper; `none` does neither."""
+
+SETTLED = 30
+"""Epochs after which the ways that are still open are not waited for."""
+
+
+class Chosen(Way):
+    """What Shoal makes of a cell's members: arrays, in as many packs as a search on one device would have."""
+
+    name = "shoal"
+
+    def __init__(self, cell: Cell) -> None:
+        super().__init__(cell)
+        task, cpu = cell.task, torch.device("cpu")
+        sets = DataSets(task, cpu)
+        trials = [Trial(number, config, seed=number, data_seed=0) for number, config in enumerate(cell.configs)]
+        keys, _ = Describer(task, sets).survey(trials)
+        members: dict[ArrayKey, list[Member]] = {}
+        for trial in trials:
+            members.setdefault(keys[trial.number], []).append(Member(trial, 0, 1_000_000))
+        device = next(iter(discover("cpu:1")))[1]
+        profiles = {
+            key: measure(task, sets, Array(key, tuple(some)), cpu, device.memory) for key, some in members.items()
+        }
+        waiting = [(member, key) for key, some in members.items() for member in some]
+        arrays = partition(waiting, lambda key, kind: profiles[key], [device], {})
+        groups = Grouping().groups(arrays, lambda key, kind: profiles[key], [device], {}, frozenset())
+        workshop = Workshop(task, sets, Paused(), cpu, Path(tempfile.gettempdir()))
+        self.packs = [(Turns(cpu), [Lane("pack", array, workshop) for array in group]) for group in groups]
+        while self.epochs < SETTLED and any(turns.way is None for turns, _ in self.packs):
+            self.run()
+
+    def epoch(self, number: int) -> None:
+        """One of every lane."""
+        for turns, lanes in self.packs:
+            while left := [lane for lane in lanes if not lane.events]:
+                for lane in left:
+                    lane.prepare()
+                for failure in turns.round([lane for lane in left if lane.ready], lambda: False):
+                    raise failure.error
+            for lane in lanes:
+                lane.events.clear()
+
+
+def searched(task: Cifar, most: int, seed: int, packing: str) -> tuple[float, list[Report]]:
+    """Hyperband by `shoal.tune` with a way of packing, from the call to its end; profiles are measured anew.
+
+    Returns:
+        Seconds, and all that was reported.
+    """
+    folder = Path(tempfile.mkdtemp())
+    cache = Path(os.environ["SHOAL_CACHE"])
+    shutil.rmtree(cache, ignore_errors=True)
+    began = time.perf_counter()
+    shoal.tune(
+        task, SPACE, metric=METRIC, mode="min", algorithm=shoal.Hyperband(max_epochs=most, eta=3), packing=packing,
+        fuse=packing == "cost", devices=f"cpu:{os.cpu_count()}", directory=folder / "study", seed=seed,
+        show_progress=False,
+    )  # fmt: skip
+    seconds = time.perf_counter() - began
+    with JournalView.read(folder / "study") as journal:
+        reports = [report for row in journal.trials() for report in journal.curve(row.number)]
+    shutil.rmtree(folder)
+    return seconds, reports

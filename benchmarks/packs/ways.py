@@ -1,0 +1,143 @@
+"""The ways of training that a pack of Shoal's is held against: one after another, and the paper's pack."""
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from statistics import median
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils.data import Dataset
+
+from packs.cases import Cell
+from packs.feeds import kindest
+from shoal.pack.batches import epoch_order
+
+__all__ = ["Learner", "Paper", "Sequential", "Way", "measured"]
+
+
+@dataclass(frozen=True, eq=False)
+class Learner:
+    """A member in training."""
+
+    model: nn.Module
+    optimizer: Optimizer
+    batch_size: int
+    part: int
+
+
+class Way(ABC):
+    """Trains the members of a cell; made once, then timed for an epoch again and again."""
+
+    name: ClassVar[str]
+
+    def __init__(self, cell: Cell) -> None:
+        self.cell = cell
+        self.epochs = 0
+
+    @abstractmethod
+    def epoch(self, number: int) -> None:
+        """Train every member on its whole training set, in the order of this epoch."""
+
+    def run(self) -> float:
+        """Seconds of the next epoch."""
+        began = time.perf_counter()
+        self.epoch(self.epochs)
+        self.epochs += 1
+        return time.perf_counter() - began
+
+
+class PlainWay(Way):
+    """One that trains models of plain PyTorch by a loop in this process."""
+
+    def __init__(self, cell: Cell) -> None:
+        super().__init__(cell)
+        self.task = cell.task
+        self.feed = kindest(cell.case.pipeline)
+        self.sets: dict[int, Dataset[tuple[Tensor, Tensor]]] = {}
+        self.learners = []
+        for number, config in enumerate(cell.configs):
+            torch.manual_seed(number)
+            model = self.task.model(config).train()
+            optimizer = self.task.optimizer(model, config)
+            self.learners.append(Learner(model, optimizer, config["batch_size"], config["part"]))
+            if config["part"] not in self.sets:
+                self.sets[config["part"]] = self.task.data(config)[0]
+
+    def order(self, number: int) -> Tensor:
+        return epoch_order(self.cell.samples, 0, number)
+
+
+class Sequential(PlainWay):
+    """Members one after another, each with a loader of its own."""
+
+    name = "seq"
+
+    def epoch(self, number: int) -> None:
+        for learner in self.learners:
+            for batch in self.feed(self.sets[learner.part], learner.batch_size, self.order(number)):
+                learner.optimizer.zero_grad()
+                self.task.loss(learner.model, batch).backward()
+                learner.optimizer.step()
+
+
+Portion = list[tuple[Learner, list[Tensor]]]
+"""Who takes part in a step, and the batch of each."""
+
+
+class Paper(PlainWay):
+    """The paper's pack: all members take their steps together, by one backward pass over the sum of their losses.
+
+    Members of one data set share a stream, members of another have another.
+    """
+
+    name = "pack"
+
+    def epoch(self, number: int) -> None:
+        streams = [
+            self.stream([learner for learner in self.learners if learner.part == part], dataset, self.order(number))
+            for part, dataset in self.sets.items()
+        ]
+        for portions in zip_longest(*streams, fillvalue=()):
+            step = [taking for portion in portions for taking in portion]
+            for learner, _ in step:
+                learner.optimizer.zero_grad()
+            torch.stack([self.task.loss(learner.model, batch) for learner, batch in step]).sum().backward()
+            for learner, _ in step:
+                learner.optimizer.step()
+
+    def stream(
+        self, learners: Sequence[Learner], dataset: Dataset[tuple[Tensor, Tensor]], order: Tensor
+    ) -> Iterator[Portion]:
+        """The steps of an epoch of those who share a data set (section 3.2 of the paper).
+
+        The member of the largest batch draws it; the others take as many of its first samples as they need. When that
+        member has done its epoch, the one of the next largest batch draws from what it has not used. Whoever has a
+        smaller batch has not used that either.
+        """
+        unused = dict.fromkeys(learners, order)
+        while unused:
+            size = max(learner.batch_size for learner in unused)
+            (rest, *_) = (unused.pop(learner) for learner in list(unused) if learner.batch_size == size)
+            drawn = rest.split(size)
+            behind = [learner for learner in learners if learner.batch_size <= size]
+            for batch in self.feed(dataset, size, rest):
+                yield [(learner, [tensor[: learner.batch_size] for tensor in batch]) for learner in behind]
+            for learner, left in unused.items():
+                used = torch.cat([part[: learner.batch_size] for part in drawn])
+                unused[learner] = left[~torch.isin(left, used)]
+            unused = {learner: left for learner, left in unused.items() if len(left)}
+
+
+def measured(cell: Cell, makers: Mapping[str, Callable[[Cell], Way]], rounds: int) -> dict[str, float]:
+    """T_s of every way, in seconds: medians of interleaved epochs, the first of each left out."""
+    ways = {name: make(cell) for name, make in makers.items()}
+    seconds: dict[str, list[float]] = {name: [] for name in makers}
+    for turn in range(rounds + 1):
+        for name in list(ways)[:: -1 if turn % 2 else 1]:
+            seconds[name].append(ways[name].run())
+    return {name: cell.per_step(median(times[1:])) for name, times in seconds.items()}
