@@ -5,8 +5,9 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.data import default_collate
+from torch.utils.data import Dataset, default_collate
 
+from shoal.pack.batches import Batches
 from shoal.pack.samples import compact, kind, plain, same
 
 Point = namedtuple("Point", "x y")
@@ -88,3 +89,33 @@ def test_which_batches_can_be_copied() -> None:
     assert not plain([torch.zeros(2, requires_grad=True)])
     assert not plain(UserDict(x=torch.zeros(2)))
     assert isinstance(default_collate([UserDict(x=torch.zeros(2))])["x"], Tensor)
+
+
+class OneBuffer(Dataset[Any]):
+    """Every sample is made in the same memory."""
+
+    def __init__(self) -> None:
+        self.buffer = torch.zeros(3)
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> Any:
+        return self.buffer.fill_(index)
+
+
+class Mutates(OneBuffer):
+    """Asked for a sample, it changes that."""
+
+    def __init__(self) -> None:
+        self.rows = torch.arange(36.0).view(12, 3)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.rows[index].add_(1.0)
+
+
+@pytest.mark.parametrize("of", [OneBuffer, Mutates])
+def test_samples_that_do_not_last_are_not_kept(of: type[OneBuffer], caplog: pytest.LogCaptureFixture) -> None:
+    batches = Batches(of(), torch.device("cpu"), "training")
+    assert batches.sharing == "batch"
+    assert "gives other samples when asked once more" in caplog.text

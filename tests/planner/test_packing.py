@@ -119,6 +119,12 @@ def test_illegal_groups(groups, message):
         check_groups(groups, [A, B], scene())
 
 
+@pytest.mark.parametrize("groups", [None, [None], [("a",)], 3], ids=str)
+def test_what_is_no_groups_at_all_is_refused(groups):
+    with pytest.raises(PackError, match="was given, got"):
+        check_groups(groups, [A, B], scene())
+
+
 def test_groups_that_a_process_cannot_feed_or_hold():
     with pytest.raises(PackError, match="needs 2 streams of data; a process has one"):
         check_groups([[A, C]], [A, C], scene())

@@ -12,7 +12,7 @@ from shoal.errors import FusionError
 from shoal.fuse.beside import accompanied
 from shoal.fuse.intercept import member_run
 from shoal.fuse.outer import home_of_row
-from shoal.fuse.randomness import Drawn, OtherGenerators, Randomness
+from shoal.fuse.randomness import Drawn, OtherGenerators, Randomness, reseed_again
 from shoal.fuse.rows import rows
 from shoal.fuse.slots import Slot
 from shoal.fuse.stacked import Stacked
@@ -91,6 +91,7 @@ class MembersAlone:
                     "a function that had drawn no random numbers draws some now, and has changed its batch in place; "
                     "let it change a copy"
                 )
+            reseed_again()  # it may have drawn from Python's or NumPy's as well
             watched = True
         for b, member in enumerate(self._members):
             if b and others is not None:

@@ -24,7 +24,7 @@ from shoal.fuse.beside import accompanied
 
 __all__ = [
     *("Drawn", "OtherGenerators", "Randomness", "active", "current", "forked", "keep_mask", "member_keys"),
-    *("generators", "randomness", "reseed", "undrawn"),
+    *("generators", "randomness", "reseed", "reseed_again", "undrawn"),
 ]
 
 _GOLDEN = -7046029254386353131  # 2**64 / golden ratio, as int64
@@ -187,11 +187,22 @@ def reseed(seed: int, device: torch.device) -> None:
 
     `torch.manual_seed` does the same for torch, and takes half a millisecond for it.
     """
+    global _reseeded
+    _reseeded = seed, device
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":
         torch.cuda.manual_seed(seed)
+
+
+_reseeded: tuple[int, torch.device] | None = None
+
+
+def reseed_again() -> None:
+    """Bring the generators back to where they were seeded last, if they ever were."""
+    if _reseeded is not None:
+        reseed(*_reseeded)
 
 
 class OtherGenerators:

@@ -8,6 +8,7 @@ import torch
 from torch.utils.data import Dataset
 
 from shoal.fuse.randomness import Drawn, OtherGenerators
+from shoal.pack.samples import copied
 from shoal.pack.source import DrawsError
 
 __all__ = ["Fetcher"]
@@ -52,7 +53,7 @@ class Fetcher:
     def look(self, indices: Iterable[int]) -> list[Any]:
         """Samples that nobody gets, to find out what they are; as `fetch_undrawn`, uncounted."""
         before = self.fetched, self.seconds
-        try:
-            return self.fetch_undrawn(indices)
+        try:  # each is copied at once, for the next may be made in the same memory
+            return [copied(sample) for index in indices for sample in self.fetch_undrawn((index,))]
         finally:
             self.fetched, self.seconds = before

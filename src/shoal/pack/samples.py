@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-__all__ = ["attached", "compact", "kind", "plain", "same"]
+__all__ = ["attached", "compact", "copied", "kind", "plain", "same"]
 
 _SIMPLE = frozenset({int, float, bool, str, bytes})
 _LISTS = frozenset({tuple, list})
@@ -65,6 +65,18 @@ def attached(value: Any) -> bool:
     if cls is dict or isinstance(value, Mapping):
         return any(map(attached, value.values()))
     return (cls in _LISTS or isinstance(value, Sequence)) and any(map(attached, value))
+
+
+def copied(value: Any) -> Any:
+    """A sample in memory of its own, part of no graph."""
+    cls = type(value)
+    if cls in _LISTS:
+        return cls(map(copied, value))
+    if cls is dict:
+        return {key: copied(part) for key, part in value.items()}
+    if cls is Tensor:
+        return value.detach().clone().requires_grad_(value.requires_grad)
+    return value.copy() if cls is np.ndarray else value
 
 
 def compact(value: Any) -> Any:

@@ -119,7 +119,7 @@ class _Together:
         self._lanes = lanes
         self._data = data
         self._device = device
-        self._turns = Turns(device, threads=torch.get_num_threads())
+        self._turns = Turns(device, threads=1)
         self._sample_seconds: float | None = None  # in the last stretch, fetching included
 
     def measure(self, arrays: tuple[Array, ...], limit: float) -> Company:

@@ -46,7 +46,7 @@ class Trainer:
         self._checkpoint_seconds = checkpoint_seconds
         self._saved = time.monotonic()
         self._lanes = [Lane(job.id, array, workshop, self._lenders) for array in job.arrays]
-        self._turns = Turns(workshop.device, threads=torch.get_num_threads())
+        self._turns = Turns(workshop.device, threads=1)  # in threads, what a step comes to draw late would go unnoticed
         self._paced: Paced | None = None
         self._held = len(self._lanes)
 

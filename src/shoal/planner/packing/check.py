@@ -19,6 +19,10 @@ def check_groups(groups: Sequence[Sequence[Candidate]], candidates: Sequence[Can
     Raises:
         PackError: the groups are illegal; the message says why.
     """
+    if not isinstance(groups, Sequence) or not all(isinstance(group, Sequence) for group in groups):
+        raise PackError(f"a packing must return a list of groups of the candidates that it was given, got {groups!r}")
+    for stranger in (each for group in groups for each in group if not isinstance(each, Candidate)):
+        raise PackError(f"a group must hold candidates that the packing was given, got {stranger!r}")
     places: dict[int, list[int]] = {}
     for place, candidate in enumerate(candidates):
         places.setdefault(id(candidate), []).append(place)
