@@ -116,13 +116,14 @@ def table(study: shoal.Study) -> list[tuple[Any, ...]]:
 
 
 def tune(task: shoal.Task, space: Mapping[str, Any], directory: Path, **arguments: Any) -> shoal.Study:
-    """`shoal.tune` with what all tests want."""
+    """`shoal.tune` with what all tests want: jobs of one array, so that they show what was fused."""
     usual: dict[str, Any] = {
         "metric": "accuracy",
         "mode": "max",
         "algorithm": shoal.Grid(epochs=4),
         "devices": "cpu:1",
         "backend": "inline",
+        "packing": "none",
         "directory": directory,
         "show_progress": False,
     }
