@@ -12,7 +12,7 @@ def own_history(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHOAL_CACHE", str(tmp_path / "cache"))
 
 
-@pytest.fixture(autouse=True, scope="session")
+@pytest.fixture(autouse=True, scope="module")
 def one_thread() -> Iterator[None]:
     """Also of a job in this process, which would take all cores: on small tensors threads only wait for each other."""
     threads = torch.get_num_threads()

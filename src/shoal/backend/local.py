@@ -25,6 +25,9 @@ __all__ = ["Local"]
 _LOG_LINES = 20
 """Lines of the server's log that an error shows."""
 
+_KILLED, _MOST_KILLS = "was killed by", 3
+"""How the end of a server that a signal killed is told, and how many in a row may come before one is ready."""
+
 
 @dataclass(eq=False)
 class _Worker:
@@ -68,6 +71,7 @@ class Local(Backend):
     def __init__(self, workplace: Workplace) -> None:
         super().__init__(workplace)
         self._server = ForkServer(workplace)
+        self._kills = 0  # of servers that were not ready, in a row
         self._numbers = count(1)
         self._workers: dict[int, _Worker] = {}
         self._closed = False
@@ -196,10 +200,11 @@ class Local(Backend):
         """The last events of all workers of a server that died, and a new server.
 
         Raises:
-            BackendError: it died before it was ready, so a new one would too.
+            BackendError: it died before it was ready, so a new one would too; or was killed then, again and again.
         """
         reason = self._server.wait()
-        if not self._server.ready:
+        self._kills = 0 if self._server.ready else self._kills + 1
+        if not self._server.ready and (_KILLED not in reason or self._kills == _MOST_KILLS):
             lines = self._server.log.read_text(encoding="utf-8", errors="replace").splitlines()[-_LOG_LINES:]
             raise BackendError(
                 f"the server of the local back end {reason} before it could start a worker; "
