@@ -161,7 +161,7 @@ class Space:
         """The values of each parameter that is chosen from numbers, in ascending order."""
         found = {}
         for name, (domain, _) in self.domains().items():
-            if isinstance(domain, Choice) and all(_is_number(option) for option in domain.options):
+            if isinstance(domain, Choice) and all(is_number(option) for option in domain.options):
                 found[name] = tuple(sorted(domain.options))
         return found
 
@@ -388,5 +388,6 @@ def _join(path: str, name: object) -> str:
     return f"{path}.{name}" if path else str(name)
 
 
-def _is_number(value: object) -> bool:
+def is_number(value: object) -> bool:
+    """Whether a value is an int or a float, and no truth value."""
     return isinstance(value, (int, float)) and not isinstance(value, bool)

@@ -49,6 +49,13 @@ def ended(event: Event) -> Ended:
     return event
 
 
+def kill_the_server(backend: Backend) -> None:
+    """Before it is ready: it has just been begun."""
+    assert isinstance(backend, Local)
+    assert not backend._server.ready
+    backend._server._process.kill()
+
+
 def alive(pid: int) -> bool:
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
@@ -214,6 +221,21 @@ class TestCrashes:
             backend.start(scripted_job("late"), CPU)
             histories = events_until_ended(backend, ["job", "late"])
         assert [ended(history[-1]).outcome for history in histories.values()] == [Outcome.CRASHED] * 2
+
+    def test_a_server_that_is_killed_while_it_starts_is_replaced_but_not_for_ever(self, tmp_path: Path) -> None:
+        with local(tmp_path / "twice", scripts.waits) as backend:
+            for _ in range(2):
+                kill_the_server(backend)
+                assert backend.poll(0.1) == []
+            backend.start(scripted_job("job"), CPU)
+            assert first_metrics(backend)["server"] > 0
+        with local(tmp_path / "again and again", scripts.waits) as backend:
+            for _ in range(2):
+                kill_the_server(backend)
+                assert backend.poll(0.1) == []
+            kill_the_server(backend)
+            with pytest.raises(BackendError, match=r"was killed by SIGKILL .* before it could start a worker"):
+                backend.poll(0.1)
 
     @pytest.mark.parametrize(
         ("runner", "message"),

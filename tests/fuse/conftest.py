@@ -1,5 +1,6 @@
 """What holds for all tests of fusion: one thread, and nothing that depends on the machine's speed."""
 
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -22,3 +23,12 @@ def no_autotuning() -> Iterator[None]:
     """Functions go their default way, unless a test turns measuring on."""
     with off():
         yield
+
+
+@pytest.fixture
+def often() -> Iterator[None]:
+    """Threads take turns after every few steps of the interpreter."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    yield
+    sys.setswitchinterval(interval)

@@ -1,9 +1,8 @@
 """Training steps of different arrays, in several threads at once, equal those of the same arrays alone."""
 
 import random
-import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from threading import Barrier, Event
@@ -27,7 +26,6 @@ from shoal.fuse.making import fuse
 from shoal.fuse.optim.fused import FusedOptimizer, fuse_optimizers
 from shoal.fuse.quiet import Hidden
 from shoal.fuse.randomness import OtherGenerators
-from shoal.fuse.reached import Reached
 from shoal.fuse.step import TrainingStep, Way
 
 SECONDS = 20.0
@@ -37,13 +35,7 @@ X = torch.randn(6, 3, 8, 8, dtype=torch.float64, generator=torch.Generator().man
 Y = torch.arange(6) % 4
 
 
-@pytest.fixture(autouse=True)
-def often() -> Iterator[None]:
-    """Threads take turns after every few steps of the interpreter."""
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-5)
-    yield
-    sys.setswitchinterval(interval)
+pytestmark = pytest.mark.usefixtures("often")
 
 
 class Dense(nn.Sequential):
@@ -390,16 +382,3 @@ def test_a_thread_has_its_own_intra_op_threads() -> None:
 def test_no_threads_are_refused() -> None:
     with pytest.raises(FusionError, match="must be positive integers, got 0 and 2"), beside(threads=0, alone=2):
         pass
-
-
-def test_changes_are_told_without_being_put_back() -> None:
-    kept: list[int] = []
-
-    def keeps() -> None:
-        kept.append(1)
-
-    reached = Reached(keeps, nn.Module(), ())
-    assert not reached.changed()
-    keeps()
-    assert reached.changed()
-    assert kept == [1]

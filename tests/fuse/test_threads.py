@@ -1,7 +1,6 @@
 """Arrays that run in several threads at once compute what each computes alone."""
 
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier, Event
 from typing import Any
@@ -26,13 +25,7 @@ SECONDS = 20.0
 """After so long a thread that waits for another has hung."""
 
 
-@pytest.fixture(autouse=True)
-def often() -> Iterator[None]:
-    """Threads take turns after every few steps of the interpreter."""
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-5)
-    yield
-    sys.setswitchinterval(interval)
+pytestmark = pytest.mark.usefixtures("often")
 
 
 class Mixed(nn.Module):

@@ -97,7 +97,7 @@ class MembersAlone:
             if b and others is not None:
                 others.restore()
             silent = not watched and key in self._silent and not self._others.get(key, True)
-            mine = pytree.tree_map_only(Tensor, partial(_own, b=b, alone=lone), batch)
+            mine = pytree.tree_map_only(Tensor, partial(_own, b=b, alone=lone and not silent), batch)
             try:
                 done, result = self._undrawn(fn, b, mine) if silent else (False, None)
                 if not done:

@@ -67,18 +67,12 @@ class Reached:
                 if new and any(isinstance(leaf, Stacked) for leaf in pytree.tree_leaves(value)):
                     raise NeedsMemberError("it puts a tensor into a dict or a variable, where each member has its own")
 
-    def changed(self) -> bool:
-        """Whether anything else is in them than was there."""
-        return any(
-            _differ(dict(_items(container, names)), before) for container, names, before in self._before.values()
-        )
-
     def put_back(self) -> bool:
         """Leave in them what was there; returns whether that was not so already."""
         changed = False
         for container, names, before in self._before.values():
             now = dict(_items(container, names))
-            if _differ(now, before):
+            if len(now) != len(before) or any(now.get(key, _MISSING) is not value for key, value in before.items()):
                 _fill(container, now, before)
                 changed = True
         return changed
@@ -143,10 +137,6 @@ def _items(container: Any, names: Sequence[str] | None = None) -> Iterator[tuple
     if isinstance(container, dict):
         return iter(dict.items(container))
     return enumerate(container)
-
-
-def _differ(now: dict[Any, Any], before: dict[Any, Any]) -> bool:
-    return len(now) != len(before) or any(now.get(key, _MISSING) is not value for key, value in before.items())
 
 
 def _fill(container: Any, now: dict[Any, Any], before: dict[Any, Any]) -> None:

@@ -1,6 +1,5 @@
 """Models loaded for training: the primitives `load` and `free` (Pack, section 3)."""
 
-import gc
 from collections.abc import Callable, Sequence
 from typing import Any, final
 
@@ -14,6 +13,7 @@ from shoal.fuse.array import ModelArray
 from shoal.fuse.making import fuse
 from shoal.fuse.optim.fused import fuse_optimizers
 from shoal.fuse.step import TrainingStep
+from shoal.pack.memory import give_back
 
 __all__ = ["Loaded", "Loss", "MakeOptimizers", "free", "load"]
 
@@ -93,10 +93,8 @@ class Loaded:
         array.to("cpu")
         for optimizer, checkpoint in zip(optimizers, checkpoints, strict=True):
             optimizer.load_state_dict(checkpoint["optimizer"])  # in place of views of the array's state
-        if device.type == "cuda":
-            del array
-            gc.collect()  # an array is a cycle
-            torch.cuda.empty_cache()
+        del array
+        give_back(device)
         return checkpoints
 
     def _check_there(self) -> ModelArray:

@@ -1,6 +1,6 @@
 """What a sample is made of, as far as `torch.utils.data.default_collate` tells samples apart."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -69,29 +69,27 @@ def attached(value: Any) -> bool:
 
 def copied(value: Any) -> Any:
     """A sample in memory of its own, part of no graph."""
-    cls = type(value)
-    if cls in _LISTS:
-        return cls(map(copied, value))
-    if cls is dict:
-        return {key: copied(part) for key, part in value.items()}
-    if cls is Tensor:
+    if type(value) is Tensor:
         return value.detach().clone().requires_grad_(value.requires_grad)
-    return value.copy() if cls is np.ndarray else value
+    return value.copy() if type(value) is np.ndarray else _of_parts(copied, value)
 
 
 def compact(value: Any) -> Any:
     """A sample for keeping: what is a view of something larger is copied, or that would be kept with it."""
-    cls = type(value)
-    if cls in _LISTS:
-        return cls(map(compact, value))
-    if cls is dict:
-        return {key: compact(part) for key, part in value.items()}
-    if cls is Tensor:
+    if type(value) is Tensor:
         larger = value.layout is torch.strided and value.untyped_storage().nbytes() > value.nbytes
         return value.clone() if larger else value
-    if cls is np.ndarray:
+    if type(value) is np.ndarray:
         return value if value.base is None else value.copy()
-    return value
+    return _of_parts(compact, value)
+
+
+def _of_parts(change: Callable[[Any], Any], value: Any) -> Any:
+    """A list, tuple or dict with its parts changed; anything else as it is."""
+    cls = type(value)
+    if cls in _LISTS:
+        return cls(map(change, value))
+    return {key: change(part) for key, part in value.items()} if cls is dict else value
 
 
 def plain(batch: Any) -> bool:

@@ -1,6 +1,5 @@
 """Trials to arrays: which waiting members train as one model."""
 
-import heapq
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from shoal.cluster.device import Device
 from shoal.cost.demand import Profile
 from shoal.cost.estimate import best_size, fetching, fitting, seconds, step_seconds
 from shoal.planner.job import Array, ArrayKey, Member
+from shoal.planner.packing.prediction import makespan
 
 __all__ = ["Profiles", "partition", "worth_mixing"]
 
@@ -184,7 +184,7 @@ class _Cut:
 def _balanced(groups: Sequence[_Group], loads: Sequence[float], idle: int) -> list[tuple[Array, ...]]:
     """Cut the groups until the devices are evenly loaded; of the cuts passed on the way, the one done first."""
     cuts = [_Cut.of(group, group.fewest) for group in groups]
-    best, best_makespan = list(cuts), _makespan(cuts, loads)
+    best, best_makespan = list(cuts), _done(cuts, loads)
     open_indices = set(range(len(cuts)))
     while open_indices:
         index = max(sorted(open_indices), key=lambda index: cuts[index].longest)
@@ -197,15 +197,11 @@ def _balanced(groups: Sequence[_Group], loads: Sequence[float], idle: int) -> li
             open_indices.remove(index)
             continue
         cuts[index] = finer
-        makespan = _makespan(cuts, loads)
+        makespan = _done(cuts, loads)
         if count < idle or makespan < best_makespan:
             best, best_makespan = list(cuts), makespan
     return [cut.arrays for cut in best]
 
 
-def _makespan(cuts: Sequence[_Cut], loads: Sequence[float]) -> float:
-    """Seconds until all arrays are done, the longest first, each on the device that is free first (LPT)."""
-    heap = sorted(loads)
-    for length in sorted((length for cut in cuts for length in cut.seconds), reverse=True):
-        heapq.heapreplace(heap, heap[0] + length)
-    return max(heap)
+def _done(cuts: Sequence[_Cut], loads: Sequence[float]) -> float:
+    return makespan((length for cut in cuts for length in cut.seconds), loads)

@@ -17,7 +17,7 @@ from shoal.schedule.shortest_first import ShortestFirst
 from shoal.schedule.slaq import Slaq
 from shoal.schedule.water_filling import WaterFilling
 
-__all__ = ["POLICIES", "make_policy"]
+__all__ = ["POLICIES", "make_policy", "unknown"]
 
 POLICIES: Mapping[str, type[Policy]] = {
     "auto": Auto,
@@ -51,9 +51,20 @@ def make_policy(policy: str | Policy, objective: str = "makespan") -> Policy:
         return policy
     check_objective(objective)
     if not isinstance(policy, str) or policy not in POLICIES:
-        close = get_close_matches(str(policy), POLICIES, n=1)
-        hint = f" (did you mean {close[0]!r}?)" if close else ""
-        raise PolicyError(f"there is no policy {policy!r}{hint}; `policy` is a Policy or one of {', '.join(POLICIES)}")
+        raise PolicyError(unknown("policy", policy, POLICIES))
     if policy == "auto":
         return Auto(objective)
     return POLICIES[policy]()
+
+
+def unknown(what: str, name: object, known: Mapping[str, object]) -> str:
+    """In words that there is nothing of that name, and what there is.
+
+    Args:
+        what: "policy", as the argument is called; the class is called so too.
+        name: that was given.
+        known: by name.
+    """
+    close = get_close_matches(str(name), known, n=1)
+    hint = f" (did you mean {close[0]!r}?)" if close else ""
+    return f"there is no {what} {name!r}{hint}; `{what}` is a {what.capitalize()} or one of {', '.join(known)}"

@@ -1,6 +1,5 @@
 """Real steps of several arrays in one process, to see what they cost each other; nothing of it is kept."""
 
-import gc
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -13,6 +12,7 @@ from torch import Tensor
 from shoal.cost.demand import Profile
 from shoal.pack.batches import Batches
 from shoal.pack.lanes import Failure, Round
+from shoal.pack.memory import give_back
 from shoal.pack.turns import Turns
 from shoal.planner.job import Array
 from shoal.planner.rehearsal.result import Company
@@ -55,14 +55,14 @@ def measure_switching(array: Array, workshop: Workshop, step_seconds: float) -> 
     data = _Data.of(array, workshop)
     seconds: list[float] = []
     while not seconds or (len(seconds) < SWITCHES and sum(seconds) < SWITCH_SECONDS):
-        _give_back(workshop.device)
+        give_back(workshop.device)
         began, fetched = time.perf_counter(), data.seconds
         lane = _Unjudged("", _endless(array), workshop)
         lane.prepare()
         lane.advance()
         wait(workshop.device)
         seconds.append(time.perf_counter() - began - (data.seconds - fetched) - step_seconds)
-    _give_back(workshop.device)
+    give_back(workshop.device)
     return max(0.0, median(seconds))
 
 
@@ -85,7 +85,7 @@ def measure_company(arrays: Sequence[Array], workshop: Workshop, limit: float = 
         return together.measure(tuple(arrays), limit)
     finally:
         del together
-        _give_back(workshop.device)
+        give_back(workshop.device)
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ class _Together:
         self._lanes = lanes
         self._data = data
         self._device = device
-        self._turns = Turns(device, threads=1)
+        self._turns = Turns(device)
         self._sample_seconds: float | None = None  # in the last stretch, fetching included
 
     def measure(self, arrays: tuple[Array, ...], limit: float) -> Company:
@@ -194,10 +194,3 @@ def _endless(array: Array) -> Array:
 
 def _uncompiled(profile: Profile) -> Profile:
     return replace(profile, compiled_gain={1: 1.0})
-
-
-def _give_back(device: torch.device) -> None:
-    """Let memory of the device that lanes had be used by others."""
-    if device.type == "cuda":
-        gc.collect()  # an array is a cycle
-        torch.cuda.empty_cache()

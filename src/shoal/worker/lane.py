@@ -132,10 +132,8 @@ class Lane:
 
     @property
     def threadable(self) -> bool:
-        """Whether its next step may be taken in a thread, beside those of other lanes."""
-        if self._stepper is None or any(learner not in self._learners for learner in self._company):
-            return False
-        return self._stepper.threadable
+        """Never: what a step comes to draw late, from generators that all threads share, would go unnoticed."""
+        return False
 
     def prepare(self) -> None:
         """Do what comes before the next step, in two goes where an epoch has ended: validate it; then let others come

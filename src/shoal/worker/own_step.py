@@ -58,8 +58,8 @@ class OwnStep:
             except FusionError as reason:
                 self._part(reason)
 
-    settled = threadable = True
-    """Nothing is timed here, nor traced."""
+    settled = True
+    """Nothing is timed here."""
 
     def step(self, batch: Any) -> Tensor:
         """One step of every member; returns the losses, shape [B], part of no graph."""

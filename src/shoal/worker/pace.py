@@ -58,11 +58,6 @@ class Pace:
         """Whether the fastest way was found."""
         return self._step.way is not None
 
-    @property
-    def threadable(self) -> bool:
-        """Whether the way to step is decided on, and is not one that was traced."""
-        return self._step.way in ("eager", "serial")
-
     def _ways(self) -> tuple[Way, ...]:
         """Those to be tried; of eager and serial steps only the faster, where that is known."""
         known = self._profile if self._members > 1 else None

@@ -46,20 +46,20 @@ def measure(task: Task, sets: DataSets, array: Array, device: torch.device, memo
     first = next(_batches(train, array))
     unfilled = train.unfilled + valid.unfilled  # before the base is taken: on a GPU they are part of it
     base = _memory(device)
-    begun = time.perf_counter()
+    began = time.perf_counter()
     steppers = {1: _stepper(task, array, 1, device)}
-    built = time.perf_counter() - begun
+    built = time.perf_counter() - began
     steppers[1].train_step([first], [0])
     member = max(_memory(device) - base, 4 * _bytes(steppers[1]))  # weights, gradients, two of optimizer state
     for members in sorted({min(size, len(array.members)) for size in SIZES} - {1}):
         if (members + sum(steppers)) * member < memory / 2:
             steppers[members] = _stepper(task, array, members, device)
     seconds: dict[int, list[float]] = {members: [] for members in steppers}
-    began = _times()
+    times = _times()
     for tick, batch in enumerate(_batches(train, array)):
         for members, stepper in steppers.items():
             seconds[members].append(_timed(stepper, [batch] * members, tick, device))
-    cpu, wall, delayed = (end - start for end, start in zip(_times(), began, strict=True))
+    cpu, wall, delayed = (end - start for end, start in zip(_times(), times, strict=True))
     if {4, 16} <= steppers.keys():
         further = LARGER if min(seconds[16][1:]) / 16 < min(seconds[4][1:]) / 4 else SMALLER
         if (further + sum(steppers)) * member < memory / 2:

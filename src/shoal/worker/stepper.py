@@ -22,15 +22,11 @@ from shoal.worker.learner import Learner, check_scalar, optimizers_in
 from shoal.worker.own_step import OwnStep
 from shoal.worker.pace import Pace
 from shoal.worker.remember import remembered
-from shoal.worker.shared_state import SharedState
 from shoal.worker.snapshot import Snapshot
 
 __all__ = ["ApartStepper", "FusedStepper", "MixedEpochsError", "SerialStepper", "Stepper", "make_stepper"]
 
 _log = logging.getLogger("shoal.worker")
-
-WATCHED = 4
-"""First steps of a stepper, in which user code shows what it touches beside its model. Each way to step has some."""
 
 
 class MixedEpochsError(Exception):
@@ -65,26 +61,6 @@ class Stepper(ABC):
     def settled(self) -> bool:
         """Whether steps are taken in the way that was found the fastest."""
         return True
-
-    @property
-    def threadable(self) -> bool:
-        """Whether `train_step` may run, within `shoal.fuse.beside.beside`, while other steppers' does in other threads.
-
-        The losses and weights then are those of a stepper that runs alone. It may not
-
-        - where it seeds the default generators of Python, NumPy or torch, which all threads share, or user code draws
-          from them in a way that no array sees;
-        - where user code keeps something on the task, or in variables and containers that `loss` names: another
-          stepper's step would see it half done;
-        - as long as the fastest way to step is open, for that is timed, and in company no time is right;
-        - where steps are compiled: a thread with another number of intra-op threads compiles anew, and what traces
-          replaces methods of modules, and tells user code that it is traced, in all threads;
-        - on a GPU, whose backward pass runs in one thread of autograd's for all.
-
-        So it is False at first, and may become True; it is to be asked again when steps have been done. Batches are to
-        be the stepper's own. `validate`, which is not looked at, runs alone.
-        """
-        return False
 
     @abstractmethod
     def train_step(self, batches: Sequence[Any], ticks: Sequence[int]) -> Tensor:
@@ -124,8 +100,6 @@ class FusedStepper(Stepper):
             self._steps = Pace(self._array, optimizer, self._loss, profile, steps)
         self._begun = False
         self._apart: Stepper | None = None
-        self._taken = 0
-        self._leaves_nothing = True
 
     @property
     def finding(self) -> Profile | None:
@@ -144,28 +118,10 @@ class FusedStepper(Stepper):
             return self._apart.settled
         return self._steps.settled
 
-    @property
-    def threadable(self) -> bool:
-        """As far as the first steps have shown."""
-        if self._apart is not None:
-            return self._apart.threadable
-        watched = self._taken >= WATCHED and self._leaves_nothing
-        return watched and self._steps.threadable and self.learners[0].device.type == "cpu"
-
     def train_step(self, batches: Sequence[Any], ticks: Sequence[int]) -> Tensor:
         """One step of the array; or of the members apart, if the first one shows that they cannot run as an array."""
         if self._apart is not None:
             return self._apart.train_step(batches, ticks)
-        if self._taken >= WATCHED:
-            return self._any_step(batches, ticks)
-        before = SharedState(self._task.loss if isinstance(self._steps, Pace) else self._task.step)
-        losses = self._any_step(batches, ticks)
-        self._taken += 1
-        self._leaves_nothing = self._leaves_nothing and not before.changed()
-        return losses
-
-    def _any_step(self, batches: Sequence[Any], ticks: Sequence[int]) -> Tensor:
-        """One step, of learners that are at one epoch or at several."""
         self._array.ticks = tuple(ticks)
         if not _epochs_differ(self.learners):
             return self._step(batches[0], batches, ticks)
@@ -282,11 +238,6 @@ class ApartStepper(Stepper):
     def settled(self) -> bool:
         """Once all of them have."""
         return all(stepper.settled for stepper in self._steppers)
-
-    @property
-    def threadable(self) -> bool:
-        """If all of them are."""
-        return all(stepper.threadable for stepper in self._steppers)
 
     def train_step(self, batches: Sequence[Any], ticks: Sequence[int]) -> Tensor:
         """One step of each."""

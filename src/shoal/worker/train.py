@@ -1,14 +1,13 @@
 """Trains a job: its arrays in turns, as one process with one stream of data."""
 
-import gc
 import logging
 import time
 from collections.abc import Iterator
 
-import torch
 from torch import nn
 
 from shoal.pack.lanes import Failure
+from shoal.pack.memory import give_back
 from shoal.pack.turns import Turns
 from shoal.planner.event import Dropped, Event, Outcome, Paced, Surveyed
 from shoal.planner.job import Array, Job
@@ -46,7 +45,7 @@ class Trainer:
         self._checkpoint_seconds = checkpoint_seconds
         self._saved = time.monotonic()
         self._lanes = [Lane(job.id, array, workshop, self._lenders) for array in job.arrays]
-        self._turns = Turns(workshop.device, threads=1)  # in threads, what a step comes to draw late would go unnoticed
+        self._turns = Turns(workshop.device)
         self._paced: Paced | None = None
         self._held = len(self._lanes)
 
@@ -172,9 +171,8 @@ class Trainer:
     def _give_back(self) -> None:
         """Let memory of the device that lanes had be used by others."""
         before, self._held = self._held, len(self._lanes)
-        if self._held < before and self._workshop.device.type == "cuda":
-            gc.collect()  # an array is a cycle
-            torch.cuda.empty_cache()
+        if self._held < before:
+            give_back(self._workshop.device)
 
     def _save(self) -> None:
         for lane in self._lanes:

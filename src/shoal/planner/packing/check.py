@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from shoal.errors import PackError
 from shoal.planner.packing.base import Candidate, Scene
+from shoal.planner.packing.groups import needed
 
 __all__ = ["check_groups"]
 
@@ -55,10 +56,9 @@ def _check_company(group: Sequence[Candidate], scene: Scene) -> None:
     streams = {candidate.key.data for candidate in group}
     if len(streams) > 1:
         raise PackError(f"the group of {_named(group[0])} needs {len(streams)} streams of data; a process has one")
-    bytes_needed = max(candidate.base for candidate in group) + sum(candidate.memory for candidate in group)
-    if bytes_needed > scene.memory:
+    if needed(group) > scene.memory:
         raise PackError(
-            f"the group of {_named(group[0])} needs {bytes_needed} bytes, the smallest device has {scene.memory}"
+            f"the group of {_named(group[0])} needs {needed(group)} bytes, the smallest device has {scene.memory}"
         )
 
 

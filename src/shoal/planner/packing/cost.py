@@ -7,7 +7,7 @@ from typing import final
 
 from shoal.errors import PackError
 from shoal.planner.packing.base import Candidate, Packing, Scene
-from shoal.planner.packing.groups import arranged, fits
+from shoal.planner.packing.groups import arranged, needed
 from shoal.planner.packing.improve import Score, improved, score
 from shoal.planner.packing.prediction import predicted
 from shoal.planner.packing.row import Cut, Row
@@ -68,7 +68,7 @@ class Cost(Packing):
     def suits(self, newcomer: Candidate, present: Sequence[Candidate], scene: Scene) -> bool:
         """Whether that saves enough of the time that the newcomer would take by itself."""
         group = [*present, newcomer]
-        if newcomer.key.data != present[0].key.data or not fits(group, scene):
+        if newcomer.key.data != present[0].key.data or needed(group) > scene.memory:
             return False
         alone = scene.start + newcomer.seconds
         added = predicted(group, scene).together - predicted(present, scene).together

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
-from shoal.space import flatten
+from shoal.space import flatten, is_number
 from shoal.trial import Config
 
 __all__ = ["Metric", "Place", "euclidean", "l1", "places"]
@@ -54,16 +54,12 @@ def _column(values: Sequence[Any], axis: Sequence[object] | None) -> list[Place]
     there = {_mark(value): value for value in values}
     numbers = {mark: number for number, mark in enumerate(there)}
     there.pop(_mark(_ABSENT), None)
-    if axis is None and all(_is_number(value) for value in there.values()):
+    if axis is None and all(is_number(value) for value in there.values()):
         axis = sorted(there.values())
     index = {_mark(value): float(position) for position, value in enumerate(axis or ())}
     return [(index.get(_mark(value)), numbers[_mark(value)]) for value in values]
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
 def _mark(value: object) -> Hashable:
     """The same for equal values, of which numbers may differ in type and others may be lists."""
-    return value if _is_number(value) else (repr(value),)
+    return value if is_number(value) else (repr(value),)

@@ -4,12 +4,12 @@ from collections.abc import Iterable, Sequence
 
 from shoal.planner.packing.base import Candidate, Scene
 
-__all__ = ["arranged", "filled", "fits"]
+__all__ = ["arranged", "filled", "needed"]
 
 
-def fits(group: Sequence[Candidate], scene: Scene) -> bool:
-    """Whether candidates have room in one process on the smallest device."""
-    return max(each.base for each in group) + sum(each.memory for each in group) <= scene.memory
+def needed(group: Sequence[Candidate]) -> int:
+    """Bytes that candidates take in one process."""
+    return max(each.base for each in group) + sum(each.memory for each in group)
 
 
 def filled(

@@ -1,7 +1,6 @@
 """The packings by name."""
 
 from collections.abc import Mapping
-from difflib import get_close_matches
 
 from shoal.errors import PackError
 from shoal.planner.packing.base import Packing
@@ -10,6 +9,7 @@ from shoal.planner.packing.cost import Cost
 from shoal.planner.packing.knn import KNN
 from shoal.planner.packing.random import Random
 from shoal.planner.packing.single import Single
+from shoal.schedule.registry import unknown
 
 __all__ = ["PACKINGS", "make_packing"]
 
@@ -31,9 +31,5 @@ def make_packing(packing: str | Packing) -> Packing:
     if isinstance(packing, Packing):
         return packing
     if not isinstance(packing, str) or packing not in PACKINGS:
-        close = get_close_matches(str(packing), PACKINGS, n=1)
-        hint = f" (did you mean {close[0]!r}?)" if close else ""
-        raise PackError(
-            f"there is no packing {packing!r}{hint}; `packing` is a Packing or one of {', '.join(PACKINGS)}"
-        )
+        raise PackError(unknown("packing", packing, PACKINGS))
     return PACKINGS[packing]()

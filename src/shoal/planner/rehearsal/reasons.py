@@ -7,6 +7,7 @@ from shoal.cluster.device import Device
 from shoal.cost.estimate import memory
 from shoal.planner.packing.base import Candidate, Packing, Scene
 from shoal.planner.packing.cost import Cost
+from shoal.planner.packing.groups import needed
 from shoal.planner.packing.prediction import predicted
 from shoal.planner.rehearsal.parts import job, percent, saved, total
 from shoal.planner.rehearsal.result import Company, Measured, company_of, in_company
@@ -87,9 +88,9 @@ class Reasons:
         near = [other for other in others if other.key.data == own.key.data]
         if not near:
             return "it reads other data"
-        fitting = [other for other in near if _bytes([own, other]) <= self.device.memory]
+        fitting = [other for other in near if needed([own, other]) <= self.device.memory]
         if not fitting:
-            return f"with another {bytes_text(min(_bytes([own, other]) for other in near))}, {self._limit}"
+            return f"with another {bytes_text(min(needed([own, other]) for other in near))}, {self._limit}"
         best = max(predicted([own, other], self.scene).impv for other in fitting)
         if isinstance(self.packing, Cost) and best < self.packing.worth:
             return f"sharing would save {percent(best)}, at least {percent(self.packing.worth)} is asked"
@@ -98,7 +99,3 @@ class Reasons:
     @property
     def _limit(self) -> str:
         return f"{self.device.name} has {bytes_text(self.device.memory)}"
-
-
-def _bytes(candidates: Sequence[Candidate]) -> int:
-    return max(each.base for each in candidates) + sum(each.memory for each in candidates)
