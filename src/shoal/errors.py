@@ -7,6 +7,7 @@ __all__ = [
     "DeviceError",
     "FusionError",
     "JournalError",
+    "MpsError",
     "PackError",
     "PolicyError",
     "ScenarioError",
@@ -49,6 +50,10 @@ class DeviceError(ShoalError, ValueError):
 
 class BackendError(ShoalError, RuntimeError):
     """A back end is unknown or could not start its workers."""
+
+
+class MpsError(ShoalError, RuntimeError):
+    """The MPS daemon of a GPU cannot be started, is someone else's or does not answer; names the remedy."""
 
 
 class TaskError(ShoalError, ValueError):

@@ -1,8 +1,28 @@
-"""The machines a study may use: nodes, their devices, and how they are found."""
+"""The machines a study may use: nodes, their devices, how they are found, and what becomes of them."""
 
 from shoal.cluster.device import Cluster, Device, Node
-from shoal.cluster.discover import discover
+from shoal.cluster.discover import Inventory, discover, take_inventory
+from shoal.cluster.gpu import Gpu
 from shoal.cluster.machine import Machine, ThisMachine
-from shoal.cluster.nvml import Gpu
+from shoal.cluster.monitor import Condition, Holder, Monitor
+from shoal.cluster.nvml import Listing
+from shoal.cluster.nvml_monitor import NvmlMonitor
+from shoal.cluster.torch_devices import Accelerator
 
-__all__ = ["Cluster", "Device", "Gpu", "Machine", "Node", "ThisMachine", "discover"]
+__all__ = [
+    "Accelerator",
+    "Cluster",
+    "Condition",
+    "Device",
+    "Gpu",
+    "Holder",
+    "Inventory",
+    "Listing",
+    "Machine",
+    "Monitor",
+    "Node",
+    "NvmlMonitor",
+    "ThisMachine",
+    "discover",
+    "take_inventory",
+]

@@ -11,13 +11,16 @@ class Device:
     """A GPU, or a slot of a node's CPU.
 
     Args:
-        name: unique in the cluster: "cuda:0", "cpu:1".
+        name: unique in the cluster: "cuda:0", "mig:2" (an instance of a GPU), "cpu:1", "mps:0", "xpu:0".
         kind: devices of one kind share measurements: "NVIDIA H200", "cpu".
         memory: bytes that jobs may use.
         cores: CPU cores that a job on it may use as threads.
         compute: capacity in units of a job's `Demand.compute`.
         oversubscription: how many times its compute may be promised (HyperSack: r).
         healthy: a device that is not gets no jobs.
+        uuid: by which a process is bound to a GPU or an instance of one ("GPU-...", "MIG-..."); "" of all others.
+        note: what is the matter with it: why it is not healthy, or who else holds how much of it, which is no longer
+            part of `memory`; "" if nothing is.
     """
 
     name: str
@@ -27,11 +30,22 @@ class Device:
     compute: float = 1.0
     oversubscription: float = 1.0
     healthy: bool = True
+    uuid: str = ""
+    note: str = ""
 
     @property
     def is_cuda(self) -> bool:
-        """Whether it is a GPU of this machine, which torch calls by its name."""
-        return self.name.startswith("cuda:")
+        """Whether it is a GPU of this machine or an instance of one."""
+        return self.name.startswith(("cuda:", "mig:"))
+
+    @property
+    def torch_name(self) -> str:
+        """What torch calls it in a process that sees all devices; of instances of GPUs a process sees but one."""
+        if self.is_cuda:
+            return self.name if self.name.startswith("cuda:") else "cuda:0"
+        if self.name.startswith("mps:"):  # there is but one
+            return "mps"
+        return self.name if self.name.startswith("xpu:") else "cpu"
 
     @property
     def capacity(self) -> float:

@@ -1,26 +1,73 @@
 """From what a user wrote for `devices` to a cluster."""
 
+import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from shoal.cluster.device import Cluster, Device, Node
+from shoal.cluster.gpu import Gpu
 from shoal.cluster.machine import Machine, ThisMachine
-from shoal.cluster.nvml import Gpu
+from shoal.cluster.nvml import Listing, named
+from shoal.cluster.torch_devices import Accelerator
 from shoal.errors import DeviceError
 
-__all__ = ["discover"]
+__all__ = ["Inventory", "discover", "take_inventory"]
+
+_log = logging.getLogger("shoal.cluster")
+
+_NVIDIA = ("cuda", "mig")
+_OTHERS = ("mps", "xpu")
+_NAME = re.compile(rf"({'|'.join((*_NVIDIA, *_OTHERS))})(:\d+)?")
+_FORMS = "'auto', 'cpu', 'cpu:N', 'cuda', 'mig', 'mps', 'xpu', or a list of 'cuda:i', 'mig:i', 'xpu:i'"
+
+
+@dataclass(frozen=True)
+class Inventory:
+    """Devices that were asked for, whether or not they can take jobs.
+
+    Args:
+        cluster: the devices.
+        gpus: what NVML tells of those of NVIDIA's, by device name.
+        absence: why no GPU was found; "" if one was, or none was looked for.
+        trouble: whether one should have been found, as a driver is there that fails.
+    """
+
+    cluster: Cluster
+    gpus: Mapping[str, Gpu] = field(default_factory=dict)
+    absence: str = ""
+    trouble: bool = False
 
 
 def discover(devices: str | Sequence[str] = "auto", machine: Machine | None = None) -> Cluster:
     """The devices of this machine that a study may use, as a cluster of one node.
 
     The kind of a CPU slot holds its number of cores ("cpu/2"): the same job is measured anew where it gets another
-    number of threads. Memory is what the devices have in all; what other programs hold comes and goes.
+    number of threads. Memory is what the devices have in all; what other programs hold comes and goes. Some of the
+    devices may be unhealthy for now.
 
     Args:
-        devices: "auto" (all GPUs; without any, one CPU slot per core), "cpu" (one slot per core), "cpu:N" (N slots that
-            share cores and memory evenly), "cuda" (all GPUs), "cuda:1", or a list such as ["cuda:0", "cuda:1"].
+        devices: "auto" (all GPUs and instances of GPUs; without any Apple's; else one CPU slot per core), "cpu" (one
+            slot per core), "cpu:N" (N slots that share cores and memory evenly), "cuda" (all GPUs), "cuda:1", "mig"
+            (all instances that MIG made), "mig:0", "mps", "xpu", or a list such as ["cuda:0", "mig:2"].
         machine: where to look.
+
+    Raises:
+        DeviceError: a device does not exist here, is named twice, the name means nothing, or none of them is healthy.
+    """
+    found = take_inventory(devices, machine)
+    if found.trouble:
+        _log.warning("no GPU is used: %s", found.absence)
+    if not any(device.healthy for _, device in found.cluster):
+        faults = ", ".join(f"{device.name} ({device.kind}): {device.note}" for _, device in found.cluster)
+        raise DeviceError(
+            f"no device can be used: {faults}; look at nvidia-smi and shoal devices, or use devices='cpu'"
+        )
+    return found.cluster
+
+
+def take_inventory(devices: str | Sequence[str] = "auto", machine: Machine | None = None) -> Inventory:
+    """As `discover`, with all that is known of GPUs; not one of them need be healthy.
 
     Raises:
         DeviceError: a device does not exist here, is named twice, or the name means nothing.
@@ -31,13 +78,51 @@ def discover(devices: str | Sequence[str] = "auto", machine: Machine | None = No
         raise DeviceError("`devices` is empty; name at least one, such as 'cpu:2' or 'cuda:0', or say 'auto'")
     only = names[0] if len(names) == 1 else ""
     if only == "cpu" or only.startswith("cpu:"):
-        return _cpu(only, machine)
-    gpus = machine.gpus()
-    if only == "auto" and not gpus:
-        return _cpu("cpu", machine)
-    if only in ("auto", "cuda") and gpus:
-        return _cuda(range(len(gpus)), gpus, machine)
-    return _cuda(_indices(names, gpus, machine), gpus, machine)
+        return Inventory(_cpu(only, machine))
+    if only == "auto":
+        return _automatic(machine)
+    return _chosen(names, machine)
+
+
+def _automatic(machine: Machine) -> Inventory:
+    listing = machine.gpus()
+    if listing.gpus:
+        gpus = named(listing.gpus)
+        return Inventory(_cluster([_of_gpu(name, gpu) for name, gpu in gpus.items()], machine), gpus)
+    others = machine.accelerators("mps")
+    cluster = _cluster([_of_other(each) for each in others], machine) if others else _cpu("cpu", machine)
+    return Inventory(cluster, absence=listing.absence, trouble=listing.trouble)
+
+
+def _chosen(names: Sequence[str], machine: Machine) -> Inventory:
+    """The devices that are named, in the order of their naming."""
+    for name in names:
+        if name == "cpu" or name.startswith("cpu:"):
+            raise DeviceError(
+                f"device {name!r} is not understood in a list; slots of the CPU are a study's only devices, and asked "
+                "for by their number, as in 'cpu:2'"
+            )
+        if not _NAME.fullmatch(name):
+            raise DeviceError(f"device {name!r} is not understood; `devices` is {_FORMS}")
+    sorts = list(dict.fromkeys(name.partition(":")[0] for name in names))
+    listing = machine.gpus() if not set(sorts).isdisjoint(_NVIDIA) else Listing()
+    gpus = named(listing.gpus)
+    present = {name: _of_gpu(name, gpu) for name, gpu in gpus.items()}
+    for sort in sorts:
+        if sort in _OTHERS:
+            present |= {each.name: _of_other(each) for each in machine.accelerators(sort)}
+    chosen: list[Device] = []
+    for name in names:
+        match = [device for device in present.values() if name in (device.name, device.name.partition(":")[0])]
+        if not match:
+            there = ", ".join(f"{device.name} ({device.kind})" for device in present.values())
+            there = ", ".join(filter(None, [there, f"cpu ({machine.cores()} cores)"]))
+            why = f"; {listing.absence}" if listing.absence else ""
+            raise DeviceError(f"device {name!r} is not there; this machine has {there}{why}")
+        chosen.extend(match)
+    if len({device.name for device in chosen}) < len(chosen):
+        raise DeviceError(f"`devices` names a device twice: {', '.join(names)}")
+    return Inventory(_cluster(chosen, machine), gpus, listing.absence)
 
 
 def _cpu(name: str, machine: Machine) -> Cluster:
@@ -54,29 +139,18 @@ def _cpu(name: str, machine: Machine) -> Cluster:
     return Cluster((Node(machine.name, cores=max(cores, slots), devices=devices),))
 
 
-def _cuda(indices: Sequence[int], gpus: Sequence[Gpu], machine: Machine) -> Cluster:
+def _of_gpu(name: str, gpu: Gpu) -> Device:
+    return Device(name, gpu.model, gpu.memory, healthy=not gpu.reason, uuid=gpu.uuid, note=gpu.reason)
+
+
+def _of_other(accelerator: Accelerator) -> Device:
+    return Device(accelerator.name, accelerator.model, accelerator.memory)
+
+
+def _cluster(devices: Sequence[Device], machine: Machine) -> Cluster:
+    """The machine with these devices, among which its cores are divided evenly."""
     cores = machine.cores()
-    threads = max(1, cores // len(indices))
-    devices = tuple(
-        Device(name=f"cuda:{index}", kind=gpus[index].model, memory=gpus[index].memory, cores=threads)
-        for index in indices
+    threads = max(1, cores // len(devices))
+    return Cluster(
+        (Node(machine.name, max(cores, len(devices)), tuple(replace(each, cores=threads) for each in devices)),)
     )
-    return Cluster((Node(machine.name, cores=max(cores, len(devices)), devices=devices),))
-
-
-def _indices(names: Sequence[str], gpus: Sequence[Gpu], machine: Machine) -> list[int]:
-    """The GPUs that are named, in the order of their naming."""
-    present = [f"cuda:{index}" for index in range(len(gpus))]
-    for name in names:
-        if name in present:
-            continue
-        if name == "cuda" or re.fullmatch(r"cuda:\d+", name):
-            models = [f"{known} ({gpu.model})" for known, gpu in zip(present, gpus, strict=True)]
-            there = ", ".join([*models, f"cpu ({machine.cores()} cores)"])
-            raise DeviceError(f"device {name!r} is not there; this machine has {there}")
-        raise DeviceError(
-            f"device {name!r} is not understood; `devices` is 'auto', 'cpu', 'cpu:N', 'cuda', or a list of 'cuda:i'"
-        )
-    if len(set(names)) < len(names):
-        raise DeviceError(f"`devices` names a device twice: {', '.join(names)}")
-    return [present.index(name) for name in names]

@@ -9,7 +9,8 @@ from typing import Protocol
 
 import psutil
 
-from shoal.cluster.nvml import Gpu, gpus, visible
+from shoal.cluster.nvml import Listing, gpus, visible
+from shoal.cluster.torch_devices import Accelerator, torch_devices
 
 __all__ = ["Machine", "ThisMachine", "control_group_limits"]
 
@@ -27,8 +28,11 @@ class Machine(Protocol):
     def memory(self) -> int:
         """Bytes of main memory this process may use."""
 
-    def gpus(self) -> Sequence[Gpu]:
-        """The GPUs a CUDA program started now would see, in its order."""
+    def gpus(self) -> Listing:
+        """The GPUs a CUDA program started now would see, in its order, or why there are none."""
+
+    def accelerators(self, sort: str) -> Sequence[Accelerator]:
+        """Other devices of a type of torch's, "mps" or "xpu"."""
 
 
 @dataclass(frozen=True)
@@ -54,9 +58,15 @@ class ThisMachine:
         _, limit = control_group_limits(self.control_group)
         return total if limit is None else min(total, limit)
 
-    def gpus(self) -> Sequence[Gpu]:
+    def gpus(self) -> Listing:
         """What NVML lists and `CUDA_VISIBLE_DEVICES` leaves."""
         return visible(gpus(), os.environ.get("CUDA_VISIBLE_DEVICES"))
+
+    def accelerators(self, sort: str) -> Sequence[Accelerator]:
+        """What torch lists; it is not asked for Apple's devices on a machine that is not Apple's."""
+        if sort == "mps" and (platform.system(), platform.machine()) != ("Darwin", "arm64"):
+            return ()
+        return torch_devices(sort)
 
 
 def control_group_limits(root: Path) -> tuple[float | None, int | None]:
