@@ -1,6 +1,7 @@
 """What is recorded is read back, by the writer, by a reader and after the file was opened again."""
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -9,7 +10,7 @@ from journal_samples import STUDY, create, group, job, report, trial
 
 from shoal.errors import JournalError
 from shoal.journal.record import lower_is_better, merge_best
-from shoal.journal.rows import Ask, JobRow
+from shoal.journal.rows import Ask, JobRow, Promise
 from shoal.journal.writer import Journal
 from shoal.objective import objectives
 from shoal.planner.job import Purpose
@@ -65,6 +66,27 @@ def test_a_trial_from_proposal_to_promotion_to_its_end(journal):
     assert first.objective == 0.625
     assert (second.state, second.reason, second.epoch, second.target) == (STOPPED, "rank 2 of 2", 1, 1)
     assert [(seen.epoch, seen.state) for seen in journal.curve(0)] == [(1, PAUSED), (2, RUNNING), (3, PAUSED)]
+
+
+def test_a_suspension_shows_in_the_rows_of_both_jobs(journal):
+    journal.asked(4, [group([0, 1], 3)])
+    journal.job_started(job("1", [0, 1]), "cpu:0")
+    journal.leaving("1", "suspended by the policy")
+    (row,) = journal.jobs(running=True)
+    assert (row.outcome, row.message) == ("", "suspended by the policy")
+    assert journal.job_ended("1", "suspended", failed=False) == {0: 0, 1: 0}
+    assert states(journal) == [PENDING, PENDING]
+    journal.job_started(replace(job("2", [0, 1]), resumes="1"), "cpu:1")
+    assert states(journal) == [RUNNING, RUNNING]
+    journal.leaving("2", "suspended by the policy")
+    journal.job_ended("2", "suspended", failed=False)
+    journal.job_started(replace(job("3", [0, 1]), resumes="2"), "cpu:1")
+    journal.job_ended("3", "crashed", "killed", failed=True)
+    assert [(row.outcome, row.message) for row in journal.jobs()] == [
+        ("suspended", "suspended by the policy"),
+        ("suspended", "goes on with 1\nsuspended by the policy"),
+        ("crashed", "goes on with 2\nkilled"),
+    ]
 
 
 def test_everything_is_there_after_opening_again(journal):
@@ -152,9 +174,8 @@ def test_trials_of_a_job_that_ended_early_wait_again(journal, failed, failures):
     journal.reported("1", [report(0, 2, state=PAUSED)])
     assert journal.job_ended("1", "crashed", "killed by SIGKILL", failed=failed) == {1: failures}
     assert [(row.state, row.failures) for row in journal.trials()] == [(PAUSED, 0), (PENDING, failures)]
-    assert journal.jobs() == [
-        JobRow("1", Purpose.TRAIN, "cpu:0", (0, 1), 1003.0, 1005.0, "crashed", "killed by SIGKILL")
-    ]
+    ended = ("crashed", "killed by SIGKILL", ("s x 32",), Promise(1003.0))
+    assert journal.jobs() == [JobRow("1", Purpose.TRAIN, "cpu:0", (0, 1), 1003.0, 1005.0, *ended)]
 
 
 def test_a_profile_job_leaves_its_trials_waiting(journal):

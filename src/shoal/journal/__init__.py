@@ -1,7 +1,19 @@
 """What happened in a study, in SQLite: every change of state is recorded before it is acted on."""
 
-from shoal.journal.rows import Ask, JobRow, Run, TrialRow
+from shoal.journal.audit import Violation, over_promised
+from shoal.journal.rows import Ask, DeviceRow, JobRow, Promise, Run, TrialRow
 from shoal.journal.view import JournalView
 from shoal.journal.writer import Journal
 
-__all__ = ["Ask", "JobRow", "Journal", "JournalView", "Run", "TrialRow"]
+__all__ = [
+    "Ask",
+    "DeviceRow",
+    "JobRow",
+    "Journal",
+    "JournalView",
+    "Promise",
+    "Run",
+    "TrialRow",
+    "Violation",
+    "over_promised",
+]

@@ -3,10 +3,15 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from shoal.planner.cause import cause_of, log_of
+from shoal.planner.event import BLAMELESS, Outcome
 from shoal.planner.job import Purpose
 from shoal.trial import Config, Trial, TrialGroup, TrialState
 
-__all__ = ["Ask", "JobRow", "Run", "TrialRow"]
+__all__ = ["UNFAILED", "Ask", "DeviceRow", "JobRow", "Promise", "Run", "TrialRow"]
+
+UNFAILED = ("", Outcome.SUSPENDED, "lost", *BLAMELESS)
+"""Outcomes of jobs that did not fail: of one that runs, and of those whose device or engine was lost, too."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +60,50 @@ class TrialRow:
 
 
 @dataclass(frozen=True)
+class Promise:
+    """What a job is promised of its device from a moment on; None where nothing is known.
+
+    Args:
+        time: seconds since 1970.
+        compute: fraction of the device.
+        memory: bytes.
+        cores: CPU cores of the node.
+    """
+
+    time: float
+    compute: float | None = None
+    memory: int | None = None
+    cores: float | None = None
+
+
+@dataclass(frozen=True)
+class DeviceRow:
+    """A device of the study, as it was last recorded.
+
+    Args:
+        name: unique in the study.
+        node: the machine it belongs to.
+        node_cores: CPU cores of that machine, which the jobs on all its devices share.
+        kind: devices of one kind share measurements.
+        memory: bytes that jobs may use.
+        cores: CPU cores that a job on it may use as threads.
+        compute: its capacity, in units of a promise's compute.
+        healthy: whether it gets jobs.
+        reason: why not; "" if it does.
+    """
+
+    name: str
+    node: str
+    node_cores: float
+    kind: str
+    memory: int
+    cores: int
+    compute: float = 1.0
+    healthy: bool = True
+    reason: str = ""
+
+
+@dataclass(frozen=True)
 class JobRow:
     """A job that was started.
 
@@ -66,7 +115,10 @@ class JobRow:
         started: seconds since 1970.
         ended: seconds since 1970; None while it runs.
         outcome: how it ended; "" while it runs.
-        message: what the back end said of its end.
+        message: what the back end said of its end; before it why it dropped arrays, if it did, or was to leave its
+            device; or with which job it goes on.
+        keys: what each of its arrays is, as in `ArrayKey.steps`; none if it is no training job.
+        promise: what it is promised, or was last.
     """
 
     id: str
@@ -77,6 +129,23 @@ class JobRow:
     ended: float | None
     outcome: str
     message: str
+    keys: tuple[str, ...] = ()
+    promise: Promise | None = None
+
+    @property
+    def failed(self) -> bool:
+        """Whether it has ended as it should not."""
+        return self.outcome not in UNFAILED
+
+    @property
+    def cause(self) -> str:
+        """Why it failed, in a line: what a traceback ends with."""
+        return cause_of(self.message)
+
+    @property
+    def log(self) -> str:
+        """Path of the log that its message names; "" if it names none."""
+        return log_of(self.message)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from shoal.errors import JournalError, StorageFullError, StudyExistsError
 __all__ = ["FILE_NAME", "VERSION", "connect", "fill", "open_existing", "translated"]
 
 FILE_NAME = "journal.sqlite"
-VERSION = 2
+VERSION = 3
 _BUSY_SECONDS = 10.0
 
 _SCHEMA = (
@@ -35,9 +35,17 @@ _SCHEMA = (
         best TEXT NOT NULL DEFAULT '{}', objective REAL)""",
     """CREATE TABLE jobs (
         id TEXT PRIMARY KEY, purpose TEXT NOT NULL, device TEXT NOT NULL, trials TEXT NOT NULL, started REAL NOT NULL,
-        ended REAL, outcome TEXT NOT NULL DEFAULT '', message TEXT NOT NULL DEFAULT '')""",
+        ended REAL, outcome TEXT NOT NULL DEFAULT '', message TEXT NOT NULL DEFAULT '', keys TEXT NOT NULL)""",
+    # What a job is promised of its device from then on, NULL where that is not known; the first when it starts.
+    "CREATE TABLE promises (job TEXT NOT NULL, time REAL NOT NULL, compute REAL, memory INTEGER, cores REAL)",
+    "CREATE INDEX promises_of_job ON promises (job)",
     """CREATE TABLE runs (
         number INTEGER PRIMARY KEY, pid INTEGER NOT NULL, started REAL NOT NULL, epochs INTEGER NOT NULL)""",
+    # The devices from then on, a row each time that one of them is another than before.
+    """CREATE TABLE devices (
+        time REAL NOT NULL, run INTEGER NOT NULL, name TEXT NOT NULL, node TEXT NOT NULL, node_cores REAL NOT NULL,
+        kind TEXT NOT NULL, memory INTEGER NOT NULL, cores INTEGER NOT NULL, compute REAL NOT NULL,
+        healthy INTEGER NOT NULL, reason TEXT NOT NULL)""",
     f"PRAGMA user_version = {VERSION}",
 )
 

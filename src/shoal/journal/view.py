@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from shoal.journal.lock import holder
-from shoal.journal.rows import Ask, JobRow, Run, TrialRow
+from shoal.journal.rows import UNFAILED, Ask, DeviceRow, JobRow, Promise, Run, TrialRow
 from shoal.journal.schema import open_existing, translated
 from shoal.objective import objectives
 from shoal.planner.job import Purpose
@@ -24,7 +24,11 @@ _TRIAL = (
     "seconds, metrics, best, objective FROM trials"
 )
 _REPORT = "SELECT seq, trial, epoch, metrics, seconds, state, reason FROM reports"
-_JOB = "SELECT id, purpose, device, trials, started, ended, outcome, message FROM jobs"
+_JOB = (
+    "SELECT id, purpose, device, trials, started, ended, outcome, message, keys, time, compute, memory, cores "
+    "FROM jobs LEFT JOIN promises ON promises.rowid = (SELECT max(rowid) FROM promises WHERE job = id)"
+)
+_UNENDED = (TrialState.PENDING, TrialState.RUNNING)
 
 
 class JournalView:
@@ -105,10 +109,63 @@ class JournalView:
     def jobs(self, *, running: bool = False) -> list[JobRow]:
         """All jobs in the order they were started, or only those that have not ended."""
         where = "WHERE ended IS NULL" if running else ""
+        return [_job_row(row) for row in self._rows(f"{_JOB} {where} ORDER BY jobs.rowid")]
+
+    def failures(self) -> list[tuple[TrialRow, JobRow | None]]:
+        """The trials that wait to be tried again, or are: each with the newest of its jobs that failed.
+
+        None where an array of a job failed, and not the job.
+        """
+        rows = self._rows(f"{_TRIAL} WHERE failures > 0 AND state IN (?, ?) ORDER BY number", *_UNENDED)
+        found = []
+        for trial in map(_trial_row, rows):
+            jobs = self._rows(
+                f"{_JOB} WHERE outcome NOT IN ({', '.join('?' * len(UNFAILED))}) "
+                "AND EXISTS (SELECT 1 FROM json_each(trials) WHERE value = ?) ORDER BY jobs.rowid DESC LIMIT 1",
+                *UNFAILED,
+                trial.number,
+            )
+            found.append((trial, _job_row(jobs[0]) if jobs else None))
+        return found
+
+    def promises(self) -> dict[str, list[Promise]]:
+        """Id of each job -> what it was promised, as that changed; the first when it started."""
+        found: dict[str, list[Promise]] = {}
+        for job, *promise in self._rows("SELECT job, time, compute, memory, cores FROM promises ORDER BY rowid"):
+            found.setdefault(job, []).append(Promise(*promise))
+        return found
+
+    def devices(self, *, all_runs: bool = False) -> list[DeviceRow]:
+        """The devices of the newest run, in order, each as it was last recorded; those that were taken away, too.
+
+        Args:
+            all_runs: those that only earlier runs had, too.
+        """
+        runs = "" if all_runs else "WHERE run = (SELECT max(run) FROM devices)"
+        rows = self._rows(
+            "SELECT name, node, node_cores, kind, memory, cores, compute, healthy, reason FROM devices "
+            f"WHERE rowid IN (SELECT max(rowid) FROM devices {runs} GROUP BY name) "
+            "ORDER BY (SELECT min(rowid) FROM devices AS first WHERE first.name = devices.name "
+            "AND first.run = devices.run)"
+        )
         return [
-            JobRow(job, Purpose(purpose), device, tuple(json.loads(trials)), started, ended, outcome, message)
-            for job, purpose, device, trials, started, ended, outcome, message in self._rows(
-                f"{_JOB} {where} ORDER BY rowid"
+            DeviceRow(name, node, node_cores, kind, memory, cores, compute, bool(healthy), reason)
+            for name, node, node_cores, kind, memory, cores, compute, healthy, reason in rows
+        ]
+
+    def values(self) -> list[tuple[float, float]]:
+        """Every value of the study's metric that was reported, of several the first: (seconds since 1970, value)."""
+        name = self.objectives[0].metric
+        rows = self._rows("SELECT time, metrics FROM reports ORDER BY seq")
+        return [(time, value) for time, text in rows if (value := json.loads(text).get(name)) is not None]
+
+    def moments(self) -> list[float]:
+        """Every moment at which a job began or ended, or a trial reported, in order: seconds since 1970."""
+        return [
+            moment
+            for (moment,) in self._rows(
+                "SELECT time FROM reports UNION SELECT started FROM jobs "
+                "UNION SELECT ended FROM jobs WHERE ended IS NOT NULL ORDER BY 1"
             )
         ]
 
@@ -116,6 +173,10 @@ class JournalView:
         """How many trials are in each state, all states named."""
         counts = dict(self._rows("SELECT state, count(*) FROM trials GROUP BY state"))
         return {state: counts.get(state, 0) for state in TrialState}
+
+    def training(self) -> dict[str, int]:
+        """Id of each job that trains -> how many trials are in it now."""
+        return dict(self._rows("SELECT array, count(*) FROM trials WHERE state = ? GROUP BY array", TrialState.RUNNING))
 
     def waiting(self) -> dict[str, list[int]]:
         """Why trials wait: reason to the trials' numbers, in order; most frequent first."""
@@ -131,8 +192,7 @@ class JournalView:
         ((done, open_),) = self._rows(
             "SELECT coalesce(sum(epoch - start), 0), "
             "coalesce(sum(CASE WHEN state IN (?, ?) THEN max(target - epoch, 0) END), 0) FROM trials",
-            TrialState.PENDING,
-            TrialState.RUNNING,
+            *_UNENDED,
         )
         return done, done + open_
 
@@ -198,6 +258,22 @@ def _trial_row(row: tuple[Any, ...]) -> TrialRow:
         metrics=json.loads(metrics),
         best=json.loads(best),
         objective=objective,
+    )
+
+
+def _job_row(row: tuple[Any, ...]) -> JobRow:
+    job, purpose, device, trials, started, ended, outcome, message, keys, *promise = row
+    return JobRow(
+        id=job,
+        purpose=Purpose(purpose),
+        device=device,
+        trials=tuple(json.loads(trials)),
+        started=started,
+        ended=ended,
+        outcome=outcome,
+        message=message,
+        keys=tuple(json.loads(keys)),
+        promise=None if promise[0] is None else Promise(*promise),
     )
 
 

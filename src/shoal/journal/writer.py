@@ -9,6 +9,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Self
 
+from shoal.cluster.device import Cluster
+from shoal.cost.demand import Demand
 from shoal.errors import AlgorithmError, JournalError
 from shoal.journal.codec import encode
 from shoal.journal.lock import WriterLock
@@ -16,7 +18,7 @@ from shoal.journal.record import record
 from shoal.journal.schema import connect, fill, open_existing, translated
 from shoal.journal.view import JournalView
 from shoal.objective import objectives
-from shoal.planner.job import Job, Member, Purpose
+from shoal.planner.job import Array, Job, Purpose
 from shoal.trial import Decision, Report, TrialGroup, TrialState
 
 __all__ = ["Journal"]
@@ -43,6 +45,7 @@ class Journal(JournalView):
         super().__init__(directory, connection)
         self._lock = lock
         self._clock = clock
+        self._devices: dict[str, tuple[object, ...]] = {}  # as last recorded by this process
         self._waiting: dict[int, str] = {}  # the reasons as last recorded, so that equal ones cost no query
         # In WAL mode a kill loses nothing under NORMAL; only a power cut may lose the last transactions, whole ones.
         self._rows("PRAGMA synchronous = NORMAL")
@@ -139,9 +142,16 @@ class Journal(JournalView):
             self._rows("COMMIT")
         except BaseException:
             self._waiting = {}
+            self._devices = {}
             if self._connection.in_transaction:  # SQLite rolls back by itself after some errors
                 self._rows("ROLLBACK")
             raise
+
+    def put(self, key: str, value: object) -> None:
+        """What the study is has changed in one value, from now on and after a resume."""
+        text = encode(value, f"the study's {key!r}")
+        self._rows("INSERT OR REPLACE INTO study (key, value) VALUES (?, ?)", key, text)
+        self.study[key] = json.loads(text)
 
     def asked(self, free: int, groups: Sequence[TrialGroup]) -> None:
         """The algorithm was asked for groups: their trials are new, or promoted, and wait.
@@ -232,26 +242,74 @@ class Journal(JournalView):
     def job_started(self, job: Job, device: str) -> None:
         """A job is about to start on a device; the members of a training job are now RUNNING."""
         numbers = [member.trial.number for member in job.members]
+        now = self._clock()
         with self.transaction():
             self._rows(
-                "INSERT INTO jobs (id, purpose, device, trials, started) VALUES (?, ?, ?, ?, ?)",
+                "INSERT INTO jobs (id, purpose, device, trials, started, message, keys) VALUES (?, ?, ?, ?, ?, ?, ?)",
                 job.id,
                 job.purpose,
                 device,
                 json.dumps(numbers),
-                self._clock(),
+                now,
+                f"goes on with {job.resumes}" if job.resumes else "",
+                json.dumps([array.key.steps for array in job.arrays] if job.purpose is Purpose.TRAIN else []),
             )
+            self._promise(now, {job.id: job.demand})
             if job.purpose is Purpose.TRAIN:
                 self._train(job.id, device, numbers)
 
-    def joined(self, job: str, device: str, members: Sequence[Member]) -> None:
-        """Members are about to join a running job; they are now RUNNING."""
-        numbers = [member.trial.number for member in members]
+    def leaving(self, job: str, why: str) -> None:
+        """A job is about to be asked to leave its device."""
         with self.transaction():
-            ((before,),) = self._rows("SELECT trials FROM jobs WHERE id = ?", job)
-            trials = list(dict.fromkeys([*json.loads(before), *numbers]))
-            self._rows("UPDATE jobs SET trials = ? WHERE id = ?", json.dumps(trials), job)
+            self._add(job, why)
+
+    def _add(self, job: str, message: str) -> None:
+        """One more line of what is to be said of a job."""
+        self._rows("UPDATE jobs SET message = trim(message || char(10) || ?, char(10)) WHERE id = ?", message, job)
+
+    def joined(self, job: str, device: str, arrays: Sequence[Array]) -> None:
+        """The members of arrays are about to join a running job; they are now RUNNING."""
+        numbers = [member.trial.number for array in arrays for member in array.members]
+        with self.transaction():
+            ((trials, keys),) = self._rows("SELECT trials, keys FROM jobs WHERE id = ?", job)
+            self._rows(
+                "UPDATE jobs SET trials = ?, keys = ? WHERE id = ?",
+                json.dumps(list(dict.fromkeys([*json.loads(trials), *numbers]))),
+                json.dumps(list(dict.fromkeys([*json.loads(keys), *(array.key.steps for array in arrays)]))),
+                job,
+            )
             self._train(job, device, numbers)
+
+    def promised(self, demands: Mapping[str, Demand]) -> None:
+        """Jobs are promised this of their devices from now on.
+
+        Args:
+            demands: id of each job -> what it is promised; a memory or cores of 0 say that they are not known.
+        """
+        if demands:
+            self._promise(self._clock(), demands)
+
+    def devices_are(self, cluster: Cluster) -> None:
+        """These are the devices from now on; only what is another than before is written.
+
+        Args:
+            cluster: all of them. Those that were there and are none of them have been removed.
+        """
+        rows: dict[str, tuple[object, ...]] = {
+            device.name: (
+                *(device.name, node.name, node.cores, device.kind, device.memory, device.cores, device.compute),
+                *(device.healthy, "" if device.healthy else device.note),
+            )
+            for node, device in cluster
+        }
+        gone = {name: (*row[:-2], False, "removed") for name, row in self._devices.items() if name not in rows}
+        changed = [row for name, row in (rows | gone).items() if self._devices.get(name) != row]
+        now = self._clock()
+        self._many(
+            "INSERT INTO devices VALUES (?, (SELECT max(number) FROM runs), ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            [(now, *row) for row in changed],
+        )
+        self._devices = rows | gone
 
     def job_ended(self, job: str, outcome: str, message: str = "", *, failed: bool) -> dict[int, int]:
         """A job is over: its trials that are still RUNNING wait again.
@@ -259,16 +317,15 @@ class Journal(JournalView):
         Args:
             job: its id.
             outcome: how it ended.
-            message: what the back end said of it.
+            message: what the back end said of it; "" leaves what was noted of the job before.
             failed: count this as a failure of the trials that wait again.
 
         Returns:
             These trials' numbers, each with its count of failures.
         """
         with self.transaction():
-            self._rows(
-                "UPDATE jobs SET ended = ?, outcome = ?, message = ? WHERE id = ?", self._clock(), outcome, message, job
-            )
+            self._add(job, message)
+            self._rows("UPDATE jobs SET ended = ?, outcome = ? WHERE id = ?", self._clock(), outcome, job)
             return dict(
                 self._rows(
                     "UPDATE trials SET state = ?, failures = failures + ? WHERE array = ? AND state = ? "
@@ -280,18 +337,21 @@ class Journal(JournalView):
                 )
             )
 
-    def dropped(self, job: str, trials: Iterable[int], *, failed: bool) -> dict[int, int]:
+    def dropped(self, job: str, trials: Iterable[int], message: str = "", *, failed: bool) -> dict[int, int]:
         """A job trains some of its trials no more: those that are still RUNNING there wait again.
 
         Args:
             job: its id.
             trials: their numbers.
+            message: why; it is kept with the job.
             failed: as for `job_ended`.
 
         Returns:
             As of `job_ended`.
         """
+        numbers = sorted(trials)
         with self.transaction():
+            self._add(job, f"dropped trials {', '.join(map(str, numbers))}: {message}")
             return dict(
                 self._rows(
                     "UPDATE trials SET state = ?, failures = failures + ? WHERE array = ? AND state = ? "
@@ -300,7 +360,7 @@ class Journal(JournalView):
                     int(failed),
                     job,
                     TrialState.RUNNING,
-                    json.dumps(sorted(trials)),
+                    json.dumps(numbers),
                 )
             )
 
@@ -308,10 +368,20 @@ class Journal(JournalView):
         """Nothing runs any more, since the process that ran it is gone: RUNNING trials wait, open jobs are ended."""
         with self.transaction():
             self._rows(
-                "UPDATE jobs SET ended = ?, outcome = 'lost', message = 'the engine died' WHERE ended IS NULL",
+                "UPDATE jobs SET ended = ?, outcome = 'lost', message = trim(message || char(10) || 'the engine died', "
+                "char(10)) WHERE ended IS NULL",
                 self._clock(),
             )
             self._rows("UPDATE trials SET state = ? WHERE state = ?", TrialState.PENDING, TrialState.RUNNING)
+
+    def _promise(self, now: float, demands: Mapping[str, Demand | None]) -> None:
+        self._many(
+            "INSERT INTO promises (job, time, compute, memory, cores) VALUES (?, ?, ?, ?, ?)",
+            [
+                (job, now, None if demand is None else demand.compute, *_known(demand))
+                for job, demand in demands.items()
+            ],
+        )
 
     def _train(self, job: str, device: str, numbers: Sequence[int]) -> None:
         self._many(
@@ -328,3 +398,8 @@ class Journal(JournalView):
     def _many(self, sql: str, rows: Iterable[tuple[object, ...]]) -> None:
         with self.transaction(), translated(self.directory):
             self._connection.executemany(sql, rows)
+
+
+def _known(demand: Demand | None) -> tuple[int | None, float | None]:
+    """The memory and cores of a demand, as far as they are known: 0 says that they are not."""
+    return (None, None) if demand is None else (demand.memory or None, demand.cores or None)

@@ -1,0 +1,94 @@
+"""Whether a study ever promised more than there was: a sweep over all that its journal says was promised."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
+from typing import Literal
+
+from shoal.cluster.device import Cluster
+from shoal.errors import JournalError
+from shoal.journal.rows import Promise
+from shoal.journal.view import JournalView
+
+__all__ = ["Violation", "over_promised"]
+
+_SLACK = 1e-9
+"""Of its limit by which a sum of floating-point numbers may be above it."""
+
+_Change = tuple[float, str, float]
+"""When, whose, and how much from then on."""
+
+
+@dataclass(frozen=True)
+class Violation:
+    """More was promised than there was.
+
+    Args:
+        place: name of the device, or of the node.
+        what: "bytes" of a device, or "cores" of a node.
+        time: when that began, in seconds since 1970.
+        promised: the sum then.
+        limit: what there was.
+        jobs: ids of those that were promised something there.
+    """
+
+    place: str
+    what: Literal["bytes", "cores"]
+    time: float
+    promised: float
+    limit: float
+    jobs: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return (
+            f"{self.place}: {self.promised:g} of {self.limit:g} {self.what} were promised at {self.time:.3f} to "
+            f"{', '.join(self.jobs)}"
+        )
+
+
+def over_promised(journal: JournalView, cluster: Cluster) -> list[Violation]:
+    """Every moment at which the jobs of a device had more than its memory, or those of a node more than its cores.
+
+    What is not known of a job counts as nothing. A moment is when the sum changed to one that is too large.
+
+    Args:
+        journal: of the study; may be running.
+        cluster: all devices that it ever had.
+
+    Raises:
+        JournalError: a job ran on a device that is none of them.
+    """
+    nodes = {device.name: node for node, device in cluster}
+    memory: dict[str, list[_Change]] = {device.name: [] for _, device in cluster}
+    cores: dict[str, list[_Change]] = {node.name: [] for node in cluster.nodes}
+    promises = journal.promises()
+    for job in journal.jobs():
+        if job.device not in nodes:
+            raise JournalError(f"{job.id} ran on {job.device}, which is not among the devices: {', '.join(nodes)}")
+        given = promises[job.id]
+        ends = [] if job.ended is None else [Promise(job.ended)]
+        for promise in (*given, *ends):
+            memory[job.device].append((promise.time, job.id, promise.memory or 0))
+            cores[nodes[job.device].name].append((promise.time, job.id, promise.cores or 0.0))
+    found: list[Violation] = []
+    for _, device in cluster:
+        found += _swept(device.name, "bytes", memory[device.name], device.memory)
+    for node in cluster.nodes:
+        found += _swept(node.name, "cores", cores[node.name], node.cores)
+    return sorted(found, key=lambda violation: violation.time)
+
+
+def _swept(
+    place: str, what: Literal["bytes", "cores"], changes: Iterable[_Change], limit: float
+) -> Iterable[Violation]:
+    """What is too much after each moment; all that changed at one moment changed at once."""
+    held: dict[str, float] = {}
+    before = 0.0
+    for time, at_once in groupby(sorted(changes, key=itemgetter(0)), key=itemgetter(0)):
+        held |= {job: amount for _, job, amount in at_once}
+        held = {job: amount for job, amount in held.items() if amount}
+        total = sum(held.values())
+        if total > limit * (1 + _SLACK) and total > before:
+            yield Violation(place, what, time, total, limit, tuple(held))
+        before = total

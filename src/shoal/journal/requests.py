@@ -1,0 +1,141 @@
+"""What users ask of a study that another process runs: a file for each request, and one for its answer.
+
+A journal has one writer, so whoever wants its study changed writes `<directory>/requests/<number>.request` and waits
+for `<number>.answer`; the engine looks for requests in every turn of its loop.
+"""
+
+import json
+import os
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from shoal.errors import DeviceError
+from shoal.journal.lock import holder
+from shoal.journal.schema import translated
+
+__all__ = ["Request", "answer", "ask", "pending"]
+
+_PAUSE_SECONDS = 0.05
+"""Between two looks for an answer."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """A change of the devices of a study.
+
+    Args:
+        number: of the requests of a study, in the order in which they were made.
+        verb: what is to be done.
+        devices: with which.
+    """
+
+    number: int
+    verb: Literal["add", "remove"]
+    devices: tuple[str, ...]
+
+
+def ask(
+    directory: Path,
+    verb: Literal["add", "remove"],
+    devices: Sequence[str],
+    *,
+    after: int = 0,
+    patience: float = 60.0,
+    pause: Callable[[float], None] = time.sleep,
+) -> list[str]:
+    """Have the process that runs a study change its devices, and wait until it has.
+
+    Args:
+        directory: of the study.
+        verb: what is to be done.
+        devices: with which.
+        after: number of the last request that the study has acted on.
+        patience: seconds to wait at most.
+        pause: waits so many seconds.
+
+    Returns:
+        Names of the devices that the study has then.
+
+    Raises:
+        DeviceError: it refuses, and nothing is changed; or nobody answers.
+    """
+    folder = directory / "requests"
+    with translated(directory):
+        folder.mkdir(exist_ok=True)
+        file = _write(folder, {"verb": verb, "devices": list(devices)}, after)
+    waited = 0.0
+    while not (reply := file.with_suffix(".answer")).exists():
+        runs = holder(directory) is not None
+        if (not runs or waited >= patience) and _withdrawn(file):
+            why = f"did not answer within {patience:g} s" if runs else "ended before it answered"
+            raise DeviceError(f"the process that runs the study in {directory} {why}; look at it and ask again")
+        pause(_PAUSE_SECONDS)
+        waited += _PAUSE_SECONDS
+    said = json.loads(reply.read_text(encoding="utf-8"))
+    reply.unlink()
+    if said["error"]:
+        raise DeviceError(said["error"])
+    return list(said["devices"])
+
+
+def pending(directory: Path) -> list[Request]:
+    """The requests that nobody has answered, in order."""
+    try:
+        names = os.listdir(directory / "requests")
+    except FileNotFoundError:
+        return []
+    requests = []
+    for name in sorted(name for name in names if name.endswith(".request")):
+        with suppress(FileNotFoundError):  # withdrawn just now
+            said = json.loads((directory / "requests" / name).read_text(encoding="utf-8"))
+            requests.append(Request(int(Path(name).stem), said["verb"], tuple(said["devices"])))
+    return requests
+
+
+def answer(directory: Path, request: Request, devices: Sequence[str], error: str = "") -> None:
+    """Say what became of a request, which is then no longer pending.
+
+    Args:
+        directory: of the study.
+        request: which.
+        devices: names of those that the study has now.
+        error: why it was refused; "" if it was not.
+    """
+    file = directory / "requests" / f"{request.number:06d}.request"
+    with translated(directory):
+        partial = file.with_suffix(".partial")
+        partial.write_text(json.dumps({"error": error, "devices": list(devices)}), encoding="utf-8")
+        os.replace(partial, file.with_suffix(".answer"))
+        file.unlink(missing_ok=True)
+
+
+def _write(folder: Path, content: object, after: int) -> Path:
+    """Write a request under the next free number; whole, or not at all."""
+    with tempfile.NamedTemporaryFile("w", dir=folder, suffix=".partial", delete=False, encoding="utf-8") as partial:
+        json.dump(content, partial)
+    try:
+        number = 1 + max([after, *(int(path.stem) for path in folder.glob("[0-9]*.[ar]*"))])
+        while True:
+            file = folder / f"{number:06d}.request"
+            try:
+                os.link(partial.name, file)  # not renamed: that would replace the request of another process
+            except FileExistsError:
+                number += 1
+            else:
+                return file
+    finally:
+        os.unlink(partial.name)
+
+
+def _withdrawn(file: Path) -> bool:
+    """Take a request back, and say whether it was still there to be taken."""
+    try:
+        file.unlink()
+    except FileNotFoundError:
+        return False
+    return True
