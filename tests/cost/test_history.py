@@ -73,24 +73,12 @@ def not_a_database(path):
     path.write_bytes(b"this is no database" * 100)
 
 
-def other_json(path):
-    History(path).put(*KEY, PROFILE)
-    with closing(sqlite3.connect(path)) as connection, connection:
-        connection.execute('UPDATE profiles SET profile = \'{"step_seconds": {}, "colour": 1}\'')
-
-
-def cut_json(path):
-    History(path).put(*KEY, PROFILE)
-    with closing(sqlite3.connect(path)) as connection, connection:
-        connection.execute("UPDATE profiles SET profile = '{'")
-
-
 def no_directory(path):
     path.parent.rmdir()
     path.parent.write_text("a file where the directory should be")
 
 
-@pytest.mark.parametrize("damage", [not_a_database, other_json, cut_json, no_directory])
+@pytest.mark.parametrize("damage", [not_a_database, no_directory])
 def test_a_file_that_cannot_be_used_warns_once_and_the_study_goes_on(tmp_path, damage):
     path = tmp_path / "cache" / "history.sqlite"
     path.parent.mkdir()
@@ -100,6 +88,19 @@ def test_a_file_that_cannot_be_used_warns_once_and_the_study_goes_on(tmp_path, d
     history.put(*KEY, PROFILE)
     assert len(warned) == 1
     assert history.get(*KEY) == PROFILE
+
+
+@pytest.mark.parametrize("text", ['{"step_seconds": {}, "colour": 1}', "{", '{"step_seconds": 3}', "7"])
+def test_a_row_that_cannot_be_read_is_measured_anew_and_the_others_are_kept(tmp_path, text):
+    path = tmp_path / "history.sqlite"
+    History(path).put(*KEY, PROFILE)
+    History(path).put("damaged", *KEY[1:], PROFILE)
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("UPDATE profiles SET profile = ? WHERE structure = 'damaged'", (text,))
+    history = History(path)
+    assert (history.get(*KEY), history.get("damaged", *KEY[1:])) == (PROFILE, None)
+    history.put("damaged", *KEY[1:], PROFILE)
+    assert History(path).get("damaged", *KEY[1:]) == PROFILE
 
 
 def test_a_file_that_breaks_later_warns_once_and_keeps_what_is_known(tmp_path):

@@ -15,7 +15,7 @@ from typing import Any
 
 from shoal.cost.demand import Profile
 
-__all__ = ["History", "cache_directory", "environment"]
+__all__ = ["History", "cache_directory", "environment", "history_path", "profile_from"]
 
 _SCHEMA = (
     """CREATE TABLE IF NOT EXISTS profiles (
@@ -40,6 +40,11 @@ def cache_directory() -> Path:
     return Path.home() / ".cache" / "shoal"
 
 
+def history_path() -> Path:
+    """The file of this user's history."""
+    return cache_directory() / "history-4.sqlite"
+
+
 def environment() -> str:
     """The versions that measurements depend on: of Python, torch and shoal."""
     return f"python {platform.python_version()}, torch {version('torch')}, {version('shoal')}"
@@ -58,7 +63,7 @@ class History:
     """
 
     def __init__(self, path: Path | None = None, *, environment: str = "") -> None:
-        self.path = path if path is not None else cache_directory() / "history-4.sqlite"
+        self.path = path if path is not None else history_path()
         self.environment = environment
         self._profiles: dict[_Key, Profile] = {}
         self._paces: dict[str, dict[_Pair, float]] = {}
@@ -143,9 +148,9 @@ class History:
             paces = connection.execute(
                 "SELECT one, other, kind, pace FROM paces WHERE environment = ?", mine
             ).fetchall()
-        self._profiles = {
-            (structure, data, size, kind): _profile(json.loads(text)) for structure, data, size, kind, text in profiles
-        }
+        for structure, data, size, kind, text in profiles:
+            if (profile := profile_from(text)) is not None:
+                self._profiles[structure, data, size, kind] = profile
         for one, other, kind, pace in paces:
             self._paces.setdefault(kind, {})[one, other] = pace
 
@@ -159,10 +164,14 @@ class History:
         )
 
 
-def _profile(fields: Mapping[str, Any]) -> Profile:
-    """A profile from its JSON object, whose keys are strings."""
-    by_size = {
-        name: {int(size): float(value) for size, value in fields[name].items()}
-        for name in ("step_seconds", "fuse_seconds", "fused_gain", "compiled_gain")
-    }
-    return Profile(**{**fields, **by_size})
+def profile_from(text: str) -> Profile | None:
+    """A profile from its JSON text, in which sizes are strings; None if it is damaged or has other fields."""
+    try:
+        fields: Mapping[str, Any] = json.loads(text)
+        by_size = {
+            name: {int(size): float(value) for size, value in fields[name].items()}
+            for name in ("step_seconds", "fuse_seconds", "fused_gain", "compiled_gain")
+        }
+        return Profile(**{**fields, **by_size})
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return None

@@ -1,0 +1,102 @@
+"""The job history as a person looks at it: what is known of which jobs, in every environment."""
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from shoal.cost.demand import Profile
+from shoal.cost.history import profile_from
+from shoal.errors import ShoalError
+
+__all__ = ["Record", "forget", "records"]
+
+
+@dataclass(frozen=True)
+class Record:
+    """What was measured of one structure on one kind of device.
+
+    Args:
+        environment: the versions it was measured with.
+        kind: of the device.
+        structure: digest of the model and its optimizer.
+        data: digest of what decides its data.
+        batch_size: samples per step and member.
+        profile: what was measured; None if this version of Shoal cannot read it.
+    """
+
+    environment: str
+    kind: str
+    structure: str
+    data: str
+    batch_size: int
+    profile: Profile | None
+
+
+def records(path: Path) -> list[Record]:
+    """All that a job history knows, sorted; nothing if there is no file.
+
+    Args:
+        path: the file.
+
+    Raises:
+        ShoalError: it is no job history.
+    """
+    if _is_empty(path):
+        return []
+    with _opened(path) as connection:
+        rows = connection.execute(
+            "SELECT environment, kind, structure, data, batch_size, profile FROM profiles "
+            "ORDER BY environment, kind, structure, batch_size, data"
+        ).fetchall()
+    return [
+        Record(environment, kind, structure, data, batch_size, profile_from(text))
+        for environment, kind, structure, data, batch_size, text in rows
+    ]
+
+
+def forget(path: Path, *, kind: str | None = None, structure: str | None = None) -> tuple[int, int]:
+    """Remove what a job history knows, in every environment, so that it is measured anew.
+
+    Args:
+        path: the file.
+        kind: only of this kind of device.
+        structure: only of structures whose digest begins so.
+
+    Returns:
+        How many measurements of a structure were removed, and how many of two in one process.
+
+    Raises:
+        ShoalError: it is no job history, or cannot be written.
+    """
+    if _is_empty(path):
+        return 0, 0
+    begins = "" if structure is None else structure
+    with _opened(path) as connection:
+        profiles = connection.execute(
+            "DELETE FROM profiles WHERE (?1 IS NULL OR kind = ?1) AND substr(structure, 1, length(?2)) = ?2",
+            (kind, begins),
+        ).rowcount
+        paces = connection.execute(
+            "DELETE FROM paces WHERE (?1 IS NULL OR kind = ?1) "
+            "AND (substr(one, 1, length(?2)) = ?2 OR substr(other, 1, length(?2)) = ?2)",
+            (kind, begins),
+        ).rowcount
+    return profiles, paces
+
+
+def _is_empty(path: Path) -> bool:
+    """Whether there is no file, or one that nothing was written to."""
+    return not path.exists() or (path.is_file() and not path.stat().st_size)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[sqlite3.Connection]:
+    try:
+        with closing(sqlite3.connect(path, timeout=5.0)) as connection, connection:
+            yield connection
+    except sqlite3.Error as error:
+        raise ShoalError(
+            f"the job history {path} cannot be used ({error}); delete the file, or set SHOAL_CACHE to another directory"
+        ) from error
