@@ -5,7 +5,6 @@ The sizes are those of Turc et al. (arXiv:1908.08962).
 
 import torch
 from torch import Tensor, nn
-from transformers import BertConfig, BertForMaskedLM, BertForSequenceClassification
 
 from models.workload import Batch, Phase, Workload
 
@@ -18,6 +17,8 @@ NOT_ASKED = -100
 
 
 def masked_model(width: int, words: int) -> nn.Module:
+    from transformers import BertConfig, BertForMaskedLM  # slow to import, for which other models do not wait
+
     config = BertConfig(
         vocab_size=words,
         hidden_size=width,
@@ -29,6 +30,8 @@ def masked_model(width: int, words: int) -> nn.Module:
 
 
 def classifier(words: int) -> nn.Module:
+    from transformers import BertConfig, BertForSequenceClassification
+
     config = BertConfig(
         vocab_size=words, hidden_size=128, num_hidden_layers=2, num_attention_heads=2, intermediate_size=512
     )

@@ -5,7 +5,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 
 from models.workload import Batch, Phase, Workload
 
@@ -31,6 +30,8 @@ class LowRank(nn.Module):
 
 
 def adapted(layers: int, width: int, words: int) -> nn.Module:
+    from transformers import GPTNeoXConfig, GPTNeoXForCausalLM  # slow to import, for which other models do not wait
+
     config = GPTNeoXConfig(
         vocab_size=words,
         hidden_size=width,

@@ -1,5 +1,8 @@
 """MobileNetV3-Large for images of 32 x 32 pixels (Howard et al., arXiv:1905.02244, table 1)."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -73,10 +76,10 @@ class Bottleneck(nn.Module):
         return x + self.body(x) if self.shortcut else self.body(x)
 
 
-def mobilenet_v3_large(width: float) -> nn.Module:
+def mobilenet_v3_large(width: float, blocks: Sequence[Any] = LAYERS) -> nn.Module:
     before = scaled(16, width)
     layers: list[nn.Module] = [conv(3, before, 3, 1, 1, nn.Hardswish())]  # stride 1: the images are small
-    for kernel, inside, out, excite, hard, stride in LAYERS:
+    for kernel, inside, out, excite, hard, stride in blocks:
         after = scaled(out, width)
         layers.append(Bottleneck(kernel, before, scaled(inside, width), after, excite, hard, stride))
         before = after

@@ -1,4 +1,6 @@
-"""ResNet-18 for images of 32 x 32 pixels (He et al., arXiv:1512.03385)."""
+"""ResNets for images of 32 x 32 pixels (He et al., arXiv:1512.03385)."""
+
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -6,9 +8,11 @@ from torch import Tensor, nn
 
 from models.workload import Batch, Phase, Workload
 
-__all__ = ["workload"]
+__all__ = ["BLOCKS", "resnet", "workload"]
 
 CLASSES = 10
+BLOCKS = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3)}
+"""In each stage, by the number of layers."""
 
 
 class Block(nn.Module):
@@ -29,12 +33,13 @@ class Block(nn.Module):
         return F.relu(out + self.shortcut(x))
 
 
-def resnet18(width: int) -> nn.Module:
+def resnet(width: int, blocks: Sequence[int]) -> nn.Module:
     layers: list[nn.Module] = [nn.Conv2d(3, width, 3, 1, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU()]
     before = width
-    for stage in range(4):
+    for stage, count in enumerate(blocks):
         after = width * 2**stage
-        layers += [Block(before, after, stride=2 if stage else 1), Block(after, after, stride=1)]
+        layers.append(Block(before, after, stride=2 if stage else 1))
+        layers += [Block(after, after, stride=1) for _ in range(count - 1)]
         before = after
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(before, CLASSES))
 
@@ -54,7 +59,7 @@ def workload(full: bool) -> Workload:
         name="ResNet-18",
         sizes=f"32x32, N={samples}, width {width}, Adadelta",
         samples=samples,
-        model=lambda: resnet18(width),
+        model=lambda: resnet(width, BLOCKS[18]),
         batch=lambda: (torch.randn(samples, 3, 32, 32), torch.randint(0, CLASSES, (samples,))),
         phases=(Phase(loss, adadelta),),
     )

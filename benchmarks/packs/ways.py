@@ -59,6 +59,7 @@ class PlainWay(Way):
         self.task = cell.task
         self.feed = kindest(cell.case.pipeline)
         self.sets: dict[int, Dataset[tuple[Tensor, Tensor]]] = {}
+        self.valid: dict[int, Dataset[tuple[Tensor, Tensor]]] = {}
         self.learners = []
         for number, config in enumerate(cell.configs):
             torch.manual_seed(number)
@@ -66,7 +67,18 @@ class PlainWay(Way):
             optimizer = self.task.optimizer(model, config)
             self.learners.append(Learner(model, optimizer, config["batch_size"], config["part"]))
             if config["part"] not in self.sets:
-                self.sets[config["part"]] = self.task.data(config)[0]
+                self.sets[config["part"]], self.valid[config["part"]] = self.task.data(config)
+
+    def validate(self) -> None:
+        """What ends an epoch of any training: the metrics of every member, as numbers."""
+        for learner in self.learners:
+            learner.model.eval()
+            with torch.no_grad():
+                for batch in self.feed(self.valid[learner.part], learner.batch_size, torch.arange(1)):
+                    float(self.task.loss(learner.model, batch))
+                    for metric in self.task.metrics(learner.model, batch).values():
+                        float(metric)
+            learner.model.train()
 
     def order(self, number: int) -> Tensor:
         return epoch_order(self.cell.samples, 0, number)
@@ -83,6 +95,7 @@ class Sequential(PlainWay):
                 learner.optimizer.zero_grad()
                 self.task.loss(learner.model, batch).backward()
                 learner.optimizer.step()
+        self.validate()
 
 
 Portion = list[tuple[Learner, list[Tensor]]]
@@ -109,6 +122,7 @@ class Paper(PlainWay):
             torch.stack([self.task.loss(learner.model, batch) for learner, batch in step]).sum().backward()
             for learner, _ in step:
                 learner.optimizer.step()
+        self.validate()
 
     def stream(
         self, learners: Sequence[Learner], dataset: Dataset[tuple[Tensor, Tensor]], order: Tensor

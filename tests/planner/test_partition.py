@@ -1,4 +1,5 @@
 import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -8,6 +9,7 @@ from planner_samples import (
     FUSES,
     GB,
     LINEAR,
+    LITTLE,
     SLOWER,
     A,
     B,
@@ -32,7 +34,15 @@ SIZES = {
     "one group on one device": (waiting((A, 8)), known(A=FUSES), slots(1), {}, [8]),
     "one group on two devices": (waiting((A, 8)), known(A=FUSES), slots(2), {}, [4, 4]),
     "one group on three devices, as even as can be": (waiting((A, 16)), known(A=FUSES), slots(3), {}, [5, 5, 6]),
-    "one group on seven devices": (waiting((A, 16)), known(A=LINEAR), slots(7), {}, [2, 2, 2, 3, 2, 2, 3]),
+    "fusing gains nothing: one by one": (waiting((A, 3)), known(A=LINEAR), slots(1), {}, [1, 1, 1]),
+    "it gains less than it takes to make an array": (
+        waiting((A, 3)),
+        known(A=replace(FUSES, fuse_seconds={1: 0.0, 3: 1e3})),
+        slots(1),
+        {},
+        [1, 1, 1],
+    ),
+    "one group on seven devices": (waiting((A, 16)), known(A=LITTLE), slots(7), {}, [2, 2, 2, 3, 2, 2, 3]),
     "more devices than members": (waiting((A, 3)), known(A=LINEAR), slots(8), {}, [1, 1, 1]),
     "members are free: cutting gains nothing": (waiting((A, 8)), known(A=CONSTANT), slots(2), {}, [8]),
     "fusing is slower: one by one": (waiting((A, 5)), known(A=SLOWER), slots(1), {}, [1, 1, 1, 1, 1]),
@@ -54,7 +64,7 @@ SIZES = {
     ),
     "many groups are left whole": (
         waiting((A, 8), (B, 6), (C, 4)),
-        known(A=LINEAR, B=LINEAR, C=LINEAR),
+        known(A=LITTLE, B=LITTLE, C=LITTLE),
         slots(1),
         {},
         [8, 6, 4],
@@ -100,7 +110,7 @@ def test_sizes(name):
     [
         pytest.param(CONSTANT, True, [(A, [1, 4, 0, 3]), (B, [2])], id="where that pays, whatever they start from"),
         pytest.param(
-            LINEAR, True, [(A, [0, 3]), (A, [1, 4]), (B, [2])], id="not where batches are all there is to gain"
+            LITTLE, True, [(A, [0, 3]), (A, [1, 4]), (B, [2])], id="not where batches are all there is to gain"
         ),
         pytest.param(CONSTANT, False, [(A, [0, 3]), (A, [1, 4]), (B, [2])], id="not where arrays cannot hold them"),
     ],
@@ -119,7 +129,7 @@ def test_trials_with_different_data_seeds_are_fused():
 def test_equal_targets_are_kept_together():
     targets = [9, 3, 9, 3, 3, 9]
     members = [(member(number, target=target), A) for number, target in enumerate(targets)]
-    arrays = partition(members, known(A=LINEAR), slots(1, memory=3), {})
+    arrays = partition(members, known(A=LITTLE), slots(1, memory=3), {})
     assert [numbers(array) for array in arrays] == [[0, 2, 5], [1, 3, 4]]
 
 

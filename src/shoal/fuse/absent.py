@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-__all__ = ["absent", "forget", "note_backward", "note_row"]
+__all__ = ["absent", "forget", "missing", "note_backward", "note_row"]
 
 _rows: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 """Of a stacked parameter: the rows, and the backward pass that noted them last."""
@@ -25,6 +25,11 @@ def absent(stacked: Tensor) -> frozenset[int]:
     if not _rows or stacked.grad is None:
         return frozenset()
     return frozenset(b for b in _noted(stacked)[0] if not stacked.grad[b].any())
+
+
+def missing(parameters: Iterable[Tensor]) -> dict[Tensor, frozenset[int]]:
+    """Of each parameter of which only some members have a gradient, those that have none."""
+    return {parameter: rows for parameter in parameters if (rows := absent(parameter))} if _rows else {}
 
 
 def note_backward(stacked: Tensor, without: Iterable[int]) -> None:

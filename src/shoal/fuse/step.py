@@ -1,6 +1,7 @@
 """A training step of an array, in whichever way is fastest where it runs.
 
-The ways, of which the step itself finds the fastest by doing its first steps in turns:
+The ways, of which the step itself finds the fastest by doing its first steps in turns; one that has to be made first
+takes turns with the fastest so far:
 
 - eager      all members at once
 - serial     forward and backward member after member, then one optimizer step: what the members would do alone, for
@@ -164,9 +165,15 @@ class TrainingStep:
         while not self._open and self._later:
             way = self._later.pop(0)
             if self._prepare(way, batch):
-                self._open = [way]
+                self._open = [self._timed_anew(self._best()), way]
         if not self._open:
             self._decide()
+
+    def _timed_anew(self, way: Way) -> Way:
+        """The way, with nothing known of its seconds: the first steps of a process are slower than those that follow,
+        so that it would lose against one that comes later."""
+        del self._times[way], self.seconds[way]
+        return way
 
     def _decide(self) -> None:
         self.way = self._best()

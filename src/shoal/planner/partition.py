@@ -5,11 +5,13 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean
+from types import MappingProxyType
 
 from shoal.cluster.device import Device
 from shoal.cost.demand import Profile
-from shoal.cost.estimate import best_size, fetching, fitting, seconds, step_seconds
+from shoal.cost.estimate import best_size, fetching, fitting, fuse_seconds, seconds, step_seconds
 from shoal.planner.job import Array, ArrayKey, Member
+from shoal.planner.limit import Limit
 from shoal.planner.packing.prediction import makespan
 
 __all__ = ["Profiles", "partition", "worth_mixing"]
@@ -19,6 +21,9 @@ Profiles = Callable[[ArrayKey, str], Profile | None]
 
 WORTH_MIXING = 0.05
 """Members at different epochs are fused where that is expected to save this share at least."""
+
+WORTH_FUSING = 0.05
+"""Members are fused where that is expected to save this share at least of what they take one after another."""
 
 WORTHWHILE = 0.25
 """A group is cut further where that saves this share of the time it would save if time were proportional to size."""
@@ -31,6 +36,7 @@ def partition(
     busy: Mapping[str, float],
     alone: AbstractSet[int] = frozenset(),
     elastic: bool = True,
+    limits: Mapping[int, Limit] = MappingProxyType({}),
 ) -> list[Array]:
     """Cut the waiting members into arrays.
 
@@ -47,21 +53,30 @@ def partition(
         busy: name of a device that holds jobs -> expected seconds until it holds none.
         alone: numbers of trials that get an array of their own.
         elastic: whether members of an array may start at different epochs.
+        limits: number of a trial that ran out of memory -> what it is held to; such are fused with their like alone.
     """
-    members: dict[tuple[ArrayKey, int, int | None], list[Member]] = {}
+    members: dict[tuple[ArrayKey, int, int | None, int | None], list[Member]] = {}
     for member, key in waiting:
         known = [profiles(key, device.kind) is not None for device in devices]
         number = member.trial.number
         own = number if number in alone or not any(known) else None
-        members.setdefault((key, member.start, own), []).append(member)
-    groups = [_Group.of(key, group, profiles, devices) for (key, _, _), group in members.items()]
+        most = limits[number].most if number in limits else None
+        members.setdefault((key, member.start, own, most), []).append(member)
+    groups = [_Group.of(key, group, profiles, devices, most) for (key, *_, most), group in members.items()]
     if elastic:
-        groups = _mixed(groups, lambda key, members: _Group.of(key, members, profiles, devices), alone)
+        apart = alone | limits.keys()
+        groups = _mixed(groups, lambda key, members: _Group.of(key, members, profiles, devices), apart)
     order = {member.trial.number: position for position, (member, _) in enumerate(waiting)}
     loads = [busy.get(device.name, 0.0) for device in devices]
     idle = sum(device.name not in busy for device in devices)
     arrays = [array for arrays in _balanced(groups, loads, idle) for array in arrays]
     return sorted(arrays, key=lambda array: min(order[member.trial.number] for member in array.members))
+
+
+def worth_fusing(profile: Profile, epochs: Sequence[int]) -> bool:
+    """Whether members that train so many epochs are to be one array; that takes time to be made, as each alone does."""
+    alone = sum(fuse_seconds(profile, 1) + seconds(profile, [each]) for each in epochs)
+    return fuse_seconds(profile, len(epochs)) + seconds(profile, epochs) <= (1 - WORTH_FUSING) * alone
 
 
 def worth_mixing(profile: Profile, one: int, other: int) -> bool:
@@ -92,18 +107,27 @@ class _Group:
     largest: int
 
     @classmethod
-    def of(cls, key: ArrayKey, members: Sequence[Member], profiles: Profiles, devices: Sequence[Device]) -> "_Group":
+    def of(
+        cls,
+        key: ArrayKey,
+        members: Sequence[Member],
+        profiles: Profiles,
+        devices: Sequence[Device],
+        most: int | None = None,
+    ) -> "_Group":
         """The group, its arrays limited to what is possible and efficient on every device that can run one member."""
         known: list[Profile] = []
-        limits: list[int] = []
+        limits = [] if most is None else [most]
+        ordered = _ordered(members)
         for device in devices:
             profile = profiles(key, device.kind)
             if profile is None:
                 continue
             known.append(profile)
             if room := fitting(profile, device.memory, len(members)):
-                limits.append(best_size(profile, room))
-        return cls(key, _ordered(members), tuple(known), largest=min(limits, default=1))
+                size = best_size(profile, room)
+                limits.append(size if worth_fusing(profile, [member.epochs for member in ordered[-size:]]) else 1)
+        return cls(key, ordered, tuple(known), largest=min(limits, default=1))
 
     @property
     def fewest(self) -> int:

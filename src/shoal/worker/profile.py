@@ -1,5 +1,6 @@
-"""A few iterations at several sizes: what a structure costs on a device (HyperSack's sampler)."""
+"""A few steps at several sizes: what a structure costs on a device (HyperSack's sampler, which drops the first)."""
 
+import os
 import time
 from collections.abc import Iterator, Sequence
 from itertools import chain, cycle, islice
@@ -20,8 +21,9 @@ from shoal.worker.stepper import MixedEpochsError, Stepper, make_stepper
 
 __all__ = ["measure"]
 
-ITERATIONS = 10
-"""Training steps at each size; the first is dropped."""
+ROUNDS, BURST = 3, 4
+"""Training steps at each size: in every round so many, of which the first is dropped. It finds the caches as steps of
+another size have left them, which those of a training do not."""
 
 SIZES = (1, 4, 16)
 """Members that are trained together, where there are so many; and all of them."""
@@ -56,25 +58,25 @@ def measure(task: Task, sets: DataSets, array: Array, device: torch.device, memo
             steppers[members] = _stepper(task, array, members, device)
     seconds: dict[int, list[float]] = {members: [] for members in steppers}
     times = _times()
-    for tick, batch in enumerate(_batches(train, array)):
+    batches = list(_batches(train, array))
+    for tick in range(0, len(batches), BURST):
         for members, stepper in steppers.items():
-            seconds[members].append(_timed(stepper, [batch] * members, tick, device))
+            seconds[members] += _burst(stepper, members, batches[tick : tick + BURST], tick, device)
     cpu, wall, delayed = (end - start for end, start in zip(_times(), times, strict=True))
     if {4, 16} <= steppers.keys():
-        further = LARGER if min(seconds[16][1:]) / 16 < min(seconds[4][1:]) / 4 else SMALLER
+        further = LARGER if min(seconds[16]) / 16 < min(seconds[4]) / 4 else SMALLER
         if (further + sum(steppers)) * member < memory / 2:
             steppers[further] = _stepper(task, array, further, device)
-            seconds[further] = [
-                _timed(steppers[further], [batch] * further, tick, device)
-                for tick, batch in enumerate(_batches(train, array))
-            ]
+            seconds[further] = _burst(steppers[further], further, batches, 0, device)
     gains = {members: stepper.gain for members, stepper in steppers.items() if stepper.gain is not None}
     weights, largest = _bytes(steppers[1]), max(steppers)
     steppers.clear()
-    shortest = {members: min(times[1:]) for members, times in seconds.items()}
-    anew, mixing = shortest[1] + built, None
+    shortest = {members: min(times) for members, times in seconds.items()}
+    fuse_seconds, mixing = {1: built}, None
     if largest > 1:
+        fuse_seconds[1] = _seconds_to_make(task, array, device)  # now that all is loaded
         anew, mixing = _mixed(task, train, array, largest, device)
+        fuse_seconds[largest] = max(0.0, anew - shortest[largest])
     cores = cpu / max(wall - delayed, cpu / torch.get_num_threads())
     return Profile(
         step_seconds=shortest,
@@ -84,7 +86,7 @@ def measure(task: Task, sets: DataSets, array: Array, device: torch.device, memo
         member_memory=max((_memory(device) - base) // largest, 4 * weights),
         compute=_utilisation(device, cores),
         cores=cores,
-        fuse_seconds={largest: max(0.0, anew - shortest[largest])},
+        fuse_seconds=fuse_seconds,
         mixing=None if mixing is None else mixing / shortest[largest],
         fused_gain=gains,
         fetch_seconds=train.fetch_seconds / max(1, train.fetched) * size,
@@ -93,13 +95,21 @@ def measure(task: Task, sets: DataSets, array: Array, device: torch.device, memo
     )
 
 
+def _seconds_to_make(task: Task, array: Array, device: torch.device) -> float:
+    """What it takes to make one member ready to train."""
+    began = time.perf_counter()
+    _stepper(task, array, 1, device)
+    return time.perf_counter() - began
+
+
 def _mixed(task: Task, train: Batches, array: Array, members: int, device: torch.device) -> tuple[float, float | None]:
     """What it takes to make an array and do its first step, now that all is loaded and found out.
 
     Returns:
         These seconds, and those of a step in which every member has a batch of its own, None if that cannot be.
     """
-    pairs = list(zip(_batches(train, array), _batches(train, array, epoch=1), strict=True))
+    both = zip(_batches(train, array), _batches(train, array, epoch=1), strict=True)
+    pairs = list(islice(both, BURST))  # enough to compare them with, and many members make them long
     began = time.perf_counter()
     stepper = _stepper(task, array, members, device)
     anew = time.perf_counter() - began + _timed(stepper, pairs[0][:1] * members, 0, device)
@@ -123,10 +133,16 @@ def _stepper(task: Task, array: Array, members: int, device: torch.device) -> St
 
 
 def _batches(train: Batches, array: Array, epoch: int = 0) -> Iterator[Any]:
-    """As many as there are iterations, in the order of an epoch, which begins again if it is too short."""
+    """As many as there are steps, in the order of an epoch, which begins again if it is too short."""
     order = epoch_order(train.samples, array.members[0].trial.data_seed, epoch)
-    passes = (train.walk(array.key.batch_size, order) for _ in range(ITERATIONS))
-    return islice(chain.from_iterable(passes), ITERATIONS)
+    passes = (train.walk(array.key.batch_size, order) for _ in range(ROUNDS * BURST))
+    return islice(chain.from_iterable(passes), ROUNDS * BURST)
+
+
+def _burst(stepper: Stepper, members: int, batches: Sequence[Any], first: int, device: torch.device) -> list[float]:
+    """Seconds of some steps in a row but the first; of the batch that is at number `first` and those after it."""
+    times = [_timed(stepper, [batch] * members, tick, device) for tick, batch in enumerate(batches, start=first)]
+    return times[1:]
 
 
 def _timed(stepper: Stepper, batches: Sequence[Any], tick: int, device: torch.device) -> float:
@@ -162,7 +178,12 @@ def _bytes(stepper: Stepper) -> int:
 
 
 def _utilisation(device: torch.device, cores: float) -> float:
-    """Fraction of the device in use. Of a GPU it is NVML's figure, an upper bound: the time any kernel ran."""
+    """Fraction of the device in use. Of a GPU it is NVML's figure, an upper bound: the time any kernel ran.
+
+    Of an instance that MIG made NVML has none.
+    """
+    if device.type == "cuda" and os.environ.get("CUDA_VISIBLE_DEVICES", "").startswith("MIG-"):
+        return 1.0
     if device.type == "cuda":
         return min(1.0, max(0.01, torch.cuda.utilization(device) / 100))
     return min(1.0, max(0.01, cores / torch.get_num_threads()))

@@ -1,6 +1,7 @@
 """Members that one rule updates together: their numbers, their state, and the choice between the two lowerings."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from operator import itemgetter
 from typing import Any, Literal
@@ -14,6 +15,7 @@ from shoal.fuse.optim.functions import FunctionCalls
 from shoal.fuse.optim.kernels import KernelCalls
 from shoal.fuse.optim.part import Part
 from shoal.fuse.optim.rule import KernelRule, Numbers, Rule, unreadable
+from shoal.fuse.rows import joined
 
 __all__ = ["Cohort", "Lowering"]
 
@@ -25,6 +27,19 @@ _KERNEL_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 _CALLED, _SHARED, _FUNCTIONS, _WALKED = 1.6e-6, 2.5e-6, 33e-6, 1.2e-9
 """Seconds, for each parameter: of a kernel that is called, or is shared out among threads; of the functions that do the
 same once for all members, and what their walks over memory take more for each element."""
+
+
+@dataclass(frozen=True)
+class _Live:
+    """Parameters that have gradients, and what updates them.
+
+    Args:
+        steps: their counts of updates, each [B], or all of them in one.
+    """
+
+    parts: Sequence[Part]
+    steps: list[Tensor]
+    calls: KernelCalls | FunctionCalls
 
 
 class Cohort:
@@ -62,7 +77,10 @@ class Cohort:
         self._numbers: list[Numbers] = []
         self._table: Tensor | None = None
         self._kernels: KernelRule | None = None
-        self._calls: dict[tuple[KernelRule | None, tuple[int, ...]], KernelCalls | FunctionCalls] = {}
+        self._live: dict[tuple[KernelRule | None, tuple[int, ...]], _Live] = {}
+        self._plain = all(
+            len(part.param) == len(part.column.stacked) and not part.column.stacked.is_complex() for part in self.parts
+        )
 
     def rows(self, stacked: Tensor) -> Tensor:
         """The cohort's rows of an array's tensor; complex numbers as pairs of real ones."""
@@ -117,26 +135,38 @@ class Cohort:
             missing: members that have none of a stacked parameter of which others have one; theirs stays as it is.
         """
         found = [part.column.grad() for part in self.parts]
-        live = tuple(i for i, grad in enumerate(found) if grad is not None)
-        if not live:
+        places = tuple(i for i, grad in enumerate(found) if grad is not None)
+        if not places:
             return
-        parts = [self.open(self.parts[i]) for i in live]
-        grads = [self.rows(grad) for grad in found if grad is not None]
-        calls = self._calls.get((self._kernels, live))
-        if calls is None:
-            calls = FunctionCalls(self.rule, parts) if self._kernels is None else KernelCalls(self._kernels, parts)
-            self._calls[self._kernels, live] = calls
-        kept = [(row, row.clone()) for part in parts for row in self._rows_of(part, missing)]
-        steps = [part.steps for part in parts if part.steps is not None]
-        if steps:
-            torch._foreach_add_(steps, 1)
-        calls.step(grads, self._numbers)
+        live = self._live.get((self._kernels, places))
+        if live is None:
+            live = self._live[self._kernels, places] = self._begun([self.parts[i] for i in places])
+        present = [grad for grad in found if grad is not None]
+        grads = present if self._plain else [self.rows(grad) for grad in present]
+        kept = [(row, row.clone()) for part in live.parts for row in self._rows_of(part, missing)] if missing else []
+        if live.steps:
+            torch._foreach_add_(live.steps, 1)
+        live.calls.step(grads, self._numbers)
         if kept:
             for row, before in kept:
                 row.copy_(before)
-            self._calls.clear()  # which take it that members go on counting together
-            for part in parts:
+            self._live.clear()  # which takes it that members go on counting together
+            for part in live.parts:
                 part.close(self._members, self._without(part, missing))
+
+    def _begun(self, parts: Sequence[Part]) -> "_Live":
+        """What an update of these parameters takes; if it is their first, it is counted as one for all of them."""
+        for part in parts:
+            self.open(part)
+        counted = [part for part in parts if part.steps is not None]
+        steps = [part.steps for part in counted if part.steps is not None]
+        together = joined(steps) if steps else None
+        if together is not None and (together.data_ptr() == steps[0].data_ptr() or all(part.new for part in counted)):
+            for part, row in zip(counted, together.unbind(), strict=True):
+                part.count_in(row, self.rule, self._members)
+            steps = [together]
+        calls = FunctionCalls(self.rule, parts) if self._kernels is None else KernelCalls(self._kernels, parts)
+        return _Live(parts, steps, calls)
 
     def _rows_of(self, part: Part, missing: Mapping[Tensor, Collection[int]]) -> Iterator[Tensor]:
         """A parameter, and the state of it, of members that have no gradient."""

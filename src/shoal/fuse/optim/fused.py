@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from shoal.errors import FusionError
-from shoal.fuse.absent import absent, forget
+from shoal.fuse.absent import forget, missing
 from shoal.fuse.array import ModelArray
 from shoal.fuse.checks import listed
 from shoal.fuse.optim.cohort import Cohort, Lowering
@@ -78,9 +78,9 @@ class FusedOptimizer:
         if self._skipped != set(skip):
             self._arrange(skip)
         self.refresh()
-        missing = {param: rows for param in self._params if (rows := absent(param))}
+        without = missing(self._params)
         for unit in self._units:
-            unit.step(missing)
+            unit.step(without)
         self._kept = self._states_kept()
         self.mark_stepped()
 

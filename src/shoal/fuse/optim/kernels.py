@@ -40,6 +40,8 @@ class KernelCalls:
         done = list(zip(*(part.steps.tolist() for part in parts if part.steps is not None), strict=True))
         self._alike = [a == b for a, b in pairwise(done)]  # which stays so: all members step together
         self._calls: dict[tuple[int, ...], list[_Call]] = {}
+        self._numbers: Sequence[Numbers] | None = None
+        self._lengths: tuple[int, ...] = ()
 
     def step(self, grads: Sequence[Tensor], numbers: Sequence[Numbers]) -> None:
         """Update the parameters, whose steps have been counted.
@@ -48,15 +50,21 @@ class KernelCalls:
             grads: of each parameter, [B, *shape].
             numbers: of each member.
         """
-        lengths = self._lengths(numbers)
+        if numbers is not self._numbers:
+            self._numbers, self._lengths = numbers, self._divided(numbers)
+        lengths = self._lengths
         if lengths not in self._calls:
             self._calls[lengths] = self._divide(lengths)
         calls = self._calls[lengths]
-        flats = [part.flat_grad(grad).split_with_sizes(lengths) for part, grad in zip(self._parts, grads, strict=True)]
-        for call, *mine in zip(calls, *flats, strict=True):
+        if len(calls) == 1:
+            flats = [part.flat_grad(grad) for part, grad in zip(self._parts, grads, strict=True)]
+            self._rule.kernel(calls[0].params, flats, calls[0].moments, calls[0].steps, numbers[0])
+            return
+        pieces = [part.flat_grad(grad).split_with_sizes(lengths) for part, grad in zip(self._parts, grads, strict=True)]
+        for call, *mine in zip(calls, *pieces, strict=True):
             self._rule.kernel(call.params, mine, call.moments, call.steps, numbers[call.first])
 
-    def _lengths(self, numbers: Sequence[Numbers]) -> tuple[int, ...]:
+    def _divided(self, numbers: Sequence[Numbers]) -> tuple[int, ...]:
         """How many members each call can update: consecutive ones of equal numbers and as many updates."""
         alike = self._alike or [True] * (len(numbers) - 1)
         starts = [0, *(b for b, same in enumerate(alike, start=1) if not same or numbers[b] != numbers[b - 1])]

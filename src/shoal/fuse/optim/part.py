@@ -76,6 +76,18 @@ class Part:
             for member, param, row in zip(members, self.own, stacked.unbind(), strict=True):
                 member.state[param][name] = row
 
+    @property
+    def new(self) -> bool:
+        """Whether no member has ever updated it."""
+        return self.steps is not None and all(self._begun) and not self.steps.any()
+
+    def count_in(self, steps: Tensor, rule: Rule, members: Sequence[Optimizer]) -> None:
+        """Let updates be counted in a tensor, [B], that holds the number of them already."""
+        self.steps = steps
+        if rule.counts:
+            for member, param, row in zip(members, self.own, steps.unbind(), strict=True):
+                member.state[param]["step"] = row
+
     def close(self, members: Sequence[Optimizer], without: Sequence[int]) -> None:
         """Take the state away from those of some members that never were updated, if it was begun for others."""
         if self.steps is not None and (never := [b for b in without if self._begun[b] and not self.steps[b]]):

@@ -62,7 +62,8 @@ class Cost(Packing):
             return score(cut, scene.loads)
 
         best = min(_passed(row, scene.loads), key=judged)
-        ends = [improved(cut, row, scene.loads) for cut in (best, row.single())]
+        starts = [best] if len(best.groups) == len(candidates) else [best, row.single()]
+        ends = [improved(cut, row, scene.loads) for cut in starts]
         return arranged(min(ends, key=judged).groups, candidates)
 
     def suits(self, newcomer: Candidate, present: Sequence[Candidate], scene: Scene) -> bool:

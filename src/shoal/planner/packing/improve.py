@@ -10,7 +10,7 @@ __all__ = ["Score", "improved", "score"]
 Score = tuple[float, int, float]
 """Makespan, idle devices that get nothing, seconds of all devices: the first that differs decides, less is better."""
 
-_EFFORT = 20_000
+_EFFORT = 10_000
 """Changes looked at, times the square of the candidates: as many more there are, and as much longer does each take."""
 
 
