@@ -38,6 +38,8 @@ def profile(step, **changes):
 
 LINEAR = profile({1: 1.0, 16: 16.0})
 """Fusing neither gains nor loses."""
+LITTLE = profile({1: 1.0, 16: 14.0})
+"""Fusing gains a little."""
 FUSES = profile({1: 1.0, 16: 4.75})
 """A quarter of a second for every further member."""
 CONSTANT = profile({1: 1.0, 16: 1.0})

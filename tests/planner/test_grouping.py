@@ -78,7 +78,8 @@ def test_a_pace_that_was_measured_to_lose_undoes_a_group():
 
 
 def test_a_job_of_several_arrays_takes_what_they_need_together():
-    profiles = known(A=replace(FETCHES, base_memory=2 * GB), B=replace(FETCHES, base_memory=3 * GB, cores=2.0))
+    fuses = replace(FETCHES, step_seconds={1: 0.001, 2: 0.0015}, base_memory=2 * GB)
+    profiles = known(A=fuses, B=replace(FETCHES, base_memory=3 * GB, cores=2.0))
     asked = []
 
     class Look(Fifo):
@@ -91,7 +92,7 @@ def test_a_job_of_several_arrays_takes_what_they_need_together():
     ((job, _),) = placement.starts
     assert [each.key for each in job.arrays] == [A, B]
     (demand,) = asked[0].demand.values()
-    steps = 10 * 10 * (0.001 * 2 + 0.001)  # epochs, steps of each, and members
+    steps = 10 * 10 * (0.0015 + 0.001)  # epochs, and steps of each array
     assert demand.memory == 3 * GB + 3 * GB
     assert demand.cores == 2.0
     assert demand.seconds == pytest.approx(steps + 0.01 * 10 * 10)

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from planner_samples import CONSTANT, FUSES, GB, LINEAR, A, B, known, member, numbers, profile, slots
 
+from shoal.cost.demand import Demand
 from shoal.cost.estimate import seconds
 from shoal.planner.job import Array, Job, Purpose
 from shoal.planner.joining import Host, hosts, joined
@@ -103,6 +104,26 @@ def test_who_can_take_others_in():
         ("full", [0, 1], 6 * GB),
         ("beside", [5], 6 * GB),
     ]
+
+
+@pytest.mark.parametrize(
+    ("promised", "beside", "uuid", "joining"),
+    [
+        pytest.param(4, 0, "GPU-0", 1, id="a quarter more than promised"),
+        pytest.param(8, 0, "GPU-0", 5, id="promised more than it needs"),
+        pytest.param(8, 3, "GPU-0", 3, id="another array of the job needs some"),
+        pytest.param(4, 0, "", 5, id="no GPU"),
+        pytest.param(None, 0, "GPU-0", 5, id="promised nothing"),
+    ],
+)
+def test_a_job_on_a_gpu_does_not_outgrow_the_limit_of_its_process(promised, beside, uuid, joining):
+    (device,) = slots(1, memory=100, uuid=uuid)
+    demand = None if promised is None else Demand(0.5, promised * GB, 1.0, 60.0)
+    others = (Array(B, tuple(member(200 + index) for index in range(beside))),) if beside else ()
+    job = Job("job", (Array(A, tuple(member(100 + index) for index in range(4))), *others), demand=demand)
+    found = hosts([(job, device)], {device.name: 90 * GB}, known(A=FUSES, B=FUSES), alone=set())
+    joins = by_job(joined([array(5)], found))
+    assert len(joins.get("job", ())) == joining
 
 
 @settings(deadline=None)

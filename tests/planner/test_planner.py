@@ -72,6 +72,17 @@ def test_what_is_unknown_is_measured_first_all_of_it_in_one_job():
     assert summary(fourth) == [("job-1", "train", "A", list(range(20)), "cpu/1:0")]
 
 
+def test_where_nothing_is_fused_one_member_is_measured_and_never_more_again():
+    ids = count()
+    members = waiting((A, 20))
+    turns = Planner(WFD(), known(), lambda: f"job-{next(ids)}", fuse=False)
+    ((job, _),) = turns.plan(members, [], cluster(*slots(1)), 0.0).starts
+    assert (job.purpose, [numbers(each) for each in job.arrays]) == (Purpose.PROFILE, [[0]])
+    turns = Planner(WFD(), known(A=replace(CONSTANT, sample=1)), lambda: f"job-{next(ids)}", fuse=False)
+    ((job, _),) = turns.plan(members, [], cluster(*slots(1)), 1.0).starts
+    assert (job.purpose, [numbers(each) for each in job.arrays]) == (Purpose.TRAIN, [[0]])
+
+
 def test_devices_share_out_what_is_to_be_measured():
     placement = planner(known()).plan(waiting((A, 1), (B, 2), (C, 1)), [], cluster(*slots(2)), 0.0)
     held = [([each.key for each in job.arrays], device.name) for job, device in placement.starts]

@@ -6,33 +6,68 @@ from enum import StrEnum
 
 from shoal.cost.demand import Profile
 from shoal.planner.job import ArrayKey
+from shoal.schedule.base import Quantum
 from shoal.trial import Report
 
-__all__ = ["Dropped", "Ended", "Event", "Outcome", "Paced", "Profiled", "Reported", "Surveyed"]
+__all__ = [
+    "BLAMELESS",
+    "Alive",
+    "Dropped",
+    "Ended",
+    "Event",
+    "Measured",
+    "Outcome",
+    "Paced",
+    "Profiled",
+    "Reported",
+    "Surveyed",
+]
 
 
 class Outcome(StrEnum):
-    """How a job ended. All but FINISHED and STOPPED leave trials that did not reach their target."""
+    """How a job ended. Those of a STOPPED or SUSPENDED job may go on later; after all others but FINISHED, something
+    is wrong.
+
+    A back end says CRASHED of a job that it was told to kill; the engine knows whether it was HUNG or LOST.
+    """
 
     FINISHED = "finished"
     STOPPED = "stopped"
     """As asked, after a checkpoint."""
+    SUSPENDED = "suspended"
+    """Likewise, and another job will go on with its arrays; back ends say STOPPED, the engine knows what for."""
     RAISED = "raised"
     """User code raised; the message holds the user's traceback."""
     CRASHED = "crashed"
     """The process died; the message names the signal or exit status, and the log."""
     OUT_OF_MEMORY = "out of memory"
+    HUNG = "hung"
+    """It showed no progress for too long and was killed."""
+    LOST = "device lost"
+    """Its device was, or what lets it share that; no fault of its trials."""
     REJECTED = "rejected"
     """The task breaks its contract (TaskError): every trial would."""
     STORAGE_FULL = "storage full"
 
 
+BLAMELESS = frozenset({Outcome.FINISHED, Outcome.STOPPED, Outcome.LOST})
+"""Ends of jobs that are no failures of their trials."""
+
+
 @dataclass(frozen=True)
 class Reported:
-    """Some of a job's trials finished an epoch, or failed."""
+    """Some of a job's trials finished an epoch, or failed; or none has, and only its losses are told.
+
+    Args:
+        job: its id.
+        reports: of the trials.
+        losses: training losses since the last ones that were told of this array, or None. Of several members that of
+            the best one counts at each step: a job is worth as much as the best of its trials.
+    """
 
     job: str
     reports: tuple[Report, ...]
+    losses: Quantum | None = None
 
 
 @dataclass(frozen=True)
@@ -76,6 +111,21 @@ class Paced:
 
 
 @dataclass(frozen=True)
+class Measured:
+    """A training job has seen how much memory it takes.
+
+    Args:
+        job: its id.
+        members: of each of its arrays, when they were most.
+        memory: bytes that its process held on the device (of a CPU slot: in all) at the peak since the job began.
+    """
+
+    job: str
+    members: Mapping[ArrayKey, int]
+    memory: int
+
+
+@dataclass(frozen=True)
 class Dropped:
     """One of a job's arrays failed; its trials are not trained there any more, and those of the others go on.
 
@@ -93,6 +143,19 @@ class Dropped:
 
 
 @dataclass(frozen=True)
+class Alive:
+    """A job has made progress since it last said so; at most once a second.
+
+    Args:
+        job: its id.
+        settled: whether it only takes steps now, and does not prepare, build or compile anything.
+    """
+
+    job: str
+    settled: bool
+
+
+@dataclass(frozen=True)
 class Ended:
     """A job is over and holds its device no more. Exactly one for each started job; the last event of the job."""
 
@@ -101,4 +164,4 @@ class Ended:
     message: str = ""
 
 
-Event = Reported | Surveyed | Profiled | Paced | Dropped | Ended
+Event = Reported | Surveyed | Profiled | Paced | Measured | Dropped | Alive | Ended

@@ -27,7 +27,7 @@ Paces = Callable[[str], Mapping[tuple[str, str], float]]
 class Grouping:
     """Lets a strategy decide which arrays share a process.
 
-    Arrays of which nothing is known, and trials that failed in company, have one of their own.
+    Arrays of which nothing is known, opaque ones, and trials that failed in company, have one of their own.
 
     Args:
         packing: the strategy.
@@ -70,7 +70,7 @@ class Grouping:
         for array in arrays:
             known = {device.kind: profiles(array.key, device.kind) for device in devices}
             kinds = frozenset(kind for kind, profile in known.items() if profile is not None)
-            if kinds and not any(member.trial.number in alone for member in array.members):
+            if kinds and not array.key.opaque and not any(member.trial.number in alone for member in array.members):
                 stream = _stream(array, known[min(kinds)])
                 alike.setdefault((kinds, stream), []).append(array)
             else:
@@ -112,7 +112,9 @@ class Grouping:
         """
         hosts: list[tuple[Job, Device, list[Candidate]]] = []
         for job, device in running:
-            known = [array for array in job.arrays if profiles(array.key, device.kind) is not None and array.members]
+            known = [
+                x for x in job.arrays if profiles(x.key, device.kind) is not None and x.members and not x.key.opaque
+            ]
             if job.purpose is not Purpose.TRAIN or not known or len(known) < len(job.arrays):
                 continue
             if not any(member.trial.number in alone for member in job.members):
@@ -121,7 +123,7 @@ class Grouping:
         for array in waiting:
             for job, device, present in sorted(hosts, key=lambda host: sum(each.seconds for each in host[2])):
                 profile = profiles(array.key, device.kind)
-                if profile is None or _stream(array, profile) is not None:
+                if profile is None or array.key.opaque or _stream(array, profile) is not None:
                     continue
                 newcomer = candidate(array, profiles, [device])
                 scene = self.scene([*present, newcomer], [device], {})

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 
-from shoal.cost.demand import Profile
+from shoal.cost.demand import Demand, Profile
 from shoal.trial import Trial
 
 __all__ = ["Array", "ArrayKey", "Change", "Job", "Member", "Purpose", "Workplace", "without"]
@@ -20,12 +20,15 @@ class ArrayKey:
         data: digest of the values that the task's `data` read from the config.
         batch_size: samples per step and member.
         order: seed of the order of samples; what a trial costs does not depend on it.
+        opaque: whether a program of the user's trains it, of which only reports are seen: it is measured while it runs,
+            and shares no process. `order` is then the number of the trial, so that no two have one key.
     """
 
     structure: str
     data: str
     batch_size: int
     order: int = 0
+    opaque: bool = False
 
     @property
     def steps(self) -> str:
@@ -74,11 +77,21 @@ class Purpose(StrEnum):
 
 @dataclass(frozen=True)
 class Job:
-    """Arrays that share one process, its data and a device."""
+    """Arrays that share one process, its data and a device.
+
+    Args:
+        id: unique in the study.
+        arrays: at least one.
+        purpose: why it runs.
+        demand: what it is promised on its device; None where nothing is known of it.
+        resumes: id of the suspended job that it goes on with; "" of a new one.
+    """
 
     id: str
     arrays: tuple[Array, ...]
     purpose: Purpose = Purpose.TRAIN
+    demand: Demand | None = None
+    resumes: str = ""
 
     @property
     def members(self) -> tuple[Member, ...]:
@@ -117,9 +130,11 @@ class Workplace:
         task: the user's task, as pickled by cloudpickle.
         runner: "module:function" of the `Runner` that does the work, resolved in the process that runs it.
         checkpoint_seconds: longest wall time between two checkpoints of a running trial.
+        sharing: how jobs share a GPU: "auto", "mps" or "plain".
     """
 
     directory: Path
     task: bytes
     runner: str = "shoal.worker.run:run"
     checkpoint_seconds: float = 30.0
+    sharing: str = "auto"

@@ -5,6 +5,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from shoal.cluster.device import Device
+from shoal.cluster.mps_limits import can_share, growth_limit
 from shoal.cost.demand import Profile
 from shoal.cost.estimate import best_size, fitting, fuse_seconds, memory, seconds
 from shoal.planner.job import Array, Job, Member, Purpose
@@ -23,6 +24,7 @@ class Host:
         profile: of its key where it runs.
         device: name of its device.
         free: name of each device -> bytes there that no job takes; of all hosts together.
+        limit: bytes that its job leaves it, whatever is free; None: no such limit.
     """
 
     job: str
@@ -30,11 +32,14 @@ class Host:
     profile: Profile
     device: str
     free: dict[str, int]
+    limit: int | None = None
 
     def room(self, at_most: int) -> int:
         """Members that memory and the most efficient size allow to join."""
         present = len(self.array.members)
         available = memory(self.profile, present) + self.free[self.device]
+        if self.limit is not None:
+            available = min(available, self.limit)
         fits = fitting(self.profile, available, present + at_most)
         return max(0, best_size(self.profile, fits) - present) if fits > present else 0
 
@@ -83,10 +88,14 @@ def hosts(
     for job, device in running:
         if job.purpose is not Purpose.TRAIN or not job.members or any(m.trial.number in alone for m in job.members):
             continue
-        for array in job.arrays:
-            profile = profiles(array.key, device.kind)
+        known = [(array, profiles(array.key, device.kind)) for array in job.arrays]
+        needs = [memory(profile, len(array.members)) if profile is not None else 0 for array, profile in known]
+        # Its process may have been started with a limit, which nothing can raise.
+        limit = growth_limit(job.demand) if job.demand is not None and can_share(device) else None
+        for (array, profile), need in zip(known, needs, strict=True):
             if profile is not None:
-                found.append(Host(job.id, array, profile, device.name, free))
+                rest = None if limit is None else limit - (sum(needs) - need)
+                found.append(Host(job.id, array, profile, device.name, free, rest))
     return found
 
 

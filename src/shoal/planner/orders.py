@@ -1,4 +1,4 @@
-"""What a running job is asked from outside."""
+"""What a running job is asked from outside, and how it shows that it makes progress."""
 
 import threading
 from collections import deque
@@ -18,6 +18,10 @@ class Orders:
     def __init__(self, prompt: bool = False) -> None:
         self.noticed = False
         """Whether the job has seen that it is to stop."""
+        self.beats = 0
+        """How often the job has shown progress."""
+        self.settled = False
+        """Whether it only takes steps now, as it last said."""
         self._prompt = prompt
         self._stop = False
         self._changes: deque[Change] = deque()
@@ -32,6 +36,15 @@ class Orders:
         """Let the job's members change."""
         self._changes.append(change)
         self._news.set()
+
+    def beat(self, settled: bool) -> None:
+        """Say that the job makes progress; quick, to be called at every step, and before and after what takes long.
+
+        Args:
+            settled: whether it only takes steps now, and does not load, build or compile anything.
+        """
+        self.settled = settled
+        self.beats += 1
 
     def stopping(self) -> bool:
         """Whether the job is to checkpoint and return; quick, to be asked between steps."""

@@ -3,19 +3,30 @@
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
+from math import inf
+from types import MappingProxyType
 
 from shoal.cluster.device import Cluster, Device
-from shoal.errors import PolicyError
+from shoal.cost.demand import Demand
+from shoal.planner.carrying_out import feasible
+from shoal.planner.courses import Courses, Leave
 from shoal.planner.grouping import Grouping
 from shoal.planner.job import Array, ArrayKey, Job, Member, Purpose
 from shoal.planner.joining import hosts, joined
+from shoal.planner.limit import Limit
 from shoal.planner.partition import Profiles, partition
-from shoal.planner.turn import Turn
-from shoal.schedule.action import Start
+from shoal.planner.promises import promises
+from shoal.planner.turn import PROFILE_MEMBERS, Turn
+from shoal.schedule.action import Action, Resize, Resume, Start, Stop, Suspend
 from shoal.schedule.base import JobView, Policy
 from shoal.schedule.check import check_plan
+from shoal.schedule.turns import QUANTUM
 
 __all__ = ["Placement", "Planner"]
+
+
+LEAST_SECONDS = 0.005
+"""Between two looks for news, also where it is time to plan again and something else has to come first."""
 
 
 @dataclass(frozen=True)
@@ -27,18 +38,42 @@ class Placement:
         refusals: number of the trial -> reason; every waiting trial that no training job of `starts` holds, and that
             joins none.
         joins: id of a running job -> who joins it.
+        leaves: id of a running job -> what it is to leave its device for.
+        promises: id of a running job -> what it is promised from now on, if that is not what it was.
     """
 
     starts: tuple[tuple[Job, Device], ...]
     refusals: Mapping[int, str]
     joins: Mapping[str, tuple[Array, ...]] = field(default_factory=dict)
+    leaves: Mapping[str, Leave] = field(default_factory=dict)
+    promises: Mapping[str, Demand] = field(default_factory=dict)
+
+
+@dataclass
+class _Answer:
+    """What the policy wants, as far as it can be done at once.
+
+    Args:
+        placed: jobs that start.
+        refused: arrays that it refuses, each with the reason.
+        later: numbers of other trials that stay off the devices -> why.
+        leaves: as of a placement.
+        wake: when the policy wants to be asked again at the latest, or inf.
+    """
+
+    placed: list[tuple[Job, Device]] = field(default_factory=list)
+    refused: list[tuple[Array, str]] = field(default_factory=list)
+    later: dict[int, str] = field(default_factory=dict)
+    leaves: dict[str, Leave] = field(default_factory=dict)
+    wake: float = inf
 
 
 class Planner:
     """Fuses what waits, packs the arrays, has measured what is unknown, and asks the policy where to run the jobs.
 
     Who gets no device joins a running array, if that saves time. Arrays that did not start are cut and packed anew at
-    the next turn, from all that waits then. Nothing is kept between turns but when each running job started.
+    the next turn, from all that waits then. Nothing is kept between turns but the courses of jobs: a suspended one
+    stays as it was cut until the policy resumes it.
 
     Args:
         policy: decides which job runs where.
@@ -64,7 +99,11 @@ class Planner:
         self._elastic = elastic
         self._grouping = grouping or Grouping()
         self._fuse = fuse
-        self._started: dict[str, float] = {}
+        self.courses = Courses()
+        """Of the jobs that were started; the engine tells it what becomes of them."""
+        self.wake = inf
+        """When to plan again at the latest; inf: when something has changed."""
+        self._asked = 0.0
 
     def plan(
         self,
@@ -75,6 +114,7 @@ class Planner:
         *,
         alone: AbstractSet[int] = frozenset(),
         unmeasurable: AbstractSet[tuple[ArrayKey, str]] = frozenset(),
+        limits: Mapping[int, Limit] = MappingProxyType({}),
     ) -> Placement:
         """Decide what starts now.
 
@@ -83,36 +123,42 @@ class Planner:
         get a whole device.
 
         Args:
-            waiting: oldest first; the number of a trial occurs once.
+            waiting: oldest first, those of suspended jobs too; the number of a trial occurs once.
             running: all jobs that hold devices, oldest first, with the members that they have now.
             cluster: as it is.
             now: seconds, for the policy.
             alone: numbers of trials that failed in company.
             unmeasurable: (key, kind) whose profile job failed; it is not tried again.
+            limits: number of a trial that ran out of memory -> what it is held to.
 
         Raises:
             PolicyError: the policy returned an illegal plan.
         """
-        turn = Turn(self._profiles, cluster, alone, unmeasurable)
+        together = PROFILE_MEMBERS if self._fuse else 1
+        turn = Turn(self._profiles, cluster, alone, unmeasurable, limits, together)
+        waiting, suspended = self.courses.look(waiting, now)
+        self.courses.end_turns(now, min(QUANTUM, now - self._asked) if now >= self.wake else QUANTUM)
+        apart = alone | limits.keys()
         samples = turn.samples(waiting, running)
         profiling = [(Job(self._new_id(), arrays, Purpose.PROFILE), device) for arrays, device in samples]
         held = [*running, *profiling]
-        views = [turn.running_view(job, device, self._started.get(job.id, now), now) for job, device in held]
+        self.courses.meet(held, now)
+        views = [self.courses.running(turn.running_view(job, device, now, now), job, now) for job, device in held]
         ready = [(member, key) for member, key in waiting if turn.ready(member, key)]
         groups: list[tuple[Array, ...]] = []
         if ready:
             busy = _busy(views)
             lone = alone if self._fuse else {member.trial.number for member, _ in ready}
-            arrays = partition(ready, self._profiles, turn.devices, busy, lone, self._elastic)
-            groups = self._grouping.groups(arrays, self._profiles, turn.devices, busy, alone)
-        placed, refused = self._ask(views, groups, turn, now)
+            arrays = partition(ready, self._profiles, turn.devices, busy, lone, self._elastic, limits)
+            groups = self._grouping.groups(arrays, self._profiles, turn.devices, busy, apart)
+        answer = self._ask(views, suspended, groups, turn, now)
         joins: Mapping[str, tuple[Array, ...]] = {}
         if self._elastic:
-            joins = self._joins([array for array, _ in refused], held, placed, turn, alone)
+            joins = self._joins([array for array, _ in answer.refused], held, answer, turn, apart)
         joining = {member.trial.number for arrays in joins.values() for array in arrays for member in array.members}
         refusals = {
             member.trial.number: reason
-            for array, reason in refused
+            for array, reason in answer.refused
             for member in array.members
             if member.trial.number not in joining
         }
@@ -120,21 +166,33 @@ class Planner:
         for member, key in waiting:
             if member.trial.number not in ready_numbers:
                 refusals[member.trial.number] = turn.reason(key, held)
-        self._started = {job.id: self._started.get(job.id, now) for job, _ in (*held, *placed)}
-        return Placement((*profiling, *placed), refusals, joins)
+        self._asked, self.wake = now, answer.wake
+        reasons = {**refusals, **answer.later}
+        return Placement((*profiling, *answer.placed), reasons, joins, answer.leaves, promises(running, joins, turn))
+
+    @property
+    def sleeps(self) -> bool:
+        """Whether the policy wants to be asked again, though nothing may happen until then."""
+        return self.wake < inf
+
+    def patience(self, now: float, most: float) -> float:
+        """How long to wait for something to happen, at most so many seconds."""
+        return min(most, max(LEAST_SECONDS, self.wake - now))
 
     def _joins(
         self,
         arrays: Sequence[Array],
         held: Sequence[tuple[Job, Device]],
-        placed: Sequence[tuple[Job, Device]],
+        answer: _Answer,
         turn: Turn,
         alone: AbstractSet[int],
     ) -> dict[str, tuple[Array, ...]]:
-        """Who of the arrays that found no device joins which job."""
+        """Who of the arrays that found no device joins which job; nobody one that is to leave its device."""
         free = {device.name: device.memory for device in turn.devices}
-        for job, device in (*held, *placed):
+        held = [(job, device) for job, device in held if device.name in free]  # not on one that is gone
+        for job, device in (*held, *answer.placed):
             free[device.name] -= turn.memory(job, device)
+        held = [(job, device) for job, device in held if job.id not in self.courses.leaving]
         sociable = [array for array in arrays if not any(member.trial.number in alone for member in array.members)]
         joins = joined(sociable, hosts(held, free, self._profiles, alone)) if self._fuse else {}
         joining = {member.trial.number for some in joins.values() for array in some for member in array.members}
@@ -144,25 +202,69 @@ class Planner:
         return joins
 
     def _ask(
-        self, running: Sequence[JobView], groups: Sequence[tuple[Array, ...]], turn: Turn, now: float
-    ) -> tuple[list[tuple[Job, Device]], list[tuple[Array, str]]]:
-        """Let the policy place the groups; only those that start become jobs, so that only they use up an id.
-
-        Returns:
-            The jobs that start, and the arrays that do not, each with the reason.
-        """
+        self,
+        running: Sequence[JobView],
+        suspended: Sequence[Job],
+        groups: Sequence[tuple[Array, ...]],
+        turn: Turn,
+        now: float,
+    ) -> _Answer:
+        """Let the policy decide; only groups that start become jobs, so that only they use up an id."""
         candidates = {f"waiting-{index}": group for index, group in enumerate(groups)}
-        views = [*running, *(JobView(name, turn.demands(group), since=now) for name, group in candidates.items())]
+        known = [*running, *(self.courses.off(job, turn.demands(job.arrays)) for job in suspended)]
+        views = [
+            *self.courses.in_order(known),
+            *(
+                self.courses.waiting(name, turn.demands(group), [m for x in group for m in x.members], now)
+                for name, group in candidates.items()
+            ),
+        ]
+        candidates |= {job.id: job.arrays for job in suspended}
         plan = self._policy.plan(views, turn.cluster, now)
         check_plan(plan, views, turn.cluster, now)
-        placed: list[tuple[Job, Device]] = []
-        for action in plan.actions:
-            if not isinstance(action, Start):
-                raise PolicyError(f"{action}: there is no job yet that could be continued")
-            device = turn.cluster.device(action.devices[0])
-            known = [replace(x, profile=self._profiles(x.key, device.kind)) for x in candidates[action.job]]
-            placed.append((Job(self._new_id(), tuple(known)), device))
-        return placed, [(array, refusal.reason) for refusal in plan.refusals for array in candidates[refusal.job]]
+        doable = feasible(plan, views, turn.cluster, self.courses.leaving)
+        answer = _Answer(wake=inf if plan.wake is None else plan.wake)
+        for action in doable.actions:
+            self._act(action, candidates, turn, answer, now)
+        reasons = {refusal.job: refusal.reason for refusal in plan.refusals} | doable.later
+        for name, reason in reasons.items():
+            arrays = candidates.get(name, ())  # of a job that is still on its device nobody waits
+            if name in doable.later or name in self.courses.suspended:
+                answer.later |= {member.trial.number: reason for array in arrays for member in array.members}
+            else:
+                answer.refused += [(array, reason) for array in arrays]
+        return answer
+
+    def _act(
+        self, action: Action, candidates: Mapping[str, tuple[Array, ...]], turn: Turn, answer: _Answer, now: float
+    ) -> None:
+        """Do one action, as far as it is not the engine's to do."""
+        match action:
+            case Start() | Resume():
+                device = turn.cluster.device(action.devices[0])
+                arrays = candidates[action.job]
+                known = tuple(replace(x, profile=self._profiles(x.key, device.kind)) for x in arrays)
+                resumes = action.job if isinstance(action, Resume) else ""
+                demand = turn.demand(arrays, device, action.share)
+                job = Job(self._new_id(), known, demand=demand, resumes=resumes)
+                self.courses.begin(job, device.name, action.share, now)
+                answer.placed.append((job, device))
+            case Suspend():
+                answer.leaves[action.job] = Leave(True, "suspended by the policy")
+            case Stop() if action.job in candidates:
+                self.courses.dissolve(action.job)
+                reason = f"was stopped by the policy: {action.reason}"
+                answer.later |= {m.trial.number: reason for x in candidates[action.job] for m in x.members}
+                answer.wake = now  # they may start at once
+            case Stop():
+                answer.leaves[action.job] = Leave(False, f"stopped by the policy: {action.reason}")
+            case Resize() if action.devices == self.courses.devices(action.job):
+                self.courses.reshare(action.job, action.share)
+            case Resize():
+                where = " and ".join(action.devices)
+                answer.leaves[action.job] = Leave(True, f"suspended by the policy, to go to {where}")
+        if action.job in answer.leaves:
+            self.courses.leave(action.job, answer.leaves[action.job], now)
 
 
 def _busy(running: Sequence[JobView]) -> dict[str, float]:

@@ -108,7 +108,7 @@ class Speeds:
             event: their reports.
             has_waiting: whether trials wait for a device.
         """
-        if (company := self._place.get(event.job)) is None:
+        if (company := self._place.get(event.job)) is None or not event.reports:
             return
         tenant = company.tenants[event.job]
         trials = frozenset(report.trial for report in event.reports)

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from shoal.planner.job import Job, Member, Purpose
+from shoal.planner.limit import Limit
 from shoal.trial import Trial, TrialState
 
 __all__ = ["Standing", "Standings"]
@@ -20,6 +21,8 @@ class Standing:
         state: set by `Standings.move` alone.
         failures: jobs that failed while they trained it.
         job: id of the one that trains it, or trained it last.
+        story: of its last failure, and how it is tried again; "" before the first one, and once it was well.
+        cause: epochs that it had reported when it last failed by itself, and of what; None if it did not.
     """
 
     trial: Trial
@@ -28,6 +31,8 @@ class Standing:
     state: TrialState = TrialState.PENDING
     failures: int = 0
     job: str = ""
+    story: str = ""
+    cause: tuple[int, str] | None = None
 
     @property
     def number(self) -> int:
@@ -46,6 +51,8 @@ class Standings:
     def __init__(self) -> None:
         self.alone: set[int] = set()
         """Numbers of trials that failed in company, and are to be trained by themselves."""
+        self.limits: dict[int, Limit] = {}
+        """Number of a trial that ran out of memory -> what it is held to."""
         self._all: dict[int, Standing] = {}
         self._waiting: set[int] = set()
 
@@ -72,19 +79,27 @@ class Standings:
             standing.job = job
             self.move(standing, TrialState.RUNNING)
 
-    def wait_again(self, failures: Mapping[int, int], *, alone: bool) -> None:
+    def wait_again(self, failures: Mapping[int, int]) -> None:
         """Trials are not trained any more and have not reached their targets.
 
         Args:
             failures: their numbers, each with the count of jobs that failed.
-            alone: whether they are to be trained by themselves from now on.
         """
         for number, count in failures.items():
             standing = self._all[number]
             standing.failures = count
             self.move(standing, TrialState.PENDING)
-            if alone:
-                self.alone.add(number)
+
+    def was_well(self, standing: Standing) -> None:
+        """A trial has reached its target: it may be in company again."""
+        self.alone.discard(standing.number)
+        self.limits.pop(standing.number, None)
+        standing.story, standing.cause = "", None
+
+    def told(self, reasons: Mapping[int, str]) -> dict[int, str]:
+        """Why trials wait, those that failed with what came of it."""
+        stories = {number: self._all[number].story for number in reasons}
+        return {number: f"{why}; {stories[number]}" if stories[number] else why for number, why in reasons.items()}
 
     def present(self, job: Job) -> Job:
         """A training job with those members that it still trains, from where they are now; any other as it is."""

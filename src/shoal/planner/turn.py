@@ -1,20 +1,24 @@
 """What one turn of planning knows about keys and devices."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from dataclasses import replace
+from types import MappingProxyType
 
 from shoal.cluster.device import Cluster, Device
 from shoal.cost.demand import Demand
 from shoal.cost.estimate import packed_demand
 from shoal.planner.job import Array, ArrayKey, Job, Member, Purpose
+from shoal.planner.limit import Limit
 from shoal.planner.partition import Profiles
 from shoal.schedule.action import JobState
 from shoal.schedule.base import JobView
+from shoal.schedule.ledger import no_device
 
-__all__ = ["Turn"]
+__all__ = ["PROFILE_MEMBERS", "Turn"]
 
 PROFILE_MEMBERS = 16
-"""Members of an array that a profile job measures, at most."""
+"""Members of an array that a profile job measures, at most, where members are fused."""
 
 ENOUGH = 3
 """A key is measured anew when so many times the members wait for whom it was measured, and more of them matter."""
@@ -28,6 +32,8 @@ class Turn:
         cluster: as it is.
         alone: numbers of trials that failed in company.
         unmeasurable: (key, kind) that cannot be measured.
+        limits: number of a trial that ran out of memory -> what it is held to.
+        together: members of an array that a profile job measures, at most.
     """
 
     def __init__(
@@ -36,12 +42,16 @@ class Turn:
         cluster: Cluster,
         alone: AbstractSet[int],
         unmeasurable: AbstractSet[tuple[ArrayKey, str]],
+        limits: Mapping[int, Limit] = MappingProxyType({}),
+        together: int = PROFILE_MEMBERS,
     ) -> None:
         self.cluster = cluster
         self.devices = [device for _, device in cluster if device.healthy]
         self._profiles = profiles
         self._alone = alone
         self._unmeasurable = unmeasurable
+        self._limits = limits
+        self._together = together
 
     def samples(
         self, waiting: Sequence[tuple[Member, ArrayKey]], running: Sequence[tuple[Job, Device]]
@@ -63,7 +73,7 @@ class Turn:
         held = {device.name for _, device in running}
         idle = [device for device in self.devices if device.name not in held]
         samples = [
-            Array(key, tuple([member for member in group if member.start == group[0].start][:PROFILE_MEMBERS]))
+            Array(key, tuple([member for member in group if member.start == group[0].start][: self._together]))
             for key, group in members.items()
         ]
         shares: dict[str, list[Array]] = {device.name: [] for device in idle}
@@ -85,7 +95,7 @@ class Turn:
     def reason(self, key: ArrayKey, held: Sequence[tuple[Job, Device]]) -> str:
         """Why a member that is not ready waits."""
         if not self.devices:
-            return "no healthy device"
+            return no_device(self.cluster)
         if any(job.purpose is Purpose.PROFILE and any(array.key == key for array in job.arrays) for job, _ in held):
             return "its model is being measured"
         return "its model has to be measured first, for which no device is idle"
@@ -95,12 +105,17 @@ class Turn:
         known = [device for device in self.devices if all(self._profiles(x.key, device.kind) for x in arrays)]
         return {device.kind: self._demand(arrays, device) for device in known or self.devices}
 
+    def demand(self, arrays: Sequence[Array], device: Device, share: float | None) -> Demand:
+        """What a job of these arrays is promised on a device, with a share of its compute if the policy names one."""
+        demand = self._demand(arrays, device)
+        return demand if share is None else replace(demand, compute=share)
+
     def running_view(self, job: Job, device: Device, started: float, now: float) -> JobView:
         """A job on its device, where it stays until it ends; what it demands is what its members still have to do.
 
         A profile job takes all of the device, else company would distort what it measures.
         """
-        demand = _whole(device) if job.purpose is Purpose.PROFILE else self._demand(job.arrays, device)
+        demand = self._held(job, device)
         where = (device.name,)
         return JobView(
             job.id,
@@ -115,11 +130,20 @@ class Turn:
 
     def memory(self, job: Job, device: Device) -> int:
         """Bytes that a job takes on its device, as far as that is known."""
-        return 0 if job.purpose is Purpose.PROFILE else self._demand(job.arrays, device).memory
+        return self._held(job, device).memory
+
+    def _held(self, job: Job, device: Device) -> Demand:
+        """What a running job takes; one that all members have left, and that is about to end, has its memory still."""
+        whole = _whole(device)
+        if job.purpose is Purpose.PROFILE:
+            return whole
+        if not job.arrays and job.demand is not None:
+            return replace(whole, memory=job.demand.memory, cores=job.demand.cores)
+        return self._demand(job.arrays, device)
 
     def _unknown(self, key: ArrayKey, kind: str) -> bool:
         """Whether the key can be measured on that kind and was not yet."""
-        return self._profiles(key, kind) is None and (key, kind) not in self._unmeasurable
+        return self._profiles(key, kind) is None and not key.opaque and (key, kind) not in self._unmeasurable
 
     def _to_measure(self, sample: Array, kind: str) -> bool:
         """Whether its key is unknown, or was measured for far fewer members than these."""
@@ -131,9 +155,22 @@ class Turn:
     def _demand(self, arrays: Sequence[Array], device: Device) -> Demand:
         measured = [(self._profiles(x.key, device.kind), [member.epochs for member in x.members]) for x in arrays]
         known = [(profile, epochs) for profile, epochs in measured if profile is not None and epochs]
-        if not arrays or len(known) < len(arrays):
-            return _whole(device)
-        return packed_demand(known, cores=device.cores)
+        unknown = not arrays or len(known) < len(arrays)
+        demand = _whole(device) if unknown else packed_demand(known, cores=device.cores)
+        least = self._least(arrays, device)
+        return demand if least <= demand.memory else replace(demand, memory=least)
+
+    def _least(self, arrays: Sequence[Array], device: Device) -> int:
+        """Bytes that arrays are promised at least: for one that is to have a device to itself all that one has.
+
+        A demand is that of a kind of device: where they differ, the smallest that is large enough counts.
+        """
+        limits = [self._limits.get(member.trial.number) for array in arrays for member in array.members]
+        asked = [limit.memory for limit in limits if limit is not None and limit.memory is not None]
+        if not asked:
+            return 0
+        alike = [other.memory for other in self.devices if other.kind == device.kind]
+        return min([memory for memory in alike if memory >= max(asked)], default=max(asked))
 
 
 def _whole(device: Device) -> Demand:

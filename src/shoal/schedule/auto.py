@@ -56,7 +56,8 @@ class Auto(Policy):
     being judged by mean completion. A plan that moves jobs has to be better by more than these costs: of equals the
     first is taken.
 
-    Live, jobs that run cannot be moved and none scales, which leaves sharing. With more than 50,000 pairs of a job and
+    Live, a job scales as far as its measured demand leaves room for others of its kind on a device, and not beyond one;
+    so sharing mostly stays the best. With more than 50,000 pairs of a job and
     a device, jobs are packed by worst fit, the longest or the shortest first, as the knapsack policies do, whose
     sessions keep books.
 

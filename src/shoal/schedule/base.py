@@ -30,6 +30,18 @@ class Quantum:
     steps: int
     seconds: float
 
+    def followed_by(self, later: "Quantum | None") -> "Quantum":
+        """This one and a later one as one."""
+        if later is None:
+            return self
+        return Quantum(
+            max(self.highest, later.highest),
+            min(self.lowest, later.lowest),
+            later.last,
+            self.steps + later.steps,
+            self.seconds + later.seconds,
+        )
+
 
 @dataclass(frozen=True)
 class JobView:
@@ -103,6 +115,9 @@ class Policy(ABC):
     It is asked whenever something has changed (a job arrived or ended, a device came, went or changed), and at the time
     its last plan named as `wake`, such as the end of a quantum. It is given every job that is waiting, running or
     suspended, oldest first, and the cluster as it is.
+
+    A live job leaves its device at its next step. Until then it is shown as running and not preemptible, and what the
+    plan wanted to place where it was is left to the policy's next plan. One that was moved is suspended at first.
 
     A policy is a pure function of the arguments of `plan`: no clock, no I/O, no state between calls, no randomness but
     a seed given to its constructor. The simulator calls the same object as the engine, with a virtual `now`.

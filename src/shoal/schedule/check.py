@@ -9,7 +9,7 @@ from shoal.errors import PolicyError
 from shoal.schedule.action import Action, JobState, Plan, Resize, Resume, Start, Stop, Suspend
 from shoal.schedule.base import JobView
 
-__all__ = ["check_plan"]
+__all__ = ["Held", "Places", "check_plan"]
 
 _ROUNDING = 1e-6
 
@@ -22,7 +22,7 @@ _LEGAL: Mapping[type, tuple[JobState, ...]] = {
 }
 """The states in which a job may meet an action."""
 
-_Places = Mapping[str, tuple[Node, Device]]
+Places = Mapping[str, tuple[Node, Device]]
 
 
 def check_plan(plan: Plan, jobs: Sequence[JobView], cluster: Cluster, now: float) -> None:
@@ -42,7 +42,7 @@ def check_plan(plan: Plan, jobs: Sequence[JobView], cluster: Cluster, now: float
     """
     state = {job.id: job for job in jobs}
     places = {device.name: (node, device) for node, device in cluster}
-    held = _Held(jobs, places)
+    held = Held(jobs, places)
     for action in plan.actions:
         job = state.get(action.job)
         if job is None:
@@ -61,7 +61,7 @@ def check_plan(plan: Plan, jobs: Sequence[JobView], cluster: Cluster, now: float
         raise PolicyError(f"the plan asks to be woken at {plan.wake!r} s, which is no time after now, {now!r} s")
 
 
-def _after(action: Action, job: JobView, places: _Places) -> JobView:
+def _after(action: Action, job: JobView, places: Places) -> JobView:
     """The job as the action leaves it."""
     legal = _LEGAL[type(action)]
     if job.state not in legal:
@@ -91,7 +91,7 @@ def _check_width(action: Start | Resume | Resize, job: JobView) -> None:
         raise PolicyError(f"{action} gives a share that is not above 0 and finite")
 
 
-def _check_device(action: Action, name: str, job: JobView, places: _Places) -> None:
+def _check_device(action: Action, name: str, job: JobView, places: Places) -> None:
     if name not in places:
         raise PolicyError(f"{action} names a device that does not exist; there are {', '.join(places)}")
     _, device = places[name]
@@ -101,47 +101,51 @@ def _check_device(action: Action, name: str, job: JobView, places: _Places) -> N
         raise PolicyError(f"{action}: the job cannot run on {device.kind}, only on {', '.join(job.demand)}")
 
 
-class _Held:
+class Held:
     """Which jobs hold which devices, and the sums of what they take."""
 
-    def __init__(self, jobs: Sequence[JobView], places: _Places) -> None:
+    def __init__(self, jobs: Sequence[JobView], places: Places) -> None:
         self._places = places
         self._on: dict[str, dict[str, JobView]] = {name: {} for name in places}
         for job in jobs:
             self.add(job)
 
     def add(self, job: JobView) -> None:
+        """Let a job have its devices."""
         for name in job.devices:
             if name in self._on:
                 self._on[name][job.id] = job
 
     def remove(self, job: JobView) -> None:
+        """Let a job give its devices up."""
         for name in job.devices:
             if name in self._on:
                 del self._on[name][job.id]
 
     def check(self, action: Action, name: str) -> None:
         """Hold a device, and the cores of its node, against their limits."""
+        if excess := self.excess(name):
+            raise PolicyError(f"{action}: {excess}")
+
+    def excess(self, name: str) -> str:
+        """What is too much on a device, or of the cores of its node; empty if nothing is."""
         node, device = self._places[name]
         here = self._on[name].values()
         if len(here) > 1 and (wide := next((job for job in here if len(job.devices) > 1), None)):
-            raise PolicyError(
-                f"{action}: {name} would be shared with {wide.id!r}, which holds {len(wide.devices)} devices; "
+            return (
+                f"{name} would be shared with {wide.id!r}, which holds {len(wide.devices)} devices; "
                 "a job of several devices has each to itself"
             )
         compute = sum(job.compute(device) for job in here)
         if compute > device.capacity + _ROUNDING:
-            raise PolicyError(
-                f"{action}: the jobs on {name} would take {compute:.6g} of its {device.capacity:.6g} compute"
-            )
+            return f"the jobs on {name} would take {compute:.6g} of its {device.capacity:.6g} compute"
         memory = sum(job.demand[device.kind].memory for job in here)
         if memory > device.memory:
-            raise PolicyError(f"{action}: the jobs on {name} would take {memory} of its {device.memory} bytes")
+            return f"the jobs on {name} would take {memory} of its {device.memory} bytes"
         cores = sum(job.demand[other.kind].cores for other in node.devices for job in self._on[other.name].values())
         if cores > node.cores + _ROUNDING:
-            raise PolicyError(
-                f"{action}: the jobs on node {node.name} would take {cores:.6g} of its {node.cores:.6g} cores"
-            )
+            return f"the jobs on node {node.name} would take {cores:.6g} of its {node.cores:.6g} cores"
+        return ""
 
 
 def _check_refusals(plan: Plan, unplaced: set[str]) -> None:

@@ -7,7 +7,7 @@ from shoal.cluster.device import Cluster, Device, Node
 from shoal.schedule.action import JobState, Refusal, Resume, Start
 from shoal.schedule.base import JobView
 
-__all__ = ["ROUNDING", "Ledger", "Room", "begin", "bytes_text"]
+__all__ = ["ROUNDING", "Ledger", "Room", "begin", "bytes_text", "no_device"]
 
 ROUNDING = 1e-9
 """Fractions of compute and of cores that sum to the limit may exceed it by this."""
@@ -52,6 +52,7 @@ class Ledger:
             for position, (node, device) in enumerate(cluster)
             if device.healthy
         )
+        self._cluster = cluster
         self._cores = {node.name: node.cores for node in cluster.nodes}
         nodes = {device.name: (node, device) for node, device in cluster}
         rooms = {room.device.name: room for room in self.rooms}
@@ -97,7 +98,7 @@ class Ledger:
 
     def _reason(self, job: JobView) -> str:
         if not self.rooms:
-            return "no healthy device"
+            return no_device(self._cluster)
         able = [room for room in self.rooms if room.device.kind in job.demand]
         if not able:
             here = sorted({room.device.kind for room in self.rooms})
@@ -105,6 +106,9 @@ class Ledger:
         possible = [room for room in able if _excess(job, room) == ""]
         if not possible:
             largest = max(able, key=lambda room: room.device.memory)
+            crowded = [room for room in able if room.device.note and job.demand[room.device.kind].memory > room.memory]
+            if crowded:
+                return self._shortage(job, max(crowded, key=lambda room: room.memory))
             return f"can never run here: {_excess(job, largest)}"
         open_rooms = [room for room in possible if not self._busy(job, room)]
         if not open_rooms:
@@ -124,7 +128,9 @@ class Ledger:
     def _shortage(self, job: JobView, room: Room) -> str:
         demand = job.demand[room.device.kind]
         if demand.memory > room.memory:
-            return f"needs {bytes_text(demand.memory)}, {room.device.name} has {bytes_text(room.memory)} free"
+            free_memory, note = bytes_text(max(0, room.memory)), room.device.note
+            why = f": {note}" if note else ""
+            return f"needs {bytes_text(demand.memory)}, {room.device.name} has {free_memory} free{why}"
         free = max(0.0, self._cores[room.node.name])
         return f"needs {demand.cores:.3g} CPU cores, node {room.node.name} has {free:.3g} free"
 
@@ -133,6 +139,12 @@ def begin(job: JobView, room: Room) -> Start | Resume:
     """Start or resume a job, as it needs, on a device."""
     kind = Resume if job.state is JobState.SUSPENDED else Start
     return kind(job.id, (room.device.name,))
+
+
+def no_device(cluster: Cluster) -> str:
+    """Why a job waits where no device is healthy: what is the matter with each."""
+    notes = ", ".join(f"{device.name} {device.note}" for _, device in cluster if device.note)
+    return f"no healthy device: {notes}" if notes else "no healthy device"
 
 
 def _excess(job: JobView, room: Room) -> str:

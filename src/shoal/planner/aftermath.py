@@ -1,0 +1,126 @@
+"""What becomes of the trials of a job that failed: who is tried again, how, and who has failed for good."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from shoal.cluster.device import Device
+from shoal.planner.cause import cause_of, log_of
+from shoal.planner.event import Dropped, Ended, Outcome
+from shoal.planner.job import Array
+from shoal.planner.limit import Limit
+from shoal.planner.standings import Standing, Standings
+from shoal.schedule.ledger import bytes_text
+
+__all__ = ["Aftermath", "Scene"]
+
+
+@dataclass(frozen=True)
+class Scene:
+    """Where a job failed.
+
+    Args:
+        arrays: that failed.
+        device: where they ran.
+        company: whether they had more than one member, those that left before included.
+        shared: whether other jobs, or other arrays of this one, are on the device.
+        largest: bytes of the largest device that there is.
+    """
+
+    arrays: tuple[Array, ...]
+    device: Device
+    company: bool
+    shared: bool = False
+    largest: int = 0
+
+
+class Aftermath:
+    """Judges failures.
+
+    - Who failed in company is tried again alone: who is at fault is unknown, so each gets at least one try by itself.
+    - Who ran out of memory is tried again in an array of half the size at most; one that is alone in its array gets a
+      device to itself, then a larger one; where there is none, it has failed.
+    - A trial that has failed by itself more often than it may be retried has failed for good. So has one whose own code
+      raised the same error, by its type and message, at the same epoch twice in a row, both times by itself: it would
+      a third time.
+
+    Args:
+        trials: of the study; what is decided is noted there.
+        retries: how often a trial whose job failed is tried again.
+    """
+
+    def __init__(self, trials: Standings, retries: int) -> None:
+        self._trials = trials
+        self._retries = retries
+
+    def judge(self, failed: Ended | Dropped, scene: Scene, left: Collection[int]) -> Mapping[int, str]:
+        """Decide how trials go on, and note it.
+
+        Args:
+            failed: what was said of the job, or of some of its arrays.
+            scene: where it was.
+            left: numbers of the trials that wait again.
+
+        Returns:
+            Number of each trial that has failed for good -> why.
+        """
+        lost: dict[int, str] = {}
+        cause = cause_of(failed.message) or "no reason was given"
+        log = log_of(failed.message)
+        for array in scene.arrays:
+            present = [self._trials[m.trial.number] for m in array.members if m.trial.number in left]
+            for standing in present:
+                if failed.outcome is Outcome.OUT_OF_MEMORY:
+                    why, then = self._short_of_memory(standing, len(present), scene)
+                else:
+                    why, then = self._again(standing, failed.outcome, cause, scene.company, isinstance(failed, Ended))
+                if why is not None:
+                    lost[standing.number] = f"{failed.outcome} {why}: {failed.message}"
+                where = f"; log: {log}" if log else ""
+                standing.story = f"failed before ({failed.outcome}: {cause}), is tried again {then}{where}"
+        return lost
+
+    def _again(
+        self, standing: Standing, outcome: Outcome, cause: str, company: bool, with_job: bool
+    ) -> tuple[str | None, str]:
+        """Why a trial has failed for good, None if it has not; and how it is tried again.
+
+        Args:
+            standing: the trial's.
+            outcome: of its array.
+            cause: of that, in a line.
+            company: whether the array had more members.
+            with_job: whether there was no other array in its process.
+        """
+        self._trials.alone.add(standing.number)
+        tries = 0 if outcome is Outcome.REJECTED else self._retries
+        then = f"by itself (try {standing.failures + 1} of {max(standing.failures, tries) + 1})"
+        before, standing.cause = standing.cause, None
+        if company:
+            return None, then
+        if with_job and outcome is Outcome.RAISED:
+            standing.cause = (standing.epoch, cause)
+        same = standing.cause is not None and standing.cause == before
+        after = f"after {standing.failures - 1} retries"
+        if standing.failures > tries:
+            return after, then
+        return (f"{after}, twice alike at epoch {standing.epoch}" if same else None), then
+
+    def _short_of_memory(self, standing: Standing, size: int, scene: Scene) -> tuple[str | None, str]:
+        """As `_again`, of a trial whose array ran out of memory."""
+        limits, number, device = self._trials.limits, standing.number, scene.device
+        if size > 1:
+            limits[number] = Limit(size // 2)
+            return None, f"among at most {size // 2}"
+        if scene.shared or len(scene.arrays) > 1:
+            limits[number] = Limit(1, 0)
+            return None, "with a device to itself"
+        if scene.largest > device.memory:
+            limits[number] = Limit(1, device.memory + 1)
+            return None, f"on a device of more than {bytes_text(device.memory)}"
+        limits[number] = Limit(1, 0)
+        if standing.failures <= self._retries:  # others may have held some of it, and let go
+            return None, "with a device to itself"
+        return (
+            f"by itself on {device.name}, which has {bytes_text(device.memory)}; a smaller batch or model, or a "
+            "device with more memory, would help"
+        ), ""

@@ -1,0 +1,280 @@
+"""What jobs have been through, over all their stretches on devices; and those that are suspended."""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import isfinite
+from statistics import median
+
+from shoal.cluster.device import Device
+from shoal.cost.demand import Demand
+from shoal.cost.scaling import Scaling
+from shoal.planner.event import Ended, Outcome, Reported
+from shoal.planner.job import ArrayKey, Job, Member, Purpose
+from shoal.schedule.action import JobState
+from shoal.schedule.base import JobView, Quantum
+from shoal.trial import TrialGroup
+
+__all__ = ["Courses", "Leave"]
+
+SWITCH_SECONDS = 0.5
+"""What suspending and resuming a job is taken to cost, together, until the study has done it."""
+
+REMEMBERED = 101
+"""Switches of which the middle one counts, the newest."""
+
+
+@dataclass(frozen=True)
+class Leave:
+    """What a job was asked for that is to leave its device.
+
+    Args:
+        keeps: whether it is suspended, so that its arrays stay one job; else its trials wait again.
+        reason: in words.
+    """
+
+    keeps: bool
+    reason: str
+
+
+@dataclass
+class _Course:
+    """What a job has been through.
+
+    Args:
+        arrived: when its first trial began to wait.
+        since: when it came into its state.
+        home: the device that it is on, or was on last.
+        share: of its device's compute, or None.
+        ran: seconds that it had devices for before this stretch.
+        quanta: measured so far.
+        turn: what it has measured since then, or None.
+        turn_began: when.
+        shown: whether it has reported anything in this stretch.
+        leave: what it was asked for, or None.
+        switch: seconds that leaving its device took the last time.
+    """
+
+    arrived: float
+    since: float
+    home: str | None
+    share: float | None = None
+    ran: float = 0.0
+    quanta: tuple[Quantum, ...] = ()
+    turn: Quantum | None = None
+    turn_began: float = 0.0
+    shown: bool = False
+    leave: Leave | None = None
+    asked: float = 0.0
+    switch: float | None = None
+
+
+class Courses:
+    """Keeps the course of every job that trains or is suspended, and tells policies of it.
+
+    A job that was suspended has ended for its back end and in the journal; the one that goes on with it has another id
+    and the same course. Its trials wait, as far as everybody else knows, but are not cut into new arrays. Those that
+    are over leave it; a job without any is no more. After a kill of the engine nothing is suspended.
+
+    A quantum is what a job has measured in a turn. Turns are ended when the job leaves its device, and by `end_turns`.
+    """
+
+    def __init__(self) -> None:
+        self._on: dict[str, _Course] = {}
+        self._off: dict[str, tuple[Job, _Course]] = {}
+        self._arrived: dict[int, float] = {}  # trials that wait and are in no job
+        self._groups: dict[int, str] = {}
+        self._best: float | None = None
+        self._switches: list[float] = []
+
+    @property
+    def leaving(self) -> Mapping[str, Leave]:
+        """The jobs that were asked to leave their devices and have not done so yet."""
+        return {name: course.leave for name, course in self._on.items() if course.leave is not None}
+
+    @property
+    def suspended(self) -> Sequence[str]:
+        """Ids of the suspended jobs."""
+        return tuple(self._off)
+
+    @property
+    def switch_seconds(self) -> float:
+        """What suspending and resuming a job costs, together: up to when it has left, and up to its first step."""
+        return median(self._switches) if self._switches else SWITCH_SECONDS
+
+    @property
+    def away(self) -> object:
+        """Who is to leave a device, and who is suspended; changes whenever these do."""
+        return tuple(self.leaving), self.suspended
+
+    def enlist(self, groups: Iterable[TrialGroup]) -> None:
+        """An algorithm wants groups trained."""
+        self._groups.update((trial.number, group.name) for group in groups for trial in group.trials)
+
+    def look(
+        self, waiting: Sequence[tuple[Member, ArrayKey]], now: float
+    ) -> tuple[Sequence[tuple[Member, ArrayKey]], Sequence[Job]]:
+        """Part those that wait.
+
+        Returns:
+            Those that are in no job, and the suspended jobs with the members that they have now, from where these are.
+        """
+        members = {member.trial.number: member for member, _ in waiting}
+        kept: set[int] = set()
+        for name, (job, course) in list(self._off.items()):
+            arrays = (
+                replace(x, members=tuple(members[n] for m in x.members if (n := m.trial.number) in members))
+                for x in job.arrays
+            )
+            job = replace(job, arrays=tuple(array for array in arrays if array.members))
+            del self._off[name]
+            if job.arrays:
+                self._off[name] = (job, course)
+                kept.update(member.trial.number for member in job.members)
+        free = [(member, key) for member, key in waiting if member.trial.number not in kept]
+        self._arrived = {m.trial.number: self._arrived.get(m.trial.number, now) for m, _ in free}
+        return free, [job for job, _ in self._off.values()]
+
+    def begin(self, job: Job, device: str, share: float | None, now: float) -> None:
+        """A job is about to start on a device."""
+        if job.resumes:
+            _, course = self._off.pop(job.resumes)
+        else:
+            course = _Course(self.arrived(job.members, now), now, device)
+        course.since = course.turn_began = now
+        course.home, course.share, course.shown = device, share, False
+        self._on[job.id] = course
+
+    def meet(self, running: Iterable[tuple[Job, Device]], now: float) -> None:
+        """These jobs are on devices; those that it has not heard of begin now."""
+        for job, device in running:
+            if job.id not in self._on:
+                self.begin(job, device.name, None, now)
+
+    def devices(self, job: str) -> tuple[str, ...]:
+        """Those that a running job is on."""
+        home = self._on[job].home
+        return () if home is None else (home,)
+
+    def reshare(self, job: str, share: float | None) -> None:
+        """A job goes on with another share of its device."""
+        self._on[job].share = share
+
+    def leave(self, job: str, leave: Leave, now: float) -> None:
+        """A job is about to be asked to leave its device."""
+        self._on[job].leave, self._on[job].asked = leave, now
+
+    def heard(self, event: Reported, now: float) -> None:
+        """A job has told how far it is."""
+        course = self._on.get(event.job)
+        if course is None:
+            return
+        if event.losses is not None:
+            course.turn = event.losses if course.turn is None else course.turn.followed_by(event.losses)
+            if not course.shown and course.switch is not None:
+                back = max(0.0, now - course.since - event.losses.seconds)
+                self._switches = [*self._switches, course.switch + back][-REMEMBERED:]
+                course.switch = None
+        course.shown = True
+
+    def end_turns(self, now: float, least: float) -> None:
+        """Write down what jobs have measured in turns that have lasted so many seconds at least."""
+        for course in self._on.values():
+            if now - course.turn_began >= least:
+                self._end_turn(course, now)
+
+    def outcome(self, ended: Ended) -> Outcome:
+        """How a job has ended: one that stopped may have been asked to for later."""
+        course = self._on.get(ended.job)
+        suspended = course is not None and course.leave is not None and course.leave.keeps
+        return Outcome.SUSPENDED if suspended and ended.outcome is Outcome.STOPPED else ended.outcome
+
+    def end(self, job: Job, outcome: Outcome, left: Collection[int], now: float) -> None:
+        """A job has left its device.
+
+        Args:
+            job: with its members.
+            outcome: as `outcome` said.
+            left: numbers of the trials that have not reached their targets.
+            now: seconds.
+        """
+        course = self._on.pop(job.id, None)
+        if course is None or outcome is not Outcome.SUSPENDED:
+            return
+        self._end_turn(course, now)
+        course.ran += now - course.since
+        course.switch, course.since, course.share, course.leave = now - course.asked, now, None, None
+        arrays = (replace(x, members=tuple(m for m in x.members if m.trial.number in left)) for x in job.arrays)
+        self._off[job.id] = (replace(job, arrays=tuple(array for array in arrays if array.members)), course)
+
+    def dissolve(self, job: str) -> None:
+        """The trials of a suspended job wait for another."""
+        del self._off[job]
+
+    def arrived(self, members: Iterable[Member], now: float) -> float:
+        """When the first of these began to wait."""
+        return min((self._arrived.get(member.trial.number, now) for member in members), default=now)
+
+    def running(self, view: JobView, job: Job, now: float) -> JobView:
+        """A job that runs, as policies see it; one that is measured or looked at stays where it is, as one that has
+        shown nothing since it began: so each stretch leads further.
+
+        Args:
+            view: its device and demand.
+            job: with the members that it has now.
+            now: seconds.
+        """
+        course = self._on[job.id]
+        known = self._known(view, job, course)
+        return replace(
+            known,
+            share=course.share,
+            ran=course.ran + now - course.since,
+            preemptible=job.purpose is Purpose.TRAIN and course.shown and course.leave is None,
+        )
+
+    def off(self, job: Job, demand: Mapping[str, Demand]) -> JobView:
+        """A suspended job as policies see it."""
+        _, course = self._off[job.id]
+        return self._known(JobView(job.id, demand, JobState.SUSPENDED, ran=course.ran), job, course)
+
+    def waiting(self, name: str, demand: Mapping[str, Demand], members: Sequence[Member], now: float) -> JobView:
+        """Arrays that wait to be one job, as policies see them."""
+        arrived = self.arrived(members, now)
+        return self._described(JobView(name, demand, since=arrived), members)
+
+    def in_order(self, views: Sequence[JobView]) -> list[JobView]:
+        """The oldest job first; of equals in the order given."""
+        courses = {**self._on, **{name: course for name, (_, course) in self._off.items()}}
+        return sorted(views, key=lambda view: courses[view.id].arrived if view.id in courses else view.since)
+
+    def _known(self, view: JobView, job: Job, course: _Course) -> JobView:
+        known = replace(view, since=course.since, quanta=course.quanta, home=course.home)
+        return self._described(known, job.members)
+
+    def _described(self, view: JobView, members: Sequence[Member]) -> JobView:
+        """With what members, and the study, say of a job."""
+        groups = {self._groups.get(member.trial.number, "") for member in members}
+        longest = max(members, key=lambda member: member.epochs, default=None)
+        return replace(
+            view,
+            group=(groups.pop() or None) if len(groups) == 1 else None,
+            budget=None if longest is None else longest.target,
+            epoch=0 if longest is None else longest.start,
+            scaling=Scaling(1.0, sharing=_sharing(view.demand), resize_seconds=self.switch_seconds),
+            switch_seconds=self.switch_seconds,
+            best=self._best,
+        )
+
+    def _end_turn(self, course: _Course, now: float) -> None:
+        turn, course.turn = course.turn, None
+        if turn is not None:
+            seconds = min(turn.seconds, now - course.turn_began)  # arrays of one job may tell of the same ones
+            course.quanta = (*course.quanta, replace(turn, seconds=seconds))
+            if isfinite(turn.lowest):
+                self._best = turn.lowest if self._best is None else min(self._best, turn.lowest)
+        course.turn_began = now
+
+
+def _sharing(demand: Mapping[str, Demand]) -> int:
+    """Most jobs of a kind on one device that do not slow each other down, by the compute that one asks for."""
+    return min((max(1, int(1 / each.compute + 1e-9)) if each.compute > 0 else 1 for each in demand.values()), default=1)

@@ -1,0 +1,108 @@
+"""What jobs show of their costs, written into the job history."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from shoal.cost.correct import after_running_out, with_memory
+from shoal.cost.demand import Profile
+from shoal.cost.history import History
+from shoal.cost.watched import merged
+from shoal.planner.event import Measured, Paced, Profiled, Reported
+from shoal.planner.job import Array, ArrayKey, Purpose
+from shoal.planner.tempo import Tempo
+
+__all__ = ["Lessons"]
+
+
+class Lessons:
+    """Keeps profiles as they were measured, and corrects them by what jobs take.
+
+    Args:
+        history: where they are kept.
+    """
+
+    def __init__(self, history: History) -> None:
+        self.learnt = 0
+        """How often anything was found that a plan may depend on."""
+        self._history = history
+        self._tempo = Tempo()
+        self._peaks: dict[str, int] = {}  # bytes that a running job was seen to hold
+
+    def profile(self, key: ArrayKey, kind: str) -> Profile | None:
+        """What is known of a key on a kind of device."""
+        return self._history.get(key.structure, key.data, key.batch_size, kind)
+
+    def profiled(self, found: Profiled, purpose: Purpose, kind: str) -> None:
+        """A job measured a key; what a training job found is added to what others may have found meanwhile."""
+        profile, known = found.profile, self.profile(found.key, kind)
+        if found.key.opaque and known is not None:
+            profile = merged(known, profile)
+        elif purpose is not Purpose.PROFILE and known is not None:
+            profile = replace(
+                known,
+                fused_gain={**known.fused_gain, **profile.fused_gain},
+                compiled_gain={**known.compiled_gain, **profile.compiled_gain},
+                compile_seconds=profile.compile_seconds or known.compile_seconds,
+            )
+        self._put(found.key, kind, profile)
+
+    def paced(self, found: Paced, kind: str) -> None:
+        """A job measured what its arrays cost each other."""
+        self._history.put_pace([key.steps for key in found.keys], kind, found.pace)
+        self.learnt += 1
+
+    def measured(self, found: Measured, kind: str, memory: int) -> None:
+        """A training job took so much memory; if that is far above what its profiles say, they are raised.
+
+        Args:
+            found: what it took.
+            kind: of its device.
+            memory: bytes of its device.
+        """
+        self._peaks[found.job] = found.memory
+        known = [(key, self.profile(key, kind), members) for key, members in found.members.items()]
+        arrays = [(profile, members) for _, profile, members in known if profile is not None]
+        raised = with_memory(arrays, found.memory, memory) if 0 < len(arrays) == len(known) else None
+        for (key, _, _), profile in zip(known, raised or (), strict=bool(raised)):
+            self._put(key, kind, profile)
+
+    def epoch(self, event: Reported, arrays: Sequence[Array], kind: str, *, alone: bool) -> None:
+        """Members of a job have finished an epoch; if its time is not what their profile says, that is corrected.
+
+        Args:
+            event: their reports.
+            arrays: of the job.
+            kind: of its device.
+            alone: whether no other job is on the device.
+        """
+        profile = self.profile(arrays[0].key, kind) if alone and len(arrays) == 1 else None
+        if profile is None:
+            self._tempo.interrupt(event.job)
+        elif (right := self._tempo.epoch(event, profile)) is not None:
+            self._put(arrays[0].key, kind, right)
+
+    def ran_out(self, job: str, arrays: Iterable[Array], kind: str, memory: int) -> None:
+        """Arrays of a job ran out of memory, so more is expected of them from now on.
+
+        Args:
+            job: its id.
+            arrays: with the members that they had.
+            kind: of its device.
+            memory: bytes of its device.
+        """
+        arrays = [array for array in arrays if array.members]
+        alone = len(arrays) == 1
+        for array in arrays:
+            profile = self.profile(array.key, kind)
+            if profile is not None:
+                peak = self._peaks.get(job, 0) if alone else 0
+                self._put(array.key, kind, after_running_out(profile, len(array.members), memory, peak))
+
+    def end(self, job: str) -> None:
+        """A job is over."""
+        self._peaks.pop(job, None)
+        self._tempo.interrupt(job)
+
+    def _put(self, key: ArrayKey, kind: str, profile: Profile) -> None:
+        self._history.put(key.structure, key.data, key.batch_size, kind, profile)
+        self.learnt += 1

@@ -1,0 +1,50 @@
+"""What running jobs are promised of their devices, as members leave them and others join."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from shoal.cluster.device import Device
+from shoal.cost.demand import Demand
+from shoal.planner.job import Array, Job, Purpose
+from shoal.planner.turn import Turn
+
+__all__ = ["promises"]
+
+
+def promises(
+    running: Sequence[tuple[Job, Device]], joins: Mapping[str, Sequence[Array]], turn: Turn
+) -> dict[str, Demand]:
+    """What running jobs are promised from now on, of those for which that is not what it was.
+
+    A promise grows only as others join: an estimate that turns out too low says what a job takes, and promises it no
+    more. The compute that a job began with is its own until it needs less.
+
+    Args:
+        running: all jobs that hold devices, those that train with the members that they have now.
+        joins: id of a job -> who joins it.
+        turn: what is known of keys and devices.
+
+    Returns:
+        By the id of the job.
+    """
+    changed: dict[str, Demand] = {}
+    for job, device in running:
+        come = joins.get(job.id, ())
+        if job.purpose is not Purpose.TRAIN or not (job.arrays or come):
+            continue
+        demand = turn.demand([*job.arrays, *come], device, None)
+        before = job.demand
+        if before is not None:
+            compute = min(before.compute, demand.compute)
+            kept = demand if come else _least(before, demand)
+            demand = replace(kept, compute=compute, seconds=before.seconds)
+        if demand != before:
+            changed[job.id] = demand
+    return changed
+
+
+def _least(before: Demand, now: Demand) -> Demand:
+    """The smaller of two memories and cores; 0 says that nothing is known."""
+    memory = min(filter(None, (before.memory, now.memory)), default=0)
+    cores = min(filter(None, (before.cores, now.cores)), default=0.0)
+    return replace(now, memory=memory, cores=cores)

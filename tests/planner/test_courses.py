@@ -1,0 +1,202 @@
+"""What a job has been through, as policies are told, and who is suspended."""
+
+import pytest
+from planner_samples import A, B, cluster, member, slots
+
+from shoal.cost.demand import Demand
+from shoal.planner import Array, Job, Purpose
+from shoal.planner.courses import Courses, Leave
+from shoal.planner.event import Ended, Outcome, Reported
+from shoal.schedule import JobState, JobView, Quantum
+from shoal.trial import Budget, Report, TrialGroup
+
+NEED = {"cpu/1": Demand(0.4, 10, 1.0, 5.0)}
+AWAY = Leave(True, "as the test says")
+
+
+def job(name="job-1", *members, resumes=""):
+    return Job(name, (Array(A, members or (member(1), member(2))),), resumes=resumes)
+
+
+def losses(*values, seconds=1.0):
+    return Quantum(max(values), min(values), values[-1], len(values), seconds)
+
+
+def told(name="job-1", *values, seconds=1.0):
+    return Reported(name, (Report(1, 1),), losses(*values, seconds=seconds) if values else None)
+
+
+def seen(courses, one, now):
+    return courses.running(JobView(one.id, NEED, JobState.RUNNING, ("cpu/1:0",)), one, now)
+
+
+def suspend(courses, one, now, left=(1, 2)):
+    courses.leave(one.id, AWAY, now - 0.25)
+    courses.end(one, courses.outcome(Ended(one.id, Outcome.STOPPED)), left, now)
+
+
+def test_a_job_may_be_preempted_from_its_first_report_on_until_it_is_asked_to_leave():
+    courses = Courses()
+    courses.begin(job(), "cpu/1:0", None, 10.0)
+    assert not seen(courses, job(), 11.0).preemptible
+    courses.heard(told(), 12.0)
+    assert seen(courses, job(), 12.0).preemptible
+    courses.leave("job-1", AWAY, 13.0)
+    assert not seen(courses, job(), 13.0).preemptible
+    assert courses.leaving == {"job-1": AWAY}
+    suspend(courses, job(), 14.0)
+    courses.begin(job("job-2", resumes="job-1"), "cpu/1:1", None, 20.0)
+    assert not seen(courses, job("job-2"), 21.0).preemptible, "each stretch leads further"
+
+
+@pytest.mark.parametrize("purpose", [Purpose.PROFILE, Purpose.SURVEY])
+def test_who_measures_or_looks_is_left_alone(purpose):
+    courses = Courses()
+    one = Job("job-1", job().arrays, purpose)
+    courses.begin(one, "cpu/1:0", None, 0.0)
+    courses.heard(told(), 1.0)
+    assert not seen(courses, one, 2.0).preemptible
+
+
+def test_times_and_losses_add_up_over_all_stretches():
+    courses = Courses()
+    courses.look([(member(1), A), (member(2), A)], 3.0)
+    courses.begin(job(), "cpu/1:0", 0.5, 10.0)
+    courses.heard(told("job-1", 5.0, 4.0), 12.0)
+    courses.heard(told("job-1", 4.5, 3.0), 13.0)
+    view = seen(courses, job(), 14.0)
+    assert (view.since, view.ran, view.share, view.home, view.quanta) == (10.0, 4.0, 0.5, "cpu/1:0", ())
+    suspend(courses, job(), 15.0)
+    first = Quantum(5.0, 3.0, 3.0, 4, 2.0)
+    view = courses.off(job(), NEED)
+    assert (view.state, view.devices, view.share) == (JobState.SUSPENDED, (), None)
+    assert (view.since, view.ran, view.home, view.quanta, view.best) == (15.0, 5.0, "cpu/1:0", (first,), 3.0)
+    again = job("job-2", resumes="job-1")
+    courses.begin(again, "cpu/1:1", None, 20.0)
+    courses.heard(told("job-2", 2.0), 23.0)
+    courses.end_turns(24.0, least=4.0)
+    view = seen(courses, again, 25.0)
+    assert (view.since, view.ran, view.home, view.best) == (20.0, 10.0, "cpu/1:1", 2.0)
+    assert view.quanta == (first, Quantum(2.0, 2.0, 2.0, 1, 1.0))
+    assert courses.suspended == ()
+
+
+def test_a_turn_that_is_too_short_goes_on():
+    courses = Courses()
+    courses.begin(job(), "cpu/1:0", None, 0.0)
+    courses.heard(told("job-1", 3.0), 1.0)
+    courses.end_turns(1.5, least=2.0)
+    assert seen(courses, job(), 1.5).quanta == ()
+    courses.end_turns(2.0, least=2.0)
+    assert seen(courses, job(), 2.0).quanta == (losses(3.0),)
+    courses.end_turns(9.0, least=2.0)
+    assert len(seen(courses, job(), 9.0).quanta) == 1, "a turn without a loss is none"
+
+
+def test_a_loss_that_is_no_number_is_not_the_best():
+    courses = Courses()
+    courses.begin(job(), "cpu/1:0", None, 0.0)
+    courses.heard(told("job-1", float("inf")), 1.0)
+    courses.end_turns(2.0, least=0.0)
+    assert seen(courses, job(), 2.0).best is None
+
+
+def test_the_cost_of_a_switch_is_measured_up_to_the_first_step():
+    courses = Courses()
+    assumed = courses.switch_seconds
+    courses.begin(job(), "cpu/1:0", None, 0.0)
+    suspend(courses, job(), 5.0)
+    courses.begin(job("job-2", resumes="job-1"), "cpu/1:0", None, 7.0)
+    assert courses.switch_seconds == assumed
+    courses.heard(told("job-2", 1.0, seconds=2.0), 9.5)
+    assert courses.switch_seconds == 0.25 + 0.5
+    view = seen(courses, job("job-2"), 10.0)
+    assert (view.switch_seconds, view.scaling.resize_seconds) == (0.75, 0.75)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "leave", "ends"),
+    [
+        (Outcome.STOPPED, AWAY, Outcome.SUSPENDED),
+        (Outcome.STOPPED, Leave(False, "over"), Outcome.STOPPED),
+        (Outcome.STOPPED, None, Outcome.STOPPED),
+        (Outcome.FINISHED, AWAY, Outcome.FINISHED),
+        (Outcome.CRASHED, AWAY, Outcome.CRASHED),
+    ],
+)
+def test_only_who_was_asked_to_and_has_saved_all_is_suspended(outcome, leave, ends):
+    courses = Courses()
+    courses.begin(job(), "cpu/1:0", None, 0.0)
+    if leave is not None:
+        courses.leave("job-1", leave, 1.0)
+    assert courses.outcome(Ended("job-1", outcome)) is ends
+    courses.end(job(), ends, (1, 2), 2.0)
+    assert courses.suspended == (("job-1",) if ends is Outcome.SUSPENDED else ())
+    assert courses.leaving == {}
+
+
+def test_trials_of_a_suspended_job_are_apart_from_where_they_are_now_until_they_are_over():
+    courses = Courses()
+    courses.begin(job(), "cpu/1:0", None, 0.0)
+    suspend(courses, job(), 1.0)
+    there = [(member(1, start=4), A), (member(2), A), (member(3), B)]
+    free, suspended = courses.look(there, 2.0)
+    assert free == there[2:]
+    assert suspended == [job("job-1", member(1, start=4), member(2))]
+    free, suspended = courses.look(there[1:], 3.0)
+    assert (free, suspended) == (there[2:], [job("job-1", member(2))])
+    free, suspended = courses.look(there[2:], 4.0)
+    assert (free, suspended, courses.suspended) == (there[2:], [], ())
+
+
+def test_who_had_reached_its_target_is_not_suspended_with_the_others():
+    courses = Courses()
+    courses.begin(job(), "cpu/1:0", None, 0.0)
+    suspend(courses, job(), 1.0, left=(2,))
+    _, suspended = courses.look([(member(2), A)], 2.0)
+    assert suspended == [job("job-1", member(2))]
+
+
+def test_a_job_that_is_dissolved_waits_in_pieces():
+    courses = Courses()
+    courses.begin(job(), "cpu/1:0", None, 0.0)
+    suspend(courses, job(), 1.0)
+    courses.dissolve("job-1")
+    there = [(member(1), A), (member(2), A)]
+    assert courses.look(there, 2.0) == (there, [])
+
+
+def test_arrays_have_waited_since_the_first_of_their_trials_came():
+    courses = Courses()
+    courses.look([(member(1), A)], 3.0)
+    courses.look([(member(1), A), (member(2), A)], 5.0)
+    assert courses.waiting("w", NEED, [member(2), member(1)], 9.0).since == 3.0
+    assert courses.waiting("w", NEED, [member(2)], 9.0).since == 5.0
+    courses.look([(member(2), A)], 6.0)
+    courses.look([(member(1), A), (member(2), A)], 7.0)
+    assert courses.waiting("w", NEED, [member(1)], 9.0).since == 7.0, "it was trained meanwhile"
+
+
+def test_a_job_is_described_by_its_members_and_what_they_ask_for():
+    courses = Courses()
+    one, two, three = (member(number) for number in (1, 2, 3))
+    courses.enlist([TrialGroup((one.trial, two.trial), Budget(9), "rung 1"), TrialGroup((three.trial,), Budget(9))])
+    view = courses.waiting("w", NEED, [member(1, start=2, target=9), member(2, start=5, target=9)], 0.0)
+    assert (view.group, view.epoch, view.budget) == ("rung 1", 2, 9)
+    assert (view.scaling.sharing, view.scaling.devices) == (2, 1), "0.4 of a device: two of them side by side"
+    assert courses.waiting("w", NEED, [one, three], 0.0).group is None
+    assert courses.waiting("w", NEED, [three], 0.0).group is None
+    whole = {"cpu/1": Demand(1.0, 10, 1.0, 5.0), "other": Demand(0.2, 10, 1.0, 5.0)}
+    assert courses.waiting("w", whole, [one], 0.0).scaling.sharing == 1
+
+
+def test_the_oldest_job_comes_first_whether_it_runs_or_is_suspended():
+    courses = Courses()
+    older, younger = job("older", member(1)), job("younger", member(2))
+    courses.look([(member(1), A)], 1.0)
+    courses.look([(member(1), A), (member(2), A)], 2.0)
+    where = cluster(*slots(2))
+    courses.meet([(younger, where.device("cpu/1:0")), (older, where.device("cpu/1:1"))], 3.0)
+    suspend(courses, older, 9.0)
+    views = [seen(courses, younger, 10.0), courses.off(older, NEED)]
+    assert [view.id for view in courses.in_order(views)] == ["older", "younger"]

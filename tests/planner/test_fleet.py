@@ -1,0 +1,144 @@
+"""Which devices a study has, as tables of what happens to them; no machine is looked at."""
+
+from collections.abc import Mapping, Sequence
+
+import pytest
+
+from shoal.cluster.device import Cluster, Device, Node
+from shoal.cluster.monitor import Condition, Holder
+from shoal.errors import DeviceError
+from shoal.planner.fleet import Fleet
+
+GB = 10**9
+LOST = Condition(healthy=False, reason="has fallen off the bus")
+
+
+def gpus(*indices: int) -> Cluster:
+    devices = tuple(Device(f"cuda:{index}", "H200", 80 * GB, cores=8 // len(indices)) for index in indices)
+    return Cluster((Node("here", 8, devices),))
+
+
+def find(devices: str | Sequence[str]) -> Cluster:
+    """A machine with four GPUs."""
+    names = [f"cuda:{index}" for index in range(4)] if devices == "auto" else list(devices)
+    for name in names:
+        if name not in ("cuda:0", "cuda:1", "cuda:2", "cuda:3"):
+            raise DeviceError(f"device {name!r} is not there")
+    return gpus(*(int(name.removeprefix("cuda:")) for name in names))
+
+
+def held(*holders: Holder) -> Condition:
+    return Condition(holders=holders)
+
+
+@pytest.mark.parametrize(
+    ("condition", "healthy", "memory", "note"),
+    [
+        pytest.param(Condition(), True, 80 * GB, "", id="well"),
+        pytest.param(LOST, False, 80 * GB, "is lost: has fallen off the bus", id="lost"),
+        pytest.param(
+            held(Holder(4711, "python", 70 * GB)), True, 10 * GB, "python (pid 4711) holds 70.0 GB", id="held by one"
+        ),
+        pytest.param(
+            held(Holder(1, "a", GB), Holder(2, "b", 3 * GB), Holder(3, "c", 2 * GB)),
+            True,
+            74 * GB,
+            "b (pid 2) holds 3.0 GB, c (pid 3) holds 2.0 GB, 1 more hold some",
+            id="held by many",
+        ),
+        pytest.param(held(Holder(9, "X", None)), True, 80 * GB, "X (pid 9) holds some of it", id="nobody knows"),
+        pytest.param(held(Holder(9, "X", 90 * GB)), True, 0, "X (pid 9) holds 90.0 GB", id="more than there is"),
+    ],
+)
+def test_what_a_monitor_sees_is_how_the_device_is(condition: Condition, healthy: bool, memory: int, note: str) -> None:
+    fleet = Fleet(gpus(0, 1))
+    fleet.see({"cuda:1": condition})
+    untouched, seen = (device for _, device in fleet.cluster)
+    assert untouched == gpus(0, 1).device("cuda:0")
+    assert (seen.healthy, seen.memory, seen.note) == (healthy, memory, note)
+    assert fleet.gone == (frozenset() if healthy else {"cuda:1"})
+    assert fleet.diminished == (condition != Condition())
+    assert fleet.hopeful == gpus(0, 1)
+    fleet.see({"cuda:1": Condition()})
+    assert fleet.cluster == gpus(0, 1), "it has returned"
+
+
+@pytest.mark.parametrize(
+    ("conditions", "removed", "diminished", "emptied"),
+    [
+        ({}, [], False, False),
+        ({"cuda:0": LOST}, [], True, False),
+        ({}, ["cuda:0"], False, False),
+        ({"cuda:0": LOST}, ["cuda:0"], False, False),
+        ({"cuda:1": LOST}, ["cuda:0"], True, False),
+        ({}, ["cuda:0", "cuda:1"], True, True),
+    ],
+)
+def test_who_may_come_back(
+    conditions: Mapping[str, Condition], removed: Sequence[str], diminished: bool, emptied: bool
+) -> None:
+    fleet = Fleet(gpus(0, 1))
+    fleet.see(conditions)
+    if removed:
+        fleet.remove(removed)
+    assert (fleet.diminished, fleet.emptied) == (diminished, emptied)
+
+
+def test_a_device_that_was_found_unhealthy_is_not_hoped_for_until_it_is_seen_to_be_well() -> None:
+    forbidden = Cluster((Node("here", 8, (Device("cuda:0", "H200", GB, healthy=False, note="is prohibited"),)),))
+    fleet = Fleet(forbidden)
+    assert fleet.gone == {"cuda:0"}
+    assert not any(device.healthy for _, device in fleet.hopeful)
+    fleet.see({"cuda:0": Condition()})
+    assert not fleet.gone
+
+
+def test_devices_are_removed_and_come_back_as_they_were() -> None:
+    fleet = Fleet(gpus(0, 1), ["cuda:0", "cuda:1"])
+    fleet.remove(["cuda:1"])
+    assert fleet.gone == {"cuda:1"}
+    assert fleet.cluster.device("cuda:1").note == "was removed by request"
+    assert fleet.used == ["cuda:0"]
+    fleet.add(["cuda:1"], find)
+    assert fleet.cluster == gpus(0, 1)
+
+
+def test_new_devices_join_their_node_and_get_cores_as_if_all_had_been_named_at_once() -> None:
+    fleet = Fleet(gpus(0), ["cuda:0"])
+    fleet.add(["cuda:2", "cuda:3"], find)
+    (node,) = fleet.cluster.nodes
+    assert [(device.name, device.cores) for device in node.devices] == [("cuda:0", 8), ("cuda:2", 2), ("cuda:3", 2)]
+
+
+@pytest.mark.parametrize(
+    ("verb", "names", "message"),
+    [
+        ("remove", ["cuda:0", "cuda:0"], r"'cuda:0' is named twice: cuda:0, cuda:0; name each once"),
+        ("remove", ["cuda:7"], r"'cuda:7' is none of the study's; it has cuda:0, cuda:1"),
+        ("remove", ["cuda:0", "cuda:2"], r"'cuda:2' was removed before; the study has cuda:0, cuda:1"),
+        ("remove", [], r"no device is named"),
+        ("add", ["cuda:1"], r"'cuda:1' is one of the study's already"),
+        ("add", ["cuda:2", "cuda:2"], r"'cuda:2' is named twice"),
+        ("add", ["cuda:2", "cuda:9"], r"'cuda:9' is not there"),
+        ("add", ["cpu:5"], r"'cpu:5' cannot be added: CPU slots divide .*shoal resume"),
+        ("add", ["auto"], r"'auto' cannot be added"),
+    ],
+)
+def test_a_wrong_request_says_why_and_changes_nothing(verb: str, names: list[str], message: str) -> None:
+    fleet = Fleet(gpus(0, 1, 2))
+    fleet.remove(["cuda:2"])
+    before = fleet.cluster, fleet.record()
+    with pytest.raises(DeviceError, match=message):
+        fleet.add(names, find) if verb == "add" else fleet.remove(names)
+    assert (fleet.cluster, fleet.record()) == before
+
+
+def test_a_record_brings_back_what_was_changed() -> None:
+    fleet = Fleet(find(["cuda:0", "cuda:1"]), ["cuda:0", "cuda:1"])
+    fleet.remove(["cuda:0"])
+    fleet.add(["cuda:3"], find)
+    again = Fleet.again(fleet.record(), find)
+    assert again.cluster == fleet.cluster
+    assert again.record() == fleet.record()
+    again.remove(["cuda:3"])
+    assert Fleet.again(again.record(), find).used == ["cuda:1"]

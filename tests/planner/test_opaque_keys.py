@@ -1,0 +1,61 @@
+"""Trials of a program of the user's: never fused or packed, never measured before, and placed by what was learnt."""
+
+from shoal.cluster.device import Cluster, Device, Node
+from shoal.cost.demand import Profile
+from shoal.cost.watched import watched
+from shoal.planner.job import Array, ArrayKey, Job, Member, Purpose
+from shoal.planner.planner import Planner
+from shoal.planner.surveys import Surveys
+from shoal.schedule.registry import make_policy
+from shoal.trial import Trial
+
+
+def cluster(devices: int) -> Cluster:
+    slots = tuple(Device(f"cpu:{i}", "cpu/4", memory=1000, cores=4) for i in range(devices))
+    return Cluster((Node("here", 4.0 * devices, slots),))
+
+
+def planner(profile: Profile | None) -> Planner:
+    numbers = iter(range(100))
+    return Planner(make_policy("ffd"), lambda key, kind: profile, lambda: f"job-{next(numbers)}")
+
+
+def waiting(count: int) -> list[tuple[Member, ArrayKey]]:
+    members = [Member(Trial(number, {}, 0, 0), 0, 4) for number in range(count)]
+    surveys = Surveys({"cpu/4"})
+    surveys.know("opaque train 1", members)
+    return [(member, surveys.keys[member.trial.number]) for member in members]
+
+
+def test_keys_share_what_is_known_but_no_array() -> None:
+    keys = [key for _, key in waiting(3)]
+    assert len(set(keys)) == 3
+    assert len({(key.structure, key.data, key.batch_size) for key in keys}) == 1
+
+
+def test_what_is_unknown_gets_a_device_of_its_own_without_being_measured() -> None:
+    placement = planner(None).plan(waiting(3), [], cluster(2), 0.0)
+    assert [(job.purpose, len(job.members), device.name) for job, device in placement.starts] == [
+        (Purpose.TRAIN, 1, "cpu:0"),
+        (Purpose.TRAIN, 1, "cpu:1"),
+    ]
+    assert placement.refusals.keys() == {2}
+
+
+def test_what_is_known_shares_a_device_each_in_a_process_of_its_own() -> None:
+    placement = planner(watched(1.0, 300, 0.3, 1.0)).plan(waiting(5), [], cluster(1), 0.0)
+    assert [len(job.arrays) for job, _ in placement.starts] == [1, 1, 1]
+    assert [job.demand.memory for job, _ in placement.starts if job.demand] == [300, 300, 300]
+    assert placement.refusals.keys() == {3, 4}
+    assert placement.joins == {}
+
+
+def test_nobody_joins_a_program_that_runs() -> None:
+    profile = watched(1.0, 900, 0.9, 1.0)
+    (first, key), *others = waiting(3)
+    device = cluster(1).device("cpu:0")
+    running = [(Job("job-running", (Array(key, (first,), profile),)), device)]
+    placement = planner(profile).plan(others, running, cluster(1), 0.0)
+    assert placement.starts == ()
+    assert placement.joins == {}
+    assert placement.refusals.keys() == {1, 2}

@@ -1,0 +1,68 @@
+"""Which jobs hang, on a clock of the tests' own."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from shoal.errors import ShoalError
+from shoal.planner.event import Alive, Event, Surveyed
+from shoal.planner.job import Job
+from shoal.planner.silence import Silence, check_hang_seconds
+
+STEPS, PREPARES = Alive("job", True), Alive("job", False)
+
+
+def hung_at(said: Sequence[tuple[float, Event]], until: float = 2000.0) -> float | None:
+    """When a job of which a limit of 100 seconds is asked is found to hang; it is looked at every second."""
+    silence, left = Silence(100.0), list(said)
+    silence.begin(Job("job", ()))
+    for now in range(int(until)):
+        while left and left[0][0] <= now:
+            silence.hear(left.pop(0)[1])
+        if list(silence.look(float(now))):
+            return float(now)
+    return None
+
+
+@pytest.mark.parametrize(
+    ("said", "hangs"),
+    [
+        pytest.param([], 1000.0, id="what was never heard of may be loading data"),
+        pytest.param([(0, STEPS)], 100.0, id="no step after the first"),
+        pytest.param([(10 * place, STEPS) for place in range(30)], 390.0, id="steps end"),
+        pytest.param([(0, STEPS), (30, STEPS)], 330.0, id="ten times the longest step"),
+        pytest.param([(0, STEPS), (30, PREPARES)], 1030.0, id="compiling"),
+        pytest.param([(0, PREPARES), (900, PREPARES), (950, STEPS)], 1050.0, id="what preparing took is no step"),
+        pytest.param([(0, STEPS), (90, Surveyed("job", {}))], 990.0, id="any event is progress"),
+        pytest.param([(50 * place, STEPS) for place in range(60)], None, id="well"),
+    ],
+)
+def test_a_job_hangs_when_it_has_shown_no_progress_for_long(
+    said: Sequence[tuple[float, Event]], hangs: float | None
+) -> None:
+    found = hung_at(said)
+    assert (found is None) == (hangs is None)
+    assert found is None or hangs is None or hangs - 11 <= found <= hangs + 1, "as exact as looks a second apart are"
+
+
+def test_nothing_hangs_because_the_engine_slept() -> None:
+    silence = Silence(100.0)
+    silence.begin(Job("job", ()))
+    silence.hear(STEPS)
+    assert not list(silence.look(0.0))
+    assert not list(silence.look(5000.0))
+    assert not list(silence.look(5001.0))
+
+
+def test_a_job_that_has_ended_is_not_watched() -> None:
+    silence = Silence(1.0)
+    silence.begin(Job("job", ()))
+    silence.end("job")
+    silence.hear(STEPS)
+    assert not [hung for now in range(50) for hung in silence.look(float(now))]
+
+
+@pytest.mark.parametrize("seconds", [0, -1, 2.9, float("nan"), float("inf"), "60", None, True])
+def test_a_limit_that_is_none_is_shown(seconds: object) -> None:
+    with pytest.raises(ShoalError, match="`hang_seconds` must be a finite number of at least 3"):
+        check_hang_seconds(seconds)

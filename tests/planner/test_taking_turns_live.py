@@ -1,0 +1,147 @@
+"""The planner with policies that suspend, resume, resize and stop: what starts, who is to leave, who waits why."""
+
+from itertools import count
+
+import pytest
+from planner_samples import CONSTANT, GB, A, B, cluster, known, profile, slots, waiting
+
+from shoal.planner import Planner
+from shoal.planner.courses import Leave
+from shoal.planner.event import Ended, Outcome, Reported
+from shoal.schedule import JobState, Plan, Policy, Quantum, Refusal, Resize, Resume, RoundRobin, Start, WaterFilling
+from shoal.trial import Report
+
+
+class Scene:
+    """A planner, and a stage on which its jobs do what the test says."""
+
+    def __init__(self, policy, profiles, where, members):
+        ids = count(1)
+        self.planner = Planner(policy, profiles, lambda: f"job-{next(ids)}")
+        self.where, self.members = where, members
+        self.running = {}
+
+    def plan(self, now):
+        busy = {member.trial.number for job, _ in self.running.values() for member in job.members}
+        wait = [(member, key) for member, key in self.members if member.trial.number not in busy]
+        placement = self.planner.plan(wait, list(self.running.values()), self.where, now)
+        self.running |= {job.id: (job, device) for job, device in placement.starts}
+        return placement
+
+    def tells(self, name, now):
+        self.planner.courses.heard(Reported(name, (Report(0, 1),), Quantum(2.0, 1.0, 1.0, 3, 0.5)), now)
+
+    def leaves(self, name, now):
+        job, _ = self.running.pop(name)
+        courses = self.planner.courses
+        outcome = courses.outcome(Ended(name, Outcome.STOPPED))
+        courses.end(job, outcome, {member.trial.number for member in job.members}, now)
+
+
+def starts(placement):
+    return [(job.id, job.resumes, [m.trial.number for m in job.members], d.name) for job, d in placement.starts]
+
+
+def test_two_jobs_take_turns_on_a_device():
+    scene = Scene(RoundRobin(quantum=10.0), known(A=CONSTANT, B=CONSTANT), cluster(*slots(1)), waiting((A, 2), (B, 1)))
+    assert starts(scene.plan(0.0)) == [("job-1", "", [0, 1], "cpu/1:0")]
+    assert scene.planner.wake == 10.0 == scene.planner.patience(0.0, 20.0)
+    assert scene.planner.patience(9.5, 0.25) == 0.25
+    assert scene.plan(10.0).leaves == {}, "it has not taken a step yet"
+    scene.tells("job-1", 11.0)
+    placement = scene.plan(12.0)
+    assert placement.leaves == {"job-1": Leave(True, "suspended by the policy")}
+    assert placement.starts == ()
+    assert placement.refusals == {2: "waits until job-1 has left cpu/1:0"}
+    assert scene.plan(12.5).leaves == {}, "it is asked once"
+    scene.leaves("job-1", 13.0)
+    placement = scene.plan(13.0)
+    assert starts(placement) == [("job-2", "", [2], "cpu/1:0")]
+    assert placement.refusals.keys() == {0, 1}
+    scene.tells("job-2", 14.0)
+    scene.plan(23.0)
+    scene.leaves("job-2", 23.5)
+    assert starts(scene.plan(23.5)) == [("job-3", "job-1", [0, 1], "cpu/1:0")]
+
+
+def test_nobody_joins_a_job_that_is_suspended_or_about_to_be():
+    scene = Scene(RoundRobin(quantum=10.0), known(A=CONSTANT, B=CONSTANT), cluster(*slots(1)), waiting((A, 2), (B, 1)))
+    scene.plan(0.0)
+    scene.tells("job-1", 1.0)
+    scene.members += waiting((B, 3), (A, 1))[3:]
+    assert scene.plan(2.0).joins.keys() == {"job-1"}
+    assert scene.plan(11.0).leaves.keys() == {"job-1"}
+    assert scene.plan(11.5).joins == {}
+    scene.leaves("job-1", 12.0)
+    assert scene.plan(12.0).joins == {}
+
+
+class Seeing(Policy):
+    """Another policy, and what it is shown."""
+
+    def __init__(self, policy):
+        self.policy = policy
+
+    def plan(self, jobs, cluster, now):
+        self.seen = {job.id: job for job in jobs}
+        return self.policy.plan(jobs, cluster, now)
+
+
+def test_water_filling_gives_shares_and_takes_them_back():
+    small = profile({1: 1.0, 16: 16.0}, compute=0.4)
+    policy = Seeing(WaterFilling())
+    scene = Scene(policy, known(A=small, B=small), cluster(*slots(1)), waiting((A, 1)))
+    ((first, _),) = scene.plan(0.0).starts
+    assert first.demand.compute == 0.4
+    scene.tells("job-1", 1.0)
+    scene.members += waiting((A, 1), (B, 1))[1:]
+    placement = scene.plan(2.0)
+    ((second, device),) = placement.starts
+    assert (second.demand.compute, device.name, placement.leaves) == (0.5, "cpu/1:0", {})
+    scene.plan(3.0)
+    assert {name: job.share for name, job in policy.seen.items()} == {"job-1": 0.5, "job-2": 0.5}
+
+
+class Scripted(Policy):
+    """Answers with one list of actions after another; all else stays off the devices."""
+
+    def __init__(self, *answers):
+        self.answers, self.seen = list(answers), []
+
+    def plan(self, jobs, cluster, now):
+        self.seen.append({job.id: job for job in jobs})
+        actions = self.answers.pop(0)
+        placed = {action.job for action in actions}
+        off = [job.id for job in jobs if job.state is not JobState.RUNNING and job.id not in placed]
+        return Plan(tuple(actions), tuple(Refusal(name, "not now") for name in off))
+
+
+def test_a_job_moves_by_way_of_being_suspended():
+    policy = Scripted(
+        [Start("waiting-0", ("cpu/1:0",))],
+        [Resize("job-1", ("cpu/1:1",))],
+        [],
+        [Resume("job-1", ("cpu/1:1",))],
+    )
+    scene = Scene(policy, known(A=CONSTANT), cluster(*slots(2)), waiting((A, 1)))
+    scene.plan(0.0)
+    scene.tells("job-1", 1.0)
+    assert scene.plan(2.0).leaves == {"job-1": Leave(True, "suspended by the policy, to go to cpu/1:1")}
+    scene.leaves("job-1", 3.0)
+    assert scene.plan(3.0).refusals == {0: "not now"}
+    assert starts(scene.plan(4.0)) == [("job-2", "job-1", [0], "cpu/1:1")]
+    assert policy.seen[3]["job-1"].home == "cpu/1:0"
+    assert policy.seen[3]["job-1"].ran == pytest.approx(3.0)
+
+
+def test_a_job_on_a_share_is_shown_with_it():
+    small = profile({1: 1.0, 16: 16.0}, compute=0.2, member_memory=GB)
+    policy = Scripted([Start("waiting-0", ("cpu/1:0",), 0.25)], [Resize("job-1", ("cpu/1:0",), 0.75)], [])
+    scene = Scene(policy, known(A=small), cluster(*slots(1)), waiting((A, 1)))
+    ((job, _),) = scene.plan(0.0).starts
+    assert job.demand.compute == 0.25
+    scene.tells("job-1", 1.0)
+    assert scene.plan(2.0).leaves == {}
+    scene.plan(3.0)
+    assert [seen["job-1"].share for seen in policy.seen[1:]] == [0.25, 0.75]
+    assert policy.seen[0]["waiting-0"].scaling.sharing == 5
