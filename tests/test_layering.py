@@ -12,8 +12,8 @@ import shoal
 ROOT = Path(shoal.__file__).parent
 ORDER = [
     *("errors", "domain", "space", "objective", "trial", "algorithms", "cost", "cluster", "schedule", "planner"),
-    *("task", "fuse", "pack", "worker"),
-    *("backend", "simulate", "journal", "report", "engine", "study", "cli"),
+    *("task", "opaque", "trainable", "fuse", "pack", "worker"),
+    *("backend", "simulate", "journal", "report", "upkeep", "setting", "engine", "arguments", "study", "cli"),
 ]
 """Rooms from the bottom up: a module imports only from its own room and from those before it."""
 

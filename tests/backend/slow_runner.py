@@ -6,4 +6,4 @@ from shoal.testing.backends import follow
 
 __all__ = ["follow"]
 
-time.sleep(1.0)
+time.sleep(3)

@@ -79,7 +79,7 @@ def fusing_pays(monkeypatch):
     """However long steps take here."""
 
     def measured(*arguments):
-        return replace(measure(*arguments), step_seconds={1: 1e-3, 16: 1e-3})
+        return replace(measure(*arguments), step_seconds={1: 1e-3, 16: 1e-3}, fuse_seconds={})
 
     monkeypatch.setattr("shoal.worker.rehearse.measure", measured)
 

@@ -1,20 +1,21 @@
 """The contract of a back end: what carries jobs to processes and their reports back."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import ClassVar
 
 from shoal.cluster.device import Device
-from shoal.planner.event import Dropped, Ended, Event, Outcome, Paced, Profiled, Reported, Surveyed
+from shoal.planner.event import Alive, Dropped, Ended, Event, Measured, Outcome, Paced, Profiled, Reported, Surveyed
 from shoal.planner.job import Change, Job, Workplace
 from shoal.planner.orders import Orders
-from shoal.schedule.action import Refusal
 
 __all__ = [
+    "Alive",
     "Backend",
     "Dropped",
     "Ended",
     "Event",
+    "Measured",
     "Orders",
     "Outcome",
     "Paced",
@@ -30,7 +31,9 @@ Runner = Callable[[Job, Device, Workplace, Orders], Iterator[Event]]
 """Does a job: `run(job, device, workplace, orders)` yields events; exceptions are the back end's to translate.
 
 It asks `orders.stopping()` between steps and, when that is true, checkpoints and returns. The back end adds `Ended`. It
-may look for `orders.changes()`; a member of theirs that it has not reported on when it returns counts as not trained.
+calls `orders.beat()` as long as it makes progress: one that stays silent for too long is killed, if it has a process of
+its own. It may look for `orders.changes()`; a member of theirs that it has not reported on when it returns counts as
+not trained.
 """
 
 
@@ -39,8 +42,8 @@ class Backend(ABC):
 
     The engine creates one per study, calls `start` for every `Start` of a plan, and `poll` in a loop until each job has
     `Ended`; then `close`. A failure of user code, of a process or of memory ends only the job it happened in and is an
-    `Ended` with that outcome, never an exception of `poll`. A back end that cannot suspend, resume or resize says so
-    with a `Refusal`; the engine then lets the job run on.
+    `Ended` with that outcome, never an exception of `poll`. To suspend a job is to stop it, to resume it to start one
+    with its members, whose `resumes` names it: a process that had the first is the best place for it.
     """
 
     concurrent: ClassVar[bool] = True
@@ -60,20 +63,18 @@ class Backend(ABC):
         """Ask a job to checkpoint and end; `Ended` follows. A job that has ended already is left alone."""
 
     @abstractmethod
+    def kill(self, job: str) -> None:
+        """End a job at once, without a checkpoint, whatever it is at; `Ended` follows, as of a crash.
+
+        A job that has ended already is left alone.
+        """
+
+    def vacate(self, device: str) -> None:  # noqa: B027  (most keep nothing there)
+        """Free what is kept for later jobs on a device that holds none: it is lost, or others are to have it."""
+
+    @abstractmethod
     def change(self, job: str, change: Change) -> None:
         """Let members of a job leave, or others join. A job that has ended already is left alone."""
-
-    @abstractmethod
-    def suspend(self, job: str) -> Refusal | None:
-        """Take a job off its device, keeping its state."""
-
-    @abstractmethod
-    def resume(self, job: str, device: Device) -> Refusal | None:
-        """Continue a suspended job."""
-
-    @abstractmethod
-    def resize(self, job: str, devices: Sequence[Device]) -> Refusal | None:
-        """Let a job go on with these devices."""
 
     @abstractmethod
     def poll(self, timeout: float) -> list[Event]:

@@ -9,6 +9,7 @@ every worker from the one process that can wait for it.
 The engine holds one end of the control socket; this process, the other:
 
 - engine to server: a `REQUEST` with the worker's number, and the worker's end of its connection as a file descriptor;
+  one without a descriptor asks for the end of that worker, and of all that it started;
 - server to engine: a `NOTICE` when the server is ready, and one when a worker has ended.
 
 End of file on that socket means the engine is gone: the server kills all its workers and exits. It has a session of its
@@ -31,11 +32,12 @@ from multiprocessing.connection import Connection, wait
 from shoal.backend.base import Workplace
 from shoal.backend.perform import resolve
 from shoal.backend.process import work
+from shoal.cluster.processes import family, kill
 
 __all__ = ["NOTICE", "READY", "REQUEST", "Setup", "main"]
 
 REQUEST = struct.Struct("!Q")
-"""The number of the worker to fork, 1 or more."""
+"""The number of the worker to fork or to kill, 1 or more."""
 
 NOTICE = struct.Struct("!QQq")
 """A worker's number; its pid and its status as of `waitpid`, or pid 0 and the errno of the fork that failed."""
@@ -112,8 +114,17 @@ class _Server:
             if not data:
                 return False
             (number,) = REQUEST.unpack(data)
-            self._fork(number, descriptors[0])
+            if descriptors:
+                self._fork(number, descriptors[0])
+            else:
+                self._kill(number)
         return True
+
+    def _kill(self, number: int) -> None:
+        """Kill a worker, if there is one of that number; its end is told as any other."""
+        for pid, mine in self._numbers.items():
+            if mine == number:
+                _kill_tree(pid)
 
     def _fork(self, number: int, descriptor: int) -> None:
         os.set_inheritable(descriptor, False)
@@ -160,10 +171,17 @@ class _Server:
 
     def _kill_all(self) -> None:
         for pid in self._numbers:
-            _kill_group(pid)
+            _kill_tree(pid)
         for pid in self._numbers:
             os.waitpid(pid, 0)
         self._numbers.clear()
+
+
+def _kill_tree(pid: int) -> None:
+    """Kill a child, its group, and what it has started in groups of their own; it is not reaped yet."""
+    tree = family(pid)
+    _kill_group(pid)
+    kill(tree)
 
 
 def _kill_group(pid: int) -> None:

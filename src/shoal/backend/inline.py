@@ -2,7 +2,7 @@
 
 import time
 from collections import deque
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from dataclasses import dataclass
 
 from shoal.backend.base import Backend, Ended, Event, Outcome, Workplace
@@ -11,7 +11,6 @@ from shoal.cluster.device import Device
 from shoal.errors import BackendError
 from shoal.planner.job import Change, Job
 from shoal.planner.orders import Orders
-from shoal.schedule.action import Refusal
 
 __all__ = ["Inline"]
 
@@ -38,7 +37,7 @@ class Inline(Backend):
         super().__init__(workplace)
         self._runner = resolve(workplace.runner)
         self._runs: deque[_Run] = deque()
-        self._interrupted: list[Event] = []
+        self._ended: list[Event] = []
         self._closed = False
 
     def start(self, job: Job, device: Device) -> None:
@@ -57,28 +56,23 @@ class Inline(Backend):
             if run.job == job:
                 run.orders.stop()
 
+    def kill(self, job: str) -> None:
+        """Drop a job where it stands; `finally` blocks of the runner still free what it holds."""
+        for run in [run for run in self._runs if run.job == job]:
+            self._runs.remove(run)
+            run.events.close()
+            self._ended.append(Ended(job, Outcome.CRASHED, "was ended in the middle of its work"))
+
     def change(self, job: str, change: Change) -> None:
         """Let a job see the change at its next step."""
         for run in self._runs:
             if run.job == job:
                 run.orders.change(change)
 
-    def suspend(self, job: str) -> Refusal | None:
-        """Refused: the caller's process is the only one."""
-        return Refusal(job, "the inline back end cannot suspend jobs, they share the caller's process")
-
-    def resume(self, job: str, device: Device) -> Refusal | None:
-        """Refused: no job was suspended."""
-        return Refusal(job, "the inline back end cannot resume jobs, it suspends none")
-
-    def resize(self, job: str, devices: Sequence[Device]) -> Refusal | None:
-        """Refused: a job keeps the device it started on."""
-        return Refusal(job, "the inline back end cannot resize jobs, each keeps the device it started on")
-
     def poll(self, timeout: float) -> list[Event]:
         """Work on the job whose turn it is until it has one event; with no job at all, sleep for the timeout."""
-        if self._interrupted:
-            events, self._interrupted = self._interrupted, []
+        if self._ended:
+            events, self._ended = self._ended, []
             return events
         if not self._runs:
             if not self._closed:
@@ -89,7 +83,7 @@ class Inline(Backend):
             event = next(run.events)
         except KeyboardInterrupt:
             reason = "interrupted from the keyboard in the middle of a step"
-            self._interrupted.append(Ended(run.job, Outcome.CRASHED, reason))
+            self._ended.append(Ended(run.job, Outcome.CRASHED, reason))
             raise
         if not isinstance(event, Ended):
             self._runs.append(run)
@@ -98,6 +92,6 @@ class Inline(Backend):
     def close(self) -> None:
         """Drop all jobs where they stand; `finally` blocks of the runner still free what they hold."""
         self._closed = True
-        self._interrupted.clear()
+        self._ended.clear()
         while self._runs:
             self._runs.popleft().events.close()

@@ -86,6 +86,11 @@ class ForkServer:
             socket.send_fds(self.control, [REQUEST.pack(number)], [theirs.fileno()])
         return ours
 
+    def kill(self, number: int) -> None:
+        """Ask for the end of a worker and of all that it started; its exit follows, if it was still there."""
+        with suppress(BrokenPipeError, ConnectionResetError):
+            self.control.sendall(REQUEST.pack(number))
+
     def hear(self) -> Exit | None:
         """The next notice, if it is a worker's end; blocks until there is one.
 

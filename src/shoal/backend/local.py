@@ -6,18 +6,19 @@ data sets and imports warm, and takes about a millisecond. `forkserver` says why
 
 import pickle
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
 from multiprocessing.connection import Connection, wait
 
 from shoal.backend.base import Backend, Ended, Event, Outcome, Workplace
+from shoal.backend.binding import Binding
 from shoal.backend.launcher import Exit, ForkServer
-from shoal.backend.process import CHANGE, JOB, REUSABLE, STOP
+from shoal.backend.process import CHANGE, JOB, REUSABLE, STOP, Greeting
+from shoal.backend.sharing import Sharing
+from shoal.backend.tenants import Tenant
 from shoal.cluster.device import Device
 from shoal.errors import BackendError
 from shoal.planner.job import Change, Job
-from shoal.schedule.action import Refusal
 from shoal.worker.outcome import log_path
 
 __all__ = ["Local"]
@@ -36,16 +37,26 @@ class _Worker:
     Args:
         connection: to the process.
         device: name of the only device it ever works on.
+        binding: what ties it to that device.
+        tenant: what is known of it where it shares a GPU by MPS.
+        pid: of the process; 0 until it has said so.
         job: what it works on; None while it is idle.
         listening: whether more events may come.
         verdict: the end of a job that failed, held back until the process has freed its device.
+        had: ids of the jobs that it has worked on.
+        doomed: whether it was told to be killed; it gets no other job.
     """
 
     connection: Connection
     device: str
+    binding: Binding
+    tenant: Tenant | None = None
+    pid: int = 0
     job: str | None = None
     listening: bool = True
     verdict: Ended | None = None
+    had: set[str] = field(default_factory=set)
+    doomed: bool = False
 
     def send(self, message: bytes) -> bool:
         """Send, and say whether there was still a process to send to; its exit is told by the server."""
@@ -55,21 +66,37 @@ class _Worker:
             return False
         return True
 
+    def take(self, job: str) -> None:
+        """Work on a job from now on."""
+        self.job = job
+        self.had.add(job)
+
     def receive(self) -> Event | None:
-        """The next event, waiting for it; None when none will come."""
+        """The next event, waiting for a message; None if that is no event, or none will come."""
         try:
-            event: Event = self.connection.recv()
+            message: Event | Greeting = self.connection.recv()
         except (EOFError, OSError):
             self.listening = False
             return None
-        return event
+        if isinstance(message, Greeting):
+            self.pid = message.pid
+            if self.tenant is not None:
+                self.tenant.pid = message.pid
+            return None
+        return message
 
 
 class Local(Backend):
-    """Runs each job in a worker process of its own."""
+    """Runs each job in a worker process of its own.
 
-    def __init__(self, workplace: Workplace) -> None:
+    Args:
+        workplace: of the study.
+        sharing: how jobs share a GPU; by default as the workplace says.
+    """
+
+    def __init__(self, workplace: Workplace, sharing: Sharing | None = None) -> None:
         super().__init__(workplace)
+        self._sharing = sharing if sharing is not None else Sharing(workplace.sharing)
         self._server = ForkServer(workplace)
         self._kills = 0  # of servers that were not ready, in a row
         self._numbers = count(1)
@@ -77,22 +104,31 @@ class Local(Backend):
         self._closed = False
 
     def start(self, job: Job, device: Device) -> None:
-        """Give the job to an idle worker of the device, or to a new one.
+        """Give the job to an idle worker that is bound to the device as the job needs it, or to a new one.
+
+        Best is one that had the job which it resumes.
 
         Raises:
-            BackendError: the back end is closed, or a job of that id is running.
+            BackendError: the back end is closed, a job of that id is running, or the device cannot be shared as asked.
         """
         if self._closed:
             raise BackendError(f"job {job.id!r} cannot start: the back end is closed")
         if self._worker_of(job.id) is not None:
             raise BackendError(f"job {job.id!r} cannot start: a job of that id is running")
-        message = JOB + pickle.dumps((job, device))
-        for worker in self._workers.values():
-            if worker.job is None and worker.device == device.name and worker.send(message):
-                worker.job = job.id
+        binding = self._sharing.bind(job, device)
+        message = JOB + pickle.dumps((binding, job, device))
+        idle = {n: worker for n, worker in self._workers.items() if worker.job is None and worker.device == device.name}
+        for worker in sorted(idle.values(), key=lambda worker: job.resumes not in worker.had):
+            if worker.binding == binding and not worker.doomed and worker.send(message):
+                self._sharing.begin(worker.tenant, job)
+                worker.take(job.id)
                 return
-        worker = self._fork(device)
-        worker.job = job.id
+        for number, worker in idle.items():
+            if worker.binding != binding:  # it would hold memory of the device for nothing
+                self._retire(number)
+        worker = self._fork(device, binding)
+        self._sharing.begin(worker.tenant, job)
+        worker.take(job.id)
         worker.send(message)
 
     def stop(self, job: str) -> None:
@@ -101,23 +137,23 @@ class Local(Backend):
         if worker is not None:
             worker.send(STOP)
 
+    def kill(self, job: str) -> None:
+        """Kill the job's worker, and all that it started."""
+        for number, worker in self._workers.items():
+            if worker.job == job:
+                worker.doomed = True
+                self._server.kill(number)
+
+    def vacate(self, device: str) -> None:
+        """Let the idle workers of the device exit."""
+        for number in [number for number, x in self._workers.items() if x.job is None and x.device == device]:
+            self._retire(number)
+
     def change(self, job: str, change: Change) -> None:
         """Send the change to the job's worker."""
         worker = self._worker_of(job)
         if worker is not None:
             worker.send(CHANGE + pickle.dumps(change))
-
-    def suspend(self, job: str) -> Refusal | None:
-        """Refused."""
-        return Refusal(job, "the local back end cannot suspend jobs yet")
-
-    def resume(self, job: str, device: Device) -> Refusal | None:
-        """Refused."""
-        return Refusal(job, "the local back end cannot resume jobs yet, it suspends none")
-
-    def resize(self, job: str, devices: Sequence[Device]) -> Refusal | None:
-        """Refused."""
-        return Refusal(job, "the local back end cannot resize jobs yet, each keeps the device it started on")
 
     def poll(self, timeout: float) -> list[Event]:
         """Events since the last call, in order; waits up to `timeout` seconds for the first.
@@ -139,20 +175,39 @@ class Local(Backend):
             worker.connection.close()
         self._workers.clear()
         self._server.close()
+        self._sharing.close()
 
     def _worker_of(self, job: str) -> _Worker | None:
         return next((worker for worker in self._workers.values() if worker.job == job), None)
 
-    def _fork(self, device: Device) -> _Worker:
+    def _fork(self, device: Device, binding: Binding) -> _Worker:
         number = next(self._numbers)
-        worker = _Worker(self._server.fork(number), device.name)
+        worker = _Worker(self._server.fork(number), device.name, binding, self._sharing.tenant(binding, device))
         self._workers[number] = worker
         return worker
 
+    def _retire(self, number: int) -> None:
+        """Let an idle worker go: it exits when its connection ends."""
+        self._workers.pop(number).connection.close()
+
+    def _evict(self) -> None:
+        """Kill the workers whose share of a GPU does not hold; their jobs end when the processes are gone."""
+        reasons = self._sharing.check([worker.tenant for worker in self._workers.values() if worker.tenant is not None])
+        for number, worker in list(self._workers.items()) if reasons else ():
+            if worker.tenant is None or worker.tenant not in reasons or worker.verdict is not None:
+                continue
+            self._server.kill(number)
+            if worker.job is None:
+                self._retire(number)
+            else:
+                log = log_path(self.workplace.directory, worker.job)
+                worker.verdict = Ended(worker.job, Outcome.LOST, f"{reasons[worker.tenant]}\nLog: {log}")
+
     def _collect(self, timeout: float) -> list[Event]:
         """What one wait brings: at most one event of each worker, and one notice of the server."""
+        self._evict()
         speakers = {worker.connection: worker for worker in self._workers.values() if worker.listening}
-        ready = wait([*speakers, self._server.control], timeout)
+        ready = wait([*speakers, self._server.control], min(timeout, self._sharing.pause))
         events: list[Event] = []
         # Events before notices: what a worker sent before it died comes before its end.
         for connection, worker in speakers.items():
@@ -172,10 +227,13 @@ class Local(Backend):
         if event is None:
             return []
         if isinstance(event, Ended):
+            if worker.verdict is not None:  # it has been killed, for which there is a reason already
+                return []
             if event.outcome not in REUSABLE:
-                worker.verdict = event
+                worker.verdict = self._sharing.judged(worker.tenant, event)
                 return []
             worker.job = None
+        self._sharing.heard(worker.tenant, event)
         return [event]
 
     def _bury(self, end: Exit) -> list[Event]:

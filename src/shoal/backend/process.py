@@ -5,26 +5,44 @@ import os
 import pickle
 import queue
 import threading
+import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
-from shoal.backend.base import Ended, Event, Outcome, Workplace
+from shoal.backend.base import Alive, Ended, Event, Outcome, Workplace
+from shoal.backend.binding import Binding
 from shoal.backend.perform import perform, resolve
 from shoal.cluster.device import Device
 from shoal.planner.job import Job
 from shoal.planner.orders import Orders
 from shoal.worker.outcome import log_path
 
-__all__ = ["CHANGE", "JOB", "REUSABLE", "STOP", "work"]
+__all__ = ["CHANGE", "JOB", "REUSABLE", "STOP", "Greeting", "work"]
 
 REUSABLE = frozenset({Outcome.FINISHED, Outcome.STOPPED})
 """Outcomes after which a process is fit for another job; after any other it exits."""
 
 STOP, CHANGE, JOB = b"s", b"c", b"j"
-"""First byte of a message: to stop the current job; for it, a pickled `Change`; for later, a pickled (Job, Device)."""
+"""First byte of a message: to stop the current job; for it, a pickled `Change`; a pickled (Binding, Job, Device)."""
+
+BEAT_SECONDS = 1.0
+"""Between two looks whether a job makes progress."""
 
 _ORPHANED = 75
 """Exit status of a worker without an engine."""
+
+
+@dataclass(frozen=True)
+class Greeting:
+    """The first message of a worker.
+
+    Args:
+        pid: of its process.
+    """
+
+    pid: int
+
 
 _Inbox = queue.SimpleQueue[tuple[bytes, Orders]]
 
@@ -33,13 +51,19 @@ def work(connection: Connection, workplace: Workplace) -> None:
     """Do the jobs that come over the connection and send back their events; returns after the first that fails."""
     faulthandler.enable()
     inbox: _Inbox = queue.SimpleQueue()
+    voice = _Voice(connection)
+    voice.say(Greeting(os.getpid()))
+    threading.Thread(target=voice.beat, name="shoal-heart", daemon=True).start()
     threading.Thread(target=_listen, args=(connection, inbox), name="shoal-inbox", daemon=True).start()
     outcome = Outcome.FINISHED
     while outcome in REUSABLE:
         message, orders = inbox.get()
-        job, device = pickle.loads(message)
+        binding: Binding
+        binding, job, device = pickle.loads(message)
+        binding.apply()  # the same for every job of this process
+        voice.begin(job.id, orders)
         for event in perform(_run, job, device, workplace, orders):
-            _send(connection, event)
+            voice.say(event)
             if isinstance(event, Ended):
                 outcome = event.outcome
 
@@ -62,11 +86,46 @@ def _listen(connection: Connection, inbox: _Inbox) -> None:
             inbox.put((content, orders))
 
 
-def _send(connection: Connection, event: Event) -> None:
-    try:
-        connection.send(event)
-    except (BrokenPipeError, ConnectionResetError):
-        os._exit(_ORPHANED)
+class _Voice:
+    """Tells the engine what happens, from whatever thread, and once a second that the job makes progress, if it does.
+
+    Args:
+        connection: to the engine.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._lock = threading.Lock()
+        self._job: str | None = None
+        self._orders = Orders()
+
+    def begin(self, job: str, orders: Orders) -> None:
+        """A job is about to be done."""
+        with self._lock:
+            self._job, self._orders = job, orders
+
+    def say(self, event: Event | Greeting) -> None:
+        """Send an event; after a job's end nothing more is said of it."""
+        with self._lock:
+            if isinstance(event, Ended):
+                self._job = None
+            self._send(event)
+
+    def beat(self) -> None:
+        """Look at the job for ever."""
+        heard = 0
+        while True:
+            time.sleep(BEAT_SECONDS)
+            with self._lock:
+                if self._job is not None and self._orders.beats != heard:
+                    heard = self._orders.beats
+                    self._send(Alive(self._job, self._orders.settled))
+
+    def _send(self, event: Event | Greeting) -> None:
+        try:
+            self._connection.send(event)
+        except (BrokenPipeError, ConnectionResetError):
+            os._exit(_ORPHANED)
 
 
 def _run(job: Job, device: Device, workplace: Workplace, orders: Orders) -> Iterator[Event]:

@@ -23,8 +23,8 @@ __all__ = [
     "check_close",
     "check_events",
     "check_failures",
+    "check_kill",
     "check_neighbours",
-    "check_refusals",
     "check_same_job_twice",
     "check_stop",
     "check_stop_without_effect",
@@ -134,6 +134,31 @@ def check_stop_without_effect(make: MakeBackend, directory: Path) -> None:
         assert not backend.poll(0.05), "stopping a job that had ended had an effect"
 
 
+def check_kill(make: MakeBackend, directory: Path) -> None:
+    """A job that is killed ends at once, as crashed, without its last work; its neighbour and the next job are well."""
+    with scripted(make, directory, _reports_until_stopped) as backend:
+        backend.kill("unknown")
+        backend.start(scripted_job("killed"), _CPU)
+        backend.start(scripted_job("other"), _OTHER_CPU)
+        _first_events(backend, jobs=2)
+        backend.kill("killed")
+        ends: list[Event] = []
+        while not ends:
+            said = [event for event in backend.poll(_PATIENCE_SECONDS) if event.job == "killed"]
+            assert _report("killed", _CHECKPOINT) not in said, "a killed job did its last work"
+            ends = [event for event in said if isinstance(event, Ended)]
+        assert [isinstance(end, Ended) and end.outcome for end in ends] == [Outcome.CRASHED], f"it ended with {ends}"
+        backend.kill("killed")
+        backend.stop("other")
+        *_, last = events_until_ended(backend, ["other"])["other"]
+        assert last == Ended("other", Outcome.STOPPED), f"the neighbour of a killed job ended with {last}"
+        backend.vacate(_OTHER_CPU.name)
+        backend.start(scripted_job("next"), _OTHER_CPU)
+        backend.stop("next")
+        *_, last = events_until_ended(backend, ["next"])["next"]
+        assert last == Ended("next", Outcome.STOPPED), f"on a device that was vacated a job ended with {last}"
+
+
 def check_changes(make: MakeBackend, directory: Path) -> None:
     """Changes reach the job that they are meant for, each once and in order, however early; no other job sees them."""
     joining = Member(Trial(7, {"lr": 0.1}, seed=1, data_seed=2), start=0, target=3)
@@ -162,21 +187,6 @@ def check_changes(make: MakeBackend, directory: Path) -> None:
         backend.stop("next")
         *_, last = events_until_ended(backend, ["next"])["next"]
         assert last == Ended("next", Outcome.STOPPED), f"a change for a job that had ended led to {last}"
-
-
-def check_refusals(make: MakeBackend, directory: Path) -> None:
-    """What a back end will not do it refuses with a reason, and the job runs on."""
-    with scripted(make, directory, _reports_until_stopped) as backend:
-        backend.start(scripted_job("job"), _CPU)
-        for refusal in (
-            backend.suspend("job"),
-            backend.resume("job", _CPU),
-            backend.resize("job", [_CPU, _OTHER_CPU]),
-        ):
-            assert refusal is None or (refusal.job == "job" and refusal.reason), f"a refusal without reason: {refusal}"
-        backend.stop("job")
-        *_, last = events_until_ended(backend, ["job"])["job"]
-        assert last == Ended("job", Outcome.STOPPED), f"after the refusals the job ended with {last}"
 
 
 def check_same_job_twice(make: MakeBackend, directory: Path) -> None:
@@ -208,8 +218,8 @@ BACKEND_CHECKS: tuple[Callable[[MakeBackend, Path], None], ...] = (
     check_failures,
     check_stop,
     check_stop_without_effect,
+    check_kill,
     check_changes,
-    check_refusals,
     check_same_job_twice,
     check_close,
 )

@@ -1,6 +1,7 @@
 """Where the checkpoints of trials lie, and how they are called; needs no torch.
 
-A trial's two newest are kept, `checkpoints/<trial>/<epoch>-<step>-<crc32>.pt`.
+A trial's two newest are kept, `checkpoints/<trial>/<epoch>-<step>-<crc32>.pt`; those of a trial that keeps files of its
+own are directories, `checkpoints/<trial>/<epoch>-000000-files`.
 """
 
 import os
@@ -11,7 +12,7 @@ from pathlib import Path
 from shoal.errors import CheckpointError
 from shoal.trial import Trial
 
-__all__ = ["NAME", "checkpoints", "folder", "inherit"]
+__all__ = ["NAME", "checkpoints", "folder", "inherit", "kept", "published"]
 
 NAME = re.compile(r"(\d{6})-(\d{6})-([0-9a-f]{8})\.pt")
 """Epochs finished, steps done of the next one, and the file's checksum."""
@@ -33,6 +34,17 @@ def checkpoints(directory: Path, trial: int) -> list[Path]:
     return sorted((path for path in found if NAME.fullmatch(path.name)), reverse=True)
 
 
+def published(directory: Path, trial: int) -> list[Path]:
+    """The directories that a trial which keeps files of its own has put aside, the newest first."""
+    return sorted(folder(directory, trial).glob("[0-9]*-000000-files"), reverse=True)
+
+
+def kept(directory: Path, trial: int) -> Path:
+    """Where the files are that a trial keeps by itself, as they were when it last reported."""
+    newest = next(iter(published(directory, trial)), None)
+    return folder(directory, trial) / "live" if newest is None else newest / "files"
+
+
 def inherit(directory: Path, trial: Trial) -> None:
     """Let a trial that begins with what another had learnt find that trial's checkpoint as its own.
 
@@ -47,10 +59,11 @@ def inherit(directory: Path, trial: Trial) -> None:
         OSError: the disk is full or cannot be written.
     """
     origin = trial.origin
-    if origin is None or checkpoints(directory, trial.number):
+    if origin is None or checkpoints(directory, trial.number) or published(directory, trial.number):
         return
     begins = f"{origin.epoch:06d}-{0:06d}-"
-    source = next((x for x in checkpoints(directory, origin.trial) if x.name.startswith(begins)), None)
+    there = [*checkpoints(directory, origin.trial), *published(directory, origin.trial)]
+    source = next((x for x in there if x.name.startswith(begins)), None)
     if source is None:
         raise CheckpointError(
             f"trial {trial.number} was to go on from trial {origin.trial} at epoch {origin.epoch}, whose checkpoint is "
@@ -58,6 +71,12 @@ def inherit(directory: Path, trial: Trial) -> None:
         )
     target = folder(directory, trial.number) / source.name
     target.parent.mkdir(parents=True, exist_ok=True)
+    if source.is_dir():
+        partial = target.with_suffix(".partial")
+        shutil.rmtree(partial, ignore_errors=True)
+        shutil.copytree(source, partial, symlinks=True)
+        partial.replace(target)
+        return
     try:
         os.link(source, target)
     except OSError:  # of a file system without links

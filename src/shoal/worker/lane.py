@@ -17,6 +17,7 @@ from shoal.fuse.frozen import lend_frozen
 from shoal.pack.batches import Batches, epoch_order
 from shoal.planner.event import Event, Profiled, Reported
 from shoal.planner.job import Array, Member
+from shoal.schedule.base import Quantum
 from shoal.task import Task
 from shoal.trial import Report, TrialState, derive_seed
 from shoal.worker.data import DataSets
@@ -31,8 +32,9 @@ _log = logging.getLogger("shoal.worker")
 LINGER, LONGEST_LINGER = 0.1, 0.05
 """Of an epoch's seconds, and seconds at most: how long the others wait for who takes the place of those that left."""
 
-LOOK_STEPS = 64
-"""Steps after which it is looked whether losses are numbers, if nothing else asks for it before."""
+LOOK_STEPS, LOOK_SECONDS = 64, 1.0
+"""Steps or seconds after which it is looked what the losses were, if nothing else asks for it before. They are told so
+often too, however long an epoch is."""
 
 
 @dataclass(frozen=True)
@@ -67,10 +69,16 @@ class Lane:
         workshop: of the process.
         lenders: models that are trained beside its own; frozen parameters of theirs serve as those of its own that are
             called alike and equal.
+        beat: called at each step, of validation too, and before anything that may take long.
     """
 
     def __init__(
-        self, job: str, array: Array, workshop: Workshop, lenders: Callable[[], Iterable[nn.Module]] = tuple
+        self,
+        job: str,
+        array: Array,
+        workshop: Workshop,
+        lenders: Callable[[], Iterable[nn.Module]] = tuple,
+        beat: Callable[[], None] = lambda: None,
     ) -> None:
         self.key = array.key
         self.position = 0
@@ -88,6 +96,7 @@ class Lane:
         self._device = workshop.device
         self._directory = workshop.directory
         self._lenders = lenders
+        self._beat = beat
         self._learners: list[Learner] = []
         self._joining: list[Member] = list(array.members)
         self._owed: set[int] = set()  # trials that are to have an epoch before others join
@@ -96,6 +105,8 @@ class Lane:
         self._profile = array.profile
         self._company: list[Learner] = []  # who is within an epoch now
         self._losses: list[Tensor] = []  # of the company, [B] each, since it was last looked whether they are numbers
+        self._looked = self._told = time.perf_counter()  # when losses were last looked at, and told
+        self._lowest: Quantum | None = None  # the losses since they were told, of the best member at each step
         self._began, self._spent = 0.0, 0.0  # this advance, and seconds of this epoch before it
         self._ready = self._abreast = False
         self._course = self._train_all()
@@ -124,6 +135,11 @@ class Lane:
     def settled(self) -> bool:
         """Whether its steps are taken in the way that was found the fastest."""
         return self._stepper is not None and self._stepper.settled
+
+    @property
+    def stepping(self) -> bool:
+        """Whether it only takes steps, and does not load, build or compile anything."""
+        return self.settled and not self._joining
 
     @property
     def abreast(self) -> bool:
@@ -176,6 +192,15 @@ class Lane:
         for learner in self._learners:
             self._save_one(learner)
 
+    def suspend(self) -> None:
+        """Keep all, saved, at hand for the next job of this process, and tell what was not told yet."""
+        self.save()
+        for learner in self._learners:
+            if not learner.bad:
+                self._paused.keep(learner)
+        if self._lowest is not None:
+            self._tell(())
+
     def _let_go(self, learner: Learner) -> None:
         self._learners.remove(learner)
         self._owed.discard(learner.trial.number)
@@ -196,6 +221,7 @@ class Lane:
             self._owed = {learner.trial.number for learner in self._learners}
         while self._joining:
             member = self._joining[0]
+            self._beat()
             try:
                 learner = self._learner(member)
             except Exception as error:
@@ -218,7 +244,8 @@ class Lane:
                         lend_frozen(lender, learner.model)
 
     def _tell(self, reports: Iterable[Report]) -> None:
-        self.events.append(Reported(self._job, tuple(reports)))
+        self.events.append(Reported(self._job, tuple(reports), self._lowest))
+        self._lowest, self._told = None, time.perf_counter()
 
     def _learner(self, member: Member) -> Learner:
         """A member as it was left here, or as its checkpoint has it, or at its very start."""
@@ -243,6 +270,7 @@ class Lane:
     def _train(self, company: list[Learner]) -> Iterator[bool]:
         """The rest of an epoch of a company, and what that showed."""
         lead = company[0].trial
+        self._beat()
         train, valid = self._sets.of(lead.config)
         size = batch_size(self._task, lead.config)  # the key of a trial that was not looked at has none
         self._spent = self._began - time.perf_counter()
@@ -256,7 +284,7 @@ class Lane:
         if not self._company:
             return
         stepper = self._stepper_of(train.steps(size))
-        metrics = stepper.validate(valid.walk(size, seed=derive_seed(lead.data_seed, "valid")))
+        metrics = stepper.validate(self._heard(valid.walk(size, seed=derive_seed(lead.data_seed, "valid"))))
         seconds = self._spent + time.perf_counter() - self._began
         reports = self._end_epoch(stepper.learners, metrics, seconds / len(metrics))
         self._tell(reports)
@@ -283,17 +311,29 @@ class Lane:
                         return
                     walks = {k: walk for k, walk in walks.items() if any(x.epoch == k for x in self._company)}
                     stepper = self._stepper_of(steps)
+                if not self._losses:
+                    self._looked = time.perf_counter()
                 batches = {epoch: next(walk) for epoch, walk in walks.items()}
                 ticks = [learner.epoch * steps + step for learner in self._company]
                 losses = stepper.train_step([batches[learner.epoch] for learner in self._company], ticks)
                 self._losses.append(losses)
+                self._beat()
                 for learner in self._company:
                     learner.step = step + 1
                 self.position += min(size, train.samples - step * size)
-                if len(self._losses) == LOOK_STEPS:
+                now = time.perf_counter()
+                if len(self._losses) == LOOK_STEPS or now - self._looked >= LOOK_SECONDS:
                     self._write_down()
+                if self._lowest is not None and now - self._told >= LOOK_SECONDS:
+                    self._tell(())
         finally:
             self._write_down()
+
+    def _heard(self, batches: Iterable[Any]) -> Iterator[Any]:
+        """The batches, each of which is progress."""
+        for batch in batches:
+            yield batch
+            self._beat()
 
     def _everybody_stays(self) -> bool:
         """Whether nobody of the company has left; else it is reduced to those that are still there."""
@@ -304,11 +344,18 @@ class Lane:
         return False
 
     def _write_down(self) -> None:
-        """Note the first step at which a loss was no number. The device is asked for that now and then only."""
+        """Note how the losses went, and the first step at which one was no number. The device is asked for that now and
+        then only.
+        """
         if not self._losses:
             return
         losses, self._losses = torch.stack(self._losses), []
-        self._judge(losses.isfinite())
+        finite = losses.isfinite()
+        self._judge(finite)
+        best = losses.where(finite, torch.inf).amin(1)
+        highest, lowest, last = torch.stack([best.max(), best.min(), best[-1]]).tolist()
+        told = Quantum(highest, lowest, last, len(best), time.perf_counter() - self._looked)
+        self._lowest = told if self._lowest is None else self._lowest.followed_by(told)
 
     def _judge(self, finite: Tensor) -> None:
         """Note where losses of the last steps, [steps, B], were no numbers."""
@@ -340,6 +387,7 @@ class Lane:
                 if self._device.type == "cuda":
                     gc.collect()  # the array of before is a cycle, and holds memory of the device
             steps = max((x.member.target - x.epoch) * epoch_steps - x.step for x in self._company)
+            self._beat()
             self._stepper = make_stepper(self._task, self._company, self._profile, steps)
         return self._stepper
 

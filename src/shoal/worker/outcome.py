@@ -10,7 +10,7 @@ from types import TracebackType
 from shoal.errors import StorageFullError, TaskError
 from shoal.planner.event import Outcome
 
-__all__ = ["log_path", "outcome_of", "recorded", "user_traceback"]
+__all__ = ["EndedElsewhere", "described", "log_path", "outcome_of", "recorded", "user_traceback"]
 
 _PACKAGE = __name__.partition(".")[0]
 
@@ -30,9 +30,24 @@ _STORAGE_MESSAGES = (
 )
 
 
+class EndedElsewhere(Exception):  # noqa: N818  (what it tells of is the error)
+    """A process of the user's has failed; what it said of that is the message.
+
+    Args:
+        outcome: as if it had been the job's.
+        message: what its user can act on.
+    """
+
+    def __init__(self, outcome: Outcome, message: str) -> None:
+        super().__init__(message)
+        self.outcome = outcome
+
+
 def outcome_of(error: BaseException) -> Outcome:
     """What an exception says about the job that raised it; explicit causes count, the outermost known one wins."""
     for link in _causes(error):
+        if isinstance(link, EndedElsewhere):
+            return link.outcome
         if isinstance(link, TaskError):
             return Outcome.REJECTED
         if _is_out_of_memory(link):
@@ -59,8 +74,16 @@ def recorded(error: BaseException, log: Path) -> tuple[Outcome, str]:
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("a", encoding="utf-8") as file:
             file.writelines(traceback.format_exception(error))
+    outcome, text = described(error)
+    return outcome, f"{text.rstrip()}\nLog: {log}"
+
+
+def described(error: BaseException) -> tuple[Outcome, str]:
+    """The outcome of what raised, and what its user can act on."""
     outcome = outcome_of(error)
-    if outcome is Outcome.RAISED:
+    if isinstance(error, EndedElsewhere):
+        text = str(error)
+    elif outcome is Outcome.RAISED:
         text = user_traceback(error)
     elif outcome is Outcome.REJECTED and error.__cause__ is not None:
         text = f"{error}\n\n{user_traceback(error.__cause__)}"
@@ -68,7 +91,7 @@ def recorded(error: BaseException, log: Path) -> tuple[Outcome, str]:
         text = str(error)
     else:
         text = "".join(traceback.format_exception_only(error))
-    return outcome, f"{text.rstrip()}\nLog: {log}"
+    return outcome, text
 
 
 def user_traceback(error: BaseException) -> str:

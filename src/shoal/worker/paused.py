@@ -1,7 +1,7 @@
-"""Learners that have paused, kept at hand for the next job of this process."""
+"""Learners that have paused or were suspended, kept at hand for the next job of this process."""
 
 from collections import OrderedDict
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -14,47 +14,70 @@ from shoal.worker.learner import Learner, optimizers_in
 
 __all__ = ["Paused"]
 
-KEPT_BYTES = 256 << 20
-"""Of parameters, buffers and optimizer state. It is small models whose loading is as long as their training."""
+KEPT_BYTES, MOVED_BYTES = 256 << 20, 2 << 30
+"""Of parameters, buffers and optimizer state; and of those of a GPU, which jobs that take turns on it leave and come
+back to. It is small models whose loading is as long as their training; larger ones go on from their checkpoints."""
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """A learner, its tensors with the devices to which they belong, and their bytes."""
+
+    learner: Learner
+    places: tuple[tuple[Tensor, torch.device], ...]
+    bytes: int
 
 
 class Paused:
-    """Keeps learners as they are saved, so that one that goes on here need not be built and loaded again."""
+    """Keeps learners as they are saved, so that one that goes on here need not be built and loaded again.
+
+    They are kept in memory of the host: that of a GPU is for those that train.
+    """
 
     def __init__(self) -> None:
-        self._kept: OrderedDict[int, tuple[Learner, int]] = OrderedDict()
+        self._kept: OrderedDict[int, _Kept] = OrderedDict()
         self._bytes = 0
 
     def keep(self, learner: Learner) -> None:
         """Keep one that has just been saved; those kept longest go, where there is no room."""
         tensors = _tensors(learner)
         size = sum(tensor.nbytes for tensor in tensors)
-        if size > KEPT_BYTES:
+        room = KEPT_BYTES if learner.device.type == "cpu" else MOVED_BYTES
+        if size > room:
             return
+        places = tuple((tensor, tensor.device) for tensor in tensors)
+        for parameter in learner.model.parameters():  # as after loading a checkpoint, which holds none either
+            parameter.grad = None
         for tensor in tensors:  # a row of an array's memory would keep all of that
-            if not lent(tensor):
+            if tensor.device.type != "cpu":
+                tensor.data = tensor.data.to("cpu")
+            elif not lent(tensor):
                 tensor.data = tensor.data.clone()
         self._drop(learner.trial.number)
-        self._kept[learner.trial.number] = (learner, size)
+        self._kept[learner.trial.number] = _Kept(learner, places, size)
         self._bytes += size
-        while self._bytes > KEPT_BYTES:
+        while self._bytes > room:
             self._drop(next(iter(self._kept)))
 
     def take(self, member: Member, directory: Path) -> Learner | None:
         """The learner of a member, if it is here and nobody has trained it further."""
         if member.trial.number not in self._kept:
             return None
-        learner, _ = self._kept[member.trial.number]
+        kept = self._kept[member.trial.number]
+        learner = kept.learner
         self._drop(member.trial.number)
         epoch, step = learner.saved
         newest = next(iter(checkpoints(directory, member.trial.number)), None)
         if learner.trial != member.trial or newest is None or not newest.name.startswith(f"{epoch:06d}-{step:06d}-"):
             return None
+        for tensor, device in kept.places:
+            if tensor.device != device:
+                tensor.data = tensor.data.to(device)
         return replace(learner, member=member)
 
     def _drop(self, number: int) -> None:
         if number in self._kept:
-            self._bytes -= self._kept.pop(number)[1]
+            self._bytes -= self._kept.pop(number).bytes
 
 
 def _tensors(learner: Learner) -> list[Tensor]:

@@ -1,5 +1,6 @@
 """A worker's way through a job; `shoal.backend.base.Runner` is its contract."""
 
+import os
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
@@ -26,7 +27,11 @@ __all__ = ["prepare", "run"]
 
 def run(job: Job, device: Device, workplace: Workplace, orders: Orders) -> Iterator[Event]:
     """Do what the job's purpose says."""
+    orders.beat(settled=False)
     workshop, describer = prepare(device, workplace)
+    if workshop.device.type == "cuda" and job.purpose is not Purpose.SURVEY:
+        torch.cuda.synchronize(workshop.device)  # makes the context, and so a client of MPS where that is asked for
+    orders.beat(settled=False)
     match job.purpose:
         case Purpose.SURVEY:
             yield Surveyed(job.id, *describer.survey([member.trial for member in job.members]))
@@ -34,6 +39,7 @@ def run(job: Job, device: Device, workplace: Workplace, orders: Orders) -> Itera
             for array in job.arrays:
                 if orders.stopping():
                     return
+                orders.beat(settled=False)
                 profile = measure(workshop.task, workshop.sets, array, workshop.device, device.memory)
                 yield Profiled(job.id, array.key, profile)
         case Purpose.TRAIN:
@@ -42,12 +48,19 @@ def run(job: Job, device: Device, workplace: Workplace, orders: Orders) -> Itera
 
 def prepare(device: Device, workplace: Workplace) -> tuple[Workshop, Describer]:
     """Make this process, and the task in it, ready for work on a device."""
-    place = torch.device(device.name if device.is_cuda else "cpu")
+    place = _place(device)
     torch.set_num_threads(device.cores)
     if place.type == "cuda":
         torch.cuda.set_device(place)
     postpone_compiler()
     return _prepared(workplace.task, place, workplace.directory)
+
+
+def _place(device: Device) -> torch.device:
+    """What torch calls the device in this process; "cuda:0" where it sees no other (see `shoal.backend.binding`)."""
+    if device.uuid and os.environ.get("CUDA_VISIBLE_DEVICES") == device.uuid:
+        return torch.device("cuda:0")
+    return torch.device(device.torch_name)
 
 
 @lru_cache(maxsize=1)

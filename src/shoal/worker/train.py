@@ -15,6 +15,7 @@ from shoal.planner.orders import Orders
 from shoal.worker.describe import Describer
 from shoal.worker.lane import Lane, Workshop
 from shoal.worker.outcome import log_path, outcome_of, recorded
+from shoal.worker.peak import Peak
 
 __all__ = ["Trainer"]
 
@@ -44,7 +45,9 @@ class Trainer:
         self._orders = orders
         self._checkpoint_seconds = checkpoint_seconds
         self._saved = time.monotonic()
-        self._lanes = [Lane(job.id, array, workshop, self._lenders) for array in job.arrays]
+        self._lanes: list[Lane] = []
+        self._lanes += [self._lane(array) for array in job.arrays]
+        self._peak = Peak(job.id, workshop.device)
         self._turns = Turns(workshop.device)
         self._paced: Paced | None = None
         self._held = len(self._lanes)
@@ -52,15 +55,25 @@ class Trainer:
     def run(self) -> Iterator[Event]:
         """Yields the reports of the trials, those that end an epoch together in one event.
 
-        A trial that reaches its target is saved before it is reported as PAUSED.
+        A trial that reaches its target is saved before it is reported as PAUSED. Of a job that runs out of memory it is
+        said what it held.
         """
+        try:
+            yield from self._train()
+        except Exception as error:
+            if outcome_of(error) is Outcome.OUT_OF_MEMORY:
+                yield from self._look()
+            raise
+
+    def _train(self) -> Iterator[Event]:
         while True:
             yield from self._hear()
             self._lanes = [lane for lane in self._lanes if not lane.done]
             if not self._lanes:
+                self._give_back()
                 return
             if self._orders.stopping():
-                self._save()
+                yield from self._suspend()
                 return
             failures = self._prepare()
             if not failures and not any(lane.events or lane.failures for lane in self._lanes):
@@ -73,6 +86,14 @@ class Trainer:
             if time.monotonic() - self._saved >= self._checkpoint_seconds:
                 self._save()
             yield from self._linger()
+
+    def _suspend(self) -> Iterator[Event]:
+        """Save all, and free the device; a job that goes on with these arrays in this process finds them at hand."""
+        for lane in self._lanes:
+            lane.suspend()
+        yield from self._tell()
+        self._lanes.clear()
+        give_back(self._workshop.device)
 
     def _prepare(self) -> list[Failure]:
         """Bring all lanes to their next steps; returns those that raised."""
@@ -98,6 +119,7 @@ class Trainer:
             for array in change.join:
                 self._let_in(array)
             if change.look:
+                self._orders.beat(settled=False)
                 yield Surveyed(self._job.id, *self._describer.survey(change.look, load=False))
 
     def _let_in(self, array: Array) -> None:
@@ -106,13 +128,28 @@ class Trainer:
             if lane.key == array.key:
                 lane.join(array.members)
                 return
-        self._lanes.append(Lane(self._job.id, array, self._workshop, self._lenders))
+        self._lanes.append(self._lane(array))
+
+    def _lane(self, array: Array) -> Lane:
+        return Lane(self._job.id, array, self._workshop, self._lenders, self._beat)
+
+    def _beat(self) -> None:
+        """Something makes progress; while only steps are taken, the next one takes about as long as the last."""
+        self._orders.beat(all(lane.stepping for lane in self._lanes))
 
     def _lenders(self) -> list[nn.Module]:
         """One model of each array."""
         return [model for lane in self._lanes for model in lane.models[:1]]
 
+    def _look(self) -> Iterator[Event]:
+        """How much memory the job has taken, if that is news."""
+        self._peak.look(self._lanes)
+        if (news := self._peak.news()) is not None:
+            yield news
+
     def _tell(self) -> Iterator[Event]:
+        if any(lane.events for lane in self._lanes):
+            yield from self._look()
         for lane in self._lanes:
             while lane.events:
                 yield lane.events.pop(0)

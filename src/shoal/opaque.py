@@ -1,0 +1,201 @@
+"""Trainings of which only reports are seen: a function of a config, or a command."""
+
+import functools
+import hashlib
+import inspect
+import json
+import pickle
+import re
+import shutil
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+
+from shoal.errors import ShoalError, SpaceError, TaskError
+from shoal.space import Space, flatten
+from shoal.trial import Trial
+
+__all__ = ["RUNNER", "TIME_LIMIT", "Command", "Function", "Opaque", "opaque", "structure"]
+
+RUNNER = "shoal.worker.opaque:run"
+"""Does their jobs; see `Workplace.runner`. It imports no torch."""
+
+TIME_LIMIT = 3600.0
+"""Seconds that may pass without a report."""
+
+_PLACE = re.compile(r"\{\{|\}\}|\{([^{}]*)\}")
+_OWN = ("trial", "seed", "directory")
+"""What a command may name beside the parameters."""
+
+
+@dataclass(frozen=True)
+class Function:
+    """A Python function that trains one configuration and calls `shoal.report`.
+
+    Args:
+        name: how it is called.
+        content: pickled by cloudpickle.
+        identity: what tells it from others; functions that share it share what is known of their cost.
+        time_limit: seconds that may pass without a report.
+    """
+
+    name: str
+    content: bytes
+    identity: str
+    time_limit: float = TIME_LIMIT
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command that trains one configuration.
+
+    Args:
+        arguments: the program and what it is given; `{name}` stands for a parameter's value (`{optimizer.lr}` for one
+            of a nested table), `{trial}` for the trial's number, `{seed}` for its seed, `{directory}` for the directory
+            in which it keeps what it goes on from; `{{` and `}}` are braces. No shell looks at them.
+        metrics: a line of JSON on standard output is a report if it has all of these.
+        directory: in which it runs.
+        time_limit: seconds that may pass without a report.
+    """
+
+    arguments: tuple[str, ...]
+    metrics: tuple[str, ...]
+    directory: Path
+    time_limit: float = TIME_LIMIT
+
+    @property
+    def name(self) -> str:
+        """How it is called: the file of its program, or that of a script which that runs."""
+        scripts = [Path(x).stem for x in self.arguments[1:] if re.fullmatch(r"[^{}-][^{}]*\.\w+", x)]
+        return scripts[0] if scripts else Path(self.arguments[0]).name
+
+    @property
+    def identity(self) -> str:
+        """What tells it from others."""
+        return json.dumps([str(self.directory), *self.arguments])
+
+    def check(self, space: Space) -> list[str]:
+        """Refuse a command that could not be started.
+
+        Returns:
+            The searched parameters that it does not name.
+
+        Raises:
+            SpaceError: it names what is no parameter, or one that only some configurations have.
+            TaskError: there is no such program.
+        """
+        leaves = space.leaves()
+        named = [name for text in self.arguments for name in _names(text)]
+        for name in named:
+            if name not in leaves and name not in _OWN:
+                known = ", ".join(f"{{{each}}}" for each in (*leaves, *_OWN))
+                raise SpaceError(
+                    f"the command names {{{name}}}, which is no parameter; it may name {known}; "
+                    "braces are {{ and }}"
+                )
+            if name in leaves and name in _OWN:
+                raise SpaceError(
+                    f"the command names {{{name}}}: a parameter, and what is the trial's own; rename the parameter"
+                )
+            if name in leaves and leaves[name].optional:
+                raise SpaceError(f"the command names {{{name}}}, which only some configurations of the space have")
+        if "{" not in self.arguments[0] and shutil.which(self.arguments[0]) is None:
+            raise TaskError(f"there is no program {self.arguments[0]!r}; name one on the PATH, or by its whole path")
+        return [name for name, leaf in leaves.items() if leaf.chooser and name not in named]
+
+    def line(self, trial: Trial, directory: Path) -> list[str]:
+        """The program and its arguments for a trial.
+
+        Args:
+            trial: whose values are put in.
+            directory: of its own.
+        """
+        own = {"trial": trial.number, "seed": trial.seed, "directory": directory}
+        values = {**own, **flatten(trial.config)}
+        return [_PLACE.sub(lambda place: _filled(place, values), text) for text in self.arguments]
+
+
+Opaque = Function | Command
+
+
+def structure(training: Opaque) -> str:
+    """By what its trials are known in the job history; equal in every study of the same function or command."""
+    digest = hashlib.blake2b(training.identity.encode(), digest_size=8).hexdigest()
+    return f"opaque {training.name} {digest}"
+
+
+def opaque(task: object, space: Space, time_limit: float) -> Opaque | None:
+    """A command, or a function that was given for a task, as workers get it; None of anything else.
+
+    Args:
+        task: what `tune` was given.
+        space: whose values a command is to name.
+        time_limit: seconds that may pass without a report.
+
+    Raises:
+        ShoalError: the time limit is none.
+        SpaceError: the command names what is no parameter.
+        TaskError: the function cannot be pickled.
+    """
+    if isinstance(time_limit, bool) or not isinstance(time_limit, (int, float)) or not time_limit > 0:
+        raise ShoalError(f"`time_limit` must be a number of seconds above 0, got {time_limit!r}")
+    if isinstance(task, Command):
+        task.check(space)
+        return task
+    if isinstance(task, type) or not callable(task) or _is_task(task):
+        return None
+    _check_signature(task)
+    function = _innermost(task)
+    name = getattr(function, "__qualname__", type(function).__qualname__)
+    code = getattr(function, "__code__", None)
+    place = code.co_filename if code is not None else getattr(function, "__module__", "")
+    try:
+        content: bytes = cloudpickle.dumps(task)
+    except (TypeError, pickle.PicklingError) as error:
+        raise TaskError(
+            f"the function {name} cannot be pickled for its workers ({error}); make what it uses inside it"
+        ) from error
+    return Function(name.rpartition(".")[2], content, f"{place}:{name}", time_limit)
+
+
+def _check_signature(task: Callable[..., Any]) -> None:
+    """Refuse a function that cannot be called with a config.
+
+    Raises:
+        TaskError: names its parameters.
+    """
+    try:
+        found = inspect.signature(task)
+    except ValueError:  # of a builtin, which does not tell
+        return
+    try:
+        found.bind({})
+    except TypeError as error:
+        raise TaskError(f"a function to be tuned takes one argument, the config; {task!r} takes {found}") from error
+
+
+def _is_task(task: object) -> bool:
+    """Without an import of torch: where nobody has imported `shoal.task`, nothing is one."""
+    module = sys.modules.get("shoal.task")
+    return module is not None and isinstance(task, module.Task)
+
+
+def _innermost(function: Callable[..., Any]) -> Callable[..., Any]:
+    while isinstance(function, functools.partial):
+        function = function.func
+    return function
+
+
+def _names(text: str) -> list[str]:
+    return [place.group(1) for place in _PLACE.finditer(text) if place.group(1) is not None]
+
+
+def _filled(place: re.Match[str], values: Mapping[str, Any]) -> str:
+    if place.group(1) is None:
+        return place.group()[0]
+    value = values[place.group(1)]
+    return json.dumps(value) if isinstance(value, (list, dict)) else str(value)

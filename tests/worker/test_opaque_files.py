@@ -1,0 +1,153 @@
+"""What a program keeps is there whole, of the step that it says, and not copied more often than it must."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from shoal.trial import Origin, Report, Trial
+from shoal.worker.files import inherit, published
+from shoal.worker.opaque_files import Store
+
+
+def reports(count: int) -> list[Report]:
+    return [Report(3, epoch, {"loss": 1 / epoch}, 0.5) for epoch in range(1, count + 1)]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    store = Store(tmp_path, 3)
+    store.begin()
+    return store
+
+
+def again(tmp_path: Path) -> Store:
+    store = Store(tmp_path, 3)
+    store.begin()
+    return store
+
+
+def steps(tmp_path: Path) -> list[str]:
+    return [path.name for path in published(tmp_path, 3)]
+
+
+def test_what_was_there_at_the_last_report_is_handed_out(tmp_path: Path, store: Store) -> None:
+    (store.live / "model").mkdir()
+    (store.live / "model" / "weights").write_text("one")
+    store.put_aside(reports(1))
+    (store.live / "model" / "weights").write_text("half of tw")
+    other = again(tmp_path)
+    assert (other.live / "model" / "weights").read_text() == "one"
+    assert other.step == 1
+    assert other.reports == reports(1)
+
+
+def test_a_new_trial_has_an_empty_directory(tmp_path: Path, store: Store) -> None:
+    (store.live / "left over").write_text("by a kill")
+    other = again(tmp_path)
+    assert list(other.live.iterdir()) == []
+    assert other.step == 0
+
+
+def test_the_two_newest_are_kept_and_nothing_that_says_nothing_new(tmp_path: Path, store: Store) -> None:
+    store.put_aside(reports(1))
+    assert steps(tmp_path) == []
+    for count in (2, 3, 4):
+        (store.live / "a").write_text(str(count))
+        store.put_aside(reports(count))
+        store.put_aside(reports(count))
+    store.put_aside(reports(5))
+    assert steps(tmp_path) == ["000004-000000-files", "000003-000000-files"]
+
+
+def test_files_of_one_size_written_at_once_are_told_apart(tmp_path: Path, store: Store) -> None:
+    for count in range(1, 30):
+        (store.live / "a").write_text(f"{count:02d}")
+        store.put_aside(reports(count))
+        assert (published(tmp_path, 3)[0] / "files" / "a").read_text() == f"{count:02d}"
+
+
+def test_what_has_not_changed_is_not_copied_again_and_nobody_can_spoil_it(tmp_path: Path, store: Store) -> None:
+    (store.live / "data").write_text("large")
+    (store.live / "a").write_text("1")
+    store.put_aside(reports(1))
+    (store.live / "a").write_text("2")
+    store.put_aside(reports(2))
+    newest, older = published(tmp_path, 3)
+    assert os.path.samefile(newest / "files" / "data", older / "files" / "data")
+    assert not os.path.samefile(newest / "files" / "data", store.live / "data")
+    (store.live / "data").write_text("spoilt")
+    assert (newest / "files" / "data").read_text() == "large"
+    assert (older / "files" / "a").read_text() == "1"
+
+
+def test_a_copy_that_was_never_finished_is_none(tmp_path: Path, store: Store) -> None:
+    (store.live / "a").write_text("1")
+    store.put_aside(reports(1))
+    unfinished = store.live.parent / "000002-000000-files.partial"
+    (unfinished / "files").mkdir(parents=True)
+    other = again(tmp_path)
+    assert other.step == 1
+    assert not unfinished.exists()
+
+
+def test_a_program_that_goes_back_has_its_later_copies_dropped(tmp_path: Path, store: Store) -> None:
+    for count in (4, 5, 2):
+        (store.live / "a").write_text(str(count))
+        store.put_aside(reports(count))
+    assert steps(tmp_path) == ["000002-000000-files"]
+    (store.live / "a").write_text("another 2")
+    store.put_aside(reports(2))
+    assert (published(tmp_path, 3)[0] / "files" / "a").read_text() == "another 2"
+
+
+def test_what_does_not_fit_leaves_the_older_copy(tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    (store.live / "a").write_text("1")
+    store.put_aside(reports(1))
+    (store.live / "a").write_text("2")
+
+    def full(*arguments: object, **settings: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("shutil.copy2", full)
+    with pytest.raises(OSError, match="No space left on device"):
+        store.put_aside(reports(2))
+    assert steps(tmp_path) == ["000001-000000-files"]
+    assert not list(store.live.parent.glob("*.partial"))
+
+
+def test_a_program_that_does_not_wait_keeps_its_directory(tmp_path: Path, store: Store) -> None:
+    (store.live / "a").write_text("1")
+    store.keeps_itself()
+    other = again(tmp_path)
+    assert (other.live / "a").read_text() == "1"
+    assert other.went_on
+    assert other.step == 0
+
+
+def test_a_process_that_was_left_is_ended_first(tmp_path: Path, store: Store) -> None:
+    left = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    store.note_process(left.pid)
+    again(tmp_path)
+    assert left.poll() is not None
+
+
+def test_a_process_that_got_the_same_number_is_left_alone(tmp_path: Path, store: Store) -> None:
+    note = {"pid": os.getpid(), "created": psutil.Process().create_time() - 60}
+    (store.live.parent / "process.json").write_text(json.dumps(note))
+    assert again(tmp_path).step == 0
+
+
+def test_a_copy_of_a_trial_has_files_of_its_own(tmp_path: Path, store: Store) -> None:
+    (store.live / "a").write_text("1")
+    store.put_aside(reports(2))
+    inherit(tmp_path, Trial(4, {}, 0, 0, Origin(3, 2)))
+    copy = Store(tmp_path, 4)
+    copy.begin()
+    assert (copy.live / "a").read_text() == "1"
+    assert [report.trial for report in copy.reports] == [4, 4]
+    assert copy.step == 2

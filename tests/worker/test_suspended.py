@@ -1,0 +1,143 @@
+"""A job that is stopped within an epoch, and one that goes on with it in the same process or in another."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pack_samples import CONFIGS, CPU, Mixed
+
+from shoal.planner.event import Reported
+from shoal.planner.job import Array, ArrayKey, Job, Member
+from shoal.planner.orders import Orders
+from shoal.schedule.base import Quantum
+from shoal.trial import Trial
+from shoal.worker import lane
+from shoal.worker.data import DataSets
+from shoal.worker.describe import Describer
+from shoal.worker.lane import Workshop
+from shoal.worker.learner import build
+from shoal.worker.paused import Paused
+from shoal.worker.train import Trainer
+
+EPOCHS = 3
+
+
+class After(Orders):
+    """Stops a job when so many steps have been taken."""
+
+    def __init__(self, looks: int) -> None:
+        super().__init__(prompt=True)
+        self.left = looks
+
+    def stopping(self) -> bool:
+        self.left -= 1
+        if self.left <= 0:
+            self.stop()
+        return super().stopping()
+
+
+def job(*numbers: int, start: dict[int, int]) -> Job:
+    arrays = [
+        Array(
+            ArrayKey(str(CONFIGS[n]["kind"]), "data", CONFIGS[n]["batch_size"]),
+            (Member(Trial(n, CONFIGS[n], seed=n, data_seed=5), start.get(n, 0), EPOCHS),),
+        )
+        for n in numbers
+    ]
+    return Job("job", tuple(arrays))
+
+
+def train(directory: Path, paused: Paused, orders: Orders, *numbers: int) -> list[Reported]:
+    task = Mixed()
+    sets = DataSets(task, CPU)
+    workshop = Workshop(task, sets, paused, CPU, directory)
+    trainer = Trainer(job(*numbers, start={}), workshop, Describer(task, sets), orders, checkpoint_seconds=60.0)
+    return [event for event in trainer.run() if isinstance(event, Reported)]
+
+
+def metrics(events: list[Reported]) -> dict[tuple[int, int], Any]:
+    return {(report.trial, report.epoch): dict(report.metrics) for event in events for report in event.reports}
+
+
+@pytest.mark.parametrize("stays", [True, False], ids=["in this process", "in another"])
+@pytest.mark.parametrize("looks", [3, 5, 12])
+def test_who_goes_on_learns_what_it_would_have_learnt(
+    looks: int, stays: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = metrics(train(tmp_path / "whole", Paused(), Orders(prompt=True), 0, 3))
+    paused, orders = Paused(), After(looks)
+    told = train(tmp_path / "parts", paused, orders, 0, 3)
+    assert orders.noticed
+    built: list[int] = []
+
+    def noted(task: Any, member: Member, device: torch.device) -> Any:
+        built.append(member.trial.number)
+        return build(task, member, device)
+
+    monkeypatch.setattr(lane, "build", noted)
+    told += train(tmp_path / "parts", paused if stays else Paused(), Orders(prompt=True), 0, 3)
+    assert sorted(built) == ([] if stays else [0, 3])
+    assert metrics(told) == whole
+
+
+def test_the_losses_are_told_of_the_best_member_with_each_epoch_and_when_it_stops(tmp_path: Path) -> None:
+    events = train(tmp_path / "whole", Paused(), Orders(prompt=True), 0)
+    assert [len(event.reports) for event in events] == [1, 1, 1]
+    losses = [event.losses for event in events if event.losses is not None]
+    assert [quantum.steps for quantum in losses] == [7, 7, 7], "14 samples in batches of 2"
+    assert all(quantum.lowest <= quantum.last <= quantum.highest for quantum in losses)
+    assert all(quantum.seconds > 0 for quantum in losses)
+    stopped = train(tmp_path / "stopped", Paused(), After(5), 0)
+    assert [event.losses.steps for event in stopped if event.losses] == [stopped[-1].losses.steps]
+    assert stopped[-1].reports == ()
+
+
+def test_losses_are_told_in_the_middle_of_long_epochs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lane, "LOOK_SECONDS", 0.0)
+    events = train(tmp_path / "study", Paused(), Orders(prompt=True), 0)
+    assert sum(event.losses.steps for event in events if event.losses) == 7 * EPOCHS
+    assert sum(not event.reports for event in events) == 7 * EPOCHS
+
+
+def test_quanta_add_up() -> None:
+    one, other = Quantum(3.0, 1.0, 2.0, 4, 0.5), Quantum(5.0, 2.0, 2.5, 2, 0.25)
+    assert one.followed_by(other) == Quantum(5.0, 1.0, 2.5, 6, 0.75)
+    assert one.followed_by(None) is one
+
+
+def test_what_is_kept_holds_no_gradients_and_no_rows_of_an_array(tmp_path: Path) -> None:
+    paused = Paused()
+    train(tmp_path, paused, After(4), 0, 1)
+    member = job(0, start={}).members[0]
+    learner = paused.take(member, tmp_path)
+    assert learner is not None
+    assert all(parameter.grad is None for parameter in learner.model.parameters())
+    for parameter in learner.model.parameters():
+        assert parameter.untyped_storage().nbytes() == parameter.nbytes
+    assert paused.take(member, tmp_path) is None, "it is handed out once"
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU, whose memory is to be given back")
+def test_of_a_gpu_nothing_is_held_meanwhile(tmp_path: Path) -> None:
+    device = torch.device("cuda:0")
+    learner = build(Mixed(), job(0, start={}).members[0], device)
+    x, y = torch.randn(4, 5, dtype=torch.float64, device=device), torch.arange(4, device=device) % 3
+    for _ in range(2):
+        learner.optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(learner.model(x), y).backward()
+        learner.optimizer.step()
+    learner.epoch = 1
+    learner.save(tmp_path)
+    before = [parameter.detach().cpu() for parameter in learner.model.parameters()]
+    paused = Paused()
+    paused.keep(learner)
+    assert {parameter.device.type for parameter in learner.model.parameters()} == {"cpu"}
+    again = paused.take(learner.member, tmp_path)
+    assert again is not None
+    assert {parameter.device for parameter in again.model.parameters()} == {device}
+    for parameter, value in zip(again.model.parameters(), before, strict=True):
+        assert torch.equal(parameter.detach().cpu(), value)
+    again.optimizer.zero_grad()
+    torch.nn.functional.cross_entropy(again.model(x), y).backward()
+    again.optimizer.step()
