@@ -17,7 +17,7 @@ from shoal.backend.base import Backend, Dropped, Ended, Event, Outcome, Paced, P
 from shoal.cluster.device import Cluster, Device, Node
 from shoal.cost.demand import Profile
 from shoal.cost.history import History
-from shoal.engine import Engine, Setting
+from shoal.engine import Engine
 from shoal.errors import (
     AlgorithmError,
     BackendError,
@@ -36,6 +36,7 @@ from shoal.schedule.action import JobState, Plan, Refusal
 from shoal.schedule.base import JobView, Policy
 from shoal.schedule.fifo import Fifo
 from shoal.schedule.oversubscription import OversubscriptionTuner
+from shoal.setting import Setting
 from shoal.space import Space, grid, uniform
 from shoal.trial import Decision, Report, Trial, TrialState
 
@@ -104,6 +105,9 @@ class Scripted(Backend):
     on_start: Callable[[Job], None]
     started: list[Job] = field(default_factory=list)
     stopped: list[str] = field(default_factory=list)
+    killed: list[str] = field(default_factory=list)
+    devices: dict[str, str] = field(default_factory=dict)
+    vacated: list[str] = field(default_factory=list)
     changes: list[tuple[str, Change]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -111,14 +115,22 @@ class Scripted(Backend):
         self.polls = 0
 
     def start(self, job: Job, device: Device) -> None:
+        self.devices[job.id] = device.name
         self.on_start(job)
         self.started.append(job)
         self._events[job.id] = list(self.script(job))
 
     def stop(self, job: str) -> None:
         self.stopped.append(job)
-        if len(self._events[job]) > 1:  # else it is over, and only has to say so
+        if len(self._events[job]) != 1:  # else it is over, and only has to say so
             self._events[job] = [Ended(job, Outcome.STOPPED)]
+
+    def kill(self, job: str) -> None:
+        self.killed.append(job)
+        self._events[job] = [Ended(job, Outcome.CRASHED, "was killed")]
+
+    def vacate(self, device: str) -> None:
+        self.vacated.append(device)
 
     def change(self, job: str, change: Change) -> None:
         self.changes.append((job, change))
@@ -130,15 +142,6 @@ class Scripted(Backend):
             before.insert(0, Surveyed(job, {trial.number: KEY for trial in change.look}))
         joining = Job(job, change.join) if change.join else None
         self._events[job] = [*before, *(reports(joining) if joining else ()), end]
-
-    def suspend(self, job: str) -> Refusal | None:
-        raise NotImplementedError
-
-    def resume(self, job: str, device: Device) -> Refusal | None:
-        raise NotImplementedError
-
-    def resize(self, job: str, devices: Sequence[Device]) -> Refusal | None:
-        raise NotImplementedError
 
     def poll(self, timeout: float) -> list[Event]:
         self.polls += 1
@@ -539,6 +542,42 @@ def row_numbers(job: Job) -> set[int]:
     return {member.trial.number for member in job.members}
 
 
+def run_with_kills(method: str, when: str, run: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> int:
+    """Run engines of which each dies at one call of a method of the journal more than the one before it.
+
+    Args:
+        method: of the journal.
+        when: `before` or `after` the method has recorded anything.
+        run: runs one engine.
+        monkeypatch: of the test.
+
+    Returns:
+        How many died before one got to the end.
+    """
+    original = getattr(Journal, method)
+    for kills in range(100):
+        left = kills % 7
+
+        def mortal(journal: Journal, *arguments: object, **named: object) -> object:
+            nonlocal left
+            left -= 1
+            if left < 0 and when == "before":
+                raise Killed
+            result = original(journal, *arguments, **named)
+            if left < 0:
+                raise Killed
+            return result
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Journal, method, mortal)
+            try:
+                run()
+            except Killed:
+                continue
+            return kills
+    raise AssertionError("no engine got to the end")
+
+
 MAKERS: dict[str, Callable[[], Algorithm]] = {
     "hyperband": lambda: Hyperband(9, brackets=1),
     "asha": lambda: ASHA(9, max_epochs=9, concurrency=4),
@@ -557,33 +596,10 @@ MAKERS: dict[str, Callable[[], Algorithm]] = {
 def test_a_kill_around_any_record_changes_nothing(
     make: Callable[[], Algorithm], method: str, when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each engine dies at one call of the method more than the one before it, until one gets to the end."""
     undisturbed = Stage(tmp_path / "undisturbed", make)
     undisturbed.run(backend())
     stage = Stage(tmp_path / "study", make)
-    original = getattr(Journal, method)
-    kills = 0
-    for survived in range(100):
-        left = survived % 7
-
-        def mortal(journal: Journal, *arguments: object, **named: object) -> object:
-            nonlocal left
-            left -= 1
-            if left < 0 and when == "before":
-                raise Killed
-            result = original(journal, *arguments, **named)
-            if left < 0:
-                raise Killed
-            return result
-
-        with monkeypatch.context() as patch:
-            patch.setattr(Journal, method, mortal)
-            try:
-                stage.run(backend())
-            except Killed:
-                kills += 1
-            else:
-                break
+    kills = run_with_kills(method, when, lambda: stage.run(backend()), monkeypatch)
     assert kills > 0 or (method == "joined" and make is MAKERS["hyperband"]), "one bracket: nobody runs to be joined"
     assert stage.outcome() == undisturbed.outcome()
 

@@ -5,7 +5,9 @@ A `Task` says how one configuration is trained, in plain PyTorch; `tune` searche
 so that commands which only read a study do not wait for torch.
 """
 
+import sys
 from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from shoal.space import choice, grid, loguniform, quniform, randint, uniform
     from shoal.study import Study, resume, tune
     from shoal.task import Task
+    from shoal.trainable import checkpoint, step
 
 _HOMES = {
     "shoal.algorithms.asha": ("ASHA",),
@@ -48,6 +51,7 @@ _HOMES = {
     "shoal.space": ("choice", "grid", "loguniform", "quniform", "randint", "uniform"),
     "shoal.study": ("Study", "resume", "tune"),
     "shoal.task": ("Task",),
+    "shoal.trainable": ("checkpoint", "step"),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 
@@ -74,6 +78,7 @@ __all__ = [
     "SyncBOHB",
     "Task",
     "TrainingStep",
+    "checkpoint",
     "choice",
     "clip_grad_norm_",
     "clip_grad_value_",
@@ -84,8 +89,10 @@ __all__ = [
     "loguniform",
     "quniform",
     "randint",
+    "report",
     "resume",
     "stack",
+    "step",
     "tune",
     "uniform",
 ]
@@ -97,6 +104,25 @@ def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'shoal' has no attribute {name!r}")
     return getattr(import_module(_HOME[name]), name)
+
+
+class _Shoal(ModuleType):
+    """Of this package, whose `report` is what programs call, though there is a package of that name, too."""
+
+    @property
+    def report(self) -> Any:
+        """`shoal.trainable.report`."""
+        return import_module("shoal.trainable").report
+
+    @report.setter
+    def report(self, package: ModuleType) -> None:
+        """Called when the package `shoal.report` is imported; it is found in `sys.modules`."""
+
+    def __reduce__(self) -> tuple[Any, ...]:  # cloudpickle knows how to pickle plain modules only
+        return import_module, (self.__name__,)
+
+
+sys.modules[__name__].__class__ = _Shoal
 
 
 def __dir__() -> list[str]:

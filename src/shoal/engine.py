@@ -1,15 +1,13 @@
 """The loop of a study: ask the algorithm, place what waits, hear what came of it, until all is decided."""
 
-import time
 from collections import deque
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from itertools import count
 
 from shoal.algorithms.base import Algorithm
-from shoal.backend.base import Backend
 from shoal.cluster.device import Cluster, Device
-from shoal.cost.demand import Profile
-from shoal.cost.history import History
+from shoal.cost.demand import Demand
 from shoal.errors import (
     AlgorithmError,
     CheckpointError,
@@ -18,57 +16,35 @@ from shoal.errors import (
     ShoalError,
     StorageFullError,
     StudyInterrupted,
-    TaskError,
 )
 from shoal.journal.rows import Ask
 from shoal.journal.writer import Journal
-from shoal.objective import check_reported, missing, named
-from shoal.planner.event import Dropped, Ended, Event, Outcome, Paced, Profiled, Reported, Surveyed
-from shoal.planner.grouping import Grouping
-from shoal.planner.job import Array, ArrayKey, Change, Job, Member, Purpose, without
-from shoal.planner.planner import Planner
+from shoal.planner.aftermath import Aftermath, Scene
+from shoal.planner.checked import checked, whole
+from shoal.planner.event import BLAMELESS, Dropped, Ended, Event, Measured, Outcome, Paced, Profiled, Reported, Surveyed
+from shoal.planner.fatal import fatal
+from shoal.planner.fleet import Fleet
+from shoal.planner.job import Array, Change, Job, Purpose, without
+from shoal.planner.lessons import Lessons
+from shoal.planner.planner import Placement, Planner
+from shoal.planner.silence import Silence
 from shoal.planner.speeds import Speeds
 from shoal.planner.standings import Standing, Standings
 from shoal.planner.surveys import Surveys
 from shoal.report.progress import Progress
-from shoal.schedule.base import Policy
-from shoal.schedule.oversubscription import OversubscriptionTuner
+from shoal.schedule.ledger import no_device
+from shoal.setting import Setting
 from shoal.trial import Decision, Report, TrialGroup, TrialState
+from shoal.upkeep import Upkeep
 from shoal.worker.files import inherit
 
-__all__ = ["Engine", "Setting"]
+__all__ = ["Engine"]
 
 TURN_SECONDS = 0.25
 """Longest wait for an event, after which the display and an interrupt are looked at."""
 
 REPLAN_SECONDS = 1.0
 """Where nothing has changed but how far trials are, the planner is asked again after these seconds."""
-
-
-@dataclass
-class Setting:
-    """What an engine works with.
-
-    Args:
-        cluster: the devices.
-        policy: decides which job runs where.
-        backend: runs them.
-        history: what is known of jobs, across studies.
-        retries: how often a trial whose job failed is tried again.
-        tuner: finds how many times the compute of the devices may be promised, from what jobs report; by default it
-            leaves all of them as they are.
-        grouping: decides which arrays share a process.
-        fuse: whether trials may share an array.
-    """
-
-    cluster: Cluster
-    policy: Policy
-    backend: Backend
-    history: History
-    retries: int = 2
-    tuner: OversubscriptionTuner = field(default_factory=lambda: OversubscriptionTuner(kinds=()))
-    grouping: Grouping = field(default_factory=Grouping)
-    fuse: bool = True
 
 
 class Engine:
@@ -83,16 +59,21 @@ class Engine:
         self._algorithm = algorithm
         self._setting = setting
         self._progress = progress
-        self._planner = Planner(
-            setting.policy, self._profile, self._new_id, setting.backend.elastic, setting.grouping, setting.fuse
-        )
+        self._lessons = Lessons(setting.history)
+        self._planner = self._make_planner(self._new_id)
         self._speeds = Speeds(setting.tuner)
         self._jobs = len(journal.jobs())
         self._running: dict[str, tuple[Job, Device]] = {}
         self._events: deque[Event] = deque()  # polled, not yet handled
         self._trials = Standings()
         self._surveys = Surveys({device.kind for _, device in setting.cluster})
-        self._findings = 0  # what was measured so far
+        self._aftermath = Aftermath(self._trials, setting.retries)
+        self.fleet = setting.fleet or Fleet(setting.cluster)
+        """The devices."""
+        silence = Silence(setting.hang_seconds)
+        self._upkeep = Upkeep(
+            self.fleet, setting.backend, journal, setting.find, setting.monitor, silence, setting.clock
+        )
         self._placed: object = None
         self._placed_at = 0.0
         self._interrupted = False
@@ -105,6 +86,7 @@ class Engine:
             TaskError: the task breaks its contract.
             StorageFullError: there is no room for the journal or a checkpoint.
         """
+        self._journal.devices_are(self.fleet.whole)
         with self._progress:
             try:
                 self._loop()
@@ -129,6 +111,7 @@ class Engine:
         decisions: list[Decision] = []
         for event in self._journal.events():
             if isinstance(event, Ask):
+                self._planner.courses.enlist(event.groups)
                 groups = tuple(self._algorithm.next_groups(event.free))
                 if groups != event.groups:
                     raise JournalError(
@@ -142,16 +125,18 @@ class Engine:
             self._trials.move(Standing(row.trial, row.target, row.epoch, failures=row.failures), row.state)
             if row.failures > 0 and row.state is TrialState.PENDING:
                 self._trials.alone.add(row.number)
+                self._trials[row.number].story = f"failed in {row.failures} jobs before, is tried again by itself"
         for standing in self._trials.waiting():
             self._inherit(standing)
 
     def _loop(self) -> None:
         while not self._algorithm.finished:
+            self._upkeep.turn(self._running)
             self._ask()
             self._survey()
             self._place()
             self._check_alive()
-            self._hear(TURN_SECONDS)
+            self._hear(self._planner.patience(self._setting.clock(), TURN_SECONDS))
             self._progress.update()
             if self._interrupted:
                 raise StudyInterrupted(
@@ -163,6 +148,7 @@ class Engine:
         idle = len(self._idle())
         groups = self._algorithm.next_groups(idle)
         self._journal.asked(idle, groups)
+        self._planner.courses.enlist(groups)
         for group in groups:
             self._enlist(group)
 
@@ -189,12 +175,11 @@ class Engine:
         asked = self._surveyed()
         known = self._surveys.keys
         unknown = [x.member for x in self._trials.waiting() if x.number not in known and x.number not in asked]
-        if idle := self._idle():
-            shares = self._surveys.shares(unknown, len(idle))
-            self._start(
-                (Job(self._new_id(), (share,), Purpose.SURVEY), device)
-                for share, device in zip(shares, idle, strict=False)
-            )
+        if self._setting.structure:
+            self._surveys.know(self._setting.structure, unknown)
+        elif idle := self._idle():
+            shares = zip(self._surveys.shares(unknown, len(idle)), idle, strict=False)
+            self._start((Job(self._new_id(), (share,), Purpose.SURVEY), device) for share, device in shares)
         elif self._setting.backend.elastic:
             training = [job.id for job, _ in self._running.values() if job.purpose is Purpose.TRAIN]
             for job, trials in self._surveys.looks([member.trial for member in unknown], training).items():
@@ -212,31 +197,46 @@ class Engine:
         keys = self._surveys.keys
         waiting = [x for x in everyone if x.number in keys]
         unknown = [x for x in everyone if x.number not in keys]
-        reasons = {x.number: "its model has to be looked at first" for x in unknown}
+        cluster = self._speeds.cluster(self.fleet.cluster)
+        looked_at = any(device.healthy for _, device in cluster)
+        why = "its model has to be looked at first" if looked_at else no_device(cluster)
+        reasons = {x.number: why for x in unknown}
         if any(x.number in surveyed for x in unknown):
             reasons |= {x.number: "waits for those whose models are looked at" for x in waiting}
-            self._journal.waiting_reasons(reasons)
+            self._journal.waiting_reasons(self._trials.told(reasons))
             self._placed = None
             return
-        cluster = self._speeds.cluster(self._setting.cluster)
-        devices = {device.name: device for _, device in cluster}
-        now = time.monotonic()
+        now = self._setting.clock()
         situation = self._situation(everyone, cluster)
-        if situation == self._placed and now < self._placed_at + REPLAN_SECONDS:
+        if situation == self._placed and now < min(self._placed_at + REPLAN_SECONDS, self._planner.wake):
             return
-        placement = self._planner.plan(
-            [(x.member, keys[x.number]) for x in waiting],
+        placement = self._plan(self._planner, cluster, now)
+        self._journal.waiting_reasons(self._trials.told({**reasons, **placement.refusals}))
+        self._placed, self._placed_at = None if placement.starts or placement.joins else situation, now
+        for job, leave in placement.leaves.items():
+            self._journal.leaving(job, leave.reason)
+            self._setting.backend.stop(job)
+        self._promise(placement.promises)
+        self._start(placement.starts)
+        for job, arrays in placement.joins.items():
+            self._let_join(job, arrays)
+
+    def _plan(self, planner: Planner, cluster: Cluster, now: float) -> Placement:
+        """What a planner says of all that waits and was looked at."""
+        keys, devices = self._surveys.keys, {device.name: device for _, device in cluster}
+        return planner.plan(
+            [(x.member, keys[x.number]) for x in self._trials.waiting() if x.number in keys],
             [(self._trials.present(job), devices[device.name]) for job, device in self._running.values()],
             cluster,
             now,
             alone=self._trials.alone,
             unmeasurable=self._surveys.unmeasurable,
+            limits=self._trials.limits,
         )
-        self._journal.waiting_reasons({**reasons, **placement.refusals})
-        self._placed, self._placed_at = None if placement.starts or placement.joins else situation, now
-        self._start(placement.starts)
-        for job, arrays in placement.joins.items():
-            self._let_join(job, arrays)
+
+    def _make_planner(self, new_id: Callable[[], str]) -> Planner:
+        mine = self._setting
+        return Planner(mine.policy, self._lessons.profile, new_id, mine.backend.elastic, mine.grouping, mine.fuse)
 
     def _situation(self, waiting: Sequence[Standing], cluster: Cluster) -> object:
         """What a plan depends on, but for the time and how far running trials are."""
@@ -244,14 +244,21 @@ class Engine:
             number: frozenset(member.trial.number for member in self._trials.present(job).members)
             for number, (job, _) in self._running.items()
         }
-        mine = [(x.number, x.epoch, x.target, x.number in self._surveys.keys) for x in waiting]
-        return mine, running, cluster, len(self._trials.alone), len(self._surveys.unmeasurable), self._findings
+        mine = [(x.number, x.epoch, x.target, x.failures, x.number in self._surveys.keys) for x in waiting]
+        known = self._lessons.learnt, len(self._trials.alone), len(self._surveys.unmeasurable)
+        return mine, running, self._planner.courses.away, cluster, known
+
+    def _promise(self, promises: Mapping[str, Demand]) -> None:
+        """Note what running jobs are promised from now on, before others are promised what they give back."""
+        self._journal.promised(promises)
+        for number, demand in promises.items():
+            self._running[number] = (replace(self._running[number][0], demand=demand), self._running[number][1])
 
     def _let_join(self, number: str, arrays: Sequence[Array]) -> None:
         """Let trials join a running job."""
         job, device = self._running[number]
         members = [member for array in arrays for member in array.members]
-        self._journal.joined(job.id, device.name, members)
+        self._journal.joined(job.id, device.name, arrays)
         self._setting.backend.change(job.id, Change(join=tuple(arrays)))
         held = list(without(job.arrays, {member.trial.number for member in members}))
         for array in arrays:
@@ -275,16 +282,30 @@ class Engine:
             self._setting.backend.start(job, device)
             self._running[job.id] = (job, device)
             self._speeds.begin(job, device)
+            self._upkeep.begin(job)
             if job.purpose is Purpose.TRAIN:
                 self._trials.begin(job.id, job.members)
 
     def _check_alive(self) -> None:
-        """Nothing runs although there are devices: what waits can never start, and says why."""
-        if self._running or self._algorithm.finished:
+        """Nothing runs although there are devices: what waits can never start, and says why.
+
+        It only waits where it could start if lost devices came back and programs of others went.
+        """
+        if self._running or self._algorithm.finished or self._planner.sleeps:
             return
         if not self._trials.has_waiting():
             raise AlgorithmError(f"{self._algorithm!r} neither proposes trials nor has finished")
         reason, numbers = next(iter(self._journal.waiting().items()))
+        if self.fleet.emptied:
+            return
+        if self.fleet.diminished:
+            hopeful = self.fleet.hopeful
+            ids = map("hoped-for-{}".format, count())
+            at_best = self._plan(self._make_planner(ids.__next__), hopeful, self._setting.clock())
+            unknown = any(x.number not in self._surveys.keys for x in self._trials.waiting())
+            if at_best.starts or (unknown and any(device.healthy for _, device in hopeful)):
+                return
+            reason = next(iter(at_best.refusals.values()), reason)
         raise DeviceError(
             f"{len(numbers)} trials can never start: {reason}. Everything is saved; choose devices that suffice, such "
             f"as fewer CPU slots: shoal resume {self._journal.directory} --devices ..."
@@ -297,16 +318,25 @@ class Engine:
             self._handle(self._events.popleft())
 
     def _handle(self, event: Event) -> None:
+        event = self._upkeep.hear(event, self._running)
         match event:
             case Reported():
+                self._planner.courses.heard(event, self._setting.clock())
                 self._observe(event.job, event.reports)
                 self._speeds.epoch(event, self._trials.has_waiting)
+                job, device = self._running[event.job]
+                alone = sum(where.name == device.name for _, where in self._running.values()) == 1
+                if event.reports:
+                    self._lessons.epoch(event, job.arrays, device.kind, alone=alone)
             case Surveyed():
                 self._surveys.note(event)
             case Profiled():
                 self._remember(event)
             case Paced():
-                self._remember_pace(event)
+                self._lessons.paced(event, self._running[event.job][1].kind)
+            case Measured():
+                _, device = self._running[event.job]
+                self._lessons.measured(event, device.kind, device.memory)
             case Dropped():
                 self._drop(event)
             case Ended():
@@ -314,54 +344,20 @@ class Engine:
 
     def _remember(self, measured: Profiled) -> None:
         job, device = self._running[measured.job]
-        key, profile = measured.key, measured.profile
-        known = self._profile(key, device.kind)
+        self._lessons.profiled(measured, job.purpose, device.kind)
         if job.purpose is Purpose.PROFILE:
-            still_to_come = tuple(array for array in job.arrays if array.key != key)
+            still_to_come = tuple(array for array in job.arrays if array.key != measured.key)
             self._running[job.id] = (replace(job, arrays=still_to_come), device)
-        elif known is not None:  # another job may have found something meanwhile
-            profile = replace(
-                known,
-                fused_gain={**known.fused_gain, **profile.fused_gain},
-                compiled_gain={**known.compiled_gain, **profile.compiled_gain},
-                compile_seconds=profile.compile_seconds or known.compile_seconds,
-            )
-        self._setting.history.put(key.structure, key.data, key.batch_size, device.kind, profile)
-        self._findings += 1
-
-    def _remember_pace(self, measured: Paced) -> None:
-        _, device = self._running[measured.job]
-        self._setting.history.put_pace([key.steps for key in measured.keys], device.kind, measured.pace)
-        self._findings += 1
-
-    def _missing(self, report: Report) -> str | None:
-        """A metric of the study that a report should have and lacks."""
-        has_failed = report.state is TrialState.FAILED
-        return None if has_failed else missing(self._journal.objectives, report.metrics)
-
-    def _checked(self, report: Report) -> Report:
-        """A report with all metrics of the study, or one that its trial has failed since it lacks one.
-
-        Raises:
-            TaskError: no trial has reported it so far, so it is the task's fault or the study's.
-        """
-        metric = self._missing(report)
-        if metric is None:
-            return report
-        if not any(x.epoch > x.trial.start for x in self._trials):
-            check_reported(self._journal.objectives, report.metrics)
-        reason = f"metric {metric!r} is missing at epoch {report.epoch}; the trial reports {named(report.metrics)}"
-        return replace(report, state=TrialState.FAILED, reason=reason)
 
     def _observe(self, job: str, reports: Iterable[Report]) -> None:
-        reports = [self._checked(report) for report in reports]
+        reports = [checked(report, self._journal.objectives, self._trials) for report in reports]
         news = self._journal.reported(job, reports)
         for report in news:
             standing = self._trials[report.trial]
             standing.epoch = max(standing.epoch, report.epoch)
             self._trials.move(standing, report.state)
             if report.state is TrialState.PAUSED:
-                self._trials.alone.discard(standing.number)
+                self._trials.was_well(standing)
         decisions = [decision for report in news for decision in self._algorithm.observe(report)]
         self._journal.decided(decisions)
         leaving: dict[str, set[int]] = {}
@@ -378,66 +374,54 @@ class Engine:
             self._setting.backend.change(running, Change(leave=frozenset(numbers)))
 
     def _end(self, ended: Ended) -> None:
-        """A job is over; its trials that have not reached their targets wait again, alone if it failed."""
+        """A job is over; its trials that have not reached their targets wait again."""
         job, device = self._running.pop(ended.job)
         self._speeds.end(job.id)
-        fatal = self._fatal(job.purpose, job.members, ended)
-        failed = ended.outcome not in (Outcome.FINISHED, Outcome.STOPPED) and fatal is None
+        error = fatal(ended, job.purpose, job.members, self._trials, self._journal.directory)
+        failed = ended.outcome not in BLAMELESS and error is None
         self._surveys.end(job.id, failed=failed)
-        left = self._journal.job_ended(ended.job, ended.outcome, ended.message, failed=failed)
-        self._trials.wait_again(left, alone=failed)
-        if fatal is not None:
-            raise fatal
+        arrays = self._trials.present(job).arrays if job.purpose is Purpose.TRAIN else job.arrays
+        outcome = self._planner.courses.outcome(ended)
+        left = self._journal.job_ended(ended.job, outcome, ended.message, failed=failed)
+        self._planner.courses.end(job, outcome, left, self._setting.clock())
+        self._trials.wait_again(left)
+        if error is not None:
+            raise error
         if failed:
             if job.purpose is Purpose.PROFILE:
                 self._surveys.unmeasurable.update((array.key, device.kind) for array in job.arrays[:1])
             elif job.purpose is Purpose.SURVEY:
                 self._surveys.crashed(job)
-            self._bury(job.members, ended, left)
+            self._judge(ended, Scene(arrays, device, company=len(job.members) > 1), left)
+        self._lessons.end(job.id)
 
     def _drop(self, dropped: Dropped) -> None:
-        """An array of a job has failed; its trials wait again, alone."""
+        """An array of a job has failed; its trials wait again."""
         job, device = self._running[dropped.job]
+        present = self._trials.present(job).arrays
         members = [member for member in job.members if member.trial.number in dropped.trials]
         others = without(job.arrays, dropped.trials)
-        fatal = self._fatal(job.purpose, members, dropped)
-        left = self._journal.dropped(job.id, dropped.trials, failed=fatal is None)
-        self._trials.wait_again(left, alone=fatal is None)
-        if fatal is not None:
-            raise fatal
+        error = fatal(dropped, job.purpose, members, self._trials, self._journal.directory)
+        message = f"{dropped.outcome}: {dropped.message}"
+        left = self._journal.dropped(job.id, dropped.trials, message, failed=error is None)
+        self._trials.wait_again(left)
+        if error is not None:
+            raise error
         self._running[job.id] = (replace(job, arrays=others), device)
         self._speeds.end(job.id)
-        self._bury(members, dropped, left)
+        gone = without(present, {member.trial.number for array in others for member in array.members})
+        self._judge(dropped, Scene(gone, device, company=len(members) > 1), left)
 
-    def _fatal(self, purpose: Purpose, members: Sequence[Member], ended: Ended | Dropped) -> ShoalError | None:
-        """The error that ends the study, if every other job would end so too.
-
-        A task that breaks its contract does so for all trials, unless one has got past it. A survey is rejected only
-        where the task cannot be loaded at all.
-        """
-        if ended.outcome is Outcome.STORAGE_FULL:
-            return StorageFullError(
-                f"{ended.message}\nEverything recorded is intact; free some space, then: "
-                f"shoal resume {self._journal.directory}"
-            )
-        for_all = purpose is Purpose.SURVEY or not any(x.epoch for x in self._trials)
-        if ended.outcome is Outcome.REJECTED and for_all and members:
-            first, *others = members
-            company = f" and {len(others)} more" if others else ""
-            config = dict(first.trial.config)
-            return TaskError(f"{ended.message}\nIt was met with trial {first.trial.number}{company}: {config}")
-        return None
-
-    def _bury(self, members: Sequence[Member], ended: Ended | Dropped, left: Iterable[int]) -> None:
-        """No further tries for a trial that has failed by itself often enough.
-
-        Who is at fault among several is unknown: each of them gets at least one try alone.
-        """
-        if len(members) == 1:
-            tries = 0 if ended.outcome is Outcome.REJECTED else self._setting.retries
-            spent = [x for x in map(self._trials.__getitem__, left) if x.failures > tries]
-            reasons = [f"{ended.outcome} after {x.failures - 1} retries: {ended.message}" for x in spent]
-            self._observe("", map(self._failure, spent, reasons))
+    def _judge(self, failed: Ended | Dropped, scene: Scene, left: Iterable[int]) -> None:
+        """Decide how trials that failed go on, and correct what was believed of the memory that they take."""
+        device = self.fleet.cluster.device(scene.device.name)
+        if failed.outcome is Outcome.OUT_OF_MEMORY:
+            self._lessons.ran_out(failed.job, scene.arrays, device.kind, device.memory)
+        shared = any(where.name == device.name for _, where in self._running.values())
+        largest = max((other.memory for _, other in self.fleet.cluster if other.healthy), default=0)
+        scene = replace(scene, device=device, shared=shared, largest=largest)
+        spent = self._aftermath.judge(failed, scene, frozenset(left))
+        self._observe("", [self._failure(self._trials[number], why) for number, why in spent.items()])
 
     def _failure(self, standing: Standing, reason: str) -> Report:
         return Report(standing.number, standing.epoch, state=TrialState.FAILED, reason=reason)
@@ -455,10 +439,11 @@ class Engine:
         for job in self._running:
             self._setting.backend.stop(job)
         while self._running:
+            self._upkeep.watch(self._running, record=record)
             if not self._events:
                 self._events.extend(self._setting.backend.poll(TURN_SECONDS))
             while self._events:
-                event = self._events.popleft()
+                event = self._upkeep.hear(self._events.popleft(), self._running)
                 self._note(event, record=record)
                 if isinstance(event, Ended) and event.outcome not in (Outcome.FINISHED, Outcome.STOPPED):
                     unsaved.append(f"{event.job} {event.outcome}")
@@ -470,11 +455,11 @@ class Engine:
             case Profiled():
                 self._remember(event)
             case Paced():
-                self._remember_pace(event)
+                self._lessons.paced(event, self._running[event.job][1].kind)
             case Dropped() if record:
-                self._journal.dropped(event.job, event.trials, failed=False)
+                self._journal.dropped(event.job, event.trials, event.message, failed=False)
             case Reported() if record:
-                self._journal.reported(event.job, [report for report in event.reports if self._missing(report) is None])
+                self._journal.reported(event.job, whole(event.reports, self._journal.objectives))
             case Ended():
                 del self._running[event.job]
                 if record:
@@ -482,10 +467,7 @@ class Engine:
 
     def _idle(self) -> list[Device]:
         held = {device.name for _, device in self._running.values()}
-        return [device for _, device in self._setting.cluster if device.healthy and device.name not in held]
-
-    def _profile(self, key: ArrayKey, kind: str) -> Profile | None:
-        return self._setting.history.get(key.structure, key.data, key.batch_size, kind)
+        return [device for _, device in self.fleet.cluster if device.healthy and device.name not in held]
 
     def _new_id(self) -> str:
         self._jobs += 1

@@ -1,37 +1,39 @@
 """The face: start a study, go on with one, and look at what it found."""
 
-import base64
 import pickle
 import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import cloudpickle
-
 from shoal.algorithms.base import Algorithm, check_whole
+from shoal.arguments import blueprint, bound, check, pickled, single, strategy_of, strategy_text
 from shoal.backend.base import Backend
 from shoal.backend.registry import backend_class
-from shoal.cluster.device import Cluster
+from shoal.backend.sharing import check_sharing
 from shoal.cluster.discover import discover
+from shoal.cluster.nvml_monitor import NvmlMonitor
 from shoal.cost.history import History, environment
-from shoal.engine import Engine, Setting
-from shoal.errors import AlgorithmError, ShoalError, TaskError
+from shoal.engine import Engine
+from shoal.errors import ShoalError
 from shoal.journal.rows import TrialRow
 from shoal.journal.view import JournalView
 from shoal.journal.writer import Journal
+from shoal.opaque import RUNNER, TIME_LIMIT, Command, opaque, structure
 from shoal.planner.asked import Asked, hand_over
+from shoal.planner.fleet import Fleet
 from shoal.planner.grouping import Grouping
 from shoal.planner.job import Workplace
 from shoal.planner.packing.base import Packing
 from shoal.planner.packing.registry import make_packing
+from shoal.planner.silence import HANG_SECONDS, check_hang_seconds
 from shoal.report.frame import dataframe
 from shoal.report.grid import StudyGrid, study_grid
 from shoal.report.optuna_mirror import mirror
@@ -42,8 +44,10 @@ from shoal.report.snapshot import snapshot
 from shoal.schedule.base import Policy
 from shoal.schedule.oversubscription import OversubscriptionTuner
 from shoal.schedule.registry import make_policy
+from shoal.setting import Setting
 from shoal.space import Space
-from shoal.trial import derive_seed
+from shoal.trial import Config, derive_seed
+from shoal.worker.files import kept
 
 if TYPE_CHECKING:
     import optuna
@@ -53,8 +57,6 @@ if TYPE_CHECKING:
     from shoal.task import Task
 
 __all__ = ["Study", "overridden", "resume", "tune"]
-
-_PICKLED = "pickled:"
 
 _overrides: dict[str, Any] = {}
 """What the command line says of the next study, whatever the script says."""
@@ -165,13 +167,18 @@ class Study:
         """The best trial's model with its trained weights, on the CPU and in evaluation mode.
 
         Raises:
-            ShoalError: no trial has a value of the metric, or there are several metrics.
+            ShoalError: no trial has a value of the metric, there are several metrics, or no `Task` was trained.
             CheckpointError: its checkpoint is gone or damaged.
         """
-        from shoal.worker.restore import trained_model  # torch, which a look at a table does not need
-
         best = self.best_trial.trial
         with self._journal() as journal:
+            if journal.study["opaque"]:
+                raise ShoalError(
+                    f"the study in {self.directory} trained a program of yours, which knows what its model is; what it "
+                    f"kept of trial {best.number} is in {kept(self.directory, best.number)}"
+                )
+            from shoal.worker.restore import trained_model  # torch, which a look at a table does not need
+
             return trained_model(journal.blob("task"), best, self.directory)
 
     def __repr__(self) -> str:
@@ -182,7 +189,7 @@ class Study:
 
 
 def tune(
-    task: "Task",
+    task: "Task | Callable[[Config], object] | Command",
     space: Mapping[str, Any] | Space,
     *,
     metric: str | Sequence[str],
@@ -193,17 +200,21 @@ def tune(
     fuse: bool = True,
     devices: str | Sequence[str] = "auto",
     backend: str = "local",
+    sharing: str = "auto",
     directory: Path | str | None = None,
     seed: int = 0,
     data_seed: int | Literal["trial"] | None = None,
     retries: int = 2,
     checkpoint_seconds: float = 30.0,
+    hang_seconds: float = HANG_SECONDS,
+    time_limit: float = TIME_LIMIT,
     show_progress: bool = True,
 ) -> Study:
     """Search a space for the configuration with which a task does best.
 
     Args:
-        task: what is trained.
+        task: what is trained; or a function of a config that trains by itself and calls `shoal.report`, of whatever
+            framework: it has a process of its own, and budgets count its reports.
         space: names to domains (`shoal.loguniform` ...), Optuna distributions, constants, or nested mappings of these.
         metric: the reported value to compare trials by; `valid_loss` is always there. Or several, for `OptunaSearch`.
         mode: "min" or "max": which end of it is good; of several metrics a list with one for each.
@@ -211,14 +222,18 @@ def tune(
         policy: which job runs where; a name in `shoal.schedule.POLICIES` or a `Policy`.
         packing: which arrays share a process; a name in `shoal.planner.PACKINGS` or a `Packing`.
         fuse: whether trials of one structure are trained as one model.
-        devices: "auto" (all GPUs, else all cores), "cpu:2", "cuda", ["cuda:0", "cuda:1"].
+        devices: "auto" (all GPUs, else all cores), "cpu:2", "cuda", "mig", ["cuda:0", "mig:1"]; see `discover`.
         backend: "local" (a process per job) or "inline" (in this one).
+        sharing: how jobs share a GPU: by NVIDIA's MPS ("mps"), side by side without ("plain"), or as it goes ("auto").
         directory: of the study; by default a new one below `runs`.
         seed: of everything that is random.
         data_seed: of the order of samples, shared by all trials so that they can share batches; "trial" gives each
             trial its own, and so an array of its own.
         retries: how often a trial whose job failed is tried again.
         checkpoint_seconds: longest wall time between two checkpoints of a running trial.
+        hang_seconds: a job that shows no progress for so long is killed and its trials are tried again; one whose steps
+            are longer is given ten times its longest step, and loading data or compiling ten times as long.
+        time_limit: seconds that a function may take for a report; then its trial has failed.
         show_progress: on a terminal a table, elsewhere a few lines, on standard error.
 
     Raises:
@@ -227,41 +242,49 @@ def tune(
         ShoalError: something in the arguments or the task is wrong; the message says what.
     """
     chosen: dict[str, Any] = {"policy": policy, "packing": packing, "devices": devices, "backend": backend}
-    chosen |= {"directory": directory, "seed": seed, "show_progress": show_progress} | _overrides
+    chosen |= {"sharing": sharing, "directory": directory, "seed": seed, "show_progress": show_progress} | _overrides
+    space = space if isinstance(space, Space) else Space(space)
+    training = opaque(task, space, time_limit)
     spec = {
-        "task": type(task).__name__,
-        "space": (space if isinstance(space, Space) else Space(space)).to_json(),
-        "metric": _single(metric),
-        "mode": _single(mode),
+        "task": type(task).__name__ if training is None else training.name,
+        "opaque": "" if training is None else structure(training),
+        "space": space.to_json(),
+        "metric": single(metric),
+        "mode": single(mode),
         "algorithm": repr(algorithm),
-        "policy": _text(chosen["policy"]),
-        "packing": _text(chosen["packing"]),
+        "policy": strategy_text(chosen["policy"]),
+        "packing": strategy_text(chosen["packing"]),
         "fuse": fuse,
         "devices": chosen["devices"],
         "backend": chosen["backend"],
+        "sharing": chosen["sharing"],
         "seed": chosen["seed"],
         "data_seed": derive_seed(chosen["seed"], "data") if data_seed is None else data_seed,
         "retries": retries,
         "checkpoint_seconds": checkpoint_seconds,
+        "hang_seconds": hang_seconds,
         "paths": [str(Path(path).absolute()) for path in sys.path],
         "shoal": version("shoal"),
     }
     # All that can be wrong is looked at before there is a directory.
-    _check(algorithm, metric, checkpoint_seconds, chosen["seed"], data_seed, chosen["devices"], fuse)
+    check(algorithm, metric, checkpoint_seconds, chosen["seed"], data_seed, chosen["devices"], fuse)
     check_whole("retries", retries, least=0)
+    check_hang_seconds(hang_seconds)
     means = _Means(
-        discover(chosen["devices"]),
+        Fleet(discover(chosen["devices"]), chosen["devices"]),
         make_policy(chosen["policy"]),
         make_packing(chosen["packing"]),
         backend_class(chosen["backend"]),
+        chosen["sharing"],
         chosen["show_progress"],
     )
-    blueprint = _blueprint(algorithm)
-    search = _bound(blueprint, spec)
-    content = _pickled(task)
-    hand_over(Asked(spec, content, means.cluster, means.packing))
-    place = chosen["directory"] or _new_directory(type(task).__name__)
-    with closing(Journal.create(place, spec, task=content, algorithm=blueprint)) as journal:
+    check_sharing(means.sharing, means.fleet.given, processes=means.backend.concurrent)
+    plan = blueprint(algorithm)
+    search = bound(plan, spec)
+    content = pickled(task) if training is None else pickle.dumps(training)
+    hand_over(Asked(spec, content, means.fleet.given, means.packing))
+    place = chosen["directory"] or _new_directory(str(spec["task"]))
+    with closing(Journal.create(place, spec, task=content, algorithm=plan)) as journal:
         return _run(journal, search, means)
 
 
@@ -272,6 +295,7 @@ def resume(
     packing: str | Packing | None = None,
     devices: str | Sequence[str] | None = None,
     backend: str | None = None,
+    sharing: str | None = None,
     show_progress: bool = True,
 ) -> Study:
     """Go on with a study that was stopped or killed; one that has ended is just returned.
@@ -280,8 +304,9 @@ def resume(
         directory: of the study.
         policy: instead of the study's own.
         packing: instead of the study's own.
-        devices: instead of the study's own.
+        devices: instead of the study's own, as they were last changed by `shoal devices`.
         backend: instead of the study's own.
+        sharing: instead of the study's own.
         show_progress: as of `tune`.
 
     Raises:
@@ -291,14 +316,17 @@ def resume(
     with closing(Journal.open(directory)) as journal:
         spec = journal.study
         sys.path.extend(path for path in spec["paths"] if path not in sys.path)
-        search = _bound(journal.blob("algorithm"), spec)
+        search = bound(journal.blob("algorithm"), spec)
+        record = {"devices": spec["devices"], "added": [], "removed": []} | spec.get("fleet", {})
         means = _Means(
-            discover(devices or spec["devices"]),
-            make_policy(policy or _strategy(spec["policy"])),
-            make_packing(packing or _strategy(spec.get("packing", "cost"))),
+            Fleet(discover(devices), devices) if devices else Fleet.again(record, discover),
+            make_policy(policy or strategy_of(spec["policy"])),
+            make_packing(packing or strategy_of(spec["packing"])),
             backend_class(backend or spec["backend"]),
+            sharing or spec["sharing"],
             show_progress,
         )
+        check_sharing(means.sharing, means.fleet.given, processes=means.backend.concurrent)
         return _run(journal, search, means)
 
 
@@ -318,58 +346,15 @@ def overridden(**arguments: Any) -> Iterator[list[Path]]:
             del _overrides[name]
 
 
-def _pickled(task: "Task") -> bytes:
-    """The task as workers get it.
-
-    Raises:
-        TaskError: it is none, or cannot be pickled.
-    """
-    from shoal.task import Task  # torch, which a look at a table does not need
-
-    if not isinstance(task, Task):
-        raise TaskError(f"`task` must be an instance of a subclass of shoal.Task, got {task!r}")
-    try:
-        content: bytes = cloudpickle.dumps(task)
-    except (TypeError, pickle.PicklingError) as error:
-        raise TaskError(
-            f"the task cannot be pickled for its workers ({error}); make what its attributes hold in `data` or `model`"
-        ) from error
-    return content
-
-
-def _blueprint(algorithm: Algorithm) -> bytes:
-    """The algorithm as the journal keeps it.
-
-    Raises:
-        AlgorithmError: it serves another study already, or cannot be pickled.
-    """
-    algorithm.check_new()
-    try:
-        content: bytes = cloudpickle.dumps(algorithm)
-    except (TypeError, pickle.PicklingError) as error:
-        raise AlgorithmError(
-            f"{algorithm!r} cannot be pickled for the journal ({error}); make what its settings hold inside a "
-            "function, such as that of its sampler"
-        ) from error
-    return content
-
-
-def _bound(blueprint: bytes, spec: Mapping[str, Any]) -> Algorithm:
-    algorithm: Algorithm = cloudpickle.loads(blueprint)
-    shared = None if spec["data_seed"] == "trial" else spec["data_seed"]
-    space = Space.from_json(spec["space"])
-    algorithm.bind(space, metric=spec["metric"], mode=spec["mode"], seed=spec["seed"], data_seed=shared)
-    return algorithm
-
-
 @dataclass(frozen=True)
 class _Means:
     """What a study is run with, which may be another each time it is gone on with."""
 
-    cluster: Cluster
+    fleet: Fleet
     policy: Policy
     packing: Packing
     backend: type[Backend]
+    sharing: str
     show_progress: bool
 
 
@@ -377,22 +362,31 @@ def _run(journal: Journal, algorithm: Algorithm, means: _Means) -> Study:
     _directories.append(journal.directory)
     spec = journal.study
     workplace = Workplace(
-        journal.directory.absolute(), journal.blob("task"), checkpoint_seconds=spec["checkpoint_seconds"]
+        journal.directory.absolute(),
+        journal.blob("task"),
+        checkpoint_seconds=spec["checkpoint_seconds"],
+        sharing=means.sharing,
     )
-    names = [device.name for _, device in means.cluster]
-    display = progress(lambda: snapshot(journal, time.time(), names), silent=not means.show_progress)
+    if spec["opaque"]:
+        workplace = replace(workplace, runner=RUNNER)
+    fleet = means.fleet
+    display = progress(lambda: snapshot(journal, time.time()), silent=not means.show_progress)
     with closing(means.backend(workplace)) as carrier:
         history = History(environment=environment())
-        shared = {device.kind for _, device in means.cluster if device.is_cuda and means.backend.concurrent}
+        shared = {device.kind for _, device in fleet.given if device.is_cuda and means.backend.concurrent}
         setting = Setting(
-            means.cluster,
+            fleet.given,
             means.policy,
             carrier,
             history,
             spec["retries"],
             OversubscriptionTuner(kinds=shared),
             Grouping(means.packing, history.paces, Space.from_json(spec["space"]).axes(), spec["seed"]),
-            spec.get("fuse", True),
+            spec["fuse"],
+            spec["hang_seconds"],
+            fleet,
+            monitor=NvmlMonitor,
+            structure=spec["opaque"],
         )
         engine = Engine(journal, algorithm, setting, display)
         engine.replay()
@@ -427,56 +421,3 @@ def _new_directory(name: str) -> Path:
     base = Path("runs") / f"{name.lower()}-{time.strftime('%Y%m%d-%H%M%S')}"
     others = (base.with_name(f"{base.name}-{number}") for number in count(2))
     return next(path for path in chain([base], others) if not path.exists())
-
-
-def _text(strategy: str | Policy | Packing) -> str:
-    """A policy or packing as the journal keeps it: its name, or all of an object."""
-    return strategy if isinstance(strategy, str) else _PICKLED + base64.b64encode(cloudpickle.dumps(strategy)).decode()
-
-
-def _strategy(text: str) -> Any:
-    return text if not text.startswith(_PICKLED) else cloudpickle.loads(base64.b64decode(text.removeprefix(_PICKLED)))
-
-
-def _single(value: object) -> object:
-    """One metric is itself, also in a list; several are a list."""
-    if not isinstance(value, (list, tuple)):
-        return value
-    return value[0] if len(value) == 1 else list(value)
-
-
-def _check(
-    algorithm: object, metric: object, seconds: object, seed: object, data_seed: object, devices: object, fuse: object
-) -> None:
-    """Refuse arguments of `tune` that nothing else checks.
-
-    Raises:
-        ShoalError: names the argument, its value and what it should be.
-    """
-
-    def whole(value: object) -> bool:
-        return isinstance(value, int) and not isinstance(value, bool)
-
-    def names(value: object) -> bool:
-        return isinstance(value, (list, tuple)) and all(isinstance(name, str) for name in value)
-
-    good = {
-        "algorithm": (isinstance(algorithm, Algorithm), algorithm, "an algorithm, such as shoal.Random(32, epochs=10)"),
-        "metric": (isinstance(metric, str) or names(metric), metric, "the name of a reported value, or a list of such"),
-        "seed": (whole(seed), seed, "an integer"),
-        "fuse": (isinstance(fuse, bool), fuse, "True or False"),
-        "data_seed": (data_seed in (None, "trial") or whole(data_seed), data_seed, 'an integer, "trial" or None'),
-        "devices": (
-            isinstance(devices, str) or names(devices),
-            devices,
-            'a name such as "auto" or "cpu:2", or a list of names',
-        ),
-        "checkpoint_seconds": (
-            isinstance(seconds, (int, float)) and not isinstance(seconds, bool) and seconds >= 0,
-            seconds,
-            "a number of seconds, at least 0",
-        ),
-    }
-    for name, (right, value, wanted) in good.items():
-        if not right:
-            raise ShoalError(f"`{name}` must be {wanted}, got {value!r}")

@@ -1,10 +1,16 @@
 """Studies on small models: a job history of its own for each test, and one thread."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+
+from shoal.cost.demand import Profile
+from shoal.worker import run
+from shoal.worker.profile import measure
 
 
 @pytest.fixture(autouse=True)
@@ -21,3 +27,13 @@ def one_thread() -> Iterator[None]:
         patch.setattr(torch, "set_num_threads", lambda threads: None)
         yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def fusing_pays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if it had been measured so, whatever else this machine is doing."""
+
+    def sixteen_in_the_time_of_one(*arguments: Any) -> Profile:
+        return replace(measure(*arguments), step_seconds={1: 1e-3, 16: 1e-3}, fuse_seconds={})
+
+    monkeypatch.setattr(run, "measure", sixteen_in_the_time_of_one)

@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from collections import deque
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -242,6 +243,18 @@ class Disturbed(Blobs):
         return Harmful(model.parameters(), config["lr"], config["harm"], config.get("after", 0), self.marker)
 
 
+RECENT: deque[int] = deque(maxlen=8)
+"""Which optimizers of this process have made its last steps."""
+
+
+class Lingering(Blobs):
+    """Takes its time."""
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        time.sleep(0.02)
+        return super().loss(model, batch)
+
+
 class Harmful(torch.optim.SGD):
     """SGD that does harm after some steps."""
 
@@ -251,6 +264,7 @@ class Harmful(torch.optim.SGD):
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         self.left -= 1
+        RECENT.append(id(self))
         if self.left == 0:
             self.do_harm()
         super().step()
@@ -267,6 +281,13 @@ class Harmful(torch.optim.SGD):
                 if not Path(self.marker).exists():
                     Path(self.marker).touch()
                     raise torch.OutOfMemoryError("planted: out of memory")
+            case "memory in company":
+                if len(set(RECENT)) > 2:
+                    raise torch.OutOfMemoryError("planted: out of memory for more than two")
+            case "hang once":
+                if not Path(self.marker).exists():
+                    Path(self.marker).touch()
+                    time.sleep(1000)
 
 
 class Fatal(Blobs):

@@ -22,16 +22,6 @@ RATES = [1e-4 * 1000 ** (number / 31) for number in range(32)]
 FEW_RATES = shoal.grid([0.003, 0.01, 0.03, 0.1])
 
 
-@pytest.fixture
-def fusing_pays(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if it had been measured so, whatever else this machine is doing."""
-
-    def sixteen_in_the_time_of_one(*arguments: Any) -> Profile:
-        return replace(measure(*arguments), step_seconds={1: 1e-3, 16: 1e-3})
-
-    monkeypatch.setattr(run, "measure", sixteen_in_the_time_of_one)
-
-
 @pytest.fixture(scope="module")
 def reference() -> tuple[dict[int, Any], dict[int, Any]]:
     """The 32 trials of the benchmark in a plain loop, and how far another order of rounding takes that.

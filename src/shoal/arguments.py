@@ -1,0 +1,119 @@
+"""The arguments of a study: checked, and as its journal keeps them."""
+
+import base64
+import pickle
+from collections.abc import Mapping
+from typing import Any
+
+import cloudpickle
+
+from shoal.algorithms.base import Algorithm
+from shoal.errors import AlgorithmError, ShoalError, TaskError
+from shoal.planner.packing.base import Packing
+from shoal.schedule.base import Policy
+from shoal.space import Space
+
+__all__ = ["blueprint", "bound", "check", "pickled", "single", "strategy_of", "strategy_text"]
+
+_PICKLED = "pickled:"
+
+
+def pickled(task: object) -> bytes:
+    """The task as workers get it.
+
+    Raises:
+        TaskError: it is none, or cannot be pickled.
+    """
+    from shoal.task import Task  # torch, which a look at a table does not need
+
+    if not isinstance(task, Task):
+        raise TaskError(
+            f"`task` must be a function of a config, or an instance of a subclass of shoal.Task, got {task!r}"
+        )
+    try:
+        content: bytes = cloudpickle.dumps(task)
+    except (TypeError, pickle.PicklingError) as error:
+        raise TaskError(
+            f"the task cannot be pickled for its workers ({error}); make what its attributes hold in `data` or `model`"
+        ) from error
+    return content
+
+
+def blueprint(algorithm: Algorithm) -> bytes:
+    """The algorithm as the journal keeps it.
+
+    Raises:
+        AlgorithmError: it serves another study already, or cannot be pickled.
+    """
+    algorithm.check_new()
+    try:
+        content: bytes = cloudpickle.dumps(algorithm)
+    except (TypeError, pickle.PicklingError) as error:
+        raise AlgorithmError(
+            f"{algorithm!r} cannot be pickled for the journal ({error}); make what its settings hold inside a "
+            "function, such as that of its sampler"
+        ) from error
+    return content
+
+
+def bound(blueprint: bytes, spec: Mapping[str, Any]) -> Algorithm:
+    """The algorithm that the journal keeps, with the problem of its study."""
+    algorithm: Algorithm = cloudpickle.loads(blueprint)
+    shared = None if spec["data_seed"] == "trial" else spec["data_seed"]
+    space = Space.from_json(spec["space"])
+    algorithm.bind(space, metric=spec["metric"], mode=spec["mode"], seed=spec["seed"], data_seed=shared)
+    return algorithm
+
+
+def strategy_text(strategy: str | Policy | Packing) -> str:
+    """A policy or packing as the journal keeps it: its name, or all of an object."""
+    return strategy if isinstance(strategy, str) else _PICKLED + base64.b64encode(cloudpickle.dumps(strategy)).decode()
+
+
+def strategy_of(text: str) -> Any:
+    """The policy or packing that the journal keeps: its name, or the object."""
+    return text if not text.startswith(_PICKLED) else cloudpickle.loads(base64.b64decode(text.removeprefix(_PICKLED)))
+
+
+def single(value: object) -> object:
+    """One metric is itself, also in a list; several are a list."""
+    if not isinstance(value, (list, tuple)):
+        return value
+    return value[0] if len(value) == 1 else list(value)
+
+
+def check(
+    algorithm: object, metric: object, seconds: object, seed: object, data_seed: object, devices: object, fuse: object
+) -> None:
+    """Refuse arguments of `tune` that nothing else checks.
+
+    Raises:
+        ShoalError: names the argument, its value and what it should be.
+    """
+
+    def whole(value: object) -> bool:
+        return isinstance(value, int) and not isinstance(value, bool)
+
+    def names(value: object) -> bool:
+        return isinstance(value, (list, tuple)) and all(isinstance(name, str) for name in value)
+
+    good = {
+        "algorithm": (isinstance(algorithm, Algorithm), algorithm, "an algorithm, such as shoal.Random(32, epochs=10)"),
+        "metric": (isinstance(metric, str) or names(metric), metric, "the name of a reported value, or a list of such"),
+        "seed": (whole(seed), seed, "an integer"),
+        "fuse": (isinstance(fuse, bool), fuse, "True or False"),
+        "data_seed": (data_seed in (None, "trial") or whole(data_seed), data_seed, 'an integer, "trial" or None'),
+        "devices": (
+            isinstance(devices, str) or names(devices),
+            devices,
+            'a name such as "auto" or "cpu:2", or a list of names',
+        ),
+        "checkpoint_seconds": (
+            isinstance(seconds, (int, float)) and not isinstance(seconds, bool) and seconds >= 0,
+            seconds,
+            "a number of seconds, at least 0",
+        ),
+    }
+    for name, (right, value, wanted) in good.items():
+        if not right:
+            raise ShoalError(f"`{name}` must be {wanted}, got {value!r}")

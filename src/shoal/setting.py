@@ -1,0 +1,56 @@
+"""What an engine works with."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from shoal.backend.base import Backend
+from shoal.cluster.device import Cluster
+from shoal.cluster.discover import discover
+from shoal.cluster.monitor import Monitor
+from shoal.cost.history import History
+from shoal.planner.fleet import Finder, Fleet
+from shoal.planner.grouping import Grouping
+from shoal.planner.silence import HANG_SECONDS
+from shoal.schedule.base import Policy
+from shoal.schedule.oversubscription import OversubscriptionTuner
+
+__all__ = ["Setting"]
+
+
+@dataclass
+class Setting:
+    """What an engine works with.
+
+    Args:
+        cluster: the devices.
+        policy: decides which job runs where.
+        backend: runs them.
+        history: what is known of jobs, across studies.
+        retries: how often a trial whose job failed is tried again.
+        tuner: finds how many times the compute of the devices may be promised, from what jobs report; by default it
+            leaves all of them as they are.
+        grouping: decides which arrays share a process.
+        fuse: whether trials may share an array.
+        hang_seconds: a job that shows no progress for so long is killed; see `Silence`.
+        fleet: the devices, if its user has changed them since the study was begun.
+        find: finds devices that are added while it runs.
+        monitor: makes what looks at the devices; None: nobody does.
+        clock: seconds, never going back.
+        structure: of an opaque training, as the job history knows it; "" of a task.
+    """
+
+    cluster: Cluster
+    policy: Policy
+    backend: Backend
+    history: History
+    retries: int = 2
+    tuner: OversubscriptionTuner = field(default_factory=lambda: OversubscriptionTuner(kinds=()))
+    grouping: Grouping = field(default_factory=Grouping)
+    fuse: bool = True
+    hang_seconds: float = HANG_SECONDS
+    fleet: Fleet | None = None
+    find: Finder = discover
+    monitor: Callable[[Cluster], Monitor] | None = None
+    clock: Callable[[], float] = time.monotonic
+    structure: str = ""

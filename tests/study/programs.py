@@ -1,0 +1,115 @@
+"""Functions that train nothing, for studies of programs; each is called in a process of its own."""
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import shoal
+
+
+def search(function: Any, directory: Path, space: Any = None, **arguments: Any) -> Any:
+    """A study of one of these, by default of three configurations, with a budget of four reports each."""
+    settings: dict[str, Any] = {"metric": "loss", "mode": "min", "algorithm": shoal.Grid(4), "devices": "cpu:2"}
+    settings |= {"directory": directory / "study", "show_progress": False} | arguments
+    return shoal.tune(function, {"slope": shoal.grid([1, 2, 3])} if space is None else space, **settings)
+
+
+def curve(study: Any, trial: int) -> list[Any]:
+    """All reports of a trial."""
+    from shoal.journal.view import JournalView  # which the functions do not need in their processes
+
+    with JournalView.read(study.directory) as journal:
+        return journal.curve(trial)
+
+
+def counted(config: Any) -> None:
+    """Goes on from what it kept; `slope` times the step is its loss."""
+    state = shoal.checkpoint() / "step.txt"
+    done = int(state.read_text()) if state.exists() else 0
+    assert done == shoal.step()
+    for step in range(done + 1, 1000):
+        before(config, step)
+        state.write_text(str(step))
+        shoal.report({"loss": config["slope"] * step, "began": done}, step=step)
+
+
+def before(config: Any, step: int) -> None:
+    """What is to go wrong once, at a step: the file that says so is there afterwards."""
+    if step != config.get("at"):
+        return
+    marker = Path(config["marker"])
+    if marker.exists():
+        return
+    (shoal.checkpoint() / "step.txt").write_text("half of a")
+    marker.write_text(str(os.getpid()))
+    if config["fault"] == "kill the worker":
+        os.kill(os.getppid(), signal.SIGKILL)
+        time.sleep(60)
+    elif config["fault"] == "kill itself":
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif config["fault"] == "kill the engine":
+        os.kill(int(Path(config["engine"]).read_text()), signal.SIGKILL)
+        time.sleep(60)
+
+
+def keeps_nothing(config: Any) -> None:
+    for step in range(1, 1000):
+        shoal.report({"loss": config["slope"] * step, "own": step})
+
+
+def keeps_now_and_then(config: Any) -> None:
+    """Every third step."""
+    state = shoal.checkpoint() / "step.txt"
+    for step in range(shoal.step() + 1, 1000):
+        if step % 3 == 0:
+            state.write_text(str(step))
+        kept = int(state.read_text()) if state.exists() else 0
+        shoal.report({"loss": 1.0, "kept": kept}, step=step)
+
+
+def ends_early(config: Any) -> None:
+    for step in range(shoal.step(), 2):
+        (shoal.checkpoint() / "step.txt").write_text(str(step))
+        shoal.report({"loss": config["slope"] + step})
+
+
+def raises(config: Any) -> None:
+    if config["slope"] > 1:
+        raise KeyError("no such thing")
+    shoal.report({"loss": 1.0})
+
+
+def silent(config: Any) -> None:
+    if config["slope"] > 1:
+        time.sleep(60)
+    shoal.report({"loss": 1.0})
+
+
+def says_nothing(config: Any) -> None:
+    pass
+
+
+def says_words(config: Any) -> None:
+    shoal.report({"loss": "low"})
+
+
+def skips_steps(config: Any) -> None:
+    for step in (1, 5):
+        shoal.report({"loss": 1.0}, step=step)
+
+
+def tidies_up(config: Any) -> None:
+    """Says in a file how it was ended."""
+    try:
+        for _ in range(1000):
+            shoal.report({"loss": 1.0})
+    finally:
+        Path(config["marker"]).write_text("tidy")
+
+
+def surroundings(config: Any) -> None:
+    names = ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "SHOAL_TRIAL", "SHOAL_SEED")
+    (shoal.checkpoint() / "environment.txt").write_text("\n".join(os.environ[name] for name in names))
+    shoal.report({"loss": 1.0})

@@ -1,0 +1,140 @@
+"""Studies whose jobs hang or run out of memory, and whose devices are changed while they run; real processes."""
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tasks
+import typer
+from plain import array_sizes, check_equal, curves, jobs, plain_loop, tune
+from typer.testing import CliRunner
+
+import shoal
+from shoal.cli import fleet
+from shoal.cost.history import History, environment
+from shoal.errors import DeviceError
+from shoal.journal.view import JournalView
+from shoal.journal.writer import Journal
+from shoal.planner.job import Purpose
+from shoal.trial import TrialState
+
+app = typer.Typer(pretty_exceptions_enable=False)
+app.command()(fleet.add)
+app.command()(fleet.remove)
+
+
+def check_all(study: shoal.Study, task: shoal.Task, epochs: int = 4) -> None:
+    """All trials are complete and equal plain loops."""
+    assert {row.state for row in study.trials} == {TrialState.COMPLETE}
+    check_equal(curves(study.directory), {row.number: plain_loop(task, row.trial, epochs) for row in study.trials})
+
+
+def test_a_job_that_hangs_is_killed_and_its_trials_are_trained_alone(tmp_path: Path) -> None:
+    marker = tmp_path / "happened"
+    space = {"lr": 0.01, "harm": shoal.grid(["none", "hang once"]), "after": 100}
+    arguments: dict[str, Any] = {"backend": "local", "hang_seconds": 3.0, "algorithm": shoal.Grid(epochs=20)}
+    study = tune(tasks.Disturbed(str(marker)), space, tmp_path / "study", **arguments)
+    assert marker.exists()
+    check_all(study, tasks.Disturbed(str(marker)), epochs=20)
+    (hung,) = [job for job in jobs(study.directory) if job.outcome == "hung"]
+    assert hung.message.startswith("showed no progress for ")
+    assert Path(hung.message.partition("Log: ")[2]).exists()
+
+
+def test_arrays_that_run_out_of_memory_are_halved_until_they_fit(tmp_path: Path) -> None:
+    space = {"lr": shoal.grid([0.01, 0.02, 0.03, 0.04]), "harm": "memory in company", "after": 20}
+    study = tune(tasks.Disturbed(), space, tmp_path / "study", backend="local", retries=0)
+    check_all(study, tasks.Disturbed())
+    assert array_sizes(study.directory) == [4, 2, 2]
+    assert [job.outcome for job in jobs(study.directory) if job.purpose is Purpose.TRAIN] == [
+        "out of memory",
+        "finished",
+        "finished",
+    ]
+
+
+def test_a_third_of_memory_and_time_in_the_history_is_corrected_within_the_study(tmp_path: Path) -> None:
+    space = {"lr": shoal.grid([0.01, 0.02, 0.03])}
+    tune(tasks.Lingering(), space, tmp_path / "first", backend="local", algorithm=shoal.Grid(epochs=1))
+    history = History(environment=environment())
+    ((key, true),) = history.all().items()
+    wrong = replace(
+        true,
+        base_memory=true.base_memory // 3,
+        member_memory=true.member_memory // 3,
+        step_seconds={members: seconds / 3 for members, seconds in true.step_seconds.items()},
+    )
+    history.put(*key, wrong)
+    study = tune(tasks.Lingering(), space, tmp_path / "study", backend="local")
+    check_all(study, tasks.Lingering())
+    assert [job.purpose for job in jobs(study.directory)].count(Purpose.PROFILE) == 0, "it was believed at first"
+    corrected = History(environment=environment()).get(*key)
+    assert corrected is not None
+    assert corrected.base_memory > 0.75 * true.base_memory
+    assert corrected.step_seconds[1] > 1.5 * wrong.step_seconds[1], "steps sleep for the most part, in all runs alike"
+
+
+@contextmanager
+def running(directory: Path, **arguments: Any) -> Iterator[threading.Thread]:
+    """A study in a thread, once a job trains."""
+    space = {"lr": shoal.grid([0.01, 0.02, 0.03, 0.04]), "width": shoal.grid([8, 9])}
+    given = {"algorithm": shoal.Grid(epochs=20), "devices": "cpu:2", "backend": "local", **arguments}
+    thread = threading.Thread(target=tune, args=(tasks.Lingering(), space, directory), kwargs=given)
+    thread.start()
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline and thread.is_alive() and not _trains(directory):
+        time.sleep(0.05)
+    yield thread
+    thread.join(60)
+    assert not thread.is_alive()
+
+
+def _trains(directory: Path) -> bool:
+    if not (directory / "journal.sqlite").exists():
+        return False
+    with JournalView.read(directory) as journal:
+        return any(job.purpose is Purpose.TRAIN for job in journal.jobs(running=True))
+
+
+def test_devices_are_removed_from_a_running_study_and_come_back(tmp_path: Path) -> None:
+    directory = tmp_path / "study"
+    call = CliRunner().invoke
+    with running(directory) as thread:
+        removed = call(app, ["remove", "--study", str(directory), "cpu:1"])
+        assert removed.exit_code == 0, removed.output
+        assert "now has cpu:0" in removed.output
+        with JournalView.read(directory) as journal:
+            assert journal.study["fleet"]["removed"] == ["cpu:1"]
+        twice = call(app, ["remove", "--study", str(directory), "cpu:1"])
+        assert isinstance(twice.exception, DeviceError)
+        assert "device 'cpu:1' was removed before; the study has cpu:0" in str(twice.exception)
+        added = call(app, ["add", "--study", str(directory), "cpu:1", "--json"])
+        assert added.output.strip() == f'{{"directory": "{directory}", "devices": ["cpu:0", "cpu:1"]}}'
+        assert thread.is_alive(), "the study went on meanwhile"
+    study = shoal.Study(directory)
+    assert {row.state for row in study.trials} == {TrialState.COMPLETE}
+    assert {row.failures for row in study.trials} == {0}
+    nobody = call(app, ["remove", "--study", str(directory), "cpu:1"])
+    assert isinstance(nobody.exception, DeviceError)
+    assert "nobody runs the study" in str(nobody.exception)
+    assert "shoal resume" in str(nobody.exception)
+
+
+def test_a_device_that_was_removed_stays_away_after_a_resume(tmp_path: Path) -> None:
+    directory = tmp_path / "study"
+    interrupted = tasks.InterruptedAfter(5, str(tmp_path / "count"))
+    space = {"lr": shoal.grid([0.01, 0.02]), "momentum": 0.9, "step_size": 2}
+    with pytest.raises(shoal.StudyInterrupted):
+        tune(interrupted, space, directory, devices="cpu:2")
+    with JournalView.read(directory) as journal:
+        before = len(journal.jobs())
+    writer = Journal.open(directory)
+    writer.put("fleet", {"devices": "cpu:2", "added": [], "removed": ["cpu:0"], "request": 1})
+    writer.close()
+    shoal.resume(directory, show_progress=False)
+    assert {job.device for job in jobs(directory)[before:]} == {"cpu:1"}

@@ -1,0 +1,153 @@
+"""Every policy decides in a live study; jobs that are suspended and resumed learn what they learn undisturbed."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tasks
+from plain import check_equal, check_plain, curves, jobs, tune
+
+import shoal
+from shoal.cluster.device import Cluster
+from shoal.planner.job import Purpose
+from shoal.schedule import (
+    POLICIES,
+    Fifo,
+    JobState,
+    JobView,
+    Plan,
+    Policy,
+    Refusal,
+    Resize,
+    Resume,
+    Start,
+    Stop,
+    Suspend,
+)
+from shoal.schedule.turns import TimeSharing
+from shoal.trial import TrialState
+
+WIDTHS = {
+    "lr": shoal.grid([0.02, 0.1]),
+    "width": shoal.grid([4, 5, 6, 7]),
+    "momentum": 0.5,
+    "step_size": 2,
+}
+"""Four structures of two trials each: more jobs than devices."""
+
+
+def eager(name: str) -> Policy:
+    """The policy, its turns as short as can be."""
+    made = POLICIES[name]
+    return made(quantum=0.001) if issubclass(made, TimeSharing) else made()
+
+
+@dataclass(frozen=True)
+class Restless(Policy):
+    """Does to every job, at every turn, all that may be done to it; the oldest first."""
+
+    ends: bool = False
+
+    def plan(self, jobs: Sequence[JobView], cluster: Cluster, now: float) -> Plan:
+        free = [device.name for _, device in cluster if not any(device.name in job.devices for job in jobs)]
+        actions: list[Any] = []
+        refusals = []
+        for job in jobs:
+            if job.state is JobState.RUNNING:
+                if job.preemptible:
+                    actions.append(Stop(job.id, "it is time") if self.ends else Suspend(job.id))
+                    refusals += [] if self.ends else [Refusal(job.id, "not in two turns running")]
+            elif free:
+                kind = Resume if job.state is JobState.SUSPENDED else Start
+                actions.append(kind(job.id, (free.pop(0),)))
+            else:
+                refusals.append(Refusal(job.id, "one job a device"))
+        return Plan(tuple(actions), tuple(refusals), wake=now + 0.001)
+
+
+@dataclass(frozen=True)
+class Mover(Policy):
+    """Starts jobs side by side on one device, and moves them to the other as soon as they may be moved."""
+
+    def plan(self, jobs: Sequence[JobView], cluster: Cluster, now: float) -> Plan:
+        first, second = (device.name for _, device in cluster)
+        here = sum(first in job.devices for job in jobs)
+        there = sum(second in job.devices for job in jobs)
+        actions: list[Any] = []
+        refusals = []
+        for job in jobs:
+            if job.state is JobState.RUNNING:
+                if job.preemptible and first in job.devices and not there:
+                    actions.append(Resize(job.id, (second,)))
+                    there += 1
+            elif job.state is JobState.SUSPENDED and not there:
+                actions.append(Resume(job.id, (second,)))
+                there += 1
+            elif job.state is JobState.WAITING and not here:
+                actions.append(Start(job.id, (first,)))
+                here += 1
+            else:
+                refusals.append(Refusal(job.id, "waits for its place"))
+        return Plan(tuple(actions), tuple(refusals))
+
+
+def outcomes(study: shoal.Study) -> Counter[str]:
+    return Counter(job.outcome for job in jobs(study.directory) if job.purpose is Purpose.TRAIN)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, one_thread: None) -> dict[int, Any]:
+    directory = tmp_path_factory.mktemp("undisturbed")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SHOAL_CACHE", str(directory / "cache"))
+        study = tune(tasks.Momentum(), WIDTHS, directory / "study", devices="cpu:2", policy=Fifo())
+    assert set(outcomes(study)) == {"finished"}
+    return curves(study.directory)
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_under_every_policy_trials_learn_what_they_learn_under_fifo(
+    name: str, undisturbed: dict[int, Any], tmp_path: Path
+) -> None:
+    study = tune(tasks.Momentum(), WIDTHS, tmp_path / "study", devices="cpu:2", policy=eager(name))
+    assert {row.state for row in study.trials} == {TrialState.COMPLETE}
+    check_equal(curves(study.directory), undisturbed)
+    if name in ("round_robin", "convergence"):
+        assert outcomes(study)["suspended"] >= 2
+
+
+@pytest.mark.parametrize(
+    ("policy", "outcome"), [(Restless(), "suspended"), (Restless(ends=True), "stopped"), (Mover(), "suspended")]
+)
+def test_jobs_that_never_come_to_rest_learn_the_same(
+    policy: Policy, outcome: str, undisturbed: dict[int, Any], tmp_path: Path
+) -> None:
+    study = tune(tasks.Momentum(), WIDTHS, tmp_path / "study", devices="cpu:2", policy=policy)
+    assert outcomes(study)[outcome] >= 2
+    check_equal(curves(study.directory), undisturbed)
+
+
+def test_the_journal_shows_both_ends_of_a_suspension(tmp_path: Path) -> None:
+    study = tune(tasks.Momentum(), WIDTHS, tmp_path / "study", policy=Restless(), algorithm=shoal.Grid(epochs=3))
+    rows = {job.id: job for job in jobs(study.directory) if job.purpose is Purpose.TRAIN}
+    suspended = {job.id for job in rows.values() if job.outcome == "suspended"}
+    resumed = [job for job in rows.values() if job.message.startswith("goes on with ")]
+    assert suspended
+    assert {job.message.split("\n")[0].removeprefix("goes on with ") for job in resumed} == suspended
+    for job in resumed:
+        before = rows[job.message.split("\n")[0].removeprefix("goes on with ")]
+        assert set(job.trials) <= set(before.trials)
+        assert before.ended is not None
+        assert before.ended <= job.started
+        assert before.message.endswith("suspended by the policy")
+
+
+def test_a_search_whose_trials_leave_and_are_promoted_while_others_are_suspended(tmp_path: Path) -> None:
+    algorithm = shoal.ASHA(8, max_epochs=9, eta=3, concurrency=6)
+    study = tune(tasks.Momentum(), WIDTHS, tmp_path / "study", algorithm=algorithm, devices="cpu:2", policy=Restless())
+    assert outcomes(study)["suspended"] >= 4
+    assert all(row.state.final for row in study.trials)
+    check_plain(study, tasks.Momentum())
