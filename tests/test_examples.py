@@ -1,5 +1,6 @@
 """The examples run as they stand and say what they promise."""
 
+import json
 import os
 import re
 import subprocess
@@ -23,3 +24,20 @@ def test_digits(tmp_path):
     assert re.search(r"Shoal: \d+\.\d s for \d+ trials", done.stdout)
     assert re.search(r"A plain loop: about \d+\.\d s", done.stdout)
     assert "a sample of 8 trials" in done.stdout
+
+
+def test_command(tmp_path):
+    environment = {**os.environ, "SHOAL_CACHE": str(tmp_path / "cache")}
+    shoal = [sys.executable, "-W", "error", "-c", "from shoal.cli import main; main()"]
+    search = ["--metric", "accuracy", "--mode", "max", "--algorithm", "successive_halving"]
+    search += ["--trials", "3", "--epochs", "3"]
+    place = ["--directory", "study", "--devices", "cpu:2", "--json"]
+    program = [sys.executable, str(EXAMPLES / "command.py"), "--lr", "{lr}", "--decay", "{decay}"]
+    command = [*shoal, "run", "--space", str(EXAMPLES / "command.toml"), *search, *place, "--", *program]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    study = json.loads(done.stdout.splitlines()[-1])
+    assert study["best"]["value"] > 0.6
+    by_hand = [*program[:2], "--lr", "1.0", "--epochs", "2"]
+    alone = subprocess.run(by_hand, env=environment, capture_output=True, text=True, timeout=60, check=True)
+    assert [json.loads(line)["step"] for line in alone.stdout.splitlines()] == [1, 2]

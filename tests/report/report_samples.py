@@ -1,8 +1,18 @@
 """Trials and snapshots to be shown."""
 
-from shoal.journal.rows import TrialRow
-from shoal.report.snapshot import Best, DeviceUse, Snapshot
+from shoal.journal.rows import DeviceRow, JobRow, TrialRow
+from shoal.planner.job import Purpose
+from shoal.report.snapshot import Best, DeviceUse, JobUse, Snapshot
 from shoal.trial import Trial, TrialState
+
+
+def device(name, **changes):
+    values = {"name": name, "node": "one", "node_cores": 2, "kind": "cpu/1", "memory": 8 * 10**9, "cores": 1}
+    return DeviceRow(**(values | changes))
+
+
+def failed_job(outcome, message="", trials=(0, 1)):
+    return JobRow("job-00003", Purpose.TRAIN, "cpu:0", trials, 1.0, 2.0, outcome, message)
 
 
 def row(number, state=TrialState.COMPLETE, accuracy=0.5, **changes):
@@ -34,7 +44,10 @@ def snapshot(**changes):
         "epochs_asked": 100,
         "elapsed": 61.2,
         "seconds_left": 183.6,
-        "devices": (DeviceUse("cpu:0", "job-00012", "train", 8), DeviceUse("cpu:1")),
+        "devices": (
+            DeviceUse(device("cpu:0"), (JobUse("job-00012", Purpose.TRAIN, 8, 0.95, 120_000_000, 1.0),)),
+            DeviceUse(device("cpu:1")),
+        ),
         "pid": 4321,
     }
     return Snapshot(**(values | changes))

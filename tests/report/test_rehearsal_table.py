@@ -1,17 +1,15 @@
 """What is printed and drawn of what was measured before a search."""
 
 import json
-import sys
 
 import pytest
 from rich.console import Console
 
 from shoal.cluster.device import Device
 from shoal.cost.demand import Profile
-from shoal.errors import ShoalError
 from shoal.planner.job import Array, ArrayKey, Member
 from shoal.planner.rehearsal.result import Company, Failed, Measured, Rehearsal
-from shoal.report.rehearsal_plot import check_plot, draw_rehearsal
+from shoal.report.rehearsal_plot import draw_rehearsal
 from shoal.report.rehearsal_table import RehearsalTable, rehearsal_json, seconds_text, verdict
 from shoal.trial import Trial
 
@@ -150,21 +148,9 @@ def test_seconds_are_told_in_the_unit_that_reads_well(seconds, text):
 
 def test_the_plot_names_what_it_shows(tmp_path):
     path = tmp_path / "plot.svg"
-    check_plot(path)
     draw_rehearsal(rehearsal(), path, "digits.py: $weird$ title")
     drawn = path.read_text()
     for text in ("weird", "Shoal's choice", "arrays 1, 2", "array 3", "preprocessing", "IMPV 7"):
         assert f"<!-- {text}" in drawn or text in drawn
     draw_rehearsal(rehearsal(), tmp_path / "plot.png", "title")
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_a_plot_that_could_not_be_drawn_is_refused_before(tmp_path, monkeypatch):
-    with pytest.raises(ShoalError, match=r"a plot is a \.png or \.svg file, got .*plot\.txt"):
-        check_plot(tmp_path / "plot.txt")
-    with pytest.raises(ShoalError, match=r"no folder .*nowhere"):
-        check_plot(tmp_path / "nowhere" / "plot.png")
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    monkeypatch.setattr("shoal.report.rehearsal_plot.find_spec", lambda name: None)
-    with pytest.raises(ShoalError, match="pip install 'shoal\\[simulate\\]'"):
-        check_plot(tmp_path / "plot.png")

@@ -2,10 +2,14 @@
 
 import pytest
 
+from shoal.cluster.device import Cluster, Device, Node
+from shoal.cost.demand import Demand
 from shoal.journal.writer import Journal
-from shoal.planner.job import Array, ArrayKey, Job, Member
-from shoal.report.snapshot import Best, DeviceUse, snapshot
+from shoal.planner.job import Array, ArrayKey, Job, Member, Purpose
+from shoal.report.snapshot import Best, JobUse, snapshot
 from shoal.trial import Budget, Decision, Report, Trial, TrialGroup, TrialState
+
+CLUSTER = Cluster((Node("one", 2, tuple(Device(f"cpu:{slot}", "cpu/1", 1000) for slot in range(2))),))
 
 
 class Clock:
@@ -24,10 +28,12 @@ def clock():
 def journal(tmp_path, clock):
     study = {"metric": "accuracy", "mode": "max"}
     with Journal.create(tmp_path, study, task=b"", algorithm=b"", clock=clock) as journal:
+        journal.devices_are(CLUSTER)
         trials = tuple(Trial(number, {"lr": number}, number, 0) for number in range(4))
         journal.asked(4, [TrialGroup(trials, Budget(4))])
         members = tuple(Member(trial, 0, 4) for trial in trials[:2])
-        journal.job_started(Job("1", (Array(ArrayKey("", "", 32), members),)), "cpu:1")
+        demand = Demand(0.5, 600, 1.0, 9.0)
+        journal.job_started(Job("1", (Array(ArrayKey("", "", 32), members),), demand=demand), "cpu:1")
         journal.waiting_reasons({2: "busy", 3: "busy"})
         yield journal
 
@@ -37,11 +43,13 @@ def report(journal, number, epoch, accuracy, state=TrialState.RUNNING):
 
 
 def test_before_the_first_report(journal):
-    seen = snapshot(journal, 110.0, ["cpu:0", "cpu:1"])
+    seen = snapshot(journal, 110.0)
     assert (seen.epochs_done, seen.epochs_asked, seen.elapsed, seen.seconds_left) == (0, 16, 10.0, None)
     assert seen.best is None
     assert seen.waiting == {"busy": [2, 3]}
-    assert seen.devices == (DeviceUse("cpu:0"), DeviceUse("cpu:1", "1", "train", 2))
+    assert [use.device.name for use in seen.devices] == ["cpu:0", "cpu:1"]
+    assert [use.jobs for use in seen.devices] == [(), (JobUse("1", Purpose.TRAIN, 2, 0.5, 600, 1.0),)]
+    assert [(use.occupancy, use.promised) for use in seen.devices] == [(0.0, 0), (0.5, 600)]
     assert (seen.trials, seen.ended, seen.finished) == (4, 0, False)
 
 
@@ -71,9 +79,9 @@ def test_nothing_runs_when_nobody_runs_it(journal, clock, tmp_path):
     report(journal, 0, 1, 0.5)
     journal.close()
     with Journal.read(tmp_path) as view:
-        seen = snapshot(view, 5000.0, ["cpu:1"])
+        seen = snapshot(view, 5000.0)
     assert (seen.pid, seen.elapsed, seen.seconds_left) == (None, 7.0, None)
-    assert seen.devices == (DeviceUse("cpu:1"),)
+    assert seen.devices == ()
 
 
 def test_finished(journal):
@@ -82,3 +90,28 @@ def test_finished(journal):
     seen = snapshot(journal, 110.0)
     assert seen.finished
     assert seen.seconds_left == 0.0
+
+
+def test_jobs_that_share_a_device_and_trials_that_left(journal):
+    report(journal, 0, 4, 0.5, TrialState.PAUSED)
+    trial = Trial(2, {"lr": 2}, 2, 0)
+    known = Job("2", (Array(ArrayKey("", "", 32), (Member(trial, 0, 4),)),), demand=Demand(1.5, 300, 0.0, 1.0))
+    journal.job_started(known, "cpu:1")
+    journal.job_started(Job("3", known.arrays, Purpose.PROFILE), "cpu:0")
+    idle, busy = snapshot(journal, 110.0).devices
+    assert [(job.job, job.members) for job in busy.jobs] == [("1", 1), ("2", 1)]
+    assert (busy.occupancy, busy.promised) == (1.5, 900)  # nobody takes more than all of a device
+    assert (idle.occupancy, idle.promised) == (1.0, None)  # a job of which nothing is known takes all of it
+
+
+def test_a_trial_that_failed_is_told_of_until_it_ends(journal):
+    journal.job_ended("1", "crashed", "killed\nLog: logs/1.log", failed=True)
+    first, second = snapshot(journal, 110.0).failing
+    assert (first.trial.number, first.job.id, first.job.cause, first.job.log) == (0, "1", "killed", "logs/1.log")
+    assert first.retries is None
+    lone = Job("2", (Array(ArrayKey("", "", 32), (Member(second.trial.trial, 0, 4),)),))
+    journal.job_started(lone, "cpu:0")
+    first, second = snapshot(journal, 110.0).failing
+    assert (second.trial.state, second.trial.array, second.job.id) == (TrialState.RUNNING, "2", "1")
+    journal.decided([Decision(0, TrialState.STOPPED)])
+    assert [failing.trial.number for failing in snapshot(journal, 110.0).failing] == [1]

@@ -5,12 +5,13 @@ import json
 import math
 
 import pytest
-from report_samples import row, snapshot
+from report_samples import device, failed_job, row, snapshot
 from rich.console import Console
 
 from shoal.objective import objectives
+from shoal.planner.job import Purpose
 from shoal.report.ranking import ranked
-from shoal.report.snapshot import Best, DeviceUse
+from shoal.report.snapshot import Best, DeviceUse, Failing, JobUse
 from shoal.report.table import best_table, snapshot_json, status_table, trial_json, trials_table
 from shoal.report.text import best_texts, config_text, duration, number, rounded
 from shoal.trial import TrialState
@@ -123,15 +124,20 @@ def test_status():
         "waiting  12 trials (3, 4, 5, …): its model is being measured",
         "         3 trials (0, 1, 2): needs 9.1 GB, cuda:0 has 4.2 GB free",
         "best     accuracy 0.9812 by trial 7 with lr=0.003123 width=128",
-        "cpu:0    job-00012 trains 8 trials",
-        "cpu:1    idle",
+        "cpu:0    cpu/1, 95% of it and 120 MB of 8.0 GB promised: job-00012 trains 8 trials",
+        "cpu:1    cpu/1, idle",
     ]
 
 
 def test_jobs_that_share_a_device_stand_below_its_name():
-    uses = (DeviceUse("cuda:0", "job-00003", "train", 8), DeviceUse("cuda:0", "job-00004", "train", 1))
-    assert rendered(status_table(snapshot(devices=uses)))[-2:] == [
-        "cuda:0   job-00003 trains 8 trials",
+    jobs = (
+        JobUse("job-00003", Purpose.TRAIN, 8, 0.5, 10**9, 1.0),
+        JobUse("job-00004", Purpose.TRAIN, 1, 0.25, 10**8),
+    )
+    use = DeviceUse(device("cuda:0", kind="NVIDIA H200", memory=140 * 10**9), jobs)
+    assert rendered(status_table(snapshot(devices=(use,))))[-3:] == [
+        "cuda:0   NVIDIA H200, 75% of it and 1.1 GB of 140.0 GB promised",
+        "         job-00003 trains 8 trials",
         "         job-00004 trains 1 trial",
     ]
 
@@ -142,21 +148,30 @@ def test_jobs_that_share_a_device_stand_below_its_name():
         pytest.param({"best": None}, "best     –", id="nothing measured"),
         pytest.param({"states": {}}, "trials   none yet", id="no trial"),
         pytest.param({"pid": None}, "trials   15 waiting, 8 interrupted", id="nobody runs it"),
-        pytest.param({"waiting": {"": [7]}}, "waiting  1 trial (7): a place in a job", id="not yet considered"),
+        pytest.param({"pid": None}, "waiting  15 trials (0, 1, 2, …): nobody runs the study", id="why, then"),
+        pytest.param({"states": {TrialState.COMPLETE: 3}}, "25 of 100  0:01:01 elapsed\n", id="all have ended"),
+        pytest.param(
+            {"waiting": {"": [7]}}, "waiting  1 trial (7): waits for a place in a job", id="not yet considered"
+        ),
         pytest.param(
             {"waiting": {f"reason {number}": [*range(9 - number)] for number in range(6)}},
             "         9 trials: 2 other reasons, see shoal trials",
             id="many reasons",
         ),
         pytest.param(
-            {"devices": (DeviceUse("cpu:0", "job-00003", "profile", 1),)},
-            "cpu:0    job-00003 measures 1 trial",
+            {"devices": (DeviceUse(device("cpu:0"), (JobUse("job-00003", Purpose.PROFILE, 1),)),)},
+            "cpu:0    cpu/1, 100% of it promised: job-00003 measures 1 trial",
             id="profile",
         ),
         pytest.param(
-            {"devices": (DeviceUse("cpu:0", "job-00001", "survey", 9),)},
-            "cpu:0    job-00001 looks at 9 trials",
+            {"devices": (DeviceUse(device("cpu:0"), (JobUse("job-00001", Purpose.SURVEY, 9),)),)},
+            "cpu:0    cpu/1, 100% of it promised: job-00001 looks at 9 trials",
             id="survey",
+        ),
+        pytest.param(
+            {"devices": (DeviceUse(device("cuda:1", healthy=False, reason="has fallen off the bus")),)},
+            "cuda:1   cpu/1, not in use (has fallen off the bus)",
+            id="lost device",
         ),
         pytest.param({"epochs_asked": 0, "epochs_done": 0, "seconds_left": None}, "0 of 0", id="nothing asked"),
         pytest.param({"seconds_left": None}, "0:01:01 elapsed, – left", id="pace unknown"),
@@ -165,6 +180,53 @@ def test_jobs_that_share_a_device_stand_below_its_name():
 )
 def test_status_lines(changes, line):
     assert any(line in f"{shown}\n" for shown in rendered(status_table(snapshot(**changes))))
+
+
+@pytest.mark.parametrize(
+    ("changes", "job", "retries", "line"),
+    [
+        pytest.param(
+            {"failures": 2},
+            failed_job("out of memory", "too much\nLog: logs/job-00003.log", trials=(7,)),
+            2,
+            "trial 7 failed twice (out of memory), waits to be tried again alone (try 3 of 3); log: logs/job-00003.log",
+            id="alone",
+        ),
+        pytest.param(
+            {"failures": 1},
+            failed_job("out of memory"),
+            2,
+            "trial 7 failed once (out of memory), waits to be tried again in a smaller array or alone (try 2 of 3)",
+            id="in company",
+        ),
+        pytest.param(
+            {"failures": 3, "state": TrialState.RUNNING, "array": "job-00009"},
+            failed_job("raised", f"Traceback\n  here\nValueError: {'x' * 90}\nLog: a.log"),
+            2,
+            f"trial 7 failed 3 times (raised: ValueError: {'x' * 67}…), is tried again in job-00009 on cpu:0 "
+            "(try 4 of 4); log: a.log",
+            id="runs",
+        ),
+        pytest.param(
+            {"failures": 1},
+            None,
+            None,
+            "trial 7 failed once (the array that it was in), waits to be tried again alone",
+            id="its array, and retries unknown",
+        ),
+    ],
+)
+def test_what_becomes_of_a_trial_that_failed(changes, job, retries, line):
+    failing = Failing(row(7, **({"state": TrialState.PENDING} | changes)), job, retries)
+    shown = " ".join(" ".join(rendered(status_table(snapshot(failing=(failing,))))).split())
+    assert f"failed {line} best" in shown
+    told = snapshot_json(snapshot(failing=(failing,)))["failing"]
+    assert [(each["trial"], each["next"], each["log"]) for each in told] == [(7, line, (job and job.log) or None)]
+
+
+def test_many_trials_that_failed_are_counted():
+    failing = tuple(Failing(row(number, TrialState.PENDING, failures=1), None) for number in range(7))
+    assert any("3 trials more, see shoal report" in line for line in rendered(status_table(snapshot(failing=failing))))
 
 
 def test_long_texts_stay_within_the_width():
@@ -212,9 +274,39 @@ def test_snapshot_json_is_strict_and_complete():
         "elapsed": 61.2,
         "seconds_left": 183.6,
         "devices": [
-            {"device": "cpu:0", "job": "job-00012", "purpose": "train", "members": 8},
-            {"device": "cpu:1", "job": None, "purpose": None, "members": 0},
+            {
+                "device": "cpu:0",
+                "kind": "cpu/1",
+                "node": "one",
+                "healthy": True,
+                "reason": "",
+                "memory": 8 * 10**9,
+                "promised": 120_000_000,
+                "occupancy": 0.95,
+                "jobs": [
+                    {
+                        "job": "job-00012",
+                        "purpose": "train",
+                        "members": 8,
+                        "compute": 0.95,
+                        "memory": 120_000_000,
+                        "cores": 1.0,
+                    }
+                ],
+            },
+            {
+                "device": "cpu:1",
+                "kind": "cpu/1",
+                "node": "one",
+                "healthy": True,
+                "reason": "",
+                "memory": 8 * 10**9,
+                "promised": 0,
+                "occupancy": 0.0,
+                "jobs": [],
+            },
         ],
+        "failing": [],
     }
 
 

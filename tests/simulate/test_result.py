@@ -8,10 +8,9 @@ import pytest
 from rich.console import Console
 from simulate_samples import cluster, job
 
-from shoal.backend.simulated import ClusterEvent, Interval, Simulation
-from shoal.errors import ScenarioError
+from shoal.backend.simulated import ClusterEvent, Simulation
+from shoal.report.gantt import draw_gantt
 from shoal.schedule import WFD, Fifo
-from shoal.simulate.gantt import check_gantt, draw_gantt, lanes
 from shoal.simulate.result import faults, outcome_json, outcomes_table
 from shoal.simulate.scenario import Scenario
 
@@ -84,14 +83,6 @@ def test_chart(suffix, start, outcomes, tmp_path):
     path = tmp_path / f"chart.{suffix}"
     draw_gantt(outcomes, path, "four jobs")
     assert path.read_bytes().startswith(start)
-    check_gantt(path)
-
-
-def test_a_chart_that_cannot_be_drawn_is_refused_before(tmp_path):
-    with pytest.raises(ScenarioError, match=r"a \.png or \.svg file, got chart.txt"):
-        check_gantt((tmp_path / "chart.txt").relative_to(tmp_path))
-    with pytest.raises(ScenarioError, match=r"there is no folder .*nowhere that one may write to"):
-        check_gantt(tmp_path / "nowhere" / "chart.png")
 
 
 def test_names_are_shown_as_they_are(outcomes, tmp_path):
@@ -100,8 +91,3 @@ def test_names_are_shown_as_they_are(outcomes, tmp_path):
     console.print(outcomes_table(odd, outcomes))
     assert "[bold] $a^{$ [/nope]" in console.export_text()
     draw_gantt(outcomes, tmp_path / "chart.svg", odd.description)
-
-
-def test_stays_on_one_device_do_not_cover_each_other():
-    stays = [Interval(name, "gpu0", begin, end, 0.5) for name, begin, end in (("a", 0, 4), ("b", 2, 6), ("c", 4, 8))]
-    assert [(lane, count, stay.job) for lane, count, stay in lanes(stays)] == [(0, 2, "a"), (1, 2, "b"), (0, 2, "c")]

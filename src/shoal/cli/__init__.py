@@ -1,4 +1,4 @@
-"""The command line: `shoal run`, `resume`, `status`, `trials`, `best`, `simulate`."""
+"""The command line: `shoal run`, `resume`, `status`, `report`, `trials`, `best`, `devices`, `history`, `simulate`."""
 
 from shoal.cli.app import main
 

@@ -13,14 +13,18 @@ from typing import Annotated, Any
 import typer
 
 from shoal import study
+from shoal.cli import devices as devices_command
+from shoal.cli.command import AlgorithmName, Asked, Epochs, Metric, Mode, SpaceFile, TimeLimit, Trials, run_command
+from shoal.cli.history import app as history
 from shoal.cli.options import (
     AsJson,
     Backend,
     Devices,
-    File,
     Packing,
     Policy,
+    Program,
     Script,
+    Sharing,
     StudyDirectory,
     all_of,
     device_list,
@@ -29,21 +33,23 @@ from shoal.cli.options import (
     say,
 )
 from shoal.cli.profile import profile
+from shoal.cli.report import report
 from shoal.cli.script import run_script
 from shoal.errors import ShoalError, StudyInterrupted
 from shoal.journal.view import JournalView
+from shoal.report.drawing import check_drawing
+from shoal.report.gantt import draw_gantt
 from shoal.report.grid import StudyGrid, grid_json, study_grid
 from shoal.report.heat_map import HeatMap
 from shoal.report.ranking import front, ranked
 from shoal.report.snapshot import snapshot
 from shoal.report.table import best_table, snapshot_json, status_table, trial_json, trials_table
 from shoal.schedule.registry import POLICIES
-from shoal.simulate.gantt import check_gantt, draw_gantt
 from shoal.simulate.result import faults, outcome_json, outcomes_table
 from shoal.simulate.scenario import DATA, load
 from shoal.space import Space
 from shoal.trial import TrialState
-from shoal.worker.files import checkpoints
+from shoal.worker.files import checkpoints, published
 
 __all__ = ["app", "main"]
 
@@ -75,35 +81,55 @@ def _shoal(
 
 @app.command()
 def run(
-    file: File,
+    file: Program,
     arguments: Script = None,
     directory: Annotated[Path | None, typer.Option(help="Of the study, new.")] = None,
     devices: Devices = None,
     policy: Policy = None,
     packing: Packing = None,
     backend: Backend = None,
+    sharing: Sharing = None,
     seed: Annotated[int | None, typer.Option(help="Of everything that is random.")] = None,
+    space: SpaceFile = None,
+    metric: Metric = None,
+    mode: Mode = None,
+    algorithm: AlgorithmName = None,
+    trials: Trials = None,
+    epochs: Epochs = None,
+    time_limit: TimeLimit = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run a Python file that calls shoal.tune.
+    """Run a Python file that calls shoal.tune; or, with --space, search the arguments of any program.
 
     Options count instead of what the file gives to shoal.tune. With --json the study shows no progress, what the file
     prints goes to standard error, and standard output ends with one line of JSON: the study.
     """
+    asked = Asked(space, metric, mode, algorithm, trials, epochs, time_limit)
+    if space is None:
+        asked.check_unused()
+        if not Path(file).is_file():
+            fault = "is a directory" if Path(file).is_dir() else "does not exist"
+            raise typer.BadParameter(f"File {file!r} {fault}.", param_hint="FILE")
     given: dict[str, Any] = {"directory": directory, "devices": device_list(devices), "policy": policy}
-    given |= {"packing": packing, "backend": backend, "seed": seed}
+    given |= {"packing": packing, "backend": backend, "sharing": sharing, "seed": seed}
     chosen = {name: value for name, value in given.items() if value is not None}
     if as_json:
         chosen["show_progress"] = False
     with study.overridden(**chosen) as begun:
         with _stoppable(begun, as_json), redirect_stdout(sys.stderr) if as_json else nullcontext():
-            run_script(file, arguments or [])
+            if space is None:
+                run_script(Path(file), arguments or [])
+            else:
+                run_command(asked, [file, *(arguments or [])])
         if not begun:
             raise ShoalError(f"{file} ended without a call of shoal.tune, so there is no study")
         _conclude(begun[-1], as_json)
 
 
 app.command()(profile)
+app.add_typer(devices_command.app, name="devices")
+app.command()(report)
+app.add_typer(history, name="history")
 
 
 @app.command()
@@ -113,6 +139,7 @@ def resume(
     policy: Policy = None,
     packing: Packing = None,
     backend: Backend = None,
+    sharing: Sharing = None,
     as_json: AsJson = False,
 ) -> None:
     """Go on with a study that was stopped or killed.
@@ -126,6 +153,7 @@ def resume(
             packing=packing,
             devices=device_list(devices),
             backend=backend,
+            sharing=sharing,
             show_progress=not as_json,
         )
     _conclude(directory, as_json)
@@ -262,7 +290,7 @@ def simulate(
     exit status is 1 if jobs did not end under one of them.
     """
     if gantt is not None:
-        check_gantt(gantt)
+        check_drawing(gantt, "a Gantt chart", "simulate")
     described = load(scenario, data, seed)
     outcomes = {name: described.simulate(name) for name in policy or described.policies}
     if as_json:
@@ -342,7 +370,8 @@ def _projected(grid: StudyGrid, axes: str) -> StudyGrid:
 
 def _newest_checkpoint(directory: Path, trial: int) -> Path | None:
     """By name alone: reading them would need torch."""
-    return next(iter(checkpoints(directory, trial)), None)
+    own = (path / "files" for path in published(directory, trial))
+    return next(iter(checkpoints(directory, trial)), None) or next(own, None)
 
 
 def _resume_command(directory: Path) -> str:

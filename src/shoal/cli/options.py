@@ -10,19 +10,22 @@ import typer
 from rich.console import Console, RenderableType
 
 from shoal.backend.registry import BACKENDS
+from shoal.backend.sharing import SHARINGS
 from shoal.planner.packing.registry import PACKINGS
 from shoal.schedule.registry import POLICIES
 
 __all__ = [
-    *("AsJson", "Backend", "Devices", "File", "Packing", "Policy", "Script", "StudyDirectory"),
-    *("all_of", "device_list", "print_json", "print_table", "say"),
+    *("AsJson", "Backend", "Devices", "File", "Packing", "Policy", "Program", "Script", "Sharing", "StudyDirectory"),
+    *("all_of", "device_list", "one_of", "print_json", "print_table", "say"),
 ]
 
 _PIPE_WIDTH = 200
 """Of a table that no terminal limits, in characters."""
 
 
-def _one_of(names: Collection[str]) -> Callable[[str | None], str | None]:
+def one_of(names: Collection[str]) -> Callable[[str | None], str | None]:
+    """A check of an option that is one of some names."""
+
     def check(value: str | None) -> str | None:
         if value is not None and value not in names:
             raise typer.BadParameter(f"{value!r} is not one of {', '.join(names)}")
@@ -33,7 +36,7 @@ def _one_of(names: Collection[str]) -> Callable[[str | None], str | None]:
 
 def all_of(names: Collection[str]) -> Callable[[list[str] | None], list[str] | None]:
     """A check of an option that may be given several times."""
-    check = _one_of(names)
+    check = one_of(names)
 
     def check_all(values: list[str] | None) -> list[str] | None:
         for value in values or ():
@@ -51,6 +54,9 @@ def device_list(value: str | None) -> str | list[str] | None:
 File = Annotated[
     Path, typer.Argument(metavar="FILE", exists=True, dir_okay=False, help="Python file that calls shoal.tune.")
 ]
+Program = Annotated[
+    str, typer.Argument(metavar="FILE", help="Python file that calls shoal.tune; or, with --space, a program after --.")
+]
 Script = Annotated[
     list[str] | None, typer.Argument(metavar="ARGS", help="Given to the file; options of its own after --.")
 ]
@@ -59,14 +65,17 @@ StudyDirectory = Annotated[
 ]
 Devices = Annotated[str | None, typer.Option(help='"auto", "cpu:2", "cuda", "cuda:0,cuda:1" ...')]
 Policy = Annotated[
-    str | None, typer.Option(callback=_one_of(POLICIES), help=f"Which job runs where: {', '.join(POLICIES)}.")
+    str | None, typer.Option(callback=one_of(POLICIES), help=f"Which job runs where: {', '.join(POLICIES)}.")
 ]
 Packing = Annotated[
     str | None,
-    typer.Option(callback=_one_of(PACKINGS), help=f"Which arrays share a process: {', '.join(PACKINGS)}."),
+    typer.Option(callback=one_of(PACKINGS), help=f"Which arrays share a process: {', '.join(PACKINGS)}."),
 ]
 Backend = Annotated[
-    str | None, typer.Option(callback=_one_of(BACKENDS), help=f"What runs the jobs: {', '.join(BACKENDS)}.")
+    str | None, typer.Option(callback=one_of(BACKENDS), help=f"What runs the jobs: {', '.join(BACKENDS)}.")
+]
+Sharing = Annotated[
+    str | None, typer.Option(callback=one_of(SHARINGS), help=f"How jobs share a GPU: {', '.join(SHARINGS)}.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 

@@ -13,7 +13,8 @@ from shoal.cli.script import run_script
 from shoal.cost.history import History, environment
 from shoal.errors import ShoalError
 from shoal.planner.asked import asked
-from shoal.report.rehearsal_plot import check_plot, draw_rehearsal
+from shoal.report.drawing import check_drawing
+from shoal.report.rehearsal_plot import draw_rehearsal
 from shoal.report.rehearsal_table import RehearsalTable, rehearsal_json
 
 __all__ = ["profile"]
@@ -43,7 +44,7 @@ def profile(
     1 if no configuration could be measured.
     """
     if plot is not None:
-        check_plot(plot)
+        check_drawing(plot, "a plot", "simulate")
     given = {"devices": device_list(devices), "packing": packing, "seed": seed}
     chosen: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     try:
@@ -52,6 +53,11 @@ def profile(
                 wanted = asked(lambda: run_script(file, arguments or []))
             if wanted is None:
                 raise ShoalError(f"{file} ended without a call of shoal.tune, so there is nothing to measure")
+            if wanted.spec["opaque"]:
+                raise ShoalError(
+                    f"{wanted.spec['task']} is a program of yours, which cannot be tried for a few steps; a study "
+                    "learns what it costs while it runs, and shoal.Task is what can be fused and packed"
+                )
             from shoal.worker.rehearse import rehearse  # torch, which `--help` does not need
 
             history = History(environment=environment())

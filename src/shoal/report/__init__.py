@@ -6,7 +6,7 @@ from shoal.report.grid import Cell, StudyGrid, grid_json, study_grid
 from shoal.report.heat_map import HeatMap
 from shoal.report.progress import Progress, progress
 from shoal.report.ranking import front, ranked
-from shoal.report.snapshot import Best, DeviceUse, Snapshot, snapshot
+from shoal.report.snapshot import Best, DeviceUse, Failing, JobUse, Snapshot, snapshot
 from shoal.report.table import best_table, snapshot_json, status_table, trial_json, trials_table
 
 __all__ = [
@@ -14,7 +14,9 @@ __all__ = [
     "Best",
     "Cell",
     "DeviceUse",
+    "Failing",
     "HeatMap",
+    "JobUse",
     "Progress",
     "Snapshot",
     "StudyGrid",

@@ -117,6 +117,7 @@ class LineProgress(Progress):
         self._best: float | None = None
         self._front: tuple[Best, ...] = ()
         self._started = False
+        self._devices = ""
 
     def update(self) -> None:
         """Look at the study if the last time is long enough ago, and print what is new."""
@@ -126,8 +127,11 @@ class LineProgress(Progress):
         snapshot = self._take()
         if not self._started and snapshot.trials:
             self._started = True
-            devices = ", ".join(use.device for use in snapshot.devices) or "no device yet"
-            self._print(f"{snapshot.trials} trials ({states_text(snapshot)}) on {devices}")
+            self._devices = _devices_text(snapshot)
+            self._print(f"{snapshot.trials} trials ({states_text(snapshot)}) on {self._devices}")
+        if self._started and (devices := _devices_text(snapshot)) != self._devices:
+            self._devices = devices
+            self._print(f"{duration(snapshot.elapsed)} goes on with {devices}")
         if now >= self._best_due and self._improved(snapshot):
             self._best_due = now + self._BEST_PERIOD
             self._print(f"{duration(snapshot.elapsed)} best so far: {best_text(snapshot)}")
@@ -171,3 +175,10 @@ def progress(take: Callable[[], Snapshot], *, silent: bool = False, console: Con
         return SilentProgress()
     console = console or Console(stderr=True)
     return LiveProgress(take, console) if console.is_terminal else LineProgress(take, console)
+
+
+def _devices_text(snapshot: Snapshot) -> str:
+    """Names of the devices that can be used."""
+    return (
+        ", ".join(use.device.name for use in snapshot.devices if use.device.healthy) or "no device, and waits for one"
+    )

@@ -1,32 +1,16 @@
 """A drawing of what an epoch of some configurations takes: apart, packed, fused, and as Shoal would have them."""
 
-import os
-from importlib.util import find_spec
 from pathlib import Path
 
-from shoal.errors import ShoalError
 from shoal.planner.rehearsal.parts import Parts, percent, saved
 from shoal.planner.rehearsal.result import Rehearsal
+from shoal.report.drawing import literal, save
 from shoal.report.rehearsal_table import TOTALS, seconds_text, verdict
 
-__all__ = ["check_plot", "draw_rehearsal"]
+__all__ = ["draw_rehearsal"]
 
 _KINDS = {"steps": "#4477aa", "preprocessing": "#ee8866", "switching": "#bbbbbb"}
 """Colours that people with any eyesight tell apart (Paul Tol's bright and light schemes)."""
-
-
-def check_plot(path: Path) -> None:
-    """Refuse a file that could not be drawn, before anything is measured.
-
-    Raises:
-        ShoalError: matplotlib is not installed, the file is of another kind, or its folder cannot be written to.
-    """
-    if path.suffix.lower() not in (".png", ".svg"):
-        raise ShoalError(f"a plot is a .png or .svg file, got {path}")
-    if not os.access(path.parent, os.W_OK):
-        raise ShoalError(f"{path} cannot be written: there is no folder {path.parent} that one may write to")
-    if find_spec("matplotlib") is None:
-        raise ShoalError("a plot needs matplotlib. Install it with: pip install 'shoal[simulate]'")
 
 
 def draw_rehearsal(rehearsal: Rehearsal, path: Path, title: str) -> None:
@@ -34,7 +18,7 @@ def draw_rehearsal(rehearsal: Rehearsal, path: Path, title: str) -> None:
 
     Args:
         rehearsal: what was measured, of one array at least.
-        path: a file that `check_plot` accepts.
+        path: a file that `check_drawing` accepts.
         title: over all.
 
     Raises:
@@ -84,8 +68,5 @@ def draw_rehearsal(rehearsal: Rehearsal, path: Path, title: str) -> None:
     axes.set_xlabel(f"{unit} for one epoch of each trial")
     axes.spines[["top", "right"]].set_visible(False)
     figure.legend(loc="outside lower right", ncols=len(_KINDS), fontsize=9, frameon=False)
-    figure.suptitle(f"{title}\n{verdict(rehearsal)}".replace("$", r"\$"), fontsize=10, x=0.01, ha="left", wrap=True)
-    try:
-        figure.savefig(path, dpi=110)
-    except OSError as error:
-        raise ShoalError(f"the plot cannot be written: {error}") from error
+    figure.suptitle(literal(f"{title}\n{verdict(rehearsal)}"), fontsize=10, x=0.01, ha="left", wrap=True)
+    save(figure, path, "the plot")

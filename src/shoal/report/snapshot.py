@@ -3,11 +3,13 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from shoal.journal.rows import DeviceRow, JobRow, TrialRow
 from shoal.journal.view import JournalView
+from shoal.planner.job import Purpose
 from shoal.report.ranking import front, ranked, values
 from shoal.trial import Config, TrialState
 
-__all__ = ["Best", "DeviceUse", "Snapshot", "snapshot"]
+__all__ = ["Best", "DeviceUse", "Failing", "JobUse", "Snapshot", "snapshot"]
 
 
 @dataclass(frozen=True)
@@ -20,20 +22,67 @@ class Best:
 
 
 @dataclass(frozen=True)
+class JobUse:
+    """A job that runs, and what it was promised of its device; None where nothing is known.
+
+    Args:
+        job: its id.
+        purpose: why it runs.
+        members: trials in it now.
+        compute: fraction of the device.
+        memory: bytes.
+        cores: CPU cores of the node.
+    """
+
+    job: str
+    purpose: Purpose
+    members: int
+    compute: float | None = None
+    memory: int | None = None
+    cores: float | None = None
+
+
+@dataclass(frozen=True)
 class DeviceUse:
     """What a device runs.
 
     Args:
-        device: its name.
-        job: id of the job on it; "" when it is idle.
-        purpose: "train", "survey" or "profile"; "" when it is idle.
-        members: trials in the job.
+        device: as the journal has it.
+        jobs: those on it, in the order in which they began; none when it is idle.
     """
 
-    device: str
-    job: str = ""
-    purpose: str = ""
-    members: int = 0
+    device: DeviceRow
+    jobs: tuple[JobUse, ...] = ()
+
+    @property
+    def occupancy(self) -> float:
+        """Part of its compute that jobs were promised, above 1 if that is more than it has.
+
+        A job of which nothing is known has all of it, and so has one that was promised even more.
+        """
+        whole = self.device.compute
+        return sum(whole if job.compute is None else min(job.compute, whole) for job in self.jobs) / whole
+
+    @property
+    def promised(self) -> int | None:
+        """Bytes that jobs were promised; None if that is not known of one of them."""
+        memory = [job.memory for job in self.jobs]
+        return None if None in memory else sum(filter(None, memory))
+
+
+@dataclass(frozen=True)
+class Failing:
+    """A trial that has failed and is tried again.
+
+    Args:
+        trial: it waits, or runs.
+        job: the newest of its jobs that failed; None where only its array did.
+        retries: how often the study tries a trial again that fails by itself; None if that is not known.
+    """
+
+    trial: TrialRow
+    job: JobRow | None
+    retries: int | None = None
 
 
 @dataclass(frozen=True)
@@ -51,9 +100,10 @@ class Snapshot:
             for more later.
         elapsed: seconds since the process that runs it, or ran it last, began.
         seconds_left: until `epochs_asked` are done, at the pace so far; None while that is unknown.
-        devices: each with what it runs.
+        devices: each with what it runs; none when nobody runs the study.
         pid: of the process that runs it; None when nobody does.
         front: of several metrics, the trials that no other dominates, by the first metric.
+        failing: the trials that have failed and are tried again.
     """
 
     metric: str | tuple[str, ...]
@@ -68,6 +118,7 @@ class Snapshot:
     devices: tuple[DeviceUse, ...]
     pid: int | None
     front: tuple[Best, ...] = ()
+    failing: tuple[Failing, ...] = ()
 
     @property
     def trials(self) -> int:
@@ -85,13 +136,12 @@ class Snapshot:
         return 0 < self.trials == self.ended
 
 
-def snapshot(journal: JournalView, now: float, devices: Sequence[str] = ()) -> Snapshot:
+def snapshot(journal: JournalView, now: float) -> Snapshot:
     """Read a study's state from its journal: a few queries, a few milliseconds at 10,000 trials.
 
     Args:
         journal: of the study; the engine's own, or one opened for reading.
         now: seconds since 1970.
-        devices: names of all devices, so that idle ones are shown; devices with a job are shown in any case.
     """
     done, asked = journal.epochs()
     run = journal.runs()[-1]
@@ -111,9 +161,10 @@ def snapshot(journal: JournalView, now: float, devices: Sequence[str] = ()) -> S
         epochs_asked=asked,
         elapsed=elapsed,
         seconds_left=None if pid is None else _seconds_left(done - run.epochs, asked - done, elapsed),
-        devices=_devices(journal, devices) if pid is not None else tuple(DeviceUse(name) for name in devices),
+        devices=_devices(journal) if pid is not None else (),
         pid=pid,
         front=_front(journal) if several else (),
+        failing=tuple(Failing(*found, retries=journal.study.get("retries")) for found in journal.failures()),
     )
 
 
@@ -129,10 +180,12 @@ def _seconds_left(done: int, left: int, elapsed: float) -> float | None:
     return elapsed * left / done if done else None
 
 
-def _devices(journal: JournalView, names: Sequence[str]) -> tuple[DeviceUse, ...]:
-    jobs = journal.jobs(running=True)
-    uses = [DeviceUse(job.device, job.id, job.purpose, len(job.trials)) for job in jobs]
-    busy = {job.device for job in jobs}
-    order = {name: place for place, name in enumerate(names)}
-    uses += [DeviceUse(name) for name in names if name not in busy]
-    return tuple(sorted(uses, key=lambda use: order.get(use.device, len(order))))
+def _devices(journal: JournalView) -> tuple[DeviceUse, ...]:
+    members = journal.training()
+    uses: dict[str, list[JobUse]] = {}
+    for job in journal.jobs(running=True):
+        count = members.get(job.id, 0) if job.purpose is Purpose.TRAIN else len(job.trials)
+        promise = job.promise
+        known = (None, None, None) if promise is None else (promise.compute, promise.memory, promise.cores)
+        uses.setdefault(job.device, []).append(JobUse(job.id, job.purpose, count, *known))
+    return tuple(DeviceUse(device, tuple(uses.get(device.name, ()))) for device in journal.devices())

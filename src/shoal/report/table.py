@@ -1,8 +1,7 @@
 """Tables for the terminal, and the same as plain values for `--json`."""
 
 from collections.abc import Sequence, Set
-from itertools import groupby
-from operator import attrgetter
+from itertools import chain
 from typing import Any
 
 from rich.progress_bar import ProgressBar
@@ -11,10 +10,10 @@ from rich.text import Text
 
 from shoal.journal.rows import TrialRow
 from shoal.objective import Objective
-from shoal.planner.job import Purpose
+from shoal.report.device_text import device_json, device_lines, failing_json, failing_lines
 from shoal.report.ranking import front, ranked
-from shoal.report.snapshot import Best, DeviceUse, Snapshot
-from shoal.report.text import best_texts, config_text, duration, finite, leaf_text, number, states_text
+from shoal.report.snapshot import Best, Snapshot
+from shoal.report.text import best_texts, config_text, duration, finite, leaf_text, number, states_text, trials_text
 from shoal.space import flatten
 from shoal.trial import TrialState
 
@@ -25,7 +24,6 @@ _COLOURS = {
     TrialState.COMPLETE: "green",
     TrialState.FAILED: "red",
 }
-_VERBS = {Purpose.SURVEY: "looks at", Purpose.PROFILE: "measures", Purpose.TRAIN: "trains"}
 _BAR_WIDTH = 30
 _REASONS = 4
 _FIRST = 3
@@ -90,7 +88,7 @@ def best_table(row: TrialRow, objectives: Sequence[Objective]) -> Table:
 
 
 def status_table(snapshot: Snapshot) -> Table:
-    """A study at one moment: how far, what waits and why, the best so far, what each device does.
+    """A study at one moment: how far, what waits and why, what failed, the best so far, what each device does.
 
     Args:
         snapshot: of the study.
@@ -102,11 +100,13 @@ def status_table(snapshot: Snapshot) -> Table:
     table.add_row("trials", states_text(snapshot))
     for place, line in enumerate(_waiting(snapshot)):
         table.add_row("" if place else "waiting", Text(line, style="dim"))
+    for place, line in enumerate(failing_lines(snapshot.failing)):
+        table.add_row("" if place else "failed", Text(line, style="red"))
     for place, line in enumerate(best_texts(snapshot)):
         table.add_row("" if place else "best", Text(line))
-    for device, uses in groupby(snapshot.devices, attrgetter("device")):
-        for place, use in enumerate(uses):
-            table.add_row(Text("" if place else device), _use(use))
+    for use in snapshot.devices:
+        for place, line in enumerate(device_lines(use)):
+            table.add_row(Text("" if place else use.device.name), Text(line))
     return table
 
 
@@ -148,10 +148,8 @@ def snapshot_json(snapshot: Snapshot) -> dict[str, Any]:
         "epochs_asked": snapshot.epochs_asked,
         "elapsed": snapshot.elapsed,
         "seconds_left": snapshot.seconds_left,
-        "devices": [
-            {"device": use.device, "job": use.job or None, "purpose": use.purpose or None, "members": use.members}
-            for use in snapshot.devices
-        ],
+        "failing": [failing_json(failing) for failing in snapshot.failing],
+        "devices": [device_json(use) for use in snapshot.devices],
     }
 
 
@@ -163,32 +161,24 @@ def _best_json(best: Best) -> dict[str, Any]:
 def _waiting(snapshot: Snapshot) -> list[str]:
     """Why trials wait, a line a reason; the rarest share the last line."""
     reasons = list(snapshot.waiting.items())
-    lines = [f"{_named(numbers)}: {reason or 'a place in a job'}" for reason, numbers in reasons[:_REASONS]]
+    if reasons and snapshot.pid is None:  # what they waited for when it was stopped says nothing any more
+        return [f"{_named(sorted(chain.from_iterable(snapshot.waiting.values())))}: nobody runs the study"]
+    lines = [f"{_named(numbers)}: {reason or 'waits for a place in a job'}" for reason, numbers in reasons[:_REASONS]]
     if rest := reasons[_REASONS:]:
-        lines.append(f"{_trials(sum(len(each) for _, each in rest))}: {len(rest)} other reasons, see shoal trials")
+        lines.append(f"{trials_text(sum(len(each) for _, each in rest))}: {len(rest)} other reasons, see shoal trials")
     return lines
 
 
 def _named(numbers: Sequence[int]) -> str:
     more = ", …" if len(numbers) > _FIRST else ""
-    return f"{_trials(len(numbers))} ({', '.join(map(str, numbers[:_FIRST]))}{more})"
-
-
-def _trials(count: int) -> str:
-    return "1 trial" if count == 1 else f"{count} trials"
+    return f"{trials_text(len(numbers))} ({', '.join(map(str, numbers[:_FIRST]))}{more})"
 
 
 def _epochs(snapshot: Snapshot) -> Table:
     table = Table.grid(padding=(0, 2))
     bar = ProgressBar(max(snapshot.epochs_asked, 1), snapshot.epochs_done, width=_BAR_WIDTH)
     progress = f"{snapshot.epochs_done} of {snapshot.epochs_asked}"
-    left = "" if snapshot.pid is None else f", {duration(snapshot.seconds_left)} left"
+    left = "" if snapshot.pid is None or snapshot.finished else f", {duration(snapshot.seconds_left)} left"
     times = f"{duration(snapshot.elapsed)} elapsed{left}"
     table.add_row(bar, progress, times)
     return table
-
-
-def _use(use: DeviceUse) -> str:
-    if not use.job:
-        return "idle"
-    return f"{use.job} {_VERBS[Purpose(use.purpose)]} {_trials(use.members)}"

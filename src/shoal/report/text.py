@@ -1,6 +1,8 @@
 """Numbers, times and configs in the words of a table."""
 
 import math
+import re
+from collections.abc import Sequence
 from typing import Any
 
 from shoal.report.snapshot import Best, Snapshot
@@ -13,15 +15,21 @@ __all__ = [
     "config_text",
     "duration",
     "finite",
+    "key_text",
     "leaf_text",
     "number",
+    "numbers_text",
     "rounded",
     "state_text",
     "states_text",
+    "structure_text",
+    "trials_text",
 ]
 
 _LINES = 4
 """Of trials that no other dominates."""
+_DIGEST = 8
+_HEXADECIMAL = re.compile(r"[0-9a-f]{16,}")
 
 
 def number(value: Any) -> str:
@@ -104,6 +112,33 @@ def state_text(state: TrialState, runs: bool) -> str:
         case TrialState.RUNNING if not runs:
             return "interrupted"
     return str(state)
+
+
+def trials_text(count: int) -> str:
+    """A number of trials, in words."""
+    return "1 trial" if count == 1 else f"{count} trials"
+
+
+def numbers_text(numbers: Sequence[int]) -> str:
+    """Whole numbers, ascending and in ranges: "0-7, 9"."""
+    ranges: list[list[int]] = []
+    for value in sorted(numbers):
+        if ranges and value == ranges[-1][-1] + 1:
+            ranges[-1][1:] = [value]
+        else:
+            ranges.append([value])
+    return ", ".join("-".join(map(str, each)) for each in ranges)
+
+
+def structure_text(structure: str) -> str:
+    """The digest of a structure, as short as people tell digests apart; a name as it is."""
+    return structure[:_DIGEST] if _HEXADECIMAL.fullmatch(structure) else structure
+
+
+def key_text(steps: str) -> str:
+    """A structure and its batch size: "1f0a33be, batches of 32"."""
+    structure, _, size = steps.rpartition(" x ")
+    return f"{structure_text(structure)}, batches of {size}" if structure else steps
 
 
 def leaf_text(value: Any) -> str:

@@ -1,28 +1,12 @@
 """A Gantt chart of what a policy did."""
 
-import os
-from collections.abc import Mapping, Sequence
-from importlib.util import find_spec
+from collections.abc import Mapping
 from pathlib import Path
 
-from shoal.backend.simulated import Interval, Outcome
-from shoal.errors import ScenarioError
+from shoal.backend.simulated import Outcome
+from shoal.report.drawing import lanes, literal, save
 
-__all__ = ["check_gantt", "draw_gantt", "lanes"]
-
-
-def check_gantt(path: Path) -> None:
-    """Refuse a file that could not be drawn, before there is anything to draw.
-
-    Raises:
-        ScenarioError: matplotlib is not installed, the file is of another kind, or its folder cannot be written to.
-    """
-    if path.suffix.lower() not in (".png", ".svg"):
-        raise ScenarioError(f"a Gantt chart is a .png or .svg file, got {path}")
-    if not os.access(path.parent, os.W_OK):
-        raise ScenarioError(f"{path} cannot be written: there is no folder {path.parent} that one may write to")
-    if find_spec("matplotlib") is None:
-        raise ScenarioError("a Gantt chart needs matplotlib. Install it with: pip install 'shoal[simulate]'")
+__all__ = ["draw_gantt"]
 
 
 def draw_gantt(outcomes: Mapping[str, Outcome], path: Path, title: str) -> None:
@@ -30,7 +14,7 @@ def draw_gantt(outcomes: Mapping[str, Outcome], path: Path, title: str) -> None:
 
     Args:
         outcomes: by the policy's name.
-        path: a file that `check_gantt` accepts.
+        path: a file that `check_drawing` accepts.
         title: over all.
     """
     from matplotlib import colormaps
@@ -58,7 +42,7 @@ def draw_gantt(outcomes: Mapping[str, Outcome], path: Path, title: str) -> None:
                     edgecolor="white",
                     linewidth=0.3,
                 )
-        labels = [device.replace("$", r"\$") for device in devices]
+        labels = [literal(device) for device in devices]
         chart.set_yticks(range(len(devices)), labels, fontsize=7 if len(devices) < 40 else 3)
         chart.set_ylim(len(devices) - 0.5, -0.5)
         told = f"makespan {outcome.makespan:,.0f} s" if outcome.completion else "no job ended"
@@ -69,23 +53,5 @@ def draw_gantt(outcomes: Mapping[str, Outcome], path: Path, title: str) -> None:
         used.set_ylabel("in use", fontsize=8)
         used.set_xlim(0, end)
     axes[-1].set_xlabel("seconds")
-    figure.suptitle(title.replace("$", r"\$"), fontsize=10)
-    try:
-        figure.savefig(path, dpi=110)
-    except OSError as error:
-        raise ScenarioError(f"the chart cannot be written: {error}") from error
-
-
-def lanes(stays: Sequence[Interval]) -> list[tuple[int, int, Interval]]:
-    """A lane of the device's row for every stay, so that none covers another, and how many lanes there are."""
-    free: list[float] = []
-    placed: list[tuple[int, Interval]] = []
-    for stay in sorted(stays, key=lambda stay: (stay.begin, stay.end)):
-        lane = next((lane for lane, until in enumerate(free) if until <= stay.begin), None)
-        if lane is None:
-            lane = len(free)
-            free.append(stay.end)
-        else:
-            free[lane] = stay.end
-        placed.append((lane, stay))
-    return [(lane, len(free), stay) for lane, stay in placed]
+    figure.suptitle(literal(title), fontsize=10)
+    save(figure, path, "the chart")

@@ -1,0 +1,71 @@
+"""The command that draws what each device of a study did, and writes it down for a browser."""
+
+import time
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Annotated
+
+import typer
+
+from shoal.cli.options import AsJson, StudyDirectory, print_json, say
+from shoal.errors import ShoalError
+from shoal.journal.view import JournalView
+from shoal.report.drawing import PICTURES, check_drawing
+from shoal.report.overview import Overview, overview
+from shoal.report.page import overview_json, write_page
+from shoal.report.timeline import draw_timeline
+
+__all__ = ["report"]
+
+_WHAT = "a report"
+
+
+def report(
+    directory: StudyDirectory,
+    output: Annotated[
+        Path | None, typer.Option(dir_okay=False, help="One file: a page (.html), or the timeline (.png or .svg).")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """What each device of a study did and when, the best trials, and what failed and why.
+
+    Draws a timeline of every device: jobs as bars, with the trials in them, coloured by the structure that they train;
+    above it the best value so far. Without --output a page and the timeline are written below DIR/report. Works on a
+    study that is running, too. With --json the same is printed, and drawn only where --output says so.
+    """
+    if output is not None:
+        check_drawing(output, _WHAT, "report", (".html", *PICTURES))
+    with JournalView.read(directory) as journal:
+        found = overview(journal, time.time())
+    written: list[Path] = []
+    if output is not None:
+        written = [_write(found, output)]
+    elif not as_json:
+        written = _write_all(found, directory / "report")
+    if as_json:
+        print_json({"directory": str(directory), **overview_json(found), "files": [str(path) for path in written]})
+    for path in written:
+        say(f"written: {path}")
+
+
+def _write(study: Overview, path: Path) -> Path:
+    if path.suffix.lower() in PICTURES:
+        draw_timeline(study, path)
+        return path
+    with TemporaryDirectory() as temporary:
+        picture = Path(temporary) / "timeline.png"
+        draw_timeline(study, picture)
+        write_page(study, picture.read_bytes(), path)
+    return path
+
+
+def _write_all(study: Overview, folder: Path) -> list[Path]:
+    try:
+        folder.mkdir(exist_ok=True)
+    except OSError as error:
+        raise ShoalError(f"the report cannot be written: {error}; name another file with --output") from error
+    picture, page = folder / "timeline.png", folder / "report.html"
+    check_drawing(picture, _WHAT, "report")
+    draw_timeline(study, picture)
+    write_page(study, picture.read_bytes(), page)
+    return [page, picture]

@@ -1,0 +1,70 @@
+"""A search space in a TOML file."""
+
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from shoal.domain import LogRandInt
+from shoal.errors import SpaceError
+from shoal.space import Space, choice, is_number, loguniform, quniform, randint, uniform
+
+__all__ = ["read_space"]
+
+_RANGE = {"low", "high", "log", "step"}
+
+
+def read_space(file: Path) -> Space:
+    """The space that a file describes.
+
+    `lr = {low = 1e-4, high = 1e-1, log = true}` is a range of floats, `layers = {low = 1, high = 8}` one of integers,
+    `high` included; `step` leaves out what is between. `width = [64, 128]` is a choice, whose options may be tables
+    with parameters of their own. Any other table nests parameters, `{value = [1, 2]}` is a list that is not chosen
+    from, and all else is a constant.
+
+    Raises:
+        SpaceError: the file is no TOML, or no space; names the file, the key and the value.
+    """
+    try:
+        with file.open("rb") as stream:
+            content = tomllib.load(stream)
+        return Space({name: _parameter(value, name) for name, value in content.items()})
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise SpaceError(f"{file}: {error}") from error
+    except SpaceError as error:
+        raise SpaceError(f"{file}: {error}") from error
+
+
+def _parameter(value: Any, path: str) -> Any:
+    if isinstance(value, list):
+        return choice([_parameter(option, f"{path}[{i}]") for i, option in enumerate(value)])
+    if not isinstance(value, dict):
+        return value
+    if value.keys() == {"value"}:
+        return value["value"]
+    if not value.keys() & {"low", "high"}:
+        return {name: _parameter(inner, f"{path}.{name}") for name, inner in value.items()}
+    return _range(value, path)
+
+
+def _range(value: Mapping[str, Any], path: str) -> Any:
+    if odd := value.keys() - _RANGE:
+        raise SpaceError(f"`{path}`: a range has {', '.join(sorted(_RANGE))}, got {sorted(odd)[0]!r}")
+    for name in ("low", "high"):
+        if not is_number(value.get(name)):
+            raise SpaceError(f"`{path}`: a range has a number for `low` and for `high`, got {dict(value)!r}")
+    low, high, log, step = value["low"], value["high"], value.get("log", False), value.get("step")
+    if not isinstance(log, bool):
+        raise SpaceError(f"`{path}`: `log` must be true or false, got {log!r}")
+    if step is not None and (log or not is_number(step)):
+        raise SpaceError(f"`{path}`: `step` must be a number, and goes without `log`, got {dict(value)!r}")
+    whole = isinstance(low, int) and isinstance(high, int)
+    if step is not None:
+        return choice(list(range(low, high + 1, step))) if whole and _is_step(step) else quniform(low, high, step)
+    if whole:
+        return LogRandInt(low, high + 1) if log else randint(low, high + 1)
+    return loguniform(low, high) if log else uniform(low, high)
+
+
+def _is_step(step: object) -> bool:
+    return isinstance(step, int) and step > 0

@@ -1,0 +1,97 @@
+"""The job history for the terminal, and as plain values."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from shoal.cost.catalogue import Record
+from shoal.report.text import rounded, structure_text
+from shoal.schedule.ledger import bytes_text
+
+__all__ = ["history_table", "record_json"]
+
+
+def history_table(records: Sequence[Record], mine: str) -> Table:
+    """A row for each record; those of another environment are dim, marked with a star and told of below.
+
+    Args:
+        records: those of one environment together.
+        mine: the environment that a study would have now.
+    """
+    others = sorted({record.environment for record in records} - {mine})
+    below = "\n".join(f"{_mark(name, mine, others)} measured with {name}: not used now" for name in others)
+    table = Table(box=None, pad_edge=False, header_style="bold", caption=Text(below, "dim"), caption_justify="left")
+    for name in ("", "kind", "structure", "data"):
+        table.add_column(name, no_wrap=name != "kind")
+    for name in ("batch size", "ms of a step by members"):
+        table.add_column(name, justify="right" if name == "batch size" else "left")
+    for name in ("per member", "process", "compute", "cores", "mixing"):
+        table.add_column(name, justify="right", no_wrap=True)
+    several = _several(records)
+    for record in records:
+        shown = (record.environment, record.kind, record.structure, record.batch_size) in several
+        table.add_row(
+            _mark(record.environment, mine, others),
+            Text(record.kind),
+            Text(structure_text(record.structure)),
+            Text(structure_text(record.data) if shown else ""),
+            str(record.batch_size),
+            *_measured(record),
+            style="" if record.environment == mine else "dim",
+        )
+    return table
+
+
+def record_json(record: Record, mine: str) -> dict[str, Any]:
+    """A record as plain values; memory in bytes, steps in seconds. Of one that cannot be read, "profile" is None."""
+    profile = record.profile
+    return {
+        "environment": record.environment,
+        "current": record.environment == mine,
+        "kind": record.kind,
+        "structure": record.structure,
+        "data": record.data,
+        "batch_size": record.batch_size,
+        "profile": profile
+        and {
+            "step_seconds": {str(size): seconds for size, seconds in sorted(profile.step_seconds.items())},
+            "member_memory": profile.member_memory,
+            "base_memory": profile.base_memory,
+            "compute": profile.compute,
+            "cores": profile.cores,
+            "mixing": profile.mixing,
+        },
+    }
+
+
+def _measured(record: Record) -> tuple[str, ...]:
+    profile = record.profile
+    if profile is None:
+        return ("cannot be read by this version", "", "", "", "", "")
+    return (
+        _steps(profile.step_seconds),
+        bytes_text(profile.member_memory),
+        bytes_text(profile.base_memory),
+        f"{profile.compute:.0%}",
+        rounded(profile.cores, 2),
+        "–" if profile.mixing is None else rounded(profile.mixing, 3),
+    )
+
+
+def _steps(step_seconds: Mapping[int, float]) -> str:
+    return ", ".join(f"{size}: {rounded(1000 * seconds, 3)}" for size, seconds in sorted(step_seconds.items()))
+
+
+def _several(records: Sequence[Record]) -> set[tuple[str, str, str, int]]:
+    """What was measured with several data."""
+    seen: dict[tuple[str, str, str, int], set[str]] = {}
+    for record in records:
+        seen.setdefault((record.environment, record.kind, record.structure, record.batch_size), set()).add(record.data)
+    return {what for what, data in seen.items() if len(data) > 1}
+
+
+def _mark(environment: str, mine: str, others: Sequence[str]) -> str:
+    """ "*", "**" ... of another environment than mine."""
+    return "" if environment == mine else "*" * (1 + others.index(environment))

@@ -1,0 +1,245 @@
+"""`shoal run --space ... -- COMMAND` as a user calls it: real programs, real processes."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from shoal.cli.app import app
+from shoal.cli.space_file import read_space
+from shoal.errors import SpaceError
+from shoal.space import Space, choice, loguniform, randint, uniform
+
+SHOAL = [sys.executable, "-c", "from shoal.cli import main; main()"]
+SPACE = "lr = [0.1, 0.2]\nwidth = 8\n"
+
+LINES = """
+import json, sys, time
+lr, path, fault = float(sys.argv[1]), sys.argv[2] + "/epoch", sys.argv[3]
+try:
+    epoch = int(open(path).read())
+except FileNotFoundError:
+    epoch = 0
+print("goes on after", epoch)
+print('{"event": "start", "lr": 0.5}')
+print('{"loss": 0.3')
+while True:
+    epoch += 1
+    open(path, "w").write(str(epoch))
+    if fault == "status" and lr > 0.15:
+        print("what went wrong"); sys.exit(3)
+    if fault == "words":
+        print(json.dumps({"loss": "low"}))
+    else:
+        print(json.dumps({"loss": lr * epoch, "step": epoch, "note": "fine"}))
+    time.sleep(0.01)
+"""
+
+CALLS = """
+import sys
+import shoal
+path = shoal.checkpoint() / "epoch"
+epoch = int(path.read_text()) if path.exists() else 0
+while True:
+    epoch += 1
+    path.write_text(str(epoch))
+    shoal.report({"loss": float(sys.argv[1]) * epoch}, step=epoch)
+"""
+
+
+@pytest.fixture(autouse=True)
+def surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHOAL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("SHOAL_DEBUG", raising=False)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "space.toml").write_text(SPACE)
+    (tmp_path / "lines.py").write_text(LINES)
+    (tmp_path / "calls.py").write_text(CALLS)
+
+
+def shoal_run(command: list[str], *options: str, **settings: str) -> subprocess.CompletedProcess[str]:
+    chosen = {"metric": "loss", "mode": "min", "algorithm": "grid", "epochs": "3", "devices": "cpu:2"} | settings
+    given = [text for name, value in chosen.items() for text in (f"--{name}", value)]
+    line = [*SHOAL, "run", "--space", "space.toml", *given, "--directory", "study", *options, "--", *command]
+    return subprocess.run(line, capture_output=True, text=True, timeout=60, env=dict(os.environ))
+
+
+def trials() -> list[dict[str, Any]]:
+    shown = subprocess.run([*SHOAL, "trials", "study", "--json"], capture_output=True, text=True, check=True)
+    rows: list[dict[str, Any]] = json.loads(shown.stdout)
+    return sorted(rows, key=lambda row: row["trial"])
+
+
+def test_a_command_that_prints_lines_of_json() -> None:
+    done = shoal_run([sys.executable, "lines.py", "{lr}", "{directory}", "none"])
+    assert done.returncode == 0, done.stderr
+    rows = trials()
+    assert [(row["state"], row["epochs"]) for row in rows] == [("complete", 3)] * 2
+    assert [row["metrics"]["loss"] for row in rows] == pytest.approx([0.3, 0.6])
+    assert all(row["metrics"].keys() == {"loss"} for row in rows)
+    logs = "".join(path.read_text() for path in Path("study/logs").glob("job-*.log"))
+    assert logs.count("goes on after 0") == 2
+    assert '{"event": "start", "lr": 0.5}' in logs
+
+
+def test_a_command_that_is_paused_goes_on_from_what_it_kept() -> None:
+    Path("space.toml").write_text("lr = {low = 0.1, high = 0.2}\n")
+    command = [sys.executable, "lines.py", "{lr}", "{directory}", "none"]
+    done = shoal_run(command, "--trials", "3", algorithm="successive_halving")
+    assert done.returncode == 0, done.stderr
+    assert sorted(row["epochs"] for row in trials()) == [1, 1, 3]
+    logs = [path.read_text() for path in Path("study/logs").glob("job-*.log")]
+    assert sum("goes on after 0" in log for log in logs) == 3
+    assert len(logs) == 4
+
+
+def test_a_command_that_calls_report() -> None:
+    done = shoal_run([sys.executable, "calls.py", "{lr}"])
+    assert done.returncode == 0, done.stderr
+    assert "does not name" not in done.stderr
+    assert [row["metrics"]["loss"] for row in trials()] == pytest.approx([0.3, 0.6])
+    best = subprocess.run([*SHOAL, "best", "study", "--json"], capture_output=True, text=True, check=True)
+    checkpoint = Path(json.loads(best.stdout)["checkpoint"])
+    assert (checkpoint / "epoch").read_text() == "3"
+
+
+def test_a_status_other_than_0_shows_the_last_output() -> None:
+    done = shoal_run([sys.executable, "lines.py", "{lr}", "{directory}", "status"])
+    assert done.returncode == 0, done.stderr
+    fine, failed = trials()
+    assert fine["state"] == "complete"
+    assert failed["state"] == "failed"
+    assert "the last output of lines:\n" in failed["reason"]
+    assert "lines exited with status 3\nLog: " in failed["reason"]
+    assert "what went wrong" in failed["reason"]
+    assert "study/logs/job-" in failed["reason"]
+
+
+def test_a_metric_that_is_no_number_ends_the_study() -> None:
+    done = shoal_run([sys.executable, "lines.py", "{lr}", "{directory}", "words"])
+    assert done.returncode == 1
+    assert "the metric 'loss' must be a number, got 'low'" in done.stderr
+
+
+def test_a_program_that_never_reports() -> None:
+    done = shoal_run(["sleep", "60"], "--time-limit", "0.5")
+    assert done.returncode == 1
+    assert "does not name {lr}" in done.stderr
+    assert all(row["state"] == "failed" and "sleep has never reported for 0.5 s" in row["reason"] for row in trials())
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        pytest.param(
+            ["python", "{rl}"], "names {rl}, which is no parameter; it may name {lr}, {width}, {trial}", id="name"
+        ),
+        pytest.param(["python", "{lr:.2f}"], "names {lr:.2f}, which is no parameter", id="format"),
+        pytest.param(["pyhton", "{lr}"], "there is no program 'pyhton'", id="program"),
+        pytest.param(["python", "{optimizer.momentum}"], "which only some configurations", id="conditional"),
+    ],
+)
+def test_a_command_that_cannot_be_started(line: list[str], words: str) -> None:
+    if "optimizer" in line[1]:
+        Path("space.toml").write_text(
+            'optimizer = [{name = "sgd", momentum = {low = 0.0, high = 0.9}}, {name = "adam"}]'
+        )
+    assert shutil.which("python")
+    done = shoal_run(line)
+    assert done.returncode == 1
+    assert words in done.stderr
+    assert not Path("study").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        pytest.param(["--space", "space.toml", "--mode", "min", "--", "true"], "is needed with --space", id="metric"),
+        pytest.param(["--metric", "loss", "study.py"], "goes with --space only", id="no space"),
+        pytest.param(["missing.py"], "does not exist", id="no file"),
+        pytest.param(
+            [*("--space", "space.toml", "--metric", "loss", "--mode", "min", "--epochs", "1"), "--", "true"],
+            "is needed by random",
+            id="trials",
+        ),
+        pytest.param(
+            [
+                *("--space", "space.toml", "--metric", "loss", "--mode", "min", "--epochs", "9", "--trials", "3"),
+                *("--algorithm", "hyperband", "--", "true"),
+            ],
+            "finds their number by itself",
+            id="trials of hyperband",
+        ),
+        pytest.param(
+            ["--space", "space.toml", "--algorithm", "hyperhand", "--", "true"], "is not one of", id="algorithm"
+        ),
+    ],
+)
+def test_wrong_usage(arguments: list[str], words: str) -> None:
+    done = CliRunner().invoke(app, ["run", *arguments])
+    assert done.exit_code == 2
+    assert words in " ".join(done.output.replace("│", " ").split())
+
+
+def test_a_program_cannot_be_profiled(tmp_path: Path) -> None:
+    (tmp_path / "study.py").write_text(
+        "import shoal\n"
+        "shoal.tune(lambda config: None, {'lr': 1}, metric='loss', mode='min', algorithm=shoal.Random(1, 1))\n"
+    )
+    done = subprocess.run([*SHOAL, "profile", "study.py"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert "is a program of yours, which cannot be tried for a few steps" in done.stderr
+
+
+def test_a_file_of_a_space(tmp_path: Path) -> None:
+    (tmp_path / "space.toml").write_text(
+        """
+        lr = {low = 1e-4, high = 1e-1, log = true}
+        layers = {low = 1, high = 8}
+        momentum = {low = 0, high = 0.9}
+        width = [64, 128]
+        steps = {low = 10, high = 30, step = 10}
+        shape = {value = [1, 2]}
+        seed = 3
+        [optimizer]
+        name = "sgd"
+        decay = {low = 0.0, high = 1.0}
+        """
+    )
+    assert read_space(tmp_path / "space.toml") == Space(
+        {
+            "lr": loguniform(1e-4, 1e-1),
+            "layers": randint(1, 9),
+            "momentum": uniform(0, 0.9),
+            "width": choice([64, 128]),
+            "steps": choice([10, 20, 30]),
+            "shape": [1, 2],
+            "seed": 3,
+            "optimizer": {"name": "sgd", "decay": uniform(0.0, 1.0)},
+        }
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        pytest.param("lr = {low = 1e-4}", "`lr`: a range has a number for `low` and for `high`", id="no end"),
+        pytest.param("lr = {low = 0.0, high = 1.0, log = true}", r"`lr`: .*0\.0", id="logarithm of 0"),
+        pytest.param("a.lr = {low = 1, high = 2, lgo = true}", "`a.lr`: a range has .*'lgo'", id="unknown key"),
+        pytest.param("lr = {low = 1.0, high = 2.0, log = 1}", "`lr`: `log` must be true or false, got 1", id="log"),
+        pytest.param("lr = {low = 1, high = 2, step = 'a'}", "`lr`: `step` must be a number", id="step"),
+        pytest.param("width = []", "`width`: a choice must have", id="no option"),
+        pytest.param("day = 2026-01-01", "`day`", id="a date"),
+        pytest.param("lr = ", "space.toml: Invalid value", id="no TOML"),
+    ],
+)
+def test_a_file_that_is_no_space(tmp_path: Path, text: str, words: str) -> None:
+    (tmp_path / "space.toml").write_text(text)
+    with pytest.raises(SpaceError, match=words):
+        read_space(tmp_path / "space.toml")

@@ -1,0 +1,100 @@
+"""`shoal history` as a user calls it."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from shoal.cli.app import app
+from shoal.cost.demand import Profile
+from shoal.cost.history import History, environment
+
+DIGEST = "0123456789abcdef" * 2
+PROFILE = Profile({1: 0.1, 16: 0.4}, 10, 3, 300_000_000, 12_000_000, 0.5, 1.0, mixing=1.25)
+
+
+@pytest.fixture(autouse=True)
+def surroundings(tmp_path, monkeypatch):
+    monkeypatch.setenv("SHOAL_CACHE", str(tmp_path))
+
+
+@pytest.fixture
+def known():
+    mine, other = History(environment=environment()), History(environment="torch 1")
+    other.put(DIGEST, "d" * 32, 64, "NVIDIA [H200]", PROFILE)
+    mine.put(DIGEST, "d" * 32, 32, "NVIDIA [H200]", PROFILE)
+    mine.put(DIGEST, "e" * 32, 32, "NVIDIA [H200]", PROFILE)
+    mine.put("trial 7", "", 1, "cpu/1", PROFILE)
+    return mine.path
+
+
+def shoal(*arguments):
+    return CliRunner().invoke(app, ["history", *arguments])
+
+
+def test_what_is_known_is_a_table(known):
+    done = shoal()
+    assert done.exit_code == 0
+    lines = [line.split() for line in done.stdout.splitlines()]
+    head, *rows = lines
+    assert head[:3] == ["kind", "structure", "data"]
+    measured = ["1:", "100,", "16:", "400", "12", "MB", "300", "MB", "50%", "1", "1.25"]
+    assert rows[:4] == [
+        ["NVIDIA", "[H200]", "01234567", "dddddddd", "32", *measured],
+        ["NVIDIA", "[H200]", "01234567", "eeeeeeee", "32", *measured],
+        ["cpu/1", "trial", "7", "1", *measured],
+        ["*", "NVIDIA", "[H200]", "01234567", "64", *measured],
+    ]
+    assert " ".join(rows[4]) == "* measured with torch 1: not used now"
+    assert done.stdout.splitlines()[-1] == f"in {known}"
+
+
+def test_as_json(known):
+    shown = json.loads(shoal("--json").stdout)
+    assert (shown["path"], shown["environment"]) == (str(known), environment())
+    assert [(each["current"], each["structure"], each["batch_size"]) for each in shown["records"]] == [
+        *((True, DIGEST, 32), (True, DIGEST, 32), (True, "trial 7", 1), (False, DIGEST, 64))
+    ]
+    assert shown["records"][0]["profile"] == {
+        "step_seconds": {"1": 0.1, "16": 0.4},
+        "member_memory": 12_000_000,
+        "base_memory": 300_000_000,
+        "compute": 0.5,
+        "cores": 1.0,
+        "mixing": 1.25,
+    }
+
+
+def test_nothing_is_known_yet(tmp_path):
+    done = shoal()
+    assert (done.exit_code, done.stdout) == (0, f"nothing is known yet in {tmp_path / 'history-4.sqlite'}\n")
+    assert json.loads(shoal("--json").stdout)["records"] == []
+
+
+@pytest.mark.parametrize(
+    ("options", "removed", "left"),
+    [
+        pytest.param([], 4, 0, id="all"),
+        pytest.param(["--kind", "cpu/1"], 1, 3, id="kind"),
+        pytest.param(["--structure", "0123"], 3, 1, id="structure"),
+    ],
+)
+def test_clear_says_how_much_it_removed(known, options, removed, left):
+    done = shoal("clear", *options)
+    assert (done.exit_code, done.stdout) == (0, "")
+    assert f"removed {removed} measurements of structures and 0 of structures in one process" in done.stderr
+    assert len(json.loads(shoal("--json").stdout)["records"]) == left
+
+
+@pytest.mark.parametrize(
+    ("options", "hint"),
+    [
+        (["--kind", "cpu"], "nothing is known of the kind 'cpu'; known are 'NVIDIA [H200]', 'cpu/1'"),
+        (["--structure", "77"], "nothing is known of a structure that begins with '77'; see: shoal history"),
+    ],
+)
+def test_what_is_not_known_cannot_be_cleared(known, options, hint):
+    done = shoal("clear", *options)
+    assert done.exit_code == 1
+    assert str(done.exception) == hint
+    assert len(json.loads(shoal("--json").stdout)["records"]) == 4

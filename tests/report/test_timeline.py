@@ -1,0 +1,105 @@
+"""What is drawn of a study."""
+
+import pytest
+from timeline_samples import Clock, machines, pretend
+
+from shoal.errors import ShoalError
+from shoal.journal.writer import Journal
+from shoal.report.overview import overview
+from shoal.report.text import key_text, numbers_text, structure_text
+from shoal.report.timeline import Piece, draw_timeline, merged
+
+
+def drawn(journal, path, now=None):
+    draw_timeline(overview(journal, max(journal.moments(), default=1000.0) if now is None else now), path)
+    return path
+
+
+def test_the_timeline_names_what_it_shows(tmp_path):
+    with pretend(tmp_path / "my $tudy", devices=2, jobs=30, failing=0.2, side_by_side=2) as journal:
+        text = drawn(journal, tmp_path / "timeline.svg").read_text()
+        structure = next(job.keys[0] for job in journal.jobs() if job.keys)
+    named = ["best accuracy", "cuda:0", "NVIDIA H200", "promised", "failed", "several structures", "looks at models"]
+    for part in (*named, "measures", "minutes", f"{structure[:8]}, batches of 32"):
+        assert f"<!-- {part}" in text, part
+    assert "tudy: 34 jobs in 0:0" in text
+    assert "<!-- trials " in text
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param({"devices": 1, "jobs": 0}, id="nothing is trained yet"),
+        pytest.param({"devices": 3, "jobs": 12, "running": True}, id="it runs"),
+        pytest.param({"devices": 64, "jobs": 300, "side_by_side": 2, "structures": 12}, id="many devices"),
+        pytest.param({"devices": 1, "jobs": 40, "side_by_side": 16, "failing": 0.5}, id="many at once"),
+    ],
+)
+def test_studies_of_all_sizes_can_be_drawn(changes, tmp_path):
+    with pretend(tmp_path / "study", **changes) as journal:
+        path = drawn(journal, tmp_path / "timeline.png")
+    assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_study_in_which_nothing_has_happened(tmp_path):
+    study = {"metric": "a metric with quite a long name", "mode": "min"}
+    with Journal.create(tmp_path, study, task=b"", algorithm=b"", clock=Clock()) as journal:
+        text = drawn(journal, tmp_path / "nothing.svg").read_text()
+        assert "<!-- no value yet" in text
+        journal.devices_are(machines(1))
+        assert "<!-- cuda:0" in drawn(journal, tmp_path / "timeline.svg").read_text()
+
+
+def test_a_study_that_was_gone_on_with(tmp_path):
+    pretend(tmp_path / "study", devices=1, jobs=3, running=True).close()
+    clock = Clock()
+    clock.now = 90_000.0
+    with Journal.open(tmp_path / "study", clock=clock) as again:
+        again.requeue_running()
+        text = drawn(again, tmp_path / "timeline.svg", 90_001.0).read_text()
+    assert "gone on with at the dashed lines" in text
+
+
+def test_a_file_that_cannot_be_written_is_named(tmp_path):
+    with (
+        pretend(tmp_path / "study", devices=1, jobs=1) as journal,
+        pytest.raises(ShoalError, match=r"the timeline cannot be written: .*nowhere"),
+    ):
+        drawn(journal, tmp_path / "nowhere" / "timeline.png")
+
+
+def piece(begin, end, colour="#000000", jobs=1, label=("trial 1",)):
+    return Piece(begin, end, colour, False, jobs, label)
+
+
+@pytest.mark.parametrize(
+    ("pieces", "expected"),
+    [
+        pytest.param([], [], id="none"),
+        pytest.param([piece(0, 5), piece(5, 9)], [piece(0, 5), piece(5, 9)], id="wide"),
+        pytest.param([piece(0, 1), piece(1, 3)], [piece(0, 3, jobs=2, label=())], id="thin and touching"),
+        pytest.param([piece(0, 1), piece(3, 4)], [piece(0, 1), piece(3, 4)], id="thin and apart"),
+        pytest.param([piece(0, 5), piece(5, 6), piece(6, 11)], [piece(0, 5), piece(5, 6), piece(6, 11)], id="between"),
+        pytest.param(
+            [piece(0, 1, "#111111"), piece(1, 2.5, "#222222"), piece(2.5, 3, "#333333"), piece(3, 4)],
+            [piece(0, 3, "#222222", 3, ()), piece(3, 4)],
+            id="the longest gives the colour, and a piece has its full length at that of a thin one",
+        ),
+    ],
+)
+def test_what_is_too_thin_is_drawn_together(pieces, expected):
+    assert merged(pieces, 3.0) == expected
+
+
+@pytest.mark.parametrize(
+    ("numbers", "text"), [([], ""), ([3], "3"), ([0, 1, 2], "0-2"), ([9, 1, 0, 4, 5, 7], "0-1, 4-5, 7, 9")]
+)
+def test_numbers_in_ranges(numbers, text):
+    assert numbers_text(numbers) == text
+
+
+def test_names_of_structures():
+    assert structure_text("0123456789abcdef" * 2) == "01234567"
+    assert structure_text("opaque:train.py") == "opaque:train.py"
+    assert key_text("0123456789abcdef x 64") == "01234567, batches of 64"
+    assert key_text("a x b x 8") == "a x b, batches of 8"
