@@ -33,6 +33,7 @@ benchmarks-quick: $(READY)
 	$(BIN)/python benchmarks/time_sharing.py --quick
 	$(BIN)/python benchmarks/algorithms.py --quick
 	$(BIN)/python benchmarks/packing.py --quick
+	$(BIN)/python benchmarks/placement.py --quick
 	$(BIN)/python benchmarks/engine_overhead.py --quick
 	$(BIN)/python benchmarks/regret.py --quick
 

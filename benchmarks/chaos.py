@@ -94,20 +94,25 @@ def engine(directory: Path) -> None:
 
 
 class Run:
-    """An engine's process and the processes below it."""
+    """An engine's process and the processes below it.
 
-    def __init__(self, directory: Path) -> None:
+    Args:
+        directory: of the study.
+        program: runs the engine when it is called with `--study` and the directory.
+    """
+
+    def __init__(self, directory: Path, program: Path = Path(__file__)) -> None:
         self.directory = directory
-        self._began = time.time()
+        self.began = time.time()
         self.log = directory.with_suffix(".log")
         with self.log.open("ab") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, __file__, "--study", str(directory)], stdout=log, stderr=log, stdin=subprocess.DEVNULL
+            self.process = subprocess.Popen(
+                [sys.executable, program, "--study", directory], stdout=log, stderr=log, stdin=subprocess.DEVNULL
             )
 
     def ended(self) -> bool:
         """Whether the study has; a fault of the engine is one of the benchmark."""
-        status = self._process.poll()
+        status = self.process.poll()
         if status not in (None, 0):
             raise SystemExit(f"the engine exited with status {status}:\n{self.log.read_text()[-3000:]}")
         return status == 0
@@ -115,11 +120,11 @@ class Run:
     def kill(self, target: str) -> bool:
         """Kill the engine, its server or one of its workers; False if there is none."""
         if target == "engine":
-            self._process.send_signal(signal.SIGKILL)
-            self._process.wait()
+            self.process.send_signal(signal.SIGKILL)
+            self.process.wait()
             return True
         with suppress(psutil.NoSuchProcess, IndexError):
-            server = psutil.Process(self._process.pid).children()[0]
+            server = psutil.Process(self.process.pid).children()[0]
             victim = server if target == "server" else random.choice(server.children())
             victim.kill()
             return True
@@ -138,7 +143,7 @@ class Run:
         with suppress(JournalError), JournalView.read(self.directory) as journal:
             running = {row.number for row in journal.trials() if row.state is TrialState.RUNNING}
             jobs = [job for job in journal.jobs() if job.purpose is Purpose.TRAIN and job.ended is None]
-            started = [job for job in jobs if job.started > self._began]
+            started = [job for job in jobs if job.started > self.began]
             return {number: job.started for job in started for number in job.trials if number in running}
         return {}
 

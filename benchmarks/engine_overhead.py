@@ -26,11 +26,12 @@ from shoal.backend.inline import Inline
 from shoal.cluster.device import Cluster, Device, Node
 from shoal.cost.demand import Profile
 from shoal.cost.history import History
-from shoal.engine import Engine, Setting
+from shoal.engine import Engine
 from shoal.journal.writer import Journal
 from shoal.planner.job import ArrayKey, Job, Member, Purpose, Workplace
 from shoal.report.progress import SilentProgress
 from shoal.schedule.registry import make_policy
+from shoal.setting import Setting
 from shoal.space import Space, uniform
 from shoal.trial import Report, TrialState, derive_seed
 

@@ -1,0 +1,201 @@
+"""A search on eight GPUs of two kinds on three nodes, to which everything happens that can, ends as if nothing had.
+
+The GPUs do not exist: NVML and the control program of MPS are fakes, and jobs train on the CPU. All else is real: the
+engine, its workers, what kills them. While a search of 200 trials goes on, at moments and places drawn by chance,
+workers are killed or stopped, arrays run out of memory, devices are lost and come back, MPS servers die, and the engine
+itself is killed and begun again. Its trials (config, state, epochs, every metric at every epoch) are then held against
+those of an undisturbed run, and all that its journal says was promised to jobs against what there was.
+
+    python benchmarks/device_chaos.py [--faults 30] [--trials 200] [--quick] [--seed 0]
+"""
+
+import argparse
+import json
+import os
+import random
+import shutil
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from chaos import differences, outcome
+from invented import machine, task
+from invented.faults import KINDS, Fault, Faults, LiveRun, left_behind
+
+import shoal
+import shoal.study
+from shoal.backend.registry import BACKENDS
+from shoal.cluster.device import Cluster
+from shoal.errors import JournalError
+from shoal.journal.audit import over_promised
+from shoal.journal.view import JournalView
+
+TURN_SECONDS = 0.05
+PATIENCE_SECONDS = 240.0
+"""For one study."""
+LAST = 0.85
+"""Part of a study after which no fault is due; what is left of it may be too short."""
+TIGHT = 0.75
+"""With this part of the memory and cores too much would have been promised; else the devices were never full."""
+
+
+def engine(directory: Path, trials: int) -> None:
+    """Begin the study on the invented machine or go on with it, whatever was done before the last kill."""
+    sys.modules["pynvml"] = machine.InventedNvml()
+    shoal.study.discover = lambda devices: machine.CLUSTER
+    BACKENDS["local"] = machine.InventedLocal
+    try:
+        shoal.resume(directory, show_progress=False)
+    except JournalError:
+        shoal.tune(
+            task.Spirals(),
+            task.SPACE,
+            metric="valid_loss",
+            mode="min",
+            algorithm=shoal.SuccessiveHalving(trials, max_epochs=27, eta=3),
+            directory=directory,
+            retries=50,
+            checkpoint_seconds=0.5,
+            hang_seconds=3.0,
+            show_progress=False,
+        )
+
+
+def undisturbed(directory: Path) -> int:
+    """Run a study to its end; how many epochs it reports."""
+    run = LiveRun(directory, Path(__file__))
+    while not run.ended():
+        time.sleep(TURN_SECONDS)
+    return run.reports()
+
+
+def disturbed(directory: Path, kinds: Sequence[str], epochs: int, faults: Faults, draw: random.Random) -> list[str]:
+    """Run a study to its end with as many of these faults as come to pass; those that did not.
+
+    Args:
+        directory: of the study.
+        kinds: of faults, in order.
+        epochs: that the study reports in all; faults are due when it has reported so many.
+        faults: does them.
+        draw: decides when.
+    """
+    due = sorted(draw.uniform(0.0, LAST * epochs) for _ in kinds)
+    left = list(kinds)
+    run = LiveRun(directory, Path(__file__))
+    began = time.monotonic()
+    while not run.ended():
+        faults.turn()
+        time.sleep(TURN_SECONDS)
+        if time.monotonic() > began + PATIENCE_SECONDS:
+            raise SystemExit(f"the study goes on for more than {PATIENCE_SECONDS:g} s:\n{_waiting(directory)}")
+        if not left or run.reports() < due[len(kinds) - len(left)]:
+            continue
+        if faults.strike(left[0], run):
+            happened = faults.happened[-1]
+            print(f"{time.monotonic() - began:>7.1f}  {left[0]:16} {len(happened.trials):>4}", flush=True)
+            del left[0]
+        else:  # another first
+            left.append(left.pop(0))
+        if run.process.poll() is not None and run.process.returncode < 0:
+            run = LiveRun(directory, Path(__file__))
+    return left
+
+
+def _waiting(directory: Path) -> str:
+    with JournalView.read(directory) as journal:
+        running = [f"{job.id} on {job.device} since {job.started}" for job in journal.jobs(running=True)]
+        return "\n".join([*running, *(f"{reason}: {numbers}" for reason, numbers in journal.waiting().items())])
+
+
+def promised_too_much(directory: Path, part: float = 1.0) -> list[str]:
+    """All moments at which it had been too much, had there been this part of what there is."""
+    nodes = (
+        replace(
+            node,
+            cores=part * node.cores,
+            devices=tuple(replace(device, memory=int(part * device.memory)) for device in node.devices),
+        )
+        for node in machine.CLUSTER.nodes
+    )
+    with JournalView.read(directory) as journal:
+        return list(map(str, over_promised(journal, Cluster(tuple(nodes)))))
+
+
+def table(happened: Sequence[Fault], wrong: Mapping[Path, set[int]]) -> None:
+    """Print what happened, to how many trials, how many of them recovered, and how the jobs that it struck ended."""
+    print(f"\n{'fault':16} {'times':>6} {'trials':>7} {'recovered':>10}  jobs ended as")
+    for kind in KINDS:
+        mine = [fault for fault in happened if fault.kind == kind]
+        affected = [(fault.study, trial) for fault in mine for trial in fault.trials]
+        recovered = [trial for study, trial in affected if trial not in wrong[study]]
+        ends: Counter[str] = Counter()
+        for fault in mine:
+            with JournalView.read(fault.study) as journal:
+                ends.update(job.outcome for job in journal.jobs() if job.id in fault.jobs)
+        told = ", ".join(f"{count} {end}" for end, count in ends.most_common())
+        print(f"{kind:16} {len(mine):>6} {len(affected):>7} {len(recovered):>10}  {told}")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--faults", type=int, default=30)
+    parser.add_argument("--trials", type=int, default=200)
+    parser.add_argument("--quick", action="store_true", help="40 trials, 6 faults")
+    parser.add_argument("--seed", type=int, default=0, help="of the moments and places")
+    parser.add_argument("--keep", action="store_true", help="leave the studies where they are")
+    parser.add_argument("--study", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    trials, count = (40, 6) if options.quick else (options.trials, options.faults)
+    if options.study is not None:
+        engine(options.study, int(os.environ["INVENTED_TRIALS"]))
+        return 0
+    folder = Path(tempfile.mkdtemp(prefix="chaos-", dir="/tmp"))
+    os.environ |= {
+        "SHOAL_CACHE": str(folder / "cache"),
+        "INVENTED_TRIALS": str(trials),
+        task.SHORTAGE: str(folder / "shortage"),
+    }
+    machine.install(folder)
+    draw = random.Random(options.seed)
+    began = time.monotonic()
+    epochs = undisturbed(folder / "undisturbed")
+    wanted = outcome(folder / "undisturbed")
+    print(f"{trials} trials of {epochs} epochs in all take {time.monotonic() - began:.0f} s undisturbed", flush=True)
+    print(f"{'seconds':>7}  {'fault':16} trials")
+    faults = Faults(draw)
+    left = [list(KINDS)[number % len(KINDS)] for number in range(count)]
+    draw.shuffle(left)
+    studies: list[Path] = []
+    orphans: list[str] = []
+    while left:
+        studies.append(folder / f"study-{len(studies) + 1}")
+        left = disturbed(studies[-1], left, epochs, faults, draw)
+        orphans += left_behind(folder, PATIENCE_SECONDS / 24)
+    wrong = {study: differences(wanted, outcome(study)) for study in studies}
+    table(faults.happened, {study: {int(text.split()[1].rstrip(":")) for text in wrong[study]} for study in studies})
+    figures = {
+        "trials": trials,
+        "faults": dict(Counter(fault.kind for fault in faults.happened)),
+        "studies": len(studies),
+        "differences": [text for study in studies for text in wrong[study]],
+        "promised_too_much": [text for study in studies for text in promised_too_much(study)],
+        "promised_tightly": any(promised_too_much(study, TIGHT) for study in studies),
+        "left_behind": orphans,
+        "seconds": round(time.monotonic() - began, 1),
+    }
+    missed = [name for name in ("differences", "promised_too_much", "left_behind") if figures[name]]
+    missed += [] if figures["promised_tightly"] else ["promised_tightly"]
+    if options.keep:
+        print(folder)
+    else:
+        shutil.rmtree(folder)
+    print(json.dumps({**figures, "missed": missed}))
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

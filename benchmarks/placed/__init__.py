@@ -1,0 +1,1 @@
+"""The jobs of the placement benchmark, and the ways of getting them done."""
