@@ -96,6 +96,15 @@ def test_what_was_measured_for_few_is_measured_again_for_many(sample, again):
     assert [job.purpose for job, _ in placement.starts] == [Purpose.PROFILE if again else Purpose.TRAIN]
 
 
+@pytest.mark.parametrize(("pending", "again"), [(None, False), (9, False), (8, True), (1, True)])
+def test_sizes_that_were_too_dear_for_few_epochs_are_measured_for_many(pending, again):
+    profiles = known(A=replace(CONSTANT, sample=12, pending=pending))
+    placement = planner(profiles).plan(waiting((A, 12, {"target": 2})), [], cluster(*slots(1)), 0.0)
+    assert [job.purpose for job, _ in placement.starts] == [Purpose.PROFILE if again else Purpose.TRAIN]
+    if again:
+        assert [array.pending for array in placement.starts[0][0].arrays] == [24]
+
+
 def test_a_key_is_measured_once_per_kind_and_not_beside_another_job():
     where = cluster(*slots(2), *slots(1, "H200"))
     busy = [(Job("old", (Array(B, (member(90),)),)), where.device("cpu/1:0"))]

@@ -59,6 +59,7 @@ class Profile:
         fetch_seconds: what it takes to fetch and prepare the samples of a batch that are not at hand.
         sharing: who can use the samples that were fetched.
         sample: members for whose sake it was measured; it says little of arrays that are many times as large.
+        pending: epochs that waited for it, if they were too few for measuring all sizes; else None.
     """
 
     step_seconds: Mapping[int, float]
@@ -76,3 +77,4 @@ class Profile:
     fetch_seconds: float = 0.0
     sharing: Sharing = "resident"
     sample: int = 16
+    pending: float | None = None

@@ -3,6 +3,7 @@
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from math import inf
 from pathlib import Path
 
 from shoal.cost.demand import Demand, Profile
@@ -58,11 +59,13 @@ class Array:
         key: of all members.
         members: at least one, but none of a job all of whose members are done.
         profile: what is known of the key where the array runs.
+        pending: epochs that all who wait for the key to be measured are to train, which bounds what measuring may take.
     """
 
     key: ArrayKey
     members: tuple[Member, ...]
     profile: Profile | None = None
+    pending: float = inf
 
 
 class Purpose(StrEnum):

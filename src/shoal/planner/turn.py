@@ -21,7 +21,8 @@ PROFILE_MEMBERS = 16
 """Members of an array that a profile job measures, at most, where members are fused."""
 
 ENOUGH = 3
-"""A key is measured anew when so many times the members wait for whom it was measured, and more of them matter."""
+"""A key is measured anew when so many times the members wait for whom it was measured, and more of them matter; or when
+so many times the epochs do that were too few for measuring all."""
 
 
 class Turn:
@@ -73,7 +74,11 @@ class Turn:
         held = {device.name for _, device in running}
         idle = [device for device in self.devices if device.name not in held]
         samples = [
-            Array(key, tuple([member for member in group if member.start == group[0].start][: self._together]))
+            Array(
+                key,
+                tuple([member for member in group if member.start == group[0].start][: self._together]),
+                pending=sum(member.epochs for member in group),
+            )
             for key, group in members.items()
         ]
         shares: dict[str, list[Array]] = {device.name: [] for device in idle}
@@ -146,11 +151,13 @@ class Turn:
         return self._profiles(key, kind) is None and not key.opaque and (key, kind) not in self._unmeasurable
 
     def _to_measure(self, sample: Array, kind: str) -> bool:
-        """Whether its key is unknown, or was measured for far fewer members than these."""
+        """Whether its key is unknown, or was measured for far fewer members than these, or far less of their work."""
         profile = self._profiles(sample.key, kind)
         if profile is None:
             return self._unknown(sample.key, kind)
-        return profile.sample * ENOUGH <= len(sample.members) and (sample.key, kind) not in self._unmeasurable
+        more = profile.sample * ENOUGH <= len(sample.members)
+        longer = profile.pending is not None and profile.pending * ENOUGH <= sample.pending
+        return (more or longer) and (sample.key, kind) not in self._unmeasurable
 
     def _demand(self, arrays: Sequence[Array], device: Device) -> Demand:
         measured = [(self._profiles(x.key, device.kind), [member.epochs for member in x.members]) for x in arrays]

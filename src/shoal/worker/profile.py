@@ -28,12 +28,26 @@ another size have left them, which those of a training do not."""
 SIZES = (1, 4, 16)
 """Members that are trained together, where there are so many; and all of them."""
 
+DEAR = 36
+"""Lone steps' time that measuring takes for each member of a size: its steps, also at different epochs, and the races
+between ways to compute them."""
+
+AFFORDABLE = {"cpu": 0.05}
+AFFORDABLE_ON_GPU = 0.25
+"""Share of the time that all who wait would take one after another for which sizes are measured, by the type of the
+device. On a CPU members trained together are seldom twice as fast, on a GPU often many times."""
+
+UNNOTICED = 0.2
+"""Seconds for which a size is measured however little waits."""
+
 SMALLER, LARGER = 8, 32
 """Measured as well: the one if of `SIZES` the largest is not the best, else the other, for the best may be beyond."""
 
 
 def measure(task: Task, sets: DataSets, array: Array, device: torch.device, memory: int) -> Profile:
     """Train members of an array for a few steps at each of `SIZES` that it may come to, in turns; nothing is kept.
+
+    Sizes that would take a large part of what they could save are left out.
 
     Args:
         task: the user's.
@@ -53,19 +67,25 @@ def measure(task: Task, sets: DataSets, array: Array, device: torch.device, memo
     built = time.perf_counter() - began
     steppers[1].train_step([first], [0])
     member = max(_memory(device) - base, 4 * _bytes(steppers[1]))  # weights, gradients, two of optimizer state
-    for members in sorted({min(size, len(array.members)) for size in SIZES} - {1}):
-        if (members + sum(steppers)) * member < memory / 2:
-            steppers[members] = _stepper(task, array, members, device)
-    seconds: dict[int, list[float]] = {members: [] for members in steppers}
-    times = _times()
     batches = list(_batches(train, array))
+    times = _times()
+    seconds = {1: _burst(steppers[1], 1, batches[:BURST], 0, device)}
+    left = _affordable(min(seconds[1]), train.steps(size) * array.pending, device)
+    too_dear = False
+    for members in sorted({min(size, len(array.members)) for size in SIZES} - {1}):
+        price = members * DEAR * min(seconds[1])
+        too_dear = too_dear or price > left
+        if not too_dear and (members + sum(steppers)) * member < memory / 2:
+            left -= price
+            steppers[members] = _stepper(task, array, members, device)
+            seconds[members] = []
     for tick in range(0, len(batches), BURST):
         for members, stepper in steppers.items():
             seconds[members] += _burst(stepper, members, batches[tick : tick + BURST], tick, device)
     cpu, wall, delayed = (end - start for end, start in zip(_times(), times, strict=True))
     if {4, 16} <= steppers.keys():
         further = LARGER if min(seconds[16]) / 16 < min(seconds[4]) / 4 else SMALLER
-        if (further + sum(steppers)) * member < memory / 2:
+        if further * DEAR * min(seconds[1]) <= left and (further + sum(steppers)) * member < memory / 2:
             steppers[further] = _stepper(task, array, further, device)
             seconds[further] = _burst(steppers[further], further, batches, 0, device)
     gains = {members: stepper.gain for members, stepper in steppers.items() if stepper.gain is not None}
@@ -92,7 +112,19 @@ def measure(task: Task, sets: DataSets, array: Array, device: torch.device, memo
         fetch_seconds=train.fetch_seconds / max(1, train.fetched) * size,
         sharing=train.sharing,
         sample=len(array.members),
+        pending=int(array.pending) if too_dear else None,
     )
+
+
+def _affordable(lone: float, steps: float, device: torch.device) -> float:
+    """Seconds that measuring may take.
+
+    Args:
+        lone: seconds of a step of one member.
+        steps: that all who wait are to train.
+        device: where.
+    """
+    return max(UNNOTICED, AFFORDABLE.get(device.type, AFFORDABLE_ON_GPU) * lone * steps)
 
 
 def _seconds_to_make(task: Task, array: Array, device: torch.device) -> float:

@@ -1,0 +1,60 @@
+"""How many members a profile trains together, for how much work that waits."""
+
+import time
+from math import inf
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+from shoal.planner.job import Array, ArrayKey, Member
+from shoal.task import Task
+from shoal.trial import Trial
+from shoal.worker.data import DataSets
+from shoal.worker.profile import AFFORDABLE, DEAR, measure
+
+CPU = torch.device("cpu")
+EPOCH_STEPS = 2
+
+
+class Slow(Task):
+    """Every loss takes some milliseconds, so that four members are too dear to be measured without being noticed."""
+
+    def data(self, config: Any) -> Any:
+        x = torch.randn(4 * EPOCH_STEPS, 3, generator=torch.Generator().manual_seed(0))
+        return TensorDataset(x), TensorDataset(x)
+
+    def model(self, config: Any) -> nn.Module:
+        return nn.Linear(3, 1)
+
+    def optimizer(self, model: nn.Module, config: Any) -> torch.optim.Optimizer:
+        return torch.optim.SGD(model.parameters(), lr=config["lr"])
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        time.sleep(0.003)
+        return model(batch[0]).square().mean()
+
+
+def enough(members: int) -> float:
+    """Epochs that have to wait for these members, and all smaller sizes, to be measured."""
+    return sum(size * DEAR for size in (4, members)) / (AFFORDABLE["cpu"] * EPOCH_STEPS)
+
+
+@pytest.mark.parametrize(
+    ("pending", "sizes", "noted"),
+    [
+        (5, {1}, 5),
+        (enough(5) / 2, {1, 4}, int(enough(5) / 2)),
+        (enough(5) + 1, {1, 4, 5}, None),
+        (inf, {1, 4, 5}, None),
+    ],
+    ids=["little waits", "some", "much", "not said"],
+)
+def test_sizes_are_measured_that_the_waiting_work_is_worth(pending: float, sizes: set[int], noted: int | None) -> None:
+    task = Slow()
+    members = tuple(Member(Trial(b, {"lr": 0.01 * (b + 1)}, seed=b, data_seed=0), 0, 2) for b in range(5))
+    profile = measure(task, DataSets(task, CPU), Array(ArrayKey("", "", 4), members, pending=pending), CPU, 10**9)
+    assert profile.step_seconds.keys() == sizes
+    assert (profile.sample, profile.pending) == (5, noted)
