@@ -323,8 +323,9 @@ class Engine:
             case Reported():
                 self._planner.courses.heard(event, self._setting.clock())
                 self._observe(event.job, event.reports)
-                self._speeds.epoch(event, self._trials.has_waiting)
                 job, device = self._running[event.job]
+                if (crowd := self._speeds.epoch(event, self._trials.has_waiting)) is not None:
+                    self._lessons.crowded(job.arrays[0].key, device.kind, *crowd)
                 alone = sum(where.name == device.name for _, where in self._running.values()) == 1
                 if event.reports:
                     self._lessons.epoch(event, job.arrays, device.kind, alone=alone)

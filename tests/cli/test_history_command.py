@@ -10,7 +10,7 @@ from shoal.cost.demand import Profile
 from shoal.cost.history import History, environment
 
 DIGEST = "0123456789abcdef" * 2
-PROFILE = Profile({1: 0.1, 16: 0.4}, 10, 3, 300_000_000, 12_000_000, 0.5, 1.0, mixing=1.25)
+PROFILE = Profile({1: 0.1, 16: 0.4}, 10, 3, 300_000_000, 12_000_000, 0.5, 1.0, mixing=1.25, crowding={2: 1.5})
 
 
 @pytest.fixture(autouse=True)
@@ -62,6 +62,7 @@ def test_as_json(known):
         "compute": 0.5,
         "cores": 1.0,
         "mixing": 1.25,
+        "crowding": {"2": 1.5},
     }
 
 

@@ -1,7 +1,7 @@
 """What a job has been through, as policies are told, and who is suspended."""
 
 import pytest
-from planner_samples import A, B, cluster, member, slots
+from planner_samples import A, B, cluster, member, profile, slots
 
 from shoal.cost.demand import Demand
 from shoal.planner import Array, Job, Purpose
@@ -170,24 +170,42 @@ def test_arrays_have_waited_since_the_first_of_their_trials_came():
     courses = Courses()
     courses.look([(member(1), A)], 3.0)
     courses.look([(member(1), A), (member(2), A)], 5.0)
-    assert courses.waiting("w", NEED, [member(2), member(1)], 9.0).since == 3.0
-    assert courses.waiting("w", NEED, [member(2)], 9.0).since == 5.0
+    assert courses.waiting("w", NEED, [Array(A, (member(2), member(1)))], 9.0).since == 3.0
+    assert courses.waiting("w", NEED, [Array(A, (member(2),))], 9.0).since == 5.0
     courses.look([(member(2), A)], 6.0)
     courses.look([(member(1), A), (member(2), A)], 7.0)
-    assert courses.waiting("w", NEED, [member(1)], 9.0).since == 7.0, "it was trained meanwhile"
+    assert courses.waiting("w", NEED, [Array(A, (member(1),))], 9.0).since == 7.0, "it was trained meanwhile"
 
 
 def test_a_job_is_described_by_its_members_and_what_they_ask_for():
     courses = Courses()
     one, two, three = (member(number) for number in (1, 2, 3))
     courses.enlist([TrialGroup((one.trial, two.trial), Budget(9), "rung 1"), TrialGroup((three.trial,), Budget(9))])
-    view = courses.waiting("w", NEED, [member(1, start=2, target=9), member(2, start=5, target=9)], 0.0)
+    view = courses.waiting("w", NEED, [Array(A, (member(1, start=2, target=9), member(2, start=5, target=9)))], 0.0)
     assert (view.group, view.epoch, view.budget) == ("rung 1", 2, 9)
     assert (view.scaling.sharing, view.scaling.devices) == (2, 1), "0.4 of a device: two of them side by side"
-    assert courses.waiting("w", NEED, [one, three], 0.0).group is None
-    assert courses.waiting("w", NEED, [three], 0.0).group is None
+    assert courses.waiting("w", NEED, [Array(A, (one, three))], 0.0).group is None
+    assert courses.waiting("w", NEED, [Array(A, (three,))], 0.0).group is None
     whole = {"cpu/1": Demand(1.0, 10, 1.0, 5.0), "other": Demand(0.2, 10, 1.0, 5.0)}
-    assert courses.waiting("w", whole, [one], 0.0).scaling.sharing == 1
+    assert courses.waiting("w", whole, [Array(A, (one,))], 0.0).scaling.sharing == 1
+
+
+@pytest.mark.parametrize(
+    ("crowding", "arrays", "sharing", "alpha"),
+    [
+        ({}, 1, 2, 1.0),
+        ({2: 1.0, 3: 1.0}, 1, 4, 1.0),
+        ({2: 1.2, 3: 3.0}, 1, 2, 1.2),
+        ({2: 2.0}, 1, 1, 2.0),
+        ({2: 2.0}, 2, 2, 1.0),
+    ],
+    ids=["not seen", "one more may be tried", "a third does not pay", "nor does a second", "not of a pack"],
+)
+def test_how_many_share_a_device_is_what_it_was_worth(crowding, arrays, sharing, alpha):
+    known = profile({1: 1.0}, compute=0.4, crowding=crowding)
+    some = [Array(A, (member(number),)) for number in range(arrays)]
+    view = Courses(lambda key, kind: known).waiting("w", NEED, some, 0.0)
+    assert (view.scaling.sharing, view.scaling.alpha) == (sharing, pytest.approx(alpha))
 
 
 def test_the_oldest_job_comes_first_whether_it_runs_or_is_suspended():

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import replace
 
 import pytest
 from planner_samples import A as KEY
@@ -9,7 +10,7 @@ from planner_samples import B as OTHER
 from planner_samples import member, profile
 
 from shoal.cluster.device import Cluster, Device, Node
-from shoal.cost.demand import Profile
+from shoal.cost.demand import Demand, Profile
 from shoal.planner.event import Reported
 from shoal.planner.job import Array, ArrayKey, Job
 from shoal.planner.speeds import Speeds
@@ -132,6 +133,42 @@ def test_a_new_ratio_begins_anew_on_all_devices_of_the_kind():
     assert len(tuner.told) == 2
     speeds.epoch(reported("b", 1.0), lambda: True)
     assert len(tuner.told) == 3
+
+
+def crowding(*story: Step) -> list[tuple[int, float] | None]:
+    """What the epochs of a story show of the company; see `told`."""
+    speeds, seen = Speeds(Spy()), []
+    for step in story:
+        if isinstance(step, Job):
+            speeds.begin(step, GPUS.device("cuda:0"))
+        elif isinstance(step, str):
+            speeds.end(step)
+        else:
+            seen.append(speeds.epoch(reported(*step), lambda: True))
+    return seen
+
+
+HALF = replace(SECOND, demand=Demand(0.25, 10, 1.0, 1.0))
+"""It was given a share."""
+PACK = Job("pack", (*train("x").arrays, *train("y", key=OTHER).arrays))
+CROWDS = {
+    "alone": (ONE, [None, None]),
+    "two": ((*ONE, SECOND, ("b", 9.0), ("a", 9.0), ("a", 1.5), ("b", 2.0)), [None] * 4 + [(2, 1.5), (2, 2.0)]),
+    "one with a share": ((*ONE, HALF, ("b", 9.0), ("b", 4.0)), [None] * 3 + [(2, 4.0)]),
+    "alone with a share": ((HALF, ("b", 9.0), ("b", 4.0), FIRST, ("a", 9.0), ("a", 4.0)), [None] * 4),
+    "of another key": ((*ONE, train("c", key=OTHER), ("c", 9.0), ("c", 4.0)), [None] * 4),
+    "more members": ((*ONE, PAIR, ("pair", 9.0, 2), ("pair", 4.0, 2)), [None] * 4),
+    "a pack": ((PACK, ("pack", 9.0), ("pack", 1.0), FIRST, ("a", 9.0), ("a", 1.0), ("pack", 1.0)), [None] * 5),
+}
+
+
+@pytest.mark.parametrize(("story", "expected"), CROWDS.values(), ids=CROWDS)
+def test_what_an_epoch_takes_in_company(story, expected):
+    assert crowding(*story) == expected
+
+
+def test_a_share_says_nothing_of_a_ratio():
+    assert told(*ONE, HALF, ("b", 9.0), ("a", 1.5), ("a", 1.5), ("b", 2.0), ("b", 2.0)) == [[(0.5, 1.0)]]
 
 
 def test_other_kinds_are_left_alone():

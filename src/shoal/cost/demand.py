@@ -56,6 +56,7 @@ class Profile:
         compiled_gain: members -> how many times as fast a compiled step is, measured in one run; of the sizes that were
             ever compiled, 1 where it could not be.
         compile_seconds: what compiling took when it was last done; 0 if it never was.
+        crowding: jobs on a device -> how many times as long as alone an epoch took of one of this key among them.
         fetch_seconds: what it takes to fetch and prepare the samples of a batch that are not at hand.
         sharing: who can use the samples that were fetched.
         sample: members for whose sake it was measured; it says little of arrays that are many times as large.
@@ -74,6 +75,7 @@ class Profile:
     fused_gain: Mapping[int, float] = field(default_factory=dict)
     compiled_gain: Mapping[int, float] = field(default_factory=dict)
     compile_seconds: float = 0.0
+    crowding: Mapping[int, float] = field(default_factory=dict)
     fetch_seconds: float = 0.0
     sharing: Sharing = "resident"
     sample: int = 16

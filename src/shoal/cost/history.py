@@ -169,8 +169,8 @@ def profile_from(text: str) -> Profile | None:
     try:
         fields: Mapping[str, Any] = json.loads(text)
         by_size = {
-            name: {int(size): float(value) for size, value in fields[name].items()}
-            for name in ("step_seconds", "fuse_seconds", "fused_gain", "compiled_gain")
+            name: {int(size): float(value) for size, value in fields.get(name, {}).items()}
+            for name in ("step_seconds", "fuse_seconds", "fused_gain", "compiled_gain", "crowding")
         }
         return Profile(**{**fields, **by_size})
     except (ValueError, TypeError, KeyError, AttributeError):

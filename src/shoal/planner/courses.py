@@ -6,10 +6,12 @@ from math import isfinite
 from statistics import median
 
 from shoal.cluster.device import Device
+from shoal.cost.crowding import crowded_scaling
 from shoal.cost.demand import Demand
 from shoal.cost.scaling import Scaling
 from shoal.planner.event import Ended, Outcome, Reported
-from shoal.planner.job import ArrayKey, Job, Member, Purpose
+from shoal.planner.job import Array, ArrayKey, Job, Member, Purpose
+from shoal.planner.partition import Profiles
 from shoal.schedule.action import JobState
 from shoal.schedule.base import JobView, Quantum
 from shoal.trial import TrialGroup
@@ -76,9 +78,13 @@ class Courses:
     are over leave it; a job without any is no more. After a kill of the engine nothing is suspended.
 
     A quantum is what a job has measured in a turn. Turns are ended when the job leaves its device, and by `end_turns`.
+
+    Args:
+        profiles: what is known of a key on a kind of device.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, profiles: Profiles = lambda key, kind: None) -> None:
+        self._profiles = profiles
         self._on: dict[str, _Course] = {}
         self._off: dict[str, tuple[Job, _Course]] = {}
         self._arrived: dict[int, float] = {}  # trials that wait and are in no job
@@ -237,10 +243,10 @@ class Courses:
         _, course = self._off[job.id]
         return self._known(JobView(job.id, demand, JobState.SUSPENDED, ran=course.ran), job, course)
 
-    def waiting(self, name: str, demand: Mapping[str, Demand], members: Sequence[Member], now: float) -> JobView:
+    def waiting(self, name: str, demand: Mapping[str, Demand], arrays: Sequence[Array], now: float) -> JobView:
         """Arrays that wait to be one job, as policies see them."""
-        arrived = self.arrived(members, now)
-        return self._described(JobView(name, demand, since=arrived), members)
+        arrived = self.arrived([member for array in arrays for member in array.members], now)
+        return self._described(JobView(name, demand, since=arrived), arrays)
 
     def in_order(self, views: Sequence[JobView]) -> list[JobView]:
         """The oldest job first; of equals in the order given."""
@@ -249,10 +255,11 @@ class Courses:
 
     def _known(self, view: JobView, job: Job, course: _Course) -> JobView:
         known = replace(view, since=course.since, quanta=course.quanta, home=course.home)
-        return self._described(known, job.members)
+        return self._described(known, job.arrays)
 
-    def _described(self, view: JobView, members: Sequence[Member]) -> JobView:
-        """With what members, and the study, say of a job."""
+    def _described(self, view: JobView, arrays: Sequence[Array]) -> JobView:
+        """With what arrays, and the study, say of a job."""
+        members = [member for array in arrays for member in array.members]
         groups = {self._groups.get(member.trial.number, "") for member in members}
         longest = max(members, key=lambda member: member.epochs, default=None)
         return replace(
@@ -260,10 +267,20 @@ class Courses:
             group=(groups.pop() or None) if len(groups) == 1 else None,
             budget=None if longest is None else longest.target,
             epoch=0 if longest is None else longest.start,
-            scaling=Scaling(1.0, sharing=_sharing(view.demand), resize_seconds=self.switch_seconds),
+            scaling=replace(self._scaling(view.demand, arrays), resize_seconds=self.switch_seconds),
             switch_seconds=self.switch_seconds,
             best=self._best,
         )
+
+    def _scaling(self, demand: Mapping[str, Demand], arrays: Sequence[Array]) -> Scaling:
+        """How a job does in company, on the kind of device on which it does worst: as was seen, else as it asks for."""
+        found: list[Scaling] = []
+        for kind, each in demand.items():
+            expected = _sharing(each)
+            known = self._profiles(arrays[0].key, kind) if len(arrays) == 1 else None
+            seen = None if known is None else crowded_scaling(known, expected)
+            found.append(seen or Scaling(1.0, sharing=expected))
+        return min(found, key=lambda scaling: (scaling.sharing, -scaling.alpha), default=Scaling(1.0))
 
     def _end_turn(self, course: _Course, now: float) -> None:
         turn, course.turn = course.turn, None
@@ -275,6 +292,6 @@ class Courses:
         course.turn_began = now
 
 
-def _sharing(demand: Mapping[str, Demand]) -> int:
+def _sharing(demand: Demand) -> int:
     """Most jobs of a kind on one device that do not slow each other down, by the compute that one asks for."""
-    return min((max(1, int(1 / each.compute + 1e-9)) if each.compute > 0 else 1 for each in demand.values()), default=1)
+    return max(1, int(1 / demand.compute + 1e-9)) if demand.compute > 0 else 1

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from shoal.cost.correct import after_running_out, with_memory
+from shoal.cost.crowding import with_crowding
 from shoal.cost.demand import Profile
 from shoal.cost.history import History
 from shoal.cost.watched import merged
@@ -80,6 +81,19 @@ class Lessons:
             self._tempo.interrupt(event.job)
         elif (right := self._tempo.epoch(event, profile)) is not None:
             self._put(arrays[0].key, kind, right)
+
+    def crowded(self, key: ArrayKey, kind: str, jobs: int, factor: float) -> None:
+        """An epoch of a job of a key took so many times as long as alone, for it shared its device.
+
+        Args:
+            key: of its array.
+            kind: of its device.
+            jobs: on the device.
+            factor: at least about 1.
+        """
+        profile = self.profile(key, kind)
+        if profile is not None and (right := with_crowding(profile, jobs, factor)) is not None:
+            self._put(key, kind, right)
 
     def ran_out(self, job: str, arrays: Iterable[Array], kind: str, memory: int) -> None:
         """Arrays of a job ran out of memory, so more is expected of them from now on.

@@ -99,7 +99,7 @@ class Planner:
         self._elastic = elastic
         self._grouping = grouping or Grouping()
         self._fuse = fuse
-        self.courses = Courses()
+        self.courses = Courses(profiles)
         """Of the jobs that were started; the engine tells it what becomes of them."""
         self.wake = inf
         """When to plan again at the latest; inf: when something has changed."""
@@ -214,10 +214,7 @@ class Planner:
         known = [*running, *(self.courses.off(job, turn.demands(job.arrays)) for job in suspended)]
         views = [
             *self.courses.in_order(known),
-            *(
-                self.courses.waiting(name, turn.demands(group), [m for x in group for m in x.members], now)
-                for name, group in candidates.items()
-            ),
+            *(self.courses.waiting(name, turn.demands(group), group, now) for name, group in candidates.items()),
         ]
         candidates |= {job.id: job.arrays for job in suspended}
         plan = self._policy.plan(views, turn.cluster, now)

@@ -50,17 +50,30 @@ class _Company:
             tenant.reported, tenant.seen = False, None
 
     def promised(self) -> float | None:
-        """Compute, as a fraction of the device's; None if that is not known of a job, or one has several arrays."""
+        """Compute, as a fraction of the device's.
+
+        None if that is not known of a job, or one has several arrays, or a share, which it has regardless of the ratio.
+        """
         arrays = [array for tenant in self.tenants.values() for array in tenant.job.arrays]
         profiles = [array.profile for array in arrays]
         if not self.device.compute > 0 or None in profiles or len(arrays) > len(self.tenants):
             return None
+        if any(_has_share(tenant.job) for tenant in self.tenants.values()):
+            return None
         return sum(compute(profile) for profile in profiles if profile is not None) / self.device.compute
+
+
+def _has_share(job: Job) -> bool:
+    """Whether a job of one array was promised another part of its device than it asks for."""
+    (array,) = job.arrays
+    if array.profile is None or job.demand is None:
+        return False
+    return abs(job.demand.compute - compute(array.profile)) > _ROUNDING
 
 
 @final
 class Speeds:
-    """Takes from reports what an oversubscription tuner wants to know of jobs that share a device.
+    """Takes from reports what an oversubscription tuner wants to know of jobs that share a device, and what each loses.
 
     A device is observed when each of its jobs has had an epoch that counts: one after another that it has reported
     since the jobs on the device, the trials in one of them, or the ratio in force changed. So the epochs in which a job
@@ -80,6 +93,7 @@ class Speeds:
         self._companies: dict[str, _Company] = {}
         self._place: dict[str, _Company] = {}
         self._alone: dict[_Alike, float] = {}
+        self._single: dict[_Alike, float] = {}
 
     def cluster(self, cluster: Cluster) -> Cluster:
         """With the ratios to use now."""
@@ -101,35 +115,55 @@ class Speeds:
             del company.tenants[job]
             company.change()
 
-    def epoch(self, event: Reported, has_waiting: Callable[[], bool]) -> None:
+    def epoch(self, event: Reported, has_waiting: Callable[[], bool]) -> tuple[int, float] | None:
         """Members of a job have finished an epoch together.
 
         Args:
             event: their reports.
             has_waiting: whether trials wait for a device.
+
+        Returns:
+            The jobs on the device and how many times as long as alone there the epoch took; None if that is not known,
+            or it was alone, or has several arrays.
         """
         if (company := self._place.get(event.job)) is None or not event.reports:
-            return
+            return None
         tenant = company.tenants[event.job]
         trials = frozenset(report.trial for report in event.reports)
         if trials != tenant.trials:  # it has just been started, or goes on with fewer
             tenant.trials = trials
             company.change()
-        promised = company.promised()
-        if not tenant.reported or promised is None:
+        if not tenant.reported:
             tenant.reported = True
-            return
-        self._note(tenant, company.device.kind, sum(report.seconds for report in event.reports), promised)
+            return None
+        seconds = sum(report.seconds for report in event.reports)
+        if not 0 < seconds < inf or len(tenant.job.arrays) != 1:
+            return None
+        if (promised := company.promised()) is not None:
+            self._watch(company, tenant, seconds, promised, has_waiting)
+        return self._crowding(company, tenant, seconds)
+
+    def _crowding(self, company: _Company, tenant: _Tenant, seconds: float) -> tuple[int, float] | None:
+        """What an epoch shows of the company, after others have shown what one takes without any."""
+        alike, jobs = _alike(tenant, company.device.kind), len(company.tenants)
+        if jobs == 1 and not _has_share(tenant.job):
+            self._single[alike] = min(seconds, self._single.get(alike, seconds))
+        single = self._single.get(alike)
+        return None if jobs == 1 or single is None else (jobs, seconds / single)
+
+    def _watch(
+        self, company: _Company, tenant: _Tenant, seconds: float, promised: float, has_waiting: Callable[[], bool]
+    ) -> None:
+        """An epoch of a job counts for the tuner."""
+        self._note(tenant, company.device.kind, seconds, promised)
         seen = [each.seen for each in company.tenants.values() if each.seen is not None]
         if len(seen) == len(company.tenants):
             self._tell(company, seen, promised, has_waiting)
 
     def _note(self, tenant: _Tenant, kind: str, seconds: float, promised: float) -> None:
         """How fast a job was in an epoch that counts."""
-        if not 0 < seconds < inf:
-            return
         (array,) = tenant.job.arrays
-        alike = (array.key, len(tenant.trials), kind)
+        alike = _alike(tenant, kind)
         if promised <= 1 + _ROUNDING:
             self._alone[alike] = min(seconds, self._alone.get(alike, seconds))
         if alike in self._alone and array.profile is not None:
@@ -153,3 +187,8 @@ class Speeds:
             for each in self._companies.values():
                 if each.device.kind == kind:
                     each.change()
+
+
+def _alike(tenant: _Tenant, kind: str) -> _Alike:
+    (array,) = tenant.job.arrays
+    return array.key, len(tenant.trials), kind

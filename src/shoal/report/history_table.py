@@ -62,6 +62,7 @@ def record_json(record: Record, mine: str) -> dict[str, Any]:
             "compute": profile.compute,
             "cores": profile.cores,
             "mixing": profile.mixing,
+            "crowding": {str(jobs): factor for jobs, factor in sorted(profile.crowding.items())},
         },
     }
 
