@@ -3,6 +3,7 @@
 from shoal.cluster.device import Cluster, Device, Node
 from shoal.cost.demand import Profile
 from shoal.planner.job import ArrayKey, Member
+from shoal.planner.room import Room
 from shoal.trial import Trial
 
 GB = 10**9
@@ -64,6 +65,16 @@ def slots(count, kind="cpu/1", memory=100, **changes):
 
 def cluster(*devices):
     return Cluster((Node("n0", 64, tuple(devices)),))
+
+
+def room(free, cores=64.0):
+    """So many bytes are left of each device, and so many cores of their node."""
+    devices = tuple(Device(name, "cpu/1", 10**15) for name in free)
+    left = Room(Cluster((Node("n0", 64, devices),)), [])
+    for name, memory in free.items():
+        left.take(name, 10**15 - memory)
+    left.take(devices[0].name, 0, 64.0 - cores)
+    return left
 
 
 def numbers(array):

@@ -3,8 +3,9 @@
 from dataclasses import replace
 
 import pytest
-from planner_samples import GB, LINEAR, A, B, C, cluster, known, member, numbers, slots, waiting
+from planner_samples import GB, LINEAR, A, B, C, cluster, known, member, numbers, room, slots, waiting
 
+from shoal.cost.demand import Demand
 from shoal.planner import Array, Grouping, Job, Planner, Purpose, Random, Single
 from shoal.planner.grouping import START_SECONDS
 from shoal.schedule import Fifo
@@ -119,7 +120,7 @@ def test_newcomers_spread_over_the_jobs_that_run():
     ]
     waiting_arrays = [array(replace(B, batch_size=size), 10 + size) for size in range(8)]
     profiles = known(A=KEPT, B=KEPT)
-    free = {device.name: 50 * GB for device in devices}
+    free = room({device.name: 50 * GB for device in devices})
     taken = Grouping().taken_in(waiting_arrays, running, profiles, free, frozenset())
     assert {job: len(arrays) for job, arrays in taken.items()} == {"x": 4, "y": 4}
 
@@ -128,7 +129,7 @@ def test_nobody_overtakes_who_waits_for_a_device():
     profiles = known(A=KEPT, B=KEPT, C=replace(LINEAR, step_seconds={1: 10.0}))
     (device,) = slots(1)
     running = [(Job("runs", (array(A, 0),)), device)]
-    free = {device.name: 50 * GB}
+    free = room({device.name: 50 * GB})
     assert Grouping().taken_in([array(C, 1), array(B, 2)], running, profiles, free, frozenset()) == {}
 
 
@@ -136,9 +137,35 @@ def test_who_could_not_share_samples_with_those_under_way_waits():
     (device,) = slots(1)
     running = [(Job("runs", (array(A, 0),)), device)]
     found = Grouping().taken_in(
-        [array(B, 1)], running, known(A=FETCHES, B=FETCHES), {device.name: 50 * GB}, frozenset()
+        [array(B, 1)], running, known(A=FETCHES, B=FETCHES), room({device.name: 50 * GB}), frozenset()
     )
     assert found == {}
+
+
+@pytest.mark.parametrize(
+    ("free", "cores", "promised", "comes"),
+    [
+        pytest.param(3, 1.0, None, True, id="room for its member, the larger base, and the cores"),
+        pytest.param(2, 1.0, None, False, id="none for the larger base"),
+        pytest.param(3, 0.5, None, False, id="none for the cores"),
+        pytest.param(3, 1.0, 4, True, id="a process that may grow"),
+        pytest.param(3, 1.0, 2, False, id="a process that may not"),
+    ],
+)
+def test_a_newcomer_takes_what_the_job_needs_more_with_it(free, cores, promised, comes):
+    (device,) = slots(1, uuid="GPU-0", cores=4)
+    profiles = known(A=KEPT, B=replace(KEPT, base_memory=2 * GB, cores=2.0))
+    demand = None if promised is None else Demand(0.5, promised * GB, 1.0, 60.0)
+    running = [(Job("runs", (array(A, 0),), demand=demand), device)]
+    left = room({device.name: free * GB}, cores)
+    taken = Grouping().taken_in([array(B, 1)], running, profiles, left, frozenset())
+    assert taken.keys() == ({"runs"} if comes else set())
+    assert left.memory(device.name) == (0 if comes else free * GB)
+
+
+def test_nobody_joins_where_cores_are_overdrawn():
+    left = room({"cpu:0": 5 * GB}, cores=-0.5)
+    assert (left.memory("cpu:0"), left.holds("cpu:0", 0, 0.0)) == (0, False)
 
 
 @pytest.mark.parametrize(
@@ -153,7 +180,7 @@ def test_who_could_not_share_samples_with_those_under_way_waits():
 def test_jobs_that_nobody_comes_into(job, alone):
     (device,) = slots(1)
     taken = Grouping().taken_in(
-        [array(B, 1)], [(job, device)], known(A=FETCHES, B=FETCHES), {device.name: 9 * GB}, alone
+        [array(B, 1)], [(job, device)], known(A=FETCHES, B=FETCHES), room({device.name: 9 * GB}), alone
     )
     assert taken == {}
 

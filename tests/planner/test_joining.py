@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from planner_samples import CONSTANT, FUSES, GB, LINEAR, A, B, known, member, numbers, profile, slots
+from planner_samples import CONSTANT, FUSES, GB, LINEAR, A, B, known, member, numbers, profile, room, slots
 
 from shoal.cost.demand import Demand
 from shoal.cost.estimate import seconds
@@ -22,7 +22,7 @@ NEVER_COMPILED = replace(FUSES, compile_seconds=1e4, compiled_gain={4: 1.0})
 def host(step, count, first=100, memory_gb=100, key=A):
     """On a device of its own with so much memory."""
     members = tuple(member(first + index) for index in range(count))
-    return Host("job", Array(key, members, step), step, "cpu", {"cpu": (memory_gb - count) * GB})
+    return Host("job", Array(key, members, step), step, "cpu", room({"cpu": (memory_gb - count) * GB}))
 
 
 def array(count, key=A, start=0):
@@ -68,14 +68,14 @@ def test_the_array_that_saves_most_takes_them_and_the_others_what_is_left():
 
 
 def test_hosts_of_one_device_share_its_memory():
-    free = {"cpu": 3 * GB}
+    free = room({"cpu": 3 * GB})
     pair = [
         Host(name, Array(key, (member(first),), FUSES), FUSES, "cpu", free)
         for name, key, first in (("one", A, 100), ("two", B, 200))
     ]
     joins = by_job(joined([array(2), Array(B, tuple(member(10 + number) for number in range(5)))], pair))
     assert {job: len(members) for job, members in joins.items()} == {"one": 2, "two": 1}
-    assert free == {"cpu": 0}
+    assert free.memory("cpu") == 0
 
 
 @pytest.mark.parametrize(
@@ -99,8 +99,8 @@ def test_who_can_take_others_in():
         (Job("unknown", (Array(B, (member(4),)),)), other),
         (Job("beside", (Array(A, (member(5),)),)), device),
     ]
-    found = hosts(jobs, {device.name: 6 * GB}, known(A=FUSES), alone={3})
-    assert [(each.job, numbers(each.array), each.free[each.device]) for each in found] == [
+    found = hosts(jobs, room({device.name: 6 * GB}), known(A=FUSES), alone={3})
+    assert [(each.job, numbers(each.array), each.free.memory(each.device)) for each in found] == [
         ("full", [0, 1], 6 * GB),
         ("beside", [5], 6 * GB),
     ]
@@ -121,7 +121,7 @@ def test_a_job_on_a_gpu_does_not_outgrow_the_limit_of_its_process(promised, besi
     demand = None if promised is None else Demand(0.5, promised * GB, 1.0, 60.0)
     others = (Array(B, tuple(member(200 + index) for index in range(beside))),) if beside else ()
     job = Job("job", (Array(A, tuple(member(100 + index) for index in range(4))), *others), demand=demand)
-    found = hosts([(job, device)], {device.name: 90 * GB}, known(A=FUSES, B=FUSES), alone=set())
+    found = hosts([(job, device)], room({device.name: 90 * GB}), known(A=FUSES, B=FUSES), alone=set())
     joins = by_job(joined([array(5)], found))
     assert len(joins.get("job", ())) == joining
 
@@ -134,7 +134,8 @@ def test_a_job_on_a_gpu_does_not_outgrow_the_limit_of_its_process(promised, besi
 )
 def test_joining_keeps_its_promises(waiting, present, step):
     """Nobody joins twice, no other structure, no more than memory holds, and never to lose time."""
-    free = {f"cpu:{index}": max(0, room - count) * GB for index, (count, room, _) in enumerate(present)}
+    rest = {f"cpu:{index}": max(0, most - count) * GB for index, (count, most, _) in enumerate(present)}
+    free = room(rest or {"cpu:0": 0})
     running = [
         Host(
             f"job-{index}",
@@ -143,7 +144,7 @@ def test_joining_keeps_its_promises(waiting, present, step):
             f"cpu:{index}",
             free,
         )
-        for index, (count, room, key) in enumerate(present)
+        for index, (count, _, key) in enumerate(present)
     ]
     before = {each.job: each.array for each in running}
     arrays, first = [], 0
@@ -160,6 +161,6 @@ def test_joining_keeps_its_promises(waiting, present, step):
         assert all(keys[m.trial.number] == each.array.key for m in members)
         if members:
             assert step is not LINEAR
-            assert free[each.device] >= 0
+            assert free.memory(each.device) >= 0
             mine, theirs = ([m.epochs for m in some] for some in (before[each.job].members, members))
             assert seconds(step, [*mine, *theirs]) < seconds(step, mine) + seconds(step, theirs)

@@ -78,6 +78,6 @@ def test_a_share_of_the_compute_stays_what_it_began_with():
 
 def test_a_job_that_all_have_left_still_holds_its_memory():
     turn = Turn(lambda key, kind: PROFILE, Cluster((Node("one", 4, (DEVICE,)),)), frozenset(), frozenset(), {})
-    assert turn.memory(job(), DEVICE) == 140
+    assert turn.held(job(), DEVICE).memory == 140
     view = turn.running_view(job(), DEVICE, 0.0, 1.0)
     assert view.demand == {"H200": Demand(1.0, 140, 1.0, 0.0)}

@@ -7,13 +7,15 @@ from itertools import product
 from statistics import fmean
 
 from shoal.cluster.device import Device
-from shoal.cost.demand import Profile
-from shoal.cost.estimate import fetching, seconds
+from shoal.cluster.mps_limits import can_share, growth_limit
+from shoal.cost.demand import Demand, Profile
+from shoal.cost.estimate import fetching, packed_demand, seconds
 from shoal.planner.job import Array, ArrayKey, Job, Purpose
 from shoal.planner.packing.base import Candidate, Packing, Scene
 from shoal.planner.packing.check import check_groups
 from shoal.planner.packing.cost import Cost
 from shoal.planner.partition import Profiles
+from shoal.planner.room import Room
 
 __all__ = ["START_SECONDS", "Grouping", "Paces", "candidate"]
 
@@ -91,7 +93,7 @@ class Grouping:
         waiting: Sequence[Array],
         running: Sequence[tuple[Job, Device]],
         profiles: Profiles,
-        free: dict[str, int],
+        free: Room,
         alone: AbstractSet[int],
     ) -> dict[str, tuple[Array, ...]]:
         """Which arrays that found no device come into a running job: those that suit it, the oldest first.
@@ -104,7 +106,7 @@ class Grouping:
             waiting: in the order in which they are to be served.
             running: all jobs that hold devices, those that train with the members that they have now.
             profiles: what is known of a key on a kind of device.
-            free: name of each device -> bytes there that no job takes; less what those take that come in.
+            free: what no job takes; less what those take that come in.
             alone: numbers of trials that failed in company.
 
         Returns:
@@ -127,9 +129,14 @@ class Grouping:
                     continue
                 newcomer = candidate(array, profiles, [device])
                 scene = self.scene([*present, newcomer], [device], {})
-                if newcomer.memory <= free[device.name] and self._packing.suits(newcomer, present, scene):
+                before, after = (_demand(some, profiles, device) for some in (present, [*present, newcomer]))
+                more = after.memory - before.memory, max(0.0, after.cores - before.cores)
+                # Its process may have been started with a limit, which nothing can raise.
+                limit = growth_limit(job.demand) if job.demand is not None and can_share(device) else None
+                fits = free.holds(device.name, *more) and (limit is None or after.memory <= limit)
+                if fits and self._packing.suits(newcomer, present, scene):
                     taken[job.id] = (*taken.get(job.id, ()), replace(array, profile=profile))
-                    free[device.name] -= newcomer.memory
+                    free.take(device.name, *more)
                     present.append(newcomer)
                     break
             else:
@@ -158,6 +165,16 @@ class Grouping:
                 for pair in product(by_structure.get(one, ()), by_structure.get(other, ())):
                     found.setdefault(frozenset(pair), []).append(pace)
         return {pair: fmean(paces) for pair, paces in found.items()}
+
+
+def _demand(arrays: Sequence[Candidate], profiles: Profiles, device: Device) -> Demand:
+    """What arrays of which all is known take in one process."""
+    known = [
+        (profile, [member.epochs for member in each.array.members])
+        for each in arrays
+        if (profile := profiles(each.array.key, device.kind)) is not None
+    ]
+    return packed_demand(known, cores=device.cores)
 
 
 def _stream(array: Array, profile: Profile | None) -> object:

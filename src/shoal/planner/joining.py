@@ -10,6 +10,7 @@ from shoal.cost.demand import Profile
 from shoal.cost.estimate import best_size, fitting, fuse_seconds, memory, seconds
 from shoal.planner.job import Array, Job, Member, Purpose
 from shoal.planner.partition import Profiles, worth_mixing
+from shoal.planner.room import Room
 
 __all__ = ["Host", "hosts", "joined"]
 
@@ -23,7 +24,7 @@ class Host:
         array: its members as they are now, at least one.
         profile: of its key where it runs.
         device: name of its device.
-        free: name of each device -> bytes there that no job takes; of all hosts together.
+        free: what no job takes; of all hosts together.
         limit: bytes that its job leaves it, whatever is free; None: no such limit.
     """
 
@@ -31,13 +32,13 @@ class Host:
     array: Array
     profile: Profile
     device: str
-    free: dict[str, int]
+    free: Room
     limit: int | None = None
 
     def room(self, at_most: int) -> int:
         """Members that memory and the most efficient size allow to join."""
         present = len(self.array.members)
-        available = memory(self.profile, present) + self.free[self.device]
+        available = memory(self.profile, present) + self.free.memory(self.device)
         if self.limit is not None:
             available = min(available, self.limit)
         fits = fitting(self.profile, available, present + at_most)
@@ -66,13 +67,13 @@ class Host:
 
     def take(self, members: Sequence[Member]) -> None:
         """Let them in."""
-        self.free[self.device] -= len(members) * self.profile.member_memory
+        self.free.take(self.device, len(members) * self.profile.member_memory)
         self.array = Array(self.array.key, (*self.array.members, *members), self.array.profile)
 
 
 def hosts(
     running: Sequence[tuple[Job, Device]],
-    free: dict[str, int],
+    free: Room,
     profiles: Profiles,
     alone: AbstractSet[int],
 ) -> list[Host]:
@@ -80,7 +81,7 @@ def hosts(
 
     Args:
         running: all jobs that hold devices, those that train with the members that they have now.
-        free: name of each of their devices -> bytes there that no job takes.
+        free: what no job takes.
         profiles: what is known of a key on a kind of device.
         alone: numbers of trials that failed in company.
     """

@@ -16,6 +16,7 @@ from shoal.planner.joining import hosts, joined
 from shoal.planner.limit import Limit
 from shoal.planner.partition import Profiles, partition
 from shoal.planner.promises import promises
+from shoal.planner.room import Room
 from shoal.planner.turn import PROFILE_MEMBERS, Turn
 from shoal.schedule.action import Action, Resize, Resume, Start, Stop, Suspend
 from shoal.schedule.base import JobView, Policy
@@ -188,10 +189,9 @@ class Planner:
         alone: AbstractSet[int],
     ) -> dict[str, tuple[Array, ...]]:
         """Who of the arrays that found no device joins which job; nobody one that is to leave its device."""
-        free = {device.name: device.memory for device in turn.devices}
+        everyone = [(device, turn.held(job, device)) for job, device in (*held, *answer.placed)]
+        free = Room(turn.cluster, everyone)
         held = [(job, device) for job, device in held if device.name in free]  # not on one that is gone
-        for job, device in (*held, *answer.placed):
-            free[device.name] -= turn.memory(job, device)
         held = [(job, device) for job, device in held if job.id not in self.courses.leaving]
         sociable = [array for array in arrays if not any(member.trial.number in alone for member in array.members)]
         joins = joined(sociable, hosts(held, free, self._profiles, alone)) if self._fuse else {}

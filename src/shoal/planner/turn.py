@@ -120,7 +120,7 @@ class Turn:
 
         A profile job takes all of the device, else company would distort what it measures.
         """
-        demand = self._held(job, device)
+        demand = self.held(job, device)
         where = (device.name,)
         return JobView(
             job.id,
@@ -133,11 +133,7 @@ class Turn:
             home=device.name,
         )
 
-    def memory(self, job: Job, device: Device) -> int:
-        """Bytes that a job takes on its device, as far as that is known."""
-        return self._held(job, device).memory
-
-    def _held(self, job: Job, device: Device) -> Demand:
+    def held(self, job: Job, device: Device) -> Demand:
         """What a running job takes; one that all members have left, and that is about to end, has its memory still."""
         whole = _whole(device)
         if job.purpose is Purpose.PROFILE:

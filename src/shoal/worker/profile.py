@@ -28,7 +28,7 @@ another size have left them, which those of a training do not."""
 SIZES = (1, 4, 16)
 """Members that are trained together, where there are so many; and all of them."""
 
-DEAR = 36
+DEAR = 30
 """Lone steps' time that measuring takes for each member of a size: its steps, also at different epochs, and the races
 between ways to compute them."""
 
@@ -37,7 +37,7 @@ AFFORDABLE_ON_GPU = 0.25
 """Share of the time that all who wait would take one after another for which sizes are measured, by the type of the
 device. On a CPU members trained together are seldom twice as fast, on a GPU often many times."""
 
-UNNOTICED = 0.2
+UNNOTICED = 0.25
 """Seconds for which a size is measured however little waits."""
 
 SMALLER, LARGER = 8, 32
