@@ -30,7 +30,7 @@ from packs import ours
 from packs.cases import CASES, SIZES, Case, Cell
 from packs.feeds import FEEDS, kindest
 from packs.original import again, original
-from packs.pictures import CIFAR, PIPELINES, Files, write
+from packs.pictures import PIPELINES, Files, look_for_data, write
 from packs.search import METRIC, Search, hyperband, replayed
 from packs.survivors import compared, cut_again
 from packs.tasks import TASKS
@@ -80,11 +80,7 @@ def arguments() -> argparse.Namespace:
         "--quick", action="store_true", help="100 samples, 2 members, 3 epochs, 1 thread; judges nothing"
     )
     options = parser.parse_args()
-    if not CIFAR.exists():
-        if options.quick:
-            print(f"{CIFAR} is missing; nothing to do")
-            raise SystemExit(0)
-        parser.error(f"{CIFAR} is missing")
+    look_for_data(parser, quick=options.quick)
     options.samples = SAMPLES
     if options.quick:
         options.samples, options.rounds, options.sizes, options.most, options.searches = 100, 1, [2], 3, 1

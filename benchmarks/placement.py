@@ -32,7 +32,7 @@ from statistics import fmean, median, quantiles
 from typing import Any
 
 import torch
-from packs.pictures import CIFAR
+from packs.pictures import look_for_data
 from placed.dispatch import gaps
 from placed.figures import Figures, middle
 from placed.jobs import FULL, QUICK, SMALL, Pictures
@@ -86,11 +86,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--rows", nargs="*", help="some of them, by name")
     parser.add_argument("--quick", action="store_true", help="8 jobs of 64 pictures, 40 starts; judges nothing")
     options = parser.parse_args()
-    if not CIFAR.exists():
-        if options.quick:
-            print(f"{CIFAR} is missing; nothing to do")
-            raise SystemExit(0)
-        parser.error(f"{CIFAR} is missing")
+    look_for_data(parser, quick=options.quick)
     options.gpu = not options.devices.startswith("cpu")
     known = [PLAIN, *rows(options.gpu), DISPATCH]
     options.rows = options.rows or [name for name in known if not (options.quick and name in ALIKE)]

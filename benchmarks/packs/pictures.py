@@ -1,5 +1,6 @@
 """CIFAR-10 through three input pipelines: tensors made beforehand, pictures made into tensors one by one, PNG files."""
 
+import argparse
 import os
 import tempfile
 from collections import Counter
@@ -14,7 +15,7 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset
 
-__all__ = ["CIFAR", "PIPELINES", "Files", "Pictures", "arrays", "made", "write"]
+__all__ = ["CIFAR", "PIPELINES", "Files", "Pictures", "arrays", "look_for_data", "made", "write"]
 
 CIFAR = Path(__file__).parents[3] / "shared" / "data" / "cifar10_5k_1k.npz"
 PIPELINES = ("tensors", "pictures", "png")
@@ -75,6 +76,16 @@ class Files(Pictures):
         down, right = torch.randint(2 * MARGIN + 1, (2,)).tolist()
         height, width = x.shape[1:]
         return F.pad(x, [MARGIN] * 4)[:, down : down + height, right : right + width].contiguous()
+
+
+def look_for_data(parser: argparse.ArgumentParser, *, quick: bool) -> None:
+    """End the program where the pictures are not there: in peace after a quick run, which not every place can do."""
+    if CIFAR.exists():
+        return
+    if quick:
+        print(f"{CIFAR} is missing; nothing to do")
+        raise SystemExit(0)
+    parser.error(f"{CIFAR} is missing")
 
 
 @cache

@@ -24,7 +24,7 @@ from shoal.planner.checked import checked, whole
 from shoal.planner.event import BLAMELESS, Dropped, Ended, Event, Measured, Outcome, Paced, Profiled, Reported, Surveyed
 from shoal.planner.fatal import fatal
 from shoal.planner.fleet import Fleet
-from shoal.planner.job import Array, Change, Job, Purpose, without
+from shoal.planner.job import Array, Change, Job, Purpose, with_more, without
 from shoal.planner.lessons import Lessons
 from shoal.planner.planner import Placement, Planner
 from shoal.planner.silence import Silence
@@ -236,7 +236,8 @@ class Engine:
 
     def _make_planner(self, new_id: Callable[[], str]) -> Planner:
         mine = self._setting
-        return Planner(mine.policy, self._lessons.profile, new_id, mine.backend.elastic, mine.grouping, mine.fuse)
+        know, elastic = self._lessons, mine.backend.elastic
+        return Planner(mine.policy, know.profile, new_id, elastic, mine.grouping, mine.fuse, know.done)
 
     def _situation(self, waiting: Sequence[Standing], cluster: Cluster) -> object:
         """What a plan depends on, but for the time and how far running trials are."""
@@ -260,15 +261,10 @@ class Engine:
         members = [member for array in arrays for member in array.members]
         self._journal.joined(job.id, device.name, arrays)
         self._setting.backend.change(job.id, Change(join=tuple(arrays)))
-        held = list(without(job.arrays, {member.trial.number for member in members}))
-        for array in arrays:
-            place = next((place for place, mine in enumerate(held) if mine.key == array.key), None)
-            if place is None:
-                held.append(array)
-                self._speeds.end(job.id)  # of what takes turns no speed is known
-            else:
-                held[place] = replace(held[place], members=(*held[place].members, *array.members))
-        self._running[number] = (replace(job, arrays=tuple(held)), device)
+        held = without(job.arrays, {member.trial.number for member in members})
+        job = replace(job, arrays=with_more(held, arrays))
+        self._running[number] = (job, device)
+        self._speeds.change(job)
         self._trials.begin(job.id, members)
 
     def _start(self, starts: Iterable[tuple[Job, Device]]) -> None:
@@ -408,8 +404,9 @@ class Engine:
         self._trials.wait_again(left)
         if error is not None:
             raise error
-        self._running[job.id] = (replace(job, arrays=others), device)
-        self._speeds.end(job.id)
+        job = replace(job, arrays=others)
+        self._running[job.id] = (job, device)
+        self._speeds.change(job)
         gone = without(present, {member.trial.number for array in others for member in array.members})
         self._judge(dropped, Scene(gone, device, company=len(members) > 1), left)
 

@@ -120,7 +120,7 @@ class Upkeep:
         What was recorded and not answered before the engine was killed is only answered.
         """
         fleet, error = self.fleet, ""
-        if request.number > self._journal.study.get("fleet", {}).get("request", 0):
+        if request.name != self._journal.study.get("fleet", {}).get("request"):
             try:
                 if request.verb == "add":
                     fleet.add(request.devices, self._find)
@@ -129,7 +129,7 @@ class Upkeep:
             except DeviceError as refused:
                 error = str(refused)
             else:
-                self._journal.put("fleet", {**fleet.record(), "request": request.number})
+                self._journal.put("fleet", {**fleet.record(), "request": request.name})
                 self._journal.devices_are(fleet.whole)
                 self._renew()
         answer(self._journal.directory, request, fleet.used, error)

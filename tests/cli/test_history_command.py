@@ -62,13 +62,15 @@ def test_as_json(known):
         "compute": 0.5,
         "cores": 1.0,
         "mixing": 1.25,
+        "sample": 16,
+        "pending": None,
         "crowding": {"2": 1.5},
     }
 
 
 def test_nothing_is_known_yet(tmp_path):
     done = shoal()
-    assert (done.exit_code, done.stdout) == (0, f"nothing is known yet in {tmp_path / 'history-4.sqlite'}\n")
+    assert (done.exit_code, done.stdout) == (0, f"nothing is known yet in {tmp_path / 'history-5.sqlite'}\n")
     assert json.loads(shoal("--json").stdout)["records"] == []
 
 

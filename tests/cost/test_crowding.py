@@ -22,12 +22,12 @@ def test_what_is_nearly_known_is_not_written_again():
 
 SCALINGS = {
     "nothing was seen": ({}, 2, None),
-    "not of two": ({3: 1.0}, 2, None),
+    "not of two": ({3: 1.0}, 2, (4, 1.0)),
     "one more than was seen": ({2: 1.0}, 1, (3, 1.0)),
     "as many as jobs ask for": ({2: 1.0}, 5, (5, 1.0)),
     "a second is worth little": ({2: 1.95}, 5, (1, 2.0)),
     "a third is worth nothing": ({2: 1.3, 3: 2.0}, 5, (2, 1.3)),
-    "what comes after a gap does not count": ({2: 1.3, 4: 9.0}, 1, (3, 1.3)),
+    "a gap is filled": ({2: 1.3, 4: 9.0}, 1, (2, 1.3)),
     "one more would not be worth its part (Lemma 4)": ({2: 1.6}, 5, (2, 1.6)),
     "noise": ({2: 0.9}, 2, (3, 1.0)),
 }  # fmt: skip

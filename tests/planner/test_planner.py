@@ -2,8 +2,9 @@ from dataclasses import replace
 from itertools import count
 
 import pytest
-from planner_samples import CONSTANT, FUSES, A, B, C, cluster, known, member, numbers, profile, slots, waiting
+from planner_samples import CONSTANT, FUSES, GB, A, B, C, cluster, known, member, numbers, profile, slots, waiting
 
+from shoal.cost.demand import Demand
 from shoal.errors import PolicyError
 from shoal.planner import Array, Job, Planner, Purpose
 from shoal.schedule import WFD, Fifo, JobState, JobView, Plan, Policy, Refusal, Start, Suspend
@@ -96,13 +97,40 @@ def test_what_was_measured_for_few_is_measured_again_for_many(sample, again):
     assert [job.purpose for job, _ in placement.starts] == [Purpose.PROFILE if again else Purpose.TRAIN]
 
 
-@pytest.mark.parametrize(("pending", "again"), [(None, False), (9, False), (8, True), (1, True)])
-def test_sizes_that_were_too_dear_for_few_epochs_are_measured_for_many(pending, again):
-    profiles = known(A=replace(CONSTANT, sample=12, pending=pending))
-    placement = planner(profiles).plan(waiting((A, 12, {"target": 2})), [], cluster(*slots(1)), 0.0)
-    assert [job.purpose for job, _ in placement.starts] == [Purpose.PROFILE if again else Purpose.TRAIN]
+@pytest.mark.parametrize(
+    ("pending", "wait", "done", "fuse", "again"),
+    [
+        pytest.param(None, 12, 0, True, False, id="nothing was too dear"),
+        pytest.param(9, 12, 0, True, False, id="little more waits"),
+        pytest.param(8, 12, 0, True, True, id="three times as much waits"),
+        pytest.param(20, 12, 35, True, False, id="little more was trained or waits"),
+        pytest.param(20, 12, 36, True, True, id="three times as much was trained or waits"),
+        pytest.param(1, 4, 99, True, False, id="no more wait than were measured"),
+        pytest.param(1, 12, 99, False, False, id="nothing is fused"),
+    ],
+)
+def test_sizes_that_were_too_dear_for_few_epochs_are_measured_for_many(pending, wait, done, fuse, again):
+    profiles = known(A=replace(CONSTANT, step_seconds={1: 1.0, 4: 1.0}, sample=12, pending=pending))
+    ids = count()
+    planned = Planner(WFD(), profiles, lambda: f"job-{next(ids)}", fuse=fuse, done=lambda key: done).plan(
+        waiting((A, wait, {"target": 2})), [], cluster(*slots(1)), 0.0
+    )
+    assert planned.starts[0][0].purpose is (Purpose.PROFILE if again else Purpose.TRAIN)
     if again:
-        assert [array.pending for array in placement.starts[0][0].arrays] == [24]
+        assert [array.pending for array in planned.starts[0][0].arrays] == [2 * wait + done]
+
+
+def test_who_joined_in_the_same_turn_counts_for_who_comes_after():
+    """A job that may grow to 5 GB takes in one of its key; another structure would make it 6."""
+    (device,) = slots(1, uuid="GPU-0")
+    short = replace(FUSES, step_seconds={1: 1e-3, 16: 4.75e-3}, fetch_seconds=0.01, sharing="kept")
+    profiles = known(A=short, B=short)
+    running = [(Job("runs", (Array(A, tuple(map(member, range(4)))),), demand=Demand(1.0, 4 * GB, 1.0, 60.0)), device)]
+    some = [(member(10), A), (member(11), B)]
+    placement = Planner(Fifo(), profiles, lambda: "new").plan(some, running, cluster(device), 0.0)
+    assert [numbers(array) for array in placement.joins["runs"]] == [[10]]
+    alone = Planner(Fifo(), profiles, lambda: "new").plan(some[1:], running, cluster(device), 0.0)
+    assert [numbers(array) for array in alone.joins["runs"]] == [[11]]
 
 
 def test_a_key_is_measured_once_per_kind_and_not_beside_another_job():

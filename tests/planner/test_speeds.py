@@ -148,17 +148,37 @@ def crowding(*story: Step) -> list[tuple[int, float] | None]:
     return seen
 
 
-HALF = replace(SECOND, demand=Demand(0.25, 10, 1.0, 1.0))
-"""It was given a share."""
+SHARE = replace(SECOND, demand=Demand(0.25, 10, 1.0, 1.0))
+"""It was given a quarter."""
+EVEN = replace(train("b", known=replace(PROFILE, compute=0.2)), demand=Demand(0.5, 10, 1.0, 1.0))
+"""It was given half."""
 PACK = Job("pack", (*train("x").arrays, *train("y", key=OTHER).arrays))
+COMPILED = train("b", known=replace(PROFILE, compiled_gain={1: 2.0}))
+COMPANY = (*ONE, SECOND, ("b", 9.0), ("a", 9.0))
+"""By the profile an epoch takes a second alone, one of two members 1.5."""
 CROWDS = {
     "alone": (ONE, [None, None]),
-    "two": ((*ONE, SECOND, ("b", 9.0), ("a", 9.0), ("a", 1.5), ("b", 2.0)), [None] * 4 + [(2, 1.5), (2, 2.0)]),
-    "one with a share": ((*ONE, HALF, ("b", 9.0), ("b", 4.0)), [None] * 3 + [(2, 4.0)]),
-    "alone with a share": ((HALF, ("b", 9.0), ("b", 4.0), FIRST, ("a", 9.0), ("a", 4.0)), [None] * 4),
-    "of another key": ((*ONE, train("c", key=OTHER), ("c", 9.0), ("c", 4.0)), [None] * 4),
-    "more members": ((*ONE, PAIR, ("pair", 9.0, 2), ("pair", 4.0, 2)), [None] * 4),
-    "a pack": ((PACK, ("pack", 9.0), ("pack", 1.0), FIRST, ("a", 9.0), ("a", 1.0), ("pack", 1.0)), [None] * 5),
+    "two, by the shortest of two epochs": (
+        (*COMPANY, ("a", 1.5), ("b", 2.0), ("a", 1.4), ("b", 2.5)),
+        [None] * 6 + [(2, 1.4), (2, 2.0)],
+    ),
+    "never alone: by the profile": (
+        (FIRST, SECOND, ("a", 9.0), ("b", 9.0), ("a", 9.0), ("a", 1.5), ("a", 1.6)),
+        [None] * 4 + [(2, 1.5)],
+    ),
+    "never alone, and maybe compiled": ((FIRST, COMPILED, *([("b", 9.0)] * 4)), [None] * 4),
+    "quicker alone than by the profile": (
+        (FIRST, ("a", 9.0), ("a", 0.5), SECOND, ("a", 9.0), ("a", 1.5), ("a", 1.5)),
+        [None] * 4 + [(2, 3.0)],
+    ),
+    "a share that is not its part": ((*ONE, SHARE, *([("b", 4.0)] * 4)), [None] * 6),
+    "a share that is": ((*ONE, EVEN, ("b", 9.0), ("b", 4.0), ("b", 4.0)), [None] * 4 + [(2, 4.0)]),
+    "alone with a share": ((SHARE, ("b", 9.0), ("b", 4.0), FIRST, *([("a", 2.0)] * 3)), [None] * 4 + [(2, 2.0)]),
+    "more members": ((*ONE, PAIR, *([("pair", 3.0, 2)] * 3)), [None] * 4 + [(2, 2.0)]),
+    "a pack, and one beside it": (
+        (PACK, ("pack", 9.0), ("pack", 1.0), FIRST, *([("a", 2.0)] * 3), ("pack", 1.0)),
+        [None] * 4 + [(2, 2.0), None],
+    ),
 }
 
 
@@ -167,8 +187,26 @@ def test_what_an_epoch_takes_in_company(story, expected):
     assert crowding(*story) == expected
 
 
+def test_a_job_that_becomes_a_pack_is_company_still():
+    speeds = Speeds(Spy())
+    for job in (FIRST, SECOND):
+        speeds.begin(job, GPUS.device("cuda:0"))
+    seen = [speeds.epoch(reported("a", 1.5), lambda: True) for _ in range(3)]
+    speeds.change(replace(PACK, id="b"))
+    seen += [speeds.epoch(reported("a", 3.0), lambda: True) for _ in range(3)]
+    assert seen == [None, None, (2, 1.5), None, None, (2, 3.0)]
+
+
+def test_members_at_different_epochs_are_no_measure():
+    speeds = Speeds(Spy())
+    for job in (PAIR, SECOND):
+        speeds.begin(job, GPUS.device("cuda:0"))
+    mixed = Reported("pair", (Report(0, 1, {}, 1.0), Report(1, 2, {}, 1.0)))
+    assert [speeds.epoch(mixed, lambda: True) for _ in range(4)] == [None] * 4
+
+
 def test_a_share_says_nothing_of_a_ratio():
-    assert told(*ONE, HALF, ("b", 9.0), ("a", 1.5), ("a", 1.5), ("b", 2.0), ("b", 2.0)) == [[(0.5, 1.0)]]
+    assert told(*ONE, SHARE, ("b", 9.0), ("a", 1.5), ("a", 1.5), ("b", 2.0), ("b", 2.0)) == [[(0.5, 1.0)]]
 
 
 def test_other_kinds_are_left_alone():

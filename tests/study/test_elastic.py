@@ -136,7 +136,7 @@ def test_a_device_that_was_removed_stays_away_after_a_resume(tmp_path: Path) -> 
     with JournalView.read(directory) as journal:
         before = len(journal.jobs())
     writer = Journal.open(directory)
-    writer.put("fleet", {"devices": "cpu:2", "added": [], "removed": ["cpu:0"], "request": 1})
+    writer.put("fleet", {"devices": "cpu:2", "added": [], "removed": ["cpu:0"]})
     writer.close()
     shoal.resume(directory, show_progress=False)
     assert {job.device for job in jobs(directory)[before:]} == {"cpu:1"}

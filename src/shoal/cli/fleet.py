@@ -32,14 +32,14 @@ def remove(names: _Names, study: _Study, as_json: AsJson = False) -> None:
 
 def _change(verb: Literal["add", "remove"], directory: Path, names: list[str], as_json: bool) -> None:
     with JournalView.read(directory) as journal:
-        runs, last = journal.writer() is not None, journal.study.get("fleet", {}).get("request", 0)
+        runs = journal.writer() is not None
     if not runs:
         place = shlex.quote(str(directory))
         raise DeviceError(
             f"nobody runs the study in {directory}; choose its devices when it goes on: shoal resume {place} "
             "--devices ..."
         )
-    devices = ask(directory, verb, names, after=last)
+    devices = ask(directory, verb, names)
     if as_json:
         print_json({"directory": str(directory), "devices": devices})
     else:

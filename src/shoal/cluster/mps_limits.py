@@ -5,7 +5,7 @@ import math
 from shoal.cluster.device import Device
 from shoal.cost.demand import Demand
 
-__all__ = ["CONTEXT_BYTES", "MEMORY_SLACK", "can_share", "growth_limit", "pinned_limit"]
+__all__ = ["CONTEXT_BYTES", "MEMORY_SLACK", "can_share", "growth_limit", "limit_of", "pinned_limit"]
 
 MEMORY_SLACK = 1.25
 """How many times the memory it was promised a job may take before the limit stops it: a promise is an estimate."""
@@ -25,6 +25,19 @@ def can_share(device: Device) -> bool:
 def growth_limit(demand: Demand) -> int:
     """The bytes that a job may come to need, by the estimates that it was promised memory by."""
     return int(demand.memory * MEMORY_SLACK)
+
+
+def limit_of(demand: Demand | None, device: Device) -> int | None:
+    """The bytes that a job may come to need on a device, as its process may have been started with a limit.
+
+    Args:
+        demand: what it was promised; None: nothing.
+        device: where it runs.
+
+    Returns:
+        None where there is no limit.
+    """
+    return growth_limit(demand) if demand is not None and can_share(device) else None
 
 
 def pinned_limit(demand: Demand, device: Device) -> int:

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from itertools import count, takewhile
 
 from shoal.cost.demand import Profile
 from shoal.cost.marginal import measured_scaling
@@ -45,7 +44,7 @@ def crowded_scaling(profile: Profile, expected: int) -> Scaling | None:
         expected: c by what the jobs ask for, which holds until something else was seen.
 
     Returns:
-        None where nothing was seen of two jobs on a device.
+        None where nothing was seen of jobs that share a device.
     """
     times = _seen(profile.crowding)
     if len(times) == 1:
@@ -60,6 +59,10 @@ def crowded_scaling(profile: Profile, expected: int) -> Scaling | None:
 
 
 def _seen(crowding: Mapping[int, float]) -> dict[int, tuple[float]]:
-    """Jobs -> the time of one of them, over its time alone; up to the first number that was never seen."""
-    known = {1: 1.0, **crowding}
-    return {jobs: (known[jobs],) for jobs in takewhile(known.__contains__, count(1))}
+    """Jobs -> the time of one of them, over its time alone; of numbers never seen as the next one lets expect by α."""
+    times: dict[int, tuple[float]] = {1: (1.0,)}
+    for jobs in sorted(crowding):
+        alpha = crowding[jobs] ** (1 / (jobs - 1))
+        times |= {fewer: (alpha ** (fewer - 1),) for fewer in range(len(times) + 1, jobs)}
+        times[jobs] = (crowding[jobs],)
+    return times

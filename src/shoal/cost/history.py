@@ -42,7 +42,7 @@ def cache_directory() -> Path:
 
 def history_path() -> Path:
     """The file of this user's history."""
-    return cache_directory() / "history-4.sqlite"
+    return cache_directory() / "history-5.sqlite"
 
 
 def environment() -> str:
@@ -169,7 +169,7 @@ def profile_from(text: str) -> Profile | None:
     try:
         fields: Mapping[str, Any] = json.loads(text)
         by_size = {
-            name: {int(size): float(value) for size, value in fields.get(name, {}).items()}
+            name: {int(size): float(value) for size, value in fields[name].items()}
             for name in ("step_seconds", "fuse_seconds", "fused_gain", "compiled_gain", "crowding")
         }
         return Profile(**{**fields, **by_size})

@@ -1,12 +1,12 @@
 """What users ask of a study that another process runs: a file for each request, and one for its answer.
 
-A journal has one writer, so whoever wants its study changed writes `<directory>/requests/<number>.request` and waits
-for `<number>.answer`; the engine looks for requests in every turn of its loop.
+A journal has one writer, so whoever wants its study changed writes `<directory>/requests/<name>.request` and waits for
+`<name>.answer`; the engine looks for requests in every turn of its loop. Names are of the time, and never used again.
 """
 
 import json
 import os
-import tempfile
+import secrets
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -29,12 +29,12 @@ class Request:
     """A change of the devices of a study.
 
     Args:
-        number: of the requests of a study, in the order in which they were made.
+        name: no other request has it; names are in the order in which the requests were made.
         verb: what is to be done.
         devices: with which.
     """
 
-    number: int
+    name: str
     verb: Literal["add", "remove"]
     devices: tuple[str, ...]
 
@@ -44,7 +44,6 @@ def ask(
     verb: Literal["add", "remove"],
     devices: Sequence[str],
     *,
-    after: int = 0,
     patience: float = 60.0,
     pause: Callable[[float], None] = time.sleep,
 ) -> list[str]:
@@ -54,7 +53,6 @@ def ask(
         directory: of the study.
         verb: what is to be done.
         devices: with which.
-        after: number of the last request that the study has acted on.
         patience: seconds to wait at most.
         pause: waits so many seconds.
 
@@ -67,15 +65,19 @@ def ask(
     folder = directory / "requests"
     with translated(directory):
         folder.mkdir(exist_ok=True)
-        file = _write(folder, {"verb": verb, "devices": list(devices)}, after)
+        file = _write(folder, {"verb": verb, "devices": list(devices)})
     waited = 0.0
-    while not (reply := file.with_suffix(".answer")).exists():
-        runs = holder(directory) is not None
-        if (not runs or waited >= patience) and _withdrawn(file):
-            why = f"did not answer within {patience:g} s" if runs else "ended before it answered"
-            raise DeviceError(f"the process that runs the study in {directory} {why}; look at it and ask again")
-        pause(_PAUSE_SECONDS)
-        waited += _PAUSE_SECONDS
+    try:
+        while not (reply := file.with_suffix(".answer")).exists():
+            runs = holder(directory) is not None
+            if (not runs or waited >= patience) and _withdrawn(file):
+                why = f"did not answer within {patience:g} s" if runs else "ended before it answered"
+                raise DeviceError(f"the process that runs the study in {directory} {why}; look at it and ask again")
+            pause(_PAUSE_SECONDS)
+            waited += _PAUSE_SECONDS
+    except KeyboardInterrupt:
+        _withdrawn(file)
+        raise
     said = json.loads(reply.read_text(encoding="utf-8"))
     reply.unlink()
     if said["error"]:
@@ -93,7 +95,7 @@ def pending(directory: Path) -> list[Request]:
     for name in sorted(name for name in names if name.endswith(".request")):
         with suppress(FileNotFoundError):  # withdrawn just now
             said = json.loads((directory / "requests" / name).read_text(encoding="utf-8"))
-            requests.append(Request(int(Path(name).stem), said["verb"], tuple(said["devices"])))
+            requests.append(Request(Path(name).stem, said["verb"], tuple(said["devices"])))
     return requests
 
 
@@ -106,7 +108,7 @@ def answer(directory: Path, request: Request, devices: Sequence[str], error: str
         devices: names of those that the study has now.
         error: why it was refused; "" if it was not.
     """
-    file = directory / "requests" / f"{request.number:06d}.request"
+    file = directory / "requests" / f"{request.name}.request"
     with translated(directory):
         partial = file.with_suffix(".partial")
         partial.write_text(json.dumps({"error": error, "devices": list(devices)}), encoding="utf-8")
@@ -114,22 +116,12 @@ def answer(directory: Path, request: Request, devices: Sequence[str], error: str
         file.unlink(missing_ok=True)
 
 
-def _write(folder: Path, content: object, after: int) -> Path:
-    """Write a request under the next free number; whole, or not at all."""
-    with tempfile.NamedTemporaryFile("w", dir=folder, suffix=".partial", delete=False, encoding="utf-8") as partial:
-        json.dump(content, partial)
-    try:
-        number = 1 + max([after, *(int(path.stem) for path in folder.glob("[0-9]*.[ar]*"))])
-        while True:
-            file = folder / f"{number:06d}.request"
-            try:
-                os.link(partial.name, file)  # not renamed: that would replace the request of another process
-            except FileExistsError:
-                number += 1
-            else:
-                return file
-    finally:
-        os.unlink(partial.name)
+def _write(folder: Path, content: object) -> Path:
+    """Write a request; whole, or not at all."""
+    name = f"{time.time_ns():020d}-{secrets.token_hex(4)}"
+    partial = folder / f"{name}.partial"
+    partial.write_text(json.dumps(content), encoding="utf-8")
+    return partial.rename(folder / f"{name}.request")
 
 
 def _withdrawn(file: Path) -> bool:

@@ -7,7 +7,7 @@ from itertools import product
 from statistics import fmean
 
 from shoal.cluster.device import Device
-from shoal.cluster.mps_limits import can_share, growth_limit
+from shoal.cluster.mps_limits import limit_of
 from shoal.cost.demand import Demand, Profile
 from shoal.cost.estimate import fetching, packed_demand, seconds
 from shoal.planner.job import Array, ArrayKey, Job, Purpose
@@ -131,8 +131,7 @@ class Grouping:
                 scene = self.scene([*present, newcomer], [device], {})
                 before, after = (_demand(some, profiles, device) for some in (present, [*present, newcomer]))
                 more = after.memory - before.memory, max(0.0, after.cores - before.cores)
-                # Its process may have been started with a limit, which nothing can raise.
-                limit = growth_limit(job.demand) if job.demand is not None and can_share(device) else None
+                limit = limit_of(job.demand, device)
                 fits = free.holds(device.name, *more) and (limit is None or after.memory <= limit)
                 if fits and self._packing.suits(newcomer, present, scene):
                     taken[job.id] = (*taken.get(job.id, ()), replace(array, profile=profile))

@@ -9,7 +9,7 @@ from pathlib import Path
 from shoal.cost.demand import Demand, Profile
 from shoal.trial import Trial
 
-__all__ = ["Array", "ArrayKey", "Change", "Job", "Member", "Purpose", "Workplace", "without"]
+__all__ = ["Array", "ArrayKey", "Change", "Job", "Member", "Purpose", "Workplace", "with_more", "without"]
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Array:
         key: of all members.
         members: at least one, but none of a job all of whose members are done.
         profile: what is known of the key where the array runs.
-        pending: epochs that all who wait for the key to be measured are to train, which bounds what measuring may take.
+        pending: epochs that trials of the key have trained and are to train, which bounds what measuring it may take.
     """
 
     key: ArrayKey
@@ -106,6 +106,18 @@ def without(arrays: Iterable[Array], trials: Collection[int]) -> tuple[Array, ..
     """Arrays without the members of some trials; those that then have none are left out."""
     rest = (replace(x, members=tuple(m for m in x.members if m.trial.number not in trials)) for x in arrays)
     return tuple(array for array in rest if array.members)
+
+
+def with_more(arrays: Iterable[Array], more: Iterable[Array]) -> tuple[Array, ...]:
+    """Arrays with the members of others: in the first of the same key, or as a further one."""
+    held = list(arrays)
+    for array in more:
+        place = next((place for place, mine in enumerate(held) if mine.key == array.key), None)
+        if place is None:
+            held.append(array)
+        else:
+            held[place] = replace(held[place], members=(*held[place].members, *array.members))
+    return tuple(held)
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from shoal.cluster.device import Device
-from shoal.cluster.mps_limits import can_share, growth_limit
+from shoal.cluster.mps_limits import limit_of
 from shoal.cost.demand import Profile
 from shoal.cost.estimate import best_size, fitting, fuse_seconds, memory, seconds
 from shoal.planner.job import Array, Job, Member, Purpose
@@ -91,8 +91,7 @@ def hosts(
             continue
         known = [(array, profiles(array.key, device.kind)) for array in job.arrays]
         needs = [memory(profile, len(array.members)) if profile is not None else 0 for array, profile in known]
-        # Its process may have been started with a limit, which nothing can raise.
-        limit = growth_limit(job.demand) if job.demand is not None and can_share(device) else None
+        limit = limit_of(job.demand, device)
         for (array, profile), need in zip(known, needs, strict=True):
             if profile is not None:
                 rest = None if limit is None else limit - (sum(needs) - need)

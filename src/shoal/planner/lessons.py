@@ -1,5 +1,6 @@
 """What jobs show of their costs, written into the job history."""
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
@@ -27,6 +28,7 @@ class Lessons:
         """How often anything was found that a plan may depend on."""
         self._history = history
         self._tempo = Tempo()
+        self._done: Counter[ArrayKey] = Counter()
         self._peaks: dict[str, int] = {}  # bytes that a running job was seen to hold
 
     def profile(self, key: ArrayKey, kind: str) -> Profile | None:
@@ -34,17 +36,24 @@ class Lessons:
         return self._history.get(key.structure, key.data, key.batch_size, kind)
 
     def profiled(self, found: Profiled, purpose: Purpose, kind: str) -> None:
-        """A job measured a key; what a training job found is added to what others may have found meanwhile."""
+        """A job measured a key; what a training job found is added to what others may have found meanwhile.
+
+        What was measured anew is not held against what only jobs show that train: what they ran out of, what they lose
+        in company, what compiling gains.
+        """
         profile, known = found.profile, self.profile(found.key, kind)
         if found.key.opaque and known is not None:
-            profile = merged(known, profile)
-        elif purpose is not Purpose.PROFILE and known is not None:
-            profile = replace(
-                known,
-                fused_gain={**known.fused_gain, **profile.fused_gain},
-                compiled_gain={**known.compiled_gain, **profile.compiled_gain},
-                compile_seconds=profile.compile_seconds or known.compile_seconds,
-            )
+            profile = replace(merged(known, profile), crowding=known.crowding)
+        elif known is not None:
+            compiled_gain = {**known.compiled_gain, **profile.compiled_gain}
+            compile_seconds = profile.compile_seconds or known.compile_seconds
+            if purpose is Purpose.PROFILE:
+                memory = max(known.member_memory, profile.member_memory)
+                sample = max(known.sample, profile.sample)
+                profile = replace(profile, member_memory=memory, crowding=known.crowding, sample=sample)
+            else:
+                profile = replace(known, fused_gain={**known.fused_gain, **profile.fused_gain})
+            profile = replace(profile, compiled_gain=compiled_gain, compile_seconds=compile_seconds)
         self._put(found.key, kind, profile)
 
     def paced(self, found: Paced, kind: str) -> None:
@@ -76,11 +85,19 @@ class Lessons:
             kind: of its device.
             alone: whether no other job is on the device.
         """
+        trials = [report.trial for report in event.reports]
+        for array in arrays:
+            mine = {member.trial.number for member in array.members}
+            self._done[replace(array.key, order=0)] += sum(trial in mine for trial in trials)
         profile = self.profile(arrays[0].key, kind) if alone and len(arrays) == 1 else None
         if profile is None:
             self._tempo.interrupt(event.job)
         elif (right := self._tempo.epoch(event, profile)) is not None:
             self._put(arrays[0].key, kind, right)
+
+    def done(self, key: ArrayKey) -> int:
+        """Epochs that trials of a key have trained, whatever their order of samples."""
+        return self._done[replace(key, order=0)]
 
     def crowded(self, key: ArrayKey, kind: str, jobs: int, factor: float) -> None:
         """An epoch of a job of a key took so many times as long as alone, for it shared its device.
@@ -89,7 +106,7 @@ class Lessons:
             key: of its array.
             kind: of its device.
             jobs: on the device.
-            factor: at least about 1.
+            factor: how many times; about 1 or more.
         """
         profile = self.profile(key, kind)
         if profile is not None and (right := with_crowding(profile, jobs, factor)) is not None:

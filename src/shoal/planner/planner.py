@@ -11,7 +11,7 @@ from shoal.cost.demand import Demand
 from shoal.planner.carrying_out import feasible
 from shoal.planner.courses import Courses, Leave
 from shoal.planner.grouping import Grouping
-from shoal.planner.job import Array, ArrayKey, Job, Member, Purpose
+from shoal.planner.job import Array, ArrayKey, Job, Member, Purpose, with_more
 from shoal.planner.joining import hosts, joined
 from shoal.planner.limit import Limit
 from shoal.planner.partition import Profiles, partition
@@ -83,6 +83,7 @@ class Planner:
         elastic: whether the members of a running array can change, and stand at different epochs.
         grouping: decides which arrays share a process.
         fuse: whether arrays may have several members.
+        done: epochs that trials of a key have trained in the study.
     """
 
     def __init__(
@@ -93,6 +94,7 @@ class Planner:
         elastic: bool = True,
         grouping: Grouping | None = None,
         fuse: bool = True,
+        done: Callable[[ArrayKey], int] = lambda key: 0,
     ) -> None:
         self._policy = policy
         self._profiles = profiles
@@ -100,6 +102,7 @@ class Planner:
         self._elastic = elastic
         self._grouping = grouping or Grouping()
         self._fuse = fuse
+        self._done = done
         self.courses = Courses(profiles)
         """Of the jobs that were started; the engine tells it what becomes of them."""
         self.wake = inf
@@ -136,7 +139,7 @@ class Planner:
             PolicyError: the policy returned an illegal plan.
         """
         together = PROFILE_MEMBERS if self._fuse else 1
-        turn = Turn(self._profiles, cluster, alone, unmeasurable, limits, together)
+        turn = Turn(self._profiles, cluster, alone, unmeasurable, limits, together, self._done)
         waiting, suspended = self.courses.look(waiting, now)
         self.courses.end_turns(now, min(QUANTUM, now - self._asked) if now >= self.wake else QUANTUM)
         apart = alone | limits.keys()
@@ -197,6 +200,7 @@ class Planner:
         joins = joined(sociable, hosts(held, free, self._profiles, alone)) if self._fuse else {}
         joining = {member.trial.number for some in joins.values() for array in some for member in array.members}
         left = [array for array in sociable if not any(member.trial.number in joining for member in array.members)]
+        held = [(replace(job, arrays=with_more(job.arrays, joins.get(job.id, ()))), device) for job, device in held]
         for name, come in self._grouping.taken_in(left, held, self._profiles, free, alone).items():
             joins[name] = (*joins.get(name, ()), *come)
         return joins

@@ -44,7 +44,7 @@ class Room:
         return memory <= self.memory(device) and cores <= left + _ROUNDING
 
     def take(self, device: str, memory: int, cores: float = 0.0) -> None:
-        """Take so much; less than 0 gives it back."""
+        """Take so much."""
         if device in self._memory:
             self._memory[device] -= memory
         self._cores[self._node[device]] -= cores

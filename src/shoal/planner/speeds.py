@@ -1,12 +1,13 @@
 """How fast jobs run that share a device, as far as their reports tell."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
 from typing import final
 
 from shoal.cluster.device import Cluster, Device
-from shoal.cost.estimate import compute
+from shoal.cost.estimate import compute, fetching
+from shoal.cost.estimate import seconds as seconds_of
 from shoal.planner.event import Reported
 from shoal.planner.job import ArrayKey, Job
 from shoal.schedule.oversubscription import OversubscriptionTuner
@@ -15,6 +16,12 @@ __all__ = ["Speeds"]
 
 _ROUNDING = 1e-6
 """Compute; what is less is due to rounding."""
+
+ENOUGH = 2
+"""Epochs in company, of which the shortest counts: a single one may have been disturbed by other programs."""
+
+SLACK = 0.1
+"""By how much of it a share may differ from an even part of a device."""
 
 _Alike = tuple[ArrayKey, int, str]
 """Key and members of an array, and the kind of its device: what takes as long alone."""
@@ -28,12 +35,14 @@ class _Tenant:
         job: which.
         trials: numbers of those that reported last.
         reported: whether it has, since its company changed; its next epoch began in this company.
+        times: seconds of its epochs that count, in this company.
         seen: compute promised to it, and its speed as a fraction of that alone, in its newest epoch that counts.
     """
 
     job: Job
     trials: frozenset[int] = frozenset()
     reported: bool = False
+    times: list[float] = field(default_factory=list)
     seen: tuple[float, float] | None = None
 
 
@@ -48,17 +57,18 @@ class _Company:
         """What was seen so far does not hold any more."""
         for tenant in self.tenants.values():
             tenant.reported, tenant.seen = False, None
+            tenant.times.clear()
 
     def promised(self) -> float | None:
         """Compute, as a fraction of the device's.
 
         None if that is not known of a job, or one has several arrays, or a share, which it has regardless of the ratio.
         """
-        arrays = [array for tenant in self.tenants.values() for array in tenant.job.arrays]
-        profiles = [array.profile for array in arrays]
-        if not self.device.compute > 0 or None in profiles or len(arrays) > len(self.tenants):
+        jobs = [tenant.job for tenant in self.tenants.values()]
+        if any(len(job.arrays) != 1 or _has_share(job) for job in jobs):
             return None
-        if any(_has_share(tenant.job) for tenant in self.tenants.values()):
+        profiles = [job.arrays[0].profile for job in jobs]
+        if not self.device.compute > 0 or None in profiles:
             return None
         return sum(compute(profile) for profile in profiles if profile is not None) / self.device.compute
 
@@ -115,6 +125,12 @@ class Speeds:
             del company.tenants[job]
             company.change()
 
+    def change(self, job: Job) -> None:
+        """A job that is on a device has other members now, or other arrays."""
+        if (company := self._place.get(job.id)) is not None:
+            company.tenants[job.id].job = job
+            company.change()
+
     def epoch(self, event: Reported, has_waiting: Callable[[], bool]) -> tuple[int, float] | None:
         """Members of a job have finished an epoch together.
 
@@ -123,8 +139,8 @@ class Speeds:
             has_waiting: whether trials wait for a device.
 
         Returns:
-            The jobs on the device and how many times as long as alone there the epoch took; None if that is not known,
-            or it was alone, or has several arrays.
+            The jobs on the device, and how many times as long as alone epochs take there; None if that is not known, or
+            the job is alone, has several arrays, members at different epochs, or a share that is not its part.
         """
         if (company := self._place.get(event.job)) is None or not event.reports:
             return None
@@ -141,15 +157,22 @@ class Speeds:
             return None
         if (promised := company.promised()) is not None:
             self._watch(company, tenant, seconds, promised, has_waiting)
+        if len({report.epoch for report in event.reports}) > 1:
+            return None
         return self._crowding(company, tenant, seconds)
 
     def _crowding(self, company: _Company, tenant: _Tenant, seconds: float) -> tuple[int, float] | None:
-        """What an epoch shows of the company, after others have shown what one takes without any."""
+        """What epochs show of the company; where none was seen without any, against what the profile says."""
         alike, jobs = _alike(tenant, company.device.kind), len(company.tenants)
-        if jobs == 1 and not _has_share(tenant.job):
-            self._single[alike] = min(seconds, self._single.get(alike, seconds))
-        single = self._single.get(alike)
-        return None if jobs == 1 or single is None else (jobs, seconds / single)
+        if jobs == 1:
+            if not _has_share(tenant.job):
+                self._single[alike] = min(seconds, self._single.get(alike, seconds))
+            return None
+        tenant.times.append(seconds)
+        single = self._single.get(alike) or _expected(tenant)
+        if len(tenant.times) < ENOUGH or single is None or not _is_part(tenant.job, company.device, jobs):
+            return None
+        return jobs, min(tenant.times) / single
 
     def _watch(
         self, company: _Company, tenant: _Tenant, seconds: float, promised: float, has_waiting: Callable[[], bool]
@@ -189,6 +212,21 @@ class Speeds:
                     each.change()
 
 
+def _is_part(job: Job, device: Device, jobs: int) -> bool:
+    """Whether a job has as much of its device as if that were divided evenly, or takes what it needs."""
+    if not _has_share(job) or job.demand is None:
+        return True
+    return abs(job.demand.compute * jobs / device.compute - 1) <= SLACK
+
+
 def _alike(tenant: _Tenant, kind: str) -> _Alike:
     (array,) = tenant.job.arrays
-    return array.key, len(tenant.trials), kind
+    return replace(array.key, order=0), len(tenant.trials), kind
+
+
+def _expected(tenant: _Tenant) -> float | None:
+    """Seconds of an epoch alone, by the profile; None where steps may be compiled, of which it does not tell."""
+    (array,) = tenant.job.arrays
+    if array.profile is None or max(array.profile.compiled_gain.values(), default=1.0) > 1:
+        return None
+    return seconds_of(array.profile, [1] * len(tenant.trials)) + fetching(array.profile, [1])

@@ -1,6 +1,6 @@
 """What one turn of planning knows about keys and devices."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from types import MappingProxyType
@@ -22,7 +22,7 @@ PROFILE_MEMBERS = 16
 
 ENOUGH = 3
 """A key is measured anew when so many times the members wait for whom it was measured, and more of them matter; or when
-so many times the epochs do that were too few for measuring all."""
+there are so many times the epochs that were too few for measuring all, those that were trained meanwhile included."""
 
 
 class Turn:
@@ -35,6 +35,7 @@ class Turn:
         unmeasurable: (key, kind) that cannot be measured.
         limits: number of a trial that ran out of memory -> what it is held to.
         together: members of an array that a profile job measures, at most.
+        done: epochs that trials of a key have trained; as many more are expected to come.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class Turn:
         unmeasurable: AbstractSet[tuple[ArrayKey, str]],
         limits: Mapping[int, Limit] = MappingProxyType({}),
         together: int = PROFILE_MEMBERS,
+        done: Callable[[ArrayKey], int] = lambda key: 0,
     ) -> None:
         self.cluster = cluster
         self.devices = [device for _, device in cluster if device.healthy]
@@ -53,6 +55,7 @@ class Turn:
         self._unmeasurable = unmeasurable
         self._limits = limits
         self._together = together
+        self._done = done
 
     def samples(
         self, waiting: Sequence[tuple[Member, ArrayKey]], running: Sequence[tuple[Job, Device]]
@@ -77,7 +80,7 @@ class Turn:
             Array(
                 key,
                 tuple([member for member in group if member.start == group[0].start][: self._together]),
-                pending=sum(member.epochs for member in group),
+                pending=sum(member.epochs for member in group) + self._done(key),
             )
             for key, group in members.items()
         ]
@@ -152,7 +155,8 @@ class Turn:
         if profile is None:
             return self._unknown(sample.key, kind)
         more = profile.sample * ENOUGH <= len(sample.members)
-        longer = profile.pending is not None and profile.pending * ENOUGH <= sample.pending
+        larger = len(sample.members) > max(profile.step_seconds)
+        longer = larger and profile.pending is not None and profile.pending * ENOUGH <= sample.pending
         return (more or longer) and (sample.key, kind) not in self._unmeasurable
 
     def _demand(self, arrays: Sequence[Array], device: Device) -> Demand:

@@ -62,6 +62,8 @@ def record_json(record: Record, mine: str) -> dict[str, Any]:
             "compute": profile.compute,
             "cores": profile.cores,
             "mixing": profile.mixing,
+            "sample": profile.sample,
+            "pending": profile.pending,
             "crowding": {str(jobs): factor for jobs, factor in sorted(profile.crowding.items())},
         },
     }

@@ -38,10 +38,11 @@ AFFORDABLE_ON_GPU = 0.25
 device. On a CPU members trained together are seldom twice as fast, on a GPU often many times."""
 
 UNNOTICED = 0.25
-"""Seconds for which a size is measured however little waits."""
+"""Seconds for which sizes are measured however little waits."""
 
 SMALLER, LARGER = 8, 32
-"""Measured as well: the one if of `SIZES` the largest is not the best, else the other, for the best may be beyond."""
+"""Measured as well, if it is not too dear: the one if of `SIZES` the largest is not the best, else the other, for the
+best may be beyond."""
 
 
 def measure(task: Task, sets: DataSets, array: Array, device: torch.device, memory: int) -> Profile:
@@ -85,7 +86,8 @@ def measure(task: Task, sets: DataSets, array: Array, device: torch.device, memo
     cpu, wall, delayed = (end - start for end, start in zip(_times(), times, strict=True))
     if {4, 16} <= steppers.keys():
         further = LARGER if min(seconds[16]) / 16 < min(seconds[4]) / 4 else SMALLER
-        if further * DEAR * min(seconds[1]) <= left and (further + sum(steppers)) * member < memory / 2:
+        too_dear = further * DEAR * min(seconds[1]) > left
+        if not too_dear and (further + sum(steppers)) * member < memory / 2:
             steppers[further] = _stepper(task, array, further, device)
             seconds[further] = _burst(steppers[further], further, batches, 0, device)
     gains = {members: stepper.gain for members, stepper in steppers.items() if stepper.gain is not None}

@@ -1,0 +1,46 @@
+"""What is kept of a profile when its key is measured anew, and what company teaches."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from planner_samples import FUSES, GB, A
+
+from shoal.cost.history import History
+from shoal.planner.event import Profiled
+from shoal.planner.job import Purpose
+from shoal.planner.lessons import Lessons
+
+KNOWN = replace(
+    FUSES, member_memory=3 * GB, compiled_gain={4: 2.0}, compile_seconds=5.0, crowding={2: 1.5}, fused_gain={4: 1.1}
+)
+FOUND = replace(FUSES, step_seconds={1: 2.0, 4: 3.0}, compiled_gain={8: 1.5}, fused_gain={16: 4.0})
+
+
+@pytest.fixture
+def lessons(tmp_path: Path) -> Lessons:
+    return Lessons(History(tmp_path / "history.sqlite"))
+
+
+def test_what_only_training_jobs_show_outlasts_a_measurement(lessons: Lessons) -> None:
+    lessons.profiled(Profiled("one", A, KNOWN), Purpose.PROFILE, "H200")
+    lessons.profiled(Profiled("two", A, FOUND), Purpose.PROFILE, "H200")
+    assert lessons.profile(A, "H200") == replace(
+        FOUND, member_memory=3 * GB, compiled_gain={4: 2.0, 8: 1.5}, compile_seconds=5.0, crowding={2: 1.5}
+    )
+
+
+def test_a_training_job_adds_to_what_was_measured(lessons: Lessons) -> None:
+    lessons.profiled(Profiled("one", A, KNOWN), Purpose.PROFILE, "H200")
+    lessons.profiled(Profiled("two", A, FOUND), Purpose.TRAIN, "H200")
+    assert lessons.profile(A, "H200") == replace(KNOWN, compiled_gain={4: 2.0, 8: 1.5}, fused_gain={4: 1.1, 16: 4.0})
+
+
+def test_company_is_learnt_once(lessons: Lessons) -> None:
+    lessons.crowded(A, "H200", 2, 1.5)
+    assert (lessons.profile(A, "H200"), lessons.learnt) == (None, 0), "nothing is known of the key yet"
+    lessons.profiled(Profiled("one", A, FUSES), Purpose.PROFILE, "H200")
+    for _ in range(3):
+        lessons.crowded(A, "H200", 2, 1.5)
+    assert lessons.profile(A, "H200") == replace(FUSES, crowding={2: 1.5})
+    assert lessons.learnt == 2
