@@ -91,6 +91,8 @@ class Courses:
         self._groups: dict[int, str] = {}
         self._best: float | None = None
         self._switches: list[float] = []
+        self._switch = SWITCH_SECONDS
+        self._scalings: dict[object, Scaling] = {}  # of what is alike, in one turn of planning
 
     @property
     def leaving(self) -> Mapping[str, Leave]:
@@ -105,7 +107,7 @@ class Courses:
     @property
     def switch_seconds(self) -> float:
         """What suspending and resuming a job costs, together: up to when it has left, and up to its first step."""
-        return median(self._switches) if self._switches else SWITCH_SECONDS
+        return self._switch
 
     @property
     def away(self) -> object:
@@ -136,6 +138,7 @@ class Courses:
             if job.arrays:
                 self._off[name] = (job, course)
                 kept.update(member.trial.number for member in job.members)
+        self._scalings.clear()
         free = [(member, key) for member, key in waiting if member.trial.number not in kept]
         self._arrived = {m.trial.number: self._arrived.get(m.trial.number, now) for m, _ in free}
         return free, [job for job, _ in self._off.values()]
@@ -179,6 +182,7 @@ class Courses:
             if not course.shown and course.switch is not None:
                 back = max(0.0, now - course.since - event.losses.seconds)
                 self._switches = [*self._switches, course.switch + back][-REMEMBERED:]
+                self._switch = median(self._switches)
                 course.switch = None
         course.shown = True
 
@@ -267,20 +271,25 @@ class Courses:
             group=(groups.pop() or None) if len(groups) == 1 else None,
             budget=None if longest is None else longest.target,
             epoch=0 if longest is None else longest.start,
-            scaling=replace(self._scaling(view.demand, arrays), resize_seconds=self.switch_seconds),
+            scaling=self._scaling(view.demand, arrays),
             switch_seconds=self.switch_seconds,
             best=self._best,
         )
 
     def _scaling(self, demand: Mapping[str, Demand], arrays: Sequence[Array]) -> Scaling:
         """How a job does in company, on the kind of device on which it does worst: as was seen, else as it asks for."""
+        alike = (arrays[0].key if len(arrays) == 1 else None, tuple([(kind, d.compute) for kind, d in demand.items()]))
+        if alike in self._scalings:
+            return self._scalings[alike]
         found: list[Scaling] = []
         for kind, each in demand.items():
             expected = _sharing(each)
             known = self._profiles(arrays[0].key, kind) if len(arrays) == 1 else None
             seen = None if known is None else crowded_scaling(known, expected)
             found.append(seen or Scaling(1.0, sharing=expected))
-        return min(found, key=lambda scaling: (scaling.sharing, -scaling.alpha), default=Scaling(1.0))
+        worst = min(found, key=lambda scaling: (scaling.sharing, -scaling.alpha), default=Scaling(1.0))
+        self._scalings[alike] = replace(worst, resize_seconds=self.switch_seconds)
+        return self._scalings[alike]
 
     def _end_turn(self, course: _Course, now: float) -> None:
         turn, course.turn = course.turn, None

@@ -5,6 +5,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from itertools import product
 from statistics import fmean
+from typing import NamedTuple
 
 from shoal.cluster.device import Device
 from shoal.cluster.mps_limits import limit_of
@@ -24,6 +25,15 @@ START_SECONDS = 0.01
 
 Paces = Callable[[str], Mapping[tuple[str, str], float]]
 """Kind of a device -> what is known of the steps of two structures in one process there; see `History.paces`."""
+
+
+class _Amounts(NamedTuple):
+    """What a strategy is told of an array, beside the array; see `Candidate`."""
+
+    seconds: float
+    fetching: float
+    memory: int
+    base: int
 
 
 class Grouping:
@@ -80,7 +90,13 @@ class Grouping:
         groups: list[tuple[Array, ...]] = [(array,) for array in lone]
         for (kinds, _), some in alike.items():
             able = [device for device in devices if device.kind in kinds]
-            candidates = [candidate(array, profiles, able) for array in some]
+            amounts: dict[object, _Amounts] = {}  # of what is alike, of which there may be thousands
+            candidates = []
+            for array in some:
+                sort = (array.key, tuple([member.epochs for member in array.members]))
+                if sort not in amounts:
+                    amounts[sort] = _amounts(array, profiles, able)
+                candidates.append(Candidate(array, *amounts[sort]))
             scene = self.scene(candidates, able, busy)
             grouped = self._packing.pack(candidates, scene)
             check_groups(grouped, candidates, scene)
@@ -186,11 +202,14 @@ def _stream(array: Array, profile: Profile | None) -> object:
 
 def candidate(array: Array, profiles: Profiles, devices: Sequence[Device]) -> Candidate:
     """An array as a strategy sees it: the mean of the devices it can run on."""
+    return Candidate(array, *_amounts(array, profiles, devices))
+
+
+def _amounts(array: Array, profiles: Profiles, devices: Sequence[Device]) -> _Amounts:
     epochs = [member.epochs for member in array.members]
     known = [profile for device in devices if (profile := profiles(array.key, device.kind)) is not None]
     fetched = fmean(fetching(profile, epochs) for profile in known)
-    return Candidate(
-        array,
+    return _Amounts(
         seconds=fmean(seconds(profile, epochs) for profile in known) + fetched,
         fetching=fetched,
         memory=max(len(epochs) * profile.member_memory for profile in known),

@@ -62,10 +62,11 @@ def partition(
         own = number if number in alone or not any(known) else None
         most = limits[number].most if number in limits else None
         members.setdefault((key, member.start, own, most), []).append(member)
-    groups = [_Group.of(key, group, profiles, devices, most) for (key, *_, most), group in members.items()]
+    costs = _Costs(profiles, devices)
+    groups = [_Group.of(key, group, costs, most) for (key, *_, most), group in members.items()]
     if elastic:
         apart = alone | limits.keys()
-        groups = _mixed(groups, lambda key, members: _Group.of(key, members, profiles, devices), apart)
+        groups = _mixed(groups, lambda key, members: _Group.of(key, members, costs), apart)
     order = {member.trial.number: position for position, (member, _) in enumerate(waiting)}
     loads = [busy.get(device.name, 0.0) for device in devices]
     idle = sum(device.name not in busy for device in devices)
@@ -90,6 +91,60 @@ def worth_mixing(profile: Profile, one: int, other: int) -> bool:
     return profile.mixing * step_seconds(profile, one + other) <= (1 - WORTH_MIXING) * apart
 
 
+_Epochs = tuple[int, ...]
+"""That the members of an array train."""
+
+
+class _Costs:
+    """What arrays cost; of those alike, of which there may be thousands, it is found once.
+
+    Args:
+        profiles: what is known of a key on a kind of device.
+        devices: all healthy ones.
+    """
+
+    def __init__(self, profiles: Profiles, devices: Sequence[Device]) -> None:
+        self._profiles = profiles
+        self._devices = devices
+        self._known: dict[ArrayKey, list[tuple[Device, Profile]]] = {}
+        self._largest: dict[tuple[ArrayKey, _Epochs, int | None], int] = {}
+        self._seconds: dict[tuple[ArrayKey, _Epochs], float] = {}
+
+    def known(self, key: ArrayKey) -> list[tuple[Device, Profile]]:
+        """The devices on whose kind a key was measured, each with what is known."""
+        if key not in self._known:
+            found = [(device, self._profiles(key, device.kind)) for device in self._devices]
+            self._known[key] = [(device, profile) for device, profile in found if profile is not None]
+        return self._known[key]
+
+    def largest(self, key: ArrayKey, epochs: _Epochs, most: int | None) -> int:
+        """Members that an array may have: what is possible and efficient on every device that can run one member.
+
+        Args:
+            key: of all members.
+            epochs: of all of them, ascending.
+            most: a further limit, or None.
+        """
+        alike = (key, epochs, most)
+        if alike not in self._largest:
+            limits = [] if most is None else [most]
+            for device, profile in self.known(key):
+                if room := fitting(profile, device.memory, len(epochs)):
+                    size = best_size(profile, room)
+                    limits.append(size if worth_fusing(profile, epochs[-size:]) else 1)
+            self._largest[alike] = min(limits, default=1)
+        return self._largest[alike]
+
+    def seconds(self, key: ArrayKey, epochs: _Epochs) -> float:
+        """Expected run time, the mean over the devices that can run it; 0 where nothing is known."""
+        alike = (key, epochs)
+        if alike not in self._seconds:
+            profiles = [profile for _, profile in self.known(key)]
+            each = [seconds(profile, epochs) + fetching(profile, epochs) for profile in profiles]
+            self._seconds[alike] = fmean(each) if each else 0.0
+        return self._seconds[alike]
+
+
 @dataclass(frozen=True)
 class _Group:
     """Members that could all be one array.
@@ -97,37 +152,20 @@ class _Group:
     Args:
         key: of all of them.
         members: by the epochs that they are to train, then by number.
-        profiles: one for each device the group can run on, none if nothing is known.
+        costs: of arrays.
         largest: members an array may have.
     """
 
     key: ArrayKey
     members: tuple[Member, ...]
-    profiles: tuple[Profile, ...]
+    costs: _Costs
     largest: int
 
     @classmethod
-    def of(
-        cls,
-        key: ArrayKey,
-        members: Sequence[Member],
-        profiles: Profiles,
-        devices: Sequence[Device],
-        most: int | None = None,
-    ) -> "_Group":
-        """The group, its arrays limited to what is possible and efficient on every device that can run one member."""
-        known: list[Profile] = []
-        limits = [] if most is None else [most]
+    def of(cls, key: ArrayKey, members: Sequence[Member], costs: _Costs, most: int | None = None) -> "_Group":
+        """The group of these members; `most` limits its arrays further."""
         ordered = _ordered(members)
-        for device in devices:
-            profile = profiles(key, device.kind)
-            if profile is None:
-                continue
-            known.append(profile)
-            if room := fitting(profile, device.memory, len(members)):
-                size = best_size(profile, room)
-                limits.append(size if worth_fusing(profile, [member.epochs for member in ordered[-size:]]) else 1)
-        return cls(key, ordered, tuple(known), largest=min(limits, default=1))
+        return cls(key, ordered, costs, costs.largest(key, tuple([member.epochs for member in ordered]), most))
 
     @property
     def fewest(self) -> int:
@@ -140,11 +178,8 @@ class _Group:
         return [Array(self.key, self.members[low:high]) for low, high in pairwise(bounds)]
 
     def seconds(self, array: Array) -> float:
-        """Expected run time, the mean over the devices it can run on; 0 where nothing is known."""
-        epochs = [member.epochs for member in array.members]
-        if not self.profiles:
-            return 0.0
-        return fmean(seconds(profile, epochs) + fetching(profile, epochs) for profile in self.profiles)
+        """Expected run time."""
+        return self.costs.seconds(self.key, tuple([member.epochs for member in array.members]))
 
 
 def _ordered(members: Sequence[Member]) -> tuple[Member, ...]:
@@ -159,7 +194,7 @@ def _mixed(
     others: list[_Group] = []
     for group in sorted(groups, key=lambda group: -len(group.members)):
         lead = by_key.get(group.key)
-        if not group.profiles or any(member.trial.number in alone for member in group.members):
+        if not group.costs.known(group.key) or any(member.trial.number in alone for member in group.members):
             others.append(group)
         elif lead is None:
             by_key[group.key] = group
@@ -176,7 +211,7 @@ def _pays(one: _Group, other: _Group, both: _Group) -> bool:
     """Whether an array of members of two groups is better than one of each."""
     first, second = (min(len(group.members), group.largest) for group in (one, other))
     fits = first + second <= both.largest
-    return fits and all(worth_mixing(profile, first, second) for profile in both.profiles)
+    return fits and all(worth_mixing(profile, first, second) for _, profile in both.costs.known(both.key))
 
 
 @dataclass(frozen=True)

@@ -56,6 +56,7 @@ class Turn:
         self._limits = limits
         self._together = together
         self._done = done
+        self._demands: dict[object, Mapping[str, Demand]] = {}
 
     def samples(
         self, waiting: Sequence[tuple[Member, ArrayKey]], running: Sequence[tuple[Job, Device]]
@@ -108,10 +109,20 @@ class Turn:
             return "its model is being measured"
         return "its model has to be measured first, for which no device is idle"
 
-    def demands(self, arrays: Sequence[Array]) -> dict[str, Demand]:
-        """Of arrays that wait to be one job: by the kinds on which all were measured, or a whole device of any kind."""
+    def demands(self, arrays: Sequence[Array]) -> Mapping[str, Demand]:
+        """Of arrays that wait to be one job: by the kinds on which all were measured, or a whole device of any kind.
+
+        Arrays alike, of which there may be thousands, have one and the same.
+        """
+        alike = tuple((x.key, tuple([m.epochs for m in x.members])) for x in arrays)
+        limited = bool(self._limits) and any(m.trial.number in self._limits for x in arrays for m in x.members)
+        if not limited and alike in self._demands:
+            return self._demands[alike]
         known = [device for device in self.devices if all(self._profiles(x.key, device.kind) for x in arrays)]
-        return {device.kind: self._demand(arrays, device) for device in known or self.devices}
+        demands = {device.kind: self._demand(arrays, device) for device in known or self.devices}
+        if not limited:
+            self._demands[alike] = demands
+        return demands
 
     def demand(self, arrays: Sequence[Array], device: Device, share: float | None) -> Demand:
         """What a job of these arrays is promised on a device, with a share of its compute if the policy names one."""
