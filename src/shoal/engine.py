@@ -261,8 +261,8 @@ class Engine:
         members = [member for array in arrays for member in array.members]
         self._journal.joined(job.id, device.name, arrays)
         self._setting.backend.change(job.id, Change(join=tuple(arrays)))
-        held = without(job.arrays, {member.trial.number for member in members})
-        job = replace(job, arrays=with_more(held, arrays))
+        held = without(self._trials.present(job).arrays, {member.trial.number for member in members})
+        job = replace(job, arrays=with_more(held, arrays))  # who has left is of no account
         self._running[number] = (job, device)
         self._speeds.change(job)
         self._trials.begin(job.id, members)

@@ -145,11 +145,12 @@ class Grouping:
                     continue
                 newcomer = candidate(array, profiles, [device])
                 scene = self.scene([*present, newcomer], [device], {})
+                if newcomer.memory > free.memory(device.name) or not self._packing.suits(newcomer, present, scene):
+                    continue
                 before, after = (_demand(some, profiles, device) for some in (present, [*present, newcomer]))
                 more = after.memory - before.memory, max(0.0, after.cores - before.cores)
                 limit = limit_of(job.demand, device)
-                fits = free.holds(device.name, *more) and (limit is None or after.memory <= limit)
-                if fits and self._packing.suits(newcomer, present, scene):
+                if free.holds(device.name, *more) and (limit is None or after.memory <= limit):
                     taken[job.id] = (*taken.get(job.id, ()), replace(array, profile=profile))
                     free.take(device.name, *more)
                     present.append(newcomer)

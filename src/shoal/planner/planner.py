@@ -200,7 +200,8 @@ class Planner:
         joins = joined(sociable, hosts(held, free, self._profiles, alone)) if self._fuse else {}
         joining = {member.trial.number for some in joins.values() for array in some for member in array.members}
         left = [array for array in sociable if not any(member.trial.number in joining for member in array.members)]
-        held = [(replace(job, arrays=with_more(job.arrays, joins.get(job.id, ()))), device) for job, device in held]
+        if joins:
+            held = [(replace(x, arrays=with_more(x.arrays, joins.get(x.id, ()))), device) for x, device in held]
         for name, come in self._grouping.taken_in(left, held, self._profiles, free, alone).items():
             joins[name] = (*joins.get(name, ()), *come)
         return joins
