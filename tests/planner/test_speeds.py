@@ -193,7 +193,10 @@ def test_a_job_that_becomes_a_pack_is_company_still():
         speeds.begin(job, GPUS.device("cuda:0"))
     seen = [speeds.epoch(reported("a", 1.5), lambda: True) for _ in range(3)]
     speeds.change(replace(PACK, id="b"))
-    seen += [speeds.epoch(reported("a", 3.0), lambda: True) for _ in range(3)]
+    for number in range(3):
+        seen.append(speeds.epoch(reported("a", 3.0), lambda: True))
+        turn = Reported("b", (Report(number % 2, 1, {}, 1.0),))
+        assert speeds.epoch(turn, lambda: True) is None, "its arrays report in turns"
     assert seen == [None, None, (2, 1.5), None, None, (2, 3.0)]
 
 

@@ -145,6 +145,8 @@ class Speeds:
         if (company := self._place.get(event.job)) is None or not event.reports:
             return None
         tenant = company.tenants[event.job]
+        if len(tenant.job.arrays) != 1:  # they take turns, and report in turns
+            return None
         trials = frozenset(report.trial for report in event.reports)
         if trials != tenant.trials:  # it has just been started, or goes on with fewer
             tenant.trials = trials
@@ -153,7 +155,7 @@ class Speeds:
             tenant.reported = True
             return None
         seconds = sum(report.seconds for report in event.reports)
-        if not 0 < seconds < inf or len(tenant.job.arrays) != 1:
+        if not 0 < seconds < inf:
             return None
         if (promised := company.promised()) is not None:
             self._watch(company, tenant, seconds, promised, has_waiting)
