@@ -121,6 +121,34 @@ class Decoded(Mixed):
         return self.train_set, valid
 
 
+class Features(Dataset[Any]):
+    """What a frozen base makes of samples."""
+
+    def __init__(self, whole: TensorDataset) -> None:
+        torch.manual_seed(3)
+        self.whole = whole
+        self.base = nn.Sequential(nn.Linear(5, 5), nn.BatchNorm1d(5), nn.Dropout(0.5)).double().eval()
+        self.passes = 0
+
+    def __len__(self) -> int:
+        return len(self.whole)
+
+    @torch.no_grad()
+    def __getitem__(self, index: int) -> Any:
+        self.passes += 1
+        x, y = self.whole[index]
+        return self.base(x.unsqueeze(0)).squeeze(0), y
+
+
+class Featured(Mixed):
+    """A frozen featuriser before all models, as part of the samples."""
+
+    def data(self, config: Any) -> tuple[Any, Any]:
+        train, valid = super().data(config)
+        self.train_set = Features(train)
+        return self.train_set, valid
+
+
 class Augmented(Mixed):
     """Samples that are disturbed in each batch anew."""
 
@@ -158,7 +186,7 @@ class DrawsLate(Mixed):
 
 
 TASKS: dict[str, type[Mixed]] = {
-    kind.__name__: kind for kind in (Mixed, Decoded, Augmented, SharedNoise, DrawsItself, DrawsLate)
+    kind.__name__: kind for kind in (Mixed, Decoded, Featured, Augmented, SharedNoise, DrawsItself, DrawsLate)
 }
 
 

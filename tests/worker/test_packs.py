@@ -15,6 +15,7 @@ from pack_samples import (
     TASKS,
     Augmented,
     Decoded,
+    Featured,
     Mixed,
     SharedNoise,
     Shop,
@@ -135,6 +136,13 @@ def test_every_sample_is_made_once_for_all_members_and_epochs(tmp_path: Path) ->
         "the first batch is made twice, to find out whether its samples are always the same"
     )
     assert len(twice) <= max(config["batch_size"] for config in CONFIGS)
+
+
+def test_a_frozen_featuriser_in_the_samples_runs_once_for_all_arrays_and_epochs(tmp_path: Path) -> None:
+    task = Featured()
+    Shop(task, tmp_path).run([whole(number) for number in EVERYBODY])
+    largest = max(config["batch_size"] for config in CONFIGS)
+    assert SAMPLES <= task.train_set.passes <= SAMPLES + min(largest, SAMPLES), "the first batch is made twice"
 
 
 def test_samples_disturbed_for_all_alike_are_made_once_in_an_epoch(tmp_path: Path) -> None:
