@@ -16,7 +16,7 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
 def test_digits(tmp_path):
     environment = {**os.environ, "SHOAL_CACHE": str(tmp_path / "cache")}
     command = [sys.executable, "-W", "error", EXAMPLES / "digits.py"]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr
     best = re.search(r"Best: accuracy (\d\.\d+) by trial", done.stdout)
     assert best is not None
@@ -34,7 +34,7 @@ def test_command(tmp_path):
     place = ["--directory", "study", "--devices", "cpu:2", "--json"]
     program = [sys.executable, str(EXAMPLES / "command.py"), "--lr", "{lr}", "--decay", "{decay}"]
     command = [*shoal, "run", "--space", str(EXAMPLES / "command.toml"), *search, *place, "--", *program]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     study = json.loads(done.stdout.splitlines()[-1])
     assert study["best"]["value"] > 0.6
