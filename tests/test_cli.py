@@ -545,7 +545,7 @@ def test_ctrl_c_saves_and_resume_goes_on_to_the_same_end(begin, tmp_path):
     running = status(directory)
     assert running["pid"] == process.pid
     assert running["seconds_left"] > 0
-    assert [job["purpose"] for use in running["devices"] for job in use["jobs"]] == ["train"]
+    assert {job["purpose"] for use in running["devices"] for job in use["jobs"]} == {"train"}
     process.send_signal(signal.SIGINT)
     _, told = process.communicate(timeout=30)
     (tmp_path / "slow").unlink()
