@@ -131,8 +131,8 @@ def test_damaged_checkpoints_are_known_and_cost_only_time(damage: str, damaged: 
 
 def test_profiles_that_fail_cost_fusion_and_nothing_else(tmp_path: Path) -> None:
     """The harm comes within the few steps of a profile."""
-    space = {"lr": 0.01, "harm": shoal.grid(["none", "nothing", "raise"]), "after": 2}
+    space = {"lr": 0.01, "harm": shoal.grid(["raise", "none", "nothing"]), "after": 2}
     study = tune(tasks.Disturbed(), space, tmp_path / "study", retries=0)
-    check_neighbours(study, tasks.Disturbed(), 2)
+    check_neighbours(study, tasks.Disturbed(), 0)
     assert [job.outcome for job in jobs(study.directory) if job.purpose is Purpose.PROFILE] == ["raised"]
     assert array_sizes(study.directory) == [1, 1, 1]
