@@ -51,15 +51,21 @@ def told(*story: Step, tuner: Spy | None = None, waiting: bool = True) -> list[l
     The third of an epoch is the number of its members.
     """
     tuner = tuner or Spy()
-    speeds = Speeds(tuner)
+    play(Speeds(tuner), story, waiting)
+    return tuner.told
+
+
+def play(speeds: Speeds, story: Iterable[Step], waiting: bool = True) -> list[tuple[int, float] | None]:
+    """What the epochs of a story show of the company; see `told`."""
+    seen = []
     for step in story:
         if isinstance(step, Job):
             speeds.begin(step, GPUS.device("cuda:0"))
         elif isinstance(step, str):
             speeds.end(step)
         else:
-            speeds.epoch(reported(*step), lambda: waiting)
-    return tuner.told
+            seen.append(speeds.epoch(reported(*step), lambda: waiting))
+    return seen
 
 
 FIRST, SECOND, PAIR = train("a"), train("b"), train("pair", members=2)
@@ -135,19 +141,6 @@ def test_a_new_ratio_begins_anew_on_all_devices_of_the_kind():
     assert len(tuner.told) == 3
 
 
-def crowding(*story: Step) -> list[tuple[int, float] | None]:
-    """What the epochs of a story show of the company; see `told`."""
-    speeds, seen = Speeds(Spy()), []
-    for step in story:
-        if isinstance(step, Job):
-            speeds.begin(step, GPUS.device("cuda:0"))
-        elif isinstance(step, str):
-            speeds.end(step)
-        else:
-            seen.append(speeds.epoch(reported(*step), lambda: True))
-    return seen
-
-
 SHARE = replace(SECOND, demand=Demand(0.25, 10, 1.0, 1.0))
 """It was given a quarter."""
 EVEN = replace(train("b", known=replace(PROFILE, compute=0.2)), demand=Demand(0.5, 10, 1.0, 1.0))
@@ -184,7 +177,7 @@ CROWDS = {
 
 @pytest.mark.parametrize(("story", "expected"), CROWDS.values(), ids=CROWDS)
 def test_what_an_epoch_takes_in_company(story, expected):
-    assert crowding(*story) == expected
+    assert play(Speeds(Spy()), story) == expected
 
 
 def test_a_job_that_becomes_a_pack_is_company_still():

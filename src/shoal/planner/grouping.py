@@ -93,7 +93,7 @@ class Grouping:
             amounts: dict[object, _Amounts] = {}  # of what is alike, of which there may be thousands
             candidates = []
             for array in some:
-                sort = (array.key, tuple([member.epochs for member in array.members]))
+                sort = (array.key, array.epochs)
                 if sort not in amounts:
                     amounts[sort] = _amounts(array, profiles, able)
                 candidates.append(Candidate(array, *amounts[sort]))
@@ -186,7 +186,7 @@ class Grouping:
 def _demand(arrays: Sequence[Candidate], profiles: Profiles, device: Device) -> Demand:
     """What arrays of which all is known take in one process."""
     known = [
-        (profile, [member.epochs for member in each.array.members])
+        (profile, each.array.epochs)
         for each in arrays
         if (profile := profiles(each.array.key, device.kind)) is not None
     ]
@@ -207,7 +207,7 @@ def candidate(array: Array, profiles: Profiles, devices: Sequence[Device]) -> Ca
 
 
 def _amounts(array: Array, profiles: Profiles, devices: Sequence[Device]) -> _Amounts:
-    epochs = [member.epochs for member in array.members]
+    epochs = array.epochs
     known = [profile for device in devices if (profile := profiles(array.key, device.kind)) is not None]
     fetched = fmean(fetching(profile, epochs) for profile in known)
     return _Amounts(

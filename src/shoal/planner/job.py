@@ -67,6 +67,11 @@ class Array:
     profile: Profile | None = None
     pending: float = inf
 
+    @property
+    def epochs(self) -> tuple[int, ...]:
+        """That each member is to train."""
+        return tuple([member.epochs for member in self.members])
+
 
 class Purpose(StrEnum):
     """Why a job runs."""

@@ -49,7 +49,7 @@ class Host:
 
         It costs the array a new start, its batches, and a compiled step, which is compiled anew.
         """
-        mine = [member.epochs for member in self.array.members]
+        mine = self.array.epochs
         theirs = [member.epochs for member in members]
         if self.profile.mixing is None or not worth_mixing(self.profile, len(mine), len(theirs)):
             return 0.0
@@ -63,7 +63,7 @@ class Host:
     @property
     def left(self) -> int:
         """Epochs until its last member is done."""
-        return max(member.epochs for member in self.array.members)
+        return max(self.array.epochs)
 
     def take(self, members: Sequence[Member]) -> None:
         """Let them in."""

@@ -179,7 +179,7 @@ class _Group:
 
     def seconds(self, array: Array) -> float:
         """Expected run time."""
-        return self.costs.seconds(self.key, tuple([member.epochs for member in array.members]))
+        return self.costs.seconds(self.key, array.epochs)
 
 
 def _ordered(members: Sequence[Member]) -> tuple[Member, ...]:

@@ -114,7 +114,7 @@ class Turn:
 
         Arrays alike, of which there may be thousands, have one and the same.
         """
-        alike = tuple((x.key, tuple([m.epochs for m in x.members])) for x in arrays)
+        alike = tuple((x.key, x.epochs) for x in arrays)
         limited = bool(self._limits) and any(m.trial.number in self._limits for x in arrays for m in x.members)
         if not limited and alike in self._demands:
             return self._demands[alike]
@@ -171,7 +171,7 @@ class Turn:
         return (more or longer) and (sample.key, kind) not in self._unmeasurable
 
     def _demand(self, arrays: Sequence[Array], device: Device) -> Demand:
-        measured = [(self._profiles(x.key, device.kind), [member.epochs for member in x.members]) for x in arrays]
+        measured = [(self._profiles(x.key, device.kind), x.epochs) for x in arrays]
         known = [(profile, epochs) for profile, epochs in measured if profile is not None and epochs]
         unknown = not arrays or len(known) < len(arrays)
         demand = _whole(device) if unknown else packed_demand(known, cores=device.cores)
