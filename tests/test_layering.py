@@ -11,7 +11,8 @@ import shoal
 
 ROOT = Path(shoal.__file__).parent
 ORDER = [
-    *("errors", "domain", "space", "objective", "trial", "algorithms", "cost", "cluster", "schedule", "planner"),
+    *("errors", "pickling", "domain", "space", "objective", "trial", "algorithms"),
+    *("cost", "cluster", "schedule", "planner"),
     *("task", "opaque", "trainable", "fuse", "pack", "worker"),
     *("backend", "simulate", "journal", "report", "upkeep", "setting", "engine", "arguments", "study", "cli"),
 ]

@@ -1,7 +1,6 @@
 """The arguments of a study: checked, and as its journal keeps them."""
 
 import base64
-import pickle
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,6 +8,7 @@ import cloudpickle
 
 from shoal.algorithms.base import Algorithm
 from shoal.errors import AlgorithmError, ShoalError, TaskError
+from shoal.pickling import dumped
 from shoal.planner.packing.base import Packing
 from shoal.schedule.base import Policy
 from shoal.space import Space
@@ -30,13 +30,8 @@ def pickled(task: object) -> bytes:
         raise TaskError(
             f"`task` must be a function of a config, or an instance of a subclass of shoal.Task, got {task!r}"
         )
-    try:
-        content: bytes = cloudpickle.dumps(task)
-    except (TypeError, pickle.PicklingError) as error:
-        raise TaskError(
-            f"the task cannot be pickled for its workers ({error}); make what its attributes hold in `data` or `model`"
-        ) from error
-    return content
+    remedy = "make what its attributes hold in `data` or `model`"
+    return dumped(task, "the task cannot be pickled for its workers", TaskError, remedy)
 
 
 def blueprint(algorithm: Algorithm) -> bytes:
@@ -46,14 +41,8 @@ def blueprint(algorithm: Algorithm) -> bytes:
         AlgorithmError: it serves another study already, or cannot be pickled.
     """
     algorithm.check_new()
-    try:
-        content: bytes = cloudpickle.dumps(algorithm)
-    except (TypeError, pickle.PicklingError) as error:
-        raise AlgorithmError(
-            f"{algorithm!r} cannot be pickled for the journal ({error}); make what its settings hold inside a "
-            "function, such as that of its sampler"
-        ) from error
-    return content
+    remedy = "make what its settings hold inside a function, such as that of its sampler"
+    return dumped(algorithm, f"{algorithm!r} cannot be pickled for the journal", AlgorithmError, remedy)
 
 
 def bound(blueprint: bytes, spec: Mapping[str, Any]) -> Algorithm:

@@ -4,7 +4,6 @@ import functools
 import hashlib
 import inspect
 import json
-import pickle
 import re
 import shutil
 import sys
@@ -13,9 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
-
 from shoal.errors import ShoalError, SpaceError, TaskError
+from shoal.pickling import dumped
 from shoal.space import Space, flatten
 from shoal.trial import Trial
 
@@ -153,12 +151,8 @@ def opaque(task: object, space: Space, time_limit: float) -> Opaque | None:
     name = getattr(function, "__qualname__", type(function).__qualname__)
     code = getattr(function, "__code__", None)
     place = code.co_filename if code is not None else getattr(function, "__module__", "")
-    try:
-        content: bytes = cloudpickle.dumps(task)
-    except (TypeError, pickle.PicklingError) as error:
-        raise TaskError(
-            f"the function {name} cannot be pickled for its workers ({error}); make what it uses inside it"
-        ) from error
+    what = f"the function {name} cannot be pickled for its workers"
+    content = dumped(task, what, TaskError, "make what it uses inside it")
     return Function(name.rpartition(".")[2], content, f"{place}:{name}", time_limit)
 
 
