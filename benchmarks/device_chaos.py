@@ -37,6 +37,8 @@ from shoal.journal.view import JournalView
 TURN_SECONDS = 0.05
 PATIENCE_SECONDS = 240.0
 """For one study."""
+STUDIES_IN_VAIN = 5
+"""With so many in a row in which none of the faults that are left finds anything to strike, none will."""
 LAST = 0.85
 """Part of a study after which no fault is due; what is left of it may be too short."""
 TIGHT = 0.75
@@ -171,9 +173,15 @@ def main() -> int:
     draw.shuffle(left)
     studies: list[Path] = []
     orphans: list[str] = []
+    in_vain = 0
     while left:
         studies.append(folder / f"study-{len(studies) + 1}")
-        left = disturbed(studies[-1], left, epochs, faults, draw)
+        due, left = left, disturbed(studies[-1], left, epochs, faults, draw)
+        in_vain = in_vain + 1 if len(left) == len(due) else 0
+        if in_vain == STUDIES_IN_VAIN:
+            raise SystemExit(
+                f"in {in_vain} studies on end there was nothing for {', '.join(sorted(set(left)))} to strike"
+            )
         orphans += left_behind(folder, PATIENCE_SECONDS / 24)
     wrong = {study: differences(wanted, outcome(study)) for study in studies}
     table(faults.happened, {study: {int(text.split()[1].rstrip(":")) for text in wrong[study]} for study in studies})

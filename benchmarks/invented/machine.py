@@ -19,6 +19,7 @@ sys.path[1:1] = [str(TESTS / name) for name in ("backend", "cluster") if str(TES
 import mps_fakes  # noqa: E402
 import nvml_samples  # noqa: E402
 
+from invented import task  # noqa: E402
 from shoal.backend.local import Local  # noqa: E402
 from shoal.backend.sharing import Sharing  # noqa: E402
 from shoal.backend.tenants import SharedGpu  # noqa: E402
@@ -118,6 +119,7 @@ def train(job: Job, device: Device, workplace: Workplace, orders: Orders) -> Ite
     """A runner: that of Shoal on the CPU, in a process which uses the GPU as CUDA would."""
     if job.purpose is not Purpose.SURVEY and _context.server is None:
         _context.make()
+    task.trains = job.purpose is Purpose.TRAIN
     for event in run(job, replace(device, name="cpu:0", uuid=""), workplace, orders):
         yield event
         _context.check(device)
