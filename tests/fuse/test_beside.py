@@ -22,10 +22,10 @@ from shoal.fuse import autotune
 from shoal.fuse.array import ModelArray
 from shoal.fuse.beside import accompanied, beside
 from shoal.fuse.clip import clip_grad_norm_
+from shoal.fuse.generators import OtherGenerators
 from shoal.fuse.making import fuse
 from shoal.fuse.optim.fused import FusedOptimizer, fuse_optimizers
 from shoal.fuse.quiet import Hidden
-from shoal.fuse.randomness import OtherGenerators
 from shoal.fuse.step import TrainingStep, Way
 
 SECONDS = 20.0

@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.data import Dataset, TensorDataset, default_collate
 
 from shoal.errors import TaskError
-from shoal.fuse.randomness import reseed
+from shoal.fuse.generators import reseed
 from shoal.pack import batches as batches_module
 from shoal.pack.batches import Batches, epoch_order
 from shoal.pack.samples import same

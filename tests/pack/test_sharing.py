@@ -12,7 +12,7 @@ import pytest
 import torch
 from data_sets import CPU, Counting, abreast, augmented, drawn, named, picture
 
-from shoal.fuse.randomness import reseed
+from shoal.fuse.generators import reseed
 from shoal.pack import batches as batches_module
 from shoal.pack.batches import Batches, epoch_order
 from shoal.pack.samples import same

@@ -10,9 +10,10 @@ from torch.utils import _pytree as pytree
 
 from shoal.errors import FusionError
 from shoal.fuse.beside import accompanied
+from shoal.fuse.generators import Drawn, OtherGenerators, reseed_again
 from shoal.fuse.intercept import member_run
 from shoal.fuse.outer import home_of_row
-from shoal.fuse.randomness import Drawn, OtherGenerators, Randomness, reseed_again
+from shoal.fuse.randomness import Randomness
 from shoal.fuse.rows import rows
 from shoal.fuse.slots import Slot
 from shoal.fuse.stacked import Stacked
@@ -45,13 +46,13 @@ class MembersAlone:
         """Buffers are on another device, or of another type, from now on."""
         self._spare = None
 
-    def as_rows(self, fn: Callable[..., Any], keys: Keys, batch: tuple[Any, ...]) -> list[Any]:
+    def as_rows(self, fn: Callable[..., Any], keys: Keys, batch: tuple[Any, ...], watched: bool) -> list[Any]:
         """What `fn` returns for each member; their parameters are rows of the stacked ones, where gradients go."""
         slots = self._own_slots()
         columns = [rows(slot.data) for slot in slots]
         alone = len(self._members) == 1
         results = []
-        others = None if alone else OtherGenerators()
+        others = None if alone or not watched else OtherGenerators()
         for b, member in enumerate(self._members):
             if b and others is not None:
                 others.restore()
@@ -71,16 +72,32 @@ class MembersAlone:
         return results
 
     def one_by_one(
-        self, fn: Callable[..., Any], keys: Keys, batch: tuple[Any, ...], forward: bool, training: bool
+        self,
+        fn: Callable[..., Any],
+        keys: Keys,
+        batch: tuple[Any, ...],
+        forward: bool,
+        training: bool,
+        watched: bool,
     ) -> Iterator[Any]:
         """What `fn` returns for each member, whose own parameters get the gradients; see `ModelArray.one_by_one`."""
         slots = self._own_slots()
         lone = len(self._members) == 1
-        others = None if lone else OtherGenerators()
         key = (function_of(fn), training)
-        watched = not forward or accompanied()
-        plain = lone and not watched and not any(isinstance(leaf, Stacked) for leaf in tensors_in(batch))
-        if plain and key in self._silent and not self._others.get(key, True):
+        silent = self._is_silent(key) and forward and not accompanied()
+        plain = lone and not any(isinstance(leaf, Stacked) for leaf in tensors_in(batch))
+        if silent and not watched:
+            for b, member in enumerate(self._members):
+                mine = batch if plain else pytree.tree_map_only(Tensor, partial(_own, b=b, alone=lone), batch)
+                try:
+                    result = fn(member, *mine)
+                except BaseException:
+                    self._put_back(b)
+                    raise
+                yield self._kept(b, slots, result)
+            return
+        others = None if lone or not watched else OtherGenerators()
+        if silent and plain:
             versions = [leaf._version for leaf in tensors_in(batch)]
             done, result = self._undrawn(fn, 0, batch)
             if done:
@@ -92,16 +109,16 @@ class MembersAlone:
                     "let it change a copy"
                 )
             reseed_again()  # it may have drawn from Python's or NumPy's as well
-            watched = True
+            silent = False
         for b, member in enumerate(self._members):
             if b and others is not None:
                 others.restore()
-            silent = not watched and key in self._silent and not self._others.get(key, True)
-            mine = pytree.tree_map_only(Tensor, partial(_own, b=b, alone=lone and not silent), batch)
+            unseen = silent and self._is_silent(key)
+            mine = pytree.tree_map_only(Tensor, partial(_own, b=b, alone=lone and not unseen), batch)
             try:
-                done, result = self._undrawn(fn, b, mine) if silent else (False, None)
+                done, result = self._undrawn(fn, b, mine) if unseen else (False, None)
                 if not done:
-                    if silent:
+                    if unseen:
                         if others is not None:
                             others.restore()
                         mine = pytree.tree_map_only(Tensor, partial(_own, b=b, alone=False), batch)
@@ -113,10 +130,18 @@ class MembersAlone:
                     if before is not None:
                         self._others[key] = before.moved()
             except BaseException:
-                for slot in slots:
-                    slot.put(b + 1, slot.own[b])
+                self._put_back(b)
                 raise
             yield self._kept(b, slots, result)
+
+    def _is_silent(self, key: Any) -> bool:
+        """Whether a function is known to draw nothing, be it from the members' own numbers or from any generator."""
+        return key in self._silent and not self._others.get(key, True)
+
+    def _put_back(self, b: int) -> None:
+        """Member b has its own tensors again, after a function that it ran has failed."""
+        for slot in self._own_slots():
+            slot.put(b + 1, slot.own[b])
 
     def _kept(self, b: int, slots: Sequence[Slot], result: Any) -> Any:
         """What a function returned for a member, after what it did to that is taken over."""

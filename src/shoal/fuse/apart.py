@@ -9,8 +9,9 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from shoal.fuse.frozen import lent, take_own
+from shoal.fuse.generators import OtherGenerators
 from shoal.fuse.intercept import member_run
-from shoal.fuse.randomness import OtherGenerators, active
+from shoal.fuse.randomness import active
 from shoal.fuse.stacked import NeedsMemberError, SharedWriteError, Stacked, each, stack
 
 __all__ = ["Apart", "own_parameters", "put_apart"]

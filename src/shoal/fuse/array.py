@@ -17,12 +17,13 @@ from shoal.fuse.apart import Apart, own_parameters, put_apart
 from shoal.fuse.beside import accompanied
 from shoal.fuse.bindings import copy_of
 from shoal.fuse.checks import indices_of, modules_apart
+from shoal.fuse.generators import OtherGenerators
 from shoal.fuse.homes import move_in
 from shoal.fuse.intercept import Home, MemberFunctions
 from shoal.fuse.join import join, spread
 from shoal.fuse.outer import refuse_outer
 from shoal.fuse.plain import PlainState, attributes_of
-from shoal.fuse.randomness import OtherGenerators, Randomness, active, member_keys, randomness
+from shoal.fuse.randomness import Randomness, active, member_keys, randomness
 from shoal.fuse.reached import Reached
 from shoal.fuse.search import find_slots, tensors_within
 from shoal.fuse.slots import Slot
@@ -76,6 +77,9 @@ class ModelArray(nn.Module):
         """Functions that have run at once and drawn no numbers from generators that know no members."""
         self._ran: set[Any] = set()
         """Functions that have run for all members at once."""
+        self.watched = True
+        """Whether generators are looked at, and brought back, where members run by themselves what has drawn nothing
+        before. Who turns it off sees to it himself that nothing is drawn (`Silence`)."""
         self._left = False
         self.stacked, self.frozen = nn.Module(), nn.Module()
         stage = copy_of(members[0], tensors_within(members[0]))
@@ -202,7 +206,7 @@ class ModelArray(nn.Module):
         self.check_batch(batch)
         self.follow_own()
         keys = self.next_keys()
-        return self._alone.one_by_one(fn, keys, batch, forward, self.training)
+        return self._alone.one_by_one(fn, keys, batch, forward, self.training, self.watched)
 
     @contextmanager
     def open(
@@ -321,15 +325,14 @@ class ModelArray(nn.Module):
 
     def next_keys(self) -> Callable[[], list[int]]:
         """What makes the keys of the members' random numbers in the next call, which is counted."""
-        ticks = self.ticks
         self.tick += 1
-        return partial(member_keys, self.seeds, ticks)
+        return partial(_keys, self.seeds, self.tick - 1, self._ahead)
 
     def _each(self, fn: Callable[..., Any], keys: Callable[[], list[int]], batch: tuple[Any, ...]) -> Any:
         """The same by the members themselves, their parameters being rows of the stacked ones."""
         self.follow_own()
         attributes = attributes_of(self.members[0]) if len(self) > 1 else {}
-        results = self._alone.as_rows(fn, keys, batch)
+        results = self._alone.as_rows(fn, keys, batch, self.watched)
         if len(self) > 1 and any(v is not attributes.get(k) for k, v in attributes_of(self.members[0]).items()):
             self._single.add(_ALL)  # the members keep state that the stage does not have
         return join(results)
@@ -437,6 +440,10 @@ class ModelArray(nn.Module):
 _ALL = "every function"
 _said: set[Any] = set()
 """Functions whose reason to run member by member was logged."""
+
+
+def _keys(seeds: Sequence[int], tick: int, ahead: Sequence[int]) -> list[int]:
+    return member_keys(seeds, [tick + more for more in ahead])
 
 
 def _call(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

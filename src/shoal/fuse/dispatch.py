@@ -11,8 +11,9 @@ from torch.utils import _pytree as pytree
 from shoal.errors import FusionError
 from shoal.fuse.copies import note_copy, one_memory, refuse_stale
 from shoal.fuse.draws import draws
+from shoal.fuse.generators import forked
 from shoal.fuse.quiet import Hidden
-from shoal.fuse.randomness import active, current, forked
+from shoal.fuse.randomness import active, current
 from shoal.fuse.rules.table import RULES
 from shoal.fuse.stacked import NeedsMemberError, SharedWriteError, Stacked, count, each, refuse_recorded, stack
 from shoal.fuse.undo import before_write

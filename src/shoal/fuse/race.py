@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from shoal.fuse.randomness import undrawn
+from shoal.fuse.generators import undrawn
 
 __all__ = ["Layouts", "race"]
 

@@ -6,26 +6,19 @@ who shares the array, on the dtype or on the device, costs six passes over int32
 function runs member by member with torch's default generators seeded by the same key; see `shoal.fuse.draws`.
 """
 
-import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import lru_cache
-from threading import RLock
 
-import numpy as np
 import torch
 import torch.utils.checkpoint
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode
 
 from shoal.errors import FusionError
-from shoal.fuse.beside import accompanied
 
-__all__ = [
-    *("Drawn", "OtherGenerators", "Randomness", "active", "current", "forked", "keep_mask", "member_keys"),
-    *("generators", "randomness", "reseed", "reseed_again", "undrawn"),
-]
+__all__ = ["Randomness", "active", "current", "keep_mask", "member_keys", "randomness"]
 
 _GOLDEN = -7046029254386353131  # 2**64 / golden ratio, as int64
 _MULTIPLY = (-2048144789, -1028477387)  # murmur3's finalizer, as int32
@@ -123,113 +116,6 @@ def active() -> Randomness | None:
 def current(members: int) -> Randomness:
     """The source in use, or, outside of any, a new one from torch's default generator."""
     return active() or Randomness(torch.randint(0, 2**62, (members,)))
-
-
-generators = RLock()
-"""Held by who changes the default generators, which all threads share, and brings them back, or draws in between."""
-
-
-@contextmanager
-def forked(devices: Sequence[int]) -> Iterator[None]:
-    """Within, torch's default generators may be seeded and drawn from: no other thread does so, and none sees it after.
-
-    Args:
-        devices: indices of the GPUs whose generators are meant, beside that of the CPU.
-    """
-    with generators, torch.random.fork_rng(devices=devices):
-        yield
-
-
-@contextmanager
-def undrawn(device: torch.device) -> Iterator[None]:
-    """What is drawn within from torch's default generators is not seen after it.
-
-    Unlike `forked` it locks nobody out in between: a backward pass may run within, which waits for a thread of
-    autograd's, and that one may be about to draw for another thread.
-    """
-    before = _states(device)
-    try:
-        yield
-    finally:
-        with generators:
-            torch.default_generator.set_state(before[0])
-            if device.type == "cuda":
-                torch.cuda.set_rng_state(before[1], device)
-
-
-def _states(device: torch.device) -> list[Tensor]:
-    """Of the generators of the CPU and, if it is a GPU, of a device."""
-    with generators:
-        states = [torch.default_generator.get_state()]
-        if device.type == "cuda":
-            states.append(torch.cuda.get_rng_state(device))
-        return states
-
-
-class Drawn:
-    """Tells whether anything was drawn from torch's default generators since this was made.
-
-    Args:
-        device: whose generator is looked at beside that of the CPU.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._state = _states(device)
-
-    def __call__(self) -> bool:
-        """Whether it was."""
-        return any(not torch.equal(now, then) for now, then in zip(_states(self._device), self._state, strict=True))
-
-
-def reseed(seed: int, device: torch.device) -> None:
-    """Seed the generators of Python, NumPy and torch, which user code draws from.
-
-    `torch.manual_seed` does the same for torch, and takes half a millisecond for it.
-    """
-    global _reseeded
-    _reseeded = seed, device
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
-    torch.default_generator.manual_seed(seed)
-    if device.type == "cuda":
-        torch.cuda.manual_seed(seed)
-
-
-_reseeded: tuple[int, torch.device] | None = None
-
-
-def reseed_again() -> None:
-    """Bring the generators back to where they were seeded last, if they ever were."""
-    if _reseeded is not None:
-        reseed(*_reseeded)
-
-
-class OtherGenerators:
-    """Python's and NumPy's generators as they are when this is made: they know no members.
-
-    Restored before each of several members runs, they let each draw what it would draw alone. In a thread that runs
-    beside others they are left alone: who draws from them may not run there, and who does not has no use for it.
-    """
-
-    def __init__(self) -> None:
-        self._accompanied = accompanied()
-        if not self._accompanied:
-            self._python, self._numpy = random.getstate(), np.random.get_state(legacy=False)
-
-    def restore(self) -> None:
-        """Bring them back."""
-        if not self._accompanied:
-            random.setstate(self._python)
-            np.random.set_state(self._numpy)
-
-    def moved(self) -> bool:
-        """Whether anything was drawn from them since; unknown beside other threads, and then taken not to be."""
-        if self._accompanied:
-            return False
-        now, then = np.random.get_state(legacy=False)["state"], self._numpy["state"]
-        same = now["pos"] == then["pos"] and np.array_equal(now["key"], then["key"])
-        return not same or random.getstate() != self._python
 
 
 def keep_mask(keys: Tensor, shape: Sequence[int], drop: Tensor | float, device: torch.device) -> Tensor:

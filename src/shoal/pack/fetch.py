@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset
 
-from shoal.fuse.randomness import Drawn, OtherGenerators
+from shoal.fuse.generators import Drawn, OtherGenerators
 from shoal.pack.samples import copied
 from shoal.pack.source import DrawsError
 

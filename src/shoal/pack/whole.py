@@ -9,7 +9,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.data import default_collate
 
 from shoal.cost.demand import Sharing
-from shoal.fuse.randomness import reseed
+from shoal.fuse.generators import reseed
 from shoal.pack.fetch import Fetcher
 from shoal.pack.samples import plain
 from shoal.pack.source import Cut, Source

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from shoal.errors import TaskError
-from shoal.fuse.randomness import reseed
+from shoal.fuse.generators import reseed
 from shoal.pack.batches import Batches
 from shoal.task import Task
 from shoal.trial import Config

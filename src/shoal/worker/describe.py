@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from shoal.fuse.randomness import reseed
+from shoal.fuse.generators import reseed
 from shoal.fuse.structure import digest, entries
 from shoal.planner.job import ArrayKey
 from shoal.task import Task

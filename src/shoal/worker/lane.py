@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from shoal.fuse.frozen import lend_frozen
+from shoal.fuse.generators import Silence
 from shoal.pack.batches import Batches, epoch_order
 from shoal.planner.event import Event, Profiled, Reported
 from shoal.planner.job import Array, Member
@@ -105,6 +106,8 @@ class Lane:
         self._profile = array.profile
         self._company: list[Learner] = []  # who is within an epoch now
         self._losses: list[Tensor] = []  # of the company, [B] each, since it was last looked whether they are numbers
+        self._silence = Silence(workshop.device)
+        self._spoilt = False  # the company has drawn, in steps for which no generator was seeded
         self._looked = self._told = time.perf_counter()  # when losses were last looked at, and told
         self._lowest: Quantum | None = None  # the losses since they were told, of the best member at each step
         self._began, self._spent = 0.0, 0.0  # this advance, and seconds of this epoch before it
@@ -195,9 +198,8 @@ class Lane:
     def suspend(self) -> None:
         """Keep all, saved, at hand for the next job of this process, and tell what was not told yet."""
         self.save()
-        for learner in self._learners:
-            if not learner.bad:
-                self._paused.keep(learner)
+        for learner in filter(self._is_sound, self._learners):
+            self._paused.keep(learner)
         if self._lowest is not None:
             self._tell(())
 
@@ -279,6 +281,8 @@ class Lane:
             yield from self._epoch(company, train, size)
         except MixedEpochsError as reason:
             self._part(reason)
+        if self._spoilt:
+            self._hear_again()
         yield False
         self._everybody_stays()
         if not self._company:
@@ -298,7 +302,7 @@ class Lane:
     def _epoch(self, company: list[Learner], train: Batches, size: int) -> Iterator[bool]:
         """The rest of the training steps of an epoch; `_company` are those who are still there."""
         steps, data_seed = train.steps(size), company[0].trial.data_seed
-        walks = {learner.epoch: _walk(train, size, data_seed, learner) for learner in company}
+        walks = {learner.epoch: self._walk(train, size, data_seed, learner) for learner in company}
         if self._stepper is None and not self.position:
             self.position = company[0].step * size
         self._company = company
@@ -306,16 +310,20 @@ class Lane:
         try:
             for step in range(company[0].step, steps):
                 yield True
-                if not self._everybody_stays():
-                    if not self._company:
-                        return
+                stayed = self._everybody_stays()
+                if self._spoilt or not self._company:
+                    return
+                if not stayed:
                     walks = {k: walk for k, walk in walks.items() if any(x.epoch == k for x in self._company)}
                     stepper = self._stepper_of(steps)
                 if not self._losses:
                     self._looked = time.perf_counter()
                 batches = {epoch: next(walk) for epoch, walk in walks.items()}
                 ticks = [learner.epoch * steps + step for learner in self._company]
+                stepper.watched = not self._silence.lasts
+                self._silence.begin_step()
                 losses = stepper.train_step([batches[learner.epoch] for learner in self._company], ticks)
+                self._silence.end_step(seen=stepper.watchable)
                 self._losses.append(losses)
                 self._beat()
                 for learner in self._company:
@@ -335,6 +343,12 @@ class Lane:
             yield batch
             self._beat()
 
+    def _walk(self, train: Batches, size: int, data_seed: int, learner: Learner) -> Iterator[Any]:
+        """The batches of a learner's epoch from the first that is still to come."""
+        order = epoch_order(train.samples, data_seed, learner.epoch)
+        seed = derive_seed(data_seed, "noise", learner.epoch)
+        return train.walk(size, order, learner.step, seed, self._silence)
+
     def _everybody_stays(self) -> bool:
         """Whether nobody of the company has left; else it is reduced to those that are still there."""
         if all(learner in self._learners for learner in self._company):
@@ -344,11 +358,12 @@ class Lane:
         return False
 
     def _write_down(self) -> None:
-        """Note how the losses went, and the first step at which one was no number. The device is asked for that now and
-        then only.
+        """Note how the losses went, the first step at which one was no number, and whether the steps were right. The
+        device is asked for that now and then only.
         """
         if not self._losses:
             return
+        self._spoilt = self._spoilt or self._silence.broken()
         losses, self._losses = torch.stack(self._losses), []
         finite = losses.isfinite()
         self._judge(finite)
@@ -373,10 +388,24 @@ class Lane:
         _log.warning("trials at different epochs take turns: %s", reason)
         self._mixes, self._stepper = False, None
         if reason.spoilt:
-            self._learners = [learner for learner in self._learners if learner not in self._company]
-            self._joining = [*(learner.member for learner in self._company), *self._joining]
-            self._owed.clear()
+            self._go_back()
         self._company = []
+
+    def _hear_again(self) -> None:
+        """The company has drawn numbers from generators that were not seeded for it, so from now on they are."""
+        _log.warning(
+            "trials %s have begun to draw random numbers: they go back to their checkpoints",
+            [learner.trial.number for learner in self._company],
+        )
+        self._spoilt, self._stepper = False, None
+        self._go_back()
+        self._company = []
+
+    def _go_back(self) -> None:
+        """Those of the company begin again where their checkpoints are, which were written before they went wrong."""
+        self._learners = [learner for learner in self._learners if learner not in self._company]
+        self._joining = [*(learner.member for learner in self._company), *self._joining]
+        self._owed.clear()
 
     def _stepper_of(self, epoch_steps: int) -> Stepper:
         """The one that the company has, or a new one."""
@@ -388,6 +417,7 @@ class Lane:
                     gc.collect()  # the array of before is a cycle, and holds memory of the device
             steps = max((x.member.target - x.epoch) * epoch_steps - x.step for x in self._company)
             self._beat()
+            self._silence.pause()
             self._stepper = make_stepper(self._task, self._company, self._profile, steps)
         return self._stepper
 
@@ -414,15 +444,14 @@ class Lane:
         return tuple(reports)
 
     def _save_one(self, learner: Learner) -> None:
-        """Save one that is not about to fail: it fails again, at the same step, from where it was sound."""
-        if not learner.bad:
+        if self._is_sound(learner):
             learner.save(self._directory)
 
-
-def _walk(train: Batches, size: int, data_seed: int, learner: Learner) -> Iterator[Any]:
-    """The batches of a learner's epoch from the first that is still to come."""
-    order = epoch_order(train.samples, data_seed, learner.epoch)
-    return train.walk(size, order, learner.step, derive_seed(data_seed, "noise", learner.epoch))
+    def _is_sound(self, learner: Learner) -> bool:
+        """Whether one may be saved: not if it is about to fail, which it does again, at the same step, from where it
+        was sound; nor after steps that were wrong.
+        """
+        return not learner.bad and not (self._spoilt and learner in self._company)
 
 
 def _with_state(learner: Learner, report: Report) -> Report:

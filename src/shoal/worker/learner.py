@@ -12,7 +12,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils import _pytree as pytree
 
 from shoal.errors import TaskError
-from shoal.fuse.randomness import reseed
+from shoal.fuse.generators import reseed
 from shoal.planner.job import Member
 from shoal.task import Task
 from shoal.trial import Config, Report, Trial

@@ -183,6 +183,7 @@ def _timed(stepper: Stepper, batches: Sequence[Any], tick: int, device: torch.de
     wait(device)
     began = time.perf_counter()
     stepper.train_step(batches, [tick] * len(batches))
+    stepper.watched = not stepper.watchable  # as in training: the first step has shown whether it draws
     wait(device)
     return time.perf_counter() - began
 

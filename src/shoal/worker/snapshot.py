@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
 
 from shoal.fuse.array import ModelArray
-from shoal.fuse.randomness import OtherGenerators
+from shoal.fuse.generators import OtherGenerators
 
 __all__ = ["Held", "Snapshot", "Values", "memories"]
 

@@ -13,9 +13,9 @@ from shoal.cost.demand import Profile
 from shoal.errors import FusionError, TaskError
 from shoal.fuse.batch import stack
 from shoal.fuse.frozen import lent, take_own
+from shoal.fuse.generators import OtherGenerators, reseed
 from shoal.fuse.making import fuse
 from shoal.fuse.optim.fused import fuse_optimizers
-from shoal.fuse.randomness import OtherGenerators, reseed
 from shoal.task import Task
 from shoal.trial import derive_seed
 from shoal.worker.learner import Learner, check_scalar, optimizers_in
@@ -46,6 +46,14 @@ class Stepper(ABC):
     """Trains learners that are at the same step of an epoch, batch by batch; the epochs may be different ones."""
 
     learners: list[Learner]
+
+    watched = True
+    """Whether each step looks at the generators of random numbers; who turns that off sees to it himself."""
+
+    @property
+    def watchable(self) -> bool:
+        """Whether who looks at the generators from outside sees all that is drawn from them."""
+        return False
 
     @property
     def finding(self) -> Profile | None:
@@ -102,6 +110,11 @@ class FusedStepper(Stepper):
         self._apart: Stepper | None = None
 
     @property
+    def watchable(self) -> bool:
+        """Unless members, or submodules of theirs, run apart, for each of which the generators are brought back."""
+        return self._apart is None and not self._array.partial
+
+    @property
     def finding(self) -> Profile | None:
         """What the first steps showed."""
         return self._steps.finding if isinstance(self._steps, Pace) else None
@@ -123,15 +136,16 @@ class FusedStepper(Stepper):
         if self._apart is not None:
             return self._apart.train_step(batches, ticks)
         self._array.ticks = tuple(ticks)
+        self._array.watched = self.watched
         if not _epochs_differ(self.learners):
             return self._step(batches[0], batches, ticks)
         try:
             batch = stack(batches)
         except FusionError as reason:
             raise MixedEpochsError(reason) from reason
-        others = OtherGenerators()
+        others = OtherGenerators() if self.watched else None
         losses = self._step(batch, batches, ticks)
-        if others.moved():
+        if others is not None and others.moved():
             why = "random numbers of Python's or NumPy's are drawn, of which each epoch has its own"
             raise MixedEpochsError(why, spoilt=True)
         return losses
@@ -163,6 +177,7 @@ class FusedStepper(Stepper):
         totals: dict[str, Tensor] = {}
         samples = 0
         self._array.eval()
+        self._array.watched = True
         with torch.no_grad():
             for number, batch in enumerate(batches, start=1):
                 size = _size(batch)

@@ -6,8 +6,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from shoal.fuse.array import ModelArray
+from shoal.fuse.generators import OtherGenerators
 from shoal.fuse.optim.fused import FusedOptimizer
-from shoal.fuse.randomness import OtherGenerators
 from shoal.worker.snapshot import Held, Values, memories
 
 __all__ = ["WayBack"]
