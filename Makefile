@@ -19,8 +19,9 @@ lint: $(READY)
 types: $(READY)
 	$(BIN)/mypy
 
+# A process for each core; one that has nothing left to do takes tests over from another.
 tests: $(READY)
-	$(BIN)/pytest
+	$(BIN)/pytest --numprocesses logical --dist worksteal
 
 benchmarks-quick: $(READY)
 	$(BIN)/python benchmarks/search_vs_peers.py --quick

@@ -163,7 +163,7 @@ def one_search(options: argparse.Namespace, name: str, pipeline: str, missed: li
             seconds.setdefault(packing, []).append(took)
             best[packing] = min(best.get(packing, float("inf")), packed[packing].best().metrics[METRIC])
         if reference is not None and packed and pipeline != "png":  # where samples are random, each way draws its own
-            rounded = again(task, make, kindest(pipeline), reference)
+            rounded = again(task, make, reference)
             notes.append(
                 "alone with other roundings: {} of {} cuts are the same".format(*cut_again(reference, rounded))
             )

@@ -219,7 +219,7 @@ def test_the_original_is_what_shoal_does_with_every_trial(tmp_path: Path, monkey
             metrics = ours.reports[number, epoch].metrics
             wanted = reference.reports[number, epoch].metrics
             assert metrics == pytest.approx({name: wanted[name] for name in metrics}, rel=1e-9)
-    comparison = compared(ours, reference, again(task, lambda: hyperband(3, 0), indexed, reference))
+    comparison = compared(ours, reference, again(task, lambda: hyperband(3, 0), reference))
     assert comparison.rungs == len(reference.rungs)
     assert comparison.explained, str(comparison)
 
@@ -228,7 +228,7 @@ def test_another_order_within_batches_changes_nothing_but_rounding() -> None:
     task = MLP3("pictures", train=60, test=TEST, dtype=torch.float64)
     make = lambda: hyperband(3, 1)  # noqa: E731
     _, reference = original(task, make(), loaded)
-    for other in again(task, make, loaded, reference):
+    for other in again(task, make, reference):
         assert other.reports.keys() == reference.reports.keys()
         changed = [other.value(*key) / reference.value(*key) - 1 for key in reference.reports]
         assert any(changed)

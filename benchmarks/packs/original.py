@@ -3,12 +3,14 @@
 import math
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils.data import Dataset, TensorDataset, default_collate
 
-from packs.feeds import Feed
+from packs.feeds import Feed, indexed
 from packs.search import METRIC, Search, driven
 from packs.tasks import Cifar
 from shoal.algorithms.base import Algorithm
@@ -33,6 +35,8 @@ class Plain:
 
     def __init__(self, task: Cifar, feed: Feed, within: Callable[[Tensor], Tensor] | None = None) -> None:
         self.task, self.feed, self.within = task, feed, within
+        self.train: Dataset[Any]
+        self.valid: Dataset[Any]
         self.train, self.valid = task.data({})
         self.samples = {"train": len(self.train), "valid": len(self.valid)}
         self.alive: dict[int, tuple[nn.Module, Optimizer]] = {}
@@ -100,21 +104,25 @@ def original(task: Cifar, algorithm: Algorithm, feed: Feed) -> tuple[float, Sear
     return time.perf_counter() - began, search
 
 
-def again(task: Cifar, make: Callable[[], Algorithm], feed: Feed, search: Search) -> list[Search]:
+def again(task: Cifar, make: Callable[[], Algorithm], search: Search) -> list[Search]:
     """The same trials trained as far again, with other roundings: what rounding alone can do to them.
 
-    It follows the rungs of the search whatever the losses are now, so that every loss has its counterparts.
+    It follows the rungs of the search whatever the losses are now, so that every loss has its counterparts. Nobody
+    times it, so samples are prepared once.
 
     Args:
         task: as for `original`.
         make: the same algorithm, bound to the same problem.
-        feed: makes the batches.
         search: that `original` did.
     """
     trials = {trial.number: trial for group in make().next_groups(1) for trial in group.trials}
+    train, valid = (
+        TensorDataset(*default_collate([dataset[i] for i in range(len(dataset))])) for dataset in task.data({})
+    )
     searches = []
     for within in ROUNDINGS:
-        plain = Plain(task, feed, within)
+        plain = Plain(task, indexed, within)
+        plain.train, plain.valid = train, valid
         done: dict[int, int] = {}
         searches.append(Search(search.rungs))
         for rung in search.rungs:

@@ -102,6 +102,32 @@ class DrawsItself(Net):
         return super().loss(model, batch) * (1 + 0.1 * random.random())
 
 
+def counting(model: nn.Module) -> nn.Module:
+    """A model with a place to count its steps."""
+    model.register_buffer("steps", torch.zeros((), dtype=torch.float64))
+    return model
+
+
+def disturbed_later(model: nn.Module, loss: Tensor) -> Tensor:
+    """A loss with numbers from all three generators, from a model's fifth step on."""
+    if model.training:
+        with torch.no_grad():
+            model.steps.add_(1)
+        if model.steps.item() >= 5:
+            loss = loss * (1 + 0.1 * torch.rand(()).double() + 0.1 * random.random() + 0.1 * np.random.randn())
+    return loss
+
+
+class DrawsLater(Net):
+    """Nothing tells from the first steps that numbers are drawn."""
+
+    def model(self, config: Any) -> nn.Module:
+        return counting(super().model(config))
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        return disturbed_later(model, super().loss(model, batch))
+
+
 class Counts(Net):
     """Members cannot be one array at all."""
 
@@ -120,7 +146,8 @@ class OwnStep(Net):
         return loss
 
 
-TASKS: dict[str, type[Task]] = {kind.__name__: kind for kind in (Net, Sgd, Noisy, DrawsItself, Counts, OwnStep)}
+KINDS = (Net, Sgd, Noisy, DrawsItself, DrawsLater, Counts, OwnStep)
+TASKS: dict[str, type[Task]] = {kind.__name__: kind for kind in KINDS}
 
 
 def trial(number: int) -> Trial:
@@ -338,10 +365,20 @@ class Ragged(Net):
         return F.cross_entropy(logits.mean(1) if logits.dim() == 3 else logits, y)
 
 
-TASKS |= {kind.__name__: kind for kind in (LateDraws, FromNumpy, Ragged)}
+class RaggedDrawsLater(Ragged):
+    """The same, of which epochs cease to mix after numbers were drawn that should not have been."""
+
+    def model(self, config: Any) -> nn.Module:
+        return counting(super().model(config))
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        return disturbed_later(model, super().loss(model, batch))
 
 
-@pytest.mark.parametrize("kind", ["LateDraws", "FromNumpy", "Ragged"])
+TASKS |= {kind.__name__: kind for kind in (LateDraws, FromNumpy, Ragged, RaggedDrawsLater)}
+
+
+@pytest.mark.parametrize("kind", ["LateDraws", "FromNumpy", "Ragged", "DrawsLater", "RaggedDrawsLater"])
 @pytest.mark.parametrize("step", [1, 2, 5])
 def test_what_shows_late_does_no_harm(kind: str, step: int, tmp_path: Path) -> None:
     plan = {step: joining(*(Member(trial(number), 0, EPOCHS) for number in (3, 4)))}

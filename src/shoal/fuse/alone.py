@@ -41,6 +41,8 @@ class MembersAlone:
         """Whether functions that were run by a member draw from generators that know no members."""
         self._spare: list[Tensor] | None = None
         """Where a member's buffers are copied to while such a function runs."""
+        self.took_back = False
+        """Whether a member has drawn from generators that know no members, which were brought back for the next one."""
 
     def forget_memory(self) -> None:
         """Buffers are on another device, or of another type, from now on."""
@@ -55,7 +57,7 @@ class MembersAlone:
         others = None if alone or not watched else OtherGenerators()
         for b, member in enumerate(self._members):
             if b and others is not None:
-                others.restore()
+                self._bring_back(others)
             mine = pytree.tree_map_only(Tensor, partial(_own, b=b, alone=alone), batch)
             for slot, row in zip(slots, columns, strict=True):
                 slot.put(b + 1, row[b])
@@ -112,7 +114,7 @@ class MembersAlone:
             silent = False
         for b, member in enumerate(self._members):
             if b and others is not None:
-                others.restore()
+                self._bring_back(others)
             unseen = silent and self._is_silent(key)
             mine = pytree.tree_map_only(Tensor, partial(_own, b=b, alone=lone and not unseen), batch)
             try:
@@ -120,7 +122,7 @@ class MembersAlone:
                 if not done:
                     if unseen:
                         if others is not None:
-                            others.restore()
+                            self._bring_back(others)
                         mine = pytree.tree_map_only(Tensor, partial(_own, b=b, alone=False), batch)
                     source = Randomness(partial(_key, keys, b), alone=True)
                     before = None if key in self._others or accompanied() else OtherGenerators()
@@ -137,6 +139,10 @@ class MembersAlone:
     def _is_silent(self, key: Any) -> bool:
         """Whether a function is known to draw nothing, be it from the members' own numbers or from any generator."""
         return key in self._silent and not self._others.get(key, True)
+
+    def _bring_back(self, others: OtherGenerators) -> None:
+        self.took_back = self.took_back or others.moved()
+        others.restore()
 
     def _put_back(self, b: int) -> None:
         """Member b has its own tensors again, after a function that it ran has failed."""

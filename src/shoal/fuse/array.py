@@ -78,8 +78,8 @@ class ModelArray(nn.Module):
         self._ran: set[Any] = set()
         """Functions that have run for all members at once."""
         self.watched = True
-        """Whether generators are looked at, and brought back, where members run by themselves what has drawn nothing
-        before. Who turns it off sees to it himself that nothing is drawn (`Silence`)."""
+        """Whether generators are looked at where members run by themselves, and brought back for each of them. Who
+        turns it off sees to it himself that nothing is drawn (`Unseeded`)."""
         self._left = False
         self.stacked, self.frozen = nn.Module(), nn.Module()
         stage = copy_of(members[0], tensors_within(members[0]))
@@ -408,6 +408,11 @@ class ModelArray(nn.Module):
         for leaf in tensors_in(batch):
             if isinstance(leaf, Stacked) and len(leaf.whole) != len(self):
                 raise FusionError(f"{len(leaf.whole)} batches are stacked for an array of {len(self)} members")
+
+    @property
+    def took_back(self) -> bool:
+        """Whether a member has ever drawn from Python's or NumPy's generators, which were brought back for the next."""
+        return self._alone.took_back
 
     @property
     def partial(self) -> bool:

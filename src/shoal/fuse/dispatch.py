@@ -136,6 +136,8 @@ def loop(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], seeded: bool 
             _note_views(leaves, own[0], result)
         return result
     devices = sorted({leaf.device.index for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_cuda})
+    if not devices and torch.cuda.is_initialized():  # type: ignore[no-untyped-call] # seeded as well
+        devices = [torch.cuda.current_device()]
     results, listed = [], list(calls)
     drawing = None if seeded else [draws(func, *call) for call in listed]
     with forked(devices):

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from shoal.fuse.beside import accompanied
 
-__all__ = ["Drawn", "OtherGenerators", "Silence", "forked", "generators", "reseed", "reseed_again", "undrawn"]
+__all__ = ["Drawn", "OtherGenerators", "Unseeded", "forked", "generators", "reseed", "reseed_again", "undrawn"]
 
 generators = RLock()
 """Held by who changes the default generators, which all threads share, and brings them back, or draws in between."""
@@ -40,10 +40,7 @@ def undrawn(device: torch.device) -> Iterator[None]:
     try:
         yield
     finally:
-        with generators:
-            torch.default_generator.set_state(before[0])
-            if device.type == "cuda":
-                torch.cuda.set_rng_state(before[1], device)
+        _put_back(before, device)
 
 
 def _states(device: torch.device) -> list[Tensor]:
@@ -53,6 +50,13 @@ def _states(device: torch.device) -> list[Tensor]:
         if device.type == "cuda":
             states.append(torch.cuda.get_rng_state(device))
         return states
+
+
+def _put_back(states: Sequence[Tensor], device: torch.device) -> None:
+    with generators:
+        torch.default_generator.set_state(states[0])
+        if device.type == "cuda":
+            torch.cuda.set_rng_state(states[1], device)
 
 
 class Drawn:
@@ -69,6 +73,10 @@ class Drawn:
     def __call__(self) -> bool:
         """Whether it was."""
         return any(not torch.equal(now, then) for now, then in zip(_states(self._device), self._state, strict=True))
+
+    def put_back(self) -> None:
+        """Bring the generators back to where they were when this was made."""
+        _put_back(self._state, self._device)
 
 
 def reseed(seed: int, device: torch.device) -> None:
@@ -117,79 +125,83 @@ class OtherGenerators:
         """Whether anything was drawn from them since; unknown beside other threads, and then taken not to be."""
         if self._accompanied:
             return False
-        now, then = np.random.get_state(legacy=False)["state"], self._numpy["state"]
-        same = now["pos"] == then["pos"] and np.array_equal(now["key"], then["key"])
-        return not same or random.getstate() != self._python
+        now, then = np.random.get_state(legacy=False), self._numpy
+        here, there = now["state"], then["state"]
+        same = here["pos"] == there["pos"] and now["has_gauss"] == then["has_gauss"]  # which is drawn two at a time
+        return not (same and np.array_equal(here["key"], there["key"])) or random.getstate() != self._python
 
 
-class Silence:
+class Unseeded:
     """Lets training go without the generators being seeded for each step and looked at after it, while steps draw
     nothing from them.
 
-    It begins when `TRIED` steps in a row have drawn nothing. Whether it lasted is known when `broken` is asked: if it
-    did not, the steps since it was asked before may have drawn what they should not, and are to be done again. It does
-    not begin a second time then, nor when one of the first steps has drawn.
+    It lasts from when `TRIED` steps in a row have drawn nothing. Whether that stayed so is known when `broken` is
+    asked: if it did not, the steps since it was asked before may have drawn what they should not, and are to be done
+    again. It never begins again then; nor, for steps of the same kind, when one of the first has drawn. Who only reads
+    a generator's seed or state, or puts the state back himself, goes unnoticed.
 
     Args:
         device: whose generator is looked at beside those of the CPU.
+        possible: it may begin at all.
     """
 
     TRIED = 3
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, possible: bool = True) -> None:
         self.lasts = False
-        """Whether steps are silent now."""
+        """Whether steps are taken unseeded now."""
         self._device = device
-        self._possible = True
-        self._tried = 0
-        self._before: _Stretch | None = None
-        self._broken = False
+        self._possible = possible
+        self._to_try = self.TRIED if possible else None
+        self._stretch: _Stretch | None = None
 
     def begin_step(self) -> None:
         """To be called right before a step, after its batch was made."""
         if self.lasts:
-            if self._before is None or self._before.over:
+            if self._stretch is None or self._stretch.over:
                 self._note()
-                self._before = _Stretch.join(self._device)
-        elif self._possible:
-            self._before = _Stretch(self._device)
+                self._stretch = _Stretch.join(self._device)
+        elif self._to_try is not None:
+            self._stretch = _Stretch(self._device)
 
     def end_step(self, seen: bool) -> None:
         """To be called right after it.
 
         Args:
-            seen: nothing that the step may have drawn was taken back; where it was, there is no silence.
+            seen: nothing that the step may have drawn was taken back; where it was, it cannot be told what is drawn.
         """
-        if self.lasts or self._before is None:
+        if self.lasts or self._to_try is None:
             return
-        self._before.end()
-        self._possible = not self._before.broken
-        self._before = None
-        self._tried = self._tried + 1 if seen else 0
-        self.lasts = self._possible and self._tried == self.TRIED
+        stretch, self._stretch = self._stretch, None
+        assert stretch is not None
+        stretch.end()
+        self._to_try = self._to_try - 1 if seen and not stretch.broken else None
+        self.lasts = self._to_try == 0
 
     def broken(self) -> bool:
-        """Whether anybody has drawn between the steps of before; then it is over."""
-        if not self.lasts:
-            return False
-        self._note()
-        if self._broken:
-            self.lasts = self._possible = False
-        return self._broken
+        """Whether anybody has drawn since it was asked before, in steps or between them; then it is over."""
+        if self.lasts:
+            self._note()
+            self.lasts = self._possible
+            return not self._possible
+        return False
 
     def pause(self) -> None:
-        """Other steps come, which have to show that they are silent as well."""
-        self.lasts, self._tried = False, 0
+        """Steps of another kind come, which are to be tried as well."""
+        self.lasts = False
+        self._to_try = self.TRIED if self._possible else None
 
     def _note(self) -> None:
-        stretch, self._before = self._before, None
+        """Find out how the stretch went in which this has taken part."""
+        stretch, self._stretch = self._stretch, None
         if stretch is not None:
             stretch.end()
-            self._broken = self._broken or stretch.broken
+            if stretch.broken:
+                self._possible, self._to_try = False, None
 
 
 class _Stretch:
-    """Some time in which nobody is to draw. All who are silent share the present one.
+    """Some time in which nobody is to draw. All who take steps unseeded share the present one.
 
     Args:
         device: whose generator is looked at beside those of the CPU.

@@ -233,7 +233,7 @@ class TrainingStep:
         for stacked, b in missing:
             note_row(stacked, b, has=False)
         self._optimizer.step()
-        return torch.stack(losses) if len(losses) > 1 else losses[0].unsqueeze(0)
+        return torch.stack(losses)
 
     def _captured(self, step: CapturedStep, batch: Any) -> Tensor:
         if step.fits(batch):

@@ -11,7 +11,7 @@ from torch.utils.data import Dataset, Subset, TensorDataset, default_collate
 
 from shoal.cost.demand import Sharing
 from shoal.errors import TaskError
-from shoal.fuse.generators import OtherGenerators, Silence, forked, generators, reseed
+from shoal.fuse.generators import OtherGenerators, Unseeded, forked, generators, reseed
 from shoal.pack.fetch import Fetcher
 from shoal.pack.kept import Kept, kept_bytes
 from shoal.pack.samples import kind, same
@@ -114,7 +114,7 @@ class Batches:
         order: Tensor | None = None,
         first: int = 0,
         seed: int | None = None,
-        silence: Silence | None = None,
+        unseeded: Unseeded | None = None,
     ) -> Iterator[Any]:
         """One pass.
 
@@ -125,10 +125,10 @@ class Batches:
             seed: what data sets draw for a batch depends on it and the batch's number, or the sample's index where
                 augmentation is shared. After each batch the generators of Python, NumPy and torch are seeded by it and
                 the batch's number, so that what user code draws does not depend on how the batch was come by.
-            silence: while it lasts they are not, for nobody draws from them.
+            unseeded: while it lasts they are not, for nobody draws from them.
         """
         if self._resident is not None:
-            yield from self._walk_resident(self._resident, batch_size, order, first, seed, silence)
+            yield from self._walk_resident(self._resident, batch_size, order, first, seed, unseeded)
             return
         order = torch.arange(self.samples, device="cpu") if order is None else order.cpu()
         there = order.to(self._device)
@@ -141,7 +141,7 @@ class Batches:
                 with generators:  # lanes may walk in threads
                     held = 2 * max(self._largest, sum(self._walks))
                     batch = self._batch(Cut(order[part], there[part], number, seed, len(self._walks), held))
-                    self._reseed(seed, number, silence)
+                    self._reseed(seed, number, unseeded)
                 yield batch
         finally:
             with generators:
@@ -156,14 +156,14 @@ class Batches:
         order: Tensor | None,
         first: int,
         seed: int | None,
-        silence: Silence | None,
+        unseeded: Unseeded | None,
     ) -> Iterator[Any]:
         if order is not None:
             order = order.to(self._device)
         for number in range(first, self.steps(batch_size)):
             part = slice(number * batch_size, (number + 1) * batch_size)
             with generators:
-                self._reseed(seed, number, silence)
+                self._reseed(seed, number, unseeded)
             # A batch is its user's own: what is done to it in place must not reach the data.
             if order is None:
                 yield [tensor[part].clone() for tensor in tensors]
@@ -171,8 +171,8 @@ class Batches:
                 rows = order[part]
                 yield [tensor.index_select(0, rows) for tensor in tensors]
 
-    def _reseed(self, seed: int | None, number: int, silence: Silence | None) -> None:
-        if seed is not None and (silence is None or not silence.lasts):
+    def _reseed(self, seed: int | None, number: int, unseeded: Unseeded | None) -> None:
+        if seed is not None and (unseeded is None or not unseeded.lasts):
             reseed(derive_seed(seed, "batch", number), self._device)
 
     def _batch(self, cut: Cut) -> Any:

@@ -47,6 +47,8 @@ class Fetcher:
         torchs, others = Drawn(self._device), OtherGenerators()
         samples = self.fetch(indices)
         if torchs() or others.moved():
+            torchs.put_back()
+            others.restore()
             raise DrawsError
         return samples
 

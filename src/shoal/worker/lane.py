@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from shoal.fuse.frozen import lend_frozen
-from shoal.fuse.generators import Silence
+from shoal.fuse.generators import Unseeded
 from shoal.pack.batches import Batches, epoch_order
 from shoal.planner.event import Event, Profiled, Reported
-from shoal.planner.job import Array, Member
+from shoal.planner.job import Array, ArrayKey, Member
 from shoal.schedule.base import Quantum
 from shoal.task import Task
 from shoal.trial import Report, TrialState, derive_seed
@@ -48,6 +48,7 @@ class Workshop:
         paused: learners of the task that have paused in this process.
         device: where to train.
         directory: of the study; checkpoints are written there.
+        drawing: keys of arrays that have begun to draw random numbers after steps that drew none.
     """
 
     task: Task
@@ -55,6 +56,7 @@ class Workshop:
     paused: Paused
     device: torch.device
     directory: Path
+    drawing: set[ArrayKey] = field(default_factory=set)
 
 
 class Lane:
@@ -106,8 +108,9 @@ class Lane:
         self._profile = array.profile
         self._company: list[Learner] = []  # who is within an epoch now
         self._losses: list[Tensor] = []  # of the company, [B] each, since it was last looked whether they are numbers
-        self._silence = Silence(workshop.device)
-        self._spoilt = False  # the company has drawn, in steps for which no generator was seeded
+        self._drawing = workshop.drawing
+        self._unseeded = Unseeded(workshop.device, possible=array.key not in self._drawing)
+        self._spoilt = False  # steps of the company may have drawn from generators that were not seeded for them
         self._looked = self._told = time.perf_counter()  # when losses were last looked at, and told
         self._lowest: Quantum | None = None  # the losses since they were told, of the best member at each step
         self._began, self._spent = 0.0, 0.0  # this advance, and seconds of this epoch before it
@@ -281,8 +284,11 @@ class Lane:
             yield from self._epoch(company, train, size)
         except MixedEpochsError as reason:
             self._part(reason)
+        except Exception:
+            if not self._look_for_draws():  # else it may be due to numbers that should not have been drawn
+                raise
         if self._spoilt:
-            self._hear_again()
+            self._seed_from_now_on()
         yield False
         self._everybody_stays()
         if not self._company:
@@ -320,10 +326,10 @@ class Lane:
                     self._looked = time.perf_counter()
                 batches = {epoch: next(walk) for epoch, walk in walks.items()}
                 ticks = [learner.epoch * steps + step for learner in self._company]
-                stepper.watched = not self._silence.lasts
-                self._silence.begin_step()
+                stepper.watched = not self._unseeded.lasts
+                self._unseeded.begin_step()
                 losses = stepper.train_step([batches[learner.epoch] for learner in self._company], ticks)
-                self._silence.end_step(seen=stepper.watchable)
+                self._unseeded.end_step(seen=stepper.watchable)
                 self._losses.append(losses)
                 self._beat()
                 for learner in self._company:
@@ -347,7 +353,7 @@ class Lane:
         """The batches of a learner's epoch from the first that is still to come."""
         order = epoch_order(train.samples, data_seed, learner.epoch)
         seed = derive_seed(data_seed, "noise", learner.epoch)
-        return train.walk(size, order, learner.step, seed, self._silence)
+        return train.walk(size, order, learner.step, seed, self._unseeded)
 
     def _everybody_stays(self) -> bool:
         """Whether nobody of the company has left; else it is reduced to those that are still there."""
@@ -363,14 +369,20 @@ class Lane:
         """
         if not self._losses:
             return
-        self._spoilt = self._spoilt or self._silence.broken()
         losses, self._losses = torch.stack(self._losses), []
+        if self._look_for_draws():
+            return
         finite = losses.isfinite()
         self._judge(finite)
         best = losses.where(finite, torch.inf).amin(1)
         highest, lowest, last = torch.stack([best.max(), best.min(), best[-1]]).tolist()
         told = Quantum(highest, lowest, last, len(best), time.perf_counter() - self._looked)
         self._lowest = told if self._lowest is None else self._lowest.followed_by(told)
+
+    def _look_for_draws(self) -> bool:
+        """Whether steps may have drawn from generators that were not seeded for them, so that they are to be redone."""
+        self._spoilt = self._spoilt or self._unseeded.broken()
+        return self._spoilt
 
     def _judge(self, finite: Tensor) -> None:
         """Note where losses of the last steps, [steps, B], were no numbers."""
@@ -386,26 +398,29 @@ class Lane:
         If a step was done before that was known, they go back to their checkpoints, which are from before it.
         """
         _log.warning("trials at different epochs take turns: %s", reason)
-        self._mixes, self._stepper = False, None
+        self._mixes = False
+        if self._spoilt:  # all go back for that
+            return
         if reason.spoilt:
             self._go_back()
         self._company = []
 
-    def _hear_again(self) -> None:
-        """The company has drawn numbers from generators that were not seeded for it, so from now on they are."""
+    def _seed_from_now_on(self) -> None:
+        """Somebody has drawn from generators that were not seeded for it: the company goes back, and they are."""
         _log.warning(
-            "trials %s have begun to draw random numbers: they go back to their checkpoints",
+            "trials %s, or others beside them, have begun to draw random numbers: they go back to their checkpoints",
             [learner.trial.number for learner in self._company],
         )
-        self._spoilt, self._stepper = False, None
+        self._drawing.add(self.key)
+        self._spoilt = False
         self._go_back()
-        self._company = []
 
     def _go_back(self) -> None:
         """Those of the company begin again where their checkpoints are, which were written before they went wrong."""
         self._learners = [learner for learner in self._learners if learner not in self._company]
         self._joining = [*(learner.member for learner in self._company), *self._joining]
         self._owed.clear()
+        self._company = []
 
     def _stepper_of(self, epoch_steps: int) -> Stepper:
         """The one that the company has, or a new one."""
@@ -417,7 +432,7 @@ class Lane:
                     gc.collect()  # the array of before is a cycle, and holds memory of the device
             steps = max((x.member.target - x.epoch) * epoch_steps - x.step for x in self._company)
             self._beat()
-            self._silence.pause()
+            self._unseeded.pause()
             self._stepper = make_stepper(self._task, self._company, self._profile, steps)
         return self._stepper
 

@@ -175,7 +175,10 @@ def _batches(train: Batches, array: Array, epoch: int = 0) -> Iterator[Any]:
 
 def _burst(stepper: Stepper, members: int, batches: Sequence[Any], first: int, device: torch.device) -> list[float]:
     """Seconds of some steps in a row but the first; of the batch that is at number `first` and those after it."""
-    times = [_timed(stepper, [batch] * members, tick, device) for tick, batch in enumerate(batches, start=first)]
+    times = []
+    for tick, batch in enumerate(batches, start=first):
+        times.append(_timed(stepper, [batch] * members, tick, device))
+        stepper.watched = not stepper.watchable  # as in training, if it draws nothing
     return times[1:]
 
 
@@ -183,7 +186,6 @@ def _timed(stepper: Stepper, batches: Sequence[Any], tick: int, device: torch.de
     wait(device)
     began = time.perf_counter()
     stepper.train_step(batches, [tick] * len(batches))
-    stepper.watched = not stepper.watchable  # as in training: the first step has shown whether it draws
     wait(device)
     return time.perf_counter() - began
 

@@ -111,8 +111,8 @@ class FusedStepper(Stepper):
 
     @property
     def watchable(self) -> bool:
-        """Unless members, or submodules of theirs, run apart, for each of which the generators are brought back."""
-        return self._apart is None and not self._array.partial
+        """Unless the generators are brought back after a member, or a part of it, has drawn."""
+        return self._apart is None and not self._array.partial and not self._array.took_back
 
     @property
     def finding(self) -> Profile | None:
@@ -145,7 +145,7 @@ class FusedStepper(Stepper):
             raise MixedEpochsError(reason) from reason
         others = OtherGenerators() if self.watched else None
         losses = self._step(batch, batches, ticks)
-        if others is not None and others.moved():
+        if others is not None and (others.moved() or self._array.took_back):
             why = "random numbers of Python's or NumPy's are drawn, of which each epoch has its own"
             raise MixedEpochsError(why, spoilt=True)
         return losses

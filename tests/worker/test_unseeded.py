@@ -1,0 +1,246 @@
+"""Generators are not seeded for steps that draw nothing; whoever begins to draw late learns what it would have."""
+
+import logging
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from pack_samples import CPU, EPOCHS, Mixed, Shop, reports_in, trial, whole
+from torch import Tensor, nn
+
+from shoal.fuse.generators import Unseeded, reseed
+from shoal.planner.job import Array, Member
+from shoal.worker.checkpoint import load_newest
+from shoal.worker.data import DataSets
+from shoal.worker.profile import measure
+
+DRAWS: dict[str, Callable[[], Any]] = {
+    "torch": lambda: torch.rand((), dtype=torch.float64),
+    "Python": random.random,
+    "NumPy": np.random.rand,
+}
+
+
+class DrawsFrom(Mixed):
+    """A loss that is disturbed once a model has done so many steps.
+
+    Args:
+        generator: a key of `DRAWS`.
+        first: the step of which numbers are used.
+        always: they are drawn at all other steps as well.
+    """
+
+    def __init__(self, generator: str, first: int, always: bool) -> None:
+        self.draw = DRAWS[generator]
+        self.first = first
+        self.always = always
+
+    def model(self, config: Any) -> nn.Module:
+        model = super().model(config)
+        model.register_buffer("steps", torch.zeros((), dtype=torch.float64))
+        return model
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        loss = super().loss(model, batch)
+        if not model.training:
+            return loss
+        with torch.no_grad():
+            model.steps.add_(1)
+        late = model.steps.item() >= self.first
+        if late or self.always:
+            loss = loss * (1 + 0.5 * late * self.draw())
+        return loss
+
+
+class Refuses(DrawsFrom):
+    """Raises where a number is drawn that it has not been told of.
+
+    Args:
+        told: numbers that are right; None: it takes down those that it draws.
+    """
+
+    def __init__(self, first: int, told: set[float] | None = None) -> None:
+        super().__init__("Python", first, always=told is None)
+        self.numbers = set() if told is None else told
+        self.draw = self.draw_checked
+
+    def draw_checked(self) -> float:
+        number = random.random()
+        if self.always:
+            self.numbers.add(number)
+        elif number not in self.numbers:
+            raise ValueError(f"{number} should not have been drawn")
+        return number
+
+
+class FirstAlone(DrawsFrom):
+    """Of an array the first member alone draws, late."""
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        return Mixed.loss(self, model, batch) if model.which.item() else super().loss(model, batch)
+
+    def model(self, config: Any) -> nn.Module:
+        model = super().model(config)
+        model.register_buffer("which", torch.tensor(float(config["lr"] > 0.01)))
+        return model
+
+
+def learnt(task: DrawsFrom, numbers: list[int], directory: Path, seconds: float) -> dict[tuple[int, int], Any]:
+    """Every report; and the weights in the end, as of epoch 0."""
+    reports = reports_in(Shop(task, directory).run([whole(number) for number in numbers], seconds=seconds))
+    found: dict[tuple[int, int], Any] = {(report.trial, report.epoch): report.metrics for report in reports}
+    for number in numbers:
+        checkpoint = load_newest(directory, number)
+        assert checkpoint is not None
+        assert checkpoint.epoch == EPOCHS
+        found[number, 0] = {name: tensor.clone() for name, tensor in checkpoint.model.items()}
+    return found
+
+
+def same(got: dict[tuple[int, int], Any], wanted: dict[tuple[int, int], Any]) -> None:
+    assert got.keys() == wanted.keys()
+    for key, value in wanted.items():
+        torch.testing.assert_close(got[key], value, rtol=1e-9, atol=1e-12, msg=lambda text, key=key: f"{key}: {text}")
+
+
+COMPANIES = {"a lone trial": [0], "an array": [0, 1], "a pack": [0, 2, 3, 4]}
+
+
+@pytest.mark.parametrize("first", [4, 8, 9, 16], ids=lambda first: f"from step {first}")
+@pytest.mark.parametrize("seconds", [30.0, 0.0], ids=["few checkpoints", "many"])
+@pytest.mark.parametrize("numbers", COMPANIES.values(), ids=COMPANIES)
+@pytest.mark.parametrize("generator", DRAWS)
+def test_who_begins_to_draw_late_learns_the_same(
+    generator: str, numbers: list[int], seconds: float, first: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    wanted = learnt(DrawsFrom(generator, first, always=True), numbers, tmp_path / "always", seconds)
+    assert "go back" not in caplog.text
+    with caplog.at_level(logging.WARNING, "shoal.worker"):
+        got = learnt(DrawsFrom(generator, first, always=False), numbers, tmp_path / "late", seconds)
+    assert "begun to draw random numbers: they go back to their checkpoints" in caplog.text
+    same(got, wanted)
+
+
+def test_who_fails_over_a_number_that_was_wrong_goes_back_as_well(tmp_path: Path) -> None:
+    wanted = learnt(always := Refuses(9), [0], tmp_path / "always", 30.0)
+    got = learnt(Refuses(9, always.numbers), [0], tmp_path / "late", 30.0)
+    same(got, wanted)
+
+
+@pytest.mark.parametrize("generator", ["Python", "NumPy"])
+def test_draws_of_the_first_member_are_not_hidden_by_those_of_the_others(generator: str, tmp_path: Path) -> None:
+    wanted = learnt(FirstAlone(generator, 9, always=True), [0, 1], tmp_path / "always", 30.0)
+    got = learnt(FirstAlone(generator, 9, always=False), [0, 1], tmp_path / "late", 30.0)
+    same(got, wanted)
+
+
+def test_a_process_does_not_try_again_what_has_begun_to_draw(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    shop = Shop(DrawsFrom("torch", 4, always=False), tmp_path)
+    for epochs in range(1, EPOCHS + 1):
+        shop.run([Member(trial(0), epochs - 1, epochs)])
+    assert caplog.text.count("go back to their checkpoints") == 1
+
+
+@pytest.mark.parametrize("generator", ["Python", "NumPy"])
+def test_epochs_of_what_draws_are_known_not_to_mix(generator: str, tmp_path: Path) -> None:
+    def mixing(first: int) -> float | None:
+        task = DrawsFrom(generator, first, always=False)
+        sets = DataSets(task, CPU)
+        key = Shop(task, tmp_path).key(0)
+        array = Array(key, tuple(whole(number, 100) for number in (0, 1)))
+        return measure(task, sets, array, CPU, 2**33).mixing
+
+    assert mixing(1) is None
+    assert mixing(10**9) is not None
+
+
+def step(unseeded: Unseeded, draws: bool, generator: str = "torch", seen: bool = True) -> None:
+    unseeded.begin_step()
+    if draws:
+        DRAWS[generator]()
+    unseeded.end_step(seen)
+
+
+@pytest.mark.parametrize("generator", DRAWS)
+def test_unseeded_begins_after_steps_that_draw_nothing(generator: str) -> None:
+    unseeded = Unseeded(CPU)
+    for tried in range(Unseeded.TRIED):
+        assert not unseeded.lasts, tried
+        step(unseeded, draws=False)
+    assert unseeded.lasts
+    step(unseeded, draws=False)
+    assert not unseeded.broken()
+    step(unseeded, draws=True, generator=generator)
+    assert unseeded.broken()
+    for _ in range(2 * Unseeded.TRIED):
+        assert not unseeded.lasts
+        step(unseeded, draws=False)
+
+
+def test_there_is_none_where_a_step_draws_or_hides_what_it_draws() -> None:
+    draws, hides = Unseeded(CPU), Unseeded(CPU)
+    for number in range(3 * Unseeded.TRIED):
+        step(draws, draws=number == 1)
+        step(hides, draws=False, seen=False)
+        assert not draws.lasts
+        assert not hides.lasts
+
+
+def test_a_gaussian_that_was_made_beforehand_is_drawn_as_well() -> None:
+    (unseeded,) = lasting(1)
+    np.random.randn()  # of a pair
+    step(unseeded, draws=False)
+    np.random.randn()
+    assert unseeded.broken()
+
+
+def test_other_steps_are_tried_anew() -> None:
+    unseeded = Unseeded(CPU)
+    for _ in range(Unseeded.TRIED):
+        step(unseeded, draws=False)
+    unseeded.pause()
+    assert not unseeded.lasts
+    for _ in range(Unseeded.TRIED):
+        step(unseeded, draws=False)
+    assert unseeded.lasts
+
+
+def lasting(count: int) -> list[Unseeded]:
+    found = [Unseeded(CPU) for _ in range(count)]
+    for unseeded in found:
+        for _ in range(Unseeded.TRIED):
+            step(unseeded, draws=False)
+    return found
+
+
+def test_who_seeds_the_generators_is_no_disturbance() -> None:
+    (unseeded,) = lasting(1)
+    for seed in range(3):
+        step(unseeded, draws=False)
+        reseed(seed, CPU)
+        torch.rand(3), random.random(), np.random.rand()
+        reseed(seed, CPU)
+        step(unseeded, draws=False)
+    assert not unseeded.broken()
+    assert unseeded.lasts
+
+
+def test_what_was_drawn_before_somebody_seeds_is_not_forgotten() -> None:
+    (unseeded,) = lasting(1)
+    step(unseeded, draws=True)
+    reseed(0, CPU)
+    step(unseeded, draws=False)
+    assert unseeded.broken()
+
+
+def test_all_who_went_unseeded_together_are_told() -> None:
+    one, other = lasting(2)
+    step(one, draws=False)
+    step(other, draws=True)
+    step(one, draws=False)
+    assert other.broken()
+    assert one.broken()
