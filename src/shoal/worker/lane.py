@@ -284,9 +284,10 @@ class Lane:
             yield from self._epoch(company, train, size)
         except MixedEpochsError as reason:
             self._part(reason)
-        except Exception:
-            if not self._look_for_draws():  # else it may be due to numbers that should not have been drawn
+        except Exception as error:
+            if not self._look_for_draws():
                 raise
+            _log.warning("an error that may be due to numbers that should not have been drawn: %r", error)
         if self._spoilt:
             self._seed_from_now_on()
         yield False
