@@ -16,6 +16,7 @@ from packs.ways import Way
 from shoal.cluster.discover import discover
 from shoal.journal.view import JournalView
 from shoal.pack.turns import Turns
+from shoal.planner.event import Reported
 from shoal.planner.grouping import Grouping
 from shoal.planner.job import Array, ArrayKey, Member
 from shoal.planner.partition import partition
@@ -64,13 +65,18 @@ class Chosen(Way):
     def epoch(self, number: int) -> None:
         """One of every lane."""
         for turns, lanes in self.packs:
-            while left := [lane for lane in lanes if not lane.events]:
+            while left := [lane for lane in lanes if not _has_reported(lane)]:
                 for lane in left:
                     lane.prepare()
                 for failure in turns.round([lane for lane in left if lane.ready], lambda: False):
                     raise failure.error
             for lane in lanes:
                 lane.events.clear()
+
+
+def _has_reported(lane: Lane) -> bool:
+    """Whether a lane has ended an epoch; within long ones it tells of its losses."""
+    return any(isinstance(event, Reported) and event.reports for event in lane.events)
 
 
 def searched(task: Cifar, most: int, seed: int, packing: str) -> tuple[float, list[Report]]:

@@ -284,10 +284,6 @@ class Lane:
             yield from self._epoch(company, train, size)
         except MixedEpochsError as reason:
             self._part(reason)
-        except Exception as error:
-            if not self._look_for_draws():
-                raise
-            _log.warning("an error that may be due to numbers that should not have been drawn: %r", error)
         if self._spoilt:
             self._seed_from_now_on()
         yield False
@@ -329,7 +325,13 @@ class Lane:
                 ticks = [learner.epoch * steps + step for learner in self._company]
                 stepper.watched = not self._unseeded.lasts
                 self._unseeded.begin_step()
-                losses = stepper.train_step([batches[learner.epoch] for learner in self._company], ticks)
+                try:
+                    losses = stepper.train_step([batches[learner.epoch] for learner in self._company], ticks)
+                except Exception as error:
+                    if isinstance(error, MixedEpochsError) or not self._look_for_draws():
+                        raise
+                    _log.warning("an error that may be due to numbers that should not have been drawn: %r", error)
+                    return
                 self._unseeded.end_step(seen=stepper.watchable)
                 self._losses.append(losses)
                 self._beat()
