@@ -30,14 +30,19 @@ class Plain:
     Args:
         task: says what to train.
         feed: makes the batches.
+        sets: to train on, and to validate on.
         within: puts the samples of each batch in another order, which changes nothing but rounding.
     """
 
-    def __init__(self, task: Cifar, feed: Feed, within: Callable[[Tensor], Tensor] | None = None) -> None:
+    def __init__(
+        self,
+        task: Cifar,
+        feed: Feed,
+        sets: tuple[Dataset[Any], Dataset[Any]],
+        within: Callable[[Tensor], Tensor] | None = None,
+    ) -> None:
         self.task, self.feed, self.within = task, feed, within
-        self.train: Dataset[Any]
-        self.valid: Dataset[Any]
-        self.train, self.valid = task.data({})
+        self.train, self.valid = sets
         self.samples = {"train": len(self.train), "valid": len(self.valid)}
         self.alive: dict[int, tuple[nn.Module, Optimizer]] = {}
 
@@ -99,7 +104,7 @@ def original(task: Cifar, algorithm: Algorithm, feed: Feed) -> tuple[float, Sear
     """
     torch.manual_seed(algorithm.problem.seed)
     began = time.perf_counter()
-    plain = Plain(task, feed)
+    plain = Plain(task, feed, task.data({}))
     search = driven(algorithm, plain, plain.forget)
     return time.perf_counter() - began, search
 
@@ -121,8 +126,7 @@ def again(task: Cifar, make: Callable[[], Algorithm], search: Search) -> list[Se
     )
     searches = []
     for within in ROUNDINGS:
-        plain = Plain(task, indexed, within)
-        plain.train, plain.valid = train, valid
+        plain = Plain(task, indexed, (train, valid), within)
         done: dict[int, int] = {}
         searches.append(Search(search.rungs))
         for rung in search.rungs:

@@ -3,6 +3,7 @@
 import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from math import inf
 from threading import RLock
 from typing import ClassVar
 
@@ -152,7 +153,7 @@ class Unseeded:
         """Whether steps are taken unseeded now."""
         self._device = device
         self._possible = possible
-        self._to_try = self.TRIED if possible else None
+        self._to_try: float = self.TRIED if possible else inf
         self._stretch: _Stretch | None = None
 
     def begin_step(self) -> None:
@@ -161,7 +162,7 @@ class Unseeded:
             if self._stretch is None or self._stretch.over:
                 self._note()
                 self._stretch = _Stretch.join(self._device)
-        elif self._to_try is not None:
+        elif self._to_try < inf:
             self._stretch = _Stretch(self._device)
 
     def end_step(self, seen: bool) -> None:
@@ -170,12 +171,11 @@ class Unseeded:
         Args:
             seen: nothing that the step may have drawn was taken back; where it was, it cannot be told what is drawn.
         """
-        if self.lasts or self._to_try is None:
+        if self.lasts or self._stretch is None:
             return
-        stretch, self._stretch = self._stretch, None
-        assert stretch is not None
-        stretch.end()
-        self._to_try = self._to_try - 1 if seen and not stretch.broken else None
+        self._stretch.end()
+        self._to_try = self._to_try - 1 if seen and not self._stretch.broken else inf
+        self._stretch = None
         self.lasts = self._to_try == 0
 
     def broken(self) -> bool:
@@ -189,7 +189,7 @@ class Unseeded:
     def pause(self) -> None:
         """Steps of another kind come, which are to be tried as well."""
         self.lasts = False
-        self._to_try = self.TRIED if self._possible else None
+        self._to_try = self.TRIED if self._possible else inf
 
     def _note(self) -> None:
         """Find out how the stretch went in which this has taken part."""
@@ -197,7 +197,7 @@ class Unseeded:
         if stretch is not None:
             stretch.end()
             if stretch.broken:
-                self._possible, self._to_try = False, None
+                self._possible, self._to_try = False, inf
 
 
 class _Stretch:
