@@ -72,7 +72,7 @@ class FunctionCalls:
         if numbers != self._numbers:
             self._take(numbers)
         schedule = [number.unbind() for number in self._rule.schedule(self._table, self._steps, self._products)]
-        flats = [part.flat_grad(grad) for part, grad in zip(self._parts, grads, strict=True)]
+        flats = [flat(part.ordered(grad)) for part, grad in zip(self._parts, grads, strict=True)]
         for portion in self._portions:
             mine = [flats[i][rows, elements] for i, rows, elements in portion.places]
             spread = [*portion.constants, *portion.spread(schedule)]

@@ -56,11 +56,11 @@ class KernelCalls:
         if lengths not in self._calls:
             self._calls[lengths] = self._divide(lengths)
         calls = self._calls[lengths]
+        ordered = [part.ordered(grad) for part, grad in zip(self._parts, grads, strict=True)]
         if len(calls) == 1:
-            flats = [part.flat_grad(grad) for part, grad in zip(self._parts, grads, strict=True)]
-            self._rule.kernel(calls[0].params, flats, calls[0].moments, calls[0].steps, numbers[0])
+            self._rule.kernel(calls[0].params, ordered, calls[0].moments, calls[0].steps, numbers[0])
             return
-        pieces = [part.flat_grad(grad).split_with_sizes(lengths) for part, grad in zip(self._parts, grads, strict=True)]
+        pieces = [flat(grad).split_with_sizes(lengths) for grad in ordered]
         for call, *mine in zip(calls, *pieces, strict=True):
             self._rule.kernel(call.params, mine, call.moments, call.steps, numbers[call.first])
 
@@ -71,12 +71,16 @@ class KernelCalls:
         return tuple(end - start for start, end in pairwise([*starts, len(numbers)]))
 
     def _divide(self, lengths: tuple[int, ...]) -> list[_Call]:
+        if len(lengths) == 1:
+            steps = [part.steps[0] for part in self._parts if part.steps is not None]
+            moments = [list(kind) for kind in zip(*(part.moments for part in self._parts), strict=True)]
+            return [_Call(0, [part.param for part in self._parts], moments, steps)]
         params = [flat(part.param).split_with_sizes(lengths) for part in self._parts]
         kinds = zip(*(part.moments for part in self._parts), strict=True)
-        moments = [[flat(moment).split_with_sizes(lengths) for moment in kind] for kind in kinds]
+        pieces = [[flat(moment).split_with_sizes(lengths) for moment in kind] for kind in kinds]
         calls = []
         for k, first in enumerate(accumulate(lengths[:-1], initial=0)):
             steps = [part.steps[first] for part in self._parts if part.steps is not None]
-            mine = [[moment[k] for moment in kind] for kind in moments]
+            mine = [[moment[k] for moment in kind] for kind in pieces]
             calls.append(_Call(first, [param[k] for param in params], mine, steps))
         return calls

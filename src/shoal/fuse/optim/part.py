@@ -42,7 +42,7 @@ class Part:
     def __post_init__(self) -> None:
         if torch.empty_like(self.param[0]).stride() != self.param[0].stride():
             raise FusionError(f"{self.column.path!r} has gaps in memory; make it contiguous() to update it in an array")
-        self._order, self._flat = self.param.stride(), flat(self.param).shape
+        self._order = self.param.stride()
 
     @property
     def state(self) -> list[Tensor]:
@@ -115,11 +115,11 @@ class Part:
                 new.copy_(row.detach())
         return moment
 
-    def flat_grad(self, grad: Tensor) -> Tensor:
-        """A gradient, [B, *shape], as `flat` shows the parameter."""
-        if grad.stride() != self._order:
-            grad = torch.empty_strided(self.param.shape, self._order, dtype=grad.dtype, device=grad.device).copy_(grad)
-        return grad.as_strided(self._flat, (self._order[0], 1), grad.storage_offset())
+    def ordered(self, grad: Tensor) -> Tensor:
+        """A gradient, [B, *shape], in the parameter's order of memory."""
+        if grad.stride() == self._order:
+            return grad
+        return torch.empty_strided(self.param.shape, self._order, dtype=grad.dtype, device=grad.device).copy_(grad)
 
     def _numbers(self, values: Sequence[Any]) -> Tensor:
         """[B], in the type that torch's optimizers count in, whatever `load_state_dict` has made of it."""
