@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable
-from itertools import count
+from itertools import count, groupby
 from typing import Any
 
 import pytest
@@ -149,7 +149,7 @@ class Clock:
         (1.2, 1.0, "serial", 8),
         (1.0, 9.0, "eager", 6),
         (9.0, 1.0, "serial", 6),
-        (1.0e-4, 1.1e-4, "eager", 42),  # short ones more often
+        (1.0e-4, 1.1e-4, "eager", 54),  # short ones more often
     ],
 )
 def test_the_fastest_way_is_kept(eager: float, serial: float, chosen: Way, steps: int) -> None:
@@ -166,6 +166,20 @@ def test_the_fastest_way_is_kept(eager: float, serial: float, chosen: Way, steps
     assert clock.took[-1] == chosen
 
 
+@pytest.mark.parametrize(("seconds", "bursts"), [(1.0e-3, [4, 4, 4, 4]), (0.03, [2, 2, 1, 1])])
+def test_short_steps_take_turns_in_bursts(seconds: float, bursts: list[int]) -> None:
+    """Of long ones only the first of each way is not timed."""
+    clock = Clock(dict.fromkeys(("eager", "serial"), seconds))
+    array, optimizer = array_of(2)
+    step = TrainingStep(array, optimizer, loss, clock=clock)
+    clock.watch(step)
+    for _ in range(sum(bursts)):
+        step((X, Y))
+    assert [(way, len(list(run))) for way, run in groupby(clock.took)] == [
+        *zip(("eager", "serial", "eager", "serial"), bursts, strict=True)
+    ]
+
+
 def test_batches_of_other_shapes_are_not_timed() -> None:
     clock = Clock({"eager": 1.0, "serial": 2.0})
     array, optimizer = array_of(2)
@@ -174,7 +188,7 @@ def test_batches_of_other_shapes_are_not_timed() -> None:
     for _ in range(3):
         step((X, Y))
         step((X[:3], Y[:3]))
-    assert clock.took == ["eager", "eager", "serial", "eager", "eager", "eager"]
+    assert clock.took == ["eager", "eager", "eager", "eager", "serial", "eager"]
     assert step.way is None
 
 

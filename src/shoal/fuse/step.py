@@ -13,7 +13,6 @@ takes turns with the fastest so far:
 
 import logging
 import time
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, get_args
 
@@ -36,11 +35,18 @@ _log = logging.getLogger("shoal.fuse")
 Way = Literal["eager", "serial", "captured", "compiled"]
 
 TIMED, TIMED_SECONDS, TIMED_AT_MOST = 3, 0.05, 20
-"""Steps of each way that are timed, and of short ones as many as take these seconds; one before them is dropped."""
+"""Steps of each way that are timed, and of short ones as many as take these seconds."""
+
+BURST, LONG_SECONDS = 4, 0.02
+"""Short steps of a way before it is another's turn. The first is not timed: it finds the caches as another way has left
+them, which matters little to long ones."""
 
 CLEAR, CLEAR_SECONDS = 1.5, 1.0
 """A way that is slower by this factor is not timed again once it has taken these seconds; not before, for the steps of
 a way that has just been made become shorter for a while, and other programs may have disturbed one."""
+
+CERTAIN = 1.05
+"""How many times as fast a way that had to be made must be: less is noise, or lost where caches are cold."""
 
 PATIENCE = 20
 """After so many batches in a row of other shapes than those that are timed, these are given up."""
@@ -111,7 +117,9 @@ class TrainingStep:
         self._later: list[Way] = [way for way in ("captured", "compiled") if way in ways]
         self._compiling = compiling
         self._clock = clock
-        self._times: dict[Way, list[float]] = defaultdict(list)
+        self._times: dict[Way, list[float]] = {}
+        self._turn: Way = self._open[0]
+        self._taken = 0  # steps of the burst
         self._shapes: list[Any] | None = None
         self._missed = 0
         self._turned = False
@@ -130,14 +138,26 @@ class TrainingStep:
         if shapes != self._shapes and not self._turn_to(shapes):
             return self._run(self._best(), batch)
         self._missed = 0
-        way = min(self._open, key=lambda way: len(self._times[way]))  # in turns
+        way = self._turn
+        if way not in self._open or self._taken >= BURST:
+            way = self._turn = min(self._open, key=lambda way: len(self._times.get(way, ())))
+            self._taken = 0
         self._wait()
         began = self._clock()
         losses = self._run(way, batch)
         self._wait()
-        self._times[way].append(self._clock() - began)
+        self._note(way, self._clock() - began)
         self._judge(batch)
         return losses
+
+    def _note(self, way: Way, seconds: float) -> None:
+        """Note what a step took, unless it is the first of its way, or came after a short one of another way."""
+        long = seconds >= LONG_SECONDS
+        if way not in self._times:
+            self._times[way] = []
+        elif self._taken or long:
+            self._times[way].append(seconds)
+        self._taken += BURST if long else 1
 
     def _turn_to(self, shapes: list[Any]) -> bool:
         """Count a batch of other shapes; returns whether these are the ones to be timed from now on."""
@@ -157,15 +177,17 @@ class TrainingStep:
     def _judge(self, batch: Any) -> None:
         """Close the ways that are known well enough, and open the next, or decide."""
         for way in self._open:
-            if len(self._times[way]) > 1:
-                self.seconds[way] = min(self._times[way][1:])
+            if times := self._times.get(way):
+                self.seconds[way] = min(times)
         if self.seconds:
             limit = CLEAR * min(self.seconds.values())
             self._open = [way for way in self._open if not self._timed_enough(way, limit)]
         while not self._open and self._later:
             way = self._later.pop(0)
             if self._prepare(way, batch):
-                self._open = [self._timed_anew(self._best()), way]
+                self._turn = self._timed_anew(self._best())
+                self._taken = 0
+                self._open = [self._turn, way]
         if not self._open:
             self._decide()
 
@@ -182,7 +204,7 @@ class TrainingStep:
         _log.info("%d members: %s", len(self._array), self)
 
     def _timed_enough(self, way: Way, limit: float) -> bool:
-        times = self._times[way][1:]
+        times = self._times.get(way, [])
         if sum(times) >= CLEAR_SECONDS and min(times) > limit:
             return True
         return len(times) >= TIMED and (sum(times) >= TIMED_SECONDS or len(times) >= TIMED_AT_MOST)
@@ -201,7 +223,10 @@ class TrainingStep:
         return True
 
     def _best(self) -> Way:
-        return min(self.seconds, key=lambda way: self.seconds[way]) if self.seconds else self._uncaptured[0]
+        if not self.seconds:
+            return self._uncaptured[0]
+        made = {way: 1.0 if way in self._uncaptured else CERTAIN for way in self.seconds}
+        return min(self.seconds, key=lambda way: self.seconds[way] * made[way])
 
     def _run(self, way: Way, batch: Any) -> Tensor:
         return self._runs[way](batch)
@@ -233,7 +258,7 @@ class TrainingStep:
         for stacked, b in missing:
             note_row(stacked, b, has=False)
         self._optimizer.step()
-        return torch.stack(losses)
+        return torch.stack(losses) if len(losses) > 1 else losses[0].unsqueeze(0)
 
     def _captured(self, step: CapturedStep, batch: Any) -> Tensor:
         if step.fits(batch):
