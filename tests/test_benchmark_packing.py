@@ -4,9 +4,9 @@ import math
 import sys
 from argparse import Namespace
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -24,7 +24,7 @@ from packs.pictures import Files, made, write
 from packs.search import METRIC, Rung, Search, hyperband, replayed
 from packs.survivors import compared, cut_again
 from packs.tasks import MLP3, SPACE, SmallCNN
-from packs.ways import Paper, Sequential, measured
+from packs.ways import MOST_ROUNDS, Paper, Sequential, measured
 
 import shoal
 from shoal.journal.view import JournalView
@@ -180,14 +180,39 @@ def test_a_case_gives_members_its_factors_in_turn() -> None:
     assert {config["model"] for config in configs} == {"MLP-3"}
 
 
-def test_the_first_round_is_left_out_and_a_step_is_one_of_the_largest_batch() -> None:
-    class Told(Sequential):
-        def run(self) -> float:
-            self.epochs += 1
-            return [1000.0, 8.0, 4.0, 6.0][self.epochs - 1]
+class Told(Sequential):
+    """Takes the seconds that it is told."""
 
+    taken: ClassVar[Sequence[float]]
+
+    def run(self) -> float:
+        self.epochs += 1
+        return self.taken[self.epochs - 1]
+
+
+class Other(Told):
+    taken = (9.0, 9.0, 2.0, 18.0, 1.0)
+
+
+class First(Told):
+    taken = (1000.0, 8.0, 4.0, 6.0)
+
+
+def test_the_first_round_is_left_out_and_a_step_is_one_of_the_largest_batch() -> None:
     case = Case("batch size", batch_sizes=(50, 20))
-    assert measured(cell(case), {"told": Told}, rounds=3) == {"told": 6.0 * 50 / 100}
+    found = measured(cell(case), {"first": First, "other": Other}, rounds=3, limit=0.0)
+    assert found.seconds == {"first": [8.0, 4.0, 6.0], "other": [9.0, 2.0, 18.0]}
+    assert found.rounds == 3
+    assert found.per_step("first") == 6.0 * 50 / 100
+    assert found.speed("first", "other") == pytest.approx(9 / 8)  # of 9/8, 1/2 and 3: not that of the medians, 9/6
+
+
+def test_more_rounds_are_made_while_there_is_time() -> None:
+    class Endless(Told):
+        taken = (1.0,) * 100
+
+    found = measured(cell(Case("none")), {"one": Endless}, rounds=3, limit=60.0)
+    assert found.rounds == MOST_ROUNDS
 
 
 def test_the_paper_decodes_again_what_smaller_batches_have_left(folder: Path) -> None:

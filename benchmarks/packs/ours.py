@@ -59,8 +59,13 @@ class Chosen(Way):
         groups = Grouping().groups(arrays, lambda key, kind: profiles[key], [device], {}, frozenset())
         workshop = Workshop(task, sets, Paused(), cpu, Path(tempfile.gettempdir()))
         self.packs = [(Turns(cpu), [Lane("pack", array, workshop) for array in group]) for group in groups]
-        while self.epochs < SETTLED and any(turns.way is None for turns, _ in self.packs):
+        while self.epochs < SETTLED and not self.settled:
             self.run()
+
+    @property
+    def settled(self) -> bool:
+        """Whether nothing is tried any more."""
+        return all(turns.way is not None and all(lane.settled for lane in lanes) for turns, lanes in self.packs)
 
     def epoch(self, number: int) -> None:
         """One of every lane."""

@@ -4,7 +4,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
+from itertools import cycle, permutations, zip_longest
 from statistics import median
 from typing import ClassVar
 
@@ -17,7 +17,10 @@ from packs.cases import Cell
 from packs.feeds import kindest
 from shoal.pack.batches import epoch_order
 
-__all__ = ["Learner", "Paper", "Sequential", "Way", "measured"]
+__all__ = ["MOST_ROUNDS", "Learner", "Paper", "Sequential", "Taken", "Way", "measured"]
+
+MOST_ROUNDS = 60
+"""Of a cell, however short its epochs are."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,11 +150,50 @@ class Paper(PlainWay):
             unused = {learner: left for learner, left in unused.items() if len(left)}
 
 
-def measured(cell: Cell, makers: Mapping[str, Callable[[Cell], Way]], rounds: int) -> dict[str, float]:
-    """T_s of every way, in seconds: medians of interleaved epochs, the first of each left out."""
+@dataclass(frozen=True)
+class Taken:
+    """What the epochs of all ways took in one cell.
+
+    Args:
+        cell: that was trained.
+        seconds: of every way's epochs, round by round.
+    """
+
+    cell: Cell
+    seconds: Mapping[str, Sequence[float]]
+
+    @property
+    def rounds(self) -> int:
+        return len(next(iter(self.seconds.values())))
+
+    def per_step(self, way: str) -> float:
+        """T_s in seconds, the median."""
+        return self.cell.per_step(median(self.seconds[way]))
+
+    def speed(self, way: str, other: str) -> float:
+        """How many times as fast a way is as another one: the median of what the rounds showed."""
+        return median(theirs / its for theirs, its in zip(self.seconds[other], self.seconds[way], strict=True))
+
+
+def measured(cell: Cell, makers: Mapping[str, Callable[[Cell], Way]], rounds: int, limit: float) -> Taken:
+    """Interleaved epochs of all ways, the first of each left out.
+
+    Each way comes after each other one, for what that has left in the caches is a part of what an epoch takes.
+
+    Args:
+        cell: to be trained.
+        makers: of the ways, by name.
+        rounds: at least.
+        limit: seconds after which no more than these are made.
+    """
     ways = {name: make(cell) for name, make in makers.items()}
     seconds: dict[str, list[float]] = {name: [] for name in makers}
-    for turn in range(rounds + 1):
-        for name in list(ways)[:: -1 if turn % 2 else 1]:
+    for way in ways.values():
+        way.run()
+    began = time.perf_counter()
+    for number, names in enumerate(cycle(permutations(ways))):
+        if number >= rounds and (number == MOST_ROUNDS or time.perf_counter() - began > limit):
+            return Taken(cell, seconds)
+        for name in names:
             seconds[name].append(ways[name].run())
-    return {name: cell.per_step(median(times[1:])) for name, times in seconds.items()}
+    raise AssertionError("a cycle does not end")
