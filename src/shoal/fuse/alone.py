@@ -86,7 +86,7 @@ class MembersAlone:
         slots = self._own_slots()
         lone = len(self._members) == 1
         key = (function_of(fn), training)
-        silent = self._is_silent(key) and forward and not accompanied()
+        silent = self.is_silent(key) and forward and not accompanied()
         plain = lone and not any(isinstance(leaf, Stacked) for leaf in tensors_in(batch))
         if silent and not watched:
             for b, member in enumerate(self._members):
@@ -115,7 +115,7 @@ class MembersAlone:
         for b, member in enumerate(self._members):
             if b and others is not None:
                 self._bring_back(others)
-            unseen = silent and self._is_silent(key)
+            unseen = silent and self.is_silent(key)
             mine = pytree.tree_map_only(Tensor, partial(_own, b=b, alone=lone and not unseen), batch)
             try:
                 done, result = self._undrawn(fn, b, mine) if unseen else (False, None)
@@ -136,13 +136,18 @@ class MembersAlone:
                 raise
             yield self._kept(b, slots, result)
 
-    def _is_silent(self, key: Any) -> bool:
+    def is_silent(self, key: Any) -> bool:
         """Whether a function is known to draw nothing, be it from the members' own numbers or from any generator."""
         return key in self._silent and not self._others.get(key, True)
 
     def _bring_back(self, others: OtherGenerators) -> None:
         self.took_back = self.took_back or others.moved()
         others.restore()
+
+    def take_back(self, b: int) -> None:
+        """Take over what member b has put in the place of its own tensors, which stand there again then."""
+        for slot in self._own_slots():
+            slot.keep_row(b, slot.own[b])
 
     def _put_back(self, b: int) -> None:
         """Member b has its own tensors again, after a function that it ran has failed."""

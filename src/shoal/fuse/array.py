@@ -208,6 +208,21 @@ class ModelArray(nn.Module):
         keys = self.next_keys()
         return self._alone.one_by_one(fn, keys, batch, forward, self.training, self.watched)
 
+    def silent(self, fn: Callable[..., Any]) -> bool:
+        """Whether members have run a function by themselves that is known to draw nothing, with no threads beside."""
+        return self._alone.is_silent((function_of(fn), self.training)) and not accompanied()
+
+    def lone_places(self) -> list[tuple[Tensor, dict[str, Any], str]]:
+        """The parameters and buffers of a lone member and where they stand; none if that is not all of it."""
+        if any(slot.shared for slot in self._slots) or self._apart:
+            return []
+        found = [(slot.own[0], *place) for slot in self._slots if slot.registered for place in slot.places[1]]
+        return found if all(isinstance(container, dict) for _, container, _ in found) else []
+
+    def take_back_lone(self) -> None:
+        """Copy what a lone member has put in the place of a tensor of its own, which stands there again then."""
+        self._alone.take_back(0)
+
     @contextmanager
     def open(
         self, keys: Tensor | Callable[[], list[int]] | None = None, home: Home | None = None

@@ -24,6 +24,7 @@ from shoal.errors import FusionError
 from shoal.fuse.absent import note_row
 from shoal.fuse.array import ModelArray
 from shoal.fuse.capture import CapturedStep, capture
+from shoal.fuse.lone import LoneStep
 from shoal.fuse.optim.fused import FusedOptimizer
 from shoal.fuse.scalar import one, one_for_each
 from shoal.fuse.stacked import Stacked
@@ -109,6 +110,7 @@ class TrainingStep:
         self._optimizer = optimizer
         self._loss = loss
         self._device = next((p.device for p in array.parameters()), torch.device("cpu"))
+        self._lone: LoneStep | None = None
         self._runs: dict[Way, Callable[[Any], Tensor]] = {"eager": self._eager, "serial": self._serial}
         if len(array) == 1:
             ways = tuple(way for way in ways if way != "eager") if "serial" in ways else ways
@@ -239,9 +241,11 @@ class TrainingStep:
         return losses.detach()
 
     def _serial(self, batch: Any) -> Tensor:
+        if self._lone is not None and self._lone.fits(batch):
+            return self._by_itself(self._lone, batch)
         runs = self._array.one_by_one(self._loss, batch, forward=True)
         self._optimizer.zero_grad()
-        columns = [(stacked, own) for _, stacked, own in self._array.columns() if stacked.requires_grad]
+        columns = self._trained()
         _drop(columns)
         losses = []
         missing: list[tuple[Tensor, int]] = []
@@ -258,7 +262,22 @@ class TrainingStep:
         for stacked, b in missing:
             note_row(stacked, b, has=False)
         self._optimizer.step()
-        return torch.stack(losses) if len(losses) > 1 else losses[0].unsqueeze(0)
+        if len(self._array) == 1 and not self._array.watched:
+            self._lone = LoneStep.of(self._array, self._optimizer, self._loss)
+        return torch.stack(losses)
+
+    def _by_itself(self, lone: LoneStep, batch: Any) -> Tensor:
+        """The same of a lone member, in which no gradient is handed over unless its optimizer cannot do without."""
+        loss = lone.backward(batch)
+        if not lone.update():
+            for stacked, b in _hand_over(self._trained(), 0, 1):
+                note_row(stacked, b, has=False)
+            self._optimizer.step()
+        return loss
+
+    def _trained(self) -> list[tuple[Tensor, list[Tensor]]]:
+        """The stacked parameters that require gradients, with the members' own."""
+        return [(stacked, own) for _, stacked, own in self._array.columns() if stacked.requires_grad]
 
     def _captured(self, step: CapturedStep, batch: Any) -> Tensor:
         if step.fits(batch):

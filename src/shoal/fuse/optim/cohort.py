@@ -17,7 +17,7 @@ from shoal.fuse.optim.part import Part
 from shoal.fuse.optim.rule import KernelRule, Numbers, Rule, unreadable
 from shoal.fuse.rows import joined
 
-__all__ = ["Cohort", "Lowering"]
+__all__ = ["Cohort", "LoneCall", "Lowering"]
 
 Lowering = Literal["kernels", "elementwise"]
 """Torch's fused kernels, one call for members of equal numbers, or multi-tensor functions of stacked tensors."""
@@ -40,6 +40,31 @@ class _Live:
     parts: Sequence[Part]
     steps: list[Tensor]
     calls: KernelCalls | FunctionCalls
+
+
+@dataclass(frozen=True)
+class LoneCall:
+    """What updates all parameters of a cohort of one; see `KernelRule.kernel`.
+
+    Args:
+        begun: of the cohort.
+        own: the member's parameters.
+        counts: tensors in which the updates are counted.
+    """
+
+    rule: KernelRule
+    begun: int
+    own: list[Tensor]
+    counts: list[Tensor]
+    params: list[Tensor]
+    moments: list[list[Tensor]]
+    steps: list[Tensor]
+
+    def step(self, grads: list[Tensor], numbers: Numbers) -> None:
+        """One update, counted."""
+        if self.counts:
+            torch._foreach_add_(self.counts, 1)
+        self.rule.kernel(self.params, grads, self.moments, self.steps, numbers)
 
 
 class Cohort:
@@ -77,6 +102,8 @@ class Cohort:
         self._numbers: list[Numbers] = []
         self._table: Tensor | None = None
         self._kernels: KernelRule | None = None
+        self.begun = 0
+        """Grows when the memory in which updates are counted may be another."""
         self._live: dict[tuple[KernelRule | None, tuple[int, ...]], _Live] = {}
         self._plain = all(
             len(part.param) == len(part.column.stacked) and not part.column.stacked.is_complex() for part in self.parts
@@ -120,6 +147,33 @@ class Cohort:
             group = self._members[b].param_groups[self._group]
             raise unreadable(self._rows.start + b, self._group, group, error) from error
 
+    @property
+    def kernels(self) -> KernelRule | None:
+        """The rule, if its kernel is used."""
+        return self._kernels
+
+    @property
+    def lone_numbers(self) -> Numbers:
+        """Of the first member."""
+        return self._numbers[0]
+
+    def lone(self) -> LoneCall | None:
+        """What updates all parameters of the only member; None if a kernel does not, or has not done so before."""
+        live = self._live.get((self._kernels, tuple(range(len(self.parts)))))
+        if self._kernels is None or live is None or not self._plain or len(self._members) > 1:
+            return None
+        return LoneCall(
+            self._kernels,
+            self.begun,
+            own=[part.own[0] for part in live.parts],
+            counts=live.steps,
+            params=[part.param[0] for part in live.parts],
+            moments=[
+                [moment[0] for moment in kind] for kind in zip(*(part.moments for part in live.parts), strict=True)
+            ],
+            steps=[part.steps[0] for part in live.parts if part.steps is not None],
+        )
+
     def numbers(self) -> Tensor:
         """The members' numbers, [K, B] float64, in a tensor that `refresh` keeps up to date."""
         if self._table is None:
@@ -150,12 +204,14 @@ class Cohort:
         if kept:
             for row, before in kept:
                 row.copy_(before)
+            self.begun += 1
             self._live.clear()  # which takes it that members go on counting together
             for part in live.parts:
                 part.close(self._members, self._without(part, missing))
 
     def _begun(self, parts: Sequence[Part]) -> "_Live":
         """What an update of these parameters takes; if it is their first, it is counted as one for all of them."""
+        self.begun += 1
         for part in parts:
             self.open(part)
         counted = [part for part in parts if part.steps is not None]

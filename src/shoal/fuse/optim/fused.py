@@ -15,6 +15,7 @@ from shoal.fuse.checks import listed
 from shoal.fuse.optim.cohort import Cohort, Lowering
 from shoal.fuse.optim.column import Column
 from shoal.fuse.optim.layout import arrange, owned
+from shoal.fuse.optim.lone import LoneUpdate
 from shoal.fuse.optim.table import has_global_hooks, has_hooks
 from shoal.fuse.optim.traced import TracedStep, trace
 
@@ -108,6 +109,12 @@ class FusedOptimizer:
         traced = trace(cohorts, [p for p in self._params if p.requires_grad] if params is None else params)
         self._kept = self._states_kept()
         return traced
+
+    def lone(self) -> LoneUpdate | None:
+        """What updates the only member by its own gradients; None if there are others, or kernels are not enough."""
+        if len(self.members) > 1 or self._skipped:
+            return None
+        return LoneUpdate.of(self.members[0], self._units)
 
     def mark_stepped(self) -> None:
         """Let LR schedulers, which warn if no step came before them, know of it."""

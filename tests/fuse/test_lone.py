@@ -1,0 +1,250 @@
+"""A lone member's step by itself is the step that an array of one takes, whatever happens to the member meanwhile."""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.optim import SGD, Adadelta, Adagrad, Adam, AdamW, Optimizer, RMSprop
+from torch.optim.lr_scheduler import ExponentialLR
+
+from shoal.errors import FusionError
+from shoal.fuse.lone import LoneStep
+from shoal.fuse.making import fuse
+from shoal.fuse.optim.fused import fuse_optimizers
+from shoal.fuse.step import TrainingStep
+
+X = torch.randn(12, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+Y = torch.arange(12) % 3
+
+
+class Net(nn.Module):
+    """With a branch that can be left out, a buffer that is replaced, and others that are changed."""
+
+    seen: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)
+        self.branch = nn.Linear(8, 3)
+        self.branches = True
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen = self.seen + x.abs().mean().detach()
+        x = self.norm(self.first(x)).relu()
+        out: Tensor = self.last(x) + self.branch(x) if self.branches else self.last(x)
+        return out
+
+
+def loss(model: nn.Module, batch: Any) -> Tensor:
+    return F.cross_entropy(model(batch[0]), batch[1])
+
+
+OPTIMIZERS: dict[str, Callable[[Any], Optimizer]] = {
+    "sgd": lambda params: SGD(params, 0.1),
+    "momentum": lambda params: SGD(params, 0.1, momentum=0.9, weight_decay=0.01, nesterov=True),
+    "dampened": lambda params: SGD(params, 0.1, momentum=0.9, dampening=0.5),  # no kernel
+    "adam": lambda params: Adam(params, 0.01),
+    "amsgrad": lambda params: AdamW(params, 0.01, amsgrad=True),
+    "adagrad": lambda params: Adagrad(params, 0.05),
+    "adadelta": lambda params: Adadelta(params),  # no kernel
+    "rmsprop": lambda params: RMSprop(params, 0.01),  # no kernel
+}
+
+
+class Twin:
+    """A member in an array of one.
+
+    Args:
+        make: its optimizer.
+        looked_at: generators are looked at in each step, so that none is taken by itself.
+    """
+
+    def __init__(self, make: Callable[[Any], Optimizer], looked_at: bool) -> None:
+        torch.manual_seed(0)
+        self.model = Net().double()
+        self.optimizer = make(self.model.parameters())
+        self.array = fuse([self.model], [0])
+        self.fused = fuse_optimizers([self.optimizer], self.array)
+        self.training = TrainingStep(self.array, self.fused, loss, ("serial",))
+        self.array.watched = looked_at
+
+    def step(self, batch: Any = (X, Y)) -> Tensor:
+        return self.training(batch)
+
+    @property
+    def told(self) -> dict[str, Any]:
+        """All that training has changed."""
+        return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(), "tick": self.array.tick}
+
+
+@pytest.fixture
+def taken(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """An entry for each step that was taken by itself."""
+    found: list[int] = []
+    backward = LoneStep.backward
+
+    def counting(step: LoneStep, batch: Any) -> Tensor:
+        found.append(1)
+        return backward(step, batch)
+
+    monkeypatch.setattr(LoneStep, "backward", counting)
+    return found
+
+
+def equal(one: Any, other: Any) -> None:
+    if isinstance(one, dict):
+        assert one.keys() == other.keys()
+        for key in one:
+            equal(one[key], other[key])
+    elif isinstance(one, (list, tuple)):
+        assert len(one) == len(other)
+        for a, b in zip(one, other, strict=True):
+            equal(a, b)
+    elif isinstance(one, Tensor):
+        assert torch.equal(one, other)
+    else:
+        assert one == other
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_steps_are_those_of_the_array(name: str, taken: list[int]) -> None:
+    quick, slow = (Twin(OPTIMIZERS[name], looked_at) for looked_at in (False, True))
+    for number in range(8):
+        batch = (X[number:], Y[number:])
+        assert torch.equal(quick.step(batch), slow.step(batch))
+        equal(quick.told, slow.told)
+    kernels = name in ("sgd", "momentum", "adam", "amsgrad", "adagrad")
+    assert len(taken) == (7 if kernels else 0)  # not the first, which shows whether it draws
+
+
+def schedule(twin: Twin) -> None:
+    for group in twin.optimizer.param_groups:
+        group["lr"] *= 0.5
+
+
+def freeze(twin: Twin) -> None:
+    twin.model.first.requires_grad_(False)
+
+
+def branch(twin: Twin) -> None:
+    twin.model.branches = not twin.model.branches
+
+
+def load(twin: Twin) -> None:
+    twin.optimizer.load_state_dict(copy.deepcopy(twin.optimizer.state_dict()))
+
+
+def forget(twin: Twin) -> None:
+    twin.optimizer.state.clear()
+
+
+def overwrite(twin: Twin) -> None:
+    with torch.no_grad():
+        twin.model.last.weight.mul_(0.5)
+
+
+def leave_gradients(twin: Twin) -> None:
+    for parameter in twin.model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+
+
+def hook(twin: Twin) -> None:
+    twin.optimizer.register_step_post_hook(lambda *_: None)
+
+
+def split(twin: Twin) -> None:
+    parameter = twin.optimizer.param_groups[0]["params"].pop()
+    twin.optimizer.add_param_group({"params": [parameter], "lr": 0.2})
+
+
+def other_rule(twin: Twin) -> None:
+    twin.optimizer.param_groups[0]["nesterov"] = False
+
+
+def evaluate(twin: Twin) -> None:
+    twin.array.eval()
+    with torch.no_grad():
+        twin.array.map(loss, (X, Y))
+    twin.array.train()
+
+
+CHANGES = [
+    schedule, freeze, branch, load, forget, overwrite, leave_gradients, hook, split, other_rule, evaluate,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_is_changed_between_steps_counts(change: Callable[[Twin], None], taken: list[int]) -> None:
+    quick, slow = (Twin(OPTIMIZERS["momentum"], looked_at) for looked_at in (False, True))
+    for number in range(12):
+        if number in (4, 8):
+            change(quick)
+            change(slow)
+        assert torch.equal(quick.step(), slow.step())
+        equal(quick.told, slow.told)
+    assert len(taken) >= 2
+
+
+def test_a_schedule_of_torchs_is_not_warned_of(taken: list[int], recwarn: pytest.WarningsRecorder) -> None:
+    twin = Twin(OPTIMIZERS["adam"], looked_at=False)
+    for _ in range(3):
+        twin.step()
+    scheduler = ExponentialLR(twin.optimizer, 0.5)
+    twin.step()
+    scheduler.step()
+    assert len(taken) == 3
+    assert not [warning for warning in recwarn if "lr_scheduler" in str(warning.message)]
+
+
+def test_what_a_loss_raises_leaves_no_gradient(taken: list[int]) -> None:
+    twin = Twin(OPTIMIZERS["adam"], looked_at=False)
+    for _ in range(3):
+        twin.step()
+    before = copy.deepcopy(twin.told["optimizer"])
+    with pytest.raises(IndexError):
+        twin.step((X, Y + 7))
+    with pytest.raises(RuntimeError):
+        twin.step((X[:, :2], Y))
+    equal(twin.told["optimizer"], before)
+    assert all(parameter.grad is None for parameter in twin.model.parameters())
+    assert torch.isfinite(twin.step())
+    assert len(taken) == 5
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda model: setattr(model.last, "weight", nn.Parameter(model.last.weight.clone())), "replaced"),
+        (lambda model: setattr(model.last.weight, "data", model.last.weight.data.clone()), "other memory"),
+    ],
+)
+def test_a_parameter_that_leaves_the_array_is_an_error(change: Callable[[Any], None], message: str) -> None:
+    twin = Twin(OPTIMIZERS["adam"], looked_at=False)
+    for _ in range(3):
+        twin.step()
+    change(twin.model)
+    with pytest.raises(FusionError, match=message):
+        twin.step()
+
+
+def test_a_member_that_has_left_is_an_error() -> None:
+    twin = Twin(OPTIMIZERS["adam"], looked_at=False)
+    for _ in range(3):
+        twin.step()
+    fuse([twin.model], [0])
+    with pytest.raises(FusionError, match="have left this array"):
+        twin.step()
+
+
+def test_a_loss_that_no_parameter_has_part_in_is_an_error(taken: list[int]) -> None:
+    twin = Twin(OPTIMIZERS["adam"], looked_at=False)
+    for _ in range(3):
+        twin.step()
+    twin.model.requires_grad_(False)
+    with pytest.raises(FusionError, match="no parameter has part"):
+        twin.step()
