@@ -70,6 +70,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--tasks", nargs="*", choices=list(TASKS), default=list(TASKS), help="of hyperband")
     parser.add_argument("--pipelines", nargs="*", choices=PIPELINES, default=list(PIPELINES))
     parser.add_argument("--all", action="store_true", help="hyperband on PNG files as well, which takes an hour")
+    parser.add_argument(
+        "--cases", nargs="*", choices=list(dict.fromkeys(case.name for case in CASES)), help="of the ablation"
+    )
     parser.add_argument("--sizes", nargs="*", type=int, default=SIZES, help="members of the ablation's packs")
     parser.add_argument("--most", type=int, default=27, help="R of hyperband; the paper has 81")
     parser.add_argument("--rounds", type=int, default=6, help="of a cell of the ablation, at least")
@@ -109,7 +112,7 @@ def ablation(options: argparse.Namespace, missed: list[str]) -> dict[str, Any]:
     print(f"{'input':9} {'differs':11} {'members':>7} {' '.join(titles)} {'speed':>7} {'rounds':>6}")
     figures = {}
     for case in CASES:
-        if case.pipeline not in options.pipelines:
+        if case.pipeline not in options.pipelines or case.name not in (options.cases or [case.name]):
             continue
         for members in options.sizes:
             cell = Cell(case, members, options.samples, options.folder)

@@ -20,8 +20,9 @@ from shoal.planner.room import Room
 
 __all__ = ["START_SECONDS", "Grouping", "Paces", "candidate"]
 
-START_SECONDS = 0.01
-"""What any job costs beside its steps: it is planned, written down, sent to a process, and its end is heard of."""
+START_SECONDS = 0.03
+"""What any job costs beside its steps: it is planned, written down, sent to a process, and its end is heard of. As
+`benchmarks/placement.py` prints it: 28 ms for planning and dispatching alone."""
 
 Paces = Callable[[str], Mapping[tuple[str, str], float]]
 """Kind of a device -> what is known of the steps of two structures in one process there; see `History.paces`."""
