@@ -5,6 +5,7 @@ import sys
 from argparse import Namespace
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -181,38 +182,50 @@ def test_a_case_gives_members_its_factors_in_turn() -> None:
 
 
 class Told(Sequential):
-    """Takes the seconds that it is told."""
+    """Takes the seconds that it is told, and notes when it ran."""
 
     taken: ClassVar[Sequence[float]]
+    ran: ClassVar[list[str]] = []
 
     def run(self) -> float:
         self.epochs += 1
+        self.ran.append(type(self).__name__)
         return self.taken[self.epochs - 1]
 
 
-class Other(Told):
-    taken = (9.0, 9.0, 2.0, 18.0, 1.0)
-
-
 class First(Told):
-    taken = (1000.0, 8.0, 4.0, 6.0)
+    taken = (1000.0, 8.0, 4.0, 6.0, 6.0)
+
+
+class Second(Told):
+    taken = (9.0, 9.0, 2.0, 18.0, 6.6)
+
+
+class Third(Told):
+    taken = (1.0,) * 100
 
 
 def test_the_first_round_is_left_out_and_a_step_is_one_of_the_largest_batch() -> None:
     case = Case("batch size", batch_sizes=(50, 20))
-    found = measured(cell(case), {"first": First, "other": Other}, rounds=3, limit=0.0)
-    assert found.seconds == {"first": [8.0, 4.0, 6.0], "other": [9.0, 2.0, 18.0]}
-    assert found.rounds == 3
+    found = measured(cell(case), {"first": First, "second": Second}, rounds=4, limit=0.0)
+    assert found.seconds == {"first": [8.0, 4.0, 6.0, 6.0], "second": [9.0, 2.0, 18.0, 6.6]}
+    assert found.rounds == 4
     assert found.per_step("first") == 6.0 * 50 / 100
-    assert found.speed("first", "other") == pytest.approx(9 / 8)  # of 9/8, 1/2 and 3: not that of the medians, 9/6
+    assert found.speed("first", "second") == pytest.approx((9 / 8 + 1.1) / 2)  # and not that of the medians
+
+
+def test_a_way_comes_as_often_after_one_as_after_another() -> None:
+    Told.ran.clear()
+    measured(cell(Case("none")), {"1": First, "2": Second, "3": Third}, rounds=4, limit=0.0)
+    _, _, *order = Told.ran
+    assert Counter(pairwise(order)) == {
+        ("Third", "First"): 3, ("First", "Second"): 2, ("Second", "Third"): 2, ("Second", "First"): 1,
+        ("First", "Third"): 2, ("Third", "Second"): 2,
+    }  # fmt: skip
 
 
 def test_more_rounds_are_made_while_there_is_time() -> None:
-    class Endless(Told):
-        taken = (1.0,) * 100
-
-    found = measured(cell(Case("none")), {"one": Endless}, rounds=3, limit=60.0)
-    assert found.rounds == MOST_ROUNDS
+    assert measured(cell(Case("none")), {"one": Third}, rounds=3, limit=60.0).rounds == MOST_ROUNDS
 
 
 def test_the_paper_decodes_again_what_smaller_batches_have_left(folder: Path) -> None:

@@ -118,6 +118,28 @@ def test_what_was_fastest_so_far_is_timed_again_beside_what_is_made_later(monkey
     assert step.seconds == {"serial": 1.0, "compiled": 2.0}
 
 
+@pytest.mark.parametrize(("seconds", "chosen"), [(0.97, "serial"), (0.9, "compiled")])
+def test_a_way_that_has_to_be_made_must_win_by_a_margin(
+    seconds: float, chosen: Way, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    array, optimizer = array_of(1, 0.0)
+    step = TrainingStep(array, optimizer, loss, ("serial", "compiled"), compiling=lambda seconds: True)
+    passed = {"serial": 1.0, "compiled": seconds}
+    now = 0.0
+
+    def run(way: Way, batch: Any) -> Tensor:
+        nonlocal now
+        now += passed[way]
+        return torch.zeros(1)
+
+    monkeypatch.setattr(step, "_clock", lambda: now)
+    monkeypatch.setattr(step, "_run", run)
+    monkeypatch.setattr(step_module, "capture", lambda *args, **options: lambda batch: torch.zeros(1))
+    while step.way is None:
+        step((X, Y))
+    assert step.way == chosen
+
+
 class Clock:
     """Each step takes the seconds of its way, of which the first one takes ten times as many."""
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from data_sets import CPU, Counting, abreast, augmented, drawn, named, picture
+from torch import Tensor
 
 from shoal.fuse.generators import reseed
 from shoal.pack import batches as batches_module
@@ -155,6 +156,26 @@ def test_whichever_generator_is_drawn_from_is_noticed(
         assert batches.sharing == "batch"
         assert not torch.isin(one[one != 0.5], other[other != 0.5]).any()
     assert not caplog.records  # that it draws from one of its own
+
+
+def test_samples_that_draw_from_another_generator_later_on_are_those_that_a_lone_walk_gets() -> None:
+    """What NumPy draws for one is drawn by the sample's own seed, whoever else had been fetched by then."""
+
+    def late(index: int) -> Any:
+        return torch.tensor([index, torch.rand(()).item(), np.random.random() if index % 29 == 28 else 0.5])
+
+    def numbers(size: int) -> Tensor:
+        batches = Batches(Counting(late), CPU, "training", shared_augmentation=True)
+        rows = torch.cat(list(walk(batches, size)))
+        assert batches.sharing == "window"
+        assert 300 <= batches.fetched <= 300 + size  # one batch was fetched again
+        return rows[rows[:, 0].argsort()]
+
+    one, other = numbers(20), numbers(70)
+    assert torch.equal(one, other)
+    assert one[:, 1].unique().numel() == 300
+    assert (one[:, 2] != 0.5).sum() == 10
+    assert one[:, 2].unique().numel() == 11
 
 
 def test_samples_that_draw_later_on_are_not_kept_any_longer() -> None:

@@ -83,7 +83,6 @@ class MembersAlone:
         watched: bool,
     ) -> Iterator[Any]:
         """What `fn` returns for each member, whose own parameters get the gradients; see `ModelArray.one_by_one`."""
-        slots = self._own_slots()
         lone = len(self._members) == 1
         key = (function_of(fn), training)
         silent = self.is_silent(key) and forward and not accompanied()
@@ -94,16 +93,20 @@ class MembersAlone:
                 try:
                     result = fn(member, *mine)
                 except BaseException:
-                    self._put_back(b)
+                    self.put_back(b)
                     raise
-                yield self._kept(b, slots, result)
+                yield self._kept(b, result)
             return
         others = None if lone or not watched else OtherGenerators()
         if silent and plain:
             versions = [leaf._version for leaf in tensors_in(batch)]
-            done, result = self._undrawn(fn, 0, batch)
+            try:
+                done, result = self._undrawn(fn, 0, batch)
+            except BaseException:
+                self.put_back(0)
+                raise
             if done:
-                yield self._kept(0, slots, result)
+                yield self._kept(0, result)
                 return
             if versions != [leaf._version for leaf in tensors_in(batch)]:
                 raise FusionError(
@@ -132,9 +135,9 @@ class MembersAlone:
                     if before is not None:
                         self._others[key] = before.moved()
             except BaseException:
-                self._put_back(b)
+                self.put_back(b)
                 raise
-            yield self._kept(b, slots, result)
+            yield self._kept(b, result)
 
     def is_silent(self, key: Any) -> bool:
         """Whether a function is known to draw nothing, be it from the members' own numbers or from any generator."""
@@ -144,20 +147,19 @@ class MembersAlone:
         self.took_back = self.took_back or others.moved()
         others.restore()
 
-    def take_back(self, b: int) -> None:
-        """Take over what member b has put in the place of its own tensors, which stand there again then."""
+    def take_over(self, b: int) -> None:
+        """Copy what member b has put in the place of its own tensors, which stand there again then."""
         for slot in self._own_slots():
             slot.keep_row(b, slot.own[b])
 
-    def _put_back(self, b: int) -> None:
+    def put_back(self, b: int) -> None:
         """Member b has its own tensors again, after a function that it ran has failed."""
         for slot in self._own_slots():
             slot.put(b + 1, slot.own[b])
 
-    def _kept(self, b: int, slots: Sequence[Slot], result: Any) -> Any:
+    def _kept(self, b: int, result: Any) -> Any:
         """What a function returned for a member, after what it did to that is taken over."""
-        for slot in slots:
-            slot.keep_row(b, slot.own[b])
+        self.take_over(b)
         self._check_shared()
         return result
 

@@ -143,7 +143,7 @@ class ModelArray(nn.Module):
         """
         if not callable(fn):
             raise FusionError(f"`fn` must be a function of a model and a batch, got {fn!r}")
-        self._check_free()
+        self.check_free()
         self.check_batch(batch)
         keys = self.next_keys()
         key = (function_of(fn), self.training)
@@ -202,7 +202,7 @@ class ModelArray(nn.Module):
             batch: as for `map`.
             forward: `fn` changes nothing but buffers, and so may be run a second time.
         """
-        self._check_free()
+        self.check_free()
         self.check_batch(batch)
         self.follow_own()
         keys = self.next_keys()
@@ -214,14 +214,19 @@ class ModelArray(nn.Module):
 
     def lone_places(self) -> list[tuple[Tensor, dict[str, Any], str]]:
         """The parameters and buffers of a lone member and where they stand; none if that is not all of it."""
-        if any(slot.shared for slot in self._slots) or self._apart:
+        if self._apart or any(slot.shared for slot in self._slots):
             return []
-        found = [(slot.own[0], *place) for slot in self._slots if slot.registered for place in slot.places[1]]
-        return found if all(isinstance(container, dict) for _, container, _ in found) else []
+        places = [[p for p in slot.places[1] if isinstance(p[0], dict)] for slot in self._slots if slot.registered]
+        owns = [slot.own[0] for slot in self._slots if slot.registered]
+        return [(own, *place) for own, some in zip(owns, places, strict=True) for place in some] if all(places) else []
 
-    def take_back_lone(self) -> None:
+    def take_over_lone(self) -> None:
         """Copy what a lone member has put in the place of a tensor of its own, which stands there again then."""
-        self._alone.take_back(0)
+        self._alone.take_over(0)
+
+    def put_back_lone(self) -> None:
+        """A lone member has its own tensors again, after a function that it ran has failed."""
+        self._alone.put_back(0)
 
     @contextmanager
     def open(
@@ -366,7 +371,12 @@ class ModelArray(nn.Module):
         target = error.target if isinstance(error, SharedWriteError) else None
         return next((slot for slot in self._slots if slot.shared and slot.data is target), None)
 
-    def _check_free(self) -> None:
+    def check_free(self) -> None:
+        """Refuse to run within a function that an array runs, or when the members have left.
+
+        Raises:
+            FusionError: it is so.
+        """
         if active() is not None:
             raise FusionError(
                 "an array is called within a function that an array runs; call it before that, and hand over what it "

@@ -80,16 +80,22 @@ class Drawn:
         _put_back(self._state, self._device)
 
 
-def reseed(seed: int, device: torch.device) -> None:
+def reseed(seed: int, device: torch.device, torchs_alone: bool = False) -> None:
     """Seed the generators of Python, NumPy and torch, which user code draws from.
 
     `torch.manual_seed` does the same for torch, and takes half a millisecond for it.
+
+    Args:
+        seed: of all.
+        device: whose generator is seeded beside those of the CPU.
+        torchs_alone: Python's and NumPy's stay as they are, for nobody draws from them.
     """
     global _reseeded
     _Stretch.end_present()
     _reseeded = seed, device
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
+    if not torchs_alone:
+        random.seed(seed)
+        np.random.seed(seed % 2**32)
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":
         torch.cuda.manual_seed(seed)

@@ -24,7 +24,7 @@ from shoal.errors import FusionError
 from shoal.fuse.absent import note_row
 from shoal.fuse.array import ModelArray
 from shoal.fuse.capture import CapturedStep, capture
-from shoal.fuse.lone import LoneStep
+from shoal.fuse.lone_step import LoneStep
 from shoal.fuse.optim.fused import FusedOptimizer
 from shoal.fuse.scalar import one, one_for_each
 from shoal.fuse.stacked import Stacked
@@ -57,9 +57,10 @@ class TrainingStep:
     """Zero the gradients, compute the losses, go backward, update: for all members of an array.
 
     Called with a batch, shared or stacked, it returns the losses, [B], part of no graph. `way` is the way that was
-    found the fastest, or None as long as that is open; `seconds` are those of a step in each way that was timed, for
-    batches of the shapes of the first one. A batch of other shapes is not timed, and not captured; where the first
-    shapes do not come again, others are timed in their place, and if these do not either, it is decided without them.
+    found the fastest (one that has to be made must win by a margin), or None as long as that is open; `seconds` are
+    those of a step in each way that was timed, for batches of the shapes of the first one. A batch of other shapes is
+    not timed, and not captured; where the first shapes do not come again, others are timed in their place, and if these
+    do not either, it is decided without them.
 
     Capturing freezes numbers that the loss takes from anywhere but the models and the batch. Models that change their
     own plain attributes as they run are not captured.
@@ -142,8 +143,9 @@ class TrainingStep:
         self._missed = 0
         way = self._turn
         if way not in self._open or self._taken >= BURST:
-            way = self._turn = min(self._open, key=lambda way: len(self._times.get(way, ())))
-            self._taken = 0
+            way = min(self._open, key=lambda way: len(self._times.get(way, ())))
+            self._taken = 0 if way != self._turn else 1
+            self._turn = way
         self._wait()
         began = self._clock()
         losses = self._run(way, batch)
@@ -201,6 +203,7 @@ class TrainingStep:
 
     def _decide(self) -> None:
         self.way = self._best()
+        self._later.clear()
         if self.way in ("captured", "compiled"):
             self._optimizer.zero_grad()  # its gradients are no tensors that outlive a step
         _log.info("%d members: %s", len(self._array), self)
@@ -243,6 +246,7 @@ class TrainingStep:
     def _serial(self, batch: Any) -> Tensor:
         if self._lone is not None and self._lone.fits(batch):
             return self._by_itself(self._lone, batch)
+        self._lone = None
         runs = self._array.one_by_one(self._loss, batch, forward=True)
         self._optimizer.zero_grad()
         columns = self._trained()
@@ -262,7 +266,7 @@ class TrainingStep:
         for stacked, b in missing:
             note_row(stacked, b, has=False)
         self._optimizer.step()
-        if len(self._array) == 1 and not self._array.watched:
+        if not self._later:  # what is captured is what there are gradients of
             self._lone = LoneStep.of(self._array, self._optimizer, self._loss)
         return torch.stack(losses)
 
@@ -270,6 +274,7 @@ class TrainingStep:
         """The same of a lone member, in which no gradient is handed over unless its optimizer cannot do without."""
         loss = lone.backward(batch)
         if not lone.update():
+            self._lone = None
             for stacked, b in _hand_over(self._trained(), 0, 1):
                 note_row(stacked, b, has=False)
             self._optimizer.step()

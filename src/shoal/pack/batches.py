@@ -183,8 +183,8 @@ class Batches:
                 return self._source.batch(cut)
             except UnevenError:
                 self._source = Window(self._fetcher, self._device)
-            except DrawsError:
-                self._source = self._drawing()
+            except DrawsError as error:
+                self._source = self._drawing(error.torchs_alone)
 
     def _known(self) -> Source:
         with generators:
@@ -198,8 +198,8 @@ class Batches:
         with forked([torch.device(self._device).index or 0] if self._device.type == "cuda" else []):
             try:
                 return self._fitting(indices)
-            except DrawsError:
-                return self._drawing()
+            except DrawsError as error:
+                return self._drawing(error.torchs_alone)
             finally:
                 others.restore()
 
@@ -212,7 +212,7 @@ class Batches:
                 "seeded: trials alone and in company may differ; draw from torch's default generator instead",
                 self._name,
             )
-            return self._drawing()
+            return self._drawing(torchs_alone=True)
         size = None
         if all(kind(sample) == kind(samples[0]) for sample in samples):
             size = kept_bytes(default_collate(samples), len(samples), self.samples)
@@ -224,9 +224,9 @@ class Batches:
         source.put(indices, samples)
         return source
 
-    def _drawing(self) -> Source:
+    def _drawing(self, torchs_alone: bool) -> Source:
         if self._shared_augmentation:
-            return Window(self._fetcher, self._device, seeded=True)
+            return Window(self._fetcher, self._device, seeds="torch" if torchs_alone else "all")
         return Whole(self._fetcher, self._device)
 
 

@@ -46,10 +46,11 @@ class Fetcher:
         """
         torchs, others = Drawn(self._device), OtherGenerators()
         samples = self.fetch(indices)
-        if torchs() or others.moved():
+        torchs_alone = not others.moved()
+        if torchs() or not torchs_alone:
             torchs.put_back()
             others.restore()
-            raise DrawsError
+            raise DrawsError(torchs_alone)
         return samples
 
     def look(self, indices: Iterable[int]) -> list[Any]:

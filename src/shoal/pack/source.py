@@ -12,7 +12,15 @@ __all__ = ["Cut", "DrawsError", "Source", "UnevenError"]
 
 
 class DrawsError(Exception):
-    """Fetching samples drew random numbers, from a data set that was thought not to."""
+    """Fetching samples drew random numbers, from a data set that was thought not to.
+
+    Args:
+        torchs_alone: from torch's generators only.
+    """
+
+    def __init__(self, torchs_alone: bool) -> None:
+        super().__init__(f"samples draw from {'' if torchs_alone else 'Python or NumPy, not only '}torch's generators")
+        self.torchs_alone = torchs_alone
 
 
 class UnevenError(Exception):

@@ -2,14 +2,15 @@
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch.utils import _pytree as pytree
 from torch.utils.data import default_collate
 
 from shoal.cost.demand import Sharing
-from shoal.fuse.generators import reseed
+from shoal.fuse.beside import accompanied
+from shoal.fuse.generators import OtherGenerators, reseed
 from shoal.pack.fetch import Fetcher
 from shoal.pack.samples import attached, compact
 from shoal.pack.source import Cut, Source
@@ -28,15 +29,17 @@ class Window(Source):
     Args:
         fetcher: of the data set.
         device: where batches go.
-        seeded: samples draw: the generators are seeded for each, by the walk's seed and the sample's index.
+        seeds: generators that samples have drawn from so far. They are seeded for each, by the walk's seed and the
+            sample's index; None where samples draw nothing. Where they draw from Python's or NumPy's as well, later on,
+            what was just fetched is fetched again, and these are seeded from then on.
     """
 
     sharing: ClassVar[Sharing] = "window"
 
-    def __init__(self, fetcher: Fetcher, device: torch.device, seeded: bool = False) -> None:
+    def __init__(self, fetcher: Fetcher, device: torch.device, seeds: Literal["torch", "all"] | None = None) -> None:
         self._fetcher = fetcher
         self._device = device
-        self._seeded = seeded
+        self._seeds = seeds
         self._held: OrderedDict[tuple[int, int], Any] = OrderedDict()
         self._handover = Handover(device)
 
@@ -48,7 +51,7 @@ class Window(Source):
         """
         indices = cut.at.tolist()
         seed = 0
-        if self._seeded:
+        if self._seeds is not None:
             if cut.seed is None:
                 return moved(default_collate(self._fetcher.fetch(indices)), self._device)
             seed = cut.seed
@@ -66,11 +69,20 @@ class Window(Source):
         return moved(batch, self._device)
 
     def _fetch(self, keys: list[tuple[int, int]]) -> list[Any]:
-        if not self._seeded:
+        if self._seeds is None:
             return self._fetcher.fetch_undrawn(index for _, index in keys)
+        if self._seeds == "torch" and not accompanied():
+            others = OtherGenerators()
+            samples = self._fetch_seeded(keys, torchs_alone=True)
+            if not others.moved():
+                return samples
+            self._seeds = "all"
+        return self._fetch_seeded(keys, torchs_alone=False)
+
+    def _fetch_seeded(self, keys: list[tuple[int, int]], torchs_alone: bool) -> list[Any]:
         samples = []
         for seed, index in keys:
-            reseed(derive_seed(seed, "sample", index), self._device)
+            reseed(derive_seed(seed, "sample", index), self._device, torchs_alone)
             samples += self._fetcher.fetch((index,))
         return samples
 

@@ -82,14 +82,15 @@ class Pace:
     def _note(self, profile: Profile) -> None:
         """Let the finding be what the profile is with what was timed now.
 
-        The gain of compiling is 1 for a step that cannot be compiled, so that none tries again.
+        The gain of compiling is 1 where a step cannot be compiled, or is not taken so, so that none tries again.
         """
         found = profile
         if self.gain is not None:
             found = replace(found, fused_gain={**found.fused_gain, self._members: self.gain})
         if self._step.compile_seconds:
             plain = min(seconds for way, seconds in self._step.seconds.items() if way != "compiled")
-            gains = {**found.compiled_gain, self._members: plain / self._step.seconds.get("compiled", plain)}
+            gain = plain / self._step.seconds["compiled"] if self._step.way == "compiled" else 1.0
+            gains = {**found.compiled_gain, self._members: gain}
             found = replace(found, compiled_gain=gains, compile_seconds=self._step.compile_seconds)
         if found is not profile:
             self.finding = found

@@ -49,12 +49,14 @@ class LoneCall:
     Args:
         begun: of the cohort.
         own: the member's parameters.
+        trained: those of them that have gradients, to which all that follows belongs.
         counts: tensors in which the updates are counted.
     """
 
     rule: KernelRule
     begun: int
     own: list[Tensor]
+    trained: list[Tensor]
     counts: list[Tensor]
     params: list[Tensor]
     moments: list[list[Tensor]]
@@ -158,14 +160,18 @@ class Cohort:
         return self._numbers[0]
 
     def lone(self) -> LoneCall | None:
-        """What updates all parameters of the only member; None if a kernel does not, or has not done so before."""
-        live = self._live.get((self._kernels, tuple(range(len(self.parts)))))
+        """What updates all parameters of the only member that require gradients; None if a kernel does not, or has not
+        done so before.
+        """
+        places = tuple(i for i, part in enumerate(self.parts) if part.column.stacked.requires_grad)
+        live = self._live.get((self._kernels, places))
         if self._kernels is None or live is None or not self._plain or len(self._members) > 1:
             return None
         return LoneCall(
             self._kernels,
             self.begun,
-            own=[part.own[0] for part in live.parts],
+            own=[part.own[0] for part in self.parts],
+            trained=[part.own[0] for part in live.parts],
             counts=live.steps,
             params=[part.param[0] for part in live.parts],
             moments=[

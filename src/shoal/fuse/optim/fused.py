@@ -15,7 +15,7 @@ from shoal.fuse.checks import listed
 from shoal.fuse.optim.cohort import Cohort, Lowering
 from shoal.fuse.optim.column import Column
 from shoal.fuse.optim.layout import arrange, owned
-from shoal.fuse.optim.lone import LoneUpdate
+from shoal.fuse.optim.lone_update import LoneUpdate
 from shoal.fuse.optim.table import has_global_hooks, has_hooks
 from shoal.fuse.optim.traced import TracedStep, trace
 

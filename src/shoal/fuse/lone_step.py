@@ -1,15 +1,16 @@
 """A step of an array of one on its member's own tensors, without what is done for the sake of several."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
+import torch
 from torch import Tensor
 
 from shoal.fuse.alone import tensors_in
 from shoal.fuse.array import ModelArray
 from shoal.fuse.optim.fused import FusedOptimizer
-from shoal.fuse.optim.lone import LoneUpdate
+from shoal.fuse.optim.lone_update import LoneUpdate
 from shoal.fuse.scalar import one
 from shoal.fuse.stacked import Stacked
 
@@ -47,40 +48,48 @@ class LoneStep:
 
     Args:
         array: of one.
-        optimizer: its.
-        update: all that the optimizer does.
+        places: of its member's tensors.
+        update: all that its optimizer does.
         loss: as for `TrainingStep`.
     """
 
     def __init__(
-        self, array: ModelArray, optimizer: FusedOptimizer, update: LoneUpdate, loss: Callable[..., Any]
+        self,
+        array: ModelArray,
+        places: Sequence[tuple[Tensor, dict[str, Any], str]],
+        update: LoneUpdate,
+        loss: Callable[..., Any],
     ) -> None:
         self._array = array
-        self._optimizer = optimizer
-        self._versions = array.version, optimizer.version
+        self._version = array.version
+        self._places = [_Place(*place, place[0].data_ptr(), place[0].requires_grad) for place in places]
         self._update = update
         self._loss = loss
         self._member = array.members[0]
-        self._places = [
-            _Place(own, container, key, own.data_ptr(), own.requires_grad)
-            for own, container, key in array.lone_places()
-        ]
 
     @classmethod
     def of(cls, array: ModelArray, optimizer: FusedOptimizer, loss: Callable[..., Any]) -> Self | None:
-        """The step; None where the array has several members, or the one or its optimizer is more than this knows."""
+        """The step; None where the array has several members, or the one or its optimizer is more than this knows.
+
+        The array's own gradients are dropped then.
+        """
+        if len(array) > 1 or array.watched or not array.silent(loss) or not (places := array.lone_places()):
+            return None
         update = optimizer.lone()
-        return None if update is None or not array.lone_places() else cls(array, optimizer, update, loss)
+        if update is None:
+            return None
+        optimizer.zero_grad()
+        return cls(array, places, update, loss)
 
     def fits(self, batch: Any) -> bool:
-        """Whether all is as it was, so that a step may be taken."""
+        """Whether the member is as it was, so that a step may be taken."""
         array = self._array
-        if array.watched or self._versions != (array.version, self._optimizer.version) or not array.silent(self._loss):
+        if array.watched or self._version != array.version or not array.silent(self._loss):
             return False
         for place in self._places:
             if not place.there or place.own.requires_grad is not place.trained:
                 return False
-        return self._update.fits() and not any(isinstance(leaf, Stacked) for leaf in tensors_in(batch))
+        return not any(isinstance(leaf, Stacked) for leaf in tensors_in(batch))
 
     def backward(self, batch: Any) -> Tensor:
         """Compute the loss, [1] and part of no graph, and the gradients of the member's own parameters.
@@ -89,26 +98,39 @@ class LoneStep:
             FusionError: as `TrainingStep`; there are no gradients then.
         """
         array = self._array
-        array.check_present()
+        array.check_free()
         array.tick += 1
-        self._drop()
+        self.drop()
         try:
-            returned = self._loss(self._member, batch)
-            if not all(place.there for place in self._places):
-                array.take_back_lone()
+            returned = self._run(batch)
             loss = one(returned)
             loss.backward()  # type: ignore[no-untyped-call]
         except BaseException:
-            array.take_back_lone()
-            self._drop()
+            self.drop()
             raise
-        return loss.detach().unsqueeze(0)
+        return torch.stack([loss.detach()])
 
     def update(self) -> bool:
-        """Update the parameters; false where that takes the array's own optimizer, and then nothing is done."""
-        return self._update.step()
+        """Update the parameters, and drop the gradients; false where that takes the array's own optimizer, and then
+        nothing is done.
+        """
+        if not self._update.step():
+            return False
+        self.drop()
+        return True
 
-    def _drop(self) -> None:
+    def drop(self) -> None:
+        """Forget the gradients of the member's own parameters."""
         for place in self._places:
             if place.trained:
                 place.own.grad = None
+
+    def _run(self, batch: Any) -> Any:
+        try:
+            returned = self._loss(self._member, batch)
+        except BaseException:
+            self._array.put_back_lone()
+            raise
+        if not all(place.there for place in self._places):
+            self._array.take_over_lone()
+        return returned
