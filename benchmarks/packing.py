@@ -137,8 +137,7 @@ def ablation(options: argparse.Namespace, missed: list[str]) -> dict[str, Any]:
 
 def searches(options: argparse.Namespace, missed: list[str]) -> dict[str, Any]:
     """Seconds of whole searches, and whether the same trials survive."""
-    print(f"\nhyperband: R = {options.most}, eta = 3, metric {METRIC}, median of {options.searches}")
-    print(f"{'':16} {'way':24} {'seconds':>8} {'speed-up':>9} {'best loss':>9}")
+    print(f"\nhyperband: R = {options.most}, eta = 3, metric {METRIC}, median of {options.searches}", flush=True)
     figures: dict[str, Any] = {}
     for name in options.tasks:
         for pipeline in options.pipelines:
@@ -162,6 +161,7 @@ def one_search(options: argparse.Namespace, name: str, pipeline: str, missed: li
         reference: Search | None = None
         for way, feed in plain.items() if "original" in options.ways else ():
             took, found = original(task, make(), feed)
+            print(f"{title:16} {way:24} {took:8.1f}  seed {seed}", flush=True)
             seconds.setdefault(way, []).append(took)
             best[way] = min(best.get(way, float("inf")), found.best().metrics[METRIC])
             if feed is kindest(pipeline):
@@ -170,6 +170,7 @@ def one_search(options: argparse.Namespace, name: str, pipeline: str, missed: li
         shift = seed % len(ours.PACKINGS)  # none is always the one that finds the machine as the original left it
         for packing in (*ours.PACKINGS[shift:], *ours.PACKINGS[:shift]) if "shoal" in options.ways else ():
             took, reports = ours.searched(task, options.most, seed, packing)
+            print(f"{title:16} {packing:24} {took:8.1f}  seed {seed}", flush=True)
             packed[packing] = replayed(make(), reports)
             seconds.setdefault(packing, []).append(took)
             best[packing] = min(best.get(packing, float("inf")), packed[packing].best().metrics[METRIC])
@@ -184,6 +185,7 @@ def one_search(options: argparse.Namespace, name: str, pipeline: str, missed: li
                 missed += [f"{title}, {packing}: {p}" for p in comparison.partings if not p.explained]
     taken = {way: median(times) for way, times in seconds.items()}
     originals = [value for way, value in taken.items() if way in plain]
+    print(f"{'':16} {'way':24} {'seconds':>8} {'speed-up':>9} {'best loss':>9}")
     for way, value in taken.items():
         gain = f"{min(originals) / value:8.2f}x" if originals else ""
         print(f"{title:16} {way:24} {value:8.1f} {gain:>9} {best[way]:9.4f}")
