@@ -29,7 +29,7 @@ import shoal
 
 class Slow(tasks.Blobs):
     def metrics(self, model, batch):
-        time.sleep(0.02)
+        time.sleep(0.1)
         return super().metrics(model, batch)
 
 
