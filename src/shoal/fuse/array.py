@@ -216,9 +216,14 @@ class ModelArray(nn.Module):
         """The parameters and buffers of a lone member and where they stand; none if that is not all of it."""
         if self._apart or any(slot.shared for slot in self._slots):
             return []
-        places = [[p for p in slot.places[1] if isinstance(p[0], dict)] for slot in self._slots if slot.registered]
-        owns = [slot.own[0] for slot in self._slots if slot.registered]
-        return [(own, *place) for own, some in zip(owns, places, strict=True) for place in some] if all(places) else []
+        found = []
+        for slot in self._slots:
+            if slot.registered:
+                places = [(slot.own[0], *place) for place in slot.places[1] if isinstance(place[0], dict)]
+                if not places:
+                    return []
+                found += places
+        return found
 
     def take_over_lone(self) -> None:
         """Copy what a lone member has put in the place of a tensor of its own, which stands there again then."""

@@ -163,9 +163,11 @@ class Cohort:
         """What updates all parameters of the only member that require gradients; None if a kernel does not, or has not
         done so before.
         """
+        if self._kernels is None or not self._plain or len(self._members) > 1:
+            return None
         places = tuple(i for i, part in enumerate(self.parts) if part.column.stacked.requires_grad)
         live = self._live.get((self._kernels, places))
-        if self._kernels is None or live is None or not self._plain or len(self._members) > 1:
+        if live is None:
             return None
         return LoneCall(
             self._kernels,

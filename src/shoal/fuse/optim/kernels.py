@@ -55,13 +55,9 @@ class KernelCalls:
         lengths = self._lengths
         if lengths not in self._calls:
             self._calls[lengths] = self._divide(lengths)
-        calls = self._calls[lengths]
-        ordered = [part.ordered(grad) for part, grad in zip(self._parts, grads, strict=True)]
-        if len(calls) == 1:
-            self._rule.kernel(calls[0].params, ordered, calls[0].moments, calls[0].steps, numbers[0])
-            return
-        pieces = [flat(grad).split_with_sizes(lengths) for grad in ordered]
-        for call, *mine in zip(calls, *pieces, strict=True):
+        grads = [part.ordered(grad) for part, grad in zip(self._parts, grads, strict=True)]
+        pieces = [_pieces(grad, lengths) for grad in grads]
+        for call, *mine in zip(self._calls[lengths], *pieces, strict=True):
             self._rule.kernel(call.params, mine, call.moments, call.steps, numbers[call.first])
 
     def _divided(self, numbers: Sequence[Numbers]) -> tuple[int, ...]:
@@ -71,16 +67,17 @@ class KernelCalls:
         return tuple(end - start for start, end in pairwise([*starts, len(numbers)]))
 
     def _divide(self, lengths: tuple[int, ...]) -> list[_Call]:
-        if len(lengths) == 1:
-            steps = [part.steps[0] for part in self._parts if part.steps is not None]
-            moments = [list(kind) for kind in zip(*(part.moments for part in self._parts), strict=True)]
-            return [_Call(0, [part.param for part in self._parts], moments, steps)]
-        params = [flat(part.param).split_with_sizes(lengths) for part in self._parts]
+        params = [_pieces(part.param, lengths) for part in self._parts]
         kinds = zip(*(part.moments for part in self._parts), strict=True)
-        pieces = [[flat(moment).split_with_sizes(lengths) for moment in kind] for kind in kinds]
+        moments = [[_pieces(moment, lengths) for moment in kind] for kind in kinds]
         calls = []
         for k, first in enumerate(accumulate(lengths[:-1], initial=0)):
             steps = [part.steps[first] for part in self._parts if part.steps is not None]
-            mine = [[moment[k] for moment in kind] for kind in pieces]
+            mine = [[moment[k] for moment in kind] for kind in moments]
             calls.append(_Call(first, [param[k] for param in params], mine, steps))
         return calls
+
+
+def _pieces(stacked: Tensor, lengths: Sequence[int]) -> Sequence[Tensor]:
+    """The rows of each call; all of them as they are, which no view has to be made for."""
+    return [stacked] if len(lengths) == 1 else flat(stacked).split_with_sizes(lengths)
