@@ -247,11 +247,15 @@ RECENT: deque[int] = deque(maxlen=8)
 """Which optimizers of this process have made its last steps."""
 
 
+LINGER_SECONDS = 0.02
+"""How long a loss of `Lingering` sleeps."""
+
+
 class Lingering(Blobs):
     """Takes its time."""
 
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
-        time.sleep(0.02)
+        time.sleep(LINGER_SECONDS)
         return super().loss(model, batch)
 
 
