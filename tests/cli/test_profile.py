@@ -93,7 +93,6 @@ def test_a_person_sees_before_a_search_that_sharing_pays(tmp_path):
     assert "arguments: ['first', '--lr', '1']" in done.stdout
     assert "never comes here" not in done.stdout
     assert "what decided" in done.stdout
-    assert "samples are fetched once" in done.stdout
     assert "Sharing pays: one epoch of 4 configurations takes" in done.stdout
     assert "shoal: drawn in plot.svg" in done.stderr
     assert (tmp_path / "plot.svg").read_text().lstrip().startswith("<?xml")

@@ -125,6 +125,26 @@ def test_newcomers_spread_over_the_jobs_that_run():
     assert {job: len(arrays) for job, arrays in taken.items()} == {"x": 4, "y": 4}
 
 
+@pytest.mark.parametrize(
+    ("other", "comes"),
+    [
+        pytest.param(Job("other", (array(A, 9, target=100),)), True, id="no device is free earlier"),
+        pytest.param(Job("other", (array(A, 9, target=98),)), True, id="one is, by less than a start takes"),
+        pytest.param(Job("other", (array(A, 9, target=96),)), False, id="one is, by more"),
+        pytest.param(Job("other", (array(A, 9, target=48), array(B, 8, target=48))), False, id="after two arrays"),
+        pytest.param(Job("other", (array(A, 7, target=96),)), False, id="with a trial that is to be alone"),
+        pytest.param(Job("other", (array(A, 9),), Purpose.PROFILE), False, id="when it has measured"),
+        pytest.param(Job("other", (array(C, 9),)), True, id="nobody knows when"),
+    ],
+)
+def test_who_is_done_earlier_on_the_device_that_is_free_next_waits_for_it(other, comes):
+    """There is room in a job of 1 s. The newcomer takes 0.1 s, and `START_SECONDS` more in a job of its own."""
+    running = list(zip([Job("long", (array(A, 0, target=100),)), other], slots(2), strict=True))
+    free = room({running[0][1].name: 50 * GB, running[1][1].name: 0})
+    taken = Grouping(Random()).taken_in([array(B, 1)], running, known(A=KEPT, B=KEPT), free, frozenset({7}))
+    assert taken.keys() == ({"long"} if comes else set())
+
+
 def test_nobody_overtakes_who_waits_for_a_device():
     profiles = known(A=KEPT, B=KEPT, C=replace(LINEAR, step_seconds={1: 10.0}))
     (device,) = slots(1)

@@ -66,7 +66,8 @@ def test_data_sets_are_apart_and_what_failed_in_company_is_one_after_another():
 
 
 HUGE = profile(base=4_000_000_000, member=5_100_000_000)
-SLOW = profile(0.001, fetch=0.05, sharing="kept")
+SLOW = profile(0.001, fetch=0.05, sharing="window")
+KEPT = profile(1.0, fetch=0.05, sharing="kept")
 LARGE = profile(0.1, base=10, member=3_000_000_000)
 
 
@@ -84,6 +85,11 @@ LARGE = profile(0.1, base=10, member=3_000_000_000)
             [measured([0], profile(1.0)), measured([1], profile(1.0), "cnn")],
             "by itself: sharing would save 0 %, at least 5 % is asked",
             id="saves too little",
+        ),
+        pytest.param(
+            [measured([0], KEPT), measured([1], KEPT, "cnn")],
+            "by itself: sharing would save 0 %, at least 5 % is asked; samples are kept for all jobs of a process",
+            id="what it could share is there",
         ),
         pytest.param(
             [measured([0], HUGE), measured([1], profile(), "cnn")],

@@ -8,6 +8,7 @@ __all__ = [
     "best_size",
     "compute",
     "fetching",
+    "first_fetching",
     "fitting",
     "fuse_seconds",
     "fused_gain",
@@ -77,12 +78,20 @@ def seconds(profile: Profile, epochs: Sequence[int]) -> float:
 def fetching(profile: Profile, epochs: Sequence[int]) -> float:
     """Expected seconds in which the samples for members that begin together are fetched and prepared.
 
+    None for samples that are kept: a process fetches them once, whichever job is the first there.
+
     Args:
         profile: what was measured.
         epochs: that each member trains.
     """
-    passes = {"resident": 0, "kept": 1}.get(profile.sharing, max(epochs))
-    return profile.fetch_seconds * (profile.epoch_steps + profile.validation_steps) * passes
+    return 0.0 if profile.sharing == "kept" else first_fetching(profile) * max(epochs)
+
+
+def first_fetching(profile: Profile) -> float:
+    """Expected seconds in which all samples are fetched and prepared once; 0 where they lie on the device anyway."""
+    if profile.sharing == "resident":
+        return 0.0
+    return profile.fetch_seconds * (profile.epoch_steps + profile.validation_steps)
 
 
 def fused_gain(profile: Profile, members: int) -> float | None:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from itertools import product
+from math import inf
 from statistics import fmean
 from typing import NamedTuple
 
@@ -35,6 +36,14 @@ class _Amounts(NamedTuple):
     fetching: float
     memory: int
     base: int
+
+
+class _Host(NamedTuple):
+    """A running job that may take others in, and the arrays in it, to which newcomers are added."""
+
+    job: Job
+    device: Device
+    present: list[Candidate]
 
 
 class Grouping:
@@ -115,9 +124,10 @@ class Grouping:
     ) -> dict[str, tuple[Array, ...]]:
         """Which arrays that found no device come into a running job: those that suit it, the oldest first.
 
-        Each comes into the job that is expected to end first, of those that it suits. The first that suits none is the
-        last that is looked at: nobody is to keep a device from those that came before. Samples that are shared only at
-        the same place in the data would not be shared with a newcomer, so it waits.
+        Each comes into the job that is expected to end first, of those that it suits, if it is done there no later than
+        on the device that is free first. The first that comes into none is the last that is looked at: nobody is to
+        keep a device from those that came before. Samples that are shared only at the same place in the data would not
+        be shared with a newcomer, so it waits.
 
         Args:
             waiting: in the order in which they are to be served.
@@ -129,22 +139,17 @@ class Grouping:
         Returns:
             Id of a job -> the arrays that come into it.
         """
-        hosts: list[tuple[Job, Device, list[Candidate]]] = []
-        for job, device in running:
-            known = [
-                x for x in job.arrays if profiles(x.key, device.kind) is not None and x.members and not x.key.opaque
-            ]
-            if job.purpose is not Purpose.TRAIN or not known or len(known) < len(job.arrays):
-                continue
-            if not any(member.trial.number in alone for member in job.members):
-                hosts.append((job, device, [candidate(array, profiles, [device]) for array in known]))
+        hosts, others = _hosts(running, profiles, alone)
         taken: dict[str, tuple[Array, ...]] = {}
         for array in waiting:
-            for job, device, present in sorted(hosts, key=lambda host: sum(each.seconds for each in host[2])):
+            free_in = min([*others, *(_length(host.present) for host in hosts)], default=inf)
+            for job, device, present in sorted(hosts, key=lambda host: _length(host.present)):
                 profile = profiles(array.key, device.kind)
                 if profile is None or array.key.opaque or _stream(array, profile) is not None:
                     continue
                 newcomer = candidate(array, profiles, [device])
+                if _length([*present, newcomer]) > free_in + START_SECONDS + newcomer.seconds:
+                    continue
                 scene = self.scene([*present, newcomer], [device], {})
                 if newcomer.memory > free.memory(device.name) or not self._packing.suits(newcomer, present, scene):
                     continue
@@ -182,6 +187,32 @@ class Grouping:
                 for pair in product(by_structure.get(one, ()), by_structure.get(other, ())):
                     found.setdefault(frozenset(pair), []).append(pace)
         return {pair: fmean(paces) for pair, paces in found.items()}
+
+
+def _hosts(
+    running: Sequence[tuple[Job, Device]], profiles: Profiles, alone: AbstractSet[int]
+) -> tuple[list[_Host], list[float]]:
+    """The running jobs that may take others in, and seconds until each of the other jobs ends of which that is known:
+    now, for those that measure.
+    """
+    hosts: list[_Host] = []
+    others: list[float] = []
+    for job, device in running:
+        known = [x for x in job.arrays if profiles(x.key, device.kind) is not None and x.members and not x.key.opaque]
+        if job.purpose is not Purpose.TRAIN:
+            others.append(0.0)
+        elif known and len(known) == len(job.arrays):
+            present = [candidate(array, profiles, [device]) for array in known]
+            if any(member.trial.number in alone for member in job.members):
+                others.append(_length(present))
+            else:
+                hosts.append(_Host(job, device, present))
+    return hosts, others
+
+
+def _length(arrays: Sequence[Candidate]) -> float:
+    """Expected seconds of arrays in one process that runs already and has their samples at hand."""
+    return sum(each.seconds for each in arrays)
 
 
 def _demand(arrays: Sequence[Candidate], profiles: Profiles, device: Device) -> Demand:

@@ -57,8 +57,7 @@ class Tempo:
         course.counted, course.least = course.counted + 1, min(course.least, took)
         if course.counted < ENOUGH:
             return None
-        fetched = 0.0 if profile.sharing == "kept" else fetching(profile, [1])
-        expected = seconds(profile, [1] * len(trials)) + fetched
+        expected = seconds(profile, [1] * len(trials)) + fetching(profile, [1])
         compiled = max(profile.compiled_gain.values(), default=1.0) > 1
         if course.least < expected and compiled:  # profiles are of steps that are not
             return None

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from shoal.cost.demand import Profile
-from shoal.cost.estimate import fetching, seconds
+from shoal.cost.estimate import first_fetching, seconds
 from shoal.planner.grouping import START_SECONDS
 
 __all__ = ["Parts", "epoch", "job", "percent", "saved", "together", "total"]
@@ -31,15 +31,14 @@ class Parts:
 
 
 def epoch(profile: Profile, members: int, switching: float) -> Parts:
-    """Of members that train one epoch as one array.
+    """Of members that train one epoch as one array, the first in a process.
 
     Args:
         profile: of their structure.
         members: how many.
         switching: seconds, measured.
     """
-    epochs = [1] * members
-    return Parts(seconds(profile, epochs), fetching(profile, epochs), switching)
+    return Parts(seconds(profile, [1] * members), first_fetching(profile), switching)
 
 
 def job(parts: Parts) -> Parts:

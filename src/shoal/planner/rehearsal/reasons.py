@@ -1,7 +1,7 @@
 """What becomes of each array, and why, in words."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from shoal.cluster.device import Device
 from shoal.cost.estimate import memory
@@ -9,7 +9,7 @@ from shoal.planner.packing.base import Candidate, Packing, Scene
 from shoal.planner.packing.cost import Cost
 from shoal.planner.packing.groups import needed
 from shoal.planner.packing.prediction import predicted
-from shoal.planner.rehearsal.parts import job, percent, saved, total
+from shoal.planner.rehearsal.parts import Parts, job, percent, saved, total
 from shoal.planner.rehearsal.result import Company, Measured, company_of, in_company
 from shoal.schedule.ledger import bytes_text
 
@@ -66,7 +66,7 @@ class Reasons:
         others = ", ".join(str(other + 1) for other in group if other != index)
         some = [self.arrays[each] for each in group]
         company = company_of([each.array for each in some], self.companies)
-        parts = [each.fused for each in some]
+        parts = [_in_search(each) for each in some]
         apart, packed = total(map(job, parts)), in_company(parts, company)
         ways = {
             "samples are fetched once": apart.preprocessing - packed.preprocessing,
@@ -93,9 +93,15 @@ class Reasons:
             return f"with another {bytes_text(min(needed([own, other]) for other in near))}, {self._limit}"
         best = max(predicted([own, other], self.scene).impv for other in fitting)
         if isinstance(self.packing, Cost) and best < self.packing.worth:
-            return f"sharing would save {percent(best)}, at least {percent(self.packing.worth)} is asked"
+            kept = "; samples are kept for all jobs of a process" if each.profile.sharing == "kept" else ""
+            return f"sharing would save {percent(best)}, at least {percent(self.packing.worth)} is asked{kept}"
         return f"{self.packing} has it so, company would save up to {percent(best)}"
 
     @property
     def _limit(self) -> str:
         return f"{self.device.name} has {bytes_text(self.device.memory)}"
+
+
+def _in_search(each: Measured) -> Parts:
+    """An epoch of an array in a process that has its samples already, if they are kept."""
+    return replace(each.fused, preprocessing=0.0) if each.profile.sharing == "kept" else each.fused

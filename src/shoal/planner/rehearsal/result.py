@@ -1,7 +1,7 @@
 """What was measured of some configurations, alone and in company."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 
 from shoal.cluster.device import Device
@@ -122,7 +122,7 @@ class Stream:
         apart: every trial by itself, one after another; T_s(Seq).
         packed: no two fused, as many as there is memory for in one process; T_s(Pack).
         fused: the arrays one after another.
-        chosen: as a search would have them: fused, and packed where that pays.
+        chosen: as a search would have them: fused, and packed where that pays; what is kept, one of them fetches.
     """
 
     arrays: tuple[int, ...]
@@ -201,12 +201,15 @@ class Rehearsal:
             if group[0] in indices:
                 parts = [self.arrays[index].fused for index in group]
                 chosen.append(in_company(parts, self.company(group)) if len(group) > 1 else job(parts[0]))
+        choice = total(chosen)
+        if all(self.arrays[index].profile.sharing == "kept" for index in indices):
+            choice = replace(choice, preprocessing=max(parts.preprocessing for parts in chosen))
         return Stream(
             indices,
             apart=total(job(parts) for parts in chain.from_iterable(self.arrays[index].alone for index in indices)),
             packed=total(packs),
             fused=total(job(self.arrays[index].fused) for index in indices),
-            chosen=total(chosen),
+            chosen=choice,
         )
 
 
