@@ -13,7 +13,7 @@ from shoal.planner.job import Array, ArrayKey, Member
 from shoal.task import Task
 from shoal.trial import Trial
 from shoal.worker.data import DataSets
-from shoal.worker.profile import AFFORDABLE, DEAR, measure
+from shoal.worker.profile import AFFORDABLE, DEAR, UNNOTICED, measure
 
 CPU = torch.device("cpu")
 EPOCH_STEPS = 2
@@ -43,18 +43,22 @@ def enough(members: int) -> float:
 
 
 @pytest.mark.parametrize(
-    ("pending", "sizes", "noted"),
+    ("pending", "unnoticed", "sizes", "noted"),
     [
-        (5, {1}, 5),
-        (enough(5) / 2, {1, 4}, int(enough(5) / 2)),
-        (enough(5) + 1, {1, 4, 5}, None),
-        (inf, {1, 4, 5}, None),
+        (5, UNNOTICED, {1}, 5),
+        (enough(5) / 2, UNNOTICED, {1, 4}, int(enough(5) / 2)),
+        (enough(5) + 1, 0.0, {1, 4, 5}, None),
+        (inf, 0.0, {1, 4, 5}, None),
+        (5, inf, {1, 4, 5}, None),
     ],
-    ids=["little waits", "some", "much", "not said"],
+    ids=["little waits", "some", "much", "not said", "time is given"],
 )
-def test_sizes_are_measured_that_the_waiting_work_is_worth(pending: float, sizes: set[int], noted: int | None) -> None:
+def test_sizes_are_measured_that_the_waiting_work_is_worth(
+    pending: float, unnoticed: float, sizes: set[int], noted: int | None
+) -> None:
     task = Slow()
     members = tuple(Member(Trial(b, {"lr": 0.01 * (b + 1)}, seed=b, data_seed=0), 0, 2) for b in range(5))
-    profile = measure(task, DataSets(task, CPU), Array(ArrayKey("", "", 4), members, pending=pending), CPU, 10**9)
+    array = Array(ArrayKey("", "", 4), members, pending=pending)
+    profile = measure(task, DataSets(task, CPU), array, CPU, 10**9, unnoticed)
     assert profile.step_seconds.keys() == sizes
     assert (profile.sample, profile.pending) == (5, noted)

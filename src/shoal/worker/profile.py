@@ -19,7 +19,7 @@ from shoal.worker.data import DataSets
 from shoal.worker.learner import Learner, build, wait
 from shoal.worker.stepper import MixedEpochsError, Stepper, make_stepper
 
-__all__ = ["measure"]
+__all__ = ["UNNOTICED", "measure"]
 
 ROUNDS, BURST = 3, 4
 """Training steps at each size: in every round so many, of which the first is dropped. It finds the caches as steps of
@@ -38,14 +38,16 @@ AFFORDABLE_ON_GPU = 0.25
 device. On a CPU members trained together are seldom twice as fast, on a GPU often many times."""
 
 UNNOTICED = 0.25
-"""Seconds for which sizes are measured however little waits."""
+"""Seconds of a job for which sizes are measured however little waits."""
 
 SMALLER, LARGER = 8, 32
 """Measured as well, if it is not too dear: the one if of `SIZES` the largest is not the best, else the other, for the
 best may be beyond."""
 
 
-def measure(task: Task, sets: DataSets, array: Array, device: torch.device, memory: int) -> Profile:
+def measure(
+    task: Task, sets: DataSets, array: Array, device: torch.device, memory: int, unnoticed: float = UNNOTICED
+) -> Profile:
     """Train members of an array for a few steps at each of `SIZES` that it may come to, in turns; nothing is kept.
 
     Sizes that would take a large part of what they could save are left out.
@@ -56,6 +58,7 @@ def measure(task: Task, sets: DataSets, array: Array, device: torch.device, memo
         array: what to measure.
         device: where.
         memory: bytes of the device; sizes that would take half of it, together, are left out.
+        unnoticed: seconds for which sizes are measured however little waits.
     """
     config = array.members[0].trial.config
     train, valid = sets.of(config)
@@ -71,7 +74,8 @@ def measure(task: Task, sets: DataSets, array: Array, device: torch.device, memo
     batches = list(_batches(train, array))
     times = _times()
     seconds = {1: _burst(steppers[1], 1, batches[:BURST], 0, device)}
-    left = _affordable(min(seconds[1]), train.steps(size) * array.pending, device)
+    work = min(seconds[1]) * train.steps(size) * array.pending
+    left = max(unnoticed, AFFORDABLE.get(device.type, AFFORDABLE_ON_GPU) * work)
     too_dear = False
     for members in sorted({min(size, len(array.members)) for size in SIZES} - {1}):
         price = members * DEAR * min(seconds[1])
@@ -116,17 +120,6 @@ def measure(task: Task, sets: DataSets, array: Array, device: torch.device, memo
         sample=len(array.members),
         pending=int(array.pending) if too_dear else None,
     )
-
-
-def _affordable(lone: float, steps: float, device: torch.device) -> float:
-    """Seconds that measuring may take.
-
-    Args:
-        lone: seconds of a step of one member.
-        steps: that all who wait are to train.
-        device: where.
-    """
-    return max(UNNOTICED, AFFORDABLE.get(device.type, AFFORDABLE_ON_GPU) * lone * steps)
 
 
 def _seconds_to_make(task: Task, array: Array, device: torch.device) -> float:

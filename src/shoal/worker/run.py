@@ -18,7 +18,7 @@ from shoal.worker.data import DataSets
 from shoal.worker.describe import Describer
 from shoal.worker.lane import Workshop
 from shoal.worker.paused import Paused
-from shoal.worker.profile import measure
+from shoal.worker.profile import UNNOTICED, measure
 from shoal.worker.startup import postpone_compiler
 from shoal.worker.train import Trainer
 
@@ -36,11 +36,12 @@ def run(job: Job, device: Device, workplace: Workplace, orders: Orders) -> Itera
         case Purpose.SURVEY:
             yield Surveyed(job.id, *describer.survey([member.trial for member in job.members]))
         case Purpose.PROFILE:
+            unnoticed = UNNOTICED / len(job.arrays)
             for array in job.arrays:
                 if orders.stopping():
                     return
                 orders.beat(settled=False)
-                profile = measure(workshop.task, workshop.sets, array, workshop.device, device.memory)
+                profile = measure(workshop.task, workshop.sets, array, workshop.device, device.memory, unnoticed)
                 yield Profiled(job.id, array.key, profile)
         case Purpose.TRAIN:
             yield from Trainer(job, workshop, describer, orders, workplace.checkpoint_seconds).run()
