@@ -14,6 +14,7 @@ from torch.optim.lr_scheduler import ExponentialLR
 from shoal.errors import FusionError
 from shoal.fuse.lone_step import LoneStep
 from shoal.fuse.making import fuse
+from shoal.fuse.optim.cohort import _MOST_LIVE, Cohort
 from shoal.fuse.optim.fused import fuse_optimizers
 from shoal.fuse.step import TrainingStep
 
@@ -424,3 +425,47 @@ def test_a_loss_that_no_parameter_has_part_in_is_an_error(taken: list[int]) -> N
     with pytest.raises(FusionError, match="no parameter has part"):
         twin.step((X[1:], Y[1:]))
     assert len(taken) == 3
+
+
+def test_a_group_that_all_parameters_move_to_counts(taken: list[int]) -> None:
+    twins = [Twin(OPTIMIZERS["momentum"], looked_at) for looked_at in (True, False)]
+    for twin in twins:
+        empty = {**twin.optimizer.param_groups[0], "params": [], "lr": 0.02}
+        twin.optimizer.param_groups.append(empty)
+        for _ in range(4):
+            twin.step()
+        first, second = twin.optimizer.param_groups
+        first["params"], second["params"] = [], first["params"]
+        for _ in range(3):
+            twin.step()
+    assert taken
+    equal(twins[1].told, twins[0].told)
+
+
+def test_of_many_sets_of_parameters_that_have_had_gradients_few_are_remembered() -> None:
+    twin = Twin(OPTIMIZERS["momentum"], looked_at=True, model=Layers, loss=some_layers)
+    for _ in range(2 * _MOST_LIVE):
+        twin.step()
+    (cohort,) = twin.fused._units
+    assert isinstance(cohort, Cohort)
+    assert 1 < len(cohort._live) <= _MOST_LIVE
+
+
+class Layers(nn.Module):
+    """Another set of layers takes part in each step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(1, 1, bias=False) for _ in range(8))
+        self.steps = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.steps += 1
+        for bit, layer in enumerate(self.layers):
+            x = layer(x) if self.steps & 1 << bit else x
+        return x
+
+
+def some_layers(model: nn.Module, batch: Any) -> Tensor:
+    out: Tensor = model(batch[0][:, :1])
+    return out.square().mean()

@@ -119,6 +119,34 @@ def test_hooks_are_called() -> None:
     assert len(twins.fused._units) == 1
 
 
+def test_what_stands_in_the_place_of_step_is_called() -> None:
+    twins = Twins(RULES["sgd-momentum"], 3)
+    twins.step(1)
+    calls: list[Optimizer] = []
+    for optimizers in (twins.own, twins.optimizers):
+        step = optimizers[1].step
+
+        def halved(closure: None = None, optimizer: Optimizer = optimizers[1], step: Any = step) -> None:
+            calls.append(optimizer)
+            for parameter in optimizer.param_groups[0]["params"]:
+                if parameter.grad is not None:
+                    parameter.grad.mul_(0.5)
+            step()
+
+        optimizers[1].step = halved  # type: ignore[method-assign]
+    twins.step(2)
+    twins.check()
+    assert calls.count(twins.own[1]) == 2
+
+
+def test_what_a_scheduler_puts_in_the_place_of_step_is_no_reason_to_step_alone() -> None:
+    models = [Net() for _ in range(2)]
+    optimizers = [Adam(m.parameters()) for m in models]
+    for optimizer in optimizers:
+        torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    assert not any(isinstance(unit, MemberLoop) for unit in fuse_optimizers(optimizers, fuse(models))._units)
+
+
 def test_differentiable_steps_by_itself() -> None:
     models = [Net() for _ in range(2)]
     fused = fuse_optimizers([Adam(m.parameters(), differentiable=True) for m in models], fuse(models))

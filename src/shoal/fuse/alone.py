@@ -1,6 +1,6 @@
 """Members that run one after another, as they are."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -59,8 +59,9 @@ class MembersAlone:
             if b and others is not None:
                 self._bring_back(others)
             mine = pytree.tree_map_only(Tensor, partial(_own, b=b, alone=alone), batch)
-            for slot, row in zip(slots, columns, strict=True):
-                slot.put(b + 1, row[b])
+            shown = [_shown(slot, row[b]) for slot, row in zip(slots, columns, strict=True)]
+            for slot, value in zip(slots, shown, strict=True):
+                slot.put(b + 1, value)
             try:
                 home = partial(home_of_row, self._slots, list(zip(slots, columns, strict=True)), b)
                 with member_run(Randomness(partial(_key, keys, b), alone=True), home):
@@ -81,7 +82,7 @@ class MembersAlone:
         forward: bool,
         training: bool,
         watched: bool,
-    ) -> Iterator[Any]:
+    ) -> Generator[Any, None, None]:
         """What `fn` returns for each member, whose own parameters get the gradients; see `ModelArray.one_by_one`."""
         lone = len(self._members) == 1
         key = (function_of(fn), training)
@@ -95,7 +96,7 @@ class MembersAlone:
                 except BaseException:
                     self.put_back(b)
                     raise
-                yield self._kept(b, result)
+                yield from self._handed(b, result)
             return
         others = None if lone or not watched else OtherGenerators()
         if silent and plain:
@@ -106,7 +107,7 @@ class MembersAlone:
                 self.put_back(0)
                 raise
             if done:
-                yield self._kept(0, result)
+                yield from self._handed(0, result)
                 return
             if versions != [leaf._version for leaf in tensors_in(batch)]:
                 raise FusionError(
@@ -137,7 +138,7 @@ class MembersAlone:
             except BaseException:
                 self.put_back(b)
                 raise
-            yield self._kept(b, result)
+            yield from self._handed(b, result)
 
     def is_silent(self, key: Any) -> bool:
         """Whether a function is known to draw nothing, be it from the members' own numbers or from any generator."""
@@ -157,11 +158,15 @@ class MembersAlone:
         for slot in self._own_slots():
             slot.put(b + 1, slot.own[b])
 
-    def _kept(self, b: int, result: Any) -> Any:
-        """What a function returned for a member, after what it did to that is taken over."""
-        self.take_over(b)
+    def _handed(self, b: int, result: Any) -> Iterator[Any]:
+        """What a function returned for a member. What it has put in the place of buffers is taken over when the caller
+        is done with that: it may go backward, for which autograd has saved the buffers as they were.
+        """
         self._check_shared()
-        return result
+        try:
+            yield result
+        finally:
+            self.take_over(b)
 
     def _own_slots(self) -> list[Slot]:
         return [slot for slot in self._slots if slot.registered and not slot.shared]
@@ -181,6 +186,7 @@ class MembersAlone:
         result = fn(self._members[b], *batch)
         if not drawn():
             return True, result
+        self.put_back(b)
         for buffer, saved in zip(buffers, self._spare, strict=True):
             buffer.copy_(saved)
         return False, None
@@ -192,6 +198,14 @@ class MembersAlone:
                     f"{slot.path!r} is frozen and kept once for all members, and a member has changed it; register it "
                     "as a buffer, or give each member another value"
                 )
+
+
+def _shown(slot: Slot, row: Tensor) -> Tensor:
+    """What stands for a row of a slot while a function runs: a copy of a buffer, for autograd may save it, and what is
+    put in its place is written to the row before the pass backward.
+    """
+    copied = torch.is_grad_enabled() and not slot.trainable and not row.requires_grad
+    return row.clone() if copied else row
 
 
 def tensors_in(tree: Any) -> list[Tensor]:

@@ -1,7 +1,7 @@
 """Models of one structure as one model with an axis B."""
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -192,7 +192,7 @@ class ModelArray(nn.Module):
         self._single.add(key)
         return self._each(fn, keys, batch)
 
-    def one_by_one(self, fn: Callable[..., Any], *batch: Any, forward: bool = False) -> Iterator[Any]:
+    def one_by_one(self, fn: Callable[..., Any], *batch: Any, forward: bool = False) -> Generator[Any, None, None]:
         """What `fn` returns for one member after another, each run when it is asked for.
 
         The members run as they are: gradients go to their own parameters, not to the array's.

@@ -13,7 +13,17 @@ from torch import Tensor
 
 from shoal.fuse.beside import accompanied
 
-__all__ = ["Drawn", "OtherGenerators", "Unseeded", "forked", "generators", "reseed", "reseed_again", "undrawn"]
+__all__ = [
+    "Drawn",
+    "OtherGenerators",
+    "Unseeded",
+    "forked",
+    "generators",
+    "reseed",
+    "reseed_again",
+    "reseed_torch",
+    "undrawn",
+]
 
 generators = RLock()
 """Held by who changes the default generators, which all threads share, and brings them back, or draws in between."""
@@ -96,6 +106,11 @@ def reseed(seed: int, device: torch.device, torchs_alone: bool = False) -> None:
     if not torchs_alone:
         random.seed(seed)
         np.random.seed(seed % 2**32)
+    reseed_torch(seed, device)
+
+
+def reseed_torch(seed: int, device: torch.device) -> None:
+    """Seed torch's generators once more, with nothing but samples of a data set fetched since `reseed`."""
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":
         torch.cuda.manual_seed(seed)

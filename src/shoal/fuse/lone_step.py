@@ -102,9 +102,7 @@ class LoneStep:
         array.tick += 1
         self.drop()
         try:
-            returned = self._run(batch)
-            loss = one(returned)
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss = self._run_backward(batch)
         except BaseException:
             self.drop()
             raise
@@ -125,12 +123,17 @@ class LoneStep:
             if place.trained:
                 place.own.grad = None
 
-    def _run(self, batch: Any) -> Any:
+    def _run_backward(self, batch: Any) -> Tensor:
+        """The loss. What it has put in the place of a buffer is taken over last: autograd may have saved the buffer."""
         try:
             returned = self._loss(self._member, batch)
         except BaseException:
             self._array.put_back_lone()
             raise
-        if not all(place.there for place in self._places):
-            self._array.take_over_lone()
-        return returned
+        try:
+            loss = one(returned)
+            loss.backward()  # type: ignore[no-untyped-call]
+        finally:
+            if not all(place.there for place in self._places):
+                self._array.take_over_lone()
+        return loss

@@ -260,6 +260,7 @@ class TrainingStep:
                 losses.append(loss.detach())
                 missing += _hand_over(columns, b, len(self._array))
         except BaseException:
+            runs.close()
             _drop(columns)
             self._optimizer.zero_grad()
             raise

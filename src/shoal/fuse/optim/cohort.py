@@ -29,6 +29,10 @@ _CALLED, _SHARED, _FUNCTIONS, _WALKED = 1.6e-6, 2.5e-6, 33e-6, 1.2e-9
 same once for all members, and what their walks over memory take more for each element."""
 
 
+_MOST_LIVE = 64
+"""Sets of parameters that have had gradients together and are remembered."""
+
+
 @dataclass(frozen=True)
 class _Live:
     """Parameters that have gradients, and what updates them.
@@ -202,6 +206,8 @@ class Cohort:
             return
         live = self._live.get((self._kernels, places))
         if live is None:
+            if len(self._live) >= _MOST_LIVE:  # of models that leave out other layers at each step
+                self._live.clear()
             live = self._live[self._kernels, places] = self._begun([self.parts[i] for i in places])
         present = [grad for grad in found if grad is not None]
         grads = present if self._plain else [self.rows(grad) for grad in present]

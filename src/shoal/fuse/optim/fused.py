@@ -16,7 +16,7 @@ from shoal.fuse.optim.cohort import Cohort, Lowering
 from shoal.fuse.optim.column import Column
 from shoal.fuse.optim.layout import arrange, owned
 from shoal.fuse.optim.lone_update import LoneUpdate
-from shoal.fuse.optim.table import has_global_hooks, has_hooks
+from shoal.fuse.optim.table import steps_as_made
 from shoal.fuse.optim.traced import TracedStep, trace
 
 __all__ = ["FusedOptimizer", "fuse_optimizers"]
@@ -161,9 +161,9 @@ class FusedOptimizer:
 
     def _look(self) -> list[Any]:
         """All that the arrangement depends on, but for the rules, which the units look after."""
-        seen: list[Any] = [self.array.version, has_global_hooks()]
+        seen: list[Any] = [self.array.version]
         for member in self.members:
-            seen += (id(member.state), has_hooks(member))
+            seen += (id(member.state), steps_as_made(member))
         seen += [param.data_ptr() for param in self._params]
         return seen
 
@@ -174,7 +174,8 @@ def fuse_optimizers(
     """Make one optimizer of the members' own.
 
     `SGD`, `Adam`, `AdamW`, `Adamax`, `NAdam`, `RAdam`, `Adagrad`, `Adadelta` and `RMSprop` have fused rules; members of
-    other classes, with step hooks or with `differentiable=True` step one after another. `foreach`, `fused` and
+    other classes, with step hooks, with another function in the place of `step` or with `differentiable=True` step one
+    after another. `foreach`, `fused` and
     `capturable` choose between torch's implementations and are not looked at; a tensor among the numbers is read as a
     number.
 

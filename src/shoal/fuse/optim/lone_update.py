@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from shoal.fuse.optim.cohort import Cohort, LoneCall
-from shoal.fuse.optim.table import has_global_hooks, has_hooks
+from shoal.fuse.optim.table import steps_as_made
 
 __all__ = ["LoneUpdate"]
 
@@ -26,6 +26,7 @@ class LoneUpdate:
         self._member = member
         self._cohorts = cohorts
         self._state, self._kept = member.state, len(member.state)
+        self._sizes = _sizes(member)
 
     @classmethod
     def of(cls, member: Optimizer, units: Sequence[object]) -> Self | None:
@@ -59,11 +60,9 @@ class LoneUpdate:
         member = self._member
         if member.state is not self._state or len(self._state) != self._kept:
             return False
-        if has_hooks(member) or has_global_hooks():
+        if not steps_as_made(member) or _sizes(member) != self._sizes:
             return False
         groups: list[dict[str, Any]] = [group for group in member.param_groups if group["params"]]
-        if len(groups) != len(self._cohorts):
-            return False
         for (cohort, call), group in zip(self._cohorts, groups, strict=True):
             params = group["params"]
             if len(params) != len(call.own) or not all(map(is_, params, call.own)):
@@ -71,3 +70,8 @@ class LoneUpdate:
             if not cohort.refresh() or cohort.kernels is not call.rule or cohort.begun != call.begun:
                 return False
         return True
+
+
+def _sizes(member: Optimizer) -> list[int]:
+    """Of an optimizer's parameter groups."""
+    return [len(group["params"]) for group in member.param_groups]

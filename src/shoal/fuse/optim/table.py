@@ -16,7 +16,7 @@ from shoal.fuse.optim.rmsprop import RMSprop
 from shoal.fuse.optim.rule import Rule
 from shoal.fuse.optim.sgd import SGD
 
-__all__ = ["RULES", "has_global_hooks", "has_hooks", "rule_of"]
+__all__ = ["RULES", "rule_of", "steps_as_made"]
 
 RULES: dict[type[Optimizer], type[Rule]] = {
     torch.optim.SGD: SGD,
@@ -35,17 +35,19 @@ RULES: dict[type[Optimizer], type[Rule]] = {
 def rule_of(optimizer: Optimizer, group: dict[str, Any]) -> Rule | None:
     """The rule for one of an optimizer's parameter groups, or None if the optimizer must step by itself."""
     kind = RULES.get(type(optimizer))
-    if kind is None or has_hooks(optimizer) or has_global_hooks():
+    if kind is None or not steps_as_made(optimizer):
         return None
     parsed = kind.parse(itemgetter(*kind.settings)(group))
     return parsed[0] if parsed else None
 
 
-def has_hooks(optimizer: Optimizer) -> bool:
-    """Whether anything wants to be called around the optimizer's own `step`."""
-    return bool(optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks)
-
-
-def has_global_hooks() -> bool:
-    """The same around the `step` of every optimizer."""
-    return bool(_global_optimizer_pre_hooks or _global_optimizer_post_hooks)
+def steps_as_made(optimizer: Optimizer) -> bool:
+    """Whether an optimizer's `step` is that of its class: with no hooks, those of all optimizers included, and nothing
+    in its place but what a scheduler puts there to see that it is called.
+    """
+    if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
+        return False
+    if _global_optimizer_pre_hooks or _global_optimizer_post_hooks:
+        return False
+    own = vars(optimizer).get("step")
+    return own is None or (hasattr(own, "_wrapped_by_lr_sched") and own.__wrapped__ is type(optimizer).step)
