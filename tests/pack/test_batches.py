@@ -97,9 +97,9 @@ def test_samples_of_several_shapes_one_at_a_time() -> None:
 
 
 def test_what_the_user_does_to_a_batch_is_seen_by_nobody_else() -> None:
-    for make in (picture, named, augmented):
-        batches = Batches(Counting(make, 12), CPU, "training")
-        alone = Batches(Counting(make, 12), CPU, "training")
+    for make, shared in ((picture, False), (named, False), (augmented, False), (augmented, True)):
+        batches = Batches(Counting(make, 12), CPU, "training", shared)
+        alone = Batches(Counting(make, 12), CPU, "training", shared)
         walks = [batches.walk(4, seed=1) for _ in range(3)]
         for wanted in alone.walk(4, seed=1):
             for walk in walks:

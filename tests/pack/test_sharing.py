@@ -17,6 +17,7 @@ from shoal.fuse.generators import reseed
 from shoal.pack import batches as batches_module
 from shoal.pack.batches import Batches, epoch_order
 from shoal.pack.samples import same
+from shoal.pack.window import sample_seeds
 
 SIZES = (20, 50, 70)
 
@@ -110,6 +111,13 @@ def test_walks_in_threads_of_their_own(make: Callable[[int], Any], shared: bool)
     for size, found in zip(sizes, together, strict=True):
         alone = walk(Batches(Counting(make), CPU, "training", shared), size)
         assert all(same(one, other) for one, other in zip(found, alone, strict=True))
+
+
+def test_a_sample_has_a_seed_of_its_own_whatever_it_is_fetched_with() -> None:
+    seeds = sample_seeds(7, range(1000))
+    assert len({*seeds, *sample_seeds(8, range(1000))}) == 2000
+    assert all(0 <= seed < 2**63 for seed in seeds)
+    assert sample_seeds(7, [5, 900]) == [seeds[5], seeds[900]]
 
 
 def test_what_user_code_draws_is_not_what_was_drawn_for_the_samples() -> None:

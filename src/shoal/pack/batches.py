@@ -140,7 +140,8 @@ class Batches:
                 part = slice(number * batch_size, (number + 1) * batch_size)
                 with generators:  # lanes may walk in threads
                     held = 2 * max(self._largest, sum(self._walks))
-                    batch = self._batch(Cut(order[part], there[part], number, seed, len(self._walks), held))
+                    walks, alike = len(self._walks), self._walks.count(batch_size)
+                    batch = self._batch(Cut(order[part], there[part], number, seed, walks, alike, held))
                     self._reseed(seed, number, unseeded)
                 yield batch
         finally:

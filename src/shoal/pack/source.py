@@ -37,6 +37,7 @@ class Cut:
         number: of the batch in its walk.
         seed: of the walk, if it has one.
         walks: walks over this data set that are under way.
+        alike: of these, walks of this batch size.
         held: samples of two batches of each of them.
     """
 
@@ -45,6 +46,7 @@ class Cut:
     number: int
     seed: int | None
     walks: int
+    alike: int
     held: int
 
 

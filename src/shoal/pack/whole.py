@@ -4,14 +4,12 @@ from collections import OrderedDict
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
-from torch.utils import _pytree as pytree
 from torch.utils.data import default_collate
 
 from shoal.cost.demand import Sharing
 from shoal.fuse.generators import reseed
 from shoal.pack.fetch import Fetcher
-from shoal.pack.samples import plain
+from shoal.pack.samples import fresh, plain
 from shoal.pack.source import Cut, Source
 from shoal.pack.streams import Handover
 from shoal.pack.window import moved
@@ -43,11 +41,11 @@ class Whole(Source):
         key = (cut.seed + cut.number, indices)
         if key in self._held:
             self._handover.read(self._held[key])
-            return _copied(self._held[key])
+            return fresh(self._held[key])
         reseed(cut.seed + cut.number, self._device)
         batch = moved(default_collate(self._fetcher.fetch(indices)), self._device)
         if plain(batch):
-            self._held[key] = _copied(batch)
+            self._held[key] = fresh(batch)
             self._handover.written()
             while len(self._held) > cut.walks:
                 self._held.popitem(last=False)
@@ -56,7 +54,3 @@ class Whole(Source):
     def rest(self) -> None:
         """Nobody is abreast of anybody."""
         self._held.clear()
-
-
-def _copied(batch: Any) -> Any:
-    return pytree.tree_map_only(Tensor, torch.clone, batch)
