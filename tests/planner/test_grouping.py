@@ -134,15 +134,18 @@ def test_newcomers_spread_over_the_jobs_that_run():
         pytest.param(Job("other", (array(A, 9, target=48), array(B, 8, target=48))), False, id="after two arrays"),
         pytest.param(Job("other", (array(A, 7, target=96),)), False, id="with a trial that is to be alone"),
         pytest.param(Job("other", (array(A, 9),), Purpose.PROFILE), False, id="when it has measured"),
+        pytest.param(Job("other", ()), False, id="when it has ended, as all have left"),
         pytest.param(Job("other", (array(C, 9),)), True, id="nobody knows when"),
     ],
 )
-def test_who_is_done_earlier_on_the_device_that_is_free_next_waits_for_it(other, comes):
-    """There is room in a job of 1 s. The newcomer takes 0.1 s, and `START_SECONDS` more in a job of its own."""
-    running = list(zip([Job("long", (array(A, 0, target=100),)), other], slots(2), strict=True))
+@pytest.mark.parametrize("fits", [True, False], ids=["", "but is too small"])
+def test_who_could_have_the_device_that_is_free_next_comes_into_no_job_that_ends_later(other, comes, fits):
+    """There is room in a job of 1 s, and none in the other one."""
+    some = [*slots(1), *slots(1, "other", memory=100 if fits else 0)]
+    running = list(zip([Job("long", (array(A, 0, target=100),)), other], some, strict=True))
     free = room({running[0][1].name: 50 * GB, running[1][1].name: 0})
     taken = Grouping(Random()).taken_in([array(B, 1)], running, known(A=KEPT, B=KEPT), free, frozenset({7}))
-    assert taken.keys() == ({"long"} if comes else set())
+    assert taken.keys() == ({"long"} if comes or not fits else set())
 
 
 def test_nobody_overtakes_who_waits_for_a_device():

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from shoal.cluster.device import Device
 from shoal.cluster.mps_limits import limit_of
 from shoal.cost.demand import Demand, Profile
-from shoal.cost.estimate import fetching, packed_demand, seconds
+from shoal.cost.estimate import fetching, memory, packed_demand, seconds
 from shoal.planner.job import Array, ArrayKey, Job, Purpose
 from shoal.planner.packing.base import Candidate, Packing, Scene
 from shoal.planner.packing.check import check_groups
@@ -124,10 +124,10 @@ class Grouping:
     ) -> dict[str, tuple[Array, ...]]:
         """Which arrays that found no device come into a running job: those that suit it, the oldest first.
 
-        Each comes into the job that is expected to end first, of those that it suits, if it is done there no later than
-        on the device that is free first. The first that comes into none is the last that is looked at: nobody is to
-        keep a device from those that came before. Samples that are shared only at the same place in the data would not
-        be shared with a newcomer, so it waits.
+        Each comes into the job that is expected to end first, of those that it suits; into none that ends clearly later
+        than another device is free that could have it, for that one would be left idle. The first that comes into none
+        is the last that is looked at: nobody is to keep a device from those that came before. Samples that are shared
+        only at the same place in the data would not be shared with a newcomer, so it waits.
 
         Args:
             waiting: in the order in which they are to be served.
@@ -142,14 +142,15 @@ class Grouping:
         hosts, others = _hosts(running, profiles, alone)
         taken: dict[str, tuple[Array, ...]] = {}
         for array in waiting:
-            free_in = min([*others, *(_length(host.present) for host in hosts)], default=inf)
+            ends = [*others, *((host.device, _length(host.present)) for host in hosts)]
+            free_in = min((seconds for device, seconds in ends if _can_have(device, array, profiles)), default=inf)
             for job, device, present in sorted(hosts, key=lambda host: _length(host.present)):
+                if _length(present) > free_in + START_SECONDS:
+                    continue
                 profile = profiles(array.key, device.kind)
                 if profile is None or array.key.opaque or _stream(array, profile) is not None:
                     continue
                 newcomer = candidate(array, profiles, [device])
-                if _length([*present, newcomer]) > free_in + START_SECONDS + newcomer.seconds:
-                    continue
                 scene = self.scene([*present, newcomer], [device], {})
                 if newcomer.memory > free.memory(device.name) or not self._packing.suits(newcomer, present, scene):
                     continue
@@ -191,28 +192,34 @@ class Grouping:
 
 def _hosts(
     running: Sequence[tuple[Job, Device]], profiles: Profiles, alone: AbstractSet[int]
-) -> tuple[list[_Host], list[float]]:
-    """The running jobs that may take others in, and seconds until each of the other jobs ends of which that is known:
-    now, for those that measure.
+) -> tuple[list[_Host], list[tuple[Device, float]]]:
+    """The running jobs that may take others in; and of the other ones for which that is known the device, and seconds
+    until they end: none for those that measure, and those that all members have left.
     """
     hosts: list[_Host] = []
-    others: list[float] = []
+    others: list[tuple[Device, float]] = []
     for job, device in running:
         known = [x for x in job.arrays if profiles(x.key, device.kind) is not None and x.members and not x.key.opaque]
-        if job.purpose is not Purpose.TRAIN:
-            others.append(0.0)
-        elif known and len(known) == len(job.arrays):
-            present = [candidate(array, profiles, [device]) for array in known]
+        present = [candidate(array, profiles, [device]) for array in known]
+        if job.purpose is not Purpose.TRAIN or not job.members:
+            others.append((device, 0.0))
+        elif len(known) == len(job.arrays):
             if any(member.trial.number in alone for member in job.members):
-                others.append(_length(present))
+                others.append((device, _length(present)))
             else:
                 hosts.append(_Host(job, device, present))
     return hosts, others
 
 
 def _length(arrays: Sequence[Candidate]) -> float:
-    """Expected seconds of arrays in one process that runs already and has their samples at hand."""
+    """Expected seconds of arrays in a process that runs."""
     return sum(each.seconds for each in arrays)
+
+
+def _can_have(device: Device, array: Array, profiles: Profiles) -> bool:
+    """Whether an array could run on a device by itself."""
+    profile = profiles(array.key, device.kind)
+    return profile is not None and memory(profile, len(array.members)) <= device.memory
 
 
 def _demand(arrays: Sequence[Candidate], profiles: Profiles, device: Device) -> Demand:
