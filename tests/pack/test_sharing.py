@@ -17,7 +17,7 @@ from shoal.fuse.generators import reseed
 from shoal.pack import batches as batches_module
 from shoal.pack.batches import Batches, epoch_order
 from shoal.pack.samples import same
-from shoal.pack.window import sample_seeds
+from shoal.pack.window import BLOCK
 
 SIZES = (20, 50, 70)
 
@@ -60,6 +60,17 @@ def test_random_samples_are_made_once_for_walks_of_one_batch_size() -> None:
         abreast([walk(batches, size, epoch) for size in sizes], sizes, 300)
         assert batches.fetched == 2 * 300 * (epoch + 1)
     assert batches.sharing == "batch"
+
+
+@pytest.mark.parametrize(("size", "first"), [(1, 37), (20, 3), (50, 1), (BLOCK, 2)])
+def test_a_walk_that_goes_on_in_the_middle_gets_the_samples_that_it_would_have_got(size: int, first: int) -> None:
+    order = epoch_order(300, 7, 0)
+    whole, rest = (Batches(Counting(augmented), CPU, "training", shared_augmentation=True) for _ in range(2))
+    wanted = list(whole.walk(size, order, seed=1000))[first:]
+    found = list(rest.walk(size, order, first, seed=1000))
+    assert len(found) == len(wanted)
+    assert all(map(torch.equal, found, wanted))
+    assert rest.fetched == 300 - first * size + first * size % BLOCK, "from the start of the block"
 
 
 def test_random_samples_are_made_once_for_all_where_the_task_says_so() -> None:
@@ -111,13 +122,6 @@ def test_walks_in_threads_of_their_own(make: Callable[[int], Any], shared: bool)
     for size, found in zip(sizes, together, strict=True):
         alone = walk(Batches(Counting(make), CPU, "training", shared), size)
         assert all(same(one, other) for one, other in zip(found, alone, strict=True))
-
-
-def test_a_sample_has_a_seed_of_its_own_whatever_it_is_fetched_with() -> None:
-    seeds = sample_seeds(7, range(1000))
-    assert len({*seeds, *sample_seeds(8, range(1000))}) == 2000
-    assert all(0 <= seed < 2**63 for seed in seeds)
-    assert sample_seeds(7, [5, 900]) == [seeds[5], seeds[900]]
 
 
 def test_what_user_code_draws_is_not_what_was_drawn_for_the_samples() -> None:
@@ -176,7 +180,7 @@ def test_samples_that_draw_from_another_generator_later_on_are_those_that_a_lone
         batches = Batches(Counting(late), CPU, "training", shared_augmentation=True)
         rows = torch.cat(list(walk(batches, size)))
         assert batches.sharing == "window"
-        assert 300 <= batches.fetched <= 300 + size  # one batch was fetched again
+        assert 300 <= batches.fetched <= 300 + size + 2 * BLOCK  # one batch was fetched again
         return rows[rows[:, 0].argsort()]
 
     one, other = numbers(20), numbers(70)

@@ -21,7 +21,6 @@ __all__ = [
     "generators",
     "reseed",
     "reseed_again",
-    "reseed_torch",
     "undrawn",
 ]
 
@@ -106,11 +105,6 @@ def reseed(seed: int, device: torch.device, torchs_alone: bool = False) -> None:
     if not torchs_alone:
         random.seed(seed)
         np.random.seed(seed % 2**32)
-    reseed_torch(seed, device)
-
-
-def reseed_torch(seed: int, device: torch.device) -> None:
-    """Seed torch's generators once more, with nothing but samples of a data set fetched since `reseed`."""
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":
         torch.cuda.manual_seed(seed)

@@ -55,7 +55,7 @@ class Batches:
         dataset: with a length and indices.
         device: where batches go.
         name: for messages.
-        shared_augmentation: what is drawn for a sample belongs to the sample and the walk's seed, not to the batch.
+        shared_augmentation: what is drawn for a sample belongs to its place in the order, not to the batch.
 
     Raises:
         TaskError: it has no length or no indices, or is empty.
@@ -122,9 +122,10 @@ class Batches:
             batch_size: of all batches but perhaps the last.
             order: indices of the samples, int64 [samples]; as they are by default.
             first: number of the first batch to give; those before are skipped unread.
-            seed: what data sets draw for a batch depends on it and the batch's number, or the sample's index where
-                augmentation is shared. After each batch the generators of Python, NumPy and torch are seeded by it and
-                the batch's number, so that what user code draws does not depend on how the batch was come by.
+            seed: what data sets draw for a batch depends on it and the batch's number, or the samples' places where
+                augmentation is shared; walks of one seed are to have one order. After each batch the generators of
+                Python, NumPy and torch are seeded by it and the batch's number, so that what user code draws does not
+                depend on how the batch was come by.
             unseeded: while it lasts they are not, for nobody draws from them.
         """
         if self._resident is not None:
@@ -141,7 +142,8 @@ class Batches:
                 with generators:  # lanes may walk in threads
                     held = 2 * max(self._largest, sum(self._walks))
                     walks, alike = len(self._walks), self._walks.count(batch_size)
-                    batch = self._batch(Cut(order[part], there[part], number, seed, walks, alike, held))
+                    cut = Cut(order[part], there[part], number, order, part.start, seed, walks, alike, held)
+                    batch = self._batch(cut)
                     self._reseed(seed, number, unseeded)
                 yield batch
         finally:

@@ -35,6 +35,8 @@ class Cut:
         at: indices of its samples, int64 [samples] on the CPU.
         there: the same on the device.
         number: of the batch in its walk.
+        order: indices of all samples of the walk, on the CPU.
+        first: place of the first sample of the batch in that.
         seed: of the walk, if it has one.
         walks: walks over this data set that are under way.
         alike: of these, walks of this batch size.
@@ -44,6 +46,8 @@ class Cut:
     at: Tensor
     there: Tensor
     number: int
+    order: Tensor
+    first: int
     seed: int | None
     walks: int
     alike: int

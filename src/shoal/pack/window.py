@@ -4,14 +4,13 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
-import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 from torch.utils.data import default_collate
 
 from shoal.cost.demand import Sharing
 from shoal.fuse.beside import accompanied
-from shoal.fuse.generators import OtherGenerators, reseed, reseed_torch
+from shoal.fuse.generators import OtherGenerators, reseed
 from shoal.pack.fetch import Fetcher
 from shoal.pack.samples import attached, compact, fresh, plain
 from shoal.pack.source import Cut, Source
@@ -19,6 +18,13 @@ from shoal.pack.streams import Handover
 from shoal.trial import derive_seed
 
 __all__ = ["Window", "moved"]
+
+BLOCK = 16
+"""Samples that follow each other in a walk and are fetched together where they draw: to seed the generators for each by
+itself takes long beside decoding a small picture."""
+
+Key = tuple[int, int, int]
+"""A walk's seed, the sample's place in it, and its index; both 0 for samples that draw nothing."""
 
 
 class Window(Source):
@@ -30,9 +36,9 @@ class Window(Source):
     Args:
         fetcher: of the data set.
         device: where batches go.
-        seeds: generators that samples have drawn from so far. They are seeded for each, by the walk's seed and the
-            sample's index; None where samples draw nothing. Where they draw from Python's or NumPy's as well, later on,
-            what was just fetched is fetched again, and these are seeded from then on.
+        seeds: generators that samples have drawn from so far. They are seeded for each block of a walk, by the walk's
+            seed and the block's number; None where samples draw nothing. Where they draw from Python's or NumPy's as
+            well, later on, what was just fetched is fetched again, and these are seeded from then on.
     """
 
     sharing: ClassVar[Sharing] = "window"
@@ -41,8 +47,8 @@ class Window(Source):
         self._fetcher = fetcher
         self._device = device
         self._seeds = seeds
-        self._held: OrderedDict[tuple[int, int], Any] = OrderedDict()
-        self._newest: tuple[int, tuple[int, ...], Any] | None = None  # seed, indices, and the batch of them
+        self._held: OrderedDict[Key, Any] = OrderedDict()
+        self._newest: tuple[Sequence[Key], Any] | None = None  # a batch, and what it is of
         self._handover = Handover(device)
 
     def batch(self, cut: Cut) -> Any:
@@ -51,59 +57,64 @@ class Window(Source):
         Raises:
             DrawsError: that drew, and should not have.
         """
-        indices = tuple(cut.at.tolist())
-        seed = 0
-        if self._seeds is not None:
-            if cut.seed is None:
-                return moved(default_collate(self._fetcher.fetch(indices)), self._device)
-            seed = cut.seed
-        if self._newest is not None and self._newest[:2] == (seed, indices):
-            self._handover.read(self._newest[2])
-            return fresh(self._newest[2])
-        keys = [(seed, index) for index in indices]
+        indices = cut.at.tolist()
+        if self._seeds is None:
+            keys, most = [(0, 0, index) for index in indices], cut.held
+        elif cut.seed is None:
+            return moved(default_collate(self._fetcher.fetch(indices)), self._device)
+        else:
+            keys = [(cut.seed, place, index) for place, index in enumerate(indices, cut.first)]
+            most = cut.held + 2 * BLOCK
+        if self._newest is not None and self._newest[0] == keys:
+            self._handover.read(self._newest[1])
+            return fresh(self._newest[1])
         found = {key: self._held[key] for key in keys if key in self._held}
         missing = [key for key in dict.fromkeys(keys) if key not in found]
         if missing:
             self._handover.wait()
-            fetched = dict(zip(missing, self._fetch(missing), strict=True))
+            fetched = self._fetch(cut, missing)
             found |= fetched
         self._handover.read(list(found.values()))
         batch = moved(default_collate([found[key] for key in keys]), self._device)
         if missing:
-            self._hold(fetched, cut.held)
+            self._hold(fetched, most)
         if cut.alike > 1 and plain(batch):
-            self._newest = seed, indices, fresh(batch)
+            self._newest = keys, fresh(batch)
             self._handover.written()
         return batch
 
-    def _fetch(self, keys: list[tuple[int, int]]) -> list[Any]:
+    def _fetch(self, cut: Cut, missing: Sequence[Key]) -> dict[Key, Any]:
+        """Samples, and those that are in their blocks."""
         if self._seeds is None:
-            return self._fetcher.fetch_undrawn(index for _, index in keys)
+            samples = self._fetcher.fetch_undrawn(index for *_, index in missing)
+            return dict(zip(missing, samples, strict=True))
+        blocks = dict.fromkeys((seed, place // BLOCK) for seed, place, _ in missing)
         if self._seeds == "torch" and not accompanied():
             others = OtherGenerators()
-            samples = self._fetch_seeded(keys, torchs_alone=True)
+            fetched = self._fetch_seeded(cut, blocks, torchs_alone=True)
             if not others.moved():
-                return samples
+                return fetched
             self._seeds = "all"
-        return self._fetch_seeded(keys, torchs_alone=False)
+        return self._fetch_seeded(cut, blocks, torchs_alone=False)
 
-    def _fetch_seeded(self, keys: list[tuple[int, int]], torchs_alone: bool) -> list[Any]:
-        indices = [index for _, index in keys]
-        return self._fetcher.fetch(self._seeded(indices, sample_seeds(keys[0][0], indices), torchs_alone))
+    def _fetch_seeded(self, cut: Cut, blocks: Iterable[tuple[int, int]], torchs_alone: bool) -> dict[Key, Any]:
+        keys: list[Key] = []
 
-    def _seeded(self, indices: Iterable[int], seeds: Sequence[int], torchs_alone: bool) -> Iterator[int]:
-        """The indices; before each is given, generators are seeded for the sample."""
-        reseed(seeds[0], self._device, torchs_alone)
-        again = reseed_torch if torchs_alone else reseed
-        for index, seed in zip(indices, seeds, strict=True):
-            again(seed, self._device)
-            yield index
+        def indices() -> Iterator[int]:
+            for seed, block in blocks:
+                reseed(derive_seed(seed, "block", block), self._device, torchs_alone)
+                first = block * BLOCK
+                for place, index in enumerate(cut.order[first : first + BLOCK].tolist(), first):
+                    keys.append((seed, place, index))
+                    yield index
+
+        return dict(zip(keys, self._fetcher.fetch(indices()), strict=True))
 
     def put(self, indices: Sequence[int], samples: Sequence[Any]) -> None:
         """Hold samples of a data set that draws nothing."""
-        self._hold({(0, index): sample for index, sample in zip(indices, samples, strict=True)}, len(samples))
+        self._hold({(0, 0, index): sample for index, sample in zip(indices, samples, strict=True)}, len(samples))
 
-    def _hold(self, fetched: Mapping[tuple[int, int], Any], held: int) -> None:
+    def _hold(self, fetched: Mapping[Key, Any], held: int) -> None:
         self._held.update((key, compact(sample)) for key, sample in fetched.items() if not attached(sample))
         self._handover.written()
         while len(self._held) > held:
@@ -113,15 +124,6 @@ class Window(Source):
         """Nobody is abreast of anybody."""
         self._held.clear()
         self._newest = None
-
-
-def sample_seeds(seed: int, indices: Sequence[int]) -> list[int]:
-    """Of samples, in [0, 2**63); each depends on the walk's seed and its index alone (SplitMix64, Steele et al.)."""
-    z = np.asarray(indices, np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(derive_seed(seed, "sample"))
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    seeds: list[int] = ((z ^ (z >> np.uint64(31))) >> np.uint64(1)).tolist()
-    return seeds
 
 
 def moved(batch: Any, device: torch.device) -> Any:
