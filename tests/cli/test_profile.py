@@ -86,13 +86,15 @@ def profile(*arguments, cwd):
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=120, env={**os.environ})
 
 
-def test_a_person_sees_before_a_search_that_sharing_pays(tmp_path):
+def test_a_person_sees_before_a_search_that_sharing_pays(tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")  # a reason is on one line
     options = ["--trials", "4", "--devices", "cpu:2", "--plot", "plot.svg", "--seed", "3"]
     done = profile(script(tmp_path), "first", *options, "--", "--lr", "1", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "arguments: ['first', '--lr', '1']" in done.stdout
     assert "never comes here" not in done.stdout
     assert "what decided" in done.stdout
+    assert "fewer jobs start" in done.stdout
     assert "Sharing pays: one epoch of 4 configurations takes" in done.stdout
     assert "shoal: drawn in plot.svg" in done.stderr
     assert (tmp_path / "plot.svg").read_text().lstrip().startswith("<?xml")

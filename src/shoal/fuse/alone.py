@@ -59,9 +59,8 @@ class MembersAlone:
             if b and others is not None:
                 self._bring_back(others)
             mine = pytree.tree_map_only(Tensor, partial(_own, b=b, alone=alone), batch)
-            shown = [_shown(slot, row[b]) for slot, row in zip(slots, columns, strict=True)]
-            for slot, value in zip(slots, shown, strict=True):
-                slot.put(b + 1, value)
+            for slot, row in zip(slots, columns, strict=True):
+                slot.put(b + 1, _shown(slot, row[b]))
             try:
                 home = partial(home_of_row, self._slots, list(zip(slots, columns, strict=True)), b)
                 with member_run(Randomness(partial(_key, keys, b), alone=True), home):

@@ -13,16 +13,7 @@ from torch import Tensor
 
 from shoal.fuse.beside import accompanied
 
-__all__ = [
-    "Drawn",
-    "OtherGenerators",
-    "Unseeded",
-    "forked",
-    "generators",
-    "reseed",
-    "reseed_again",
-    "undrawn",
-]
+__all__ = ["Drawn", "OtherGenerators", "Unseeded", "forked", "generators", "reseed", "reseed_again", "undrawn"]
 
 generators = RLock()
 """Held by who changes the default generators, which all threads share, and brings them back, or draws in between."""

@@ -5,6 +5,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from itertools import product
 from math import inf
+from operator import itemgetter
 from statistics import fmean
 from typing import NamedTuple
 
@@ -142,10 +143,11 @@ class Grouping:
         hosts, others = _hosts(running, profiles, alone)
         taken: dict[str, tuple[Array, ...]] = {}
         for array in waiting:
-            ends = [*others, *((host.device, _length(host.present)) for host in hosts)]
-            free_in = min((seconds for device, seconds in ends if _can_have(device, array, profiles)), default=inf)
-            for job, device, present in sorted(hosts, key=lambda host: _length(host.present)):
-                if _length(present) > free_in + START_SECONDS:
+            lengths = [(_length(host.present), host) for host in hosts]
+            ends = [*others, *((host.device, end) for end, host in lengths)]
+            free_in = min((end for device, end in ends if _can_have(device, array, profiles)), default=inf)
+            for end, (job, device, present) in sorted(lengths, key=itemgetter(0)):
+                if end > free_in + START_SECONDS:
                     continue
                 profile = profiles(array.key, device.kind)
                 if profile is None or array.key.opaque or _stream(array, profile) is not None:

@@ -175,9 +175,8 @@ def fuse_optimizers(
 
     `SGD`, `Adam`, `AdamW`, `Adamax`, `NAdam`, `RAdam`, `Adagrad`, `Adadelta` and `RMSprop` have fused rules; members of
     other classes, with step hooks, with another function in the place of `step` or with `differentiable=True` step one
-    after another. `foreach`, `fused` and
-    `capturable` choose between torch's implementations and are not looked at; a tensor among the numbers is read as a
-    number.
+    after another. `foreach`, `fused` and `capturable` choose between torch's implementations and are not looked at; a
+    tensor among the numbers is read as a number.
 
     Args:
         optimizers: one for each of `array.members`, made from that member's parameters (all or some), with any state.

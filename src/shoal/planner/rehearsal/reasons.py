@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from shoal.cluster.device import Device
-from shoal.cost.estimate import memory
+from shoal.cost.estimate import fetching, memory
 from shoal.planner.packing.base import Candidate, Packing, Scene
 from shoal.planner.packing.cost import Cost
 from shoal.planner.packing.groups import needed
@@ -104,4 +104,4 @@ class Reasons:
 
 def _in_search(each: Measured) -> Parts:
     """An epoch of an array in a process that has its samples already, if they are kept."""
-    return replace(each.fused, preprocessing=0.0) if each.profile.sharing == "kept" else each.fused
+    return replace(each.fused, preprocessing=fetching(each.profile, [1]))
