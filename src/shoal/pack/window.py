@@ -19,7 +19,7 @@ from shoal.trial import derive_seed
 
 __all__ = ["Window", "moved"]
 
-BLOCK = 16
+BLOCK = 32
 """Samples that follow each other in a walk and are fetched together where they draw: to seed the generators for each by
 itself takes long beside decoding a small picture."""
 
@@ -48,7 +48,7 @@ class Window(Source):
         self._device = device
         self._seeds = seeds
         self._held: OrderedDict[Key, Any] = OrderedDict()
-        self._newest: tuple[Sequence[Key], Any] | None = None  # a batch, and what it is of
+        self._newest: tuple[Sequence[Key], Any, int] | None = None  # a batch, what it is of, and how often it is wanted
         self._handover = Handover(device)
 
     def batch(self, cut: Cut) -> Any:
@@ -66,8 +66,7 @@ class Window(Source):
             keys = [(cut.seed, place, index) for place, index in enumerate(indices, cut.first)]
             most = cut.held + 2 * BLOCK
         if self._newest is not None and self._newest[0] == keys:
-            self._handover.read(self._newest[1])
-            return fresh(self._newest[1])
+            return self._again(*self._newest)
         found = {key: self._held[key] for key in keys if key in self._held}
         missing = [key for key in dict.fromkeys(keys) if key not in found]
         if missing:
@@ -79,9 +78,15 @@ class Window(Source):
         if missing:
             self._hold(fetched, most)
         if cut.alike > 1 and plain(batch):
-            self._newest = keys, fresh(batch)
+            self._newest = keys, fresh(batch), cut.alike - 1
             self._handover.written()
         return batch
+
+    def _again(self, keys: Sequence[Key], batch: Any, wanted: int) -> Any:
+        """The newest batch; who is the last to want it need not have a copy."""
+        self._handover.read(batch)
+        self._newest = (keys, batch, wanted - 1) if wanted > 1 else None
+        return fresh(batch) if wanted > 1 else batch
 
     def _fetch(self, cut: Cut, missing: Sequence[Key]) -> dict[Key, Any]:
         """Samples, and those that are in their blocks."""
@@ -128,4 +133,6 @@ class Window(Source):
 
 def moved(batch: Any, device: torch.device) -> Any:
     """A batch with its tensors on a device."""
+    if all(leaf.device == device for leaf in pytree.tree_leaves(batch) if isinstance(leaf, torch.Tensor)):
+        return batch
     return pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(device, non_blocking=True), batch)
