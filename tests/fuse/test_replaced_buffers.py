@@ -1,4 +1,5 @@
-"""Buffers that are used and then replaced: the pass backward needs them as they were."""
+"""Buffers that are used and then replaced: the pass backward needs them as they were, and others may be put in their
+place."""
 
 import copy
 
@@ -7,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD
 
+from shoal.errors import FusionError
 from shoal.fuse.making import fuse
 from shoal.fuse.optim.fused import fuse_optimizers
 from shoal.fuse.step import TrainingStep
@@ -29,6 +31,50 @@ class Recurrent(nn.Module):
         new = (self.inwards(x) + self.across(self.state)).tanh()
         self.state = new.detach().mean(0, keepdim=True)
         return new
+
+
+class Ring(nn.Module):
+    """Its last two outputs are buffers, of which one becomes the other."""
+
+    newest: Tensor
+    older: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inwards = nn.Linear(4, 3)
+        self.register_buffer("newest", torch.zeros(3))
+        self.register_buffer("older", torch.zeros(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.inwards(x) + 0.3 * self.newest - 0.2 * self.older
+        self.older = self.newest
+        self.newest = out.detach().mean(0)
+        return out.tanh()
+
+
+class Swap(Ring):
+    """Its buffers change places, and one is turned round."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.newest, self.older = self.older, self.newest
+        self.square = self.square.T
+        return self.inwards(x) + self.newest + 2 * self.older + self.square[0]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.newest += 1
+        self.older += torch.arange(3)
+        self.register_buffer("square", torch.arange(9.0).reshape(3, 3) / 9)
+
+
+class SwapParameters(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Parameter(torch.ones(4)), nn.Parameter(torch.arange(4.0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.a, self.b = self.b, self.a
+        return x * self.a + 2 * self.b
 
 
 def loss(model: nn.Module, x: Tensor) -> Tensor:
@@ -65,3 +111,42 @@ def test_gradients_are_of_what_was_used(members: int, way: str, fn: object, watc
     for mine, own in zip(fused, alone, strict=True):
         for name, value in own.state_dict().items():
             torch.testing.assert_close(mine.state_dict()[name], value, rtol=0, atol=1e-12, msg=name)
+
+
+@pytest.mark.parametrize("way", ["serial", "eager"])
+@pytest.mark.parametrize("members", [1, 3])
+@pytest.mark.parametrize("make", [Ring, Swap])
+def test_buffers_that_change_places(make: type[nn.Module], members: int, way: str) -> None:
+    torch.manual_seed(0)
+    alone = [make().double() for _ in range(members)]
+    fused = copy.deepcopy(alone)
+    array = fuse(fused, list(range(members)))
+    optimizers = [SGD(model.parameters(), 0.1) for model in fused]
+    step = TrainingStep(array, fuse_optimizers(optimizers, array), loss, (way,))  # type: ignore[arg-type]
+    plain = [SGD(model.parameters(), 0.1) for model in alone]
+    for x in X:
+        step(x)
+        for model, optimizer in zip(alone, plain, strict=True):
+            optimizer.zero_grad()
+            loss(model, x).backward()
+            optimizer.step()
+        with torch.no_grad():
+            measured = array.map(loss, x)
+            wanted = torch.stack([loss(model, x) for model in alone])
+        torch.testing.assert_close(measured, wanted, rtol=0, atol=1e-12)
+    for mine, own in zip(fused, alone, strict=True):
+        for name, value in own.state_dict().items():
+            torch.testing.assert_close(mine.state_dict()[name], value, rtol=0, atol=1e-12, msg=name)
+
+
+@pytest.mark.parametrize(("members", "way"), [(1, "serial"), (3, "serial")])
+def test_parameters_that_change_places_are_refused(members: int, way: str) -> None:
+    models = [SwapParameters() for _ in range(members)]
+    before = [copy.deepcopy(model.state_dict()) for model in models]
+    array = fuse(models)
+    optimizer = fuse_optimizers([SGD(model.parameters(), 0.1) for model in models], array)
+    step = TrainingStep(array, optimizer, loss, (way,))  # type: ignore[arg-type]
+    with pytest.raises(FusionError, match="'a' is a parameter, and a function has put another tensor in its place"):
+        step(X[0].float())
+    for model, state in zip(models, before, strict=True):
+        assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())

@@ -401,11 +401,36 @@ def test_what_was_freed_is_refused() -> None:
         _ = other.optimizers
 
 
+def test_a_member_that_was_freed_by_itself_has_left() -> None:
+    first, second = loaded(), loaded()
+    together = Pack([first, second])
+    together.step([X[:7], Y[:7]])
+    free(first)
+    assert together.members == (second,)
+    assert together.step([X[:10], Y[:10]]).keys() == {second}
+    with pytest.raises(PackError, match="is not in this pack"):
+        together.free(first)
+    third = together.load(seeded(mlp, 3), optimizer=of(SGD), loss=loss, batch_size=5)
+    assert together.end_epoch().keys() == {second, third}
+    assert not together.failed
+
+
+def test_memory_that_members_share_is_refused() -> None:
+    first, second = seeded(mlp, 0), seeded(mlp, 1)
+    for one, other in zip(first.parameters(), second.parameters(), strict=True):
+        one.data = other.data
+    with pytest.raises(PackError, match=r"both hold the memory of '1\.weight'"):
+        Pack([load(one, "cpu", optimizer=of(SGD), loss=loss, batch_size=5) for one in (first, second)])
+
+
 def test_models_that_members_share_are_refused() -> None:
     model = seeded(mlp, 0)
     first = load(model, "cpu", optimizer=of(SGD), loss=loss, batch_size=5)
-    with pytest.raises(PackError, match=r"both hold the same model; give each a model of its own \(copy.deepcopy\)"):
-        Pack([first, load(model, "cpu", optimizer=of(SGD), loss=loss, batch_size=10)])
+    together = Pack([first])
+    for again in (load, lambda model, _, **given: together.load(model, **given)):
+        with pytest.raises(PackError, match=r"is loaded already, as .*; free that, or load a .* \(copy.deepcopy\)"):
+            again(model, "cpu", optimizer=of(SGD), loss=loss, batch_size=10)
+    assert together.step([X, Y])[first].shape == (len(X) // 5, 1), "what is refused changes nothing"
     with pytest.raises(PackError, match="both hold the same model"):
         Pack([first, first])
     part = nn.Linear(36, 4)
@@ -435,6 +460,11 @@ def test_members_on_different_devices_are_refused() -> None:
         ({"optimizer": []}, "0 functions for 1 models"),
         ({"model": mlp}, "`model` must be a torch.nn.Module or what `shoal.fuse` made, got <function"),
         ({"model": nn.ReLU()}, "ReLU has no parameters"),
+        ({"model": mlp().requires_grad_(False)}, "no parameters that require gradients"),
+        ({"loss": "mse"}, "`loss` must be a function of a model and a batch that returns a scalar, got 'mse'"),
+        ({"device": "nope"}, "`device` must be one that torch can use here, got 'nope'"),
+        ({"device": "cuda:7"}, "`device` must be one that torch can use here, got 'cuda:7'"),
+        ({"optimizer": lambda model: None}, "`optimizer` must return a torch.optim.Optimizer, got None"),
     ],
     ids=lambda value: None if isinstance(value, dict) else value[:24],
 )
@@ -451,10 +481,12 @@ def test_what_is_no_member_is_named() -> None:
         Pack([])
     with pytest.raises(PackError, match="takes what `load` returned, got Sequential"):
         free(mlp())
-    with pytest.raises(PackError, match="`threads` must be at least 1, got 0"):
-        Pack([loaded()], threads=0)
-    with pytest.raises(FusionError, match="`loss` must be a function"):
-        load(mlp(), "cpu", optimizer=of(SGD), loss="mse", batch_size=5)
+    for nothing in (None, loaded()):
+        with pytest.raises(PackError, match="must be a list of what `load` returned"):
+            Pack(nothing)  # type: ignore[arg-type]
+    for threads in (0, 1.5, "2", None, True, 10**6):
+        with pytest.raises(PackError, match="`threads` must be an integer from 1 to 1024, got"):
+            Pack([loaded()], threads=threads)  # type: ignore[arg-type]
     with pytest.raises(FusionError):
         load(mlp(), "cpu", optimizer=lambda model: SGD(mlp().parameters()), loss=loss, batch_size=5)
 

@@ -194,8 +194,20 @@ def test_no_memory_is_a_reason(history):
 
 
 def test_a_task_that_breaks_its_contract_ends_it(history):
-    with pytest.raises(TaskError, match="'loss' must be a real scalar"):
+    with pytest.raises(TaskError, match=r"'loss' must be a real scalar.*; it was met with configuration 0, .*width"):
         rehearsed([{"width": 4}, {"width": 4}], history, Vectors())
+
+
+def test_who_exits_is_told_and_the_others_go_on(history):
+    class Exits(Sums):
+        def loss(self, model, batch):
+            if model[0].weight.shape[-2] == 6:
+                raise SystemExit(7)
+            return super().loss(model, batch)
+
+    found = rehearsed([{"width": 4}, {"width": 6}], history, Exits())
+    assert [numbers(each) for each in found.arrays] == [[0]]
+    assert [(each.trials, each.reason) for each in found.failed] == [((1,), "SystemExit: 7")]
 
 
 def test_trials_are_not_fused_where_the_study_says_so(history):

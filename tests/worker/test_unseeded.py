@@ -89,6 +89,17 @@ class FirstAlone(DrawsFrom):
         return model
 
 
+class Counts(DrawsFrom):
+    """Has its steps counted in an attribute, which no checkpoint has."""
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        loss = super().loss(model, batch)
+        if not model.training:
+            return loss
+        model.count = getattr(model, "count", 0) + 1
+        return loss * (1 + 0.01 * model.count)
+
+
 def learnt(task: DrawsFrom, numbers: list[int], directory: Path, seconds: float) -> dict[tuple[int, int], Any]:
     """Every report; and the weights in the end, as of epoch 0."""
     reports = reports_in(Shop(task, directory).run([whole(number) for number in numbers], seconds=seconds))
@@ -136,6 +147,17 @@ def test_who_fails_over_a_number_that_was_wrong_goes_back_as_well(tmp_path: Path
 def test_draws_of_the_first_member_are_not_hidden_by_those_of_the_others(generator: str, tmp_path: Path) -> None:
     wanted = learnt(FirstAlone(generator, 9, always=True), [0, 1], tmp_path / "always", 30.0)
     got = learnt(FirstAlone(generator, 9, always=False), [0, 1], tmp_path / "late", 30.0)
+    same(got, wanted)
+
+
+@pytest.mark.parametrize("first", [4, 9])
+@pytest.mark.parametrize("generator", DRAWS)
+def test_who_counts_in_an_attribute_never_has_to_go_back(
+    generator: str, first: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    wanted = learnt(Counts(generator, first, always=True), [0], tmp_path / "always", 30.0)
+    got = learnt(Counts(generator, first, always=False), [0], tmp_path / "late", 30.0)
+    assert "go back" not in caplog.text
     same(got, wanted)
 
 

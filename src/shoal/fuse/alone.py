@@ -13,9 +13,10 @@ from shoal.fuse.beside import accompanied
 from shoal.fuse.generators import Drawn, OtherGenerators, reseed_again
 from shoal.fuse.intercept import member_run
 from shoal.fuse.outer import home_of_row
+from shoal.fuse.plain import Attributes
 from shoal.fuse.randomness import Randomness
 from shoal.fuse.rows import rows
-from shoal.fuse.slots import Slot
+from shoal.fuse.slots import Slot, keep_rows
 from shoal.fuse.stacked import Stacked
 
 __all__ = ["MembersAlone", "function_of", "tensors_in"]
@@ -34,6 +35,7 @@ class MembersAlone:
 
     def __init__(self, members: Sequence[nn.Module], slots: Sequence[Slot]) -> None:
         self._members = members
+        self._modules = [list(member.modules()) for member in members]
         self._slots = slots
         self._silent: set[Any] = set()
         """Functions that a member has run by itself and that have drawn no random numbers at all."""
@@ -65,8 +67,7 @@ class MembersAlone:
                 home = partial(home_of_row, self._slots, list(zip(slots, columns, strict=True)), b)
                 with member_run(Randomness(partial(_key, keys, b), alone=True), home):
                     results.append(fn(member, *mine))
-                for slot, row in zip(slots, columns, strict=True):
-                    slot.keep_row(b, row[b])
+                keep_rows(slots, b, [row[b] for row in columns])
             finally:
                 for slot in slots:
                     slot.put(b + 1, slot.own[b])
@@ -149,8 +150,12 @@ class MembersAlone:
 
     def take_over(self, b: int) -> None:
         """Copy what member b has put in the place of its own tensors, which stand there again then."""
-        for slot in self._own_slots():
-            slot.keep_row(b, slot.own[b])
+        slots = self._own_slots()
+        try:
+            keep_rows(slots, b, [slot.own[b] for slot in slots])
+        except BaseException:
+            self.put_back(b)
+            raise
 
     def put_back(self, b: int) -> None:
         """Member b has its own tensors again, after a function that it ran has failed."""
@@ -174,17 +179,19 @@ class MembersAlone:
         """Run a function that has drawn no random numbers before without looking at what it does, which is quicker.
 
         Returns:
-            Whether it has drawn none this time, and its result; if it has, its buffers are as they were before.
+            Whether it has drawn none this time, and its result; if it has, the member is as it was before.
         """
         buffers = [slot.own[b] for slot in self._slots if slot.registered and not slot.trainable]
         if self._spare is None:
             self._spare = [torch.empty_like(buffer) for buffer in buffers]
         if buffers:
             torch._foreach_copy_(self._spare, buffers)
+        attributes = Attributes(self._modules[b])
         drawn = Drawn(next((slot.own[b].device for slot in self._slots if slot.own), torch.device("cpu")))
         result = fn(self._members[b], *batch)
         if not drawn():
             return True, result
+        attributes.put_back()
         self.put_back(b)
         for buffer, saved in zip(buffers, self._spare, strict=True):
             buffer.copy_(saved)

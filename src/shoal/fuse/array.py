@@ -26,7 +26,7 @@ from shoal.fuse.plain import PlainState, attributes_of
 from shoal.fuse.randomness import Randomness, active, member_keys, randomness
 from shoal.fuse.reached import Reached
 from shoal.fuse.search import find_slots, tensors_within
-from shoal.fuse.slots import Slot
+from shoal.fuse.slots import Slot, keep
 from shoal.fuse.stacked import NeedsMemberError, SharedWriteError, Stacked, events
 from shoal.fuse.undo import Undo
 from shoal.fuse.watch import Watch
@@ -267,8 +267,7 @@ class ModelArray(nn.Module):
             for slot in self._slots:
                 slot.keep_alike()
             raise
-        for slot in self._slots:
-            slot.keep()
+        keep(self._slots)
         self._plain.push()
 
     def unfuse(self) -> list[nn.Module]:

@@ -218,6 +218,11 @@ class Unseeded:
         self._to_try: float = self.TRIED if possible else inf
         self._stretch: _Stretch | None = None
 
+    @property
+    def last_try(self) -> bool:
+        """Whether it begins after this step, if that draws nothing."""
+        return self._to_try == 1
+
     def begin_step(self) -> None:
         """To be called right before a step, after its batch was made."""
         if self.lasts:
@@ -231,7 +236,7 @@ class Unseeded:
         """To be called right after it.
 
         Args:
-            seen: nothing that the step may have drawn was taken back; where it was, it cannot be told what is drawn.
+            seen: what the step did can be told, and taken back by going back to a checkpoint.
         """
         if self.lasts or self._stretch is None:
             return

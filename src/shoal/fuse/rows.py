@@ -8,7 +8,7 @@ from torch import Tensor
 
 from shoal.fuse.absent import note_backward
 
-__all__ = ["joined", "rows"]
+__all__ = ["joined", "memory_of", "rows"]
 
 
 class _Rows(torch.autograd.Function):
@@ -68,3 +68,8 @@ def _dense(tensor: Tensor) -> bool:
     """Does it fill its memory without gaps or overlap, in whatever order of axes?"""
     span = 1 + sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
     return span == tensor.numel()
+
+
+def memory_of(tensor: Tensor) -> int:
+    """Where a tensor lies; 0 for those that have no memory, as sparse ones and within transforms of `torch.func`."""
+    return tensor.untyped_storage().data_ptr() if torch._C._has_storage(tensor) else 0

@@ -1,6 +1,6 @@
 """One value that the members of an array hold apart, and its places: a parameter, a buffer, a tensor, a float."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,10 +9,10 @@ from torch import Tensor, nn
 
 from shoal.errors import FusionError
 from shoal.fuse.frozen import lent, note_lent
-from shoal.fuse.rows import joined
+from shoal.fuse.rows import joined, memory_of
 from shoal.fuse.stacked import Numbers, Stacked
 
-__all__ = ["Slot"]
+__all__ = ["Slot", "keep", "keep_rows"]
 
 Place = tuple[Any, Any]
 """A container and a key: a module's parameters, its attributes, a list among them."""
@@ -122,15 +122,6 @@ class Slot:
         container, key = self.places[which][0]
         return container.get(key) if isinstance(container, dict) else container[key]
 
-    def keep(self) -> None:
-        """Take over what user code has put in the stage's place, or has done to what all members share."""
-        value = self.found(0)
-        if value is not self.shown:
-            self._take(value)
-        self.keep_alike()
-        if self.shared:
-            self.versions = self.own_versions()
-
     def keep_alike(self) -> None:
         """Do to all members what was done to the one value that was shown."""
         if self.alike:
@@ -138,7 +129,8 @@ class Slot:
                 self.data[1:].copy_(self.data[0].expand_as(self.data[1:]))
             self.versions = self._versions()
 
-    def _take(self, value: Any) -> None:
+    def take(self, value: Any) -> None:
+        """Take over what user code has put in the stage's place."""
         if self.numbers is not None and isinstance(value, float):
             self.numbers = value.numbers if isinstance(value, Numbers) else (value,) * len(self.numbers)
             for b, number in enumerate(self.numbers, start=1):
@@ -154,15 +146,13 @@ class Slot:
                 for b, row in enumerate(self.own, start=1):
                     self.put(b, row)
 
-    def keep_row(self, b: int, row: Tensor) -> None:
-        """The same for member b, in whose place a row of the stacked tensor stood."""
-        value = self.found(b + 1)
-        if value is row and value.data_ptr() == self.addresses[b]:
-            return
+    def take_row(self, b: int, value: Any) -> None:
+        """The same for member b."""
         if isinstance(value, Tensor):
             stacked = self.data.data[b]
             _copy(self.path, stacked, value)
             self.own[b].data = stacked
+            self.versions = ()  # which this has not changed, as it is done behind autograd's back
         self.put(b + 1, self.own[b])
 
     def part(self, stacked: nn.Module) -> None:
@@ -231,6 +221,54 @@ class Slot:
 
     def _versions(self) -> tuple[int, ...]:
         return (self.data._version, *[own._version for own in self.own]) if self.alike else ()
+
+
+def keep(slots: Sequence[Slot]) -> None:
+    """Take over what user code has put in the stage's places, or has done to what all members share.
+
+    Raises:
+        FusionError: it has put something in the place of a parameter.
+    """
+    replaced = [(slot, value) for slot in slots if (value := slot.found(0)) is not slot.shown]
+    _check_no_parameters(replaced)
+    for slot, value in _in_memory_of_their_own(replaced):
+        slot.take(value)
+    for slot in slots:
+        slot.keep_alike()
+        if slot.shared:
+            slot.versions = slot.own_versions()
+
+
+def keep_rows(slots: Sequence[Slot], b: int, rows: Sequence[Tensor]) -> None:
+    """The same for member b, in whose places rows of the stacked tensors, or its own, stood."""
+    found = [(slot, slot.found(b + 1), row) for slot, row in zip(slots, rows, strict=True)]
+    _check_no_parameters((slot, value) for slot, value, row in found if value is not row)
+    changed = [(s, value) for s, value, row in found if value is not row or value.data_ptr() != s.addresses[b]]
+    for slot, value in _in_memory_of_their_own(changed):
+        slot.take_row(b, value)
+
+
+def _check_no_parameters(replaced: Iterable[tuple[Slot, Any]]) -> None:
+    for slot, value in replaced:
+        if slot.trainable and isinstance(value, Tensor):
+            raise FusionError(
+                f"{slot.path!r} is a parameter, and a function has put another tensor in its place; change it in place "
+                "(under torch.no_grad()), or register what changes as a buffer"
+            )
+
+
+def _in_memory_of_their_own(replaced: Sequence[tuple[Slot, Any]]) -> Sequence[tuple[Slot, Any]]:
+    """Values that were put in slots' places; those that lie where another is about to be copied to are copied first, as
+    of buffers that change places.
+    """
+    written = {memory_of(slot.data) for slot, _ in replaced if slot.registered and not slot.shared}
+    return [(slot, _apart_from(written, value)) for slot, value in replaced] if written else replaced
+
+
+def _apart_from(written: Set[int], value: Any) -> Any:
+    if isinstance(value, Stacked):
+        return Stacked(value.whole.detach().clone()) if memory_of(value.whole) in written else value
+    return value.detach().clone() if isinstance(value, Tensor) and memory_of(value) in written else value
 
 
 def _descend(root: nn.Module, path: Sequence[str]) -> nn.Module:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from shoal.errors import FusionError
+from shoal.fuse.rows import memory_of
 from shoal.fuse.stacked import Stacked
 
 __all__ = ["Undo", "before_gradients", "before_write"]
@@ -58,10 +59,10 @@ class Undo:
         if self._memory is None:
             self._memory = {}
             for parameter in self._parameters():
-                self._memory[_memory(parameter)] = parameter
+                self._memory[memory_of(parameter)] = parameter
                 if parameter.grad is not None:
-                    self._memory[_memory(parameter.grad)] = None
-        place = _memory(tensor)
+                    self._memory[memory_of(parameter.grad)] = None
+        place = memory_of(tensor)
         if not place or place not in self._memory:
             return
         found = self._memory.pop(place)
@@ -131,8 +132,3 @@ def before_gradients() -> None:
 def _is_new(tensor: Tensor) -> bool:
     """Whether a function has made it, in memory of its own; most tensors that are written to are such."""
     return tensor.grad_fn is not None and tensor._base is None
-
-
-def _memory(tensor: Tensor) -> int:
-    """Where a tensor lies; 0 for those that have no memory, as sparse ones and within transforms of `torch.func`."""
-    return tensor.untyped_storage().data_ptr() if torch._C._has_storage(tensor) else 0

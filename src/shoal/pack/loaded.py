@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from typing import Any, final
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -71,6 +72,11 @@ class Loaded:
         return next(self.array.parameters()).device
 
     @property
+    def freed(self) -> bool:
+        """Whether it is of no use any more."""
+        return self._array is None
+
+    @property
     def settled(self) -> bool:
         """Whether its steps are taken in the fastest of the ways that a `TrainingStep` has."""
         return self._step is None or self._step.way is not None
@@ -135,10 +141,13 @@ def load(
         PackError: an argument is not what it is to be.
         FusionError: the model cannot be an array, or the optimizer is none of its own.
     """
+    device = _device(device)
     if not isinstance(model, nn.Module):
         raise PackError(f"`model` must be a torch.nn.Module or what `shoal.fuse` made, got {model!r}")
     if not isinstance(batch_size, int) or isinstance(batch_size, bool) or batch_size < 1:
         raise PackError(f"`batch_size` must be a positive integer, got {batch_size!r}")
+    if not callable(loss):
+        raise PackError(f"`loss` must be a function of a model and a batch that returns a scalar, got {loss!r}")
     count = len(model) if isinstance(model, ModelArray) else 1
     makers = [*optimizer] if isinstance(optimizer, (list, tuple)) else [optimizer] * count
     for maker in makers:
@@ -151,11 +160,42 @@ def load(
         raise PackError(
             f"`optimizer` has {len(makers)} functions for {count} models; give one for each, or one for all"
         )
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise PackError(
+            f"{type(model).__name__} has no parameters that require gradients, so there is nothing to train"
+        )
+    models = model.members if isinstance(model, ModelArray) else (model,)
+    _check_not_loaded(models)
     array = (model if isinstance(model, ModelArray) else fuse([model])).to(device)
-    if next(array.parameters(), None) is None:
-        raise PackError(f"{type(model).__name__} has no parameters, so there is nothing to train")
     optimizers = [maker(one) for maker, one in zip(makers, array.members, strict=True)]
-    return Loaded(array, optimizers, loss, batch_size)
+    for one in optimizers:
+        if not isinstance(one, Optimizer):
+            raise PackError(f"`optimizer` must return a torch.optim.Optimizer, got {one!r}")
+    member = Loaded(array, optimizers, loss, batch_size)
+    _loaded.add(member)
+    return member
+
+
+_loaded: WeakSet[Loaded] = WeakSet()
+"""What is in use, and its models with it: one that was fused anew would leave its array."""
+
+
+def _check_not_loaded(models: Sequence[nn.Module]) -> None:
+    mine = set(map(id, models))
+    for member in _loaded:
+        if not member.freed and any(id(model) in mine for model in member.models):
+            raise PackError(
+                f"the model is loaded already, as {member!r}; free that, or load a model of its own (copy.deepcopy)"
+            )
+
+
+def _device(device: torch.device | str) -> torch.device:
+    """Where models can be brought to."""
+    try:
+        return torch.empty(0, device=device).device
+    except (RuntimeError, AssertionError, TypeError) as error:
+        reason = str(error).split("\n")[0]
+        raise PackError(f"`device` must be one that torch can use here, got {device!r}: {reason}") from error
 
 
 def free(member: Loaded) -> list[dict[str, Any]]:

@@ -1,13 +1,13 @@
 """Several loaded models on one data stream (Pack, section 3)."""
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, final
 
 import torch
 from torch import Tensor, nn
 
-from shoal.errors import PackError
+from shoal.errors import PackError, ShoalError
 from shoal.pack.loaded import Loaded, Loss, MakeOptimizers, free, load
 from shoal.pack.rows import Rows
 from shoal.pack.turns import Turns
@@ -15,6 +15,8 @@ from shoal.pack.turns import Turns
 __all__ = ["Pack"]
 
 _log = logging.getLogger("shoal.pack")
+
+MOST_THREADS = 1024
 
 
 class _Seat:
@@ -91,6 +93,10 @@ class Pack:
     """
 
     def __init__(self, members: Iterable[Loaded], threads: int = 1) -> None:
+        if isinstance(members, Loaded) or not isinstance(members, Iterable):
+            raise PackError(f"`members` must be a list of what `load` returned, got {type(members).__name__}")
+        if not isinstance(threads, int) or isinstance(threads, bool) or not 1 <= threads <= MOST_THREADS:
+            raise PackError(f"`threads` must be an integer from 1 to {MOST_THREADS}, got {threads!r}")
         members = list(members)
         for member in members:
             if not isinstance(member, Loaded):
@@ -109,7 +115,7 @@ class Pack:
     @property
     def members(self) -> tuple[Loaded, ...]:
         """Those that are in training."""
-        return tuple(seat.member for seat in self._seats)
+        return tuple(seat.member for seat in self._seats if not seat.member.freed)
 
     def load(self, model: nn.Module, *, optimizer: MakeOptimizers, loss: Loss, batch_size: int) -> Loaded:
         """Bring one more model into the pack; see `shoal.pack.load`. It takes part from the next batch on."""
@@ -125,12 +131,11 @@ class Pack:
         Raises:
             PackError: it is not in this pack.
         """
-        left = [seat for seat in self._seats if seat.member is not member]
-        if len(left) == len(self._seats) and member not in self.failed:
+        if member not in self.members and member not in self.failed:
             raise PackError(f"{member!r} is not in this pack; it holds {list(self.members)}")
-        checkpoints = free(member)
-        self._seats = left
         self.failed.pop(member, None)
+        checkpoints = free(member)
+        self._leave_freed()
         return checkpoints
 
     def step(self, batch: Any) -> dict[Loaded, Tensor]:
@@ -179,6 +184,7 @@ class Pack:
         return {seat.member: seat.collect() for seat in self._seats}
 
     def _seat(self, member: Loaded) -> None:
+        self._leave_freed()
         if member.device != self._device:
             raise PackError(
                 f"{member!r} is on {member.device}, others of the pack are on {self._device}; load all on one device"
@@ -191,7 +197,12 @@ class Pack:
                 )
         self._seats.append(_Seat(member, self._rows))
 
+    def _leave_freed(self) -> None:
+        """Who was freed has no seat any more, by whomever."""
+        self._seats = [seat for seat in self._seats if not seat.member.freed]
+
     def _check_any(self) -> None:
+        self._leave_freed()
         if self._seats:
             return
         if self.failed:
@@ -200,10 +211,14 @@ class Pack:
         raise PackError("the pack has no members any more; bring in a model with its `load`")
 
 
+_OF_SHAPES = (RuntimeError, ValueError, TypeError, LookupError, AttributeError)
+"""What is raised where a model is given what it does not take."""
+
+
 def _explained(seat: _Seat, error: Exception) -> PackError:
     """What became of a member, in words."""
     what = f"{type(error).__name__}: {error}"
-    if seat.steps:
+    if seat.steps or isinstance(error, ShoalError) or not isinstance(error, _OF_SHAPES):
         explained = PackError(f"{seat.member!r} failed at its step {seat.steps + 1} in the pack: {what}")
     else:
         explained = PackError(
@@ -219,11 +234,20 @@ def _shared(first: Loaded, second: Loaded) -> str | None:
     if any(model is other for model in first.models for other in second.models):
         return "the same model"
     own = {id(tensor) for model in first.models for tensor in (*model.parameters(), *model.buffers())}
+    memory = {tensor.data_ptr() for model in first.models for tensor in _written(model)} - {0}
     for model in second.models:
         for path, tensor in (*model.named_parameters(), *model.named_buffers()):
             if id(tensor) in own:
                 return f"the tensor {path!r}"
+            if tensor.data_ptr() in memory:
+                return f"the memory of {path!r}"
     return None
+
+
+def _written(model: nn.Module) -> Iterator[Tensor]:
+    """What training changes."""
+    yield from (parameter for parameter in model.parameters() if parameter.requires_grad)
+    yield from model.buffers()
 
 
 def _never() -> bool:

@@ -28,6 +28,9 @@ _WAYS = {"turns": "one after another", "steps": "step by step", "streams": "stre
 _WIDE = 160
 """Characters from which on all of an array stands on one line."""
 
+_NARROW = 80
+"""Characters that figures need to stand unbroken."""
+
 _NAMED = 4
 """So many trials of an array are named."""
 
@@ -52,11 +55,11 @@ class RehearsalTable:
         number, *figures = self._figures()
         texts = self._texts()
         if options.max_width >= _WIDE:
-            yield _table([number, *figures, *texts])
+            yield _table([number, *figures, *texts], options.max_width)
         else:
-            yield _table([number, *figures])
+            yield _table([number, *figures], options.max_width)
             yield ""
-            yield _table([number, *texts])
+            yield _table([number, *texts], options.max_width)
         if any(len(each.lanes) > 1 for each in (*shown.companies, *shown.unfused)):
             yield ""
             yield self._companies()
@@ -254,10 +257,11 @@ def _fused(each: Measured) -> str:
     return f"{_milliseconds(each.step_fused)}, {each.gain:.1f}x" if each.members > 1 else "–"
 
 
-def _table(columns: Sequence[_Column]) -> Table:
+def _table(columns: Sequence[_Column], width: int) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in columns:
-        table.add_column(column.head, justify=column.justify, no_wrap=column.justify == "right", overflow="fold")
+        whole = column.justify == "right" and width >= _NARROW  # else figures are folded, for none is to be cut
+        table.add_column(column.head, justify=column.justify, no_wrap=whole, overflow="fold")
     for cells in zip(*(column.cells for column in columns), strict=True):
         table.add_row(*map(Text, cells))
     return table

@@ -100,8 +100,8 @@ class _Rehearser:
         for trial in trials:
             try:
                 key = self._describer.key(trial)
-            except Exception as error:  # not hidden: it is told with the trial
-                self._fail([trial.number], error)
+            except (Exception, SystemExit) as error:  # not hidden: it is told with the trial
+                self._fail([trial], error)
             else:
                 members.setdefault(key, []).append(Member(trial, 0, 1))
         return members
@@ -113,25 +113,26 @@ class _Rehearser:
         try:
             fetch_kept(array, self._workshop)
             profile = measure(task, sets, array, device, self._device.memory)
-        except Exception as error:  # not hidden: it is told with the trials
+        except (Exception, SystemExit) as error:  # not hidden: it is told with the trials
             left = [member for member in members if self._measure(key, [member])] if len(members) > 1 else []
             if 0 < len(left) < len(members):
                 return self._measure(key, left)
             if left or len(members) == 1:
-                self._fail([member.trial.number for member in members], error)
+                self._fail([member.trial for member in members], error)
             return []
         self._profiles[key] = profile
         self._history.put(key.structure, key.data, key.batch_size, self._device.kind, profile)
         return list(members)
 
-    def _fail(self, numbers: Sequence[int], error: Exception) -> None:
+    def _fail(self, trials: Sequence[Trial], error: BaseException) -> None:
         """Note why trials could not be measured.
 
         Raises:
             TaskError: the task breaks its contract.
         """
+        numbers = [trial.number for trial in trials]
         if isinstance(error, TaskError):
-            raise error
+            raise TaskError(f"{error}; it was met with configuration {numbers[0]}, {dict(trials[0].config)}") from error
         reason = _in_short(error)
         if reason not in self._failures:
             _log.warning("trials %s could not be measured:\n%s", numbers, user_traceback(error))
@@ -152,8 +153,8 @@ class _Rehearser:
         try:
             alone = measure_switching(lone, self._workshop, step_seconds(profile, 1))
             of_all = measure_switching(array, self._workshop, step_seconds(profile, members)) if members > 1 else alone
-        except Exception as error:  # not hidden: it is told with the trials
-            self._fail([member.trial.number for member in array.members], error)
+        except (Exception, SystemExit) as error:  # not hidden: it is told with the trials
+            self._fail([member.trial for member in array.members], error)
             return None
         return Measured(array, profile, alone, of_all)
 
@@ -200,7 +201,7 @@ class _Rehearser:
             return measure_company(arrays, self._workshop)
         except TaskError:
             raise
-        except Exception as error:  # not hidden: it is told with the arrays
+        except (Exception, SystemExit) as error:  # not hidden: it is told with the arrays
             _log.warning("arrays could not be measured together:\n%s", user_traceback(error))
             return Company(tuple(arrays), error=_in_short(error))
 
@@ -217,7 +218,7 @@ def _number(waiting: tuple[Member, ArrayKey]) -> int:
     return waiting[0].trial.number
 
 
-def _in_short(error: Exception) -> str:
+def _in_short(error: BaseException) -> str:
     """An error on one line."""
     if outcome_of(error) is Outcome.OUT_OF_MEMORY:
         return "there is no memory for it"

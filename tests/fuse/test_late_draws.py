@@ -1,0 +1,110 @@
+"""Functions that begin to draw after steps in which they drew nothing: what they did meanwhile is not done twice."""
+
+import copy
+from collections import deque
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD
+
+from shoal.errors import FusionError
+from shoal.fuse.making import fuse
+from shoal.fuse.optim.fused import fuse_optimizers
+from shoal.fuse.plain import Attributes
+from shoal.fuse.step import TrainingStep
+
+X = torch.randn(12, 6, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+
+class Remembers(nn.Module):
+    """Counts its steps in all the ways there are, and draws from the sixth on, a number that it has no use for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+        self.steps = 0
+        self.history: list[int] = []
+        self.last: deque[int] = deque(maxlen=3)
+        self.seen: dict[str, int] = {}
+        self.kinds: set[int] = set()
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.steps += 1
+        self.history.append(self.steps)
+        self.last.append(self.steps)
+        self.seen["steps"] = self.seen.get("steps", 0) + 1
+        self.kinds.add(len(self.kinds))
+        if self.steps == 1:
+            self.first = True
+        if self.steps >= 6:
+            x = x + 0 * torch.rand(())
+        weight = self.steps + len(self.history) + sum(self.last) + self.seen["steps"] + len(self.kinds)
+        out: Tensor = self.layer(x) * (1 + 0.01 * weight)
+        return out
+
+
+def loss(model: nn.Module, x: Tensor) -> Tensor:
+    out: Tensor = model(x)
+    return out.square().mean()
+
+
+@pytest.mark.parametrize("members", [1, 3])
+@pytest.mark.parametrize("way", ["serial", "eager"])
+def test_what_a_model_remembers_is_not_remembered_twice(members: int, way: str) -> None:
+    torch.manual_seed(0)
+    alone = [Remembers().double() for _ in range(members)]
+    fused = copy.deepcopy(alone)
+    array = fuse(fused, list(range(members)))
+    optimizers = [SGD(model.parameters(), 0.1) for model in fused]
+    step = TrainingStep(array, fuse_optimizers(optimizers, array), loss, (way,))  # type: ignore[arg-type]
+    plain = [SGD(model.parameters(), 0.1) for model in alone]
+    for x in X:
+        step(x)
+        for model, optimizer in zip(alone, plain, strict=True):
+            optimizer.zero_grad()
+            loss(model, x).backward()
+            optimizer.step()
+    for mine, own in zip(fused, alone, strict=True):
+        torch.testing.assert_close(mine.state_dict(), own.state_dict(), rtol=0, atol=1e-12)
+        if members == 1 or way == "serial":
+            assert (mine.steps, mine.history, mine.last, mine.seen, mine.kinds) == (
+                own.steps, own.history, own.last, own.seen, own.kinds
+            )  # fmt: skip
+
+
+CHANGES = {
+    "a number": lambda m: setattr(m, "steps", 9),
+    "a name more": lambda m: setattr(m, "other", 1),
+    "a name less": lambda m: delattr(m, "steps"),
+    "a list": lambda m: m.history.append(1),
+    "a list, of one length": lambda m: m.history.__setitem__(0, 7),
+    "a deque": lambda m: m.last.append(1),
+    "a dict": lambda m: m.seen.update(steps=7),
+    "a set": lambda m: m.kinds.add(7),
+    "a mode": lambda m: m.eval(),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_changes_are_seen_and_taken_back(name: str) -> None:
+    model = Remembers()
+    loss(model, X[0].float())
+    before = copy.deepcopy({key: value for key, value in vars(model).items() if key != "_modules"})
+    attributes = Attributes(model.modules())
+    assert not attributes.changed()
+    CHANGES[name](model)
+    assert attributes.changed()
+    attributes.put_back()
+    assert not attributes.changed()
+    assert {key: value for key, value in vars(model).items() if key != "_modules"} == before
+
+
+def test_a_tensor_that_was_changed_in_place_cannot_be_put_back() -> None:
+    model = Remembers()
+    model.table = torch.zeros(3)
+    attributes = Attributes(model.modules())
+    model.table += 1
+    assert attributes.changed()
+    with pytest.raises(FusionError, match="has changed 'table' in place; register it as a buffer"):
+        attributes.put_back()
