@@ -1,19 +1,18 @@
 """The default generators of Python, NumPy and torch, which user code draws from and nobody owns."""
 
-import ctypes
-import pickle
 import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from math import inf
 from threading import RLock
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from shoal.fuse.beside import accompanied
+from shoal.fuse.twisters import NumPyState, PythonState
 
 __all__ = ["Drawn", "OtherGenerators", "Unseeded", "forked", "generators", "reseed", "reseed_again", "undrawn"]
 
@@ -120,78 +119,16 @@ class OtherGenerators:
     """
 
     def __init__(self) -> None:
-        self._accompanied = accompanied()
-        if not self._accompanied:
-            self._python, self._numpy = random.getstate(), _NumPys()
+        self._states = () if accompanied() else (PythonState(), NumPyState())
 
     def restore(self) -> None:
         """Bring them back."""
-        if not self._accompanied:
-            random.setstate(self._python)
-            self._numpy.restore()
+        for state in self._states:
+            state.restore()
 
     def moved(self) -> bool:
         """Whether anything was drawn from them since; unknown beside other threads, and then taken not to be."""
-        if self._accompanied:
-            return False
-        return self._numpy.moved() or random.getstate() != self._python
-
-
-class _NumPys:
-    """The state of NumPy's default generator when this is made.
-
-    To ask NumPy for it takes 70 us, as an array is made of it number by number; to read the memory it lies in, two.
-    """
-
-    _without_gaussian: ClassVar[bytes] = b""
-    """What lies beside the twister while no Gaussian is left."""
-
-    def __init__(self) -> None:
-        self._memory = _memory()
-        self._state: dict[str, Any] | None = None
-        if self._memory is None or self._memory[1] != _NumPys._without_gaussian:
-            self._state = np.random.get_state(legacy=False)
-            if self._memory is not None and not self._state["has_gauss"]:
-                _NumPys._without_gaussian, self._state = self._memory[1], None
-
-    def moved(self) -> bool:
-        """Whether anything was drawn since."""
-        now = _memory()
-        if now is None or self._memory is None:
-            return pickle.dumps(np.random.get_state(legacy=False)) != pickle.dumps(self._state)
-        return now != self._memory
-
-    def restore(self) -> None:
-        """Bring it back."""
-        if self._state is not None:
-            np.random.set_state(self._state)
-        elif self._memory is not None and self.moved():
-            twister = np.frombuffer(self._memory[0], dtype=np.uint32)
-            np.random.set_state(("MT19937", twister[:-1], int(twister[-1]), 0, 0.0))
-
-
-def _memory() -> tuple[bytes, bytes] | None:
-    """Of NumPy's default generator, a Mersenne Twister, and of its owner; None if it is another kind."""
-    owner, generator = np.random.mtrand._rand, np.random.mtrand._rand._bit_generator
-    if type(generator) is not np.random.MT19937 or not _SHOWS_GAUSSIANS:
-        return None
-    return ctypes.string_at(generator.ctypes.state_address, 4 * 625), _owners_memory(owner)
-
-
-def _owners_memory(owner: np.random.RandomState) -> bytes:
-    """Which generator it has, and whether a Gaussian is left, as these are drawn two at a time."""
-    return ctypes.string_at(id(owner) + object.__basicsize__, type(owner).__basicsize__ - object.__basicsize__)
-
-
-def _shows_gaussians() -> bool:
-    owner = np.random.RandomState(0)
-    before = _owners_memory(owner)
-    owner.randn()
-    return _owners_memory(owner) != before
-
-
-_SHOWS_GAUSSIANS = _shows_gaussians()
-"""Whether an owner's memory is where it lies in CPython."""
+        return any(state.moved() for state in self._states)
 
 
 class Unseeded:

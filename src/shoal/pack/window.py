@@ -49,6 +49,7 @@ class Window(Source):
         self._seeds = seeds
         self._held: OrderedDict[Key, Any] = OrderedDict()
         self._newest: tuple[Sequence[Key], Any, int] | None = None  # a batch, what it is of, and how often it is wanted
+        self._seed: int | None = None  # of the walk that asked last
         self._handover = Handover(device)
 
     def batch(self, cut: Cut) -> Any:
@@ -76,11 +77,19 @@ class Window(Source):
         self._handover.read(list(found.values()))
         batch = moved(default_collate([found[key] for key in keys]), self._device)
         if missing:
-            self._hold(fetched, most)
+            taken = set(keys) if self._shares_batches(cut) else ()
+            self._hold({key: sample for key, sample in fetched.items() if key not in taken}, most)
+        self._seed = cut.seed
         if cut.alike > 1 and plain(batch):
             self._newest = keys, fresh(batch), cut.alike - 1
             self._handover.written()
         return batch
+
+    def _shares_batches(self, cut: Cut) -> bool:
+        """Whether nobody needs a batch's samples but who takes the batch: all walks are of its size, and the last of them
+        took the one before it. In the first batch of an epoch others may have yet to begin.
+        """
+        return cut.seed is not None and cut.seed == self._seed and cut.alike == cut.walks and self._newest is None
 
     def _again(self, keys: Sequence[Key], batch: Any, wanted: int) -> Any:
         """The newest batch; who is the last to want it need not have a copy."""
