@@ -212,7 +212,7 @@ class Attributes:
             (name, value, value._version)
             for _, before in self._before
             for name, value in before.items()
-            if isinstance(value, Tensor)
+            if isinstance(value, Tensor) and not value.is_inference()
         ]
 
     def changed(self) -> bool:

@@ -86,8 +86,8 @@ class Window(Source):
         return batch
 
     def _shares_batches(self, cut: Cut) -> bool:
-        """Whether nobody needs a batch's samples but who takes the batch: all walks are of its size, and the last of them
-        took the one before it. In the first batch of an epoch others may have yet to begin.
+        """Whether nobody needs a batch's samples but who takes the batch: all walks are of its size, and the last of
+        them took the one before it. In the first batch of an epoch others may have yet to begin.
         """
         return cut.seed is not None and cut.seed == self._seed and cut.alike == cut.walks and self._newest is None
 
