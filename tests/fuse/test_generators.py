@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
+from shoal.fuse import twisters
 from shoal.fuse.generators import OtherGenerators
 
 DRAWS: dict[str, Callable[[], object]] = {
@@ -15,6 +16,7 @@ DRAWS: dict[str, Callable[[], object]] = {
     "numpy, one Gaussian of two": np.random.randn,
     "numpy, both": lambda: np.random.randn(2),
     "numpy, a whole key": lambda: np.random.bytes(4 * 624),
+    "numpy, a binomial": lambda: np.random.binomial(9, 0.3),
     "numpy, seeded": lambda: np.random.seed(5),
 }
 BEFORE: dict[str, Callable[[], object]] = {
@@ -24,10 +26,13 @@ BEFORE: dict[str, Callable[[], object]] = {
 }
 
 
-@pytest.fixture(params=[np.random.MT19937, np.random.PCG64], ids=["Mersenne Twister", "another kind"], autouse=True)
-def kind(request: pytest.FixtureRequest) -> Iterator[None]:
+@pytest.fixture(params=["Mersenne Twister", "another kind", "another Python"], autouse=True)
+def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     own = np.random.get_bit_generator()
-    np.random.set_bit_generator(request.param(3))
+    np.random.set_bit_generator((np.random.PCG64 if request.param == "another kind" else np.random.MT19937)(3))
+    if request.param == "another Python":
+        monkeypatch.setattr(twisters, "_PYTHONS_IS_SEEN", False)
+        monkeypatch.setattr(twisters, "_NUMPYS_IS_SEEN", False)
     random.seed(3)
     yield
     np.random.set_bit_generator(own)
@@ -48,6 +53,7 @@ def test_what_is_drawn_is_seen_and_taken_back(before: str, draw: str, kind: None
     expected = next_numbers()
     assert others.moved()
     others.restore()
+    others = OtherGenerators()
     assert not others.moved()
     DRAWS[draw]()
     assert others.moved()

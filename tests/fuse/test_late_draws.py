@@ -1,17 +1,17 @@
 """Functions that begin to draw after steps in which they drew nothing: what they did meanwhile is not done twice."""
 
 import copy
-from collections import deque
+from collections import Counter, deque
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.optim import SGD
 
-from shoal.errors import FusionError
+from shoal.fuse.held import Held
 from shoal.fuse.making import fuse
 from shoal.fuse.optim.fused import fuse_optimizers
-from shoal.fuse.plain import Attributes
 from shoal.fuse.step import TrainingStep
 
 X = torch.randn(12, 6, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -67,6 +67,7 @@ def test_what_a_model_remembers_is_not_remembered_twice(members: int, way: str) 
             optimizer.step()
     for mine, own in zip(fused, alone, strict=True):
         torch.testing.assert_close(mine.state_dict(), own.state_dict(), rtol=0, atol=1e-12)
+        assert mine.steps == own.steps
         if members == 1 or way == "serial":
             assert (mine.steps, mine.history, mine.last, mine.seen, mine.kinds) == (
                 own.steps, own.history, own.last, own.seen, own.kinds
@@ -82,29 +83,40 @@ CHANGES = {
     "a deque": lambda m: m.last.append(1),
     "a dict": lambda m: m.seen.update(steps=7),
     "a set": lambda m: m.kinds.add(7),
+    "a counter": lambda m: m.counted.update("a"),
+    "a list in a list": lambda m: m.nested[0].append(1),
+    "a tensor": lambda m: m.table.add_(1),
+    "a tensor in a list": lambda m: m.tables[0].add_(1),
+    "an object": lambda m: setattr(m.options, "rate", 0.5),
     "a mode": lambda m: m.eval(),
 }
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_changes_are_seen_and_taken_back(name: str) -> None:
+def test_what_a_model_holds_beside_its_state_is_seen_to_change(name: str) -> None:
     model = Remembers()
     loss(model, X[0].float())
-    before = copy.deepcopy({key: value for key, value in vars(model).items() if key != "_modules"})
-    attributes = Attributes(model.modules())
-    assert not attributes.changed()
+    model.counted, model.nested, model.options = Counter("b"), [[0]], SimpleNamespace(rate=0.1)
+    model.table, model.tables = torch.zeros(3), [torch.zeros(3)]
+    held = Held([model])
+    assert not held.changed()
+    with torch.no_grad():
+        model.layer.weight.add_(1)
+    assert not held.changed()
     CHANGES[name](model)
-    assert attributes.changed()
-    attributes.put_back()
-    assert not attributes.changed()
-    assert {key: value for key, value in vars(model).items() if key != "_modules"} == before
+    assert held.changed()
 
 
-def test_a_tensor_that_was_changed_in_place_cannot_be_put_back() -> None:
+def test_what_a_model_holds_may_be_a_long_chain() -> None:
     model = Remembers()
-    model.table = torch.zeros(3)
-    attributes = Attributes(model.modules())
-    model.table += 1
-    assert attributes.changed()
-    with pytest.raises(FusionError, match="has changed 'table' in place; register it as a buffer"):
-        attributes.put_back()
+    model.chain = end = SimpleNamespace(next=None)
+    for _ in range(5000):
+        end.next = SimpleNamespace(next=None)
+        end = end.next
+    held = Held([model])
+    assert not held.changed()
+    end.next = 1
+    assert held.changed()
+    del held
+    while model.chain is not None and model.chain != 1:  # else Python would follow the chain to its end
+        model.chain = model.chain.next

@@ -2,9 +2,10 @@
 
 import logging
 import random
+from collections import UserDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from itertools import zip_longest
+from itertools import islice, zip_longest
 from typing import Any
 
 import numpy as np
@@ -51,6 +52,35 @@ def test_what_is_not_kept_is_decoded_once_in_an_epoch(monkeypatch: pytest.Monkey
             abreast([walk(batches, size, epoch) for size in SIZES], SIZES, 300)
             assert batches.fetched == 300 * (epoch + 1)
         assert batches.sharing == "window"
+
+
+@pytest.mark.parametrize("sizes", [(20, 20, 20), (20, 20, 50)])
+@pytest.mark.parametrize("make", [named, lambda index: UserDict(x=torch.tensor(index))], ids=["a dict", "no dict"])
+def test_walks_of_one_size_have_samples_made_once(make: Callable[[int], Any], sizes: tuple[int, ...]) -> None:
+    batches = Batches(Counting(make), CPU, "training")
+    for epoch in range(3):
+        abreast([walk(batches, size, epoch) for size in sizes], sizes, 300)
+        assert batches.fetched == 300 * (epoch + 1)
+    assert batches.sharing == "window"
+
+
+def test_samples_are_made_once_for_walks_that_go_on_with_an_epoch() -> None:
+    batches = Batches(Counting(augmented), CPU, "training", shared_augmentation=True)
+    order = epoch_order(300, 7, 0)
+    for first in (0, 5):
+        fetched = batches.fetched
+        lanes = [islice(batches.walk(20, order, first, seed=1000), 5) for _ in range(3)]
+        assert all(len({str(batch) for batch in row}) == 1 for row in zip(*lanes, strict=True))
+        del lanes
+        assert batches.fetched - fetched in (128, 132), "blocks of 32"
+
+
+def test_nothing_is_held_that_all_take_together() -> None:
+    batches = Batches(Counting(augmented), CPU, "training", shared_augmentation=True)
+    lanes = [walk(batches, 32) for _ in range(3)]
+    for number, row in enumerate(zip(*lanes, strict=True)):
+        assert all(map(torch.equal, row, row[::-1]))
+        assert len(batches._source._held) == 32, number  # type: ignore[union-attr]  # of the first batch
 
 
 def test_random_samples_are_made_once_for_walks_of_one_batch_size() -> None:

@@ -49,6 +49,13 @@ def printed(found, width):
     return [line.rstrip() for line in capture.get().splitlines()]
 
 
+@pytest.mark.parametrize("width", [40, 60])
+def test_figures_are_folded_and_not_cut_where_it_is_narrow(width):
+    lines = printed(rehearsal(), width)
+    assert max(map(len, lines)) <= width
+    assert not any("…" in line for line in lines[: lines.index("")])
+
+
 def test_a_wide_table_has_all_of_an_array_on_a_line():
     lines = printed(rehearsal(), 200)
     first, second, third, failed = lines[2:6]

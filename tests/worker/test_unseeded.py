@@ -90,14 +90,20 @@ class FirstAlone(DrawsFrom):
 
 
 class Counts(DrawsFrom):
-    """Has its steps counted in an attribute, which no checkpoint has."""
+    """Has its steps counted in an attribute and in a list, which no checkpoint has."""
+
+    def model(self, config: Any) -> nn.Module:
+        model = super().model(config)
+        model.count, model.counted = 0, []
+        return model
 
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
         loss = super().loss(model, batch)
         if not model.training:
             return loss
-        model.count = getattr(model, "count", 0) + 1
-        return loss * (1 + 0.01 * model.count)
+        model.count += 1
+        model.counted.append(model.count)
+        return loss * (1 + 0.01 * model.count + 0.01 * len(model.counted))
 
 
 def learnt(task: DrawsFrom, numbers: list[int], directory: Path, seconds: float) -> dict[tuple[int, int], Any]:
@@ -151,12 +157,13 @@ def test_draws_of_the_first_member_are_not_hidden_by_those_of_the_others(generat
 
 
 @pytest.mark.parametrize("first", [4, 9])
+@pytest.mark.parametrize("numbers", [[0], [0, 1]], ids=["a lone trial", "an array"])
 @pytest.mark.parametrize("generator", DRAWS)
 def test_who_counts_in_an_attribute_never_has_to_go_back(
-    generator: str, first: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    generator: str, numbers: list[int], first: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    wanted = learnt(Counts(generator, first, always=True), [0], tmp_path / "always", 30.0)
-    got = learnt(Counts(generator, first, always=False), [0], tmp_path / "late", 30.0)
+    wanted = learnt(Counts(generator, first, always=True), numbers, tmp_path / "always", 30.0)
+    got = learnt(Counts(generator, first, always=False), numbers, tmp_path / "late", 30.0)
     assert "go back" not in caplog.text
     same(got, wanted)
 

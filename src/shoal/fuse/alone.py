@@ -1,5 +1,6 @@
 """Members that run one after another, as they are."""
 
+from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -11,15 +12,18 @@ from torch.utils import _pytree as pytree
 from shoal.errors import FusionError
 from shoal.fuse.beside import accompanied
 from shoal.fuse.generators import Drawn, OtherGenerators, reseed_again
+from shoal.fuse.held import Held
 from shoal.fuse.intercept import member_run
 from shoal.fuse.outer import home_of_row
-from shoal.fuse.plain import Attributes
 from shoal.fuse.randomness import Randomness
 from shoal.fuse.rows import rows
 from shoal.fuse.slots import Slot, keep_rows
 from shoal.fuse.stacked import Stacked
 
 __all__ = ["MembersAlone", "function_of", "tensors_in"]
+
+_TRIES = 3
+"""Runs of all members in which it is found out whether a function is silent."""
 
 Keys = Callable[[], list[int]]
 """Makes the keys of the members' random numbers, one each."""
@@ -35,10 +39,12 @@ class MembersAlone:
 
     def __init__(self, members: Sequence[nn.Module], slots: Sequence[Slot]) -> None:
         self._members = members
-        self._modules = [list(member.modules()) for member in members]
         self._slots = slots
         self._silent: set[Any] = set()
-        """Functions that a member has run by itself and that have drawn no random numbers at all."""
+        """Functions that a member has run by itself, and that have drawn no random numbers at all, and changed nothing
+        but buffers: if they come to draw, they can be run again."""
+        self._tries: Counter[Any] = Counter()
+        """Runs of a member that were to show whether functions are silent."""
         self._others: dict[Any, bool] = {}
         """Whether functions that were run by a member draw from generators that know no members."""
         self._spare: list[Tensor] | None = None
@@ -67,7 +73,7 @@ class MembersAlone:
                 home = partial(home_of_row, self._slots, list(zip(slots, columns, strict=True)), b)
                 with member_run(Randomness(partial(_key, keys, b), alone=True), home):
                     results.append(fn(member, *mine))
-                keep_rows(slots, b, [row[b] for row in columns])
+                keep_rows(slots, b, [row[b] for row in columns], member)
             finally:
                 for slot in slots:
                     slot.put(b + 1, slot.own[b])
@@ -130,15 +136,24 @@ class MembersAlone:
                         mine = pytree.tree_map_only(Tensor, partial(_own, b=b, alone=False), batch)
                     source = Randomness(partial(_key, keys, b), alone=True)
                     before = None if key in self._others or accompanied() else OtherGenerators()
+                    held = Held([member]) if forward and self._tries[key] < _TRIES * len(self._members) else None
                     with member_run(source):
                         result = fn(member, *mine)
-                    (self._silent.discard if source.calls else self._silent.add)(key)
+                    self._note(key, held, drawn=bool(source.calls))
                     if before is not None:
                         self._others[key] = before.moved()
             except BaseException:
                 self.put_back(b)
                 raise
             yield from self._handed(b, result)
+
+    def _note(self, key: Any, held: Held | None, drawn: bool) -> None:
+        """Find out whether a function is silent, in some runs: the first of many a model does what others do not."""
+        if drawn or (held is not None and held.changed()):
+            self._silent.discard(key)
+        elif held is not None:
+            self._silent.add(key)
+        self._tries[key] += held is not None
 
     def is_silent(self, key: Any) -> bool:
         """Whether a function is known to draw nothing, be it from the members' own numbers or from any generator."""
@@ -152,7 +167,7 @@ class MembersAlone:
         """Copy what member b has put in the place of its own tensors, which stand there again then."""
         slots = self._own_slots()
         try:
-            keep_rows(slots, b, [slot.own[b] for slot in slots])
+            keep_rows(slots, b, [slot.own[b] for slot in slots], self._members[b])
         except BaseException:
             self.put_back(b)
             raise
@@ -179,19 +194,17 @@ class MembersAlone:
         """Run a function that has drawn no random numbers before without looking at what it does, which is quicker.
 
         Returns:
-            Whether it has drawn none this time, and its result; if it has, the member is as it was before.
+            Whether it has drawn none this time, and its result; if it has, its buffers are as they were before.
         """
         buffers = [slot.own[b] for slot in self._slots if slot.registered and not slot.trainable]
         if self._spare is None:
             self._spare = [torch.empty_like(buffer) for buffer in buffers]
         if buffers:
             torch._foreach_copy_(self._spare, buffers)
-        attributes = Attributes(self._modules[b])
         drawn = Drawn(next((slot.own[b].device for slot in self._slots if slot.own), torch.device("cpu")))
         result = fn(self._members[b], *batch)
         if not drawn():
             return True, result
-        attributes.put_back()
         self.put_back(b)
         for buffer, saved in zip(buffers, self._spare, strict=True):
             buffer.copy_(saved)

@@ -18,6 +18,7 @@ from shoal.fuse.beside import accompanied
 from shoal.fuse.bindings import copy_of
 from shoal.fuse.checks import indices_of, modules_apart
 from shoal.fuse.generators import OtherGenerators
+from shoal.fuse.held import Held
 from shoal.fuse.homes import move_in
 from shoal.fuse.intercept import Home, MemberFunctions
 from shoal.fuse.join import join, spread
@@ -225,6 +226,10 @@ class ModelArray(nn.Module):
                 found += places
         return found
 
+    def held(self) -> Held:
+        """What the first member holds beside parameters and buffers, and what runs for all in its place."""
+        return Held([self.members[0], *self._plain.containers()])
+
     def take_over_lone(self) -> None:
         """Copy what a lone member has put in the place of a tensor of its own, which stands there again then."""
         self._alone.take_over(0)
@@ -262,12 +267,12 @@ class ModelArray(nn.Module):
             if added:
                 self._single.add(_ALL)  # the members then have what the stage does not have
                 raise NeedsMemberError(f"it registers {sorted(added)}")
+            keep(self._slots, self._stage)
         except BaseException:
             self._watch.take_back()
             for slot in self._slots:
                 slot.keep_alike()
             raise
-        keep(self._slots)
         self._plain.push()
 
     def unfuse(self) -> list[nn.Module]:

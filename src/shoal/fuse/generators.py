@@ -156,9 +156,9 @@ class Unseeded:
         self._stretch: _Stretch | None = None
 
     @property
-    def last_try(self) -> bool:
-        """Whether it begins after this step, if that draws nothing."""
-        return self._to_try == 1
+    def trying(self) -> bool:
+        """Whether this step is one of those that decide, but for the first, which does what others do not."""
+        return 0 < self._to_try < self.TRIED
 
     def begin_step(self) -> None:
         """To be called right before a step, after its batch was made."""

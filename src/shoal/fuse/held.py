@@ -2,9 +2,10 @@
 
 import logging
 from collections import deque
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from enum import Enum
+from itertools import chain
 from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
 from shoal.errors import FusionError
 from shoal.fuse.stacked import Stacked
 
-__all__ = ["unchanged"]
+__all__ = ["Held", "unchanged"]
 
 _PLAIN = (bool, int, float, complex, str, bytes)
 _OPAQUE = (type, Enum, FunctionType, MethodType, ModuleType, logging.Logger)
@@ -36,7 +37,7 @@ def unchanged(model: nn.Module, constants: Collection[Tensor]) -> Iterator[None]
         FusionError: the model changed something.
     """
     with _aside():
-        held = _Held(model, {id(tensor) for tensor in constants})
+        held = Held([model], {id(tensor) for tensor in constants}, values=True)
     try:
         yield
         with _aside():
@@ -50,40 +51,43 @@ def unchanged(model: nn.Module, constants: Collection[Tensor]) -> Iterator[None]
         raise
 
 
-class _Held:
-    """Containers with what was in them, and tensors with their values.
+class Held:
+    """What is in containers, and in those within, and tensors, as they are when this is made.
 
     Args:
-        model: whose.
+        holders: models, or lists, dicts, sets and deques; the parameters and buffers of models are left out.
         constants: `id` of parameters and buffers to be held.
+        values: copy those of tensors, to put them back.
     """
 
-    def __init__(self, model: nn.Module, constants: Collection[int]) -> None:
-        registered = {
+    def __init__(self, holders: Iterable[Any], constants: Collection[int] = (), values: bool = False) -> None:
+        holders = list(holders)
+        seen = {
             id(tensor)
+            for model in holders
+            if isinstance(model, nn.Module)
             for module in model.modules()
             for tensor in (*module._parameters.values(), *module._buffers.values())
         } - set(constants)
         self._containers: list[tuple[Any, list[Any]]] = []
-        self._tensors: list[tuple[Tensor, int, Tensor]] = []
-        seen: set[int] = set(registered)
-        for value in _within(model, seen):
+        self._tensors: list[tuple[Tensor, int, Tensor | None]] = []
+        for value in chain.from_iterable(_within(holder, seen) for holder in holders):
             if isinstance(value, Tensor):
                 whole = value.whole if isinstance(value, Stacked) else value
-                self._tensors.append((whole, whole._version, whole.detach().clone()))
+                self._tensors.append((whole, _version(whole), whole.detach().clone() if values else None))
             else:
                 self._containers.append((value, _items(value)))
 
     def changed(self) -> bool:
         """Whether anything is not as it was."""
-        return any(tensor._version != version for tensor, version, _ in self._tensors) or any(
+        return any(_version(tensor) != version for tensor, version, _ in self._tensors) or any(
             not _alike(_items(container), items) for container, items in self._containers
         )
 
     def put_back(self) -> None:
-        """Undo all changes."""
+        """Undo all changes; of tensors if their values were copied."""
         for tensor, version, saved in self._tensors:
-            if tensor._version != version:
+            if saved is not None and _version(tensor) != version:
                 tensor.detach().copy_(saved)
         for container, items in self._containers:
             if _alike(_items(container), items):
@@ -105,27 +109,31 @@ def _aside() -> Iterator[None]:
         yield
 
 
-def _within(value: Any, seen: set[int]) -> Iterator[Any]:
+def _within(holder: Any, seen: set[int]) -> Iterator[Any]:
     """Every mutable container and tensor that a value refers to, itself included."""
-    if id(value) in seen or isinstance(value, (*_PLAIN, *_OPAQUE)):
-        return
-    seen.add(id(value))
-    if isinstance(value, nn.Module):
-        for name, held in vars(value).items():
-            if name not in ("_parameters", "_buffers"):
-                yield from _within(held, seen)
-        for tensor in (*value._parameters.values(), *value._buffers.values()):
-            yield from _within(tensor, seen)
-        yield vars(value)
-    elif isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, (dict, list, set, deque, tuple, frozenset)):
-        if not isinstance(value, (tuple, frozenset)):
+    left = [holder]
+    while left:
+        value = left.pop()
+        if id(value) in seen or isinstance(value, (*_PLAIN, *_OPAQUE)):
+            continue
+        seen.add(id(value))
+        if isinstance(value, nn.Module):
+            left += (held for name, held in vars(value).items() if name not in ("_parameters", "_buffers"))
+            left += (*value._parameters.values(), *value._buffers.values())
+            yield vars(value)
+        elif isinstance(value, Tensor):
             yield value
-        for item in [*(value.values() if isinstance(value, dict) else value)]:
-            yield from _within(item, seen)
-    elif hasattr(value, "__dict__"):
-        yield from _within(vars(value), seen)
+        elif isinstance(value, (dict, list, set, deque, tuple, frozenset)):
+            left += value.values() if isinstance(value, dict) else value
+            if not isinstance(value, (tuple, frozenset)):
+                yield value
+        elif hasattr(value, "__dict__"):
+            left.append(vars(value))
+
+
+def _version(tensor: Tensor) -> int:
+    """Grows with what is written to a tensor; those of inference mode do not count it."""
+    return 0 if tensor.is_inference() else tensor._version
 
 
 def _items(container: Any) -> list[Any]:

@@ -2,7 +2,6 @@
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain
 from operator import is_
 from typing import Any
 
@@ -13,11 +12,10 @@ from shoal.errors import FusionError
 from shoal.fuse.apart import Apart
 from shoal.fuse.stacked import Stacked
 
-__all__ = ["Attributes", "PlainState", "attributes_of"]
+__all__ = ["PlainState", "attributes_of"]
 
 _OF_EVERY_MODULE = frozenset(vars(nn.Module())) - {"training"}
 _PLAIN = (bool, int, float, str, type(None))
-_CONTAINERS = (list, dict, set, deque)
 
 _Place = tuple[int, str]
 """The number of a module and the name of its attribute."""
@@ -123,6 +121,16 @@ class PlainState:
                     mine[name] = value
         self._configured = now
 
+    def containers(self) -> list[Any]:
+        """Lists, dicts, sets and deques in the stage's attributes, which are its own: members have others."""
+        return [
+            value
+            for module in self._stage
+            for name, value in vars(module).items()
+            if name not in _OF_EVERY_MODULE and isinstance(value, (list, dict, set, deque))
+            if not any(id(value) == container for container, _ in self._apart)
+        ]
+
     def _check(self, b: int, i: int, name: str, value: Any) -> None:
         if _differ(vars(self._members[b][i]).get(name, _MISSING), value):
             path = f"{self._paths[i]}.{name}".lstrip(".")
@@ -190,76 +198,7 @@ class PlainState:
         return names
 
 
-class Attributes:
-    """What modules hold in attributes of their own, and what is in lists, dicts, sets and deques among these.
-
-    Args:
-        modules: of a member.
-    """
-
-    def __init__(self, modules: Iterable[nn.Module]) -> None:
-        self._before = [
-            (attributes, {name: attributes[name] for name in attributes.keys() - _OF_EVERY_MODULE})
-            for attributes in map(vars, modules)
-        ]
-        self._within = [
-            (value, value.copy())
-            for _, before in self._before
-            for value in before.values()
-            if type(value) in _CONTAINERS
-        ]
-        self._versions = [
-            (name, value, value._version)
-            for _, before in self._before
-            for name, value in before.items()
-            if isinstance(value, Tensor) and not value.is_inference()
-        ]
-
-    def changed(self) -> bool:
-        """Whether anything was changed since."""
-        return (
-            any(
-                attributes.keys() - _OF_EVERY_MODULE != before.keys()
-                or any(_changed(attributes[name], value) for name, value in before.items())
-                for attributes, before in self._before
-            )
-            or any(
-                len(value) != len(before) or any(map(_changed, _items(value), _items(before)))
-                for value, before in self._within
-            )
-            or any(value._version != version for _, value, version in self._versions)
-        )
-
-    def put_back(self) -> None:
-        """Have them as they were.
-
-        Raises:
-            FusionError: a tensor was changed in place.
-        """
-        for attributes, before in self._before:
-            for name in attributes.keys() - _OF_EVERY_MODULE - before.keys():
-                del attributes[name]
-            attributes.update(before)
-        for value, before in self._within:
-            value.clear()
-            (value.extend if isinstance(value, (list, deque)) else value.update)(before)
-        for name, value, version in self._versions:
-            if value._version != version:
-                raise FusionError(
-                    f"a function that had drawn no random numbers draws some now, and has changed {name!r} in place; "
-                    "register it as a buffer"
-                )
-
-
 _MISSING = object()
-
-
-def _items(container: Any) -> Iterable[Any]:
-    return chain.from_iterable(container.items()) if isinstance(container, dict) else container
-
-
-def _changed(value: Any, before: Any) -> bool:
-    return value is not before and not (isinstance(value, _PLAIN) and not _differ(value, before))
 
 
 def attributes_of(model: nn.Module) -> dict[tuple[int, str], Any]:

@@ -1,5 +1,6 @@
 """One value that the members of an array hold apart, and its places: a parameter, a buffer, a tensor, a float."""
 
+from collections import deque
 from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,6 +14,8 @@ from shoal.fuse.rows import joined, memory_of
 from shoal.fuse.stacked import Numbers, Stacked
 
 __all__ = ["Slot", "keep", "keep_rows"]
+
+_OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 
 Place = tuple[Any, Any]
 """A container and a key: a module's parameters, its attributes, a list among them."""
@@ -147,12 +150,12 @@ class Slot:
                     self.put(b, row)
 
     def take_row(self, b: int, value: Any) -> None:
-        """The same for member b."""
+        """Take over what user code has put in the place of member b."""
         if isinstance(value, Tensor):
             stacked = self.data.data[b]
             _copy(self.path, stacked, value)
             self.own[b].data = stacked
-            self.versions = ()  # which this has not changed, as it is done behind autograd's back
+            self.versions = ()  # it was done behind autograd's back, so whether members are alike is to be looked at
         self.put(b + 1, self.own[b])
 
     def part(self, stacked: nn.Module) -> None:
@@ -223,15 +226,15 @@ class Slot:
         return (self.data._version, *[own._version for own in self.own]) if self.alike else ()
 
 
-def keep(slots: Sequence[Slot]) -> None:
+def keep(slots: Sequence[Slot], stage: nn.Module) -> None:
     """Take over what user code has put in the stage's places, or has done to what all members share.
 
     Raises:
-        FusionError: it has put something in the place of a parameter.
+        FusionError: it has put another tensor in the place of a parameter, or one of another shape in that of a buffer.
     """
     replaced = [(slot, value) for slot in slots if (value := slot.found(0)) is not slot.shown]
     _check_no_parameters(replaced)
-    for slot, value in _in_memory_of_their_own(replaced):
+    for slot, value in _in_memory_of_their_own(replaced, stage):
         slot.take(value)
     for slot in slots:
         slot.keep_alike()
@@ -239,12 +242,16 @@ def keep(slots: Sequence[Slot]) -> None:
             slot.versions = slot.own_versions()
 
 
-def keep_rows(slots: Sequence[Slot], b: int, rows: Sequence[Tensor]) -> None:
-    """The same for member b, in whose places rows of the stacked tensors, or its own, stood."""
+def keep_rows(slots: Sequence[Slot], b: int, rows: Sequence[Tensor], member: nn.Module) -> None:
+    """Take over what user code has put in the places of member b, where rows of the stacked tensors or its own stood.
+
+    Raises:
+        FusionError: as `keep`.
+    """
     found = [(slot, slot.found(b + 1), row) for slot, row in zip(slots, rows, strict=True)]
     _check_no_parameters((slot, value) for slot, value, row in found if value is not row)
-    changed = [(s, value) for s, value, row in found if value is not row or value.data_ptr() != s.addresses[b]]
-    for slot, value in _in_memory_of_their_own(changed):
+    changed = [(slot, value) for slot, value, row in found if value is not row or value.data_ptr() != slot.addresses[b]]
+    for slot, value in _in_memory_of_their_own(changed, member):
         slot.take_row(b, value)
 
 
@@ -257,12 +264,29 @@ def _check_no_parameters(replaced: Iterable[tuple[Slot, Any]]) -> None:
             )
 
 
-def _in_memory_of_their_own(replaced: Sequence[tuple[Slot, Any]]) -> Sequence[tuple[Slot, Any]]:
+def _in_memory_of_their_own(replaced: Sequence[tuple[Slot, Any]], model: nn.Module) -> Sequence[tuple[Slot, Any]]:
     """Values that were put in slots' places; those that lie where another is about to be copied to are copied first, as
-    of buffers that change places.
+    of buffers that change places. So is what the model has put elsewhere of what stood there: in attributes, or in
+    lists, deques and dicts there.
     """
     written = {memory_of(slot.data) for slot, _ in replaced if slot.registered and not slot.shared}
-    return [(slot, _apart_from(written, value)) for slot, value in replaced] if written else replaced
+    if not written:
+        return replaced
+    for attributes in map(vars, model.modules()):
+        own = {name: attributes[name] for name in attributes.keys() - _OF_EVERY_MODULE}
+        _copy_from(written, attributes, own.items())
+        for held in own.values():
+            if isinstance(held, (list, deque, dict)):
+                _copy_from(written, held, held.items() if isinstance(held, dict) else enumerate(held))
+    return [(slot, _apart_from(written, value)) for slot, value in replaced]
+
+
+def _copy_from(written: Set[int], container: Any, items: Iterable[tuple[Any, Any]]) -> None:
+    """Copy the tensors among a container's items that lie in some memory."""
+    for key, value in list(items):
+        copied = _apart_from(written, value)
+        if copied is not value:
+            container[key] = copied
 
 
 def _apart_from(written: Set[int], value: Any) -> Any:

@@ -260,9 +260,9 @@ class TrainingStep:
                 losses.append(loss.detach())
                 missing += _hand_over(columns, b, len(self._array))
         except BaseException:
-            runs.close()
             _drop(columns)
             self._optimizer.zero_grad()
+            runs.close()
             raise
         for stacked, b in missing:
             note_row(stacked, b, has=False)

@@ -71,11 +71,16 @@ def _seen_of_python() -> tuple[Any, Any]:
 
 
 def _seen_of_numpy() -> tuple[bytes, bytes] | None:
-    """The twister, and what its owner holds beside it: a Gaussian that is left; None where it is of another kind."""
-    owner, generator = np.random.mtrand._rand, np.random.mtrand._rand._bit_generator
-    if type(generator) is not np.random.MT19937 or not _NUMPYS_IS_SEEN:
+    """The twister, and what its owner holds beside it: a Gaussian that is left, and what it has worked out for
+    binomials, which no state has. None where the generator is of another kind.
+    """
+    if not _NUMPYS_IS_SEEN or type(np.random.mtrand._rand._bit_generator) is not np.random.MT19937:
         return None
-    return ctypes.string_at(generator.ctypes.state_address, 4 * 625), _memory(owner, np.random.RandomState)
+    return _twister_of(np.random.mtrand._rand), _memory(np.random.mtrand._rand, np.random.RandomState)
+
+
+def _twister_of(owner: np.random.RandomState) -> bytes:
+    return ctypes.string_at(owner._bit_generator.ctypes.state_address, 4 * 625)
 
 
 def _memory(of: object, kind: type) -> bytes:
@@ -92,15 +97,21 @@ def _numbers_of(twister: bytes) -> tuple[int, ...]:
 def _is_seen_in_python() -> bool:
     own = random.Random(0)
     own.random()
+    if not hasattr(random, "_inst") or "gauss_next" not in vars(random._inst):
+        return False
     enough = _random.Random.__basicsize__ >= object.__basicsize__ + 4 * 625
     return enough and _numbers_of(_memory(own, _random.Random)) == own.getstate()[1]
 
 
 def _is_seen_in_numpy() -> bool:
     owner = np.random.RandomState(0)
+    if not hasattr(np.random.mtrand, "_rand") or not hasattr(owner, "_bit_generator"):
+        return False
     before = _memory(owner, np.random.RandomState)
     owner.randn()
-    return _memory(owner, np.random.RandomState) != before
+    twister, state = np.frombuffer(_twister_of(owner), dtype=np.uint32), owner.get_state(legacy=False)["state"]
+    same = np.array_equal(twister[:-1], state["key"]) and twister[-1] == state["pos"]
+    return bool(same) and _memory(owner, np.random.RandomState) != before
 
 
 _PYTHONS_IS_SEEN, _NUMPYS_IS_SEEN = _is_seen_in_python(), _is_seen_in_numpy()

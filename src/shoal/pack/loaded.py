@@ -192,10 +192,13 @@ def _check_not_loaded(models: Sequence[nn.Module]) -> None:
 def _device(device: torch.device | str) -> torch.device:
     """Where models can be brought to."""
     try:
-        return torch.empty(0, device=device).device
+        found = torch.empty(0, device=device).device
     except (RuntimeError, AssertionError, TypeError) as error:
         reason = str(error).split("\n")[0]
         raise PackError(f"`device` must be one that torch can use here, got {device!r}: {reason}") from error
+    if found.type == "meta":
+        raise PackError("`device` must have memory to train in, got 'meta'")
+    return found
 
 
 def free(member: Loaded) -> list[dict[str, Any]]:

@@ -1,7 +1,7 @@
 """Several loaded models on one data stream (Pack, section 3)."""
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any, final
 
 import torch
@@ -17,6 +17,7 @@ __all__ = ["Pack"]
 _log = logging.getLogger("shoal.pack")
 
 MOST_THREADS = 1024
+"""Far more than any machine has cores for; that many can still be begun."""
 
 
 class _Seat:
@@ -120,7 +121,11 @@ class Pack:
     def load(self, model: nn.Module, *, optimizer: MakeOptimizers, loss: Loss, batch_size: int) -> Loaded:
         """Bring one more model into the pack; see `shoal.pack.load`. It takes part from the next batch on."""
         member = load(model, self._device, optimizer=optimizer, loss=loss, batch_size=batch_size)
-        self._seat(member)
+        try:
+            self._seat(member)
+        except PackError:
+            free(member)
+            raise
         return member
 
     def free(self, member: Loaded) -> list[dict[str, Any]]:
@@ -133,8 +138,8 @@ class Pack:
         """
         if member not in self.members and member not in self.failed:
             raise PackError(f"{member!r} is not in this pack; it holds {list(self.members)}")
-        self.failed.pop(member, None)
         checkpoints = free(member)
+        self.failed.pop(member, None)
         self._leave_freed()
         return checkpoints
 
@@ -234,20 +239,16 @@ def _shared(first: Loaded, second: Loaded) -> str | None:
     if any(model is other for model in first.models for other in second.models):
         return "the same model"
     own = {id(tensor) for model in first.models for tensor in (*model.parameters(), *model.buffers())}
-    memory = {tensor.data_ptr() for model in first.models for tensor in _written(model)} - {0}
+    trained = {one.data_ptr(): one.requires_grad for model in first.models for one in model.parameters() if one.numel()}
     for model in second.models:
         for path, tensor in (*model.named_parameters(), *model.named_buffers()):
             if id(tensor) in own:
                 return f"the tensor {path!r}"
-            if tensor.data_ptr() in memory:
+        for path, parameter in model.named_parameters():  # what neither trains may be kept once
+            there = parameter.data_ptr()
+            if there in trained and (trained[there] or parameter.requires_grad):
                 return f"the memory of {path!r}"
     return None
-
-
-def _written(model: nn.Module) -> Iterator[Tensor]:
-    """What training changes."""
-    yield from (parameter for parameter in model.parameters() if parameter.requires_grad)
-    yield from model.buffers()
 
 
 def _never() -> bool:

@@ -77,7 +77,7 @@ class Window(Source):
         self._handover.read(list(found.values()))
         batch = moved(default_collate([found[key] for key in keys]), self._device)
         if missing:
-            taken = set(keys) if self._shares_batches(cut) else ()
+            taken = set(keys) if self._shares_batches(cut) and (cut.alike == 1 or plain(batch)) else ()
             self._hold({key: sample for key, sample in fetched.items() if key not in taken}, most)
         self._seed = cut.seed
         if cut.alike > 1 and plain(batch):
@@ -137,7 +137,7 @@ class Window(Source):
     def rest(self) -> None:
         """Nobody is abreast of anybody."""
         self._held.clear()
-        self._newest = None
+        self._newest = self._seed = None
 
 
 def moved(batch: Any, device: torch.device) -> Any:

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from shoal.fuse.frozen import lend_frozen
 from shoal.fuse.generators import Unseeded
-from shoal.fuse.plain import Attributes
 from shoal.pack.batches import Batches, epoch_order
 from shoal.planner.event import Event, Profiled, Reported
 from shoal.planner.job import Array, ArrayKey, Member
@@ -325,7 +324,7 @@ class Lane:
                 batches = {epoch: next(walk) for epoch, walk in walks.items()}
                 ticks = [learner.epoch * steps + step for learner in self._company]
                 stepper.watched = not self._unseeded.lasts
-                remembered = Attributes(self._company[0].model.modules()) if self._unseeded.last_try else None
+                held = stepper.held() if self._unseeded.trying else None
                 self._unseeded.begin_step()
                 try:
                     losses = stepper.train_step([batches[learner.epoch] for learner in self._company], ticks)
@@ -334,8 +333,8 @@ class Lane:
                         raise
                     _log.warning("an error that may be due to numbers that should not have been drawn: %r", error)
                     return
-                # what models remember outside of their state no checkpoint has
-                self._unseeded.end_step(stepper.watchable and (remembered is None or not remembered.changed()))
+                # what a model holds beside its state no checkpoint has
+                self._unseeded.end_step(seen=stepper.watchable and (held is None or not held.changed()))
                 self._losses.append(losses)
                 self._beat()
                 for learner in self._company:

@@ -132,7 +132,8 @@ class _Rehearser:
         """
         numbers = [trial.number for trial in trials]
         if isinstance(error, TaskError):
-            raise TaskError(f"{error}; it was met with configuration {numbers[0]}, {dict(trials[0].config)}") from error
+            met = f"configuration {numbers[0]}, {dict(trials[0].config)}" if len(trials) == 1 else f"one of {numbers}"
+            raise TaskError(f"{error}; it was met with {met}") from error
         reason = _in_short(error)
         if reason not in self._failures:
             _log.warning("trials %s could not be measured:\n%s", numbers, user_traceback(error))
@@ -199,8 +200,8 @@ class _Rehearser:
         self._tell(f"measuring {len(arrays)} lanes in one process")
         try:
             return measure_company(arrays, self._workshop)
-        except TaskError:
-            raise
+        except TaskError as error:
+            raise TaskError(f"{error}; it was met with the configurations {_lanes(arrays)} in one process") from error
         except (Exception, SystemExit) as error:  # not hidden: it is told with the arrays
             _log.warning("arrays could not be measured together:\n%s", user_traceback(error))
             return Company(tuple(arrays), error=_in_short(error))

@@ -14,6 +14,7 @@ from shoal.errors import FusionError, TaskError
 from shoal.fuse.batch import stack
 from shoal.fuse.frozen import lent, take_own
 from shoal.fuse.generators import OtherGenerators, reseed
+from shoal.fuse.held import Held
 from shoal.fuse.making import fuse
 from shoal.fuse.optim.fused import fuse_optimizers
 from shoal.task import Task
@@ -54,6 +55,10 @@ class Stepper(ABC):
     def watchable(self) -> bool:
         """Whether who looks at the generators from outside sees all that is drawn from them."""
         return False
+
+    def held(self) -> Held:
+        """What the first model holds beside its state; the others hold alike."""
+        return Held([self.learners[0].model])
 
     @property
     def finding(self) -> Profile | None:
@@ -113,6 +118,10 @@ class FusedStepper(Stepper):
     def watchable(self) -> bool:
         """Unless the generators are brought back after a member, or a part of it, has drawn."""
         return self._apart is None and not self._array.partial and not self._array.took_back
+
+    def held(self) -> Held:
+        """That, and what runs for all at once."""
+        return self._array.held()
 
     @property
     def finding(self) -> Profile | None:
