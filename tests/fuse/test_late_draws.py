@@ -1,18 +1,14 @@
 """Functions that begin to draw after steps in which they drew nothing: what they did meanwhile is not done twice."""
 
-import copy
 from collections import Counter, deque
 from types import SimpleNamespace
 
 import pytest
 import torch
+from beside_plain import BesidePlain
 from torch import Tensor, nn
-from torch.optim import SGD
 
 from shoal.fuse.held import Held
-from shoal.fuse.making import fuse
-from shoal.fuse.optim.fused import fuse_optimizers
-from shoal.fuse.step import TrainingStep
 
 X = torch.randn(12, 6, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 
@@ -53,20 +49,9 @@ def loss(model: nn.Module, x: Tensor) -> Tensor:
 @pytest.mark.parametrize("way", ["serial", "eager"])
 def test_what_a_model_remembers_is_not_remembered_twice(members: int, way: str) -> None:
     torch.manual_seed(0)
-    alone = [Remembers().double() for _ in range(members)]
-    fused = copy.deepcopy(alone)
-    array = fuse(fused, list(range(members)))
-    optimizers = [SGD(model.parameters(), 0.1) for model in fused]
-    step = TrainingStep(array, fuse_optimizers(optimizers, array), loss, (way,))  # type: ignore[arg-type]
-    plain = [SGD(model.parameters(), 0.1) for model in alone]
-    for x in X:
-        step(x)
-        for model, optimizer in zip(alone, plain, strict=True):
-            optimizer.zero_grad()
-            loss(model, x).backward()
-            optimizer.step()
-    for mine, own in zip(fused, alone, strict=True):
-        torch.testing.assert_close(mine.state_dict(), own.state_dict(), rtol=0, atol=1e-12)
+    both = BesidePlain([Remembers().double() for _ in range(members)], loss, way)
+    assert len(list(both.train(X))) == len(X)
+    for mine, own in zip(both.fused, both.alone, strict=True):
         assert mine.steps == own.steps
         if members == 1 or way == "serial":
             assert (mine.steps, mine.history, mine.last, mine.seen, mine.kinds) == (

@@ -6,6 +6,7 @@ from collections import deque
 
 import pytest
 import torch
+from beside_plain import BesidePlain
 from torch import Tensor, nn
 from torch.optim import SGD
 
@@ -118,21 +119,7 @@ def test_gradients_are_of_what_was_used(members: int, way: str, fn: object, watc
     alone = [Recurrent().double() for _ in range(members)]
     for sign, model in enumerate(alone):
         nn.init.constant_(model.across.bias, (-1.0) ** sign)
-    fused = copy.deepcopy(alone)
-    array = fuse(fused, list(range(members)))
-    array.watched = watched
-    optimizers = [SGD(model.parameters(), 0.1, momentum=0.9) for model in fused]
-    step = TrainingStep(array, fuse_optimizers(optimizers, array), fn, (way,))  # type: ignore[arg-type]
-    plain = [SGD(model.parameters(), 0.1, momentum=0.9) for model in alone]
-    for x in X:
-        step(x)
-        for model, optimizer in zip(alone, plain, strict=True):
-            optimizer.zero_grad()
-            fn(model, x).backward()  # type: ignore[operator]
-            optimizer.step()
-    for mine, own in zip(fused, alone, strict=True):
-        for name, value in own.state_dict().items():
-            torch.testing.assert_close(mine.state_dict()[name], value, rtol=0, atol=1e-12, msg=name)
+    assert len(list(BesidePlain(alone, fn, way, watched, momentum=0.9).train(X))) == len(X)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("way", ["serial", "eager"])
@@ -140,25 +127,12 @@ def test_gradients_are_of_what_was_used(members: int, way: str, fn: object, watc
 @pytest.mark.parametrize("make", [Ring, Swap, Keeps])
 def test_buffers_that_change_places(make: type[nn.Module], members: int, way: str) -> None:
     torch.manual_seed(0)
-    alone = [make().double() for _ in range(members)]
-    fused = copy.deepcopy(alone)
-    array = fuse(fused, list(range(members)))
-    optimizers = [SGD(model.parameters(), 0.1) for model in fused]
-    step = TrainingStep(array, fuse_optimizers(optimizers, array), loss, (way,))  # type: ignore[arg-type]
-    plain = [SGD(model.parameters(), 0.1) for model in alone]
-    for x in X:
-        step(x)
-        for model, optimizer in zip(alone, plain, strict=True):
-            optimizer.zero_grad()
-            loss(model, x).backward()
-            optimizer.step()
+    both = BesidePlain([make().double() for _ in range(members)], loss, way)
+    for x in both.train(X):
         with torch.no_grad():
-            measured = array.map(loss, x)
-            wanted = torch.stack([loss(model, x) for model in alone])
+            measured = both.array.map(loss, x)
+            wanted = torch.stack([loss(model, x) for model in both.alone])
         torch.testing.assert_close(measured, wanted, rtol=0, atol=1e-12)
-    for mine, own in zip(fused, alone, strict=True):
-        for name, value in own.state_dict().items():
-            torch.testing.assert_close(mine.state_dict()[name], value, rtol=0, atol=1e-12, msg=name)
 
 
 @pytest.mark.parametrize("members", [1, 3])

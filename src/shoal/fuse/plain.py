@@ -12,9 +12,11 @@ from shoal.errors import FusionError
 from shoal.fuse.apart import Apart
 from shoal.fuse.stacked import Stacked
 
-__all__ = ["PlainState", "attributes_of"]
+__all__ = ["OF_EVERY_MODULE", "PlainState", "attributes_of"]
 
-_OF_EVERY_MODULE = frozenset(vars(nn.Module())) - {"training"}
+OF_EVERY_MODULE = frozenset(vars(nn.Module())) - {"training"}
+"""Attributes that are torch's own business."""
+
 _PLAIN = (bool, int, float, str, type(None))
 
 _Place = tuple[int, str]
@@ -123,12 +125,12 @@ class PlainState:
 
     def containers(self) -> list[Any]:
         """Lists, dicts, sets and deques in the stage's attributes, which are its own: members have others."""
+        apart = {container for container, _ in self._apart}
         return [
             value
             for module in self._stage
             for name, value in vars(module).items()
-            if name not in _OF_EVERY_MODULE and isinstance(value, (list, dict, set, deque))
-            if not any(id(value) == container for container, _ in self._apart)
+            if name not in OF_EVERY_MODULE and isinstance(value, (list, dict, set, deque)) and id(value) not in apart
         ]
 
     def _check(self, b: int, i: int, name: str, value: Any) -> None:
@@ -193,7 +195,7 @@ class PlainState:
         count, names = self._names.get(id(attributes), (-1, []))
         if count != len(attributes):
             key = id(attributes)
-            names = [name for name in attributes if name not in _OF_EVERY_MODULE and (key, name) not in self._apart]
+            names = [name for name in attributes if name not in OF_EVERY_MODULE and (key, name) not in self._apart]
             self._names[key] = (len(attributes), names)
         return names
 

@@ -10,12 +10,11 @@ from torch import Tensor, nn
 
 from shoal.errors import FusionError
 from shoal.fuse.frozen import lent, note_lent
+from shoal.fuse.plain import OF_EVERY_MODULE
 from shoal.fuse.rows import joined, memory_of
 from shoal.fuse.stacked import Numbers, Stacked
 
 __all__ = ["Slot", "keep", "keep_rows"]
-
-_OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 
 Place = tuple[Any, Any]
 """A container and a key: a module's parameters, its attributes, a list among them."""
@@ -273,7 +272,7 @@ def _in_memory_of_their_own(replaced: Sequence[tuple[Slot, Any]], model: nn.Modu
     if not written:
         return replaced
     for attributes in map(vars, model.modules()):
-        own = {name: attributes[name] for name in attributes.keys() - _OF_EVERY_MODULE}
+        own = {name: attributes[name] for name in attributes.keys() - OF_EVERY_MODULE}
         _copy_from(written, attributes, own.items())
         for held in own.values():
             if isinstance(held, (list, deque, dict)):

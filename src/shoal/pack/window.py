@@ -76,11 +76,12 @@ class Window(Source):
             found |= fetched
         self._handover.read(list(found.values()))
         batch = moved(default_collate([found[key] for key in keys]), self._device)
+        handed_on = cut.alike > 1 and plain(batch)
         if missing:
-            taken = set(keys) if self._shares_batches(cut) and (cut.alike == 1 or plain(batch)) else ()
+            taken = set(keys) if self._shares_batches(cut) and (cut.alike == 1 or handed_on) else ()
             self._hold({key: sample for key, sample in fetched.items() if key not in taken}, most)
         self._seed = cut.seed
-        if cut.alike > 1 and plain(batch):
+        if handed_on:
             self._newest = keys, fresh(batch), cut.alike - 1
             self._handover.written()
         return batch

@@ -10,11 +10,11 @@ from torch.utils import _pytree as pytree
 
 from shoal.fuse.array import ModelArray
 from shoal.fuse.generators import OtherGenerators
+from shoal.fuse.plain import OF_EVERY_MODULE
 
 __all__ = ["Held", "Snapshot", "Values", "memories"]
 
 _PLAIN = {type(None), bool, int, float, str}
-_OF_EVERY_MODULE = frozenset(vars(nn.Module())) - {"training"}
 
 
 class Values:
@@ -85,7 +85,7 @@ class Snapshot:
         self._ticks = array.ticks
         self._generators = OtherGenerators()
         modules = [module for member in array.members for module in member.modules()]
-        self._held = [Held(module, _OF_EVERY_MODULE.__contains__) for module in modules]
+        self._held = [Held(module, OF_EVERY_MODULE.__contains__) for module in modules]
         self._held += [Held.of_optimizer(optimizer) for optimizer in optimizers]
         self._grads = [(own, own.grad) for member in array.members for own in member.parameters()]
         others = [tensor for held in self._held for tensor in held.tensors()]
