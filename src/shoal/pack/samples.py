@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-__all__ = ["attached", "compact", "copied", "fresh", "kind", "plain", "same"]
+__all__ = ["attached", "compact", "copied", "kind", "plain", "same"]
 
 _SIMPLE = frozenset({int, float, bool, str, bytes})
 _LISTS = frozenset({tuple, list})
@@ -90,11 +90,6 @@ def _of_parts(change: Callable[[Any], Any], value: Any) -> Any:
     if cls in _LISTS:
         return cls(map(change, value))
     return {key: change(part) for key, part in value.items()} if cls is dict else value
-
-
-def fresh(batch: Any) -> Any:
-    """A `plain` batch in memory of its own."""
-    return pytree.tree_map_only(Tensor, torch.clone, batch)
 
 
 def plain(batch: Any) -> bool:

@@ -8,8 +8,9 @@ from torch.utils.data import default_collate
 
 from shoal.cost.demand import Sharing
 from shoal.fuse.generators import reseed
+from shoal.fuse.lazy import lazily_copied
 from shoal.pack.fetch import Fetcher
-from shoal.pack.samples import fresh, plain
+from shoal.pack.samples import plain
 from shoal.pack.source import Cut, Source
 from shoal.pack.streams import Handover
 from shoal.pack.window import moved
@@ -41,11 +42,11 @@ class Whole(Source):
         key = (cut.seed + cut.number, indices)
         if key in self._held:
             self._handover.read(self._held[key])
-            return fresh(self._held[key])
+            return lazily_copied(self._held[key])
         reseed(cut.seed + cut.number, self._device)
         batch = moved(default_collate(self._fetcher.fetch(indices)), self._device)
         if plain(batch):
-            self._held[key] = fresh(batch)
+            self._held[key] = lazily_copied(batch)
             self._handover.written()
             while len(self._held) > cut.walks:
                 self._held.popitem(last=False)

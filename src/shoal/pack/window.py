@@ -1,7 +1,7 @@
 """Samples that are held for as long as lanes that keep abreast need them: decoded once in an epoch."""
 
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -11,8 +11,9 @@ from torch.utils.data import default_collate
 from shoal.cost.demand import Sharing
 from shoal.fuse.beside import accompanied
 from shoal.fuse.generators import OtherGenerators, reseed
+from shoal.fuse.lazy import lazily_copied
 from shoal.pack.fetch import Fetcher
-from shoal.pack.samples import attached, compact, fresh, plain
+from shoal.pack.samples import attached, compact, plain
 from shoal.pack.source import Cut, Source
 from shoal.pack.streams import Handover
 from shoal.trial import derive_seed
@@ -25,6 +26,9 @@ itself takes long beside decoding a small picture."""
 
 Key = tuple[int, int, int]
 """A walk's seed, the sample's place in it, and its index; both 0 for samples that draw nothing."""
+
+_Place = tuple[int | None, int, list[int]]
+"""A walk's seed, the place of a batch's first sample in it, and the indices of its samples."""
 
 
 class Window(Source):
@@ -48,7 +52,7 @@ class Window(Source):
         self._device = device
         self._seeds = seeds
         self._held: OrderedDict[Key, Any] = OrderedDict()
-        self._newest: tuple[Sequence[Key], Any, int] | None = None  # a batch, what it is of, and how often it is wanted
+        self._newest: tuple[_Place, Any, int] | None = None  # a batch, where it comes, and how often it is wanted
         self._seed: int | None = None  # of the walk that asked last
         self._handover = Handover(device)
 
@@ -59,6 +63,8 @@ class Window(Source):
             DrawsError: that drew, and should not have.
         """
         indices = cut.at.tolist()
+        if self._newest is not None and self._newest[0] == (cut.seed, cut.first, indices):
+            return self._again(*self._newest)
         if self._seeds is None:
             keys, most = [(0, 0, index) for index in indices], cut.held
         elif cut.seed is None:
@@ -66,8 +72,6 @@ class Window(Source):
         else:
             keys = [(cut.seed, place, index) for place, index in enumerate(indices, cut.first)]
             most = cut.held + 2 * BLOCK
-        if self._newest is not None and self._newest[0] == keys:
-            return self._again(*self._newest)
         found = {key: self._held[key] for key in keys if key in self._held}
         missing = [key for key in dict.fromkeys(keys) if key not in found]
         if missing:
@@ -82,7 +86,7 @@ class Window(Source):
             self._hold({key: sample for key, sample in fetched.items() if key not in taken}, most)
         self._seed = cut.seed
         if handed_on:
-            self._newest = keys, fresh(batch), cut.alike - 1
+            self._newest = (cut.seed, cut.first, indices), lazily_copied(batch), cut.alike - 1
             self._handover.written()
         return batch
 
@@ -92,11 +96,11 @@ class Window(Source):
         """
         return cut.seed is not None and cut.seed == self._seed and cut.alike == cut.walks and self._newest is None
 
-    def _again(self, keys: Sequence[Key], batch: Any, wanted: int) -> Any:
+    def _again(self, place: _Place, batch: Any, wanted: int) -> Any:
         """The newest batch; who is the last to want it need not have a copy."""
         self._handover.read(batch)
-        self._newest = (keys, batch, wanted - 1) if wanted > 1 else None
-        return fresh(batch) if wanted > 1 else batch
+        self._newest = (place, batch, wanted - 1) if wanted > 1 else None
+        return lazily_copied(batch) if wanted > 1 else batch
 
     def _fetch(self, cut: Cut, missing: Sequence[Key]) -> dict[Key, Any]:
         """Samples, and those that are in their blocks."""
@@ -113,17 +117,14 @@ class Window(Source):
         return self._fetch_seeded(cut, blocks, torchs_alone=False)
 
     def _fetch_seeded(self, cut: Cut, blocks: Iterable[tuple[int, int]], torchs_alone: bool) -> dict[Key, Any]:
-        keys: list[Key] = []
-
-        def indices() -> Iterator[int]:
-            for seed, block in blocks:
-                reseed(derive_seed(seed, "block", block), self._device, torchs_alone)
-                first = block * BLOCK
-                for place, index in enumerate(cut.order[first : first + BLOCK].tolist(), first):
-                    keys.append((seed, place, index))
-                    yield index
-
-        return dict(zip(keys, self._fetcher.fetch(indices()), strict=True))
+        fetched: dict[Key, Any] = {}
+        for seed, block in blocks:
+            first = block * BLOCK
+            indices = cut.order[first : first + BLOCK].tolist()
+            reseed(derive_seed(seed, "block", block), self._device, torchs_alone)
+            for place, (index, sample) in enumerate(zip(indices, self._fetcher.fetch(indices), strict=True), first):
+                fetched[seed, place, index] = sample
+        return fetched
 
     def put(self, indices: Sequence[int], samples: Sequence[Any]) -> None:
         """Hold samples of a data set that draws nothing."""
