@@ -40,7 +40,9 @@ class Captured:
     taken = 0
     delay = 0.0
 
-    def __init__(self, array: ModelArray, optimizer: FusedOptimizer, fn: Any, batch: Any, compiling: bool) -> None:
+    def __init__(
+        self, array: ModelArray, optimizer: FusedOptimizer, fn: Any, batch: Any, compiling: bool, trained: Any
+    ) -> None:
         assert compiling
         self.array, self.optimizer, self.fn, self.shape = array, optimizer, fn, batch.shape
 
@@ -127,7 +129,7 @@ def test_a_batch_of_another_shape_runs_eagerly(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_step_that_cannot_be_compiled_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(step_module, "capture", lambda *arguments, compiling: None)
+    monkeypatch.setattr(step_module, "capture", lambda *arguments: None)
     array, optimizer = members()
     chosen = Pace(array, optimizer, loss, KNOWN, 10**6, Clock.look)
     for _ in range(2 * (TIMED + 1)):

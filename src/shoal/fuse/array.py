@@ -213,30 +213,32 @@ class ModelArray(nn.Module):
         """Whether members have run a function by themselves that is known to draw nothing, with no threads beside."""
         return self._alone.is_silent((function_of(fn), self.training)) and not accompanied()
 
-    def lone_places(self) -> list[tuple[Tensor, dict[str, Any], str]]:
-        """The parameters and buffers of a lone member and where they stand; none if that is not all of it."""
+    def own_places(self) -> list[list[tuple[Tensor, dict[str, Any], str]]]:
+        """Each member's parameters and buffers and where they stand; nobody's if that is not all of them."""
         if self._apart or any(slot.shared for slot in self._slots):
             return []
-        found = []
-        for slot in self._slots:
-            if slot.registered:
-                places = [(slot.own[0], *place) for place in slot.places[1] if isinstance(place[0], dict)]
-                if not places:
-                    return []
-                found += places
+        found: list[list[tuple[Tensor, dict[str, Any], str]]] = []
+        for b in range(len(self)):
+            found.append(mine := [])
+            for slot in self._slots:
+                if slot.registered:
+                    places = [(slot.own[b], *place) for place in slot.places[b + 1] if isinstance(place[0], dict)]
+                    if not places:
+                        return []
+                    mine += places
         return found
 
     def held(self) -> Held:
         """What the first member holds beside parameters and buffers, and what runs for all in its place."""
         return Held([self.members[0], *self._plain.containers()])
 
-    def take_over_lone(self) -> None:
-        """Copy what a lone member has put in the place of a tensor of its own, which stands there again then."""
-        self._alone.take_over(0)
+    def take_over(self, b: int) -> None:
+        """Copy what member b has put in the place of its own tensors, which stand there again then."""
+        self._alone.take_over(b)
 
-    def put_back_lone(self) -> None:
-        """A lone member has its own tensors again, after a function that it ran has failed."""
-        self._alone.put_back(0)
+    def put_back(self, b: int) -> None:
+        """Member b has its own tensors again, after a function that it ran has failed."""
+        self._alone.put_back(b)
 
     @contextmanager
     def open(

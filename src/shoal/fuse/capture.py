@@ -54,6 +54,7 @@ class CapturedStep:
         loss: as given to `ModelArray.map`.
         batch: an example; others must have its shapes.
         compiling: whether Inductor compiles what was traced.
+        trained: the array's parameters that there are gradients of; by default those that have one now.
 
     Raises:
         FusionError: the step cannot be captured, or an optimizer must step by itself. The model is as before then.
@@ -66,6 +67,7 @@ class CapturedStep:
         loss: Callable[..., Any],
         batch: Any,
         compiling: bool = True,
+        trained: Sequence[Tensor] | None = None,
     ) -> None:
         if array.partial:
             raise FusionError("the step of members that differ in submodules cannot be captured")
@@ -76,7 +78,9 @@ class CapturedStep:
         self._loss = loss
         leaves, self._spec = pytree.tree_flatten(batch)
         self._shapes = _shapes(leaves)
-        traced = optimizer.traced([p for p in array.parameters() if p.grad is not None])
+        if trained is None:
+            trained = [p for p in array.parameters() if p.grad is not None]
+        traced = optimizer.traced(trained)
         if traced is None:
             raise FusionError("an optimizer without a fused rule cannot be captured")
         self._traced: TracedStep = traced
@@ -240,11 +244,16 @@ def _compiling() -> Iterator[None]:
 
 
 def capture(
-    array: ModelArray, optimizer: FusedOptimizer, loss: Callable[..., Any], batch: Any, compiling: bool = True
+    array: ModelArray,
+    optimizer: FusedOptimizer,
+    loss: Callable[..., Any],
+    batch: Any,
+    compiling: bool = True,
+    trained: Sequence[Tensor] | None = None,
 ) -> CapturedStep | None:
     """Capture a step that has run eagerly before, or say in the log why that cannot be, and return None."""
     try:
-        return CapturedStep(array, optimizer, loss, batch, compiling)
+        return CapturedStep(array, optimizer, loss, batch, compiling, trained)
     except FusionError as reason:
         _log.info("%s", reason)
         return None

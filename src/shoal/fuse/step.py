@@ -24,9 +24,9 @@ from shoal.errors import FusionError
 from shoal.fuse.absent import note_row
 from shoal.fuse.array import ModelArray
 from shoal.fuse.capture import CapturedStep, capture
-from shoal.fuse.lone_step import LoneStep
 from shoal.fuse.optim.fused import FusedOptimizer
 from shoal.fuse.scalar import one, one_for_each
+from shoal.fuse.serial_step import SerialStep
 from shoal.fuse.stacked import Stacked
 
 __all__ = ["TrainingStep", "Way"]
@@ -111,7 +111,7 @@ class TrainingStep:
         self._optimizer = optimizer
         self._loss = loss
         self._device = next((p.device for p in array.parameters()), torch.device("cpu"))
-        self._lone: LoneStep | None = None
+        self._own: SerialStep | None = None  # while serial steps can be taken so
         self._runs: dict[Way, Callable[[Any], Tensor]] = {"eager": self._eager, "serial": self._serial}
         if len(array) == 1:
             ways = tuple(way for way in ways if way != "eager") if "serial" in ways else ways
@@ -220,7 +220,8 @@ class TrainingStep:
         if way == "compiled" and not self._compiling(min(self.seconds.values())):
             return False
         began = self._clock()
-        captured = capture(self._array, self._optimizer, self._loss, batch, compiling=way == "compiled")
+        trained = None if self._own is None else self._own.params
+        captured = capture(self._array, self._optimizer, self._loss, batch, way == "compiled", trained)
         self.compile_seconds += self._clock() - began
         if captured is None:
             return False
@@ -237,6 +238,7 @@ class TrainingStep:
         return self._runs[way](batch)
 
     def _eager(self, batch: Any) -> Tensor:
+        self._own = None
         self._optimizer.zero_grad()
         losses = one_for_each(self._array.map(self._loss, batch), len(self._array))
         losses.sum().backward()  # type: ignore[no-untyped-call]
@@ -244,9 +246,9 @@ class TrainingStep:
         return losses.detach()
 
     def _serial(self, batch: Any) -> Tensor:
-        if self._lone is not None and self._lone.fits(batch):
-            return self._by_itself(self._lone, batch)
-        self._lone = None
+        if self._own is not None and self._own.fits():
+            return self._serial_on_own(self._own, batch)
+        self._own = None
         runs = self._array.one_by_one(self._loss, batch, forward=True)
         self._optimizer.zero_grad()
         columns = self._trained()
@@ -267,19 +269,20 @@ class TrainingStep:
         for stacked, b in missing:
             note_row(stacked, b, has=False)
         self._optimizer.step()
-        if not self._later:  # what is captured is what there are gradients of
-            self._lone = LoneStep.of(self._array, self._optimizer, self._loss)
+        self._own = SerialStep.of(self._array, self._optimizer, self._loss)
         return torch.stack(losses)
 
-    def _by_itself(self, lone: LoneStep, batch: Any) -> Tensor:
-        """The same of a lone member, in which no gradient is handed over unless its optimizer cannot do without."""
-        loss = lone.backward(batch)
-        if not lone.update():
-            self._lone = None
-            for stacked, b in _hand_over(self._trained(), 0, 1):
-                note_row(stacked, b, has=False)
+    def _serial_on_own(self, own: SerialStep, batch: Any) -> Tensor:
+        """The same, in which no gradient is handed over unless an optimizer cannot do without."""
+        losses = own.backward(batch)
+        if not own.update():
+            self._own = None
+            columns, members = self._trained(), len(self._array)
+            missing = [each for b in range(members) for each in _hand_over(columns, b, members)]
+            for stacked, row in missing:
+                note_row(stacked, row, has=False)
             self._optimizer.step()
-        return loss
+        return losses
 
     def _trained(self) -> list[tuple[Tensor, list[Tensor]]]:
         """The stacked parameters that require gradients, with the members' own."""

@@ -17,7 +17,7 @@ from shoal.fuse.optim.part import Part
 from shoal.fuse.optim.rule import KernelRule, Numbers, Rule, unreadable
 from shoal.fuse.rows import joined
 
-__all__ = ["Cohort", "LoneCall", "Lowering"]
+__all__ = ["Cohort", "Lowering", "SerialCalls"]
 
 Lowering = Literal["kernels", "elementwise"]
 """Torch's fused kernels, one call for members of equal numbers, or multi-tensor functions of stacked tensors."""
@@ -47,30 +47,31 @@ class _Live:
 
 
 @dataclass(frozen=True)
-class LoneCall:
-    """What updates all parameters of a cohort of one; see `KernelRule.kernel`.
+class SerialCalls:
+    """What updates all parameters of a cohort member by member; see `KernelRule.kernel`.
 
     Args:
         begun: of the cohort.
-        own: the member's parameters.
+        own: each member's parameters.
         trained: those of them that have gradients, to which all that follows belongs.
-        counts: tensors in which the updates are counted.
+        counts: tensors in which the updates are counted, of all members.
     """
 
     rule: KernelRule
     begun: int
-    own: list[Tensor]
-    trained: list[Tensor]
+    own: list[list[Tensor]]
+    trained: list[list[Tensor]]
     counts: list[Tensor]
-    params: list[Tensor]
-    moments: list[list[Tensor]]
-    steps: list[Tensor]
+    params: list[list[Tensor]]
+    moments: list[list[list[Tensor]]]
+    steps: list[list[Tensor]]
 
-    def step(self, grads: list[Tensor], numbers: Numbers) -> None:
+    def step(self, grads: Sequence[list[Tensor]], numbers: Sequence[Numbers]) -> None:
         """One update, counted."""
         if self.counts:
             torch._foreach_add_(self.counts, 1)
-        self.rule.kernel(self.params, grads, self.moments, self.steps, numbers)
+        for each in zip(self.params, grads, self.moments, self.steps, numbers, strict=True):
+            self.rule.kernel(*each)
 
 
 class Cohort:
@@ -111,9 +112,8 @@ class Cohort:
         self.begun = 0
         """Grows when the memory in which updates are counted may be another."""
         self._live: dict[tuple[KernelRule | None, tuple[int, ...]], _Live] = {}
-        self._plain = all(
-            len(part.param) == len(part.column.stacked) and not part.column.stacked.is_complex() for part in self.parts
-        )
+        self._real = not any(part.column.stacked.is_complex() for part in self.parts)
+        self._plain = self._real and all(len(part.param) == len(part.column.stacked) for part in self.parts)
 
     def rows(self, stacked: Tensor) -> Tensor:
         """The cohort's rows of an array's tensor; complex numbers as pairs of real ones."""
@@ -127,7 +127,7 @@ class Cohort:
         Returns:
             Whether they still follow the cohort's rule.
         """
-        groups = [member.param_groups[self._group] for member in self._members]
+        groups = self.groups
         try:
             settings = [self._read(group) for group in groups]
         except KeyError as error:
@@ -159,31 +159,36 @@ class Cohort:
         return self._kernels
 
     @property
-    def lone_numbers(self) -> Numbers:
-        """Of the first member."""
-        return self._numbers[0]
+    def own_numbers(self) -> Sequence[Numbers]:
+        """Of each member."""
+        return self._numbers
 
-    def lone(self) -> LoneCall | None:
-        """What updates all parameters of the only member that require gradients; None if a kernel does not, or has not
+    @property
+    def groups(self) -> list[dict[str, Any]]:
+        """The members' parameter groups."""
+        return [member.param_groups[self._group] for member in self._members]
+
+    def serial(self) -> SerialCalls | None:
+        """What updates all parameters that require gradients member by member; None if a kernel does not, or has not
         done so before.
         """
-        if self._kernels is None or not self._plain or len(self._members) > 1:
+        if self._kernels is None or not self._real:
             return None
         places = tuple(i for i, part in enumerate(self.parts) if part.column.stacked.requires_grad)
         live = self._live.get((self._kernels, places))
         if live is None:
             return None
-        return LoneCall(
+        members = range(len(self._members))
+        kinds = list(zip(*(part.moments for part in live.parts), strict=True))
+        return SerialCalls(
             self._kernels,
             self.begun,
-            own=[part.own[0] for part in self.parts],
-            trained=[part.own[0] for part in live.parts],
+            own=[[part.own[b] for part in self.parts] for b in members],
+            trained=[[part.own[b] for part in live.parts] for b in members],
             counts=live.steps,
-            params=[part.param[0] for part in live.parts],
-            moments=[
-                [moment[0] for moment in kind] for kind in zip(*(part.moments for part in live.parts), strict=True)
-            ],
-            steps=[part.steps[0] for part in live.parts if part.steps is not None],
+            params=[[part.param[b] for part in live.parts] for b in members],
+            moments=[[[moment[b] for moment in kind] for kind in kinds] for b in members],
+            steps=[[part.steps[b] for part in live.parts if part.steps is not None] for b in members],
         )
 
     def numbers(self) -> Tensor:

@@ -15,7 +15,7 @@ from shoal.fuse.checks import listed
 from shoal.fuse.optim.cohort import Cohort, Lowering
 from shoal.fuse.optim.column import Column
 from shoal.fuse.optim.layout import arrange, owned
-from shoal.fuse.optim.lone_update import LoneUpdate
+from shoal.fuse.optim.serial_update import SerialUpdate
 from shoal.fuse.optim.table import steps_as_made
 from shoal.fuse.optim.traced import TracedStep, trace
 
@@ -110,11 +110,9 @@ class FusedOptimizer:
         self._kept = self._states_kept()
         return traced
 
-    def lone(self) -> LoneUpdate | None:
-        """What updates the only member by its own gradients; None if there are others, or kernels are not enough."""
-        if len(self.members) > 1 or self._skipped:
-            return None
-        return LoneUpdate.of(self.members[0], self._units)
+    def serial(self) -> SerialUpdate | None:
+        """What updates the members by their own gradients; None if kernels are not enough for that."""
+        return None if self._skipped else SerialUpdate.of(self.members, self._units)
 
     def mark_stepped(self) -> None:
         """Let LR schedulers, which warn if no step came before them, know of it."""

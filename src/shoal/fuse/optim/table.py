@@ -13,10 +13,10 @@ from shoal.fuse.optim.adamax import Adamax
 from shoal.fuse.optim.nadam import NAdam
 from shoal.fuse.optim.radam import RAdam
 from shoal.fuse.optim.rmsprop import RMSprop
-from shoal.fuse.optim.rule import Rule
+from shoal.fuse.optim.rule import KernelRule, Rule
 from shoal.fuse.optim.sgd import SGD
 
-__all__ = ["RULES", "rule_of", "steps_as_made"]
+__all__ = ["RULES", "company_of", "rule_of", "steps_as_made"]
 
 RULES: dict[type[Optimizer], type[Rule]] = {
     torch.optim.SGD: SGD,
@@ -39,6 +39,16 @@ def rule_of(optimizer: Optimizer, group: dict[str, Any]) -> Rule | None:
         return None
     parsed = kind.parse(itemgetter(*kind.settings)(group))
     return parsed[0] if parsed else None
+
+
+def company_of(optimizer: Optimizer) -> str:
+    """Whom an optimizer may be in one array with at no loss of speed: all whose parameters torch's kernels update, and
+    of others those of its class.
+    """
+    kind = type(optimizer)
+    if steps_as_made(optimizer) and issubclass(RULES.get(kind, object), KernelRule):
+        return "kernels"
+    return f"{kind.__module__}.{kind.__qualname__}"
 
 
 def steps_as_made(optimizer: Optimizer) -> bool:

@@ -1,7 +1,7 @@
-"""A lone member's step by itself is the step that an array of one takes, whatever happens to the member meanwhile."""
+"""A step of members on their own tensors is that with stacked gradients, whatever happens to the members meanwhile."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -12,10 +12,11 @@ from torch.optim import SGD, Adadelta, Adagrad, Adam, AdamW, Optimizer, RMSprop
 from torch.optim.lr_scheduler import ExponentialLR
 
 from shoal.errors import FusionError
-from shoal.fuse.lone_step import LoneStep
+from shoal.fuse.batch import stack
 from shoal.fuse.making import fuse
 from shoal.fuse.optim.cohort import _MOST_LIVE, Cohort
 from shoal.fuse.optim.fused import fuse_optimizers
+from shoal.fuse.serial_step import SerialStep
 from shoal.fuse.step import TrainingStep
 
 X = torch.randn(12, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -89,13 +90,13 @@ class Twin:
 def taken(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """An entry for each step that was taken by itself."""
     found: list[int] = []
-    backward = LoneStep.backward
+    backward = SerialStep.backward
 
-    def counting(step: LoneStep, batch: Any) -> Tensor:
+    def counting(step: SerialStep, batch: Any) -> Tensor:
         found.append(1)
         return backward(step, batch)
 
-    monkeypatch.setattr(LoneStep, "backward", counting)
+    monkeypatch.setattr(SerialStep, "backward", counting)
     return found
 
 
@@ -469,3 +470,128 @@ class Layers(nn.Module):
 def some_layers(model: nn.Module, batch: Any) -> Tensor:
     out: Tensor = model(batch[0][:, :1])
     return out.square().mean()
+
+
+class Several:
+    """Members in an array, whose optimizers may be of different classes.
+
+    Args:
+        makes: of the optimizers.
+        looked_at: as `Twin`.
+        loss: of a member.
+    """
+
+    def __init__(self, makes: Sequence[str], looked_at: bool, loss: Any = loss) -> None:
+        self.models: list[Any] = []
+        for seed in range(len(makes)):
+            torch.manual_seed(seed)
+            self.models.append(Net().double())
+        self.optimizers = [OPTIMIZERS[make](m.parameters()) for make, m in zip(makes, self.models, strict=True)]
+        self.array = fuse(self.models, range(len(makes)))
+        self.fused = fuse_optimizers(self.optimizers, self.array)
+        self.training = TrainingStep(self.array, self.fused, loss, ("serial",))
+        self.array.watched = looked_at
+
+    def step(self, batch: Any = (X, Y)) -> Tensor:
+        return self.training(batch)
+
+    @property
+    def told(self) -> list[Any]:
+        states = [optimizer.state_dict()["state"] for optimizer in self.optimizers]
+        return [[dict(model.state_dict()) for model in self.models], states, self.array.tick]
+
+
+def both_step(quick: Several, slow: Several, batch: Any = (X, Y)) -> None:
+    """Kernels that update several members at once round the last bit of some numbers otherwise."""
+    torch.testing.assert_close(quick.step(batch), slow.step(batch), rtol=1e-12, atol=0)
+    torch.testing.assert_close(quick.told, slow.told, rtol=1e-9, atol=1e-11)
+
+
+MIXTURES = {
+    "of one class": ("momentum", "momentum", "momentum"),
+    "of several": ("adagrad", "adam", "adam", "amsgrad", "sgd", "momentum"),
+    "in any order": ("sgd", "adam", "sgd", "adagrad", "adam"),
+    "one without a kernel": ("adam", "rmsprop", "adam"),
+}
+
+
+@pytest.mark.parametrize("mixture", MIXTURES)
+def test_steps_of_several_members_are_those_of_the_array(mixture: str, taken: list[int]) -> None:
+    quick, slow = (Several(MIXTURES[mixture], looked_at) for looked_at in (False, True))
+    for number in range(8):
+        batch = (X[number:], Y[number:])
+        both_step(quick, slow, batch)
+    assert len(taken) == (0 if "rmsprop" in MIXTURES[mixture] else 7)
+
+
+def test_each_of_several_members_may_have_a_batch_of_its_own(taken: list[int]) -> None:
+    quick, slow = (Several(MIXTURES["of several"], looked_at) for looked_at in (False, True))
+    for number in range(4):
+        batches = stack([(X + number * b, Y.roll(b)) for b in range(6)])
+        both_step(quick, slow, batches)
+    assert len(taken) == 3
+
+
+def test_no_member_sees_what_another_does_to_the_batch(taken: list[int]) -> None:
+    def changing(model: nn.Module, batch: Any) -> Tensor:
+        batch[0].mul_(2)
+        batch[1].add_(1).remainder_(3)
+        return loss(model, batch)
+
+    before = X.clone()
+    quick, slow = (Several(MIXTURES["in any order"], looked_at, changing) for looked_at in (False, True))
+    for _ in range(4):
+        both_step(quick, slow)
+    assert len(taken) == 3
+    assert torch.equal(X, before)
+
+
+def test_what_one_of_several_members_raises_changes_none(taken: list[int]) -> None:
+    quick, slow = (Several(MIXTURES["of several"], looked_at) for looked_at in (False, True))
+    for several in (quick, slow):
+        for _ in range(3):
+            several.step()
+        weights = copy.deepcopy([m.state_dict() for m in several.models])
+        labels = [Y, Y, Y, Y + 7, Y, Y]
+        with pytest.raises(IndexError):
+            several.step(stack([(X, mine) for mine in labels]))
+        learnt = [name for name, _ in several.models[0].named_parameters()]
+        for model, then in zip(several.models, weights, strict=True):
+            assert all(torch.equal(model.state_dict()[name], then[name]) for name in learnt)
+        own = [parameter for model in several.models for parameter in model.parameters()]
+        assert all(parameter.grad is None for parameter in (*own, *several.array.parameters()))
+    both_step(quick, slow)
+    assert len(taken) == 4
+
+
+def leave_out_branch(several: Several) -> None:
+    for model in several.models:
+        model.branches = not model.branches
+
+
+def freeze_all(several: Several) -> None:
+    for model in several.models:
+        model.first.requires_grad_(False)
+
+
+def load_one(several: Several) -> None:
+    several.optimizers[2].load_state_dict(copy.deepcopy(several.optimizers[2].state_dict()))
+
+
+def schedule_one(several: Several) -> None:
+    several.optimizers[-1].param_groups[0]["lr"] *= 0.5
+
+
+def hook_one(several: Several) -> None:
+    several.optimizers[0].register_step_post_hook(lambda *_: None)
+
+
+@pytest.mark.parametrize("change", [leave_out_branch, freeze_all, load_one, schedule_one, hook_one])
+def test_what_is_changed_between_steps_of_several_counts(change: Callable[[Several], None], taken: list[int]) -> None:
+    quick, slow = (Several(MIXTURES["of several"], looked_at) for looked_at in (False, True))
+    for number in range(12):
+        if number in (4, 8):
+            change(quick)
+            change(slow)
+        both_step(quick, slow)
+    assert len(taken) > 2
