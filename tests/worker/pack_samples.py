@@ -38,8 +38,9 @@ CONFIGS: tuple[dict[str, Any], ...] = (
     {"kind": "dropped", "width": 5, "batch_size": 14, "optimizer": "Adam", "lr": 0.02},
     {"kind": "counts", "width": 4, "batch_size": 4, "optimizer": "Adam", "lr": 0.01},
     {"kind": "deep", "width": 3, "batch_size": 30, "optimizer": "RMSprop", "lr": 0.01},
+    {"kind": "plain", "width": 4, "batch_size": 2, "optimizer": "SGD", "lr": 0.02},
 )
-"""Trials 0 and 1 are one array; of the last the data set is shorter than a batch."""
+"""Trials 0, 1 and 8 are one array; of trial 7 the data set is shorter than a batch."""
 
 OPTIMIZERS: dict[str, Any] = {
     "Adam": lambda parameters, lr: torch.optim.Adam(parameters, lr=lr),

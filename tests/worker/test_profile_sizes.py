@@ -62,3 +62,29 @@ def test_sizes_are_measured_that_the_waiting_work_is_worth(
     profile = measure(task, DataSets(task, CPU), array, CPU, 10**9, unnoticed)
     assert profile.step_seconds.keys() == sizes
     assert (profile.sample, profile.pending) == (5, noted)
+
+
+class Kept(Slow):
+    """One weight matrix of a megabyte, beside which nothing else counts; what is kept of it the optimizer decides."""
+
+    def data(self, config: Any) -> Any:
+        x = torch.randn(8, 512)
+        return TensorDataset(x), TensorDataset(x)
+
+    def model(self, config: Any) -> nn.Module:
+        return nn.Linear(512, 512, bias=False)
+
+    def optimizer(self, model: nn.Module, config: Any) -> torch.optim.Optimizer:
+        return getattr(torch.optim, config["optimizer"])(model.parameters(), lr=config["lr"])
+
+
+@pytest.mark.parametrize("optimizer", ["SGD", "Adam"])
+def test_memory_is_for_members_with_two_tensors_of_state(optimizer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others of the same structure may have another optimizer."""
+    taken = iter([10**6, 9 * 10**6, 9 * 10**6])  # before, with the first member, and at last
+    monkeypatch.setattr("shoal.worker.profile._memory", lambda device: next(taken))
+    task = Kept()
+    member = Member(Trial(0, {"lr": 0.01, "optimizer": optimizer}, seed=0, data_seed=0), 0, 1)
+    profile = measure(task, DataSets(task, CPU), Array(ArrayKey("", "", 4), (member,)), CPU, 10**9)
+    weights = 4 * 512 * 512
+    assert profile.member_memory == pytest.approx(8 * 10**6 + (2 * weights if optimizer == "SGD" else 0), abs=100)

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from shoal.cost.demand import Demand, Profile
 
 __all__ = [
+    "TURN_SECONDS",
     "best_size",
     "compute",
     "fetching",
@@ -21,6 +22,9 @@ __all__ = [
 
 VALIDATION_COST = 1 / 3
 """A validation step is a forward pass; a training step is about three (forward, and twice that for backward)."""
+
+TURN_SECONDS = 2.5e-4
+"""That each turn of an array takes beside the step, whatever its size: to hand out the batch, to note the losses."""
 
 
 def step_seconds(profile: Profile, members: int) -> float:
@@ -106,16 +110,16 @@ def fused_gain(profile: Profile, members: int) -> float | None:
 def best_size(profile: Profile, at_most: int) -> int:
     """The B of least seconds per member; the larger one of equals.
 
-    Between two measured sizes the time per member rises or falls throughout, so only measured sizes and `at_most`
-    itself can be best. Where a size was measured to be slower per member than a smaller one, the smaller one is taken:
-    fusing is never slower than not fusing.
+    What a turn takes beside the step counts as well. Between two measured sizes the time per member rises or falls
+    throughout, so only measured sizes and `at_most` itself can be best. Where a size was measured to be slower per
+    member than a smaller one, the smaller one is taken: fusing is never slower than not fusing.
 
     Args:
         profile: what was measured.
         at_most: the largest B that memory or the number of trials allows, at least 1.
     """
     sizes = {size for size in profile.step_seconds if size <= at_most} | {at_most}
-    per_member = {size: step_seconds(profile, size) / size for size in sizes}
+    per_member = {size: (step_seconds(profile, size) + TURN_SECONDS) / size for size in sizes}
     least = min(per_member.values())
     return max(size for size, cost in per_member.items() if cost <= least * (1 + 1e-9))
 

@@ -17,7 +17,8 @@ class ArrayKey:
     """Trials that agree on this can be one model.
 
     Args:
-        structure: digest of modules, shapes, dtypes and the optimizer's class; not of anything fusible.
+        structure: digest of modules, shapes, dtypes, and of the optimizer's class if it is none of those whose members
+            can be one array with others'; not of anything fusible.
         data: digest of the values that the task's `data` read from the config.
         batch_size: samples per step and member.
         order: seed of the order of samples; what a trial costs does not depend on it.

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from shoal.fuse.generators import reseed
+from shoal.fuse.optim.table import company_of
 from shoal.fuse.structure import digest, entries
 from shoal.planner.job import ArrayKey
 from shoal.task import Task
@@ -68,9 +69,11 @@ class Describer:
         with torch.random.fork_rng(devices=[]):
             reseed(trial.seed, torch.device("cpu"))
             model, structure = self._model(trial)
-            kinds = [type(optimizer) for optimizer in optimizers_in(self._optimizer(model, trial))]
-        names = [f"{kind.__module__}.{kind.__qualname__}" for kind in kinds]
-        return ArrayKey(digest((structure, *names)), digest(self._sets.key(trial.config)), size, trial.data_seed)
+            optimizers = optimizers_in(self._optimizer(model, trial))
+        companies = map(company_of if type(self._task).step is Task.step else type, optimizers)
+        return ArrayKey(
+            digest((structure, *map(str, companies))), digest(self._sets.key(trial.config)), size, trial.data_seed
+        )
 
     def _model(self, trial: Trial) -> tuple[nn.Module, str]:
         for read, model, structure in self._known:

@@ -22,7 +22,7 @@ from shoal.schedule.base import Quantum
 from shoal.task import Task
 from shoal.trial import Report, TrialState, derive_seed
 from shoal.worker.data import DataSets
-from shoal.worker.learner import Learner, batch_size, build
+from shoal.worker.learner import Learner, batch_size, build, side_by_side
 from shoal.worker.paused import Paused
 from shoal.worker.stepper import MixedEpochsError, Stepper, make_stepper
 
@@ -270,7 +270,7 @@ class Lane:
             return (0 if self._mixes else learner.epoch, -learner.step)
 
         first = min(map(place, self._learners))
-        return [learner for learner in self._learners if place(learner) == first]
+        return side_by_side(learner for learner in self._learners if place(learner) == first)
 
     def _train(self, company: list[Learner]) -> Iterator[bool]:
         """The rest of an epoch of a company, and what that showed."""

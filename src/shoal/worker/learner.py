@@ -1,6 +1,6 @@
 """A trial as a worker holds it: the user's model, optimizer and scheduler, and how far they have come."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ __all__ = [
     "check_scalar",
     "checked",
     "optimizers_in",
+    "side_by_side",
     "wait",
 ]
 
@@ -152,6 +153,13 @@ def check_optimizer(task: Task, optimizer: Any) -> Any:
 def optimizers_in(optimizer: Any) -> list[Optimizer]:
     """The optimizers of a trial, in the order in which they are nested."""
     return pytree.tree_leaves(optimizer)
+
+
+def side_by_side(learners: Iterable[Learner]) -> list[Learner]:
+    """Learners in the order in which they are made an array: those of one class of optimizer next to each other, whose
+    parameters one call can update then.
+    """
+    return sorted(learners, key=lambda learner: [str(type(one)) for one in optimizers_in(learner.optimizer)])
 
 
 def batch_size(task: Task, config: Config) -> int:

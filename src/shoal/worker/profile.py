@@ -3,20 +3,24 @@
 import os
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import chain, cycle, islice
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import psutil
 import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from shoal.cost.demand import Profile
 from shoal.fuse.frozen import lend_frozen
 from shoal.pack.batches import Batches, epoch_order
-from shoal.planner.job import Array
+from shoal.planner.job import Array, Member
 from shoal.task import Task
 from shoal.worker.data import DataSets
-from shoal.worker.learner import Learner, build, wait
+from shoal.worker.learner import Learner, build, optimizers_in, side_by_side, wait
 from shoal.worker.stepper import MixedEpochsError, Stepper, make_stepper
 
 __all__ = ["UNNOTICED", "measure"]
@@ -24,6 +28,10 @@ __all__ = ["UNNOTICED", "measure"]
 ROUNDS, BURST = 3, 4
 """Training steps at each size: in every round so many, of which the first is dropped. It finds the caches as steps of
 another size have left them, which those of a training do not."""
+
+TURNS = 9
+"""Steps at each size where samples are fetched for all who keep abreast, and none follows another of its own: training
+then finds the caches as fetching, and others' steps, have left them. What fits them alone is no faster there."""
 
 SIZES = (1, 4, 16)
 """Members that are trained together, where there are so many; and all of them."""
@@ -67,7 +75,7 @@ def measure(
     unfilled = train.unfilled + valid.unfilled  # before the base is taken: on a GPU they are part of it
     base = _memory(device)
     began = time.perf_counter()
-    steppers = {1: _stepper(task, array, 1, device)}
+    steppers = {1: _stepper(task, array.members[:1], 1, device)}
     built = time.perf_counter() - began
     steppers[1].train_step([first], [0])
     member = max(_memory(device) - base, 4 * _bytes(steppers[1]))  # weights, gradients, two of optimizer state
@@ -82,22 +90,34 @@ def measure(
         too_dear = too_dear or price > left
         if not too_dear and (members + sum(steppers)) * member < memory / 2:
             left -= price
-            steppers[members] = _stepper(task, array, members, device)
+            steppers[members] = _stepper(task, array.members, members, device)
             seconds[members] = []
-    for tick in range(0, len(batches), BURST):
-        for members, stepper in steppers.items():
-            seconds[members] += _burst(stepper, members, batches[tick : tick + BURST], tick, device)
+    runs = [_Run(stepper, members, seconds[members]) for members, stepper in steppers.items()]
+    runs += [_Run(_stepper(task, [member], 1, device), 1, []) for member in _others(steppers[max(steppers)])]
+    if train.sharing in ("window", "batch"):
+        seconds[1].clear()
+        for tick, batch in enumerate(batches[:TURNS]):
+            for run in runs:
+                run.seconds.append(_timed(run.stepper, [batch] * run.members, tick, device))
+                run.stepper.watched = not run.stepper.watchable
+    else:
+        for tick in range(0, len(batches), BURST):
+            for run in runs:
+                run.seconds.extend(_burst(run.stepper, run.members, batches[tick : tick + BURST], tick, device))
     cpu, wall, delayed = (end - start for end, start in zip(_times(), times, strict=True))
     if {4, 16} <= steppers.keys():
         further = LARGER if min(seconds[16]) / 16 < min(seconds[4]) / 4 else SMALLER
         too_dear = further * DEAR * min(seconds[1]) > left
         if not too_dear and (further + sum(steppers)) * member < memory / 2:
-            steppers[further] = _stepper(task, array, further, device)
+            steppers[further] = _stepper(task, array.members, further, device)
             seconds[further] = _burst(steppers[further], further, batches, 0, device)
     gains = {members: stepper.gain for members, stepper in steppers.items() if stepper.gain is not None}
     weights, largest = _bytes(steppers[1]), max(steppers)
-    steppers.clear()
+    spare = max(0, 2 * weights - _state_bytes(steppers[largest]))  # of members whose optimizers keep more
     shortest = {members: min(times) for members, times in seconds.items()}
+    shortest[1] = mean(min(run.seconds) for run in runs if run.members == 1)
+    steppers.clear()
+    runs.clear()
     fuse_seconds, mixing = {1: built}, None
     if largest > 1:
         fuse_seconds[1] = _seconds_to_make(task, array, device)  # now that all is loaded
@@ -109,7 +129,7 @@ def measure(
         epoch_steps=train.steps(size),
         validation_steps=valid.steps(size),
         base_memory=base + unfilled,
-        member_memory=max((_memory(device) - base) // largest, 4 * weights),
+        member_memory=max((_memory(device) - base) // largest + spare, 4 * weights),
         compute=_utilisation(device, cores),
         cores=cores,
         fuse_seconds=fuse_seconds,
@@ -125,7 +145,7 @@ def measure(
 def _seconds_to_make(task: Task, array: Array, device: torch.device) -> float:
     """What it takes to make one member ready to train."""
     began = time.perf_counter()
-    _stepper(task, array, 1, device)
+    _stepper(task, array.members, 1, device)
     return time.perf_counter() - began
 
 
@@ -138,7 +158,7 @@ def _mixed(task: Task, train: Batches, array: Array, members: int, device: torch
     both = zip(_batches(train, array), _batches(train, array, epoch=1), strict=True)
     pairs = list(islice(both, BURST))  # enough to compare them with, and many members make them long
     began = time.perf_counter()
-    stepper = _stepper(task, array, members, device)
+    stepper = _stepper(task, array.members, members, device)
     anew = time.perf_counter() - began + _timed(stepper, pairs[0][:1] * members, 0, device)
     for b, learner in enumerate(stepper.learners):
         learner.epoch = b % 2
@@ -151,12 +171,36 @@ def _mixed(task: Task, train: Batches, array: Array, members: int, device: torch
     return anew, min(seconds[1:])
 
 
-def _stepper(task: Task, array: Array, members: int, device: torch.device) -> Stepper:
+@dataclass(frozen=True)
+class _Run:
+    """Steps that are timed.
+
+    Args:
+        stepper: that takes them.
+        members: it trains.
+        seconds: of each.
+    """
+
+    stepper: Stepper
+    members: int
+    seconds: list[float]
+
+
+def _others(stepper: Stepper) -> list[Member]:
+    """One member of each class of optimizer but for the first member's, which is measured alone anyway: of members that
+    are trained together, others may take more time alone than that one does.
+    """
+    first = min(stepper.learners, key=lambda learner: learner.trial.number)
+    by_class = {type(x.optimizer): x.member for x in stepper.learners if type(x.optimizer) is not type(first.optimizer)}
+    return list(by_class.values())
+
+
+def _stepper(task: Task, some: Sequence[Member], members: int, device: torch.device) -> Stepper:
     learners: list[Learner] = []
-    for member in islice(cycle(array.members), members):
+    for member in islice(cycle(some), members):
         learners.append(build(task, member, device))
         lend_frozen(learners[0].model, learners[-1].model)
-    return make_stepper(task, learners)
+    return make_stepper(task, side_by_side(learners))
 
 
 def _batches(train: Batches, array: Array, epoch: int = 0) -> Iterator[Any]:
@@ -205,6 +249,13 @@ def _bytes(stepper: Stepper) -> int:
     """Of the first model's parameters and buffers."""
     model = stepper.learners[0].model
     return sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
+
+
+def _state_bytes(stepper: Stepper) -> int:
+    """Of the tensors in the optimizers' state, those of a member as it is on average."""
+    states = [one.state for learner in stepper.learners for one in optimizers_in(learner.optimizer)]
+    tensors = [leaf for leaf in pytree.tree_leaves([dict(state) for state in states]) if isinstance(leaf, Tensor)]
+    return sum(tensor.nbytes for tensor in tensors) // len(stepper.learners)
 
 
 def _utilisation(device: torch.device, cores: float) -> float:

@@ -1,0 +1,118 @@
+"""Which trials may be one array, as far as their optimizers decide it."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import SGD, Adadelta, Adagrad, Adam, AdamW, Optimizer, RMSprop
+from torch.utils.data import TensorDataset
+
+from shoal.planner.job import Array, ArrayKey, Job, Member
+from shoal.planner.orders import Orders
+from shoal.task import Task
+from shoal.trial import Trial
+from shoal.worker.data import DataSets
+from shoal.worker.describe import Describer
+from shoal.worker.lane import Lane, Workshop
+from shoal.worker.paused import Paused
+from shoal.worker.train import Trainer
+
+CPU = torch.device("cpu")
+
+
+class Own(SGD):
+    """Of the user's."""
+
+
+OPTIMIZERS: dict[str, Any] = {
+    "sgd": lambda params: SGD(params, 0.1),
+    "momentum": lambda params: SGD(params, 0.1, momentum=0.9),
+    "adam": lambda params: Adam(params, 0.01),
+    "adamw": lambda params: AdamW(params, 0.01, amsgrad=True),
+    "adagrad": lambda params: Adagrad(params, 0.01),
+    "adadelta": lambda params: Adadelta(params),
+    "rmsprop": lambda params: RMSprop(params, 0.01),
+    "own": lambda params: Own(params, 0.1),
+}
+
+
+def hooked(params: Any) -> Optimizer:
+    optimizer = SGD(params, 0.1)
+    optimizer.register_step_post_hook(lambda *_: None)
+    return optimizer
+
+
+OPTIMIZERS["hooked"] = hooked
+
+
+class Line(Task):
+    def data(self, config: Any) -> Any:
+        x = torch.randn(8, 3, generator=torch.Generator().manual_seed(0))
+        return TensorDataset(x), TensorDataset(x)
+
+    def model(self, config: Any) -> nn.Module:
+        return nn.Linear(3, 1)
+
+    def optimizer(self, model: nn.Module, config: Any) -> Any:
+        return OPTIMIZERS[config["optimizer"]](model.parameters())
+
+    def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
+        return model(batch[0]).square().mean()
+
+
+class WithStep(Line):
+    """A step of its own may do to an optimizer what it likes."""
+
+    def step(self, model: nn.Module, batch: Any, optimizer: Any) -> torch.Tensor:
+        return super().step(model, batch, optimizer)
+
+
+def trial(number: int, optimizer: str) -> Trial:
+    return Trial(number, {"optimizer": optimizer}, seed=number, data_seed=0)
+
+
+def key(task: Task, optimizer: str) -> ArrayKey:
+    return Describer(task, DataSets(task, CPU)).key(trial(0, optimizer))
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ("sgd", "momentum", True),
+        ("sgd", "adam", True),
+        ("adamw", "adagrad", True),
+        ("sgd", "rmsprop", False),
+        ("rmsprop", "adadelta", False),
+        ("sgd", "own", False),
+        ("sgd", "hooked", False),
+    ],
+)
+def test_optimizers_that_kernels_do_not_update_are_apart_from_all_others(one: str, other: str, same: bool) -> None:
+    assert (key(Line(), one) == key(Line(), other)) is same
+
+
+def test_where_the_step_is_the_users_optimizers_of_other_classes_are_apart() -> None:
+    assert key(WithStep(), "sgd") == key(WithStep(), "momentum")
+    assert key(WithStep(), "sgd") != key(WithStep(), "adam")
+
+
+def test_those_of_one_class_are_side_by_side_in_an_array(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    task = Line()
+    sets = DataSets(task, CPU)
+    describer, workshop = Describer(task, sets), Workshop(task, sets, Paused(), CPU, tmp_path)
+    names = ["sgd", "adam", "sgd", "adagrad", "adam", "momentum"]
+    members = tuple(Member(trial(number, name), 0, 2) for number, name in enumerate(names))
+    (one,) = {describer.key(member.trial) for member in members}
+    seen: list[list[int]] = []
+    stepper_of = Lane._stepper_of
+
+    def noting(lane: Lane, epoch_steps: int) -> Any:
+        stepper = stepper_of(lane, epoch_steps)
+        seen.append([learner.trial.number for learner in stepper.learners])
+        return stepper
+
+    monkeypatch.setattr(Lane, "_stepper_of", noting)
+    list(Trainer(Job("job", (Array(one, members),)), workshop, describer, Orders(prompt=True), 30.0).run())
+    assert seen
+    assert all(order == [3, 1, 4, 0, 2, 5] for order in seen)
