@@ -1,13 +1,18 @@
 """A copy that is made when one of the two is written to is a copy."""
 
+import ctypes
 from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from shoal.fuse.lazy import lazily_copied
+
+X, Y = torch.randn(3, 2), torch.arange(3)
 
 LAZY: dict[str, Callable[[], Tensor]] = {
     "whole": lambda: torch.arange(12.0).reshape(3, 4),
@@ -44,6 +49,56 @@ def test_neither_sees_what_is_written_to_the_other(name: str) -> None:
     assert torch.equal(copied[2], expected)
     assert torch.equal(copied[0], expected + 1)
     assert (copied[1] == 7).all()
+
+
+def through_its_address(tensor: Tensor) -> None:
+    (ctypes.c_float * 6).from_address(tensor.data_ptr())[0] = 7
+
+
+def through_another_package(tensor: Tensor) -> None:
+    torch.from_dlpack(torch.utils.dlpack.to_dlpack(tensor)).add_(7)  # type: ignore[no-untyped-call]
+
+
+WRITES: dict[str, Callable[[Tensor], Any]] = {
+    "in place": lambda tensor: tensor.add_(7),
+    "a view": lambda tensor: tensor[2:].zero_(),
+    "data": lambda tensor: tensor.data.add_(7),
+    "out": lambda tensor: torch.add(torch.ones(6), 7, out=tensor),
+    "numpy": lambda tensor: np.add(tensor.numpy(), 7, out=tensor.numpy()),
+    "storage": lambda tensor: tensor.untyped_storage().fill_(7),
+    "address": through_its_address,
+    "dlpack": through_another_package,
+}
+
+
+@pytest.mark.parametrize("write", WRITES)
+@pytest.mark.parametrize("written", [0, 1, 2])
+def test_no_way_of_writing_reaches_others(write: str, written: int) -> None:
+    source = torch.arange(6.0)
+    three = [source, lazily_copied(source), lazily_copied(source)]
+    WRITES[write](three[written])
+    assert not torch.equal(three.pop(written), torch.arange(6.0))
+    assert all(torch.equal(other, torch.arange(6.0)) for other in three)
+
+
+class Pair(NamedTuple):
+    first: Tensor
+    second: Tensor
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [[X, Y], (X, Y), {"x": X, "y": [Y]}, Pair(X, Y), [X, ["text", Y]]],
+    ids=["list", "tuple", "dict", "named", "with text"],
+)
+def test_batches_are_nested_as_they_were(batch: Any) -> None:
+    copied = lazily_copied(batch)
+    assert type(copied) is type(batch)
+    leaves, spec = pytree.tree_flatten(batch)
+    others, same = pytree.tree_flatten(copied)
+    assert spec == same
+    for leaf, other in zip(leaves, others, strict=True):
+        assert (leaf is not other and torch.equal(leaf, other)) if isinstance(leaf, Tensor) else leaf == other
 
 
 def test_what_only_reads_makes_no_copy() -> None:

@@ -88,3 +88,21 @@ def test_memory_is_for_members_with_two_tensors_of_state(optimizer: str, monkeyp
     profile = measure(task, DataSets(task, CPU), Array(ArrayKey("", "", 4), (member,)), CPU, 10**9)
     weights = 4 * 512 * 512
     assert profile.member_memory == pytest.approx(8 * 10**6 + (2 * weights if optimizer == "SGD" else 0), abs=100)
+
+
+def test_lone_members_of_all_classes_of_optimizers_stand_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By their shares among those that are trained together."""
+    seconds = {torch.optim.SGD: 0.001, torch.optim.Adam: 0.002, torch.optim.Adagrad: 0.004}
+
+    def timed(stepper: Any, batches: Any, tick: int, device: Any) -> float:
+        first, *others = stepper.learners
+        return 0.007 if others else seconds[type(first.optimizer)]
+
+    monkeypatch.setattr("shoal.worker.profile._timed", timed)
+    task = Kept()
+    members = tuple(
+        Member(Trial(number, {"lr": 0.01, "optimizer": name}, seed=0, data_seed=0), 0, 1)
+        for number, name in enumerate(["SGD", "Adam", "SGD", "Adagrad"])
+    )
+    profile = measure(task, DataSets(task, CPU), Array(ArrayKey("", "", 4), members), CPU, 10**9, inf)
+    assert profile.step_seconds == {1: pytest.approx((0.001 + 0.002 + 0.001 + 0.004) / 4), 4: 0.007}

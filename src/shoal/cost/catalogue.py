@@ -20,7 +20,7 @@ class Record:
     Args:
         environment: the versions it was measured with.
         kind: of the device.
-        structure: digest of the model and its optimizer.
+        structure: digest of the model, and of its optimizer where that decides who may be one array.
         data: digest of what decides its data.
         batch_size: samples per step and member.
         profile: what was measured; None if this version of Shoal cannot read it.

@@ -24,7 +24,8 @@ VALIDATION_COST = 1 / 3
 """A validation step is a forward pass; a training step is about three (forward, and twice that for backward)."""
 
 TURN_SECONDS = 2.5e-4
-"""That each turn of an array takes beside the step, whatever its size: to hand out the batch, to note the losses."""
+"""That each turn of an array takes beside the step, whatever its size: to hand out the batch, to note the losses. It
+counts where arrays of several sizes are compared."""
 
 
 def step_seconds(profile: Profile, members: int) -> float:
@@ -63,18 +64,19 @@ def _on_line(measured: Mapping[int, float], low: int, high: int, members: int) -
     return measured[low] + slope * (members - low)
 
 
-def seconds(profile: Profile, epochs: Sequence[int]) -> float:
+def seconds(profile: Profile, epochs: Sequence[int], turn: float = 0.0) -> float:
     """Expected seconds in which members that begin together finish, validation included.
 
     Args:
         profile: what was measured.
         epochs: that each member trains; it leaves when it has done them, and the others go on without it.
+        turn: seconds that are added to each step.
     """
     steps = profile.epoch_steps + VALIDATION_COST * profile.validation_steps
     total, done = 0.0, 0
     for left, length in zip(range(len(epochs), 0, -1), sorted(epochs), strict=True):
         if length > done:
-            total += step_seconds(profile, left) * steps * (length - done)
+            total += (step_seconds(profile, left) + turn) * steps * (length - done)
             done = length
     return total
 
@@ -111,8 +113,8 @@ def best_size(profile: Profile, at_most: int) -> int:
     """The B of least seconds per member; the larger one of equals.
 
     What a turn takes beside the step counts as well. Between two measured sizes the time per member rises or falls
-    throughout, so only measured sizes and `at_most` itself can be best. Where a size was measured to be slower per
-    member than a smaller one, the smaller one is taken: fusing is never slower than not fusing.
+    throughout, so only measured sizes and `at_most` itself can be best. Where a size is slower per member than a
+    smaller one, the smaller one is taken: fusing is never slower than not fusing.
 
     Args:
         profile: what was measured.

@@ -77,7 +77,7 @@ class History:
         """The profile, or None if this was never measured.
 
         Args:
-            structure: of the model and its optimizer, `ArrayKey.structure`.
+            structure: `ArrayKey.structure`.
             data: digest of what the task's `data` read, `ArrayKey.data`; it decides shapes and the length of an epoch.
             batch_size: samples per step and member.
             kind: `Device.kind`.

@@ -11,9 +11,11 @@ __all__ = ["lazily_copied"]
 
 def lazily_copied(batch: Any) -> Any:
     """A batch with copies of its tensors: each shares its memory until one of the two is written to (torch's copy on
-    write). A tensor whose memory torch cannot watch over, such as NumPy's or what processes share, is copied at once.
+    write).
 
-    For tensors that nobody writes to behind torch's back.
+    A tensor whose memory torch cannot watch over, such as NumPy's or what processes share, is copied at once; so are
+    those of a GPU, whose allocator is not told then which streams use the memory (`record_stream`). For tensors that
+    nobody writes to behind torch's back.
     """
     if type(batch) in (list, tuple) and all(type(part) is Tensor for part in batch):  # as most are
         return type(batch)(map(_copy, batch))
@@ -21,9 +23,9 @@ def lazily_copied(batch: Any) -> Any:
 
 
 def _copy(tensor: Tensor) -> Tensor:
-    if not tensor.is_contiguous():
-        return tensor.clone()
-    try:
-        return torch._lazy_clone(tensor)
-    except RuntimeError:  # raised before anything is done
-        return tensor.clone()
+    if tensor.device.type == "cpu" and tensor.layout is torch.strided and tensor.is_contiguous():
+        try:
+            return torch._lazy_clone(tensor)
+        except RuntimeError:  # raised before anything is done
+            pass
+    return tensor.clone()

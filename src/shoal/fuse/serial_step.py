@@ -88,7 +88,9 @@ class SerialStep:
         return made
 
     def fits(self) -> bool:
-        """Whether the members are as they were, so that a step may be taken."""
+        """Whether the members are as they were, so that a step may be taken. Plain attributes are each member's own
+        affair here; that they have come to differ is found when all run at once again.
+        """
         array = self._array
         if array.watched or self._version != array.version or not array.silent(self._loss):
             return False

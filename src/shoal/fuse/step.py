@@ -4,8 +4,8 @@ The ways, of which the step itself finds the fastest by doing its first steps in
 takes turns with the fastest so far:
 
 - eager      all members at once
-- serial     forward and backward member after member, then one optimizer step: what the members would do alone, for
-             models that fill the device by themselves and gain nothing by company
+- serial     forward and backward member after member, then the updates: what the members would do alone, for models
+             that fill the device by themselves and gain nothing by company
 - captured   the whole step as one CUDA graph (on a GPU)
 - compiled   the whole step compiled by Inductor (on a GPU a CUDA graph as well); takes seconds, so it is tried only
              where the caller says that it may repay itself

@@ -82,8 +82,10 @@ class Window(Source):
         batch = moved(default_collate([found[key] for key in keys]), self._device)
         handed_on = cut.alike > 1 and plain(batch)
         if missing:
-            taken = set(keys) if self._shares_batches(cut) and (cut.alike == 1 or handed_on) else ()
-            self._hold({key: sample for key, sample in fetched.items() if key not in taken}, most)
+            to_one = self._shares_batches(cut) and (cut.alike == 1 or handed_on)
+            left = fetched.keys() - set(keys) if to_one else fetched.keys()
+            keep = [key for key in fetched if key in left and not attached(fetched[key])]
+            self._hold({key: fetched[key] if to_one else compact(fetched[key]) for key in keep}, most)
         self._seed = cut.seed
         if handed_on:
             self._newest = (cut.seed, cut.first, indices), lazily_copied(batch), cut.alike - 1
@@ -92,7 +94,8 @@ class Window(Source):
 
     def _shares_batches(self, cut: Cut) -> bool:
         """Whether nobody needs a batch's samples but who takes the batch: all walks are of its size, and the last of
-        them took the one before it. In the first batch of an epoch others may have yet to begin.
+        them took the one before it. In the first batch of an epoch others may have yet to begin. What was fetched
+        beside it is for the next batch then, and so soon gone that it need not be compact.
         """
         return cut.seed is not None and cut.seed == self._seed and cut.alike == cut.walks and self._newest is None
 
@@ -107,7 +110,7 @@ class Window(Source):
         if self._seeds is None:
             samples = self._fetcher.fetch_undrawn(index for *_, index in missing)
             return dict(zip(missing, samples, strict=True))
-        blocks = dict.fromkeys((seed, place // BLOCK) for seed, place, _ in missing)
+        blocks = dict.fromkeys(place // BLOCK for _, place, _ in missing)
         if self._seeds == "torch" and not accompanied():
             others = OtherGenerators()
             fetched = self._fetch_seeded(cut, blocks, torchs_alone=True)
@@ -116,24 +119,26 @@ class Window(Source):
             self._seeds = "all"
         return self._fetch_seeded(cut, blocks, torchs_alone=False)
 
-    def _fetch_seeded(self, cut: Cut, blocks: Iterable[tuple[int, int]], torchs_alone: bool) -> dict[Key, Any]:
+    def _fetch_seeded(self, cut: Cut, blocks: Iterable[int], torchs_alone: bool) -> dict[Key, Any]:
+        assert cut.seed is not None  # samples draw, and without a seed none is held
         fetched: dict[Key, Any] = {}
-        for seed, block in blocks:
+        for block in blocks:
             first = block * BLOCK
             indices = cut.order[first : first + BLOCK].tolist()
-            reseed(derive_seed(seed, "block", block), self._device, torchs_alone)
+            reseed(derive_seed(cut.seed, "block", block), self._device, torchs_alone)
             for place, (index, sample) in enumerate(zip(indices, self._fetcher.fetch(indices), strict=True), first):
-                fetched[seed, place, index] = sample
+                fetched[cut.seed, place, index] = sample
         return fetched
 
     def put(self, indices: Sequence[int], samples: Sequence[Any]) -> None:
         """Hold samples of a data set that draws nothing."""
-        self._hold({(0, 0, index): sample for index, sample in zip(indices, samples, strict=True)}, len(samples))
+        found = zip(indices, samples, strict=True)
+        self._hold({(0, 0, index): compact(one) for index, one in found if not attached(one)}, len(samples))
 
-    def _hold(self, fetched: Mapping[Key, Any], held: int) -> None:
-        self._held.update((key, compact(sample)) for key, sample in fetched.items() if not attached(sample))
+    def _hold(self, samples: Mapping[Key, Any], most: int) -> None:
+        self._held.update(samples)
         self._handover.written()
-        while len(self._held) > held:
+        while len(self._held) > most:
             self._held.popitem(last=False)
 
     def rest(self) -> None:

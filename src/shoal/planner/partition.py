@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 from shoal.cluster.device import Device
 from shoal.cost.demand import Profile
-from shoal.cost.estimate import best_size, fetching, fitting, fuse_seconds, seconds, step_seconds
+from shoal.cost.estimate import TURN_SECONDS, best_size, fetching, fitting, fuse_seconds, seconds, step_seconds
 from shoal.planner.job import Array, ArrayKey, Member
 from shoal.planner.limit import Limit
 from shoal.planner.packing.prediction import makespan
@@ -76,8 +76,9 @@ def partition(
 
 def worth_fusing(profile: Profile, epochs: Sequence[int]) -> bool:
     """Whether members that train so many epochs are to be one array; that takes time to be made, as each alone does."""
-    alone = sum(fuse_seconds(profile, 1) + seconds(profile, [each]) for each in epochs)
-    return fuse_seconds(profile, len(epochs)) + seconds(profile, epochs) <= (1 - WORTH_FUSING) * alone
+    alone = sum(fuse_seconds(profile, 1) + seconds(profile, [each], TURN_SECONDS) for each in epochs)
+    together = fuse_seconds(profile, len(epochs)) + seconds(profile, epochs, TURN_SECONDS)
+    return together <= (1 - WORTH_FUSING) * alone
 
 
 def worth_mixing(profile: Profile, one: int, other: int) -> bool:
@@ -87,8 +88,9 @@ def worth_mixing(profile: Profile, one: int, other: int) -> bool:
     """
     if profile.mixing is None:
         return False
-    apart = step_seconds(profile, one) + step_seconds(profile, other)
-    return profile.mixing * step_seconds(profile, one + other) <= (1 - WORTH_MIXING) * apart
+    apart = step_seconds(profile, one) + step_seconds(profile, other) + 2 * TURN_SECONDS
+    together = profile.mixing * step_seconds(profile, one + other) + TURN_SECONDS
+    return together <= (1 - WORTH_MIXING) * apart
 
 
 _Epochs = tuple[int, ...]

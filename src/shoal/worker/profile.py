@@ -2,11 +2,12 @@
 
 import os
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, cycle, islice
 from pathlib import Path
-from statistics import mean
+from statistics import fmean
 from typing import Any
 
 import psutil
@@ -93,10 +94,17 @@ def measure(
             steppers[members] = _stepper(task, array.members, members, device)
             seconds[members] = []
     runs = [_Run(stepper, members, seconds[members]) for members, stepper in steppers.items()]
-    runs += [_Run(_stepper(task, [member], 1, device), 1, []) for member in _others(steppers[max(steppers)])]
-    if train.sharing in ("window", "batch"):
+    together = steppers[max(steppers)].learners
+    shares = Counter(type(learner.optimizer) for learner in together)
+    others = {type(learner.optimizer): learner.member for learner in together}
+    del others[type(steppers[1].learners[0].optimizer)]
+    for other in others.values():  # what takes them longer alone is no price of training them together
+        left -= DEAR * min(seconds[1])
+        if left > 0 and (len(runs) + 1 + sum(steppers)) * member < memory / 2:
+            runs.append(_Run(_stepper(task, [other], 1, device), 1, []))
+    if len(batches) == TURNS:
         seconds[1].clear()
-        for tick, batch in enumerate(batches[:TURNS]):
+        for tick, batch in enumerate(batches):
             for run in runs:
                 run.seconds.append(_timed(run.stepper, [batch] * run.members, tick, device))
                 run.stepper.watched = not run.stepper.watchable
@@ -113,9 +121,11 @@ def measure(
             seconds[further] = _burst(steppers[further], further, batches, 0, device)
     gains = {members: stepper.gain for members, stepper in steppers.items() if stepper.gain is not None}
     weights, largest = _bytes(steppers[1]), max(steppers)
-    spare = max(0, 2 * weights - _state_bytes(steppers[largest]))  # of members whose optimizers keep more
+    state = [_state_bytes(learner) for learner in together]
+    spare = max(2 * weights, *state) - int(fmean(state))  # for members whose optimizers keep more than these
     shortest = {members: min(times) for members, times in seconds.items()}
-    shortest[1] = mean(min(run.seconds) for run in runs if run.members == 1)
+    alone = {type(run.stepper.learners[0].optimizer): min(run.seconds) for run in runs if run.members == 1}
+    shortest[1] = fmean(alone.values(), [shares[kind] for kind in alone])
     steppers.clear()
     runs.clear()
     fuse_seconds, mixing = {1: built}, None
@@ -186,15 +196,6 @@ class _Run:
     seconds: list[float]
 
 
-def _others(stepper: Stepper) -> list[Member]:
-    """One member of each class of optimizer but for the first member's, which is measured alone anyway: of members that
-    are trained together, others may take more time alone than that one does.
-    """
-    first = min(stepper.learners, key=lambda learner: learner.trial.number)
-    by_class = {type(x.optimizer): x.member for x in stepper.learners if type(x.optimizer) is not type(first.optimizer)}
-    return list(by_class.values())
-
-
 def _stepper(task: Task, some: Sequence[Member], members: int, device: torch.device) -> Stepper:
     learners: list[Learner] = []
     for member in islice(cycle(some), members):
@@ -206,8 +207,9 @@ def _stepper(task: Task, some: Sequence[Member], members: int, device: torch.dev
 def _batches(train: Batches, array: Array, epoch: int = 0) -> Iterator[Any]:
     """As many as there are steps, in the order of an epoch, which begins again if it is too short."""
     order = epoch_order(train.samples, array.members[0].trial.data_seed, epoch)
-    passes = (train.walk(array.key.batch_size, order) for _ in range(ROUNDS * BURST))
-    return islice(chain.from_iterable(passes), ROUNDS * BURST)
+    steps = ROUNDS * BURST if train.sharing in ("resident", "kept") else TURNS
+    passes = (train.walk(array.key.batch_size, order) for _ in range(steps))
+    return islice(chain.from_iterable(passes), steps)
 
 
 def _burst(stepper: Stepper, members: int, batches: Sequence[Any], first: int, device: torch.device) -> list[float]:
@@ -251,11 +253,10 @@ def _bytes(stepper: Stepper) -> int:
     return sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
 
 
-def _state_bytes(stepper: Stepper) -> int:
-    """Of the tensors in the optimizers' state, those of a member as it is on average."""
-    states = [one.state for learner in stepper.learners for one in optimizers_in(learner.optimizer)]
-    tensors = [leaf for leaf in pytree.tree_leaves([dict(state) for state in states]) if isinstance(leaf, Tensor)]
-    return sum(tensor.nbytes for tensor in tensors) // len(stepper.learners)
+def _state_bytes(learner: Learner) -> int:
+    """Of the tensors in the state of its optimizer, or of several."""
+    states = [dict(one.state) for one in optimizers_in(learner.optimizer)]
+    return sum(leaf.nbytes for leaf in pytree.tree_leaves(states) if isinstance(leaf, Tensor))
 
 
 def _utilisation(device: torch.device, cores: float) -> float:

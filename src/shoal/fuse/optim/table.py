@@ -42,11 +42,11 @@ def rule_of(optimizer: Optimizer, group: dict[str, Any]) -> Rule | None:
 
 
 def company_of(optimizer: Optimizer) -> str:
-    """Whom an optimizer may be in one array with at no loss of speed: all whose parameters torch's kernels update, and
-    of others those of its class.
+    """Whom an optimizer may be in one array with at no loss of speed: all that follow a rule torch has a kernel for; of
+    others those of its class.
     """
     kind = type(optimizer)
-    if steps_as_made(optimizer) and issubclass(RULES.get(kind, object), KernelRule):
+    if all(isinstance(rule_of(optimizer, group), KernelRule) for group in optimizer.param_groups):
         return "kernels"
     return f"{kind.__module__}.{kind.__qualname__}"
 
