@@ -66,7 +66,7 @@ def test_its_life(place: Path, command: str) -> None:
         assert mine.clients() == {server: frozenset({os.getpid()})}
         process = pid_of(mine)
     finally:
-        mine._control._patience = 0.3  # it waits for its last client, this process
+        mine._control._patience = 2.0  # it waits for its last client, this process
         mine.stop()
     assert gone(process)
     assert gone(server)
@@ -155,7 +155,7 @@ class TestSharedByStudies:
         fakes.connect(os.getpid(), str(killed.directory.pipe))
         (server,) = killed.servers()
         as_a_killed_engine_leaves_it(killed)
-        mine = daemon(place, command, patience=0.5)
+        mine = daemon(place, command, patience=3.0)
         mine.start()
         try:
             assert gone(old)
@@ -259,7 +259,7 @@ class TestBadInput:
 
     def test_one_that_does_not_quit_is_killed(self, place: Path, command: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("FAKE_MPS", "stubborn")
-        mine = daemon(place, command, patience=0.5)
+        mine = daemon(place, command, patience=3.0)
         mine.start()
         process = pid_of(mine)
         mine.stop()
