@@ -99,6 +99,11 @@ class Batches:
         return self._known().sharing
 
     @property
+    def abreast(self) -> bool:
+        """Whether walks share only what is fetched while they are at the same place."""
+        return self.sharing in ("window", "batch")
+
+    @property
     def unfilled(self) -> int:
         """Bytes of main memory that the samples still to be kept will take."""
         source = None if self._resident is not None else self._known()

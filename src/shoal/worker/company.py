@@ -145,7 +145,7 @@ class _Together:
 
     def _fetches(self, fetched: int, position: int) -> float:
         """How often a sample was fetched for all lanes since then, where it is fetched in every epoch."""
-        if self._data.train.sharing in ("resident", "kept"):
+        if not self._data.train.abreast:
             return 1.0
         passed = (self._position - position) / len(self._lanes)
         return max(1.0, (self._data.train.fetched - fetched) / passed)

@@ -279,7 +279,7 @@ class Lane:
         train, valid = self._sets.of(lead.config)
         size = batch_size(self._task, lead.config)  # the key of a trial that was not looked at has none
         self._spent = self._began - time.perf_counter()
-        self._abreast = train.sharing in ("window", "batch")
+        self._abreast = train.abreast
         try:
             yield from self._epoch(company, train, size)
         except MixedEpochsError as reason:

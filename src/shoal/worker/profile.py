@@ -102,7 +102,7 @@ def measure(
         left -= DEAR * min(seconds[1])
         if left > 0 and (len(runs) + 1 + sum(steppers)) * member < memory / 2:
             runs.append(_Run(_stepper(task, [other], 1, device), 1, []))
-    if len(batches) == TURNS:
+    if train.abreast:
         seconds[1].clear()
         for tick, batch in enumerate(batches):
             for run in runs:
@@ -126,6 +126,7 @@ def measure(
     shortest = {members: min(times) for members, times in seconds.items()}
     alone = {type(run.stepper.learners[0].optimizer): min(run.seconds) for run in runs if run.members == 1}
     shortest[1] = fmean(alone.values(), [shares[kind] for kind in alone])
+    del run, together  # so that nothing holds the memory of those that were timed
     steppers.clear()
     runs.clear()
     fuse_seconds, mixing = {1: built}, None
@@ -207,7 +208,7 @@ def _stepper(task: Task, some: Sequence[Member], members: int, device: torch.dev
 def _batches(train: Batches, array: Array, epoch: int = 0) -> Iterator[Any]:
     """As many as there are steps, in the order of an epoch, which begins again if it is too short."""
     order = epoch_order(train.samples, array.members[0].trial.data_seed, epoch)
-    steps = ROUNDS * BURST if train.sharing in ("resident", "kept") else TURNS
+    steps = TURNS if train.abreast else ROUNDS * BURST
     passes = (train.walk(array.key.batch_size, order) for _ in range(steps))
     return islice(chain.from_iterable(passes), steps)
 
