@@ -15,7 +15,7 @@ import shoal
 import shoal.fuse.step as step_module
 from shoal.errors import FusionError
 from shoal.fuse.array import ModelArray
-from shoal.fuse.capture import capture
+from shoal.fuse.capture import CapturedStep
 from shoal.fuse.making import fuse
 from shoal.fuse.optim.fused import FusedOptimizer, fuse_optimizers
 from shoal.fuse.step import PATIENCE, TIMED, TrainingStep, Way
@@ -80,8 +80,7 @@ def test_a_compiled_step_equals_the_others() -> None:
 def test_what_was_captured_fits_again_after_a_validation() -> None:
     array, optimizer = array_of(2, 0.0)
     TrainingStep(array, optimizer, loss, ("eager",))((X, Y))
-    captured = capture(array, optimizer, loss, (X, Y), compiling=False)
-    assert captured is not None
+    captured = CapturedStep(array, optimizer, loss, (X, Y), compiling=False)
     assert captured.fits((X, Y))
     with torch.no_grad():
         array.eval().map(loss, (X, Y))
@@ -111,7 +110,7 @@ def test_what_was_fastest_so_far_is_timed_again_beside_what_is_made_later(monkey
 
     monkeypatch.setattr(step, "_clock", clock)
     monkeypatch.setattr(step, "_run", run)
-    monkeypatch.setattr(step_module, "capture", capture)
+    monkeypatch.setattr(step_module, "CapturedStep", capture)
     while step.way is None:
         step((X, Y))
     assert step.way == "serial"
@@ -134,7 +133,7 @@ def test_a_way_that_has_to_be_made_must_win_by_a_margin(
 
     monkeypatch.setattr(step, "_clock", lambda: now)
     monkeypatch.setattr(step, "_run", run)
-    monkeypatch.setattr(step_module, "capture", lambda *args, **options: lambda batch: torch.zeros(1))
+    monkeypatch.setattr(step_module, "CapturedStep", lambda *args, **options: lambda batch: torch.zeros(1))
     while step.way is None:
         step((X, Y))
     assert step.way == chosen

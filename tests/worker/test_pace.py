@@ -10,6 +10,7 @@ from torch import Tensor, nn
 import shoal.fuse.step as step_module
 from shoal.cost.compiling import repays
 from shoal.cost.demand import Profile
+from shoal.errors import FusionError
 from shoal.fuse.array import ModelArray
 from shoal.fuse.making import fuse
 from shoal.fuse.optim.fused import FusedOptimizer, fuse_optimizers
@@ -72,7 +73,7 @@ class Clock:
 
 @pytest.fixture(autouse=True)
 def _no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(step_module, "capture", Captured)
+    monkeypatch.setattr(step_module, "CapturedStep", Captured)
     monkeypatch.setattr(Captured, "taken", 0)
 
 
@@ -129,7 +130,10 @@ def test_a_batch_of_another_shape_runs_eagerly(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_step_that_cannot_be_compiled_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(step_module, "capture", lambda *arguments: None)
+    def refuse(*arguments: Any) -> Any:
+        raise FusionError("it cannot be captured")
+
+    monkeypatch.setattr(step_module, "CapturedStep", refuse)
     array, optimizer = members()
     chosen = Pace(array, optimizer, loss, KNOWN, 10**6, Clock.look)
     for _ in range(2 * (TIMED + 1)):

@@ -94,7 +94,7 @@ def test_lone_members_of_all_classes_of_optimizers_stand_for_one(monkeypatch: py
     """By their shares among those that are trained together."""
     seconds = {torch.optim.SGD: 0.001, torch.optim.Adam: 0.002, torch.optim.Adagrad: 0.004}
 
-    def timed(stepper: Any, batches: Any, tick: int, device: Any) -> float:
+    def timed(stepper: Any, batches: Any, tick: int) -> float:
         first, *others = stepper.learners
         return 0.007 if others else seconds[type(first.optimizer)]
 

@@ -13,7 +13,6 @@ The passes, in order:
 What differs from step to step is an input of the graph: the batch, the optimizers' numbers, the members' random keys.
 """
 
-import logging
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -37,9 +36,7 @@ from shoal.fuse.replay import Replay
 from shoal.fuse.stacked import NeedsMemberError, Stacked
 from shoal.fuse.unseen import NothingUnseen, hooked, refuse_hooks
 
-__all__ = ["CapturedStep", "capture"]
-
-_log = logging.getLogger("shoal.fuse")
+__all__ = ["CapturedStep"]
 
 _tracing = RLock()
 """Tracers replace methods of modules, and a flag of the compiler is set, for all threads: one traces at a time."""
@@ -47,6 +44,8 @@ _tracing = RLock()
 
 class CapturedStep:
     """Does what forward, loss, backward and optimizer step do eagerly, for batches of one shape.
+
+    The step is to have run eagerly before.
 
     Args:
         array: the models.
@@ -241,22 +240,6 @@ def _compiling() -> Iterator[None]:
             yield
         finally:
             torch.compiler._is_compiling_flag = before
-
-
-def capture(
-    array: ModelArray,
-    optimizer: FusedOptimizer,
-    loss: Callable[..., Any],
-    batch: Any,
-    compiling: bool = True,
-    trained: Sequence[Tensor] | None = None,
-) -> CapturedStep | None:
-    """Capture a step that has run eagerly before, or say in the log why that cannot be, and return None."""
-    try:
-        return CapturedStep(array, optimizer, loss, batch, compiling, trained)
-    except FusionError as reason:
-        _log.info("%s", reason)
-        return None
 
 
 def _gather_weights(model: nn.Module) -> None:

@@ -23,7 +23,7 @@ from torch.utils import _pytree as pytree
 from shoal.errors import FusionError
 from shoal.fuse.absent import note_row
 from shoal.fuse.array import ModelArray
-from shoal.fuse.capture import CapturedStep, capture
+from shoal.fuse.capture import CapturedStep
 from shoal.fuse.optim.fused import FusedOptimizer
 from shoal.fuse.scalar import one, one_for_each
 from shoal.fuse.serial_step import SerialStep
@@ -221,11 +221,14 @@ class TrainingStep:
             return False
         began = self._clock()
         trained = None if self._own is None else self._own.params
-        captured = capture(self._array, self._optimizer, self._loss, batch, way == "compiled", trained)
-        self.compile_seconds += self._clock() - began
-        if captured is None:
+        try:
+            step = CapturedStep(self._array, self._optimizer, self._loss, batch, way == "compiled", trained)
+        except FusionError as reason:
+            _log.info("%s", reason)
             return False
-        self._runs[way] = lambda batch: self._captured(captured, batch)
+        finally:
+            self.compile_seconds += self._clock() - began
+        self._runs[way] = lambda batch: self._captured(step, batch)
         return True
 
     def _best(self) -> Way:

@@ -4,7 +4,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain, cycle, islice
 from pathlib import Path
 from statistics import fmean
@@ -69,88 +69,175 @@ def measure(
         memory: bytes of the device; sizes that would take half of it, together, are left out.
         unnoticed: seconds for which sizes are measured however little waits.
     """
-    config = array.members[0].trial.config
-    train, valid = sets.of(config)
-    size = array.key.batch_size
+    train, valid = sets.of(array.members[0].trial.config)
     first = next(_batches(train, array))
     unfilled = train.unfilled + valid.unfilled  # before the base is taken: on a GPU they are part of it
     base = _memory(device)
-    began = time.perf_counter()
-    steppers = {1: _stepper(task, array.members[:1], 1, device)}
-    built = time.perf_counter() - began
-    steppers[1].train_step([first], [0])
-    member = max(_memory(device) - base, 4 * _bytes(steppers[1]))  # weights, gradients, two of optimizer state
-    batches = list(_batches(train, array))
-    times = _times()
-    seconds = {1: _burst(steppers[1], 1, batches[:BURST], 0, device)}
-    work = min(seconds[1]) * train.steps(size) * array.pending
-    left = max(unnoticed, AFFORDABLE.get(device.type, AFFORDABLE_ON_GPU) * work)
-    too_dear = False
-    for members in sorted({min(size, len(array.members)) for size in SIZES} - {1}):
-        price = members * DEAR * min(seconds[1])
-        too_dear = too_dear or price > left
-        if not too_dear and (members + sum(steppers)) * member < memory / 2:
-            left -= price
-            steppers[members] = _stepper(task, array.members, members, device)
-            seconds[members] = []
-    runs = [_Run(stepper, members, seconds[members]) for members, stepper in steppers.items()]
-    together = steppers[max(steppers)].learners
-    shares = Counter(type(learner.optimizer) for learner in together)
-    others = {type(learner.optimizer): learner.member for learner in together}
-    del others[type(steppers[1].learners[0].optimizer)]
-    for other in others.values():  # what takes them longer alone is no price of training them together
-        left -= DEAR * min(seconds[1])
-        if left > 0 and (len(runs) + 1 + sum(steppers)) * member < memory / 2:
-            runs.append(_Run(_stepper(task, [other], 1, device), 1, []))
-    if train.abreast:
-        seconds[1].clear()
-        for tick, batch in enumerate(batches):
-            for run in runs:
-                run.seconds.append(_timed(run.stepper, [batch] * run.members, tick, device))
-                run.stepper.watched = not run.stepper.watchable
-    else:
-        for tick in range(0, len(batches), BURST):
-            for run in runs:
-                run.seconds.extend(_burst(run.stepper, run.members, batches[tick : tick + BURST], tick, device))
-    cpu, wall, delayed = (end - start for end, start in zip(_times(), times, strict=True))
-    if {4, 16} <= steppers.keys():
-        further = LARGER if min(seconds[16]) / 16 < min(seconds[4]) / 4 else SMALLER
-        too_dear = further * DEAR * min(seconds[1]) > left
-        if not too_dear and (further + sum(steppers)) * member < memory / 2:
-            steppers[further] = _stepper(task, array.members, further, device)
-            seconds[further] = _burst(steppers[further], further, batches, 0, device)
-    gains = {members: stepper.gain for members, stepper in steppers.items() if stepper.gain is not None}
-    weights, largest = _bytes(steppers[1]), max(steppers)
-    state = [_state_bytes(learner) for learner in together]
-    spare = max(2 * weights, *state) - int(fmean(state))  # for members whose optimizers keep more than these
-    shortest = {members: min(times) for members, times in seconds.items()}
-    alone = {type(run.stepper.learners[0].optimizer): min(run.seconds) for run in runs if run.members == 1}
-    shortest[1] = fmean(alone.values(), [shares[kind] for kind in alone])
-    del run, together  # so that nothing holds the memory of those that were timed
-    steppers.clear()
-    runs.clear()
-    fuse_seconds, mixing = {1: built}, None
+    timed = _time_sizes(task, train, array, device, first, base, memory, unnoticed)
+    largest = max(timed.seconds)
+    fuse_seconds, mixing = {1: timed.built}, None
     if largest > 1:
         fuse_seconds[1] = _seconds_to_make(task, array, device)  # now that all is loaded
         anew, mixing = _mixed(task, train, array, largest, device)
-        fuse_seconds[largest] = max(0.0, anew - shortest[largest])
-    cores = cpu / max(wall - delayed, cpu / torch.get_num_threads())
+        fuse_seconds[largest] = max(0.0, anew - timed.seconds[largest])
     return Profile(
-        step_seconds=shortest,
-        epoch_steps=train.steps(size),
-        validation_steps=valid.steps(size),
+        step_seconds=timed.seconds,
+        epoch_steps=train.steps(array.key.batch_size),
+        validation_steps=valid.steps(array.key.batch_size),
         base_memory=base + unfilled,
-        member_memory=max((_memory(device) - base) // largest + spare, 4 * weights),
-        compute=_utilisation(device, cores),
-        cores=cores,
+        member_memory=max((_memory(device) - base) // largest + timed.spare, 4 * timed.weights),
+        compute=_utilisation(device, timed.cores),
+        cores=timed.cores,
         fuse_seconds=fuse_seconds,
-        mixing=None if mixing is None else mixing / shortest[largest],
-        fused_gain=gains,
-        fetch_seconds=train.fetch_seconds / max(1, train.fetched) * size,
+        mixing=None if mixing is None else mixing / timed.seconds[largest],
+        fused_gain=timed.gains,
+        fetch_seconds=train.fetch_seconds / max(1, train.fetched) * array.key.batch_size,
         sharing=train.sharing,
         sample=len(array.members),
-        pending=int(array.pending) if too_dear else None,
+        pending=int(array.pending) if timed.too_dear else None,
     )
+
+
+@dataclass(frozen=True)
+class _Timed:
+    """What steps at several sizes showed.
+
+    Args:
+        seconds: of the shortest step, by members.
+        gains: by members, see `Profile.fused_gain`.
+        built: seconds that it took to make the first member ready to train.
+        weights: bytes of a member's parameters and buffers.
+        spare: bytes that the optimizers of other members may keep beside what those that were timed do.
+        cores: CPU seconds per second.
+        too_dear: something was left out for its price.
+    """
+
+    seconds: dict[int, float]
+    gains: dict[int, float]
+    built: float
+    weights: int
+    spare: int
+    cores: float
+    too_dear: bool
+
+
+def _time_sizes(
+    task: Task, train: Batches, array: Array, device: torch.device, first: Any, base: int, memory: int, unnoticed: float
+) -> _Timed:
+    """Steps of a lone member, of several together, and of a lone one of each other class of optimizer among these.
+
+    Nothing that was made for it is left, so that what is made next has the memory.
+    """
+    began = time.perf_counter()
+    lone = _Run(_stepper(task, array.members, 1, device), 1)
+    built = time.perf_counter() - began
+    lone.stepper.train_step([first], [0])
+    weights = _bytes(lone.stepper)
+    member = max(_memory(device) - base, 4 * weights)  # weights, gradients, two of optimizer state
+    batches = list(_batches(train, array))
+    times = _times()
+    lone.burst(batches[:BURST], 0)
+    step = min(lone.seconds)
+    work = step * train.steps(array.key.batch_size) * array.pending
+    seconds = max(unnoticed, AFFORDABLE.get(device.type, AFFORDABLE_ON_GPU) * work)
+    means = _Means(seconds, step, memory / 2 / member - 1)
+    runs = {1: lone}
+    for members in sorted({min(size, len(array.members)) for size in SIZES} - {1}):
+        if means.spend(members):
+            runs[members] = _Run(_stepper(task, array.members, members, device), members)
+    together = runs[max(runs)].stepper.learners
+    classes = {type(learner.optimizer): learner.member for learner in together}
+    del classes[type(lone.stepper.learners[0].optimizer)]
+    # what takes them longer alone is no price of training them together
+    others = [_Run(_stepper(task, [one], 1, device), 1) for one in classes.values() if means.spend(1)]
+    _take_turns([*runs.values(), *others], batches, train.abreast)
+    cpu, wall, delayed = (end - start for end, start in zip(_times(), times, strict=True))
+    if {4, 16} <= runs.keys():
+        further = LARGER if min(runs[16].seconds) / 16 < min(runs[4].seconds) / 4 else SMALLER
+        if means.spend(further):
+            runs[further] = _Run(_stepper(task, array.members, further, device), further)
+            runs[further].burst(batches, 0)
+    shortest = {members: min(run.seconds) for members, run in runs.items()}
+    shares = Counter(type(learner.optimizer) for learner in together)
+    alone = {type(run.stepper.learners[0].optimizer): min(run.seconds) for run in (lone, *others)}
+    shortest[1] = fmean(alone.values(), [shares[kind] for kind in alone])
+    state = [_state_bytes(learner) for learner in together]
+    return _Timed(
+        seconds=shortest,
+        gains={members: run.stepper.gain for members, run in runs.items() if run.stepper.gain is not None},
+        built=built,
+        weights=weights,
+        spare=max(2 * weights, *state) - int(fmean(state)),
+        cores=cpu / max(wall - delayed, cpu / torch.get_num_threads()),
+        too_dear=means.too_dear,
+    )
+
+
+@dataclass
+class _Means:
+    """What may yet be spent on measuring.
+
+    Args:
+        seconds: of time.
+        step: seconds of a lone step, from which prices are reckoned.
+        members: that there is memory for.
+    """
+
+    seconds: float
+    step: float
+    members: float
+    too_dear: bool = False
+    """Something could not be paid for."""
+
+    def spend(self, members: int) -> bool:
+        """Pay for steps of so many members; false where that cannot be."""
+        price = members * DEAR * self.step
+        self.too_dear = self.too_dear or price > self.seconds
+        if self.too_dear or members >= self.members:
+            return False
+        self.seconds -= price
+        self.members -= members
+        return True
+
+
+@dataclass(frozen=True)
+class _Run:
+    """Steps that are timed.
+
+    Args:
+        stepper: that takes them.
+        members: it trains.
+        seconds: of each.
+    """
+
+    stepper: Stepper
+    members: int
+    seconds: list[float] = field(default_factory=list)
+
+    def step(self, batch: Any, tick: int) -> float:
+        """Seconds of one step; it is looked at only if it may draw, as in training."""
+        seconds = _timed(self.stepper, [batch] * self.members, tick)
+        self.stepper.watched = not self.stepper.watchable
+        return seconds
+
+    def burst(self, batches: Sequence[Any], first: int) -> None:
+        """Steps in a row, of the batch that is at number `first` and those after it; the first is not noted."""
+        taken = [self.step(batch, tick) for tick, batch in enumerate(batches, start=first)]
+        self.seconds.extend(taken[1:])
+
+
+def _take_turns(runs: Sequence[_Run], batches: Sequence[Any], abreast: bool) -> None:
+    """Bursts, or single steps where training takes no two in a row."""
+    if not abreast:
+        for tick in range(0, len(batches), BURST):
+            for run in runs:
+                run.burst(batches[tick : tick + BURST], tick)
+        return
+    for run in runs:
+        run.seconds.clear()
+    for tick, batch in enumerate(batches):
+        for run in runs:
+            run.seconds.append(run.step(batch, tick))
 
 
 def _seconds_to_make(task: Task, array: Array, device: torch.device) -> float:
@@ -170,31 +257,14 @@ def _mixed(task: Task, train: Batches, array: Array, members: int, device: torch
     pairs = list(islice(both, BURST))  # enough to compare them with, and many members make them long
     began = time.perf_counter()
     stepper = _stepper(task, array.members, members, device)
-    anew = time.perf_counter() - began + _timed(stepper, pairs[0][:1] * members, 0, device)
+    anew = time.perf_counter() - began + _timed(stepper, pairs[0][:1] * members, 0)
     for b, learner in enumerate(stepper.learners):
         learner.epoch = b % 2
     try:
-        seconds = [
-            _timed(stepper, [pair[b % 2] for b in range(members)], tick, device) for tick, pair in enumerate(pairs)
-        ]
+        seconds = [_timed(stepper, [pair[b % 2] for b in range(members)], tick) for tick, pair in enumerate(pairs)]
     except MixedEpochsError:
         return anew, None
     return anew, min(seconds[1:])
-
-
-@dataclass(frozen=True)
-class _Run:
-    """Steps that are timed.
-
-    Args:
-        stepper: that takes them.
-        members: it trains.
-        seconds: of each.
-    """
-
-    stepper: Stepper
-    members: int
-    seconds: list[float]
 
 
 def _stepper(task: Task, some: Sequence[Member], members: int, device: torch.device) -> Stepper:
@@ -213,16 +283,9 @@ def _batches(train: Batches, array: Array, epoch: int = 0) -> Iterator[Any]:
     return islice(chain.from_iterable(passes), steps)
 
 
-def _burst(stepper: Stepper, members: int, batches: Sequence[Any], first: int, device: torch.device) -> list[float]:
-    """Seconds of some steps in a row but the first; of the batch that is at number `first` and those after it."""
-    times = []
-    for tick, batch in enumerate(batches, start=first):
-        times.append(_timed(stepper, [batch] * members, tick, device))
-        stepper.watched = not stepper.watchable  # as in training, if it draws nothing
-    return times[1:]
-
-
-def _timed(stepper: Stepper, batches: Sequence[Any], tick: int, device: torch.device) -> float:
+def _timed(stepper: Stepper, batches: Sequence[Any], tick: int) -> float:
+    """Seconds of a step of several members, of the batch of each."""
+    device = stepper.learners[0].device
     wait(device)
     began = time.perf_counter()
     stepper.train_step(batches, [tick] * len(batches))
