@@ -111,13 +111,13 @@ class Engine:
         decisions: list[Decision] = []
         for event in self._journal.events():
             if isinstance(event, Ask):
-                self._planner.courses.enlist(event.groups)
                 groups = tuple(self._algorithm.next_groups(event.free))
                 if groups != event.groups:
                     raise JournalError(
                         f"the algorithm of the study in {self._journal.directory} proposes other trials than it did; "
                         "go on with the version of shoal that began it, and with a sampler that does the same again"
                     )
+                self._planner.courses.enlist(groups)
             else:
                 decisions += self._algorithm.observe(event)
         self._journal.decided(decisions)

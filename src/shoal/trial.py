@@ -93,12 +93,20 @@ class Trial:
 class TrialGroup:
     """Trials that an algorithm wants trained up to the same budget, in any order and company (Fluid, section 3).
 
-    A trial that already ran goes on from its checkpoint; `budget` counts from its start.
+    A trial that already ran goes on from its checkpoint.
+
+    Args:
+        trials: of the group.
+        budget: of each, counted from its start.
+        name: unique in the study, or empty.
+        ahead: epochs that the best of them will be trained for one after another, when all of the group have got there.
+            No journal has it; groups that differ in nothing else are the same.
     """
 
     trials: tuple[Trial, ...]
     budget: Budget
     name: str = ""
+    ahead: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True)

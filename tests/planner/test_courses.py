@@ -4,6 +4,7 @@ import pytest
 from planner_samples import A, B, cluster, member, profile, slots
 
 from shoal.cost.demand import Demand
+from shoal.cost.estimate import seconds
 from shoal.planner import Array, Job, Purpose
 from shoal.planner.courses import Courses, Leave
 from shoal.planner.event import Ended, Outcome, Reported
@@ -188,6 +189,26 @@ def test_a_job_is_described_by_its_members_and_what_they_ask_for():
     assert courses.waiting("w", NEED, [Array(A, (three,))], 0.0).group is None
     whole = {"cpu/1": Demand(1.0, 10, 1.0, 5.0), "other": Demand(0.2, 10, 1.0, 5.0)}
     assert courses.waiting("w", whole, [Array(A, (one,))], 0.0).scaling.sharing == 1
+
+
+def test_what_others_wait_for_is_told_with_what_they_will_take():
+    known = profile({1: 0.5}, epoch_steps=4)
+    courses = Courses(lambda key, kind: known if key == A else None)
+    low, high, last, unknown = (member(number) for number in range(4))
+    courses.enlist([TrialGroup((low.trial, unknown.trial), Budget(1), "0", ahead=8)])
+    courses.enlist([TrialGroup((high.trial,), Budget(3), "1", ahead=6)])
+    courses.enlist([TrialGroup((last.trial,), Budget(9), "2")])
+
+    def ahead(key, *members):
+        return courses.waiting("w", NEED, [Array(key, members)], 0.0).ahead
+
+    epoch = seconds(known, [1])
+    assert ahead(A, low) == pytest.approx(8 * epoch)
+    assert ahead(A, low, high, last) == pytest.approx(8 * epoch), "the longest that anybody waits for"
+    assert ahead(A, last) == 0.0
+    assert ahead(B, unknown) == 0.0
+    courses.enlist([TrialGroup((low.trial,), Budget(9), "2")])
+    assert ahead(A, low) == 0.0, "it has come to the last rung"
 
 
 @pytest.mark.parametrize(

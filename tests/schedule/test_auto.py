@@ -51,6 +51,22 @@ SHARING = {
         [job("long", compute=0.2, seconds=9), job("wide", compute=0.9, seconds=3), job("small", compute=0.1)],
         {"wide": "cuda:0", "long": "cuda:1", "small": "cuda:1"},
     ),
+    "work for which others wait comes earlier": (
+        Sharing(),
+        cluster(gpu(0)),
+        [job("long", seconds=27, compute=1.0), replace(job("rung", seconds=3, compute=1.0), ahead=25.0)],
+        {"rung": "cuda:0"},
+    ),
+    "not where the mean end counts": (
+        Sharing(largest_first=False),
+        cluster(gpu(0)),
+        [
+            job("long", seconds=27, compute=1.0),
+            job("short", seconds=3, compute=1.0),
+            replace(job("rung", seconds=4, compute=1.0), ahead=25.0),
+        ],
+        {"short": "cuda:0"},
+    ),
     "smallest work first": (
         Sharing(largest_first=False),
         cluster(gpu(0)),

@@ -8,6 +8,7 @@ from statistics import median
 from shoal.cluster.device import Device
 from shoal.cost.crowding import crowded_scaling
 from shoal.cost.demand import Demand
+from shoal.cost.estimate import seconds
 from shoal.cost.scaling import Scaling
 from shoal.planner.event import Ended, Outcome, Reported
 from shoal.planner.job import Array, ArrayKey, Job, Member, Purpose
@@ -89,6 +90,7 @@ class Courses:
         self._off: dict[str, tuple[Job, _Course]] = {}
         self._arrived: dict[int, float] = {}  # trials that wait and are in no job
         self._groups: dict[int, str] = {}
+        self._ahead: dict[int, int] = {}  # epochs, of trials for which others wait
         self._best: float | None = None
         self._switches: list[float] = []
         self._switch = SWITCH_SECONDS
@@ -116,7 +118,13 @@ class Courses:
 
     def enlist(self, groups: Iterable[TrialGroup]) -> None:
         """An algorithm wants groups trained."""
-        self._groups.update((trial.number, group.name) for group in groups for trial in group.trials)
+        for group in groups:
+            self._groups.update((trial.number, group.name) for trial in group.trials)
+            for trial in group.trials:
+                if group.ahead:
+                    self._ahead[trial.number] = group.ahead
+                else:
+                    self._ahead.pop(trial.number, None)
 
     def look(
         self, waiting: Sequence[tuple[Member, ArrayKey]], now: float
@@ -269,12 +277,19 @@ class Courses:
         return replace(
             view,
             group=(groups.pop() or None) if len(groups) == 1 else None,
+            ahead=self._seconds_ahead(view.demand, arrays) if self._ahead else 0.0,
             budget=None if longest is None else longest.target,
             epoch=0 if longest is None else longest.start,
             scaling=self._scaling(view.demand, arrays),
             switch_seconds=self.switch_seconds,
             best=self._best,
         )
+
+    def _seconds_ahead(self, kinds: Iterable[str], arrays: Sequence[Array]) -> float:
+        """What the longest training of one of these trials takes that others of its group wait for; 0 if unknown."""
+        ahead = {(x.key, self._ahead.get(member.trial.number, 0)) for x in arrays for member in x.members}
+        known = ((self._profiles(key, kind), epochs) for key, epochs in ahead for kind in kinds)
+        return max((seconds(profile, [epochs]) for profile, epochs in known if profile is not None), default=0.0)
 
     def _scaling(self, demand: Mapping[str, Demand], arrays: Sequence[Array]) -> Scaling:
         """How a job does in company, on the kind of device on which it does worst: as was seen, else as it asks for."""

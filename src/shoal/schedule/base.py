@@ -67,6 +67,7 @@ class JobView:
         study: it belongs to; losses of different studies do not compare.
         best: the lowest training loss that a job of its study has measured, those that have ended included; None if
             there is none.
+        ahead: seconds for which its study goes on after it at least, as others wait for what it finds.
     """
 
     id: str
@@ -86,6 +87,7 @@ class JobView:
     home: str | None = None
     study: str | None = None
     best: float | None = None
+    ahead: float = 0.0
 
     def compute(self, device: Device) -> float:
         """What it takes of a device's compute: its share; of one of several devices, all of it."""

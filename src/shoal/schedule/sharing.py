@@ -24,7 +24,8 @@ class Sharing(Policy):
 
     - A job's work is compute times seconds, on its fastest kind of device here: what it takes of a full device, in
       whatever shares its jobs divide it. For the makespan the largest work goes first, so that the smallest is left to
-      even out the end (LPT; R. L. Graham, 1969); for the mean completion the smallest (W. E. Smith, 1956).
+      even out the end (LPT; R. L. Graham, 1969), and what its study has to do after it counts as well (critical paths;
+      T. C. Hu, 1961); for the mean completion the smallest (W. E. Smith, 1956).
     - On a device it is expected to take seconds · max(1, promised / compute), where what is promised there includes its
       own demand. Of equals, the device with the most compute left is taken. So on devices of one kind this is worst
       fit, and of several kinds the fastest is shared until that costs as much as a slower one.
@@ -43,12 +44,11 @@ class Sharing(Policy):
         kinds = {room.device.kind for room in ledger.rooms}
         waiting = [job for job in jobs if job.state is not JobState.RUNNING]
         demands = {id(job.demand): job.demand for job in waiting}
-        work = {key: _work(demand, kinds) for key, demand in demands.items()}
+        fastest = {key: _fastest(demand, kinds) for key, demand in demands.items()}
         needs = {key: _need(demand) for key, demand in demands.items()}
-        sign = -1.0 if self.largest_first else 1.0
         fits_nowhere: set[_Need] = set()
         actions: list[Start | Resume] = []
-        for job in sorted(waiting, key=lambda job: sign * work[id(job.demand)]):
+        for job in sorted(waiting, key=lambda job: self._rank(job, *fastest[id(job.demand)])):
             need = needs[id(job.demand)]
             if need in fits_nowhere:
                 continue
@@ -61,12 +61,14 @@ class Sharing(Policy):
             actions.append(begin(job, room))
         return Plan(tuple(actions), Refusals(len(waiting) - len(actions), lambda: jobs, actions, cluster))
 
+    def _rank(self, job: JobView, seconds: float, compute: float) -> float:
+        """The less, the earlier."""
+        return -(seconds + job.ahead) * compute if self.largest_first else seconds * compute
 
-def _work(demand: Mapping[str, Demand], kinds: set[str]) -> float:
-    """Compute times seconds on the fastest kind of device."""
-    here = [(ask.seconds, ask.compute) for kind, ask in demand.items() if kind in kinds]
-    seconds, compute = min(here, default=(0.0, 0.0))
-    return seconds * compute
+
+def _fastest(demand: Mapping[str, Demand], kinds: set[str]) -> tuple[float, float]:
+    """Seconds and compute on the fastest kind of device."""
+    return min(((ask.seconds, ask.compute) for kind, ask in demand.items() if kind in kinds), default=(0.0, 0.0))
 
 
 def _need(demand: Mapping[str, Demand]) -> _Need:
