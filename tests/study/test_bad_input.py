@@ -136,7 +136,10 @@ def overriding(**methods: Callable[..., Any]) -> shoal.Task:
             {"data": lambda self, config: (iter("a"), [1])}, "must have a length and indices, got str", id="iterator"
         ),
         pytest.param({"batch_size": lambda self, config: 0}, "a positive integer, got 0", id="batch size 0"),
-        pytest.param({"batch_size": lambda self, config: 1.5}, "`batch_size` must return .*int, got 1.5", id="half"),
+        pytest.param(
+            {"batch_size": lambda self, config: 16.0}, r"got 16.0 for {'lr': 0.01}; .* int\(", id="batch size a float"
+        ),
+        pytest.param({"batch_size": lambda self, config: True}, "a positive integer, got True", id="batch size true"),
         pytest.param({"model": lambda self, config: 7}, "`model` must return .*Module, got 7", id="model"),
         pytest.param(
             {"optimizer": lambda self, model, config: None}, "`optimizer` must return .*Optimizer, got None", id="none"

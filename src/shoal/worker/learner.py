@@ -1,7 +1,9 @@
 """A trial as a worker holds it: the user's model, optimizer and scheduler, and how far they have come."""
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
+from operator import index
 from pathlib import Path
 from typing import Any
 
@@ -168,9 +170,16 @@ def batch_size(task: Task, config: Config) -> int:
     Raises:
         TaskError: it is no positive integer.
     """
-    size: int = checked("batch_size", task.batch_size(config), int)
+    returned: Any = task.batch_size(config)
+    size = 0
+    if not isinstance(returned, bool):
+        with suppress(TypeError):
+            size = index(returned)
     if size < 1:
-        raise TaskError(f"the task's `batch_size` must return a positive integer, got {size}")
+        raise TaskError(
+            f"the task's `batch_size` must return a positive integer, got {returned!r} for {dict(config)}; "
+            "make it one where it comes from: int(...)"
+        )
     return size
 
 

@@ -1,0 +1,35 @@
+"""What a task may return as its batch size."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from shoal.errors import TaskError
+from shoal.trial import Config
+from shoal.worker.learner import batch_size
+
+
+class Sized:
+    """As much of a task as has a batch size."""
+
+    def __init__(self, returned: Any) -> None:
+        self.returned = returned
+
+    def batch_size(self, config: Config) -> Any:
+        return self.returned
+
+
+@pytest.mark.parametrize("returned", [16, np.int64(16), np.uint8(16), torch.tensor(16)], ids=repr)
+def test_whole_numbers_of_any_kind(returned: Any) -> None:
+    size = batch_size(Sized(returned), {"lr": 0.1})
+    assert (type(size), size) == (int, 16)
+
+
+@pytest.mark.parametrize("returned", [0, -1, True, 16.0, None, "16", np.float64(16), torch.tensor(16.0)], ids=repr)
+def test_nothing_else(returned: Any) -> None:
+    with pytest.raises(
+        TaskError, match=r"must return a positive integer, got .* for \{'lr': 0.1\}; make it one .* int"
+    ):
+        batch_size(Sized(returned), {"lr": 0.1})
