@@ -99,14 +99,14 @@ class TrialGroup:
         trials: of the group.
         budget: of each, counted from its start.
         name: unique in the study, or empty.
-        ahead: epochs that the best of them will be trained for one after another, when all of the group have got there.
-            No journal has it; groups that differ in nothing else are the same.
+        epochs_ahead: that the best of them will be trained for beyond the budget, once all of them have got there. No
+            journal has it; groups that differ in nothing else are equal.
     """
 
     trials: tuple[Trial, ...]
     budget: Budget
     name: str = ""
-    ahead: int = field(default=0, compare=False)
+    epochs_ahead: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True)

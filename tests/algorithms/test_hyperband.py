@@ -103,7 +103,7 @@ def test_all_first_rungs_are_proposed_at_once_with_consecutive_numbers():
         "bracket 1, rung 0",
         "bracket 0",
     ]
-    assert [group.ahead for group in groups] == [26, 24, 18, 0], "the last of each gets to 27"
+    assert [group.epochs_ahead for group in groups] == [26, 24, 18, 0], "the last of each gets to 27"
 
 
 def test_brackets_limits_them_to_those_of_the_most_trials():
@@ -121,7 +121,7 @@ def test_a_promoted_trial_is_the_same_trial_and_trials_follow_from_seed_and_numb
     assert second.trials == first.trials[6:]
     assert second.budget == Budget(3)
     assert second.name == "bracket 2, rung 1"
-    assert (first.ahead, second.ahead) == (8, 6)
+    assert (first.epochs_ahead, second.epochs_ahead) == (8, 6)
     assert [(decision.trial, decision.state, decision.reason) for decision in decisions] == [
         (number, TrialState.STOPPED, f"rank {9 - number} of 9 at epoch 1; the best 3 go on")
         for number in (5, 4, 3, 2, 1, 0)

@@ -192,17 +192,19 @@ def test_a_job_is_described_by_its_members_and_what_they_ask_for():
 
 
 def test_what_others_wait_for_is_told_with_what_they_will_take():
-    known = profile({1: 0.5}, epoch_steps=4)
-    courses = Courses(lambda key, kind: known if key == A else None)
+    fast, slow = profile({1: 0.5}, epoch_steps=4), profile({1: 50.0}, epoch_steps=4)
+    known = {(A, "cpu/1"): fast, (A, "slow"): slow}
+    courses = Courses(lambda key, kind: known.get((key, kind)))
+    needs = NEED | {"slow": NEED["cpu/1"]}
     low, high, last, unknown = (member(number) for number in range(4))
-    courses.enlist([TrialGroup((low.trial, unknown.trial), Budget(1), "0", ahead=8)])
-    courses.enlist([TrialGroup((high.trial,), Budget(3), "1", ahead=6)])
+    courses.enlist([TrialGroup((low.trial, unknown.trial), Budget(1), "0", epochs_ahead=8)])
+    courses.enlist([TrialGroup((high.trial,), Budget(3), "1", epochs_ahead=6)])
     courses.enlist([TrialGroup((last.trial,), Budget(9), "2")])
 
     def ahead(key, *members):
-        return courses.waiting("w", NEED, [Array(key, members)], 0.0).ahead
+        return courses.waiting("w", needs, [Array(key, members)], 0.0).seconds_ahead
 
-    epoch = seconds(known, [1])
+    epoch = seconds(fast, [1])
     assert ahead(A, low) == pytest.approx(8 * epoch)
     assert ahead(A, low, high, last) == pytest.approx(8 * epoch), "the longest that anybody waits for"
     assert ahead(A, last) == 0.0

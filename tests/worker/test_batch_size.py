@@ -27,9 +27,9 @@ def test_whole_numbers_of_any_kind(returned: Any) -> None:
     assert (type(size), size) == (int, 16)
 
 
-@pytest.mark.parametrize("returned", [0, -1, True, 16.0, None, "16", np.float64(16), torch.tensor(16.0)], ids=repr)
+@pytest.mark.parametrize(
+    "returned", [0, -1, True, 16.0, None, "16", np.float64(16), torch.tensor(16.0), torch.tensor(True)], ids=repr
+)
 def test_nothing_else(returned: Any) -> None:
-    with pytest.raises(
-        TaskError, match=r"must return a positive integer, got .* for \{'lr': 0.1\}; make it one .* int"
-    ):
+    with pytest.raises(TaskError, match=r"must return a positive integer, got .* for \{'lr': 0.1\}; return an int"):
         batch_size(Sized(returned), {"lr": 0.1})

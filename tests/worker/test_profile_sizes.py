@@ -106,3 +106,22 @@ def test_lone_members_of_all_classes_of_optimizers_stand_for_one(monkeypatch: py
     )
     profile = measure(task, DataSets(task, CPU), Array(ArrayKey("", "", 4), members), CPU, 10**9, inf)
     assert profile.step_seconds == {1: pytest.approx((0.001 + 0.002 + 0.001 + 0.004) / 4), 4: 0.007}
+
+
+def test_other_classes_are_measured_where_a_larger_size_is_too_dear(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four members cost 0.12 s, sixteen more than is left then, a lone one of another class 0.03."""
+
+    def timed(stepper: Any, batches: Any, tick: int) -> float:
+        first, *others = stepper.learners
+        return 0.003 if others else 0.001 if isinstance(first.optimizer, torch.optim.SGD) else 0.002
+
+    monkeypatch.setattr("shoal.worker.profile._timed", timed)
+    task = Kept()
+    members = tuple(
+        Member(Trial(number, {"lr": 0.01, "optimizer": name}, seed=0, data_seed=0), 0, 1)
+        for number, name in enumerate(["SGD", "Adam"] * 8)
+    )
+    array = Array(ArrayKey("", "", 4), members, pending=7)
+    profile = measure(task, DataSets(task, CPU), array, CPU, 10**9, 0.2)
+    assert profile.step_seconds == {1: pytest.approx(0.0015), 4: 0.003}
+    assert profile.pending == 7

@@ -65,7 +65,7 @@ class Bracket:
         self._emitted = True
         name = f"{self._name}, rung {self._rung}" if self._places else self._name
         epochs, last = self._budgets[self._rung], self._budgets[-1]
-        return TrialGroup(tuple(self._undecided.values()), Budget(epochs), name, ahead=last - epochs)
+        return TrialGroup(tuple(self._undecided.values()), Budget(epochs), name, epochs_ahead=last - epochs)
 
     def observe(self, report: Report) -> list[Decision]:
         """Take note of a report of one of its trials, and say which trials that ends.

@@ -89,8 +89,7 @@ class Courses:
         self._on: dict[str, _Course] = {}
         self._off: dict[str, tuple[Job, _Course]] = {}
         self._arrived: dict[int, float] = {}  # trials that wait and are in no job
-        self._groups: dict[int, str] = {}
-        self._ahead: dict[int, int] = {}  # epochs, of trials for which others wait
+        self._groups: dict[int, TrialGroup] = {}  # by number of the trial
         self._best: float | None = None
         self._switches: list[float] = []
         self._switch = SWITCH_SECONDS
@@ -118,13 +117,7 @@ class Courses:
 
     def enlist(self, groups: Iterable[TrialGroup]) -> None:
         """An algorithm wants groups trained."""
-        for group in groups:
-            self._groups.update((trial.number, group.name) for trial in group.trials)
-            for trial in group.trials:
-                if group.ahead:
-                    self._ahead[trial.number] = group.ahead
-                else:
-                    self._ahead.pop(trial.number, None)
+        self._groups.update((trial.number, group) for group in groups for trial in group.trials)
 
     def look(
         self, waiting: Sequence[tuple[Member, ArrayKey]], now: float
@@ -272,12 +265,13 @@ class Courses:
     def _described(self, view: JobView, arrays: Sequence[Array]) -> JobView:
         """With what arrays, and the study, say of a job."""
         members = [member for array in arrays for member in array.members]
-        groups = {self._groups.get(member.trial.number, "") for member in members}
+        known = [self._groups.get(member.trial.number) for member in members]
+        groups = {"" if group is None else group.name for group in known}
         longest = max(members, key=lambda member: member.epochs, default=None)
         return replace(
             view,
             group=(groups.pop() or None) if len(groups) == 1 else None,
-            ahead=self._seconds_ahead(view.demand, arrays) if self._ahead else 0.0,
+            seconds_ahead=self._seconds_ahead(view.demand, arrays),
             budget=None if longest is None else longest.target,
             epoch=0 if longest is None else longest.start,
             scaling=self._scaling(view.demand, arrays),
@@ -285,11 +279,21 @@ class Courses:
             best=self._best,
         )
 
-    def _seconds_ahead(self, kinds: Iterable[str], arrays: Sequence[Array]) -> float:
-        """What the longest training of one of these trials takes that others of its group wait for; 0 if unknown."""
-        ahead = {(x.key, self._ahead.get(member.trial.number, 0)) for x in arrays for member in x.members}
-        known = ((self._profiles(key, kind), epochs) for key, epochs in ahead for kind in kinds)
-        return max((seconds(profile, [epochs]) for profile, epochs in known if profile is not None), default=0.0)
+    def _seconds_ahead(self, kinds: Collection[str], arrays: Sequence[Array]) -> float:
+        """The longest training that may follow when these trials have got where they are to, and others with them; on
+        the fastest of these kinds of device, and nothing where none was measured.
+        """
+        wanted = {
+            (array.key, group.epochs_ahead)
+            for array in arrays
+            for member in array.members
+            if (group := self._groups.get(member.trial.number)) is not None and group.epochs_ahead
+        }
+        longest = 0.0
+        for key, epochs in wanted:
+            known = [profile for kind in kinds if (profile := self._profiles(key, kind)) is not None]
+            longest = max(longest, min((seconds(profile, [epochs]) for profile in known), default=0.0))
+        return longest
 
     def _scaling(self, demand: Mapping[str, Demand], arrays: Sequence[Array]) -> Scaling:
         """How a job does in company, on the kind of device on which it does worst: as was seen, else as it asks for."""
@@ -309,8 +313,8 @@ class Courses:
     def _end_turn(self, course: _Course, now: float) -> None:
         turn, course.turn = course.turn, None
         if turn is not None:
-            seconds = min(turn.seconds, now - course.turn_began)  # arrays of one job may tell of the same ones
-            course.quanta = (*course.quanta, replace(turn, seconds=seconds))
+            took = min(turn.seconds, now - course.turn_began)  # arrays of one job may tell of the same ones
+            course.quanta = (*course.quanta, replace(turn, seconds=took))
             if isfinite(turn.lowest):
                 self._best = turn.lowest if self._best is None else min(self._best, turn.lowest)
         course.turn_began = now

@@ -67,7 +67,7 @@ class JobView:
         study: it belongs to; losses of different studies do not compare.
         best: the lowest training loss that a job of its study has measured, those that have ended included; None if
             there is none.
-        ahead: seconds for which its study goes on after it at least, as others wait for what it finds.
+        seconds_ahead: expected of the longest training that can only begin when it has ended, as it may follow from it.
     """
 
     id: str
@@ -87,7 +87,7 @@ class JobView:
     home: str | None = None
     study: str | None = None
     best: float | None = None
-    ahead: float = 0.0
+    seconds_ahead: float = 0.0
 
     def compute(self, device: Device) -> float:
         """What it takes of a device's compute: its share; of one of several devices, all of it."""

@@ -172,13 +172,13 @@ def batch_size(task: Task, config: Config) -> int:
     """
     returned: Any = task.batch_size(config)
     size = 0
-    if not isinstance(returned, bool):
+    if not isinstance(returned, bool) and getattr(returned, "dtype", None) != torch.bool:
         with suppress(TypeError):
             size = index(returned)
     if size < 1:
         raise TaskError(
             f"the task's `batch_size` must return a positive integer, got {returned!r} for {dict(config)}; "
-            "make it one where it comes from: int(...)"
+            "return an int of at least 1"
         )
     return size
 

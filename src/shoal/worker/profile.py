@@ -109,7 +109,7 @@ class _Timed:
         weights: bytes of a member's parameters and buffers.
         spare: bytes that the optimizers of other members may keep beside what those that were timed do.
         cores: CPU seconds per second.
-        too_dear: something was left out for its price.
+        too_dear: a size was left out for its price.
     """
 
     seconds: dict[int, float]
@@ -137,23 +137,27 @@ def _time_sizes(
     batches = list(_batches(train, array))
     times = _times()
     lone.burst(batches[:BURST], 0)
-    step = min(lone.seconds)
-    work = step * train.steps(array.key.batch_size) * array.pending
+    work = min(lone.seconds) * train.steps(array.key.batch_size) * array.pending
     seconds = max(unnoticed, AFFORDABLE.get(device.type, AFFORDABLE_ON_GPU) * work)
-    means = _Means(seconds, step, memory / 2 / member - 1)
+    means = _Means(lone, member, seconds, memory / 2 - member)
+    too_dear = False
     runs = {1: lone}
     for members in sorted({min(size, len(array.members)) for size in SIZES} - {1}):
+        too_dear = too_dear or means.price(members) > means.seconds
         if means.spend(members):
             runs[members] = _Run(_stepper(task, array.members, members, device), members)
     together = runs[max(runs)].stepper.learners
     classes = {type(learner.optimizer): learner.member for learner in together}
     del classes[type(lone.stepper.learners[0].optimizer)]
-    # what takes them longer alone is no price of training them together
-    others = [_Run(_stepper(task, [one], 1, device), 1) for one in classes.values() if means.spend(1)]
+    others = []
+    for one in classes.values():  # what takes them longer alone is no price of training them together
+        if means.spend(1):
+            others.append(_Run(_stepper(task, [one], 1, device), 1))
     _take_turns([*runs.values(), *others], batches, train.abreast)
     cpu, wall, delayed = (end - start for end, start in zip(_times(), times, strict=True))
     if {4, 16} <= runs.keys():
         further = LARGER if min(runs[16].seconds) / 16 < min(runs[4].seconds) / 4 else SMALLER
+        too_dear = means.price(further) > means.seconds
         if means.spend(further):
             runs[further] = _Run(_stepper(task, array.members, further, device), further)
             runs[further].burst(batches, 0)
@@ -169,7 +173,7 @@ def _time_sizes(
         weights=weights,
         spare=max(2 * weights, *state) - int(fmean(state)),
         cores=cpu / max(wall - delayed, cpu / torch.get_num_threads()),
-        too_dear=means.too_dear,
+        too_dear=too_dear,
     )
 
 
@@ -178,25 +182,27 @@ class _Means:
     """What may yet be spent on measuring.
 
     Args:
+        lone: steps of a lone member, from which prices are reckoned.
+        member: bytes that one takes.
         seconds: of time.
-        step: seconds of a lone step, from which prices are reckoned.
-        members: that there is memory for.
+        memory: bytes.
     """
 
+    lone: "_Run"
+    member: int
     seconds: float
-    step: float
-    members: float
-    too_dear: bool = False
-    """Something could not be paid for."""
+    memory: float
+
+    def price(self, members: int) -> float:
+        """Seconds that steps of so many members take, and what comes with them."""
+        return members * DEAR * min(self.lone.seconds)
 
     def spend(self, members: int) -> bool:
-        """Pay for steps of so many members; false where that cannot be."""
-        price = members * DEAR * self.step
-        self.too_dear = self.too_dear or price > self.seconds
-        if self.too_dear or members >= self.members:
+        """Pay for so many members; false where that cannot be."""
+        if self.price(members) > self.seconds or members * self.member >= self.memory:
             return False
-        self.seconds -= price
-        self.members -= members
+        self.seconds -= self.price(members)
+        self.memory -= members * self.member
         return True
 
 
