@@ -28,7 +28,7 @@ def test_whole_numbers_of_any_kind(returned: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "returned", [0, -1, True, 16.0, None, "16", np.float64(16), torch.tensor(16.0), torch.tensor(True)], ids=repr
+    "returned", [0, -1, True, 1.5, 16.0, None, "16", np.float64(16), torch.tensor(16.0), torch.tensor(True)], ids=repr
 )
 def test_nothing_else(returned: Any) -> None:
     with pytest.raises(TaskError, match=r"must return a positive integer, got .* for \{'lr': 0.1\}; return an int"):

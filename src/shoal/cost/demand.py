@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Final, Literal
 
-__all__ = ["Demand", "Profile", "Sharing"]
+__all__ = ["ABREAST", "Demand", "Profile", "Sharing"]
 
 Sharing = Literal["resident", "kept", "window", "batch"]
 """What trainings on one data set can share in a process.
@@ -12,6 +12,9 @@ Sharing = Literal["resident", "kept", "window", "batch"]
 resident: all of it lies on the device. kept: a sample is decoded once, and lies there from then on. window: it is
 decoded once in an epoch for lanes that keep abreast. batch: only lanes of the same batch size share, whole batches.
 """
+
+ABREAST: Final = frozenset[Sharing]({"window", "batch"})
+"""Of these, what is shared only by those who are at the same place in the data at the same time."""
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, Subset, TensorDataset, default_collate
 
-from shoal.cost.demand import Sharing
+from shoal.cost.demand import ABREAST, Sharing
 from shoal.errors import TaskError
 from shoal.fuse.generators import OtherGenerators, Unseeded, forked, generators, reseed
 from shoal.pack.fetch import Fetcher
@@ -101,7 +101,7 @@ class Batches:
     @property
     def abreast(self) -> bool:
         """Whether walks share only what is fetched while they are at the same place."""
-        return self.sharing in ("window", "batch")
+        return self.sharing in ABREAST
 
     @property
     def unfilled(self) -> int:

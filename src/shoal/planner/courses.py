@@ -265,13 +265,14 @@ class Courses:
     def _described(self, view: JobView, arrays: Sequence[Array]) -> JobView:
         """With what arrays, and the study, say of a job."""
         members = [member for array in arrays for member in array.members]
-        known = [self._groups.get(member.trial.number) for member in members]
-        groups = {"" if group is None else group.name for group in known}
+        wanted = [(array.key, self._groups.get(x.trial.number)) for array in arrays for x in array.members]
+        groups = {"" if group is None else group.name for _, group in wanted}
+        ahead = {(key, group.epochs_ahead) for key, group in wanted if group is not None and group.epochs_ahead}
         longest = max(members, key=lambda member: member.epochs, default=None)
         return replace(
             view,
             group=(groups.pop() or None) if len(groups) == 1 else None,
-            seconds_ahead=self._seconds_ahead(view.demand, arrays),
+            seconds_ahead=self._seconds_ahead(view.demand, ahead),
             budget=None if longest is None else longest.target,
             epoch=0 if longest is None else longest.start,
             scaling=self._scaling(view.demand, arrays),
@@ -279,18 +280,12 @@ class Courses:
             best=self._best,
         )
 
-    def _seconds_ahead(self, kinds: Collection[str], arrays: Sequence[Array]) -> float:
-        """The longest training that may follow when these trials have got where they are to, and others with them; on
-        the fastest of these kinds of device, and nothing where none was measured.
+    def _seconds_ahead(self, kinds: Collection[str], ahead: Iterable[tuple[ArrayKey, int]]) -> float:
+        """Of the longest training that may follow, each being of so many epochs, on the fastest of these kinds of
+        device; 0 where nothing was measured.
         """
-        wanted = {
-            (array.key, group.epochs_ahead)
-            for array in arrays
-            for member in array.members
-            if (group := self._groups.get(member.trial.number)) is not None and group.epochs_ahead
-        }
         longest = 0.0
-        for key, epochs in wanted:
+        for key, epochs in ahead:
             known = [profile for kind in kinds if (profile := self._profiles(key, kind)) is not None]
             longest = max(longest, min((seconds(profile, [epochs]) for profile in known), default=0.0))
         return longest

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from shoal.cluster.device import Device
 from shoal.cluster.mps_limits import limit_of
-from shoal.cost.demand import Demand, Profile
+from shoal.cost.demand import ABREAST, Demand, Profile
 from shoal.cost.estimate import fetching, memory, packed_demand, seconds
 from shoal.planner.job import Array, ArrayKey, Job, Purpose
 from shoal.planner.packing.base import Candidate, Packing, Scene
@@ -236,7 +236,7 @@ def _demand(arrays: Sequence[Candidate], profiles: Profiles, device: Device) -> 
 
 def _stream(array: Array, profile: Profile | None) -> object:
     """What arrays have in common that use the same samples at the same time."""
-    if profile is None or profile.sharing in ("resident", "kept"):
+    if profile is None or profile.sharing not in ABREAST:
         return None
     place = (array.key.order, min(member.start for member in array.members))
     return place if profile.sharing == "window" else (*place, array.key.batch_size)

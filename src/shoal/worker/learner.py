@@ -195,8 +195,8 @@ def checked(method: str, value: Any, kind: type) -> Any:
     Raises:
         TaskError: it is not of the kind it should be.
     """
-    if not isinstance(value, kind) or isinstance(value, bool):
-        raise TaskError(f"the task's `{method}` must return {_name(kind)}, got {value!r}")
+    if not isinstance(value, kind):
+        raise TaskError(f"the task's `{method}` must return {kind.__module__}.{kind.__name__}, got {value!r}")
     return value
 
 
@@ -236,7 +236,3 @@ def _load_state(owner: Any, state: Any) -> None:
             _load_state(one, own)
     elif owner is not None:
         owner.load_state_dict(state)
-
-
-def _name(kind: type) -> str:
-    return kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"

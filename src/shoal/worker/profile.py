@@ -129,7 +129,7 @@ def _time_sizes(
     Nothing that was made for it is left, so that what is made next has the memory.
     """
     began = time.perf_counter()
-    lone = _Run(_stepper(task, array.members, 1, device), 1)
+    lone = _Run(_stepper(task, array.members, 1, device))
     built = time.perf_counter() - began
     lone.stepper.train_step([first], [0])
     weights = _bytes(lone.stepper)
@@ -143,23 +143,23 @@ def _time_sizes(
     too_dear = False
     runs = {1: lone}
     for members in sorted({min(size, len(array.members)) for size in SIZES} - {1}):
-        too_dear = too_dear or means.price(members) > means.seconds
+        too_dear = too_dear or means.too_dear(members)
         if means.spend(members):
-            runs[members] = _Run(_stepper(task, array.members, members, device), members)
+            runs[members] = _Run(_stepper(task, array.members, members, device))
     together = runs[max(runs)].stepper.learners
     classes = {type(learner.optimizer): learner.member for learner in together}
     del classes[type(lone.stepper.learners[0].optimizer)]
     others = []
     for one in classes.values():  # what takes them longer alone is no price of training them together
         if means.spend(1):
-            others.append(_Run(_stepper(task, [one], 1, device), 1))
+            others.append(_Run(_stepper(task, [one], 1, device)))
     _take_turns([*runs.values(), *others], batches, train.abreast)
     cpu, wall, delayed = (end - start for end, start in zip(_times(), times, strict=True))
     if {4, 16} <= runs.keys():
         further = LARGER if min(runs[16].seconds) / 16 < min(runs[4].seconds) / 4 else SMALLER
-        too_dear = means.price(further) > means.seconds
+        too_dear = means.too_dear(further)
         if means.spend(further):
-            runs[further] = _Run(_stepper(task, array.members, further, device), further)
+            runs[further] = _Run(_stepper(task, array.members, further, device))
             runs[further].burst(batches, 0)
     shortest = {members: min(run.seconds) for members, run in runs.items()}
     shares = Counter(type(learner.optimizer) for learner in together)
@@ -193,17 +193,20 @@ class _Means:
     seconds: float
     memory: float
 
-    def price(self, members: int) -> float:
-        """Seconds that steps of so many members take, and what comes with them."""
-        return members * DEAR * min(self.lone.seconds)
+    def too_dear(self, members: int) -> bool:
+        """Whether there is no time for so many members."""
+        return self._price(members) > self.seconds
 
     def spend(self, members: int) -> bool:
         """Pay for so many members; false where that cannot be."""
-        if self.price(members) > self.seconds or members * self.member >= self.memory:
+        if self.too_dear(members) or members * self.member >= self.memory:
             return False
-        self.seconds -= self.price(members)
+        self.seconds -= self._price(members)
         self.memory -= members * self.member
         return True
+
+    def _price(self, members: int) -> float:
+        return members * DEAR * min(self.lone.seconds)
 
 
 @dataclass(frozen=True)
@@ -212,17 +215,15 @@ class _Run:
 
     Args:
         stepper: that takes them.
-        members: it trains.
         seconds: of each.
     """
 
     stepper: Stepper
-    members: int
     seconds: list[float] = field(default_factory=list)
 
     def step(self, batch: Any, tick: int) -> float:
         """Seconds of one step; it is looked at only if it may draw, as in training."""
-        seconds = _timed(self.stepper, [batch] * self.members, tick)
+        seconds = _timed(self.stepper, [batch] * len(self.stepper.learners), tick)
         self.stepper.watched = not self.stepper.watchable
         return seconds
 
