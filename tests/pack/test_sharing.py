@@ -16,7 +16,9 @@ from torch import Tensor
 
 from shoal.fuse.generators import reseed
 from shoal.pack import batches as batches_module
-from shoal.pack.batches import Batches, epoch_order
+from shoal.pack import fetch as fetch_module
+from shoal.pack.batches import LOOKED_AT, Batches, epoch_order
+from shoal.pack.fetch import Fetcher
 from shoal.pack.samples import same
 from shoal.pack.window import BLOCK
 
@@ -40,8 +42,7 @@ def test_a_sample_is_decoded_once_for_all_walks_and_epochs() -> None:
     assert batches.sharing == "kept"
     assert batches.fetched == 300
     assert batches.fetch_seconds > 0
-    looked_at = epoch_order(300, 7, 0)[:20].tolist()  # once more, to see that they are the same
-    assert dataset.asked == {index: 2 if index in looked_at else 1 for index in range(300)}
+    assert dataset.asked == {index: 3 if index < LOOKED_AT else 1 for index in range(300)}, "looked at twice before"
 
 
 def test_what_is_not_kept_is_decoded_once_in_an_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,10 +70,10 @@ def test_samples_are_made_once_for_walks_that_go_on_with_an_epoch() -> None:
     order = epoch_order(300, 7, 0)
     for first in (0, 5):
         fetched = batches.fetched
-        lanes = [islice(batches.walk(20, order, first, seed=1000), 5) for _ in range(3)]
-        assert all(len({str(batch) for batch in row}) == 1 for row in zip(*lanes, strict=True))
-        del lanes
-        assert batches.fetched - fetched in (128, 132), "blocks of 32"
+        walks = [batches.walk(20, order, first, seed=1000) for _ in range(3)]
+        assert all(len({str(batch) for batch in row}) == 1 for row in islice(zip(*walks, strict=True), 5))
+        assert batches.fetched - batches.early - fetched in (128, 132), "blocks of 32"
+        del walks
 
 
 def test_nothing_is_held_that_all_take_together() -> None:
@@ -80,7 +81,8 @@ def test_nothing_is_held_that_all_take_together() -> None:
     lanes = [walk(batches, 32) for _ in range(3)]
     for number, row in enumerate(zip(*lanes, strict=True)):
         assert all(map(torch.equal, row, row[::-1]))
-        assert len(batches._source._held) == 32, number  # type: ignore[union-attr]  # of the first batch
+        held = sum(map(len, batches._source._held.values()))  # type: ignore[union-attr]
+        assert held - batches.early == 32, number  # of the first batch
 
 
 def test_random_samples_are_made_once_for_walks_of_one_batch_size() -> None:
@@ -140,6 +142,45 @@ def test_batches_and_generators_are_those_of_a_lone_walk(make: Callable[[int], A
             assert same(batch, wanted)
             assert numbers == wanted_numbers
     assert len({numbers for _, numbers in alone[0]}) == len(alone[0])
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("make", [named, augmented])
+def test_what_is_fetched_early_is_what_would_be_fetched_later(
+    make: Callable[[int], Any], shared: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+    for early in (0, 100, 1000):
+        monkeypatch.setattr(fetch_module, "EARLY_SECONDS", 1e9)
+        monkeypatch.setattr(fetch_module, "EARLY_BYTES", early * 1024)  # at least what a small sample counts as
+        batches = Batches(Counting(make), CPU, "training", shared)
+        epoch = walk(batches, 20)
+        found.append([next(epoch)])
+        assert (batches.early > 0) == (early > 0 and batches.sharing == "batch"), (
+            "of a window, from its second fetch on"
+        )
+        found[-1] += epoch
+        assert batches.fetched == 300
+        assert batches.early == 0
+    assert all(same(one, found[0]) for one in found)
+
+
+EARLY = {
+    "of small pictures that take 0.25 ms": ("cpu", 0.25e-3, 12 << 10, 200),
+    "of large pictures that take 5 ms": ("cpu", 5e-3, 600 << 10, 10),
+    "where one takes too long": ("cpu", 0.1, 1 << 10, 0),
+    "where one is too large": ("cpu", 1e-4, 32 << 20, 0),
+    "of numbers": ("cpu", 1e-9, 8, 16384),
+    "for a GPU": ("cuda", 0.25e-3, 12 << 10, 0),
+}
+
+
+@pytest.mark.parametrize(("device", "seconds", "size", "wanted"), EARLY.values(), ids=EARLY.keys())
+def test_how_many_samples_are_fetched_early(device: str, seconds: float, size: int, wanted: int) -> None:
+    fetcher = Fetcher(Counting(picture), torch.device(device))
+    fetcher.fetched, fetcher.seconds = 100, 100 * seconds
+    sample = (torch.zeros(size, dtype=torch.uint8), 3, "name")
+    assert fetcher.early(sample) == pytest.approx(wanted, abs=1)
 
 
 @pytest.mark.parametrize("shared", [False, True])

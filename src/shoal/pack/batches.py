@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -28,7 +28,7 @@ RESIDENT_BYTES = 1 << 30
 """A data set up to this size is kept on the device as a whole."""
 
 LOOKED_AT = 8
-"""Samples that tell what a data set is where no batch was asked for yet."""
+"""The first so many samples tell what a data set is."""
 
 
 def epoch_order(samples: int, data_seed: int, epoch: int) -> Tensor:
@@ -85,6 +85,11 @@ class Batches:
     def fetched(self) -> int:
         """Samples asked of the data set so far, but for those that were asked for to find out what they are."""
         return self._fetcher.fetched
+
+    @property
+    def early(self) -> int:
+        """Of these, samples that nobody needs yet."""
+        return 0 if self._source is None else self._source.early
 
     @property
     def fetch_seconds(self) -> float:
@@ -184,11 +189,9 @@ class Batches:
             reseed(derive_seed(seed, "batch", number), self._device)
 
     def _batch(self, cut: Cut) -> Any:
-        if self._source is None:
-            self._source = self._found_out(list(dict.fromkeys(cut.at.tolist())))
         while True:
             try:
-                return self._source.batch(cut)
+                return self._known().batch(cut)
             except UnevenError:
                 self._source = Window(self._fetcher, self._device)
             except DrawsError as error:
@@ -197,10 +200,10 @@ class Batches:
     def _known(self) -> Source:
         with generators:
             if self._source is None:
-                self._source = self._found_out(list(range(min(self.samples, LOOKED_AT))))
+                self._source = self._found_out(range(min(self.samples, LOOKED_AT)))
             return self._source
 
-    def _found_out(self, indices: list[int]) -> Source:
+    def _found_out(self, indices: Sequence[int]) -> Source:
         """What makes batches of samples such as these; no generator is seen to have moved."""
         others = OtherGenerators()
         with forked([torch.device(self._device).index or 0] if self._device.type == "cuda" else []):
@@ -211,10 +214,9 @@ class Batches:
             finally:
                 others.restore()
 
-    def _fitting(self, indices: list[int]) -> Source:
-        looked_at = self._fetcher.look(indices)
-        samples = self._fetcher.fetch_undrawn(indices)
-        if not all(map(same, looked_at, samples)):
+    def _fitting(self, indices: Sequence[int]) -> Source:
+        one_by_one, samples = self._fetcher.look(indices)
+        if not all(map(same, one_by_one, samples)):
             _log.warning(
                 "the %s set gives other samples when asked once more, but draws nothing from the generators that are "
                 "seeded: trials alone and in company may differ; draw from torch's default generator instead",
@@ -224,13 +226,9 @@ class Batches:
         size = None
         if all(kind(sample) == kind(samples[0]) for sample in samples):
             size = kept_bytes(default_collate(samples), len(samples), self.samples)
-        source: Kept | Window
         if size is None or size > RESIDENT_BYTES:
-            source = Window(self._fetcher, self._device)
-        else:
-            source = Kept(self._fetcher, self.samples, samples[:1], self._device)
-        source.put(indices, samples)
-        return source
+            return Window(self._fetcher, self._device)
+        return Kept(self._fetcher, self.samples, samples[:1], self._device)
 
     def _drawing(self, torchs_alone: bool) -> Source:
         if self._shared_augmentation:

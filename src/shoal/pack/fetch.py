@@ -1,10 +1,11 @@
 """Asks a data set for its samples: counted, timed, and watched for whether that draws."""
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 from torch.utils.data import Dataset
 
 from shoal.fuse.generators import Drawn, OtherGenerators
@@ -12,6 +13,10 @@ from shoal.pack.samples import copied
 from shoal.pack.source import DrawsError
 
 __all__ = ["Fetcher"]
+
+EARLY_SECONDS, EARLY_BYTES = 0.05, 16 << 20
+"""For how long samples are fetched that nobody needs yet, and the memory that they may take. Steps between which none
+are fetched find their caches warm; but who steps waits meanwhile, and may leave and never need the samples."""
 
 
 class Fetcher:
@@ -53,10 +58,26 @@ class Fetcher:
             raise DrawsError(torchs_alone)
         return samples
 
-    def look(self, indices: Iterable[int]) -> list[Any]:
-        """Samples that nobody gets, to find out what they are; as `fetch_undrawn`, uncounted."""
+    def early(self, sample: Any) -> int:
+        """How many samples like this one to fetch before anybody asks for them.
+
+        None for a GPU: it takes its steps while samples are fetched.
+        """
+        if self._device.type != "cpu":
+            return 0
+        size = sum(getattr(leaf, "nbytes", 0) for leaf in pytree.tree_leaves(sample))
+        each = self.seconds / self.fetched
+        return int(min(EARLY_SECONDS / max(each, 1e-6), EARLY_BYTES / max(size, 1024)))
+
+    def look(self, indices: Sequence[int]) -> tuple[list[Any], list[Any]]:
+        """Samples that nobody gets, asked for twice, to find out what they are; as `fetch_undrawn`, uncounted.
+
+        Returns:
+            Those that were asked for one by one, each copied at once; and those asked for in a row, the next of which
+            may have been made in the same memory.
+        """
         before = self.fetched, self.seconds
-        try:  # each is copied at once, for the next may be made in the same memory
-            return [copied(sample) for index in indices for sample in self.fetch_undrawn((index,))]
+        try:
+            return [copied(*self.fetch_undrawn((index,))) for index in indices], self.fetch_undrawn(indices)
         finally:
             self.fetched, self.seconds = before

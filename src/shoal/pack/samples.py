@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-__all__ = ["attached", "compact", "copied", "kind", "plain", "same"]
+__all__ = ["attached", "bulky", "compact", "copied", "kind", "plain", "same"]
 
 _SIMPLE = frozenset({int, float, bool, str, bytes})
 _LISTS = frozenset({tuple, list})
@@ -77,11 +77,20 @@ def copied(value: Any) -> Any:
 def compact(value: Any) -> Any:
     """A sample for keeping: what is a view of something larger is copied, or that would be kept with it."""
     if type(value) is Tensor:
-        larger = value.layout is torch.strided and value.untyped_storage().nbytes() > value.nbytes
-        return value.clone() if larger else value
+        return value.clone() if bulky(value) else value
     if type(value) is np.ndarray:
-        return value if value.base is None else value.copy()
+        return value.copy() if bulky(value) else value
     return _of_parts(compact, value)
+
+
+def bulky(value: Any) -> bool:
+    """Whether anything in a sample is a view of something larger."""
+    cls = type(value)
+    if cls is Tensor:
+        return value.layout is torch.strided and value.untyped_storage().nbytes() > value.nbytes
+    if cls is np.ndarray:
+        return value.base is not None
+    return any(map(bulky, value.values() if cls is dict else value if cls in _LISTS else ()))
 
 
 def _of_parts(change: Callable[[Any], Any], value: Any) -> Any:

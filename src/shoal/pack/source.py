@@ -64,6 +64,11 @@ class Source(ABC):
 
     sharing: ClassVar[Sharing]
 
+    @property
+    def early(self) -> int:
+        """Samples that were fetched early, and that nobody has asked for yet."""
+        return 0
+
     @abstractmethod
     def batch(self, cut: Cut) -> Any:
         """A batch on the device, the receiver's own: what is done to it in place is seen by nobody else."""

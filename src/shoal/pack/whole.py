@@ -17,9 +17,13 @@ from shoal.pack.window import moved
 
 __all__ = ["Whole"]
 
+_Key = tuple[int, tuple[int, ...]]
+"""What the generators are seeded with for a batch, and the indices of its samples."""
+
 
 class Whole(Source):
-    """Whole batches, held for lanes of the same batch size: as many as walks are under way, the last at least.
+    """Whole batches, held for lanes of the same batch size: as many samples as all lanes take in a step, and what is
+    fetched early.
 
     Args:
         fetcher: of the data set.
@@ -31,27 +35,64 @@ class Whole(Source):
     def __init__(self, fetcher: Fetcher, device: torch.device) -> None:
         self._fetcher = fetcher
         self._device = device
-        self._held: OrderedDict[tuple[int, tuple[int, ...]], Any] = OrderedDict()
+        self._held: OrderedDict[_Key, Any] = OrderedDict()
+        self._early: set[_Key] = set()  # of these, batches that nobody has asked for yet
+        self._most_early = 0  # samples that are fetched before they are asked for
         self._handover = Handover(device)
 
+    @property
+    def early(self) -> int:
+        """In batches that nobody has asked for yet."""
+        return sum(len(indices) for _, indices in self._early)
+
     def batch(self, cut: Cut) -> Any:
-        """The batch, fetched with its own seed unless it was just made for another lane."""
+        """The batch, fetched with its own seed, unless it was made before."""
         indices = tuple(cut.at.tolist())
         if cut.seed is None:
             return moved(default_collate(self._fetcher.fetch(indices)), self._device)
-        key = (cut.seed + cut.number, indices)
+        key = cut.seed + cut.number, indices
+        self._early.discard(key)
         if key in self._held:
             self._handover.read(self._held[key])
             return lazily_copied(self._held[key])
-        reseed(cut.seed + cut.number, self._device)
-        batch = moved(default_collate(self._fetcher.fetch(indices)), self._device)
+        batch = self._made(key)
         if plain(batch):
             self._held[key] = lazily_copied(batch)
+            self._make_early(cut, key)
             self._handover.written()
-            while len(self._held) > cut.walks:
-                self._held.popitem(last=False)
+            self._let_go(cut.held // 2 + cut.walks * self._most_early)
         return batch
+
+    def _made(self, key: _Key) -> Any:
+        seed, indices = key
+        reseed(seed, self._device)
+        samples = self._fetcher.fetch(indices)
+        self._most_early = self._fetcher.early(samples[0])
+        return moved(default_collate(samples), self._device)
+
+    def _make_early(self, cut: Cut, newest: _Key) -> None:
+        """Make the batches that come next on a walk."""
+        seed, indices = newest
+        size = len(indices)
+        after = cut.order[cut.first + size :][: self._most_early // size * size]
+        for number, first in enumerate(range(0, len(after), size), start=1):
+            key = seed + number, tuple(after[first : first + size].tolist())
+            if key not in self._held:
+                batch = self._made(key)
+                if not plain(batch):
+                    return
+                self._held[key] = batch
+                self._early.add(key)
+
+    def _let_go(self, samples: int) -> None:
+        """Forget all batches but the newest, of so many samples."""
+        held = sum(len(indices) for _, indices in self._held)
+        while held > samples:
+            key, _ = self._held.popitem(last=False)
+            self._early.discard(key)
+            held -= len(key[1])
 
     def rest(self) -> None:
         """Nobody is abreast of anybody."""
         self._held.clear()
+        self._early.clear()

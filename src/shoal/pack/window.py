@@ -2,40 +2,39 @@
 
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain, islice
 from typing import Any, ClassVar, Literal
 
 import torch
+from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils.data import default_collate
 
 from shoal.cost.demand import Sharing
 from shoal.fuse.beside import accompanied
 from shoal.fuse.generators import OtherGenerators, reseed
-from shoal.fuse.lazy import lazily_copied
 from shoal.pack.fetch import Fetcher
-from shoal.pack.samples import attached, compact, plain
+from shoal.pack.newest import Newest
+from shoal.pack.samples import attached, bulky, compact
 from shoal.pack.source import Cut, Source
 from shoal.pack.streams import Handover
 from shoal.trial import derive_seed
 
-__all__ = ["Window", "moved"]
+__all__ = ["BLOCK", "Window", "moved"]
 
 BLOCK = 32
-"""Samples that follow each other in a walk and are fetched together where they draw: to seed the generators for each by
-itself takes long beside decoding a small picture."""
+"""Samples that follow each other in a walk and are fetched together: to seed the generators for each by itself takes
+long beside decoding a small picture."""
 
-Key = tuple[int, int, int]
-"""A walk's seed, the sample's place in it, and its index; both 0 for samples that draw nothing."""
-
-_Place = tuple[int | None, int, list[int]]
-"""A walk's seed, the place of a batch's first sample in it, and the indices of its samples."""
+_Key = tuple[int, int]
+"""A walk's seed, and a block's number in it."""
 
 
 class Window(Source):
-    """The last few samples of a data set, as they were fetched, for who needs them next.
+    """The last few blocks of samples of a data set, as they were fetched, for who needs them next.
 
     Of lanes of which always the one furthest behind goes on, no two are ever further apart than the largest batch, so
-    twice that is enough.
+    twice that is enough, and what is fetched early.
 
     Args:
         fetcher: of the data set.
@@ -51,100 +50,104 @@ class Window(Source):
         self._fetcher = fetcher
         self._device = device
         self._seeds = seeds
-        self._held: OrderedDict[Key, Any] = OrderedDict()
-        self._newest: tuple[_Place, Any, int] | None = None  # a batch, where it comes, and how often it is wanted
-        self._seed: int | None = None  # of the walk that asked last
+        self._held: OrderedDict[_Key, list[Any]] = OrderedDict()
+        self._early: set[_Key] = set()  # of these, blocks that nobody has asked for yet
+        self._most_early = 0  # blocks that are fetched before they are asked for
         self._handover = Handover(device)
+        self._newest = Newest(self._handover)
+
+    @property
+    def early(self) -> int:
+        """In blocks of which no sample is in any batch so far."""
+        return sum(len(self._held[key]) for key in self._early)
 
     def batch(self, cut: Cut) -> Any:
-        """The batch, after those samples were fetched that are not held.
+        """The batch, after those blocks were fetched that are not held; without a seed, of samples of its own.
 
         Raises:
             DrawsError: that drew, and should not have.
         """
         indices = cut.at.tolist()
-        if self._newest is not None and self._newest[0] == (cut.seed, cut.first, indices):
-            return self._again(*self._newest)
-        if self._seeds is None:
-            keys, most = [(0, 0, index) for index in indices], cut.held
-        elif cut.seed is None:
-            return moved(default_collate(self._fetcher.fetch(indices)), self._device)
-        else:
-            keys = [(cut.seed, place, index) for place, index in enumerate(indices, cut.first)]
-            most = cut.held + 2 * BLOCK
-        found = {key: self._held[key] for key in keys if key in self._held}
-        missing = [key for key in dict.fromkeys(keys) if key not in found]
-        if missing:
-            self._handover.wait()
-            fetched = self._fetch(cut, missing)
-            found |= fetched
-        self._handover.read(list(found.values()))
-        batch = moved(default_collate([found[key] for key in keys]), self._device)
-        handed_on = cut.alike > 1 and plain(batch)
-        if missing:
-            to_one = self._shares_batches(cut) and (cut.alike == 1 or handed_on)
-            left = fetched.keys() - set(keys) if to_one else fetched.keys()
-            keep = [key for key in fetched if key in left and not attached(fetched[key])]
-            self._hold({key: fetched[key] if to_one else compact(fetched[key]) for key in keep}, most)
-        self._seed = cut.seed
-        if handed_on:
-            self._newest = (cut.seed, cut.first, indices), lazily_copied(batch), cut.alike - 1
-            self._handover.written()
+        if cut.seed is None:
+            fetch = self._fetcher.fetch_undrawn if self._seeds is None else self._fetcher.fetch
+            return moved(default_collate(fetch(indices)), self._device)
+        if (newest := self._newest.take(cut, indices)) is not None:
+            return newest
+        end = cut.first + len(indices)
+        keys = [(cut.seed, number) for number in range(cut.first // BLOCK, _blocks(end))]
+        self._have(cut, keys)
+        samples = [sample for key in keys for sample in self._held[key]]
+        samples = samples[cut.first % BLOCK :][: len(indices)]
+        self._handover.read(samples)
+        batch = moved(default_collate(samples), self._device)
+        alone = self._newest.hand_on(cut, indices, batch)
+        if attached(batch):  # a graph goes backward but once
+            self._drop(keys)
+        elif alone:
+            self._drop((seed, number) for seed, number in keys if min((number + 1) * BLOCK, len(cut.order)) <= end)
         return batch
 
-    def _shares_batches(self, cut: Cut) -> bool:
-        """Whether nobody needs a batch's samples but who takes the batch: all walks are of its size, and the last of
-        them took the one before it. In the first batch of an epoch others may have yet to begin. What was fetched
-        beside it is for the next batch then, and so soon gone that it need not be compact.
-        """
-        return cut.seed is not None and cut.seed == self._seed and cut.alike == cut.walks and self._newest is None
+    def _have(self, cut: Cut, keys: Sequence[_Key]) -> None:
+        """Hold these blocks, fetched together with some that come after them where one is missing."""
+        self._early.difference_update(keys)
+        missing = [key for key in keys if key not in self._held]
+        if not missing:
+            return
+        seed, last = keys[-1]
+        after = range(last + 1, min(last + 1 + self._most_early, _blocks(len(cut.order))))
+        early = [(seed, number) for number in after if (seed, number) not in self._held]
+        self._handover.wait()
+        fetched = self._fetch(cut.order, missing + early)
+        self._held.update(fetched)
+        self._early.update(early)
+        for key in keys:
+            self._held.move_to_end(key)
+        self._handover.written()
+        while len(self._held) > _blocks(cut.held) + 2 + cut.walks * self._most_early:
+            key, _ = self._held.popitem(last=False)
+            self._early.discard(key)
+        self._most_early = self._fetcher.early(fetched[missing[0]][0]) // BLOCK
 
-    def _again(self, place: _Place, batch: Any, wanted: int) -> Any:
-        """The newest batch; who is the last to want it need not have a copy."""
-        self._handover.read(batch)
-        self._newest = (place, batch, wanted - 1) if wanted > 1 else None
-        return lazily_copied(batch) if wanted > 1 else batch
+    def _fetch(self, order: Tensor, keys: Iterable[_Key]) -> dict[_Key, list[Any]]:
+        """Blocks of samples for keeping."""
+        indices = {key: order[key[1] * BLOCK :][:BLOCK].tolist() for key in keys}
+        blocks = self._fetch_undrawn(indices) if self._seeds is None else self._fetch_drawn(indices)
+        return {key: list(map(compact, block)) if bulky(block[0]) else block for key, block in blocks.items()}
 
-    def _fetch(self, cut: Cut, missing: Sequence[Key]) -> dict[Key, Any]:
-        """Samples, and those that are in their blocks."""
-        if self._seeds is None:
-            samples = self._fetcher.fetch_undrawn(index for *_, index in missing)
-            return dict(zip(missing, samples, strict=True))
-        blocks = dict.fromkeys(place // BLOCK for _, place, _ in missing)
+    def _fetch_undrawn(self, indices: Mapping[_Key, list[int]]) -> dict[_Key, list[Any]]:
+        samples = iter(self._fetcher.fetch_undrawn(chain(*indices.values())))
+        return {key: list(islice(samples, len(some))) for key, some in indices.items()}
+
+    def _fetch_drawn(self, indices: Mapping[_Key, list[int]]) -> dict[_Key, list[Any]]:
         if self._seeds == "torch" and not accompanied():
             others = OtherGenerators()
-            fetched = self._fetch_seeded(cut, blocks, torchs_alone=True)
+            blocks = self._fetch_seeded(indices, torchs_alone=True)
             if not others.moved():
-                return fetched
+                return blocks
             self._seeds = "all"
-        return self._fetch_seeded(cut, blocks, torchs_alone=False)
+        return self._fetch_seeded(indices, torchs_alone=False)
 
-    def _fetch_seeded(self, cut: Cut, blocks: Iterable[int], torchs_alone: bool) -> dict[Key, Any]:
-        assert cut.seed is not None  # samples draw, and without a seed none is held
-        fetched: dict[Key, Any] = {}
-        for block in blocks:
-            first = block * BLOCK
-            indices = cut.order[first : first + BLOCK].tolist()
-            reseed(derive_seed(cut.seed, "block", block), self._device, torchs_alone)
-            for place, (index, sample) in enumerate(zip(indices, self._fetcher.fetch(indices), strict=True), first):
-                fetched[cut.seed, place, index] = sample
-        return fetched
+    def _fetch_seeded(self, indices: Mapping[_Key, list[int]], torchs_alone: bool) -> dict[_Key, list[Any]]:
+        blocks = {}
+        for (seed, number), some in indices.items():
+            reseed(derive_seed(seed, "block", number), self._device, torchs_alone)
+            blocks[seed, number] = self._fetcher.fetch(some)
+        return blocks
 
-    def put(self, indices: Sequence[int], samples: Sequence[Any]) -> None:
-        """Hold samples of a data set that draws nothing."""
-        found = zip(indices, samples, strict=True)
-        self._hold({(0, 0, index): compact(one) for index, one in found if not attached(one)}, len(samples))
-
-    def _hold(self, samples: Mapping[Key, Any], most: int) -> None:
-        self._held.update(samples)
-        self._handover.written()
-        while len(self._held) > most:
-            self._held.popitem(last=False)
+    def _drop(self, keys: Iterable[_Key]) -> None:
+        for key in keys:
+            self._held.pop(key, None)
 
     def rest(self) -> None:
         """Nobody is abreast of anybody."""
         self._held.clear()
-        self._newest = self._seed = None
+        self._early.clear()
+        self._newest.forget()
+
+
+def _blocks(samples: int) -> int:
+    """How many blocks so many samples are."""
+    return -(-samples // BLOCK)
 
 
 def moved(batch: Any, device: torch.device) -> Any:

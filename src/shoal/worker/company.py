@@ -104,6 +104,16 @@ class _Data:
         """Of fetching so far."""
         return self.train.fetch_seconds + self.valid.fetch_seconds
 
+    @property
+    def asked(self) -> int:
+        """Samples of the training set that were in a batch."""
+        return self.train.fetched - self.train.early
+
+    @property
+    def sample_seconds(self) -> float:
+        """Of fetching a sample of the training set."""
+        return self.train.fetch_seconds / max(1, self.train.fetched)
+
 
 class _Unjudged(Lane):
     """A lane in which trials go on whatever their loss is: a step takes as long when it is no number."""
@@ -120,7 +130,6 @@ class _Together:
         self._data = data
         self._device = device
         self._turns = Turns(device)
-        self._sample_seconds: float | None = None  # in the last stretch, fetching included
 
     def measure(self, arrays: tuple[Array, ...], limit: float) -> Company:
         deadline = time.perf_counter() + limit
@@ -129,7 +138,7 @@ class _Together:
             if time.perf_counter() >= deadline:
                 return Company(arrays)
         way = self._turns.way
-        before = self._data.train.fetched, self._position
+        before = self._data.asked, self._position
         chosen = self._stretch(lambda: self._in_turns(lambda: False))
         fetches = self._fetches(*before)
         ratios = []
@@ -137,18 +146,19 @@ class _Together:
             ratios.append(chosen / self._stretch(self._one_after_another))
             chosen = self._stretch(lambda: self._in_turns(lambda: False))
         pace = min(1.0, median(ratios)) if ratios else 1.0
-        return Company(arrays, way, pace, self._sample_seconds, fetches)
+        fetching = fetches * self._data.sample_seconds / len(self._lanes) if self._data.train.abreast else 0.0
+        return Company(arrays, way, pace, chosen + fetching, fetches)
 
     @property
     def _position(self) -> int:
         return sum(lane.position for lane in self._lanes)
 
-    def _fetches(self, fetched: int, position: int) -> float:
+    def _fetches(self, asked: int, position: int) -> float:
         """How often a sample was fetched for all lanes since then, where it is fetched in every epoch."""
         if not self._data.train.abreast:
             return 1.0
         passed = (self._position - position) / len(self._lanes)
-        return max(1.0, (self._data.train.fetched - fetched) / passed)
+        return max(1.0, (self._data.asked - asked) / passed)
 
     def _in_turns(self, interrupted: Callable[[], bool]) -> None:
         self._check(self._turns.round(self._ready(), interrupted))
@@ -180,9 +190,7 @@ class _Together:
         while time.perf_counter() - began < STRETCH_SECONDS or self._position == position:
             go_on()
             wait(self._device)
-        seconds = time.perf_counter() - began
-        self._sample_seconds = seconds / (self._position - position)
-        seconds -= self._data.seconds - fetched
+        seconds = time.perf_counter() - began - (self._data.seconds - fetched)
         return max(seconds, sys.float_info.epsilon) / (self._position - position)
 
 
