@@ -1,5 +1,7 @@
 """What a job has been through, as policies are told, and who is suspended."""
 
+from dataclasses import replace
+
 import pytest
 from planner_samples import A, B, cluster, member, profile, slots
 
@@ -211,6 +213,26 @@ def test_what_others_wait_for_is_told_with_what_they_will_take():
     assert ahead(B, unknown) == 0.0
     courses.enlist([TrialGroup((low.trial,), Budget(9), "2")])
     assert ahead(A, low) == 0.0, "it has come to the last rung"
+
+
+@pytest.mark.parametrize(
+    ("left", "sharing", "wanted"),
+    [
+        (4, "kept", 8 * 2.0),
+        (4, "window", 8 * (2.0 + 0.4)),
+        (1, "kept", 5.0 * 1 / 4 + 8 * 2.0 - 5.0),
+        (1, "window", 5.0 * 1 / 4 + 8 * (2.0 + 0.4) - 5.0),
+    ],
+    ids=["as long as the job", "with samples to fetch", "done before the job is", "and samples to fetch"],
+)
+def test_what_follows_counts_as_far_as_it_ends_after_the_job(left, sharing, wanted):
+    known = replace(profile({1: 0.5}, epoch_steps=4), fetch_seconds=0.1, sharing=sharing)
+    courses = Courses(lambda key, kind: known)
+    rung, long = member(1, target=left), member(2, target=4)
+    courses.enlist([TrialGroup((rung.trial,), Budget(left), "0", epochs_ahead=8), TrialGroup((long.trial,), Budget(4))])
+    assert NEED["cpu/1"].seconds == 5.0
+    found = courses.waiting("w", NEED, [Array(A, (rung,)), Array(B, (long,))], 0.0).seconds_ahead
+    assert found == pytest.approx(wanted)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from statistics import median
 from shoal.cluster.device import Device
 from shoal.cost.crowding import crowded_scaling
 from shoal.cost.demand import Demand
-from shoal.cost.estimate import seconds
+from shoal.cost.estimate import fetching, seconds
 from shoal.cost.scaling import Scaling
 from shoal.planner.event import Ended, Outcome, Reported
 from shoal.planner.job import Array, ArrayKey, Job, Member, Purpose
@@ -265,14 +265,13 @@ class Courses:
     def _described(self, view: JobView, arrays: Sequence[Array]) -> JobView:
         """With what arrays, and the study, say of a job."""
         members = [member for array in arrays for member in array.members]
-        wanted = [(array.key, self._groups.get(x.trial.number)) for array in arrays for x in array.members]
-        groups = {"" if group is None else group.name for _, group in wanted}
-        ahead = {(key, group.epochs_ahead) for key, group in wanted if group is not None and group.epochs_ahead}
+        wanted = [self._groups.get(member.trial.number) for member in members]
+        groups = {"" if group is None else group.name for group in wanted}
         longest = max(members, key=lambda member: member.epochs, default=None)
         return replace(
             view,
             group=(groups.pop() or None) if len(groups) == 1 else None,
-            seconds_ahead=self._seconds_ahead(view.demand, ahead),
+            seconds_ahead=self._seconds_ahead(view.demand, arrays),
             budget=None if longest is None else longest.target,
             epoch=0 if longest is None else longest.start,
             scaling=self._scaling(view.demand, arrays),
@@ -280,15 +279,28 @@ class Courses:
             best=self._best,
         )
 
-    def _seconds_ahead(self, kinds: Collection[str], ahead: Iterable[tuple[ArrayKey, int]]) -> float:
-        """Of the longest training that may follow, each being of so many epochs, on the fastest of these kinds of
-        device; 0 where nothing was measured.
+    def _seconds_ahead(self, demand: Mapping[str, Demand], arrays: Sequence[Array]) -> float:
+        """By how much training that may follow from a member ends after a job does, on the kind of device that
+        is the fastest for it; 0 where nothing was measured.
         """
-        longest = 0.0
-        for key, epochs in ahead:
-            known = [profile for kind in kinds if (profile := self._profiles(key, kind)) is not None]
-            longest = max(longest, min((seconds(profile, [epochs]) for profile in known), default=0.0))
-        return longest
+        followed = [(array, ahead) for array in arrays if (ahead := self._ahead(array))]
+        if not followed or not demand:
+            return 0.0
+        kind = min(demand, key=lambda kind: demand[kind].seconds)
+        own = demand[kind].seconds
+        epoch = own / max(member.epochs for array in arrays for member in array.members)
+        after = [0.0]
+        for array, ahead in followed:
+            if (profile := self._profiles(array.key, kind)) is not None:
+                after += (
+                    epoch * left + seconds(profile, [more]) + fetching(profile, [more]) - own for left, more in ahead
+                )
+        return max(after)
+
+    def _ahead(self, array: Array) -> set[tuple[int, int]]:
+        """Epochs that members have left, and those that may follow from them."""
+        groups = [(member, self._groups.get(member.trial.number)) for member in array.members]
+        return {(member.epochs, group.epochs_ahead) for member, group in groups if group and group.epochs_ahead}
 
     def _scaling(self, demand: Mapping[str, Demand], arrays: Sequence[Array]) -> Scaling:
         """How a job does in company, on the kind of device on which it does worst: as was seen, else as it asks for."""

@@ -67,7 +67,7 @@ class JobView:
         study: it belongs to; losses of different studies do not compare.
         best: the lowest training loss that a job of its study has measured, those that have ended included; None if
             there is none.
-        seconds_ahead: expected of the longest training that can only begin when it has ended, as it may follow from it.
+        seconds_ahead: by how much training that may follow from some of it is expected to end after it does.
     """
 
     id: str
