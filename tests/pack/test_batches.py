@@ -193,7 +193,7 @@ def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     ("make", "early", "held"),
-    [(named, 0, 2 + 2), (named, 64, 2 + 2 + 2 * 2), (augmented, 0, 2), (augmented, 64, 2 + 9 + 3)],
+    [(named, 0, 2 + 2 * 2), (named, 64, 2 + 2 * 2 + 2), (augmented, 0, 2), (augmented, 64, 2 + 9 + 3)],
 )
 def test_what_is_held_is_bounded_and_let_go(make: Any, early: int, held: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fetch_module, "EARLY_SECONDS", 1e9)

@@ -155,14 +155,51 @@ def test_what_is_fetched_early_is_what_would_be_fetched_later(
         monkeypatch.setattr(fetch_module, "EARLY_BYTES", early * 1024)  # at least what a small sample counts as
         batches = Batches(Counting(make), CPU, "training", shared)
         epoch = walk(batches, 20)
-        found.append([next(epoch)])
-        assert (batches.early > 0) == (early > 0 and batches.sharing == "batch"), (
-            "of a window, from its second fetch on"
-        )
+        found.append([next(epoch), next(epoch)])
+        assert (batches.early > 0) == (early > 0), "of a window, from its second fetch on"
         found[-1] += epoch
         assert batches.fetched == 300
         assert batches.early == 0
     assert all(same(one, found[0]) for one in found)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("make", [named, augmented])
+def test_an_error_is_raised_when_the_sample_is_needed(
+    make: Callable[[int], Any], shared: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(index: int) -> Any:
+        if index == 200:
+            raise OSError("the disk is gone")
+        return make(index)
+
+    given = []
+    for early in (0, 1000):
+        monkeypatch.setattr(fetch_module, "EARLY_SECONDS", 1e9)
+        monkeypatch.setattr(fetch_module, "EARLY_BYTES", early * 1024)
+        batches = Batches(Counting(fails), CPU, "training", shared)
+        epoch = batches.walk(10, seed=1)
+        given.append([next(epoch) for _ in range(19)])
+        with pytest.raises(OSError, match="the disk is gone"):
+            list(epoch)
+    assert same(*given)
+
+
+@pytest.mark.parametrize(("size", "walks"), [(4, 4), (8, 8), (2, 8)])
+def test_walks_of_several_orders_fetch_each_sample_once(size: int, walks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetch_module, "EARLY_SECONDS", 0)
+    batches = Batches(Counting(named, 320), CPU, "training")
+    abreast([walk(batches, size, epoch) for epoch in range(walks)], [size] * walks, 320)
+    assert batches.fetched == walks * 320
+
+
+@pytest.mark.parametrize("size", [4, 20])
+def test_samples_that_a_graph_hangs_on_are_not_fetched_by_blocks(size: int) -> None:
+    weight = torch.ones(3, requires_grad=True)
+    batches = Batches(Counting(lambda i: {"x": weight * i, "name": "a"}), CPU, "training")
+    for batch in walk(batches, size):
+        batch["x"].sum().backward()
+    assert batches.fetched - 300 <= 2 * BLOCK
 
 
 EARLY = {

@@ -55,20 +55,20 @@ class Whole(Source):
         if key in self._held:
             self._handover.read(self._held[key])
             return lazily_copied(self._held[key])
-        batch = self._made(key)
+        samples = self._fetched(key)
+        batch = moved(default_collate(samples), self._device)
         if plain(batch):
+            self._most_early = self._fetcher.early(samples[0])
             self._held[key] = lazily_copied(batch)
             self._make_early(cut, key)
             self._handover.written()
             self._let_go(cut.held // 2 + cut.walks * self._most_early)
         return batch
 
-    def _made(self, key: _Key) -> Any:
+    def _fetched(self, key: _Key) -> list[Any]:
         seed, indices = key
         reseed(seed, self._device)
-        samples = self._fetcher.fetch(indices)
-        self._most_early = self._fetcher.early(samples[0])
-        return moved(default_collate(samples), self._device)
+        return self._fetcher.fetch(indices)
 
     def _make_early(self, cut: Cut, newest: _Key) -> None:
         """Make the batches that come next on a walk."""
@@ -78,7 +78,10 @@ class Whole(Source):
         for number, first in enumerate(range(0, len(after), size), start=1):
             key = seed + number, tuple(after[first : first + size].tolist())
             if key not in self._held:
-                batch = self._made(key)
+                try:
+                    batch = moved(default_collate(self._fetched(key)), self._device)
+                except Exception:  # not hidden: it is raised when this batch is needed
+                    return
                 if not plain(batch):
                     return
                 self._held[key] = batch

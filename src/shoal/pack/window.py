@@ -53,6 +53,7 @@ class Window(Source):
         self._held: OrderedDict[_Key, list[Any]] = OrderedDict()
         self._early: set[_Key] = set()  # of these, blocks that nobody has asked for yet
         self._most_early = 0  # blocks that are fetched before they are asked for
+        self._attached = False  # graphs hang on samples that draw nothing: none is held any more
         self._handover = Handover(device)
         self._newest = Newest(self._handover)
 
@@ -68,7 +69,7 @@ class Window(Source):
             DrawsError: that drew, and should not have.
         """
         indices = cut.at.tolist()
-        if cut.seed is None:
+        if cut.seed is None or self._attached:
             fetch = self._fetcher.fetch_undrawn if self._seeds is None else self._fetcher.fetch
             return moved(default_collate(fetch(indices)), self._device)
         if (newest := self._newest.take(cut, indices)) is not None:
@@ -83,6 +84,7 @@ class Window(Source):
         alone = self._newest.hand_on(cut, indices, batch)
         if attached(batch):  # a graph goes backward but once
             self._drop(keys)
+            self._attached = self._seeds is None
         elif alone:
             self._drop((seed, number) for seed, number in keys if min((number + 1) * BLOCK, len(cut.order)) <= end)
         return batch
@@ -93,26 +95,33 @@ class Window(Source):
         missing = [key for key in keys if key not in self._held]
         if not missing:
             return
-        seed, last = keys[-1]
-        after = range(last + 1, min(last + 1 + self._most_early, _blocks(len(cut.order))))
-        early = [(seed, number) for number in after if (seed, number) not in self._held]
         self._handover.wait()
-        fetched = self._fetch(cut.order, missing + early)
-        self._held.update(fetched)
-        self._early.update(early)
+        self._held.update(self._fetch(cut.order, missing))
+        self._fetch_early(cut.order, *keys[-1])
         for key in keys:
             self._held.move_to_end(key)
         self._handover.written()
-        while len(self._held) > _blocks(cut.held) + 2 + cut.walks * self._most_early:
+        seeds = len({seed for seed, _ in self._held})
+        while len(self._held) > _blocks(cut.held) + 2 * cut.walks + seeds * self._most_early:
             key, _ = self._held.popitem(last=False)
             self._early.discard(key)
-        self._most_early = self._fetcher.early(fetched[missing[0]][0]) // BLOCK
+        self._most_early = self._fetcher.early(self._held[missing[0]][0]) // BLOCK
+
+    def _fetch_early(self, order: Tensor, seed: int, last: int) -> None:
+        """Hold blocks that come after the last one of a batch."""
+        after = range(last + 1, min(last + 1 + self._most_early, _blocks(len(order))))
+        keys = [(seed, number) for number in after if (seed, number) not in self._held]
+        try:
+            self._held.update(self._fetch(order, keys))
+        except Exception:  # not hidden: it is raised when these samples are needed
+            return
+        self._early.update(keys)
 
     def _fetch(self, order: Tensor, keys: Iterable[_Key]) -> dict[_Key, list[Any]]:
         """Blocks of samples for keeping."""
         indices = {key: order[key[1] * BLOCK :][:BLOCK].tolist() for key in keys}
         blocks = self._fetch_undrawn(indices) if self._seeds is None else self._fetch_drawn(indices)
-        return {key: list(map(compact, block)) if bulky(block[0]) else block for key, block in blocks.items()}
+        return {key: list(map(compact, block)) if any(map(bulky, block)) else block for key, block in blocks.items()}
 
     def _fetch_undrawn(self, indices: Mapping[_Key, list[int]]) -> dict[_Key, list[Any]]:
         samples = iter(self._fetcher.fetch_undrawn(chain(*indices.values())))

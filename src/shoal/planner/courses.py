@@ -288,7 +288,7 @@ class Courses:
             return 0.0
         kind = min(demand, key=lambda kind: demand[kind].seconds)
         own = demand[kind].seconds
-        epoch = own / max(member.epochs for array in arrays for member in array.members)
+        epoch = own / max(1, *(member.epochs for array in arrays for member in array.members))
         after = [0.0]
         for array, ahead in followed:
             if (profile := self._profiles(array.key, kind)) is not None:
