@@ -203,35 +203,35 @@ def test_what_others_wait_for_is_told_with_what_they_will_take():
     courses.enlist([TrialGroup((high.trial,), Budget(3), "1", epochs_ahead=6)])
     courses.enlist([TrialGroup((last.trial,), Budget(9), "2")])
 
-    def ahead(key, *members):
-        return courses.waiting("w", needs, [Array(key, members)], 0.0).seconds_ahead
+    def path(key, *members):
+        return courses.waiting("w", needs, [Array(key, members)], 0.0).critical_path
 
-    epoch = seconds(fast, [1])
-    assert ahead(A, low) == pytest.approx(8 * epoch)
-    assert ahead(A, low, high, last) == pytest.approx(8 * epoch), "the longest that anybody waits for"
-    assert ahead(A, last) == 0.0
-    assert ahead(B, unknown) == 0.0
+    own, epoch = NEED["cpu/1"].seconds, seconds(fast, [1])
+    assert path(A, low) == pytest.approx(own + 8 * epoch)
+    assert path(A, low, high, last) == pytest.approx(own + 8 * epoch), "the longest that anybody waits for"
+    assert path(A, last) == 0.0
+    assert path(B, unknown) == 0.0
     courses.enlist([TrialGroup((low.trial,), Budget(9), "2")])
-    assert ahead(A, low) == 0.0, "it has come to the last rung"
+    assert path(A, low) == 0.0, "it has come to the last rung"
 
 
 @pytest.mark.parametrize(
     ("left", "sharing", "wanted"),
     [
-        (4, "kept", 8 * 2.0),
-        (4, "window", 8 * (2.0 + 0.4)),
-        (1, "kept", 5.0 * 1 / 4 + 8 * 2.0 - 5.0),
-        (1, "window", 5.0 * 1 / 4 + 8 * (2.0 + 0.4) - 5.0),
+        (4, "kept", 5.0 + 8 * 2.0),
+        (4, "window", 5.0 + 8 * (2.0 + 0.4)),
+        (1, "kept", 5.0 * 1 / 4 + 8 * 2.0),
+        (1, "window", 5.0 * 1 / 4 + 8 * (2.0 + 0.4)),
     ],
     ids=["as long as the job", "with samples to fetch", "done before the job is", "and samples to fetch"],
 )
-def test_what_follows_counts_as_far_as_it_ends_after_the_job(left, sharing, wanted):
+def test_what_follows_counts_from_when_its_trial_is_done(left, sharing, wanted):
     known = replace(profile({1: 0.5}, epoch_steps=4), fetch_seconds=0.1, sharing=sharing)
     courses = Courses(lambda key, kind: known)
     rung, long = member(1, target=left), member(2, target=4)
     courses.enlist([TrialGroup((rung.trial,), Budget(left), "0", epochs_ahead=8), TrialGroup((long.trial,), Budget(4))])
     assert NEED["cpu/1"].seconds == 5.0
-    found = courses.waiting("w", NEED, [Array(A, (rung,)), Array(B, (long,))], 0.0).seconds_ahead
+    found = courses.waiting("w", NEED, [Array(A, (rung,)), Array(B, (long,))], 0.0).critical_path
     assert found == pytest.approx(wanted)
 
 

@@ -54,13 +54,13 @@ SHARING = {
     "work for which others wait comes earlier": (
         Sharing(),
         cluster(gpu(0)),
-        [job("long", seconds=27, compute=1.0), replace(job("rung", seconds=3, compute=1.0), seconds_ahead=25.0)],
+        [job("long", seconds=27, compute=1.0), replace(job("rung", seconds=3, compute=1.0), critical_path=28.0)],
         {"rung": "cuda:0"},
     ),
     "also where it takes little of a device": (
         Sharing(),
         cluster(gpu(0)),
-        [job("long", seconds=20, compute=1.0), replace(job("rung", seconds=3, compute=0.2), seconds_ahead=25.0)],
+        [job("long", seconds=27, compute=1.0), replace(job("rung", seconds=3, compute=0.2), critical_path=28.0)],
         {"rung": "cuda:0"},
     ),
     "not where the mean end counts": (
@@ -69,7 +69,7 @@ SHARING = {
         [
             job("long", seconds=27, compute=1.0),
             job("short", seconds=3, compute=1.0),
-            replace(job("rung", seconds=4, compute=1.0), seconds_ahead=25.0),
+            replace(job("rung", seconds=4, compute=1.0), critical_path=28.0),
         ],
         {"short": "cuda:0"},
     ),

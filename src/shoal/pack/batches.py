@@ -88,7 +88,7 @@ class Batches:
 
     @property
     def early(self) -> int:
-        """Of these, samples that nobody needs yet."""
+        """Of these, samples that are in no batch that was asked for yet."""
         return 0 if self._source is None else self._source.early
 
     @property

@@ -9,14 +9,14 @@ from torch.utils import _pytree as pytree
 from torch.utils.data import Dataset
 
 from shoal.fuse.generators import Drawn, OtherGenerators
-from shoal.pack.samples import copied
+from shoal.pack.samples import attached, copied
 from shoal.pack.source import DrawsError
 
 __all__ = ["Fetcher"]
 
 EARLY_SECONDS, EARLY_BYTES = 0.05, 16 << 20
-"""For how long samples are fetched that nobody needs yet, and the memory that they may take. Steps between which none
-are fetched find their caches warm; but who steps waits meanwhile, and may leave and never need the samples."""
+"""For how long samples are fetched that nobody has asked for yet, and the memory that they may take. Steps between
+which none are fetched find their caches warm; but who steps waits meanwhile, and may leave without the samples."""
 
 
 class Fetcher:
@@ -58,12 +58,13 @@ class Fetcher:
             raise DrawsError(torchs_alone)
         return samples
 
-    def early(self, sample: Any) -> int:
-        """How many samples like this one to fetch before anybody asks for them.
+    def most_early(self, sample: Any) -> int:
+        """How many samples like this one to fetch beyond those that were asked for.
 
-        None for a GPU: it takes its steps while samples are fetched.
+        None for a GPU: it takes its steps while samples are fetched. None either where a graph hangs on them, which
+        goes backward but once.
         """
-        if self._device.type != "cpu":
+        if self._device.type != "cpu" or attached(sample):
             return 0
         size = sum(getattr(leaf, "nbytes", 0) for leaf in pytree.tree_leaves(sample))
         each = self.seconds / self.fetched

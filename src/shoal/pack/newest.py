@@ -42,6 +42,8 @@ class Newest:
             one before it. In the first batch of an epoch others may have yet to begin.
         """
         last, self._last = self._last, (cut.seed, cut.first)
+        if cut.walks == 1:  # who wanted what is kept has gone
+            self._kept = None
         goes_on = last is not None and last[0] == cut.seed is not None and last[1] != cut.first
         alone = goes_on and cut.alike == cut.walks and self._kept is None
         if cut.alike > 1:

@@ -66,7 +66,7 @@ class Source(ABC):
 
     @property
     def early(self) -> int:
-        """Samples that were fetched early, and that nobody has asked for yet."""
+        """Samples that were fetched, and that nobody has asked for yet."""
         return 0
 
     @abstractmethod

@@ -37,7 +37,6 @@ class Whole(Source):
         self._device = device
         self._held: OrderedDict[_Key, Any] = OrderedDict()
         self._early: set[_Key] = set()  # of these, batches that nobody has asked for yet
-        self._most_early = 0  # samples that are fetched before they are asked for
         self._handover = Handover(device)
 
     @property
@@ -58,11 +57,12 @@ class Whole(Source):
         samples = self._fetched(key)
         batch = moved(default_collate(samples), self._device)
         if plain(batch):
-            self._most_early = self._fetcher.early(samples[0])
+            early = self._fetcher.most_early(samples[0])
+            self._handover.wait()
             self._held[key] = lazily_copied(batch)
-            self._make_early(cut, key)
+            self._make_early(cut, key, early)
             self._handover.written()
-            self._let_go(cut.held // 2 + cut.walks * self._most_early)
+            self._let_go(cut.held // 2 + cut.walks * early)
         return batch
 
     def _fetched(self, key: _Key) -> list[Any]:
@@ -70,11 +70,11 @@ class Whole(Source):
         reseed(seed, self._device)
         return self._fetcher.fetch(indices)
 
-    def _make_early(self, cut: Cut, newest: _Key) -> None:
-        """Make the batches that come next on a walk."""
+    def _make_early(self, cut: Cut, newest: _Key, samples: int) -> None:
+        """Make the batches that come next on a walk, of so many samples at most."""
         seed, indices = newest
         size = len(indices)
-        after = cut.order[cut.first + size :][: self._most_early // size * size]
+        after = cut.order[cut.first + size :][: samples // size * size]
         for number, first in enumerate(range(0, len(after), size), start=1):
             key = seed + number, tuple(after[first : first + size].tolist())
             if key not in self._held:

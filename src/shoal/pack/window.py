@@ -27,7 +27,7 @@ BLOCK = 32
 long beside decoding a small picture."""
 
 _Key = tuple[int, int]
-"""A walk's seed, and a block's number in it."""
+"""A walk's seed, which tells its order, and a block's number in it."""
 
 
 class Window(Source):
@@ -52,14 +52,13 @@ class Window(Source):
         self._seeds = seeds
         self._held: OrderedDict[_Key, list[Any]] = OrderedDict()
         self._early: set[_Key] = set()  # of these, blocks that nobody has asked for yet
-        self._most_early = 0  # blocks that are fetched before they are asked for
         self._attached = False  # graphs hang on samples that draw nothing: none is held any more
         self._handover = Handover(device)
         self._newest = Newest(self._handover)
 
     @property
     def early(self) -> int:
-        """In blocks of which no sample is in any batch so far."""
+        """In blocks that nobody has asked for yet."""
         return sum(len(self._held[key]) for key in self._early)
 
     def batch(self, cut: Cut) -> Any:
@@ -90,26 +89,26 @@ class Window(Source):
         return batch
 
     def _have(self, cut: Cut, keys: Sequence[_Key]) -> None:
-        """Hold these blocks, fetched together with some that come after them where one is missing."""
+        """Hold these blocks; where one is missing, some that come after them as well."""
         self._early.difference_update(keys)
         missing = [key for key in keys if key not in self._held]
         if not missing:
             return
         self._handover.wait()
         self._held.update(self._fetch(cut.order, missing))
-        self._fetch_early(cut.order, *keys[-1])
+        early = self._fetcher.most_early(self._held[keys[-1]][0]) // BLOCK
+        self._fetch_early(cut.order, *keys[-1], early)
         for key in keys:
             self._held.move_to_end(key)
         self._handover.written()
         seeds = len({seed for seed, _ in self._held})
-        while len(self._held) > _blocks(cut.held) + 2 * cut.walks + seeds * self._most_early:
+        while len(self._held) > _blocks(cut.held) + 2 * cut.walks + seeds * early:
             key, _ = self._held.popitem(last=False)
             self._early.discard(key)
-        self._most_early = self._fetcher.early(self._held[missing[0]][0]) // BLOCK
 
-    def _fetch_early(self, order: Tensor, seed: int, last: int) -> None:
-        """Hold blocks that come after the last one of a batch."""
-        after = range(last + 1, min(last + 1 + self._most_early, _blocks(len(order))))
+    def _fetch_early(self, order: Tensor, seed: int, last: int, blocks: int) -> None:
+        """Hold so many blocks that come after the last one of a batch."""
+        after = range(last + 1, min(last + 1 + blocks, _blocks(len(order))))
         keys = [(seed, number) for number in after if (seed, number) not in self._held]
         try:
             self._held.update(self._fetch(order, keys))

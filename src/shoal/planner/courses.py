@@ -271,7 +271,7 @@ class Courses:
         return replace(
             view,
             group=(groups.pop() or None) if len(groups) == 1 else None,
-            seconds_ahead=self._seconds_ahead(view.demand, arrays),
+            critical_path=self._critical_path(view.demand, arrays),
             budget=None if longest is None else longest.target,
             epoch=0 if longest is None else longest.start,
             scaling=self._scaling(view.demand, arrays),
@@ -279,23 +279,20 @@ class Courses:
             best=self._best,
         )
 
-    def _seconds_ahead(self, demand: Mapping[str, Demand], arrays: Sequence[Array]) -> float:
-        """By how much training that may follow from a member ends after a job does, on the kind of device that
-        is the fastest for it; 0 where nothing was measured.
+    def _critical_path(self, demand: Mapping[str, Demand], arrays: Sequence[Array]) -> float:
+        """Seconds until the last training that may follow from a member ends, all epochs of a job being taken to be
+        equally long, on the kind of device that is the fastest for it; 0 where nothing follows, or was measured.
         """
         followed = [(array, ahead) for array in arrays if (ahead := self._ahead(array))]
         if not followed or not demand:
             return 0.0
         kind = min(demand, key=lambda kind: demand[kind].seconds)
-        own = demand[kind].seconds
-        epoch = own / max(1, *(member.epochs for array in arrays for member in array.members))
-        after = [0.0]
+        epoch = demand[kind].seconds / max(1, *(member.epochs for array in arrays for member in array.members))
+        ends = [0.0]
         for array, ahead in followed:
             if (profile := self._profiles(array.key, kind)) is not None:
-                after += (
-                    epoch * left + seconds(profile, [more]) + fetching(profile, [more]) - own for left, more in ahead
-                )
-        return max(after)
+                ends += (epoch * left + seconds(profile, [more]) + fetching(profile, [more]) for left, more in ahead)
+        return max(ends)
 
     def _ahead(self, array: Array) -> set[tuple[int, int]]:
         """Epochs that members have left, and those that may follow from them."""

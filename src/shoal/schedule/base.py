@@ -67,7 +67,8 @@ class JobView:
         study: it belongs to; losses of different studies do not compare.
         best: the lowest training loss that a job of its study has measured, those that have ended included; None if
             there is none.
-        seconds_ahead: by how much training that may follow from some of it is expected to end after it does.
+        critical_path: seconds from its start until the last training that may follow from some of it is expected to
+            end, if nothing waits; 0 where nothing follows, or that is not known.
     """
 
     id: str
@@ -87,7 +88,7 @@ class JobView:
     home: str | None = None
     study: str | None = None
     best: float | None = None
-    seconds_ahead: float = 0.0
+    critical_path: float = 0.0
 
     def compute(self, device: Device) -> float:
         """What it takes of a device's compute: its share; of one of several devices, all of it."""

@@ -24,8 +24,8 @@ class Sharing(Policy):
 
     - A job's work is compute times seconds, on its fastest kind of device here: what it takes of a full device, in
       whatever shares its jobs divide it. For the makespan the largest work goes first, so that the smallest is left to
-      even out the end (LPT; R. L. Graham, 1969), where the seconds of what can only follow a job are added to its work
-      (critical paths; T. C. Hu, 1961); for the mean completion the smallest (W. E. Smith, 1956).
+      even out the end (LPT; R. L. Graham, 1969), where the critical path from a job on counts in place of its work if
+      it is longer (T. C. Hu, 1961); for the mean completion the smallest (W. E. Smith, 1956).
     - On a device it is expected to take seconds · max(1, promised / compute), where what is promised there includes its
       own demand. Of equals, the device with the most compute left is taken. So on devices of one kind this is worst
       fit, and of several kinds the fastest is shared until that costs as much as a slower one.
@@ -64,7 +64,7 @@ class Sharing(Policy):
     def _rank(self, job: JobView, seconds: float, compute: float) -> float:
         """The less, the earlier."""
         work = seconds * compute
-        return -(work + job.seconds_ahead) if self.largest_first else work
+        return -max(work, job.critical_path) if self.largest_first else work
 
 
 def _fastest(demand: Mapping[str, Demand], kinds: set[str]) -> tuple[float, float]:
