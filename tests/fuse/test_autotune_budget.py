@@ -60,7 +60,7 @@ def rows(count: int) -> Tensor:
 
 def test_races_take_an_allowance_and_then_a_share_of_the_time(tmp_path: Path) -> None:
     clock = Clock()
-    ways = Ways(clock, 0.1)
+    ways = Ways(clock, 0.3)
     with on(tmp_path / "lowerings.jsonl", Budget(clock)):
         measured = [ways.races(rows(2**count)) for count in range(20)]
         assert 1 < sum(measured) < 15

@@ -8,11 +8,23 @@ from shoal.planner.packing.prediction import makespan
 from shoal.trial import Trial
 
 
-def candidate(number, seconds=10.0, fetching=0.0, memory=1, base=0, data="", batch_size=32, structure=None, config=()):
+def candidate(
+    number,
+    seconds=10.0,
+    fetching=0.0,
+    memory=1,
+    base=0,
+    data="",
+    batch_size=32,
+    structure=None,
+    config=(),
+    epochs=1,
+    tail=0.0,
+):
     """One array of one trial, by default of a structure of its own; gigabytes."""
     key = ArrayKey(f"S{number}" if structure is None else structure, data, batch_size)
     trial = Trial(number, dict(config), seed=0, data_seed=0)
-    return Candidate(Array(key, (Member(trial, 0, 1),)), seconds, fetching, memory * GB, base * GB)
+    return Candidate(Array(key, (Member(trial, 0, epochs),)), seconds, fetching, memory * GB, base * GB, tail)
 
 
 def scene(devices=1, memory=100, **changes):

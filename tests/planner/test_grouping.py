@@ -50,6 +50,16 @@ def test_samples_are_not_shared_by_those_at_other_epochs():
     assert grouped([array(A, 0), array(B, 1, start=3)], profiles) == [[[0]], [[1]]]
 
 
+@pytest.mark.parametrize(("ahead", "together"), [(0, [[[0], [2]], [[1], [3]]]), (99, [[[0]], [[1], [2], [3]]])])
+def test_what_others_wait_for_is_not_kept_by_company(ahead, together):
+    profiles = known(A=FETCHES, B=FETCHES)
+    arrays = [array(A if number % 2 else B, number) for number in range(4)]
+    found = Grouping().groups(
+        arrays, profiles, slots(2), {}, frozenset(), lambda member: 0 if member.trial.number else ahead
+    )
+    assert [[numbers(each) for each in group] for group in found] == together
+
+
 def test_who_failed_in_company_and_who_is_unknown_has_a_process_of_its_own():
     profiles = known(A=FETCHES, B=FETCHES)
     arrays = [array(A, 0), array(C, 1), array(B, 2), array(B, 3)]

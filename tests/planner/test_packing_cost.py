@@ -45,6 +45,16 @@ GROUPS = {
     ),
     "a device that is busy for long is none": (HALF[:4], scene(loads=(0.0, 1000.0)), [[0, 1, 2, 3]]),
     "one that is soon free is": (HALF[:6], scene(loads=(0.0, 10.0)), [[0, 1, 2, 3], [4, 5]]),
+    "what much follows comes first": (
+        [candidate(0, 10, 5, tail=100), *HALF[1:4]],
+        scene(devices=2),
+        [[0], [1, 2, 3]],
+    ),
+    "also in company that goes on without it": (
+        [candidate(0, 10, 5, tail=100), *(candidate(number, 10, 5, epochs=4) for number in range(1, 4))],
+        scene(devices=2),
+        [[0, 1], [2, 3]],
+    ),
     "memory": (HALF[:4], scene(memory=2), [[0, 1], [2, 3]]),
     "memory of the process": (
         [candidate(0, 10, 5, base=3), candidate(1, 10, 5, base=5), candidate(2, 10, 5, memory=5)],
@@ -99,9 +109,41 @@ def test_the_row_predicts_what_everybody_else_predicts(drawn):
     row = Row(candidates, where, worth=0.0)
     cut = row.cut()
     assert sorted(place for group in cut.groups for place in group) == list(range(len(candidates)))
-    for group, length in zip(cut.groups, cut.lengths, strict=True):
+    for group, length, tail in zip(cut.groups, cut.lengths, cut.tails, strict=True):
         assert length == pytest.approx(predicted([candidates[place] for place in group], where).together)
-        assert row.length(group) == pytest.approx(length)
+        assert row.joined(group) == pytest.approx((length, tail))
+
+
+@pytest.mark.parametrize(
+    ("lengths", "loads", "tails", "seconds"),
+    [
+        ([3, 2, 2], (0, 0), (), 4),
+        ([3, 2, 2], (0, 9), (), 9),
+        ([3, 2, 2], (0, 0), (0, 0, 9), 11),
+        ([3, 2, 1], (0, 0), (9, 9, 9), 12),
+        ([4, 1], (0,), (0, 5), 6),
+        ([1, 1], (0, 9), (0, 3), 9),
+    ],
+    ids=["longest first", "a device is busy", "much follows", "after each", "what follows counts as its own", "busier"],
+)
+def test_the_makespan_with_what_follows(lengths, loads, tails, seconds):
+    assert makespan(lengths, loads, tails) == seconds
+
+
+@pytest.mark.parametrize(
+    ("epochs", "tails", "tail"),
+    [
+        ((1, 1), (0, 0), 0),
+        ((1, 1), (7, 3), 7),
+        ((1, 4), (7, 0), 0),
+        ((1, 4), (20, 0), 5),
+        ((1, 4), (20, 8), 8),
+    ],
+    ids=["nothing follows", "the longer one", "done before the group is", "not quite", "of another"],
+)
+def test_what_follows_a_group_begins_when_its_trial_is_done(epochs, tails, tail):
+    group = [candidate(number, 10, tail=tails[number], epochs=epochs[number]) for number in range(2)]
+    assert Row(group, scene(), worth=0.0).joined([0, 1]) == (20, tail)
 
 
 def drawn_at_random(seed, count, measured):

@@ -119,6 +119,11 @@ class Courses:
         """An algorithm wants groups trained."""
         self._groups.update((trial.number, group) for group in groups for trial in group.trials)
 
+    def epochs_ahead(self, member: Member) -> int:
+        """That may be trained once all of its group have reached their targets; see `TrialGroup`."""
+        group = self._groups.get(member.trial.number)
+        return 0 if group is None else group.epochs_ahead
+
     def look(
         self, waiting: Sequence[tuple[Member, ArrayKey]], now: float
     ) -> tuple[Sequence[tuple[Member, ArrayKey]], Sequence[Job]]:
@@ -296,8 +301,7 @@ class Courses:
 
     def _ahead(self, array: Array) -> set[tuple[int, int]]:
         """Epochs that members have left, and those that may follow from them."""
-        groups = [(member, self._groups.get(member.trial.number)) for member in array.members]
-        return {(member.epochs, group.epochs_ahead) for member, group in groups if group and group.epochs_ahead}
+        return {(member.epochs, more) for member in array.members if (more := self.epochs_ahead(member))}
 
     def _scaling(self, demand: Mapping[str, Demand], arrays: Sequence[Array]) -> Scaling:
         """How a job does in company, on the kind of device on which it does worst: as was seen, else as it asks for."""

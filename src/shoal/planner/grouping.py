@@ -13,7 +13,7 @@ from shoal.cluster.device import Device
 from shoal.cluster.mps_limits import limit_of
 from shoal.cost.demand import ABREAST, Demand, Profile
 from shoal.cost.estimate import fetching, memory, packed_demand, seconds
-from shoal.planner.job import Array, ArrayKey, Job, Purpose
+from shoal.planner.job import Array, ArrayKey, Job, Member, Purpose
 from shoal.planner.packing.base import Candidate, Packing, Scene
 from shoal.planner.packing.check import check_groups
 from shoal.planner.packing.cost import Cost
@@ -37,6 +37,7 @@ class _Amounts(NamedTuple):
     fetching: float
     memory: int
     base: int
+    tail: float
 
 
 class _Host(NamedTuple):
@@ -78,6 +79,7 @@ class Grouping:
         devices: Sequence[Device],
         busy: Mapping[str, float],
         alone: AbstractSet[int],
+        epochs_ahead: Callable[[Member], int] = lambda member: 0,
     ) -> list[tuple[Array, ...]]:
         """The arrays as those of jobs, in the order of their first ones.
 
@@ -87,6 +89,7 @@ class Grouping:
             devices: all healthy devices, at least one.
             busy: name of a device that holds jobs -> expected seconds until it holds none.
             alone: numbers of trials that have a job of their own.
+            epochs_ahead: of a member, that may be trained once it and all its group are done; see `TrialGroup`.
         """
         lone: list[Array] = []
         alike: dict[tuple[frozenset[str], object], list[Array]] = {}
@@ -104,9 +107,10 @@ class Grouping:
             amounts: dict[object, _Amounts] = {}  # of what is alike, of which there may be thousands
             candidates = []
             for array in some:
-                sort = (array.key, array.epochs)
+                more = max(map(epochs_ahead, array.members))
+                sort = (array.key, array.epochs, more)
                 if sort not in amounts:
-                    amounts[sort] = _amounts(array, profiles, able)
+                    amounts[sort] = _amounts(array, profiles, able, more)
                 candidates.append(Candidate(array, *amounts[sort]))
             scene = self.scene(candidates, able, busy)
             grouped = self._packing.pack(candidates, scene)
@@ -247,7 +251,8 @@ def candidate(array: Array, profiles: Profiles, devices: Sequence[Device]) -> Ca
     return Candidate(array, *_amounts(array, profiles, devices))
 
 
-def _amounts(array: Array, profiles: Profiles, devices: Sequence[Device]) -> _Amounts:
+def _amounts(array: Array, profiles: Profiles, devices: Sequence[Device], more: int = 0) -> _Amounts:
+    """Of an array that `more` epochs may follow."""
     epochs = array.epochs
     known = [profile for device in devices if (profile := profiles(array.key, device.kind)) is not None]
     fetched = fmean(fetching(profile, epochs) for profile in known)
@@ -256,4 +261,5 @@ def _amounts(array: Array, profiles: Profiles, devices: Sequence[Device]) -> _Am
         fetching=fetched,
         memory=max(len(epochs) * profile.member_memory for profile in known),
         base=max(profile.base_memory for profile in known),
+        tail=fmean(seconds(profile, [more]) + fetching(profile, [more]) for profile in known),
     )

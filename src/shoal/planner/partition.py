@@ -265,4 +265,4 @@ def _balanced(groups: Sequence[_Group], loads: Sequence[float], idle: int) -> li
 
 
 def _done(cuts: Sequence[_Cut], loads: Sequence[float]) -> float:
-    return makespan((length for cut in cuts for length in cut.seconds), loads)
+    return makespan([length for cut in cuts for length in cut.seconds], loads)

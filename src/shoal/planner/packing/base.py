@@ -20,6 +20,7 @@ class Candidate:
         fetching: of these, spent on fetching and preparing samples.
         memory: bytes that it adds to a process.
         base: bytes of the process itself, before any array; of several candidates the most counts.
+        tail: seconds of what can only follow it, wherever that is done (the delivery time of J. Carlier, 1982).
 
     Raises:
         ValueError: an amount is negative, or more seconds are spent on fetching than there are.
@@ -30,12 +31,14 @@ class Candidate:
     fetching: float
     memory: int
     base: int
+    tail: float = 0.0
 
     def __post_init__(self) -> None:
         if not self.array.members:
             raise ValueError("a candidate's array must have a member, it has none; leave out arrays that are done")
-        if not (self.seconds >= 0 and isfinite(self.seconds)):
-            raise ValueError(f"a candidate's `seconds` must be finite and not negative, got {self.seconds!r}")
+        for name in ("seconds", "tail"):
+            if not (getattr(self, name) >= 0 and isfinite(getattr(self, name))):
+                raise ValueError(f"a candidate's `{name}` must be finite and not negative, got {getattr(self, name)!r}")
         if not 0 <= self.fetching <= self.seconds:
             raise ValueError(
                 f"a candidate's `fetching` is a part of its seconds, {self.seconds!r}, got {self.fetching!r}; "

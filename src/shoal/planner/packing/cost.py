@@ -27,7 +27,8 @@ _NEAR = 0.01
 @final
 @dataclass(frozen=True)
 class Cost(Packing):
-    """Those arrays share a process with which all are expected to be done first; of equals, with least device time.
+    """Those arrays share a process with which all, and what follows them, are expected to be done first; of equals,
+    with least device time.
 
     Every group is worth it: it saves a part of the time that its arrays take one after another, as far as that is known
     (`predicted`). So a group that was measured to save too little is undone. The makespan is that of the longest group
@@ -83,7 +84,8 @@ def _passed(row: Row, loads: Sequence[float]) -> Iterator[Cut]:
     yield few
     if len(few.groups) == len(single.groups) or len(loads) == 1:
         return
-    enough = (1 + _NEAR) * max(_level(sum(few.lengths), loads), *loads)
+    path = min(loads) + max(map(sum, zip(single.lengths, single.tails, strict=True)))
+    enough = (1 + _NEAR) * max(_level(sum(few.lengths), loads), path, *loads)
     reached = min(score(cut, loads)[0] for cut in (single, few))
     total = sum(few.lengths)
     for jobs, spare in product(_JOBS, _SPARE):

@@ -8,7 +8,8 @@ from shoal.planner.packing.row import Cut, Row
 __all__ = ["Score", "improved", "score"]
 
 Score = tuple[float, int, float]
-"""Makespan, idle devices that get nothing, seconds of all devices: the first that differs decides, less is better."""
+"""Makespan with what follows, idle devices that get nothing, seconds of all devices: the first that differs decides,
+less is better."""
 
 _EFFORT = 10_000
 """Changes looked at, times the square of the candidates: as many more there are, and as much longer does each take."""
@@ -22,7 +23,7 @@ def score(cut: Cut, loads: Sequence[float]) -> Score:
         loads: seconds until each device is free.
     """
     unused = max(0, loads.count(0) - len(cut.groups))
-    return _without_rounding(makespan(cut.lengths, loads)), unused, _without_rounding(sum(cut.lengths))
+    return _without_rounding(makespan(cut.lengths, loads, cut.tails)), unused, _without_rounding(sum(cut.lengths))
 
 
 def improved(cut: Cut, row: Row, loads: Sequence[float]) -> Cut:
@@ -74,10 +75,12 @@ def _changed(cut: Cut, row: Row, old: tuple[int, ...], new: tuple[list[int], ...
     """Groups in place of others, which are given by index; an empty one is left out."""
     groups = [group for index, group in enumerate(cut.groups) if index not in old]
     lengths = [length for index, length in enumerate(cut.lengths) if index not in old]
+    tails = [tail for index, tail in enumerate(cut.tails) if index not in old]
     for group in filter(None, new):
-        length = row.length(group)
-        if length is None:
+        joined = row.joined(group)
+        if joined is None:
             return None
         groups.append(group)
-        lengths.append(length)
-    return Cut(groups, lengths)
+        lengths.append(joined[0])
+        tails.append(joined[1])
+    return Cut(groups, lengths, tails)

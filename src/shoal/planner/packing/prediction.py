@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import combinations_with_replacement
+from operator import add
 
 from shoal.planner.job import ArrayKey
 from shoal.planner.packing.base import Candidate, Scene
@@ -43,17 +44,21 @@ def predicted(group: Sequence[Candidate], scene: Scene) -> Prediction:
     return Prediction(apart, scene.start + fetching + _pace([candidate.key for candidate in group], scene) * steps)
 
 
-def makespan(lengths: Iterable[float], loads: Sequence[float]) -> float:
+def makespan(lengths: Sequence[float], loads: Sequence[float], tails: Sequence[float] = ()) -> float:
     """Seconds until all jobs are done, the longest first, each on the device that is free first (LPT; Graham 1969).
 
     Args:
         lengths: seconds of each job.
         loads: seconds until each device is free.
+        tails: seconds of what follows each job and takes no device, if anything does; a job is as long as with that.
     """
     heap = sorted(loads)
-    for length in sorted(lengths, reverse=True):
-        heapq.heapreplace(heap, heap[0] + length)
-    return max(heap)
+    last = heap[-1]
+    paths = list(map(add, lengths, tails)) if tails else lengths
+    for path, length in sorted(zip(paths, lengths, strict=True), reverse=True):
+        begins = heapq.heapreplace(heap, heap[0] + length)
+        last = max(last, begins + path)
+    return last
 
 
 def _pace(keys: Sequence[ArrayKey], scene: Scene) -> float:

@@ -20,15 +20,18 @@ class Cut:
     Args:
         groups: places of candidates.
         lengths: predicted seconds of each group.
+        tails: seconds by which what follows a group ends after it, if nothing waits.
     """
 
     groups: list[list[int]]
     lengths: list[float]
+    tails: list[float]
 
 
 @dataclass(eq=False, slots=True)
 class _Item:
-    """A candidate in numbers: seconds by itself, of which some start it, some fetch and the others are its steps."""
+    """A candidate in numbers: seconds by itself, of which some start it, some fetch and the others are its steps; the
+    most epochs of a member, and seconds of what follows."""
 
     place: int
     kind: int
@@ -37,6 +40,8 @@ class _Item:
     steps: float
     memory: int
     base: int
+    epochs: int
+    tail: float
 
 
 @dataclass(eq=False, slots=True)
@@ -70,6 +75,14 @@ class _Group:
         """One by itself."""
         alone = (item.alone, item.alone, item.fetching, item.steps, item.memory, item.base)
         return cls([item], *alone, kinds={item.kind: 1})
+
+    @property
+    def tail(self) -> float:
+        """By how much what follows any item ends after the group. All are abreast, epoch by epoch: those of fewer ones
+        are done before it is.
+        """
+        most = max(1, max(item.epochs for item in self.items))
+        return max(max(0.0, item.tail - (1 - item.epochs / most) * self.together) for item in self.items)
 
     def add(self, item: _Item, together: float, change: float) -> None:
         """Let it in; what the group then takes, and the change of its pace, are known already."""
@@ -111,7 +124,8 @@ class Row:
 
     def single(self) -> Cut:
         """Each candidate by itself."""
-        return Cut([[item.place] for item in self._items], [item.alone for item in self._items])
+        items = self._items
+        return Cut([[item.place] for item in items], [item.alone for item in items], [item.tail for item in items])
 
     def cut(self, longest: float = inf) -> Cut:
         """Groups that are worth it and take at most so many seconds.
@@ -121,24 +135,29 @@ class Row:
         """
         groups: list[list[int]] = []
         lengths: list[float] = []
+        tails: list[float] = []
         for group in (group for stream in self._streams for group in self._grown(stream, longest)):
             if self._is_worth_it(group):
                 groups.append([item.place for item in group.items])
                 lengths.append(group.together)
+                tails.append(group.tail)
             else:
                 groups += [[item.place] for item in group.items]
                 lengths += [item.alone for item in group.items]
-        return Cut(groups, lengths)
+                tails += [item.tail for item in group.items]
+        return Cut(groups, lengths, tails)
 
-    def length(self, places: Iterable[int]) -> float | None:
-        """Predicted seconds of a group of candidates; None if they cannot share a process, or it is not worth it."""
+    def joined(self, places: Iterable[int]) -> tuple[float, float] | None:
+        """Predicted seconds of a group of candidates, and its tail; None if they cannot share a process, or it is not
+        worth it.
+        """
         first, *others = (self._items[place] for place in places)
         group = _Group.of(first)
         for item in others:
             if self._data[item.place] != self._data[first.place] or not self._fits(group, item):
                 return None
             group.add(item, *self._joint(group, item))
-        return group.together if self._is_worth_it(group) else None
+        return (group.together, group.tail) if self._is_worth_it(group) else None
 
     def _grown(self, stream: Sequence[_Item], longest: float) -> list[_Group]:
         """Groups of items of the same data."""
@@ -189,6 +208,8 @@ def _item(place: int, candidate: Candidate, scene: Scene, kinds: dict[ArrayKey, 
         candidate.seconds - candidate.fetching,
         candidate.memory,
         candidate.base,
+        max(candidate.array.epochs),
+        candidate.tail,
     )
 
 
