@@ -53,6 +53,7 @@ class Fake:
     """A lane that moves the clock on.
 
     Args:
+        walk: the pass over the data in which it keeps abreast of others, if it does.
         ends: position at which epochs end.
         idle: whether there is nothing for it to do.
         raises: position from which it raises.
@@ -64,12 +65,16 @@ class Fake:
     cost: float = 0.001
     settled: bool = True
     threadable: bool = False
-    abreast: bool = False
+    walk: str | None = None
     ends: int = 10**9
     idle: bool = False
     raises: int | None = None
     position: int = 0
     threads: set[int] = field(default_factory=set)
+
+    @property
+    def place(self) -> tuple[str, int] | None:
+        return None if self.walk is None else (self.walk, self.position % self.ends)
 
     def advance(self) -> bool:
         if self.idle:
@@ -112,16 +117,16 @@ def test_the_fastest_way_is_chosen(world: World, sizes: tuple[int, ...], threada
 
 
 @pytest.mark.parametrize(
-    ("abreast", "threadable", "expected"),
+    ("walk", "threadable", "expected"),
     [
-        pytest.param(False, False, "turns", id="steps that may not be taken in threads"),
-        pytest.param(True, False, "steps", id="lanes that keep abreast"),
-        pytest.param(True, True, "steps", id="also if they could run in threads"),
+        pytest.param(None, False, "turns", id="steps that may not be taken in threads"),
+        pytest.param("epoch", False, "steps", id="lanes that keep abreast"),
+        pytest.param("epoch", True, "steps", id="also if they could run in threads"),
     ],
 )
-def test_where_there_is_one_way_nothing_is_measured(abreast: bool, threadable: bool, expected: str) -> None:
+def test_where_there_is_one_way_nothing_is_measured(walk: str | None, threadable: bool, expected: str) -> None:
     world = World(fetch=3e-4)
-    lanes = [Fake(world, str(i), abreast=abreast, threadable=threadable) for i in range(3)]
+    lanes = [Fake(world, str(i), walk=walk, threadable=threadable) for i in range(3)]
     turns = Turns(CPU, world.clock, threads=2)
     turns.round(lanes, never)
     assert (turns.way, turns.seconds) == (expected, {})
@@ -129,7 +134,7 @@ def test_where_there_is_one_way_nothing_is_measured(abreast: bool, threadable: b
 
 def test_lanes_abreast_have_each_sample_fetched_once() -> None:
     world = World(fetch=3e-4)
-    lanes = [Fake(world, str(i), size=size, abreast=True) for i, size in enumerate((8, 10, 20))]
+    lanes = [Fake(world, str(i), size=size, walk="epoch") for i, size in enumerate((8, 10, 20))]
     turns = Turns(CPU, world.clock)
     for _ in range(30):
         turns.round(lanes, never)
@@ -138,11 +143,26 @@ def test_lanes_abreast_have_each_sample_fetched_once() -> None:
 
 def test_lanes_that_come_at_different_places_of_an_epoch_meet() -> None:
     world = World()
-    ahead, behind = Fake(world, "ahead", position=200, abreast=True), Fake(world, "behind", abreast=True)
+    ahead, behind = Fake(world, "ahead", position=200, walk="epoch"), Fake(world, "behind", walk="epoch")
     turns = Turns(CPU, world.clock)
     while behind.position < 200:
         turns.round([ahead, behind], never)
         assert ahead.position <= max(200, behind.position + 10)
+
+
+@pytest.mark.parametrize(("walk", "joins", "together"), [("epoch", 0, 500), ("epoch", 160, 500), ("another", 0, 300)])
+def test_a_lane_that_joins_catches_up_with_those_in_the_same_pass(walk: str, joins: int, together: int) -> None:
+    """They are level once the newcomer is at sample 500; one in another pass counts from where the others are."""
+    world = World(fetch=3e-4)
+    lanes = [Fake(world, str(i), position=200, walk="epoch") for i in range(2)]
+    turns = Turns(CPU, world.clock)
+    turns.round(lanes, never)
+    level = lanes[0].position
+    newcomer = Fake(world, "newcomer", position=joins, walk=walk)
+    while newcomer.position < 500:
+        turns.round([*lanes, newcomer], never)
+    ahead = {"epoch": 0, "another": level}[walk]
+    assert all(abs(lane.position - newcomer.position - ahead) <= turns.span + 10 for lane in lanes)
 
 
 def test_what_was_chosen_stays_and_costs_no_measuring() -> None:
@@ -182,7 +202,7 @@ def test_lanes_end_each_round_side_by_side() -> None:
 def test_single_steps_let_the_one_furthest_behind_go_first() -> None:
     world = World()
     sizes = {"a": 20, "b": 50, "c": 100}
-    lanes = [Fake(world, name, size=size, settled=name != "a", abreast=True) for name, size in sizes.items()]
+    lanes = [Fake(world, name, size=size, settled=name != "a", walk="epoch") for name, size in sizes.items()]
     turns = Turns(CPU, world.clock)
     while len(world.log) < 17:
         turns.round(lanes, never)

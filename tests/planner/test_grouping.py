@@ -166,13 +166,47 @@ def test_nobody_overtakes_who_waits_for_a_device():
     assert Grouping().taken_in([array(C, 1), array(B, 2)], running, profiles, free, frozenset()) == {}
 
 
-def test_who_could_not_share_samples_with_those_under_way_waits():
+@pytest.mark.parametrize(
+    ("profile", "newcomer", "comes"),
+    [
+        pytest.param(FETCHES, array(B, 1, start=3), True, id="in the same epoch"),
+        pytest.param(FETCHES, array(A, 1, start=3), True, id="of the same key"),
+        pytest.param(FETCHES, array(B, 1), False, id="in another epoch"),
+        pytest.param(FETCHES, array(replace(B, order=1), 1, start=3), False, id="in another order"),
+        pytest.param(BY_BATCH, array(B, 1, start=3), True, id="whole batches of one size"),
+        pytest.param(BY_BATCH, array(replace(B, batch_size=64), 1, start=3), False, id="batches of another size"),
+    ],
+)
+def test_who_shares_samples_with_those_under_way_comes_at_once(profile, newcomer, comes):
     (device,) = slots(1)
-    running = [(Job("runs", (array(A, 0),)), device)]
-    found = Grouping().taken_in(
-        [array(B, 1)], running, known(A=FETCHES, B=FETCHES), room({device.name: 50 * GB}), frozenset()
+    running = [(Job("runs", (array(A, 0, start=3),)), device)]
+    free = room({device.name: 50 * GB})
+    found = Grouping().taken_in([newcomer], running, known(A=profile, B=profile), free, frozenset())
+    assert found.keys() == ({"runs"} if comes else set())
+
+
+@pytest.mark.parametrize(("target", "comes"), [(10, True), (4, False)], ids=["after long", "soon"])
+def test_who_shares_samples_comes_unless_done_earlier_on_the_device_that_is_free_next(target, comes):
+    """There is room in a job that trains 10 other arrays beside, and none in the other one."""
+    devices = slots(2)
+    crowd = tuple(array(replace(A, batch_size=size), size, start=3) for size in range(10))
+    running = list(
+        zip([Job("crowd", crowd), Job("other", (array(A, 99, start=3, target=target),))], devices, strict=True)
     )
-    assert found == {}
+    free = room({devices[0].name: 50 * GB, devices[1].name: 0})
+    found = Grouping().taken_in(
+        [array(B, 100, start=3, target=10)], running, known(A=FETCHES, B=FETCHES), free, frozenset()
+    )
+    assert found.keys() == ({"crowd"} if comes else set())
+
+
+def test_who_shares_samples_overtakes_who_waits_for_a_device():
+    profiles = known(A=FETCHES, B=FETCHES, C=KEPT)
+    (device,) = slots(1)
+    running = [(Job("runs", (array(A, 0, start=3),)), device)]
+    waiting_arrays = [array(B, 1), array(C, 2), array(B, 3, start=3)]
+    found = Grouping().taken_in(waiting_arrays, running, profiles, room({device.name: 50 * GB}), frozenset())
+    assert {job: [numbers(each) for each in arrays] for job, arrays in found.items()} == {"runs": [[3]]}
 
 
 @pytest.mark.parametrize(

@@ -136,8 +136,8 @@ def test_the_makespan_with_what_follows(lengths, loads, tails, seconds):
         ((1, 1), (0, 0), 0),
         ((1, 1), (7, 3), 7),
         ((1, 4), (7, 0), 0),
-        ((1, 4), (20, 0), 5),
-        ((1, 4), (20, 8), 8),
+        ((1, 4), (20, 0), 12.5),
+        ((1, 4), (20, 13), 13),
     ],
     ids=["nothing follows", "the longer one", "done before the group is", "not quite", "of another"],
 )

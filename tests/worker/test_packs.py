@@ -15,6 +15,7 @@ from pack_samples import (
     TASKS,
     Augmented,
     Decoded,
+    Disturbed,
     Featured,
     Mixed,
     SharedNoise,
@@ -25,8 +26,11 @@ from pack_samples import (
     whole,
 )
 from torch import Tensor, nn
+from torch.utils.data import TensorDataset
 
+from shoal.pack import fetch as fetch_module
 from shoal.pack.batches import LOOKED_AT
+from shoal.pack.window import BLOCK
 from shoal.planner.event import Dropped, Outcome
 from shoal.planner.job import Change, Member
 from shoal.planner.orders import Orders
@@ -147,6 +151,36 @@ def test_samples_disturbed_for_all_alike_are_made_once_in_an_epoch(tmp_path: Pat
     counts = task.train_set.asked
     assert set(counts) == set(range(SAMPLES))
     assert sum(counts.values()) <= EPOCHS * SAMPLES + LOOKED_AT
+
+
+class Long(SharedNoise):
+    """Of forty blocks."""
+
+    def data(self, config: Any) -> tuple[Any, Any]:
+        _, valid = super().data(config)
+        x = torch.randn(40 * BLOCK, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        self.train_set = Disturbed(TensorDataset(x, torch.arange(len(x)) % 3))
+        return self.train_set, valid
+
+
+@pytest.mark.parametrize("newcomer", [1, 3], ids=["of the key of an array", "of another key"])
+def test_who_comes_within_an_epoch_catches_up_and_shares_the_samples(
+    newcomer: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetch_module, "EARLY_SECONDS", 0)
+    task = Long()
+    shop = Shop(task, tmp_path)
+    plan = Planned({500: Change(join=shop.arrays([whole(newcomer, 2)]))})  # steps of 2 and of 5: 714 samples
+    reports = reports_in(shop.run([whole(0, 2), whole(4, 2)], plan))
+    everybody = sorted((0, 4, newcomer))
+    assert sorted((r.trial, r.epoch) for r in reports) == [(number, epoch) for number in everybody for epoch in (1, 2)]
+    missed = sum(task.train_set.asked.values()) - 2 * 40 * BLOCK
+    assert 8 * BLOCK < missed <= 24 * BLOCK, "those that were over when it came"
+    lone = reports_in(Shop(Long(), tmp_path / "alone").run([whole(newcomer, 2)]))
+    expected = {report.epoch: report.metrics for report in lone}
+    for report in reports:
+        if report.trial == newcomer:
+            assert report.metrics == pytest.approx(expected[report.epoch], rel=1e-9, abs=1e-12)
 
 
 @pytest.mark.parametrize("number", EVERYBODY)

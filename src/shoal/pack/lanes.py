@@ -21,12 +21,13 @@ class Lane(Protocol):
         level, such as at one place of an epoch."""
 
     @property
-    def settled(self) -> bool:
-        """Whether its own search for the fastest way to step is over."""
+    def place(self) -> tuple[object, int] | None:
+        """Where it is in the data, if it shares samples only with lanes that are at the same place: the pass that it is
+        in, and samples that it has taken of that. Else None."""
 
     @property
-    def abreast(self) -> bool:
-        """Whether it shares samples only with lanes that are at the same place in the data."""
+    def settled(self) -> bool:
+        """Whether its own search for the fastest way to step is over."""
 
     @property
     def threadable(self) -> bool:

@@ -41,9 +41,8 @@ class _Seat:
         return self.member.settled
 
     @property
-    def abreast(self) -> bool:
-        """No: the rows that a member is to take in are there."""
-        return False
+    def place(self) -> None:
+        """Of no interest: the rows that a member is to take in are there."""
 
     @property
     def threadable(self) -> bool:

@@ -96,7 +96,8 @@ class Turns:
         """Let lanes go on for a while, at most until each has said that there is nothing to do.
 
         A lane that has said so, or has raised, is left alone for the rest of the round; the others go on. One that
-        joins counts from where the one furthest behind is.
+        joins counts from where the others are in the same pass over the data, so that it catches up with them; where
+        none is, from where the one furthest behind is.
 
         Args:
             lanes: of the pack, in the same order each time.
@@ -138,13 +139,18 @@ class Turns:
         """Take note of lanes that are new, and drop what is known of sets in which one is no more."""
         if all(lane in self._lanes for lane in lanes):
             return
-        level = min((self._progress(lane) for lane in lanes if lane in self._lanes), default=None)
+        known = [lane for lane in lanes if lane in self._lanes]
+        level = min(map(self._progress, known), default=None)
+        begins = {place[0]: self._progress(lane) - place[1] for lane in known if (place := lane.place) is not None}
         for lane in lanes:
             if lane not in self._lanes:
-                self._lanes[lane] = _Known(self._count, 0 if level is None else lane.position - level)
+                there = level
+                if (place := lane.place) is not None and place[0] in begins:
+                    there = begins[place[0]] + place[1]
+                self._lanes[lane] = _Known(self._count, 0 if there is None else lane.position - there)
                 self._count += 1
-        there = {known.number for known in self._lanes.values()}
-        self._searches = {key: search for key, search in self._searches.items() if key[0] <= there}
+        numbers = {known.number for known in self._lanes.values()}
+        self._searches = {key: search for key, search in self._searches.items() if key[0] <= numbers}
 
     def _progress(self, lane: Lane) -> int:
         return lane.position - self._lanes[lane].zero
@@ -227,7 +233,7 @@ class Turns:
 
 
 def _abreast(lanes: Sequence[Lane]) -> bool:
-    return any(lane.abreast for lane in lanes)
+    return any(lane.place is not None for lane in lanes)
 
 
 def _advance(lane: Lane) -> bool:

@@ -5,7 +5,6 @@ from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from itertools import product
 from math import inf
-from operator import itemgetter
 from statistics import fmean
 from typing import NamedTuple
 
@@ -17,6 +16,7 @@ from shoal.planner.job import Array, ArrayKey, Job, Member, Purpose
 from shoal.planner.packing.base import Candidate, Packing, Scene
 from shoal.planner.packing.check import check_groups
 from shoal.planner.packing.cost import Cost
+from shoal.planner.packing.prediction import seconds_abreast
 from shoal.planner.partition import Profiles
 from shoal.planner.room import Room
 
@@ -41,11 +41,24 @@ class _Amounts(NamedTuple):
 
 
 class _Host(NamedTuple):
-    """A running job that may take others in, and the arrays in it, to which newcomers are added."""
+    """A running job that may take others in.
+
+    Args:
+        job: with the members that it has now.
+        device: that it is on.
+        present: the arrays in it, to which newcomers are added.
+        streams: of these, as `_stream` tells them.
+    """
 
     job: Job
     device: Device
     present: list[Candidate]
+    streams: frozenset[object]
+
+    @property
+    def seconds(self) -> float:
+        """Expected until it ends."""
+        return seconds_abreast(self.present)
 
 
 class Grouping:
@@ -131,8 +144,11 @@ class Grouping:
 
         Each comes into the job that is expected to end first, of those that it suits; into none that ends clearly later
         than another device is free that could have it, for that one would be left idle. The first that comes into none
-        is the last that is looked at: nobody is to keep a device from those that came before. Samples that are shared
-        only at the same place in the data would not be shared with a newcomer, so it waits.
+        is the last that is looked at: nobody is to keep a device from those that came before.
+
+        Where samples are shared only at the same place in the data, an array comes, out of turn, into a job that is in
+        the epoch that it is to begin with, and catches up: that cannot wait. It does so unless it is done earlier on
+        the device that is free next.
 
         Args:
             waiting: in the order in which they are to be served.
@@ -146,31 +162,35 @@ class Grouping:
         """
         hosts, others = _hosts(running, profiles, alone)
         taken: dict[str, tuple[Array, ...]] = {}
+        somebody_waits = False
         for array in waiting:
-            lengths = [(_length(host.present), host) for host in hosts]
-            ends = [*others, *((host.device, end) for end, host in lengths)]
+            able = [host for host in hosts if _may_come(array, host, profiles, out_of_turn=somebody_waits)]
+            ends = [*others, *((host.device, host.seconds) for host in hosts)] if able else []
             free_in = min((end for device, end in ends if _can_have(device, array, profiles)), default=inf)
-            for end, (job, device, present) in sorted(lengths, key=itemgetter(0)):
-                if end > free_in + START_SECONDS:
-                    continue
-                profile = profiles(array.key, device.kind)
-                if profile is None or array.key.opaque or _stream(array, profile) is not None:
-                    continue
-                newcomer = candidate(array, profiles, [device])
-                scene = self.scene([*present, newcomer], [device], {})
-                if newcomer.memory > free.memory(device.name) or not self._packing.suits(newcomer, present, scene):
-                    continue
-                before, after = (_demand(some, profiles, device) for some in (present, [*present, newcomer]))
-                more = after.memory - before.memory, max(0.0, after.cores - before.cores)
-                limit = limit_of(job.demand, device)
-                if free.holds(device.name, *more) and (limit is None or after.memory <= limit):
-                    taken[job.id] = (*taken.get(job.id, ()), replace(array, profile=profile))
-                    free.take(device.name, *more)
-                    present.append(newcomer)
+            for host in sorted(able, key=lambda host: host.seconds):
+                newcomer = candidate(array, profiles, [host.device])
+                if _in_time(newcomer, host, free_in) and self._fits(newcomer, host, profiles, free):
+                    joins = replace(array, profile=profiles(array.key, host.device.kind))
+                    taken[host.job.id] = (*taken.get(host.job.id, ()), joins)
+                    host.present.append(newcomer)
                     break
             else:
-                break
+                somebody_waits = True
         return taken
+
+    def _fits(self, newcomer: Candidate, host: _Host, profiles: Profiles, free: Room) -> bool:
+        """Whether there is room for a newcomer, which it then takes, and the strategy agrees."""
+        device, present = host.device, host.present
+        scene = self.scene([*present, newcomer], [device], {})
+        if newcomer.memory > free.memory(device.name) or not self._packing.suits(newcomer, present, scene):
+            return False
+        before, after = (_demand(some, profiles, device) for some in (present, [*present, newcomer]))
+        more = after.memory - before.memory, max(0.0, after.cores - before.cores)
+        limit = limit_of(host.job.demand, device)
+        if not free.holds(device.name, *more) or (limit is not None and after.memory > limit):
+            return False
+        free.take(device.name, *more)
+        return True
 
     def scene(self, candidates: Sequence[Candidate], devices: Sequence[Device], busy: Mapping[str, float]) -> Scene:
         """What the strategy is told of candidates that could run on devices; for `busy` see `groups`."""
@@ -211,15 +231,30 @@ def _hosts(
             others.append((device, 0.0))
         elif len(known) == len(job.arrays):
             if any(member.trial.number in alone for member in job.members):
-                others.append((device, _length(present)))
+                others.append((device, seconds_abreast(present)))
             else:
-                hosts.append(_Host(job, device, present))
+                streams = frozenset(_stream(array, profiles(array.key, device.kind)) for array in known)
+                hosts.append(_Host(job, device, present, streams))
     return hosts, others
 
 
-def _length(arrays: Sequence[Candidate]) -> float:
-    """Expected seconds of arrays in a process that runs."""
-    return sum(each.seconds for each in arrays)
+def _may_come(array: Array, host: _Host, profiles: Profiles, out_of_turn: bool) -> bool:
+    """Whether a running job has the samples of an array at hand; out of turn, only if that cannot wait."""
+    profile = profiles(array.key, host.device.kind)
+    if profile is None or array.key.opaque:
+        return False
+    stream = _stream(array, profile)
+    return not out_of_turn if stream is None else stream in host.streams
+
+
+def _in_time(newcomer: Candidate, host: _Host, free_in: float) -> bool:
+    """Whether it is right not to wait for the device that is free next: the job ends before, or, where samples are
+    shared at the same place alone, the newcomer is done in it before it would be there.
+    """
+    if host.streams == {None}:
+        return host.seconds <= free_in + START_SECONDS
+    done = seconds_abreast([*host.present, newcomer], max(newcomer.array.epochs))
+    return done <= free_in + START_SECONDS + newcomer.seconds
 
 
 def _can_have(device: Device, array: Array, profiles: Profiles) -> bool:

@@ -115,6 +115,7 @@ class Lane:
         self._lowest: Quantum | None = None  # the losses since they were told, of the best member at each step
         self._began, self._spent = 0.0, 0.0  # this advance, and seconds of this epoch before it
         self._ready = self._abreast = False
+        self._size = 0  # of a batch
         self._course = self._train_all()
 
     @property
@@ -148,9 +149,14 @@ class Lane:
         return self.settled and not self._joining
 
     @property
-    def abreast(self) -> bool:
-        """Whether samples are shared only with lanes that are at the same place in the data."""
-        return self._abreast
+    def place(self) -> tuple[object, int] | None:
+        """The order of samples, the epoch, and samples of that which are behind it; None where others share samples
+        with it wherever they are.
+        """
+        if not self._abreast or not self._company:
+            return None
+        lead = self._company[0]
+        return (lead.trial.data_seed, lead.epoch), lead.step * self._size
 
     @property
     def threadable(self) -> bool:
@@ -187,6 +193,10 @@ class Lane:
         for learner in leaving:
             self._save_one(learner)
             self._let_go(learner)
+
+    def trains(self, epoch: int) -> bool:
+        """Whether it is in an epoch, numbered by those before it, of which only those share samples who are in it."""
+        return self._abreast and any(learner.epoch == epoch for learner in self._company)
 
     def join(self, members: Iterable[Member]) -> None:
         """Let others come in at the end of the epoch."""
@@ -277,7 +287,7 @@ class Lane:
         lead = company[0].trial
         self._beat()
         train, valid = self._sets.of(lead.config)
-        size = batch_size(self._task, lead.config)  # the key of a trial that was not looked at has none
+        self._size = size = batch_size(self._task, lead.config)  # the key of a trial that was not looked at has none
         self._spent = self._began - time.perf_counter()
         self._abreast = train.abreast
         try:

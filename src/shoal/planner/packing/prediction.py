@@ -10,7 +10,7 @@ from operator import add
 from shoal.planner.job import ArrayKey
 from shoal.planner.packing.base import Candidate, Scene
 
-__all__ = ["Prediction", "makespan", "predicted"]
+__all__ = ["Prediction", "makespan", "predicted", "seconds_abreast"]
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,14 @@ def predicted(group: Sequence[Candidate], scene: Scene) -> Prediction:
     fetching = max(candidate.fetching for candidate in group)
     steps = sum(candidate.seconds - candidate.fetching for candidate in group)
     return Prediction(apart, scene.start + fetching + _pace([candidate.key for candidate in group], scene) * steps)
+
+
+def seconds_abreast(group: Sequence[Candidate], epochs: int | None = None) -> float:
+    """What so many epochs, or all, take candidates that keep abreast, epoch by epoch, in a process that runs."""
+    lengths = [max(1, *each.array.epochs) for each in group]
+    done = [min(1.0, epochs / length) if epochs else 1.0 for length in lengths]
+    steps = sum((each.seconds - each.fetching) * part for each, part in zip(group, done, strict=True))
+    return max(each.fetching * part for each, part in zip(group, done, strict=True)) + steps
 
 
 def makespan(lengths: Sequence[float], loads: Sequence[float], tails: Sequence[float] = ()) -> float:

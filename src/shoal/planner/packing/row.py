@@ -76,13 +76,26 @@ class _Group:
         alone = (item.alone, item.alone, item.fetching, item.steps, item.memory, item.base)
         return cls([item], *alone, kinds={item.kind: 1})
 
-    @property
-    def tail(self) -> float:
+    def tail(self, start: float) -> float:
         """By how much what follows any item ends after the group. All are abreast, epoch by epoch: those of fewer ones
         are done before it is.
+
+        Args:
+            start: seconds that any job costs.
         """
-        most = max(1, max(item.epochs for item in self.items))
-        return max(max(0.0, item.tail - (1 - item.epochs / most) * self.together) for item in self.items)
+        tails: dict[int, float] = {}  # the longest, by epochs after which it begins
+        for item in self.items:
+            if item.tail:
+                tails[item.epochs] = max(item.tail, tails.get(item.epochs, 0.0))
+        if not tails:
+            return 0.0
+        most = max(item.epochs for item in self.items)
+        pace = (self.together - start - self.fetching) / self.steps if self.steps else 1.0
+        last = self.together
+        for epochs, tail in tails.items():
+            steps = sum(item.steps * min(1.0, epochs / item.epochs) for item in self.items)
+            last = max(last, start + self.fetching * epochs / most + pace * steps + tail)
+        return last - self.together
 
     def add(self, item: _Item, together: float, change: float) -> None:
         """Let it in; what the group then takes, and the change of its pace, are known already."""
@@ -140,7 +153,7 @@ class Row:
             if self._is_worth_it(group):
                 groups.append([item.place for item in group.items])
                 lengths.append(group.together)
-                tails.append(group.tail)
+                tails.append(group.tail(self._start))
             else:
                 groups += [[item.place] for item in group.items]
                 lengths += [item.alone for item in group.items]
@@ -157,7 +170,7 @@ class Row:
             if self._data[item.place] != self._data[first.place] or not self._fits(group, item):
                 return None
             group.add(item, *self._joint(group, item))
-        return (group.together, group.tail) if self._is_worth_it(group) else None
+        return (group.together, group.tail(self._start)) if self._is_worth_it(group) else None
 
     def _grown(self, stream: Sequence[_Item], longest: float) -> list[_Group]:
         """Groups of items of the same data."""
@@ -208,7 +221,7 @@ def _item(place: int, candidate: Candidate, scene: Scene, kinds: dict[ArrayKey, 
         candidate.seconds - candidate.fetching,
         candidate.memory,
         candidate.base,
-        max(candidate.array.epochs),
+        max(1, *candidate.array.epochs),
         candidate.tail,
     )
 
