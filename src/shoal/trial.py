@@ -99,14 +99,16 @@ class TrialGroup:
         trials: of the group.
         budget: of each, counted from its start.
         name: unique in the study, or empty.
-        epochs_ahead: that the best of them will be trained for beyond the budget, once all of them have got there. No
-            journal has it; groups that differ in nothing else are equal.
+        epochs_ahead: that the best of them will be trained for beyond the budget, once all of them have got there.
+        work_ahead: that all of them together will be trained for then. No journal has these; groups that differ in
+            nothing else are equal.
     """
 
     trials: tuple[Trial, ...]
     budget: Budget
     name: str = ""
     epochs_ahead: int = field(default=0, compare=False)
+    work_ahead: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True)

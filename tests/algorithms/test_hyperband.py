@@ -104,6 +104,7 @@ def test_all_first_rungs_are_proposed_at_once_with_consecutive_numbers():
         "bracket 0",
     ]
     assert [group.epochs_ahead for group in groups] == [26, 24, 18, 0], "the last of each gets to 27"
+    assert [group.work_ahead for group in groups] == [9 * 2 + 3 * 6 + 18, 4 * 6 + 18, 2 * 18, 0]
 
 
 def test_brackets_limits_them_to_those_of_the_most_trials():
@@ -122,6 +123,7 @@ def test_a_promoted_trial_is_the_same_trial_and_trials_follow_from_seed_and_numb
     assert second.budget == Budget(3)
     assert second.name == "bracket 2, rung 1"
     assert (first.epochs_ahead, second.epochs_ahead) == (8, 6)
+    assert (first.work_ahead, second.work_ahead) == (3 * 2 + 6, 6)
     assert [(decision.trial, decision.state, decision.reason) for decision in decisions] == [
         (number, TrialState.STOPPED, f"rank {9 - number} of 9 at epoch 1; the best 3 go on")
         for number in (5, 4, 3, 2, 1, 0)

@@ -1,6 +1,7 @@
 """Arrays to jobs: who may share a process, what such a job takes, and who comes into one that runs."""
 
 from dataclasses import replace
+from typing import ClassVar
 
 import pytest
 from planner_samples import GB, LINEAR, A, B, C, cluster, known, member, numbers, room, slots, waiting
@@ -8,7 +9,9 @@ from planner_samples import GB, LINEAR, A, B, C, cluster, known, member, numbers
 from shoal.cost.demand import Demand
 from shoal.planner import Array, Grouping, Job, Planner, Purpose, Random, Single
 from shoal.planner.grouping import START_SECONDS
+from shoal.planner.packing import Candidate
 from shoal.schedule import Fifo
+from shoal.trial import Budget, TrialGroup
 
 FETCHES = replace(LINEAR, step_seconds={1: 0.001}, fetch_seconds=0.01, sharing="window")
 """Samples take ten times as long to make as a step."""
@@ -50,14 +53,64 @@ def test_samples_are_not_shared_by_those_at_other_epochs():
     assert grouped([array(A, 0), array(B, 1, start=3)], profiles) == [[[0]], [[1]]]
 
 
-@pytest.mark.parametrize(("ahead", "together"), [(0, [[[0], [2]], [[1], [3]]]), (99, [[[0]], [[1], [2], [3]]])])
-def test_what_others_wait_for_is_not_kept_by_company(ahead, together):
-    profiles = known(A=FETCHES, B=FETCHES)
+@pytest.mark.parametrize(
+    ("profile", "ahead", "together"),
+    [
+        pytest.param(FETCHES, 0, [[[0], [2]], [[1], [3]]], id="nothing follows"),
+        pytest.param(FETCHES, 99, [[[0]], [[1], [2], [3]]], id="what follows comes back"),
+        pytest.param(KEPT, 99, [[[0]], [[1], [2], [3]]], id="or is done anywhere"),
+    ],
+)
+def test_what_others_wait_for_is_not_kept_by_company(profile, ahead, together):
+    rung = TrialGroup((member(0).trial,), Budget(10), epochs_ahead=ahead, work_ahead=ahead)
     arrays = [array(A if number % 2 else B, number) for number in range(4)]
     found = Grouping().groups(
-        arrays, profiles, slots(2), {}, frozenset(), lambda member: 0 if member.trial.number else ahead
+        arrays,
+        known(A=profile, B=profile),
+        slots(2),
+        {},
+        frozenset(),
+        lambda one: None if one.trial.number else rung,
     )
     assert [[numbers(each) for each in group] for group in found] == together
+
+
+class Noting(Single):
+    """Keeps what it was told."""
+
+    told: ClassVar[list[Candidate]] = []
+
+    def pack(self, candidates, scene):
+        self.told[:] = candidates
+        return super().pack(candidates, scene)
+
+
+@pytest.mark.parametrize(
+    ("profile", "seconds", "fetching", "tail"),
+    [
+        (FETCHES, 10 * 0.01 + 3 * 0.01 + (6 + 27) * 0.1, (6 + 27) * 0.1, 0.0),
+        (KEPT, 10 * 0.01, 0.0, 27 * 0.01),
+    ],
+    ids=["samples shared at one place", "samples that are kept"],
+)
+def test_what_follows_is_a_part_of_what_it_comes_back_to_or_a_tail(profile, seconds, fetching, tail):
+    """Two of one rung, of which nine trials are to be trained for 27 epochs in all; they have 4 and 6 epochs left."""
+    both = Array(A, (member(0, target=4), member(1, target=6)))
+    rung = TrialGroup(tuple(member(number).trial for number in range(18)), Budget(6), epochs_ahead=27, work_ahead=27)
+    one_by_one = replace(profile, step_seconds={1: 0.001, 2: 0.002})
+    packing = Noting()
+    Grouping(packing).groups([both], known(A=one_by_one), slots(1), {}, frozenset(), lambda one: rung)
+    (found,) = packing.told
+    assert (found.seconds, found.fetching, found.tail) == pytest.approx((seconds, fetching, tail))
+
+
+def test_samples_of_the_same_data_take_as_long_whoever_measured_them():
+    noisy = replace(FETCHES, fetch_seconds=0.03)
+    packing = Noting()
+    arrays = [array(A, 0), array(replace(B, batch_size=64), 1), array(replace(C, data="other"), 2)]
+    grouped(arrays, known(A=FETCHES, B=noisy, C=noisy), Grouping(packing))
+    per_sample = {one.key.structure: one.fetching / 100 / one.key.batch_size for one in packing.told}
+    assert per_sample == pytest.approx({"A": 0.01 / 32, "B": 0.01 / 32, "C": 0.03 / 32})
 
 
 def test_who_failed_in_company_and_who_is_unknown_has_a_process_of_its_own():

@@ -43,6 +43,11 @@ GROUPS = {
         scene(devices=2),
         [[0], [1, 2]],
     ),
+    "even groups where all fetch the same samples": (
+        [candidate(number, 41, 40) for number in range(40)],
+        scene(devices=2),
+        [list(range(20)), list(range(20, 40))],
+    ),
     "a device that is busy for long is none": (HALF[:4], scene(loads=(0.0, 1000.0)), [[0, 1, 2, 3]]),
     "one that is soon free is": (HALF[:6], scene(loads=(0.0, 10.0)), [[0, 1, 2, 3], [4, 5]]),
     "what much follows comes first": (

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from shoal.algorithms.base import Problem, check_whole
 from shoal.errors import AlgorithmError
@@ -64,8 +65,11 @@ class Bracket:
             return None
         self._emitted = True
         name = f"{self._name}, rung {self._rung}" if self._places else self._name
-        epochs, last = self._budgets[self._rung], self._budgets[-1]
-        return TrialGroup(tuple(self._undecided.values()), Budget(epochs), name, epochs_ahead=last - epochs)
+        epochs, *later = self._budgets[self._rung :]
+        steps = zip(self._places[self._rung :], pairwise((epochs, *later)), strict=True)
+        work = sum(trials * (after - before) for trials, (before, after) in steps)
+        ahead = self._budgets[-1] - epochs
+        return TrialGroup(tuple(self._undecided.values()), Budget(epochs), name, epochs_ahead=ahead, work_ahead=work)
 
     def observe(self, report: Report) -> list[Decision]:
         """Take note of a report of one of its trials, and say which trials that ends.

@@ -119,10 +119,9 @@ class Courses:
         """An algorithm wants groups trained."""
         self._groups.update((trial.number, group) for group in groups for trial in group.trials)
 
-    def epochs_ahead(self, member: Member) -> int:
-        """That may be trained once all of its group have reached their targets; see `TrialGroup`."""
-        group = self._groups.get(member.trial.number)
-        return 0 if group is None else group.epochs_ahead
+    def group(self, member: Member) -> TrialGroup | None:
+        """That an algorithm wants a trial trained with, None if that was not said."""
+        return self._groups.get(member.trial.number)
 
     def look(
         self, waiting: Sequence[tuple[Member, ArrayKey]], now: float
@@ -270,7 +269,7 @@ class Courses:
     def _described(self, view: JobView, arrays: Sequence[Array]) -> JobView:
         """With what arrays, and the study, say of a job."""
         members = [member for array in arrays for member in array.members]
-        wanted = [self._groups.get(member.trial.number) for member in members]
+        wanted = list(map(self.group, members))
         groups = {"" if group is None else group.name for group in wanted}
         longest = max(members, key=lambda member: member.epochs, default=None)
         return replace(
@@ -301,7 +300,8 @@ class Courses:
 
     def _ahead(self, array: Array) -> set[tuple[int, int]]:
         """Epochs that members have left, and those that may follow from them."""
-        return {(member.epochs, more) for member in array.members if (more := self.epochs_ahead(member))}
+        groups = [(member.epochs, self.group(member)) for member in array.members]
+        return {(left, group.epochs_ahead) for left, group in groups if group and group.epochs_ahead}
 
     def _scaling(self, demand: Mapping[str, Demand], arrays: Sequence[Array]) -> Scaling:
         """How a job does in company, on the kind of device on which it does worst: as was seen, else as it asks for."""

@@ -1,6 +1,6 @@
 """Arrays to jobs: what a packing strategy is told, and where it may not choose."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from itertools import product
@@ -19,6 +19,7 @@ from shoal.planner.packing.cost import Cost
 from shoal.planner.packing.prediction import seconds_abreast
 from shoal.planner.partition import Profiles
 from shoal.planner.room import Room
+from shoal.trial import TrialGroup
 
 __all__ = ["START_SECONDS", "Grouping", "Paces", "candidate"]
 
@@ -38,6 +39,29 @@ class _Amounts(NamedTuple):
     memory: int
     base: int
     tail: float
+
+
+class _Following(NamedTuple):
+    """What follows an array.
+
+    Args:
+        longest: epochs of one trial, beyond those of the member.
+        last: epochs of that member, and these.
+        work: epochs that all members together may expect, any trial of a group being as likely to go on as the others.
+    """
+
+    longest: int = 0
+    last: int = 0
+    work: float = 0.0
+
+    @classmethod
+    def of(cls, array: Array, group_of: Callable[[Member], TrialGroup | None]) -> "_Following":
+        groups = [(member.epochs, group) for member in array.members if (group := group_of(member)) is not None]
+        return cls(
+            max((group.epochs_ahead for _, group in groups), default=0),
+            max((epochs + group.epochs_ahead for epochs, group in groups), default=0),
+            sum(group.work_ahead / len(group.trials) for _, group in groups),
+        )
 
 
 class _Host(NamedTuple):
@@ -92,7 +116,7 @@ class Grouping:
         devices: Sequence[Device],
         busy: Mapping[str, float],
         alone: AbstractSet[int],
-        epochs_ahead: Callable[[Member], int] = lambda member: 0,
+        group_of: Callable[[Member], TrialGroup | None] = lambda member: None,
     ) -> list[tuple[Array, ...]]:
         """The arrays as those of jobs, in the order of their first ones.
 
@@ -102,7 +126,7 @@ class Grouping:
             devices: all healthy devices, at least one.
             busy: name of a device that holds jobs -> expected seconds until it holds none.
             alone: numbers of trials that have a job of their own.
-            epochs_ahead: of a member, that may be trained once it and all its group are done; see `TrialGroup`.
+            group_of: what an algorithm wants a member trained with, and what follows that.
         """
         lone: list[Array] = []
         alike: dict[tuple[frozenset[str], object], list[Array]] = {}
@@ -117,13 +141,14 @@ class Grouping:
         groups: list[tuple[Array, ...]] = [(array,) for array in lone]
         for (kinds, _), some in alike.items():
             able = [device for device in devices if device.kind in kinds]
+            alike_fetching = _fetching_alike(profiles, some, kinds)
             amounts: dict[object, _Amounts] = {}  # of what is alike, of which there may be thousands
             candidates = []
             for array in some:
-                more = max(map(epochs_ahead, array.members))
-                sort = (array.key, array.epochs, more)
+                follows = _Following.of(array, group_of)
+                sort = (array.key, array.epochs, follows)
                 if sort not in amounts:
-                    amounts[sort] = _amounts(array, profiles, able, more)
+                    amounts[sort] = _amounts(array, alike_fetching, able, follows)
                 candidates.append(Candidate(array, *amounts[sort]))
             scene = self.scene(candidates, able, busy)
             grouped = self._packing.pack(candidates, scene)
@@ -281,20 +306,43 @@ def _stream(array: Array, profile: Profile | None) -> object:
     return place if profile.sharing == "window" else (*place, array.key.batch_size)
 
 
+def _fetching_alike(profiles: Profiles, arrays: Iterable[Array], kinds: Iterable[str]) -> Profiles:
+    """Profiles that agree on how long a sample of some data takes: what disturbs a measurement only makes it longer."""
+    least: dict[tuple[str, str], float] = {}
+    keys = {array.key for array in arrays}
+    for key, kind in product(keys, kinds):
+        if (profile := profiles(key, kind)) is not None:
+            place = key.data, kind
+            least[place] = min(least.get(place, inf), profile.fetch_seconds / key.batch_size)
+
+    def agreed(key: ArrayKey, kind: str) -> Profile | None:
+        profile = profiles(key, kind)
+        return profile and replace(profile, fetch_seconds=least[key.data, kind] * key.batch_size)
+
+    return agreed
+
+
 def candidate(array: Array, profiles: Profiles, devices: Sequence[Device]) -> Candidate:
     """An array as a strategy sees it: the mean of the devices it can run on."""
-    return Candidate(array, *_amounts(array, profiles, devices))
+    return Candidate(array, *_amounts(array, profiles, devices, _Following()))
 
 
-def _amounts(array: Array, profiles: Profiles, devices: Sequence[Device], more: int = 0) -> _Amounts:
-    """Of an array that `more` epochs may follow."""
-    epochs = array.epochs
+def _amounts(array: Array, profiles: Profiles, devices: Sequence[Device], follows: _Following) -> _Amounts:
+    """What follows an array where samples are shared at one place in the data alone comes back to those that it was
+    trained beside, and is counted as a part of it; anywhere else, as its tail.
+    """
+    epochs, more = array.epochs, [follows.longest]
     known = [profile for device in devices if (profile := profiles(array.key, device.kind)) is not None]
+    steps = fmean(seconds(profile, epochs) for profile in known)
+    tail = fmean(seconds(profile, more) + fetching(profile, more) for profile in known)
+    if known[0].sharing in ABREAST:
+        steps += follows.work * fmean(seconds(profile, [1]) for profile in known)
+        epochs, tail = (max(*epochs, follows.last),), 0.0
     fetched = fmean(fetching(profile, epochs) for profile in known)
     return _Amounts(
-        seconds=fmean(seconds(profile, epochs) for profile in known) + fetched,
+        seconds=steps + fetched,
         fetching=fetched,
-        memory=max(len(epochs) * profile.member_memory for profile in known),
+        memory=max(len(array.members) * profile.member_memory for profile in known),
         base=max(profile.base_memory for profile in known),
-        tail=fmean(seconds(profile, [more]) + fetching(profile, [more]) for profile in known),
+        tail=tail,
     )

@@ -154,7 +154,7 @@ class Planner:
             busy = _busy(views)
             lone = alone if self._fuse else {member.trial.number for member, _ in ready}
             arrays = partition(ready, self._profiles, turn.devices, busy, lone, self._elastic, limits)
-            groups = self._grouping.groups(arrays, self._profiles, turn.devices, busy, apart, self.courses.epochs_ahead)
+            groups = self._grouping.groups(arrays, self._profiles, turn.devices, busy, apart, self.courses.group)
         answer = self._ask(views, suspended, groups, turn, now)
         joins: Mapping[str, tuple[Array, ...]] = {}
         if self._elastic:

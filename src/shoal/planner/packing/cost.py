@@ -20,6 +20,12 @@ _JOBS = (1, 2, 3, 4, 6, 8)
 _SPARE = (1.0, 0.5)
 """Mean lengths of a candidate by which a group may be longer than its even share: groups are not filled to the brim."""
 
+_EVEN_JOBS = (1, 2)
+"""The same, for cuts that are made as even as can be."""
+
+_HALVINGS = 7
+"""Of the range in which the length of even groups is looked for."""
+
 _NEAR = 0.01
 """Part of a makespan: nobody looks for what is better by no more than that."""
 
@@ -94,6 +100,27 @@ def _passed(row: Row, loads: Sequence[float]) -> Iterator[Cut]:
         cut = row.cut((_level(total, loads) - min(loads)) / jobs + spare * total / len(single.groups))
         reached, total = min(reached, score(cut, loads)[0]), sum(cut.lengths)
         yield cut
+    for jobs in _EVEN_JOBS:
+        if reached <= enough:
+            return
+        cut = _even(row, jobs * len(loads), max(few.lengths))
+        reached = min(reached, score(cut, loads)[0])
+        yield cut
+
+
+def _even(row: Row, groups: int, longest: float) -> Cut:
+    """The cut into so many groups at most of which the longest is shortest; where they all fetch the same samples, no
+    sum of lengths tells beforehand how long that is.
+    """
+    cut, low, high = row.cut(longest), 0.0, longest
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        finer = row.cut(middle)
+        if len(finer.groups) <= groups:
+            cut, high = finer, middle
+        else:
+            low = middle
+    return cut
 
 
 def _level(seconds: float, loads: Sequence[float]) -> float:
