@@ -280,6 +280,31 @@ def test_measuring_is_not_seen() -> None:
 
 
 @pytest.mark.usefixtures("path")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64])
+def test_gradients_of_any_type_are_raced(dtype: torch.dtype) -> None:
+    ways = Ways(slow=4, fast=1)
+    assert last(ways, torch.ones(3, 2, dtype=dtype, requires_grad=True)) == "fast"
+
+
+@pytest.mark.usefixtures("path")
+def test_a_way_that_is_clearly_beaten_is_tried_a_few_times_only() -> None:
+    ways = Ways(first=1, beaten=10)
+    last(ways)
+    assert ways.ran.count("beaten") == 1 + 2 * 3
+
+
+def test_a_race_imports_no_sympy(tmp_path: Path) -> None:
+    code = (
+        "import sys, torch\n"
+        "from shoal.fuse.autotune import fastest\n"
+        "fastest('name', {'a': torch.neg, 'b': torch.neg}, [torch.ones(2, requires_grad=True)])\n"
+        "sys.exit('sympy' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, env={"SHOAL_CACHE": str(tmp_path)})
+    assert (tmp_path / "lowerings-1.jsonl").exists()
+
+
+@pytest.mark.usefixtures("path")
 def test_a_way_that_fails_is_out_but_not_the_first() -> None:
     def fails(x: Tensor) -> Tensor:
         raise RuntimeError("not for these shapes")

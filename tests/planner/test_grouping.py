@@ -1,15 +1,14 @@
 """Arrays to jobs: who may share a process, what such a job takes, and who comes into one that runs."""
 
 from dataclasses import replace
-from typing import ClassVar
 
 import pytest
 from planner_samples import GB, LINEAR, A, B, C, cluster, known, member, numbers, room, slots, waiting
 
 from shoal.cost.demand import Demand
 from shoal.planner import Array, Grouping, Job, Planner, Purpose, Random, Single
-from shoal.planner.grouping import START_SECONDS
-from shoal.planner.packing import Candidate
+from shoal.planner.grouping import MOST_REFUSED, START_SECONDS
+from shoal.planner.packing import Packing
 from shoal.schedule import Fifo
 from shoal.trial import Budget, TrialGroup
 
@@ -75,14 +74,15 @@ def test_what_others_wait_for_is_not_kept_by_company(profile, ahead, together):
     assert [[numbers(each) for each in group] for group in found] == together
 
 
-class Noting(Single):
+class Noting(Packing):
     """Keeps what it was told."""
 
-    told: ClassVar[list[Candidate]] = []
+    def __init__(self):
+        self.told = []
 
     def pack(self, candidates, scene):
         self.told[:] = candidates
-        return super().pack(candidates, scene)
+        return [(candidate,) for candidate in candidates]
 
 
 @pytest.mark.parametrize(
@@ -223,7 +223,8 @@ def test_nobody_overtakes_who_waits_for_a_device():
     ("profile", "newcomer", "comes"),
     [
         pytest.param(FETCHES, array(B, 1, start=3), True, id="in the same epoch"),
-        pytest.param(FETCHES, array(A, 1, start=3), True, id="of the same key"),
+        pytest.param(FETCHES, array(A, 1, start=3), False, id="of the same key"),
+        pytest.param(FETCHES, Array(B, (member(1, 3), member(2, 0))), False, id="in several epochs"),
         pytest.param(FETCHES, array(B, 1), False, id="in another epoch"),
         pytest.param(FETCHES, array(replace(B, order=1), 1, start=3), False, id="in another order"),
         pytest.param(BY_BATCH, array(B, 1, start=3), True, id="whole batches of one size"),
@@ -236,6 +237,25 @@ def test_who_shares_samples_with_those_under_way_comes_at_once(profile, newcomer
     free = room({device.name: 50 * GB})
     found = Grouping().taken_in([newcomer], running, known(A=profile, B=profile), free, frozenset())
     assert found.keys() == ({"runs"} if comes else set())
+
+
+@pytest.mark.parametrize("start", [0, 3])
+def test_who_trains_at_several_epochs_is_at_no_place_in_the_data(start):
+    (device,) = slots(1)
+    running = [(Job("runs", (Array(A, (member(0, 3), member(2, 0))),)), device)]
+    free = room({device.name: 50 * GB})
+    profiles = known(A=FETCHES, B=FETCHES)
+    assert Grouping().taken_in([array(B, 1, start=start)], running, profiles, free, frozenset()) == {}
+
+
+def test_after_many_that_come_nowhere_nobody_else_is_looked_at():
+    (device,) = slots(1)
+    running = [(Job("runs", (array(A, 0, start=3),)), device)]
+    free = room({device.name: 50 * GB})
+    for refused, comes in ((MOST_REFUSED - 1, True), (MOST_REFUSED, False)):
+        arrays = [*(array(B, number) for number in range(1, refused + 1)), array(B, 99, start=3)]
+        taken = Grouping().taken_in(arrays, running, known(A=FETCHES, B=FETCHES), free, frozenset())
+        assert bool(taken) == comes
 
 
 @pytest.mark.parametrize(("target", "comes"), [(10, True), (4, False)], ids=["after long", "soon"])

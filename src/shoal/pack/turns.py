@@ -139,15 +139,15 @@ class Turns:
         """Take note of lanes that are new, and drop what is known of sets in which one is no more."""
         if all(lane in self._lanes for lane in lanes):
             return
-        known = [lane for lane in lanes if lane in self._lanes]
-        level = min(map(self._progress, known), default=None)
-        begins = {place[0]: self._progress(lane) - place[1] for lane in known if (place := lane.place) is not None}
+        others = [lane for lane in lanes if lane in self._lanes]
+        level = min(map(self._progress, others), default=None)
+        begins = {place[0]: self._progress(lane) - place[1] for lane in others if (place := lane.place) is not None}
         for lane in lanes:
             if lane not in self._lanes:
-                there = level
+                progress = level
                 if (place := lane.place) is not None and place[0] in begins:
-                    there = begins[place[0]] + place[1]
-                self._lanes[lane] = _Known(self._count, 0 if there is None else lane.position - there)
+                    progress = begins[place[0]] + place[1]
+                self._lanes[lane] = _Known(self._count, 0 if progress is None else lane.position - progress)
                 self._count += 1
         numbers = {known.number for known in self._lanes.values()}
         self._searches = {key: search for key, search in self._searches.items() if key[0] <= numbers}

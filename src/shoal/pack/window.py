@@ -110,6 +110,8 @@ class Window(Source):
         """Hold so many blocks that come after the last one of a batch."""
         after = range(last + 1, min(last + 1 + blocks, _blocks(len(order))))
         keys = [(seed, number) for number in after if (seed, number) not in self._held]
+        if not keys:
+            return
         try:
             self._held.update(self._fetch(order, keys))
         except Exception:  # not hidden: it is raised when these samples are needed

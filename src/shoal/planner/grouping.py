@@ -31,6 +31,10 @@ Paces = Callable[[str], Mapping[tuple[str, str], float]]
 """Kind of a device -> what is known of the steps of two structures in one process there; see `History.paces`."""
 
 
+MOST_REFUSED = 16
+"""Arrays that come into no job, after which nobody is looked at any more in this turn of planning."""
+
+
 class _Amounts(NamedTuple):
     """What a strategy is told of an array, beside the array; see `Candidate`."""
 
@@ -71,13 +75,18 @@ class _Host(NamedTuple):
         job: with the members that it has now.
         device: that it is on.
         present: the arrays in it, to which newcomers are added.
-        streams: of these, as `_stream` tells them.
+        streams: of these, as `_stream` tells them; of one whose members are at several epochs none.
     """
 
     job: Job
     device: Device
     present: list[Candidate]
     streams: frozenset[object]
+
+    @property
+    def abreast(self) -> bool:
+        """Whether samples are shared only at the same place in the data."""
+        return None not in self.streams
 
     @property
     def seconds(self) -> float:
@@ -171,9 +180,10 @@ class Grouping:
         than another device is free that could have it, for that one would be left idle. The first that comes into none
         is the last that is looked at: nobody is to keep a device from those that came before.
 
-        Where samples are shared only at the same place in the data, an array comes, out of turn, into a job that is in
-        the epoch that it is to begin with, and catches up: that cannot wait. It does so unless it is done earlier on
-        the device that is free next.
+        Where samples are shared only at the same place in the data, an array comes into a job that is in the epoch that
+        it is to begin with, and catches up, unless it is done earlier on the device that is free next. That cannot
+        wait: it may come out of turn, though it keeps the device for longer from those that came before. One of the key
+        of an array in the job would have to be fused with that, an epoch behind it, and waits.
 
         Args:
             waiting: in the order in which they are to be served.
@@ -187,27 +197,30 @@ class Grouping:
         """
         hosts, others = _hosts(running, profiles, alone)
         taken: dict[str, tuple[Array, ...]] = {}
-        somebody_waits = False
+        refused = 0
         for array in waiting:
-            able = [host for host in hosts if _may_come(array, host, profiles, out_of_turn=somebody_waits)]
+            able = [host for host in hosts if _may_come(array, host, profiles, out_of_turn=refused > 0)]
             ends = [*others, *((host.device, host.seconds) for host in hosts)] if able else []
             free_in = min((end for device, end in ends if _can_have(device, array, profiles)), default=inf)
             for host in sorted(able, key=lambda host: host.seconds):
                 newcomer = candidate(array, profiles, [host.device])
+                if newcomer.memory > free.memory(host.device.name):
+                    continue
                 if _in_time(newcomer, host, free_in) and self._fits(newcomer, host, profiles, free):
                     joins = replace(array, profile=profiles(array.key, host.device.kind))
                     taken[host.job.id] = (*taken.get(host.job.id, ()), joins)
                     host.present.append(newcomer)
                     break
             else:
-                somebody_waits = True
+                refused += 1
+                if refused == MOST_REFUSED or not any(host.abreast for host in hosts):
+                    break
         return taken
 
     def _fits(self, newcomer: Candidate, host: _Host, profiles: Profiles, free: Room) -> bool:
         """Whether there is room for a newcomer, which it then takes, and the strategy agrees."""
         device, present = host.device, host.present
-        scene = self.scene([*present, newcomer], [device], {})
-        if newcomer.memory > free.memory(device.name) or not self._packing.suits(newcomer, present, scene):
+        if not self._packing.suits(newcomer, present, self.scene([*present, newcomer], [device], {})):
             return False
         before, after = (_demand(some, profiles, device) for some in (present, [*present, newcomer]))
         more = after.memory - before.memory, max(0.0, after.cores - before.cores)
@@ -258,25 +271,33 @@ def _hosts(
             if any(member.trial.number in alone for member in job.members):
                 others.append((device, seconds_abreast(present)))
             else:
-                streams = frozenset(_stream(array, profiles(array.key, device.kind)) for array in known)
+                level = [array for array in known if _level(array)]
+                streams = frozenset(_stream(array, profiles(array.key, device.kind)) for array in level)
                 hosts.append(_Host(job, device, present, streams))
     return hosts, others
 
 
 def _may_come(array: Array, host: _Host, profiles: Profiles, out_of_turn: bool) -> bool:
-    """Whether a running job has the samples of an array at hand; out of turn, only if that cannot wait."""
+    """Whether an array may share samples with a running job of the same data; out of turn, only if it cannot wait."""
     profile = profiles(array.key, host.device.kind)
     if profile is None or array.key.opaque:
         return False
     stream = _stream(array, profile)
-    return not out_of_turn if stream is None else stream in host.streams
+    if stream is None:
+        return not out_of_turn
+    return stream in host.streams and _level(array) and all(each.key != array.key for each in host.present)
+
+
+def _level(array: Array) -> bool:
+    """Whether all members are at one epoch."""
+    return len({member.start for member in array.members}) == 1
 
 
 def _in_time(newcomer: Candidate, host: _Host, free_in: float) -> bool:
     """Whether it is right not to wait for the device that is free next: the job ends before, or, where samples are
     shared at the same place alone, the newcomer is done in it before it would be there.
     """
-    if host.streams == {None}:
+    if not host.abreast:
         return host.seconds <= free_in + START_SECONDS
     done = seconds_abreast([*host.present, newcomer], max(newcomer.array.epochs))
     return done <= free_in + START_SECONDS + newcomer.seconds
@@ -334,8 +355,8 @@ def _amounts(array: Array, profiles: Profiles, devices: Sequence[Device], follow
     epochs, more = array.epochs, [follows.longest]
     known = [profile for device in devices if (profile := profiles(array.key, device.kind)) is not None]
     steps = fmean(seconds(profile, epochs) for profile in known)
-    tail = fmean(seconds(profile, more) + fetching(profile, more) for profile in known)
-    if known[0].sharing in ABREAST:
+    tail = fmean(seconds(profile, more) for profile in known)
+    if known[0].sharing in ABREAST:  # which is up to the data, not to the device
         steps += follows.work * fmean(seconds(profile, [1]) for profile in known)
         epochs, tail = (max(*epochs, follows.last),), 0.0
     fetched = fmean(fetching(profile, epochs) for profile in known)

@@ -133,7 +133,7 @@ class Change:
     Args:
         leave: numbers of trials that are over; they leave before the next step and report no more.
         join: members by their keys; they come into the job's first array of that key when it ends an epoch, or are a
-            new one: also where that array is in the epoch which they begin with, and shares samples only in that.
+            new one.
         look: trials whose array keys are to be found before the next step.
     """
 

@@ -194,10 +194,6 @@ class Lane:
             self._save_one(learner)
             self._let_go(learner)
 
-    def trains(self, epoch: int) -> bool:
-        """Whether it is in an epoch, numbered by those before it, of which only those share samples who are in it."""
-        return self._abreast and any(learner.epoch == epoch for learner in self._company)
-
     def join(self, members: Iterable[Member]) -> None:
         """Let others come in at the end of the epoch."""
         self._joining += members

@@ -123,11 +123,9 @@ class Trainer:
                 yield Surveyed(self._job.id, *self._describer.survey(change.look, load=False))
 
     def _let_in(self, array: Array) -> None:
-        """Members join the lane of their key, or are a new one: also where they can catch up with that lane, and then
-        share samples with it, which they could not when it is an epoch ahead.
-        """
+        """Members join the lane of their key, or are a new one."""
         for lane in self._lanes:
-            if lane.key == array.key and not lane.trains(min(member.start for member in array.members)):
+            if lane.key == array.key:
                 lane.join(array.members)
                 return
         self._lanes.append(self._lane(array))

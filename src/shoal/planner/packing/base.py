@@ -16,7 +16,8 @@ class Candidate:
 
     Args:
         array: with at least one member.
-        seconds: expected in a process of its own, without starting it.
+        seconds: expected in a process of its own, without starting it; with what is expected to follow, where that
+            comes back to the process.
         fetching: of these, spent on fetching and preparing samples.
         memory: bytes that it adds to a process.
         base: bytes of the process itself, before any array; of several candidates the most counts.

@@ -103,16 +103,21 @@ def _passed(row: Row, loads: Sequence[float]) -> Iterator[Cut]:
     for jobs in _EVEN_JOBS:
         if reached <= enough:
             return
-        cut = _even(row, jobs * len(loads), max(few.lengths))
+        cut = _even(row, jobs * len(loads), few)
         reached = min(reached, score(cut, loads)[0])
         yield cut
 
 
-def _even(row: Row, groups: int, longest: float) -> Cut:
+def _even(row: Row, groups: int, cut: Cut) -> Cut:
     """The cut into so many groups at most of which the longest is shortest; where they all fetch the same samples, no
     sum of lengths tells beforehand how long that is.
+
+    Args:
+        row: to be cut.
+        groups: at most, unless there are more in `cut`.
+        cut: into as few as are worth it.
     """
-    cut, low, high = row.cut(longest), 0.0, longest
+    low, high = 0.0, max(cut.lengths)
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
         finer = row.cut(middle)
