@@ -223,7 +223,7 @@ def test_nobody_overtakes_who_waits_for_a_device():
     ("profile", "newcomer", "comes"),
     [
         pytest.param(FETCHES, array(B, 1, start=3), True, id="in the same epoch"),
-        pytest.param(FETCHES, array(A, 1, start=3), False, id="of the same key"),
+        pytest.param(FETCHES, array(A, 1, start=3), True, id="of the same key"),
         pytest.param(FETCHES, Array(B, (member(1, 3), member(2, 0))), False, id="in several epochs"),
         pytest.param(FETCHES, array(B, 1), False, id="in another epoch"),
         pytest.param(FETCHES, array(replace(B, order=1), 1, start=3), False, id="in another order"),
@@ -237,6 +237,7 @@ def test_who_shares_samples_with_those_under_way_comes_at_once(profile, newcomer
     free = room({device.name: 50 * GB})
     found = Grouping().taken_in([newcomer], running, known(A=profile, B=profile), free, frozenset())
     assert found.keys() == ({"runs"} if comes else set())
+    assert all(each.apart for arrays in found.values() for each in arrays), "also from those of its key"
 
 
 @pytest.mark.parametrize("start", [0, 3])

@@ -1,5 +1,6 @@
 """Arrays of different structures in one process: each trial learns what it learns alone, and samples are made once."""
 
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -163,14 +164,15 @@ class Long(SharedNoise):
         return self.train_set, valid
 
 
+@pytest.mark.parametrize("newcomer", [1, 3], ids=["of the key of an array", "of another key"])
 def test_who_comes_within_an_epoch_catches_up_and_shares_the_samples(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    newcomer: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    newcomer = 3
     monkeypatch.setattr(fetch_module, "EARLY_SECONDS", 0)
     task = Long()
     shop = Shop(task, tmp_path)
-    plan = Planned({500: Change(join=shop.arrays([whole(newcomer, 2)]))})  # steps of 2 and of 5: 714 samples
+    (array,) = shop.arrays([whole(newcomer, 2)])
+    plan = Planned({500: Change(join=(replace(array, apart=True),))})  # steps of 2 and of 5: 714 samples
     reports = reports_in(shop.run([whole(0, 2), whole(4, 2)], plan))
     everybody = sorted((0, 4, newcomer))
     assert sorted((r.trial, r.epoch) for r in reports) == [(number, epoch) for number in everybody for epoch in (1, 2)]

@@ -182,8 +182,8 @@ class Grouping:
 
         Where samples are shared only at the same place in the data, an array comes into a job that is in the epoch that
         it is to begin with, and catches up, unless it is done earlier on the device that is free next. That cannot
-        wait: it may come out of turn, though it keeps the device for longer from those that came before. One of the key
-        of an array in the job would have to be fused with that, an epoch behind it, and waits.
+        wait: it may come out of turn, though it keeps the device for longer from those that came before. It stays apart
+        from an array of its key, which it could be fused with at the end of the epoch only, and would stay behind.
 
         Args:
             waiting: in the order in which they are to be served.
@@ -207,7 +207,7 @@ class Grouping:
                 if newcomer.memory > free.memory(host.device.name):
                     continue
                 if _in_time(newcomer, host, free_in) and self._fits(newcomer, host, profiles, free):
-                    joins = replace(array, profile=profiles(array.key, host.device.kind))
+                    joins = replace(array, profile=profiles(array.key, host.device.kind), apart=host.abreast)
                     taken[host.job.id] = (*taken.get(host.job.id, ()), joins)
                     host.present.append(newcomer)
                     break
@@ -285,7 +285,7 @@ def _may_come(array: Array, host: _Host, profiles: Profiles, out_of_turn: bool) 
     stream = _stream(array, profile)
     if stream is None:
         return not out_of_turn
-    return stream in host.streams and _level(array) and all(each.key != array.key for each in host.present)
+    return stream in host.streams and _level(array)
 
 
 def _level(array: Array) -> bool:

@@ -61,12 +61,14 @@ class Array:
         members: at least one, but none of a job all of whose members are done.
         profile: what is known of the key where the array runs.
         pending: epochs that trials of the key have trained and are to train, which bounds what measuring it may take.
+        apart: where it joins a job, it stays an array of its own, though there may be one of its key.
     """
 
     key: ArrayKey
     members: tuple[Member, ...]
     profile: Profile | None = None
     pending: float = inf
+    apart: bool = False
 
     @property
     def epochs(self) -> tuple[int, ...]:
@@ -115,11 +117,11 @@ def without(arrays: Iterable[Array], trials: Collection[int]) -> tuple[Array, ..
 
 
 def with_more(arrays: Iterable[Array], more: Iterable[Array]) -> tuple[Array, ...]:
-    """Arrays with the members of others: in the first of the same key, or as a further one."""
+    """Arrays with the members of others: in the first of the same key, or as a further one, as `Change` has it."""
     held = list(arrays)
     for array in more:
         place = next((place for place, mine in enumerate(held) if mine.key == array.key), None)
-        if place is None:
+        if place is None or array.apart:
             held.append(array)
         else:
             held[place] = replace(held[place], members=(*held[place].members, *array.members))
@@ -133,7 +135,7 @@ class Change:
     Args:
         leave: numbers of trials that are over; they leave before the next step and report no more.
         join: members by their keys; they come into the job's first array of that key when it ends an epoch, or are a
-            new one.
+            new one, which they always are if they are to be apart.
         look: trials whose array keys are to be found before the next step.
     """
 

@@ -125,7 +125,7 @@ class Trainer:
     def _let_in(self, array: Array) -> None:
         """Members join the lane of their key, or are a new one."""
         for lane in self._lanes:
-            if lane.key == array.key:
+            if lane.key == array.key and not array.apart:
                 lane.join(array.members)
                 return
         self._lanes.append(self._lane(array))
