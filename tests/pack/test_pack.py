@@ -327,6 +327,17 @@ def test_who_raises_leaves_and_the_others_go_on(threads: int, caplog: pytest.Log
     assert together.failed == {}
 
 
+def leaving(model: nn.Module, batch: Any) -> Tensor:
+    raise SystemExit(3)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_who_leaves_the_process_is_let_go(threads: int) -> None:
+    together = Pack([load(seeded(mlp, 1), "cpu", optimizer=of(SGD), loss=leaving, batch_size=20), loaded()], threads)
+    with pytest.raises(SystemExit, match="3"):
+        together.step([X[:50], Y[:50]])
+
+
 def test_a_member_for_other_inputs_is_named() -> None:
     wrong = load(nn.Linear(5, 4).double(), "cpu", optimizer=of(SGD), loss=loss, batch_size=10)
     good = loaded()
@@ -358,9 +369,16 @@ BATCHES: list[Any] = [
     ([X[:10], torch.tensor(1)], r"got one of shape \(\)"),
     ([X[:10], "label"], "got str in it"),
     ([], r"got shapes \[\]"),
-    ([X[:10].float(), Y[:10]], r"rows of float32 \(1, 6, 6\), int64 \(\) cannot follow rows of float64 \(1, 6, 6\)"),
-    ([X[:10, :, :3], Y[:10]], r"cannot follow rows of .* call `end_epoch` in between"),
-    ((X[:10], {"y": Y[:10]}), "cannot follow"),
+    (
+        [X[:10].float(), Y[:10]],
+        r"\['float32 \(1, 6, 6\)', 'int64 \(\)'\] cannot follow one of \['float64 \(1, 6, 6\)', 'int64",
+    ),
+    ([X[:10, :, :3], Y[:10]], r"cannot follow one of .* call `end_epoch` in between"),
+    (
+        (X[:10], Y[:10]),
+        r"a batch of \('float64 .*'\) cannot follow one of \['float64 .*'\], .*; nest all batches in the same way",
+    ),
+    ((X[:10], {"y": Y[:10]}), r"\{'y': 'int64 \(\)'\}\) cannot follow"),
 ]
 
 

@@ -215,20 +215,27 @@ def test_every_member_sees_each_sample_once_in_an_epoch(number: int, tmp_path: P
 class Raising(Mixed):
     """Trial 3 raises at its second epoch."""
 
+    error: BaseException = ValueError("no more")
+
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
         if model.training and any(isinstance(part, nn.BatchNorm1d) for part in model):
             self.steps = getattr(self, "steps", 0) + 1
             if self.steps > 7:
-                raise ValueError("no more")
+                raise self.error
         return super().loss(model, batch)
 
 
-def test_who_raises_leaves_and_the_others_go_on(tmp_path: Path) -> None:
-    events = Shop(Raising(), tmp_path).run([whole(number) for number in EVERYBODY])
+class Exiting(Raising):
+    error = SystemExit("no more")
+
+
+@pytest.mark.parametrize("task", [Raising, Exiting])
+def test_who_raises_leaves_and_the_others_go_on(task: type[Raising], tmp_path: Path) -> None:
+    events = Shop(task(), tmp_path).run([whole(number) for number in EVERYBODY])
     (dropped,) = [event for event in events if isinstance(event, Dropped)]
     assert (dropped.trials, dropped.outcome) == ({3}, Outcome.RAISED)
-    assert "ValueError: no more" in dropped.message
-    assert "ValueError: no more" in (tmp_path / "logs" / "job.log").read_text()
+    assert f"{type(task.error).__name__}: no more" in dropped.message
+    assert f"{type(task.error).__name__}: no more" in (tmp_path / "logs" / "job.log").read_text()
     others = [number for number in EVERYBODY if number != 3]
     reports = reports_in(events)
     done = {report.trial for report in reports if report.state is TrialState.PAUSED}

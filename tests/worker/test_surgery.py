@@ -455,15 +455,22 @@ def test_who_leaves_keeps_what_it_has_learnt(tmp_path: Path) -> None:
 class Undone(Net):
     """Trial 3 cannot be built."""
 
+    error: BaseException = ValueError("no such model")
+
     def model(self, config: Any) -> nn.Module:
         if config["number"] == 3:
-            raise ValueError("no such model")
+            raise self.error
         return super().model(config)
 
 
-def test_a_newcomer_that_cannot_be_built_leaves_and_the_others_go_on(tmp_path: Path) -> None:
+class Exits(Undone):
+    error = SystemExit("no such model")
+
+
+@pytest.mark.parametrize("task", [Undone, Exits])
+def test_a_newcomer_that_cannot_be_built_leaves_and_the_others_go_on(task: type[Undone], tmp_path: Path) -> None:
     plan = {2: joining(Member(trial(3), 0, 2))}
-    events = work(Undone(), tmp_path, [Member(trial(number), 0, 3) for number in range(2)], Planned(plan))
+    events = work(task(), tmp_path, [Member(trial(number), 0, 3) for number in range(2)], Planned(plan))
     (dropped,) = [event for event in events if isinstance(event, Dropped)]
     assert dropped.trials == {3}
     assert "no such model" in dropped.message

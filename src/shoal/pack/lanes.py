@@ -48,11 +48,11 @@ class Failure:
 
     Args:
         lane: which; what a step leaves half done stays so.
-        error: what it raised.
+        error: what it raised; `SystemExit` is as good as any other, the caller decides what it means.
     """
 
     lane: Lane
-    error: Exception
+    error: Exception | SystemExit
 
 
 class Round:
@@ -105,7 +105,7 @@ class Round:
         """Let a lane take a step; returns whether it is to take another in this round."""
         try:
             goes_on = self._advance(lane)
-        except Exception as error:  # not hidden: the caller is given it, with the lane that it belongs to
+        except (Exception, SystemExit) as error:  # not hidden: the caller is given it, with the lane that it belongs to
             self.failures.append(Failure(lane, error))
             goes_on = False
         if self._interrupted():

@@ -179,6 +179,8 @@ class Pack:
         """Let all members take the steps that there are rows for."""
         while any(seat.ready for seat in self._seats):
             for failure in self._turns.round(self._seats, _never):
+                if isinstance(failure.error, SystemExit):  # whose process it is leaves it, also by a signal's handler
+                    raise failure.error
                 seat = next(seat for seat in self._seats if seat is failure.lane)
                 self._seats.remove(seat)
                 self.failed[seat.member] = _explained(seat, failure.error)

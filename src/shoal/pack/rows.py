@@ -93,8 +93,9 @@ class Rows:
         before = [_kind(leaf) for leaf in self._parts[-1].leaves]
         if spec != self._spec or [_kind(leaf) for leaf in leaves] != before:
             raise PackError(
-                f"rows of {_written(leaves)} cannot follow rows of {_written(self._parts[-1].leaves)}, of which some "
-                "are kept for the next batch of a member; call `end_epoch` in between"
+                f"a batch of {_written(leaves, spec)} cannot follow one of "
+                f"{_written(self._parts[-1].leaves, self._spec)}, of which a member keeps rows for its next step; nest "
+                "all batches in the same way, or call `end_epoch` in between"
             )
 
 
@@ -118,5 +119,7 @@ def _kind(leaf: Tensor) -> tuple[torch.Size, torch.dtype]:
     return leaf.shape[1:], leaf.dtype
 
 
-def _written(leaves: Sequence[Tensor]) -> str:
-    return ", ".join(f"{leaf.dtype} {tuple(leaf.shape[1:])}".removeprefix("torch.") for leaf in leaves)
+def _written(leaves: Sequence[Tensor], spec: pytree.TreeSpec | None) -> str:
+    assert spec is not None
+    kinds = [f"{leaf.dtype} {tuple(leaf.shape[1:])}".removeprefix("torch.") for leaf in leaves]
+    return str(pytree.tree_unflatten(kinds, spec))

@@ -80,7 +80,7 @@ class Whole(Source):
             if key not in self._held:
                 try:
                     batch = moved(default_collate(self._fetched(key)), self._device)
-                except Exception:  # not hidden: it is raised when this batch is needed
+                except (Exception, SystemExit):  # not hidden: it is raised when this batch is needed
                     return
                 if not plain(batch):
                     return

@@ -114,7 +114,7 @@ class Window(Source):
             return
         try:
             self._held.update(self._fetch(order, keys))
-        except Exception:  # not hidden: it is raised when these samples are needed
+        except (Exception, SystemExit):  # not hidden: it is raised when these samples are needed
             return
         self._early.update(keys)
 

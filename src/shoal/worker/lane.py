@@ -88,7 +88,7 @@ class Lane:
         """Samples that a member has taken in since the epoch began in which it was first trained here."""
         self.events: list[Event] = []
         """What has happened and was not told yet."""
-        self.failures: list[tuple[frozenset[int], Exception]] = []
+        self.failures: list[tuple[frozenset[int], Exception | SystemExit]] = []
         """Newcomers that could not be built, and why."""
         self.linger = 0.0
         """Seconds for which it is worthwhile to wait for newcomers, as some have just left and others go on."""
@@ -235,7 +235,7 @@ class Lane:
             self._beat()
             try:
                 learner = self._learner(member)
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 if not self._learners:
                     raise
                 self.save()  # of the others nothing is lost

@@ -101,7 +101,7 @@ class Trainer:
         for lane in self._lanes:
             try:
                 lane.prepare()
-            except Exception as error:  # not hidden: the lane is dropped for it, or the job ends
+            except (Exception, SystemExit) as error:  # not hidden: the lane is dropped for it, or the job ends
                 failures.append(Failure(lane, error))
         return failures
 
@@ -198,7 +198,7 @@ class Trainer:
             raise error
         return self._dropped(failed.trials, error)
 
-    def _dropped(self, trials: frozenset[int], error: Exception) -> Event:
+    def _dropped(self, trials: frozenset[int], error: Exception | SystemExit) -> Event:
         if outcome_of(error) is Outcome.STORAGE_FULL:
             raise error
         outcome, message = recorded(error, log_path(self._workshop.directory, self._job.id))
