@@ -1,8 +1,10 @@
-"""Short names for members, profiles and clusters in tables."""
+"""Short names for members, arrays, profiles and clusters in tables."""
+
+from dataclasses import replace
 
 from shoal.cluster.device import Cluster, Device, Node
 from shoal.cost.demand import Profile
-from shoal.planner.job import ArrayKey, Member
+from shoal.planner.job import Array, ArrayKey, Member
 from shoal.planner.room import Room
 from shoal.trial import Trial
 
@@ -12,6 +14,10 @@ A, B, C = (ArrayKey(name, "", 32) for name in "ABC")
 
 def member(number, start=0, target=10, data_seed=0):
     return Member(Trial(number, {}, seed=number, data_seed=data_seed), start, target)
+
+
+def array(key, *trials, start=0, target=10):
+    return Array(key, tuple(member(number, start=start, target=target) for number in trials))
 
 
 def waiting(*groups):
@@ -47,6 +53,10 @@ CONSTANT = profile({1: 1.0, 16: 1.0})
 """Members are free."""
 SLOWER = profile({1: 1.0, 16: 20.0})
 """Fusing loses."""
+FETCHES = replace(LINEAR, step_seconds={1: 0.001}, fetch_seconds=0.01, sharing="window")
+"""Samples take ten times as long to make as a step."""
+KEPT = replace(FETCHES, sharing="kept")
+BY_BATCH = replace(FETCHES, sharing="batch")
 
 
 def known(**profiles):

@@ -5,7 +5,8 @@ import dataclasses
 import pytest
 from rehearsal_samples import DEVICE, company, measured, profile
 
-from shoal.planner.grouping import START_SECONDS, Grouping, candidate
+from shoal.planner.candidates import candidate
+from shoal.planner.grouping import START_SECONDS, Grouping
 from shoal.planner.packing.cost import Cost
 from shoal.planner.packing.single import Single
 from shoal.planner.rehearsal.parts import Parts, epoch, job, saved, together, total

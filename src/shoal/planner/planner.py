@@ -14,6 +14,7 @@ from shoal.planner.grouping import Grouping
 from shoal.planner.job import Array, ArrayKey, Job, Member, Purpose, with_more
 from shoal.planner.joining import hosts, joined
 from shoal.planner.limit import Limit
+from shoal.planner.newcomers import taken_in
 from shoal.planner.partition import Profiles, partition
 from shoal.planner.promises import promises
 from shoal.planner.room import Room
@@ -202,7 +203,7 @@ class Planner:
         left = [array for array in sociable if not any(member.trial.number in joining for member in array.members)]
         if joins:
             held = [(replace(x, arrays=with_more(x.arrays, joins.get(x.id, ()))), device) for x, device in held]
-        for name, come in self._grouping.taken_in(left, held, self._profiles, free, alone).items():
+        for name, come in taken_in(left, held, self._grouping, self._profiles, free, alone).items():
             joins[name] = (*joins.get(name, ()), *come)
         return joins
 

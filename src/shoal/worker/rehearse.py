@@ -13,8 +13,9 @@ from shoal.cost.estimate import step_seconds
 from shoal.cost.history import History
 from shoal.errors import TaskError
 from shoal.planner.asked import Asked
+from shoal.planner.candidates import candidate
 from shoal.planner.event import Outcome
-from shoal.planner.grouping import Grouping, candidate
+from shoal.planner.grouping import Grouping
 from shoal.planner.job import Array, ArrayKey, Member, Workplace
 from shoal.planner.packing.base import Candidate
 from shoal.planner.packing.groups import filled
