@@ -70,15 +70,16 @@ def measure(
         unnoticed: seconds for which sizes are measured however little waits.
     """
     train, valid = sets.of(array.members[0].trial.config)
-    first = next(_batches(train, array))
+    bench = _Bench(task, train, array, device)
+    first = next(bench.batches())
     unfilled = train.unfilled + valid.unfilled  # before the base is taken: on a GPU they are part of it
     base = _memory(device)
-    timed = _time_sizes(task, train, array, device, first, base, memory, unnoticed)
+    timed = _time_sizes(bench, first, base, memory, unnoticed)
     largest = max(timed.seconds)
     fuse_seconds, mixing = {1: timed.built}, None
     if largest > 1:
-        fuse_seconds[1] = _seconds_to_make(task, array, device)  # now that all is loaded
-        anew, mixing = _mixed(task, train, array, largest, device)
+        fuse_seconds[1] = bench.seconds_to_make()  # now that all is loaded
+        anew, mixing = bench.mixed(largest)
         fuse_seconds[largest] = max(0.0, anew - timed.seconds[largest])
     return Profile(
         step_seconds=timed.seconds,
@@ -96,6 +97,67 @@ def measure(
         sample=len(array.members),
         pending=int(array.pending) if timed.too_dear else None,
     )
+
+
+@dataclass(frozen=True)
+class _Bench:
+    """Where members of an array take steps that nothing is kept of.
+
+    Args:
+        task: the user's.
+        train: the samples.
+        array: whose members.
+        device: where.
+    """
+
+    task: Task
+    train: Batches
+    array: Array
+    device: torch.device
+
+    @property
+    def epoch_steps(self) -> int:
+        return self.train.steps(self.array.key.batch_size)
+
+    def stepper(self, members: int, some: Sequence[Member] | None = None) -> Stepper:
+        """Of so many members, of all or of `some`, who come again if there are too few."""
+        learners: list[Learner] = []
+        for member in islice(cycle(some or self.array.members), members):
+            learners.append(build(self.task, member, self.device))
+            lend_frozen(learners[0].model, learners[-1].model)
+        return make_stepper(self.task, side_by_side(learners))
+
+    def batches(self, epoch: int = 0) -> Iterator[Any]:
+        """As many as there are steps, in the order of an epoch, which begins again if it is too short."""
+        order = epoch_order(self.train.samples, self.array.members[0].trial.data_seed, epoch)
+        steps = TURNS if self.train.abreast else ROUNDS * BURST
+        passes = (self.train.walk(self.array.key.batch_size, order) for _ in range(steps))
+        return islice(chain.from_iterable(passes), steps)
+
+    def seconds_to_make(self) -> float:
+        """What it takes to make one member ready to train."""
+        began = time.perf_counter()
+        self.stepper(1)
+        return time.perf_counter() - began
+
+    def mixed(self, members: int) -> tuple[float, float | None]:
+        """What it takes to make an array and do its first step, now that all is loaded and found out.
+
+        Returns:
+            These seconds, and those of a step in which every member has a batch of its own, None if that cannot be.
+        """
+        both = zip(self.batches(), self.batches(epoch=1), strict=True)
+        pairs = list(islice(both, BURST))  # enough to compare them with, and many members make them long
+        began = time.perf_counter()
+        stepper = self.stepper(members)
+        anew = time.perf_counter() - began + _timed(stepper, pairs[0][:1] * members, 0)
+        for b, learner in enumerate(stepper.learners):
+            learner.epoch = b % 2
+        try:
+            seconds = [_timed(stepper, [pair[b % 2] for b in range(members)], tick) for tick, pair in enumerate(pairs)]
+        except MixedEpochsError:
+            return anew, None
+        return anew, min(seconds[1:])
 
 
 @dataclass(frozen=True)
@@ -121,45 +183,50 @@ class _Timed:
     too_dear: bool
 
 
-def _time_sizes(
-    task: Task, train: Batches, array: Array, device: torch.device, first: Any, base: int, memory: int, unnoticed: float
-) -> _Timed:
+def _time_sizes(bench: _Bench, first: Any, base: int, memory: int, unnoticed: float) -> _Timed:
     """Steps of a lone member, of several together, and of a lone one of each other class of optimizer among these.
 
     Nothing that was made for it is left, so that what is made next has the memory.
+
+    Args:
+        bench: where.
+        first: a batch.
+        base: bytes that are taken on the device while there is no member.
+        memory: see `measure`.
+        unnoticed: see there.
     """
     began = time.perf_counter()
-    lone = _Run(_stepper(task, array.members, 1, device))
+    lone = _Run(bench.stepper(1))
     built = time.perf_counter() - began
     lone.stepper.train_step([first], [0])
     weights = _bytes(lone.stepper)
-    member = max(_memory(device) - base, 4 * weights)  # weights, gradients, two of optimizer state
-    batches = list(_batches(train, array))
+    member = max(_memory(bench.device) - base, 4 * weights)  # weights, gradients, two of optimizer state
+    batches = list(bench.batches())
     times = _times()
     lone.burst(batches[:BURST], 0)
-    work = min(lone.seconds) * train.steps(array.key.batch_size) * array.pending
-    seconds = max(unnoticed, AFFORDABLE.get(device.type, AFFORDABLE_ON_GPU) * work)
+    work = min(lone.seconds) * bench.epoch_steps * bench.array.pending
+    seconds = max(unnoticed, AFFORDABLE.get(bench.device.type, AFFORDABLE_ON_GPU) * work)
     means = _Means(lone, member, seconds, memory / 2 - member)
-    too_dear = False
-    runs = {1: lone}
-    for members in sorted({min(size, len(array.members)) for size in SIZES} - {1}):
-        too_dear = too_dear or means.too_dear(members)
+    runs, too_dear = {1: lone}, False
+    for members in sorted({min(size, len(bench.array.members)) for size in SIZES} - {1}):
         if means.spend(members):
-            runs[members] = _Run(_stepper(task, array.members, members, device))
+            runs[members] = _Run(bench.stepper(members))
+        else:
+            too_dear = too_dear or means.too_dear(members)
     together = runs[max(runs)].stepper.learners
     classes = {type(learner.optimizer): learner.member for learner in together}
     del classes[type(lone.stepper.learners[0].optimizer)]
     others = []
     for one in classes.values():  # what takes them longer alone is no price of training them together
         if means.spend(1):
-            others.append(_Run(_stepper(task, [one], 1, device)))
-    _take_turns([*runs.values(), *others], batches, train.abreast)
+            others.append(_Run(bench.stepper(1, [one])))
+    _take_turns([*runs.values(), *others], batches, bench.train.abreast)
     cpu, wall, delayed = (end - start for end, start in zip(_times(), times, strict=True))
     if {4, 16} <= runs.keys():
         further = LARGER if min(runs[16].seconds) / 16 < min(runs[4].seconds) / 4 else SMALLER
         too_dear = means.too_dear(further)
         if means.spend(further):
-            runs[further] = _Run(_stepper(task, array.members, further, device))
+            runs[further] = _Run(bench.stepper(further))
             runs[further].burst(batches, 0)
     shortest = {members: min(run.seconds) for members, run in runs.items()}
     shares = Counter(type(learner.optimizer) for learner in together)
@@ -245,49 +312,6 @@ def _take_turns(runs: Sequence[_Run], batches: Sequence[Any], abreast: bool) -> 
     for tick, batch in enumerate(batches):
         for run in runs:
             run.seconds.append(run.step(batch, tick))
-
-
-def _seconds_to_make(task: Task, array: Array, device: torch.device) -> float:
-    """What it takes to make one member ready to train."""
-    began = time.perf_counter()
-    _stepper(task, array.members, 1, device)
-    return time.perf_counter() - began
-
-
-def _mixed(task: Task, train: Batches, array: Array, members: int, device: torch.device) -> tuple[float, float | None]:
-    """What it takes to make an array and do its first step, now that all is loaded and found out.
-
-    Returns:
-        These seconds, and those of a step in which every member has a batch of its own, None if that cannot be.
-    """
-    both = zip(_batches(train, array), _batches(train, array, epoch=1), strict=True)
-    pairs = list(islice(both, BURST))  # enough to compare them with, and many members make them long
-    began = time.perf_counter()
-    stepper = _stepper(task, array.members, members, device)
-    anew = time.perf_counter() - began + _timed(stepper, pairs[0][:1] * members, 0)
-    for b, learner in enumerate(stepper.learners):
-        learner.epoch = b % 2
-    try:
-        seconds = [_timed(stepper, [pair[b % 2] for b in range(members)], tick) for tick, pair in enumerate(pairs)]
-    except MixedEpochsError:
-        return anew, None
-    return anew, min(seconds[1:])
-
-
-def _stepper(task: Task, some: Sequence[Member], members: int, device: torch.device) -> Stepper:
-    learners: list[Learner] = []
-    for member in islice(cycle(some), members):
-        learners.append(build(task, member, device))
-        lend_frozen(learners[0].model, learners[-1].model)
-    return make_stepper(task, side_by_side(learners))
-
-
-def _batches(train: Batches, array: Array, epoch: int = 0) -> Iterator[Any]:
-    """As many as there are steps, in the order of an epoch, which begins again if it is too short."""
-    order = epoch_order(train.samples, array.members[0].trial.data_seed, epoch)
-    steps = TURNS if train.abreast else ROUNDS * BURST
-    passes = (train.walk(array.key.batch_size, order) for _ in range(steps))
-    return islice(chain.from_iterable(passes), steps)
 
 
 def _timed(stepper: Stepper, batches: Sequence[Any], tick: int) -> float:
