@@ -20,6 +20,8 @@ import shoal.fuse
 from shoal.errors import FusionError
 from shoal.fuse.array import ModelArray
 from shoal.fuse.making import concat, fuse
+from shoal.fuse.optim.fused import fuse_optimizers
+from shoal.fuse.step import TrainingStep
 from shoal.fuse.structure import digest, entries
 
 X = torch.randn(6, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -331,6 +333,48 @@ def shared_parameter() -> list[nn.Module]:
 def same_twice() -> list[nn.Module]:
     model = nn.Tanh()
     return [model, model]
+
+
+def one_memory(bias: Callable[[nn.Parameter], Any]) -> nn.Module:
+    """A model whose second bias is made of the memory of the first."""
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)).double()
+    del model[1].bias
+    model[1].bias = bias(model[0].bias)
+    return model
+
+
+IN_ONE_MEMORY: dict[str, Callable[[nn.Parameter], Any]] = {
+    "of two parameters": lambda bias: nn.Parameter(bias.data),
+    "of a parameter that is frozen": lambda bias: nn.Parameter(bias.data, requires_grad=False),
+    "of a buffer": lambda bias: nn.Buffer(bias.data),
+}
+
+
+@pytest.mark.parametrize("bias", IN_ONE_MEMORY.values(), ids=IN_ONE_MEMORY)
+def test_what_is_trained_in_the_memory_of_another_tensor_is_trained_alone(bias: Callable[[nn.Parameter], Any]) -> None:
+    model = one_memory(bias)
+    with pytest.raises(FusionError, match=r"member 0: '0.bias' and '1.bias' lie in one memory"):
+        fuse([model, one_memory(bias)])
+    twin = one_memory(bias)
+    twin.load_state_dict(model.state_dict())
+    array = fuse([model])
+    mine = torch.optim.SGD(array.members[0].parameters(), lr=0.1)
+    step = TrainingStep(array, fuse_optimizers([mine], array), lambda model, x: model(x).square().mean())
+    own = torch.optim.SGD(twin.parameters(), lr=0.1)
+    for x in torch.randn(9, 4, 2, dtype=torch.float64):
+        own.zero_grad()
+        twin(x).square().mean().backward()
+        own.step()
+        step(x)
+    for trained, wanted in zip(model.state_dict().values(), twin.state_dict().values(), strict=True):
+        torch.testing.assert_close(trained, wanted, rtol=1e-9, atol=1e-12)
+
+
+def test_what_nobody_trains_may_lie_in_one_memory() -> None:
+    models = [one_memory(lambda bias: nn.Buffer(bias.data)) for _ in range(2)]
+    for model in models:
+        model[0].bias.requires_grad_(False)
+    assert len(fuse(models)) == 2
 
 
 REFUSED: dict[str, tuple[Callable[[], list[nn.Module]], str]] = {

@@ -97,6 +97,10 @@ def closing_hook(model: nn.Module) -> None:
     model[2].register_forward_pre_hook(lambda module, inputs: (inputs[0] + first.bias,))
 
 
+def one_memory(model: nn.Module) -> None:
+    model[2].weight = nn.Parameter(model[0].bias.data[None])
+
+
 def in_place(model: nn.Module, batch: Any) -> Tensor:
     return F.mse_loss(model(batch[0].mul_(1.1)), batch[1])
 
@@ -146,6 +150,7 @@ AS_PLAIN: dict[str, dict[str, Any]] = {
     "batch changed in place": {"loss_of": in_place},
     "parameter data replaced": {"loss_of": clamped},
     "copy of the model": {"loss_of": taught},
+    "parameters in one memory": {"change": one_memory},
     "nothing unusual": {},
 }
 AS_ALONE: dict[str, dict[str, Any]] = {

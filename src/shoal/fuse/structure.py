@@ -8,7 +8,7 @@ of a configuration object it holds (a dropout rate, an eps), are left open: memb
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from torch import nn
+from torch import Tensor, nn
 
 from shoal.fuse.bindings import unbindable
 from shoal.fuse.written import Writer, digest
@@ -43,6 +43,10 @@ def obstacle(model: nn.Module, alone: bool) -> str | None:
             return (
                 f"{path or 'the model'!r} is what torch.compile returned; fuse the plain model, and compile its steps"
             )
+    if not alone and (tied := _in_one_memory(model)):
+        return (
+            f"{tied[0]!r} and {tied[1]!r} lie in one memory, which an array would take apart; make them one parameter"
+        )
     stuck = None if alone else unbindable(model)
     if stuck is not None:
         return (
@@ -50,6 +54,18 @@ def obstacle(model: nn.Module, alone: bool) -> str | None:
             "a function closes over, or a weak reference; have the function close over the module itself, and take the "
             "rest from there when called"
         )
+    return None
+
+
+def _in_one_memory(model: nn.Module) -> tuple[str, str] | None:
+    """The paths of a trained parameter and of another tensor that begins where it does; None if there are none."""
+    there: dict[int, tuple[str, Tensor]] = {}
+    for path, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if type(tensor) not in (Tensor, nn.Parameter) or not tensor.numel() or not (place := tensor.data_ptr()):
+            continue
+        first, other = there.setdefault(place, (path, tensor))
+        if other is not tensor and (tensor.requires_grad or other.requires_grad):
+            return first, path
     return None
 
 
