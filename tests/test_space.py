@@ -15,12 +15,12 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 
 from shoal.domain import DOMAINS, Choice, Domain, LogRandInt, LogUniform, QUniform, RandInt, Uniform, from_optuna
 from shoal.errors import SpaceError
-from shoal.space import Space, choice, flatten, grid, loguniform, quniform, randint, uniform
+from shoal.space import Constant, Space, choice, flatten, grid, loguniform, quniform, randint, uniform
 
 NESTED = {
     "lr": loguniform(1e-4, 1e-1),
     "width": choice([64, 128]),
-    "data": {"batch_size": grid([32, 64]), "name": "digits", "crop": (3, 4)},
+    "data": {"batch_size": grid([32, 64]), "name": "digits", "crop": choice([(3, 4)])},
     "optimizer": choice([{"name": "sgd", "momentum": uniform(0, 0.99)}, {"name": "adam"}]),
     "layers": randint(1, 5),
     "dropout": quniform(0, 0.5, 0.1),
@@ -59,11 +59,20 @@ class Colour(str, Enum):  # noqa: UP042  (str() of a StrEnum is its value alread
         pytest.param({3: 1}, ["parameter's name must be a string", "3"], id="first key that is no string"),
         pytest.param({"a.b": 1}, ["'a.b'", "dot", "nest"], id="key with a dot"),
         pytest.param({"": 1}, ["empty", "''"], id="empty key"),
-        pytest.param({"a": {"b": {1, 2}}}, ["`a.b`", "JSON", "of type set"], id="set"),
+        pytest.param({"a": {"b": {1, 2}}}, ["`a.b`", "a set", "no order", "choice([1, 2])"], id="set"),
+        pytest.param({"w": (64, 128)}, ["`w`", "a tuple", "(64, 128)", "choice([64, 128])"], id="tuple"),
+        pytest.param({"a": [(64,), (128,)]}, ["`a`", "write choice([(64,), (128,)])"], id="tuples in a list"),
+        pytest.param({"a": {"b": [[64], [128]]}}, ["`a.b`", "write choice([[64], [128]])"], id="lists in a list"),
+        pytest.param({"a": []}, ["`a`", "at least one option"], id="empty list"),
+        pytest.param({"a": [1, {"b": [2, {3}]}]}, ["`a[1].b[1]`", "a set"], id="set in a list"),
+        pytest.param({"w": range(3)}, ["`w`", "of type range", "Write choice(...) around it"], id="range"),
+        pytest.param({"w": np.ones(2)}, ["`w`", "of type ndarray", "Write choice(...) around it"], id="numpy"),
         pytest.param({"w": torch.zeros(2)}, ["`w`", "JSON", "of type Tensor"], id="tensor"),
         pytest.param({"act": choice([torch.nn.ReLU])}, ["`act[0]`", "ReLU", "Give it a name"], id="class in a choice"),
-        pytest.param({"a": [1, [2, object()]]}, ["`a[1][1]`", "of type object"], id="object in a list"),
-        pytest.param({"a": [uniform(0, 1)]}, ["`a[0]`", "list", "uniform(0, 1)"], id="domain in a list"),
+        pytest.param({"a": choice([0, [2, object()]])}, ["`a[1][1]`", "of type object"], id="object in a list"),
+        pytest.param(
+            {"a": choice([[uniform(0, 1)]])}, ["`a[0][0]`", "a list", "uniform(0, 1)"], id="domain in an option"
+        ),
         pytest.param({"a": math.inf}, ["`a`", "finite", "inf"], id="infinite constant"),
         pytest.param(
             {"o": choice([{"n": 1}, {"m": uniform(1, 0)}])}, ["`o[1].m`", "low must not"], id="inside an option"
@@ -102,6 +111,43 @@ def test_a_sample_is_plain_nested_data_and_follows_its_seed():
         assert 1 <= config["heads"] <= 64
 
 
+@pytest.mark.parametrize(
+    ("given", "same"),
+    [
+        pytest.param({"w": [64, 128]}, {"w": choice([64, 128])}, id="numbers"),
+        pytest.param({"w": [64]}, {"w": choice([64])}, id="one item"),
+        pytest.param({"net": {"w": [64, 128]}}, {"net": {"w": choice([64, 128])}}, id="nested"),
+        pytest.param({"w": ["a", None, True]}, {"w": choice(["a", None, True])}, id="no numbers"),
+        pytest.param({"w": [0.0, randint(1, 3)]}, {"w": choice([0.0, randint(1, 3)])}, id="with a domain"),
+        pytest.param(
+            {"o": [{"name": "sgd", "m": [0.0, 0.9]}, {"name": "adam"}]},
+            {"o": choice([{"name": "sgd", "m": choice([0.0, 0.9])}, {"name": "adam"}])},
+            id="of dicts",
+        ),
+        pytest.param(
+            {"o": choice([{"m": [1, 2]}, choice([3, 4])])},
+            {"o": choice([{"m": choice([1, 2])}, choice([3, 4])])},
+            id="within an option",
+        ),
+    ],
+)
+def test_a_list_is_a_choice(given, same):
+    assert Space(given) == Space(same)
+    assert Space(given).grid() == Space(same).grid()
+    assert Space.from_json(Space(given).to_json()) == Space(same)
+
+
+def test_a_list_that_is_an_option_of_a_choice_is_a_value():
+    assert Space({"hidden": choice([[64, 32], [128]])}).grid() == [{"hidden": [64, 32]}, {"hidden": [128]}]
+    assert Space({"hidden": choice([[64, 32]])}).sample(0) == {"hidden": [64, 32]}
+
+
+def test_a_list_that_an_older_journal_keeps_as_a_value_stays_one():
+    kept = '{"dict": {"hidden": {"value": [64, 32]}, "o": {"choice": [{"value": [1]}]}}}'
+    assert Space.from_json(kept).grid() == [{"hidden": [64, 32], "o": [1]}]
+    assert Space.from_json(kept).to_json() == kept
+
+
 def test_the_axes_are_the_parameters_that_are_chosen_from_numbers():
     space = Space(
         {
@@ -127,7 +173,7 @@ def test_a_sample_goes_on_with_a_given_generator():
 
 
 def test_changing_a_config_or_the_dict_given_leaves_the_space_alone():
-    given = {"a": {"b": 1}, "c": [1, {"d": 2}]}
+    given = {"a": {"b": 1}, "c": choice([[1, {"d": 2}]])}
     space = Space(given)
     given["a"]["b"] = 5
     for config in (space.sample(0), *space.grid()):
@@ -145,7 +191,7 @@ def test_changing_a_config_or_the_dict_given_leaves_the_space_alone():
         pytest.param(Colour.RED, "red", id="string enum"),
         pytest.param(True, True, id="bool"),
         pytest.param(None, None, id="None"),
-        pytest.param((1, (2,)), [1, [2]], id="tuple"),
+        pytest.param(choice([(1, (2,))]), [1, [2]], id="tuple"),
     ],
 )
 def test_constants_become_plain(given_value, plain):
@@ -205,7 +251,9 @@ def test_a_continuum_in_a_grid_is_refused_with_the_remedy(parameters, path):
     [
         pytest.param({}, {}, id="empty"),
         pytest.param(
-            {"a": 1, "b": {"c": [1, 2]}}, {"a": ([1], False, ""), "b.c": ([[1, 2]], False, "")}, id="constants"
+            {"a": 1, "b": {"c": Constant([1, 2])}},
+            {"a": ([1], False, ""), "b.c": ([[1, 2]], False, "")},
+            id="constants",
         ),
         pytest.param({"x": {"y": uniform(0, 1)}}, {"x.y": ([Uniform(0, 1)], False, "x.y")}, id="domain"),
         pytest.param({"w": choice([64, 128])}, {"w": ([64, 128], False, "w")}, id="choice"),
@@ -280,7 +328,7 @@ def test_json_of_an_unknown_domain_is_refused():
 
 
 def test_json_keeps_constants_that_look_like_domains_apart():
-    space = Space({"uniform": {"value": 3}, "choice": [1, 2]})
+    space = Space({"uniform": {"value": 3}, "choice": choice([[1, 2]])})
     assert Space.from_json(space.to_json()).sample(0) == {"uniform": {"value": 3}, "choice": [1, 2]}
 
 
@@ -366,7 +414,9 @@ def test_a_quniform_has_the_points_of_decimal_arithmetic(low, steps, q, seed):
 constants = st.none() | st.booleans() | st.integers() | finite | st.text()
 names = st.text(st.characters(exclude_characters="."), min_size=1)
 discrete = st.recursive(
-    constants | st.lists(constants, max_size=3) | st.builds(lambda low: randint(low, low + 2), st.integers()),
+    constants
+    | st.lists(constants, max_size=3).map(Constant)
+    | st.builds(lambda low: randint(low, low + 2), st.integers()),
     lambda nodes: (
         st.dictionaries(names, nodes, max_size=2) | st.lists(nodes, min_size=1, max_size=2).map(choice)  # branches
     ),

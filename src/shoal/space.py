@@ -24,7 +24,7 @@ from typing import Any
 from shoal.domain import DOMAINS, Choice, Domain, LogUniform, QUniform, RandInt, Uniform, from_optuna
 from shoal.errors import SpaceError
 
-__all__ = ["Leaf", "Space", "choice", "flatten", "grid", "loguniform", "quniform", "randint", "uniform"]
+__all__ = ["Constant", "Leaf", "Space", "choice", "flatten", "grid", "loguniform", "quniform", "randint", "uniform"]
 
 _MOST_POINTS = 10**6
 """Configurations of a grid."""
@@ -55,7 +55,8 @@ def choice(options: Iterable[Any]) -> Choice:
 
     Args:
         options: in a fixed order, so not a set. An option that is a dict may hold domains of its own; they are sampled
-            only when that option is chosen. So may an option that is a domain.
+            only when that option is chosen. So may an option that is a domain. An option that is a list is that list:
+            `choice([[64, 32], [128]])` chooses between two, and `choice([[64, 32]])` is always [64, 32].
 
     Raises:
         SpaceError: `options` is not a list, tuple or other ordered collection.
@@ -71,6 +72,17 @@ def grid(options: Iterable[Any]) -> Choice:
     The algorithm `Grid` tries every one, of a `grid` and of a `choice` alike; the other algorithms draw one at random.
     """
     return choice(options)
+
+
+@dataclass(frozen=True)
+class Constant:
+    """A value that is not searched, also where it is a list: as a journal and `{value = [64, 32]}` of a file say it.
+
+    Args:
+        value: None, bool, int, float or str, or lists or dicts of those.
+    """
+
+    value: Any
 
 
 @dataclass(frozen=True)
@@ -93,9 +105,10 @@ class Space:
     """A search space that can be sampled, enumerated, and kept in a journal.
 
     Args:
-        parameters: names to domains (`uniform`, `choice`, ... or Optuna distributions), to constants, or to dicts of
-            these, nested at will. Configurations are recorded as JSON; so constants and options are None, bool, int,
-            float or str, or lists or dicts of those. A tuple becomes a list, as it would when it is read back.
+        parameters: names to domains (`uniform`, `choice`, ... or Optuna distributions), to lists, each a choice of its
+            items, to constants, or to dicts of these, nested at will. Configurations are recorded as JSON; so constants
+            and options are None, bool, int, float or str. An option of `choice` may be a list of those, too; a tuple
+            there becomes a list, as it would when it is read back.
 
     Raises:
         SpaceError: a parameter cannot be sampled; the error names its path, its value and the remedy.
@@ -209,12 +222,33 @@ def _checked(node: Any, path: str) -> Any:
             if fault := node.fault():
                 raise SpaceError(f"`{path}`: {fault}, got {node}")
             if isinstance(node, Choice):
-                return Choice(tuple(_checked(option, f"{path}[{i}]") for i, option in enumerate(node.options)))
+                return Choice(tuple(_option(option, f"{path}[{i}]") for i, option in enumerate(node.options)))
             return node
+        case Constant():
+            return _constant(node.value, path)
         case Mapping():
             return {_name(name, path): _checked(value, _join(path, name)) for name, value in node.items()}
+        case list():
+            if any(isinstance(item, list | tuple) for item in node):
+                raise SpaceError(
+                    f"`{path}`: a list is a choice of its items, and an item that is a list itself could be a value or "
+                    f"a choice; write choice({reprlib.repr(node)}) if lists are chosen from, got {reprlib.repr(node)}"
+                )
+            return _checked(Choice(tuple(node)), path)
+        case tuple() | set() | frozenset():
+            what = "a tuple" if isinstance(node, tuple) else "a set, which has no order,"
+            items = reprlib.repr(list(node))
+            raise SpaceError(
+                f"`{path}`: {what} could be a value or a choice, got {reprlib.repr(node)}; write choice({items}) to "
+                f"choose one of these, choice([{items}]) if the list is the value"
+            )
         case _:
             return _constant(node, path)
+
+
+def _option(node: Any, path: str) -> Any:
+    """An option of a choice: as any node, but a list is itself."""
+    return _constant(node, path) if isinstance(node, list | tuple) else _checked(node, path)
 
 
 def _name(name: object, path: str) -> str:
@@ -244,13 +278,19 @@ def _constant(value: Any, path: str) -> Any:
             return {_name(name, path): _constant(item, _join(path, name)) for name, item in value.items()}
         case Domain():
             raise SpaceError(
-                f"`{path}`: a list is a constant and cannot hold {value}; use a dict, or a choice of lists"
+                f"`{path}`: an option that is a list is a value and cannot hold {value}; use a dict, or a choice of "
+                "lists"
             )
     raise SpaceError(
         f"`{path}`: a value must be None, bool, int, float or str, or a list or dict of those, because configurations "
-        f"are recorded as JSON; got {reprlib.repr(value)} of type {type(value).__name__}. "
-        "Give it a name here and look the name up in the task"
+        f"are recorded as JSON; got {reprlib.repr(value)} of type {type(value).__name__}. " + _remedy(value)
     )
+
+
+def _remedy(value: object) -> str:
+    if isinstance(value, Iterable) and not isinstance(value, str | bytes | set | frozenset | Mapping):
+        return "Write choice(...) around it to choose one of its items"
+    return "Give it a name here and look the name up in the task"
 
 
 def _drawn(node: Any, path: str, pick: Callable[[str, Domain], Any]) -> Any:
@@ -374,7 +414,7 @@ def _decoded(node: dict[str, Any]) -> Any:
     ((kind, content),) = node.items()
     match kind:
         case "value":
-            return content
+            return Constant(content)
         case "dict":
             return {name: _decoded(value) for name, value in content.items()}
         case "choice":

@@ -215,7 +215,8 @@ def tune(
     Args:
         task: what is trained; or a function of a config that trains by itself and calls `shoal.report`, of whatever
             framework: it has a process of its own, and budgets count its reports.
-        space: names to domains (`shoal.loguniform` ...), Optuna distributions, constants, or nested mappings of these.
+        space: names to domains (`shoal.loguniform` ...), lists (each a choice), Optuna distributions, constants, or
+            nested mappings of these.
         metric: the reported value to compare trials by; `valid_loss` is always there. Or several, for `OptunaSearch`.
         mode: "min" or "max": which end of it is good; of several metrics a list with one for each.
         algorithm: which configurations are tried and for how long.

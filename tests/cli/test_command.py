@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from shoal.cli.app import app
 from shoal.cli.space_file import read_space
 from shoal.errors import SpaceError
-from shoal.space import Space, choice, loguniform, randint, uniform
+from shoal.space import Constant, Space, choice, loguniform, randint, uniform
 
 SHOAL = [sys.executable, "-c", "from shoal.cli import main; main()"]
 SPACE = "lr = [0.1, 0.2]\nwidth = 8\n"
@@ -219,7 +219,7 @@ def test_a_file_of_a_space(tmp_path: Path) -> None:
             "momentum": uniform(0, 0.9),
             "width": choice([64, 128]),
             "steps": choice([10, 20, 30]),
-            "shape": [1, 2],
+            "shape": Constant([1, 2]),
             "seed": 3,
             "optimizer": {"name": "sgd", "decay": uniform(0.0, 1.0)},
         }
@@ -235,6 +235,7 @@ def test_a_file_of_a_space(tmp_path: Path) -> None:
         pytest.param("lr = {low = 1.0, high = 2.0, log = 1}", "`lr`: `log` must be true or false, got 1", id="log"),
         pytest.param("lr = {low = 1, high = 2, step = 'a'}", "`lr`: `step` must be a number", id="step"),
         pytest.param("width = []", "`width`: a choice must have", id="no option"),
+        pytest.param("a.b = [[1], [2]]", r"`a.b`: .*write {value = \[\.\.\.\]} for a list that is a value", id="lists"),
         pytest.param("day = 2026-01-01", "`day`", id="a date"),
         pytest.param("lr = ", "space.toml: Invalid value", id="no TOML"),
     ],

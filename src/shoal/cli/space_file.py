@@ -7,7 +7,7 @@ from typing import Any
 
 from shoal.domain import LogRandInt
 from shoal.errors import SpaceError
-from shoal.space import Space, choice, is_number, loguniform, quniform, randint, uniform
+from shoal.space import Constant, Space, choice, is_number, loguniform, quniform, randint, uniform
 
 __all__ = ["read_space"]
 
@@ -37,11 +37,16 @@ def read_space(file: Path) -> Space:
 
 def _parameter(value: Any, path: str) -> Any:
     if isinstance(value, list):
+        if any(isinstance(option, list) for option in value):
+            raise SpaceError(
+                f"`{path}`: a list is a choice of its items, and an item that is a list itself could be a value or a "
+                f"choice; write {{value = [...]}} for a list that is a value, got {value!r}"
+            )
         return choice([_parameter(option, f"{path}[{i}]") for i, option in enumerate(value)])
     if not isinstance(value, dict):
         return value
     if value.keys() == {"value"}:
-        return value["value"]
+        return Constant(value["value"])
     if not value.keys() & {"low", "high"}:
         return {name: _parameter(inner, f"{path}.{name}") for name, inner in value.items()}
     return _range(value, path)
