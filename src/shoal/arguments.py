@@ -4,11 +4,9 @@ import base64
 from collections.abc import Mapping
 from typing import Any
 
-import cloudpickle
-
 from shoal.algorithms.base import Algorithm
 from shoal.errors import AlgorithmError, ShoalError, TaskError
-from shoal.pickling import dumped
+from shoal.pickling import dumped, loaded, remember
 from shoal.planner.packing.base import Packing
 from shoal.schedule.base import Policy
 from shoal.space import Space
@@ -31,7 +29,9 @@ def pickled(task: object) -> bytes:
             f"`task` must be a function of a config, or an instance of a subclass of shoal.Task, got {task!r}"
         )
     remedy = "make what its attributes hold in `data` or `model`"
-    return dumped(task, "the task cannot be pickled for its workers", TaskError, remedy)
+    content = dumped(task, "the task cannot be pickled for its workers", TaskError, remedy)
+    remember(content, task)
+    return content
 
 
 def blueprint(algorithm: Algorithm) -> bytes:
@@ -47,7 +47,7 @@ def blueprint(algorithm: Algorithm) -> bytes:
 
 def bound(blueprint: bytes, spec: Mapping[str, Any]) -> Algorithm:
     """The algorithm that the journal keeps, with the problem of its study."""
-    algorithm: Algorithm = cloudpickle.loads(blueprint)
+    algorithm: Algorithm = loaded(blueprint)
     shared = None if spec["data_seed"] == "trial" else spec["data_seed"]
     space = Space.from_json(spec["space"])
     algorithm.bind(space, metric=spec["metric"], mode=spec["mode"], seed=spec["seed"], data_seed=shared)
@@ -55,13 +55,21 @@ def bound(blueprint: bytes, spec: Mapping[str, Any]) -> Algorithm:
 
 
 def strategy_text(strategy: str | Policy | Packing) -> str:
-    """A policy or packing as the journal keeps it: its name, or all of an object."""
-    return strategy if isinstance(strategy, str) else _PICKLED + base64.b64encode(cloudpickle.dumps(strategy)).decode()
+    """A policy or packing as the journal keeps it: its name, or all of an object.
+
+    Raises:
+        ShoalError: it cannot be pickled.
+    """
+    if isinstance(strategy, str):
+        return strategy
+    remedy = "make what its attributes hold when it is first called"
+    content = dumped(strategy, f"{strategy!r} cannot be pickled for the journal", ShoalError, remedy)
+    return _PICKLED + base64.b64encode(content).decode()
 
 
 def strategy_of(text: str) -> Any:
     """The policy or packing that the journal keeps: its name, or the object."""
-    return text if not text.startswith(_PICKLED) else cloudpickle.loads(base64.b64decode(text.removeprefix(_PICKLED)))
+    return text if not text.startswith(_PICKLED) else loaded(base64.b64decode(text.removeprefix(_PICKLED)))
 
 
 def single(value: object) -> object:

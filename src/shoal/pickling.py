@@ -1,12 +1,19 @@
-"""What a user gives, as bytes for other processes."""
+"""What a user gives, as bytes for the journal and for other processes, and what these bytes are in this one."""
 
+import hashlib
+import io
 import pickle
+from collections.abc import Callable
+from typing import Any
 
 import cloudpickle
 
 from shoal.errors import ShoalError
 
-__all__ = ["dumped"]
+__all__ = ["dumped", "loaded", "recalled", "remember"]
+
+_given: dict[bytes, object] = {}
+"""Digest of the bytes -> the object that this process pickled to them. Objects stay alive as long as the process."""
 
 
 def dumped(value: object, what: str, fault: type[ShoalError], remedy: str) -> bytes:
@@ -26,3 +33,61 @@ def dumped(value: object, what: str, fault: type[ShoalError], remedy: str) -> by
     except (TypeError, pickle.PicklingError) as error:
         raise fault(f"{what} ({error}); {remedy}") from error
     return content
+
+
+def remember(content: bytes, value: object) -> None:
+    """Let `recalled` find the object that this process has pickled to these bytes."""
+    _given[_digest(content)] = value
+
+
+def recalled(content: bytes) -> Any:
+    """The very object that was pickled, where this process did so and it has not changed since; else as `loaded`.
+
+    The caller of `tune` may so use classes, globals and breakpoints of its own in what runs in its process. Whether an
+    object has changed (an attribute, a class or a function of `__main__`, a global that these read) is seen from its
+    bytes: what was recorded counts.
+    """
+    value = _given.get(_digest(content))
+    return value if value is not None and _is_pickled_to(value, content) else loaded(content)
+
+
+def loaded(content: bytes) -> Any:
+    """A new object of these bytes, whose classes are its own where they were pickled by value.
+
+    cloudpickle would give a class of `__main__` that is in this process already, or that came out of other bytes, the
+    methods that these bytes hold.
+
+    Raises:
+        Exception: whatever the modules raise that the object needs.
+    """
+    return _Unpickler(io.BytesIO(content)).load()
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        found = super().find_class(module, name)
+        return _untracked(found) if (module, name) in _MAKERS else found
+
+
+_MAKERS = {("cloudpickle.cloudpickle", f"_make_skeleton_{kind}") for kind in ("class", "enum")}
+
+
+def _untracked(make: Callable[..., type]) -> Callable[..., type]:
+    """A maker of classes without the id by which cloudpickle finds one that it has made before."""
+
+    def made(*arguments: Any) -> type:
+        *others, _, extra = arguments
+        return make(*others, None, extra)
+
+    return made
+
+
+def _is_pickled_to(value: object, content: bytes) -> bool:
+    try:
+        return bool(cloudpickle.dumps(value) == content)
+    except (TypeError, pickle.PicklingError):  # it holds what it did not hold then
+        return False
+
+
+def _digest(content: bytes) -> bytes:
+    return hashlib.blake2b(content).digest()

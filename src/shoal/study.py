@@ -166,6 +166,9 @@ class Study:
     def best_model(self) -> "nn.Module":
         """The best trial's model with its trained weights, on the CPU and in evaluation mode.
 
+        The task's `model` is called: as the study was given it, or as its module has it now if that can be imported.
+        In a process that did not begin the study this runs code that the study's directory holds.
+
         Raises:
             ShoalError: no trial has a value of the metric, there are several metrics, or no `Task` was trained.
             CheckpointError: its checkpoint is gone or damaged.

@@ -30,7 +30,9 @@ class Task(ABC):
     on what its data set draws from the generators of torch, Python and NumPy (not from one of its own): where it draws
     nothing it is not asked for again as long as it can be kept. The task is pickled (by cloudpickle): keep data sets
     out of its attributes and load them in `data`. One object serves many trials: what a method puts on `self` is seen
-    by all of them.
+    by all of them. In the process that calls `tune` (`backend="inline"`, `Study.best_model`) that is the object given,
+    which stays in memory as long as the process; if it has changed since (an attribute; a class, function or global of
+    a script or a notebook), a copy of what it was, and neither ever changes the other.
     """
 
     shared_augmentation: bool = False

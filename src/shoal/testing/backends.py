@@ -12,6 +12,7 @@ from shoal.backend.base import Backend, Ended, Event, Outcome, Profiled, Reporte
 from shoal.cluster.device import Device
 from shoal.cost.demand import Profile
 from shoal.errors import BackendError, StorageFullError, TaskError
+from shoal.pickling import loaded
 from shoal.planner.job import Array, ArrayKey, Change, Job, Member
 from shoal.planner.orders import Orders
 from shoal.trial import Report, Trial
@@ -227,7 +228,7 @@ BACKEND_CHECKS: tuple[Callable[[MakeBackend, Path], None], ...] = (
 
 def follow(job: Job, device: Device, workplace: Workplace, orders: Orders) -> Iterator[Event]:
     """A runner whose task is a `Script`."""
-    script: Script = cloudpickle.loads(workplace.task)
+    script: Script = loaded(workplace.task)
     yield from script(job, device, orders)
 
 

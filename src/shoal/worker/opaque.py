@@ -12,11 +12,10 @@ from enum import IntEnum
 from pathlib import Path
 from typing import BinaryIO
 
-import cloudpickle
-
 from shoal.cluster.device import Device
 from shoal.errors import TaskError
 from shoal.opaque import Command, Opaque
+from shoal.pickling import loaded
 from shoal.planner.event import Event, Outcome, Profiled, Reported
 from shoal.planner.job import Array, Job, Workplace
 from shoal.planner.orders import Orders
@@ -38,7 +37,7 @@ _TAIL_LINES = 20
 
 def run(job: Job, device: Device, workplace: Workplace, orders: Orders) -> Iterator[Event]:
     """Train the members of a job, one after another: the planner gives it one."""
-    training: Opaque = cloudpickle.loads(workplace.task)
+    training: Opaque = loaded(workplace.task)
     path = log_path(workplace.directory, job.id)
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("ab") as log:

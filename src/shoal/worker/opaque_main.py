@@ -9,9 +9,8 @@ import sys
 import traceback
 from contextlib import suppress
 
-import cloudpickle
-
 from shoal.errors import TaskError
+from shoal.pickling import loaded
 from shoal.trainable import Stop
 
 __all__ = ["main"]
@@ -38,7 +37,7 @@ def _stop(number: int, frame: object) -> None:
 
 def _call(content: bytes, config: dict[str, object]) -> None:
     try:
-        function = cloudpickle.loads(content)
+        function = loaded(content)
     except (ImportError, AttributeError) as error:
         raise TaskError(
             f"the function cannot be loaded in its process: {error}; define it in a module on sys.path or in the "

@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
-import cloudpickle
 import torch
 from torch import nn
 
 from shoal.errors import CheckpointError
+from shoal.pickling import recalled
 from shoal.task import Task
 from shoal.trial import Trial
 from shoal.worker.checkpoint import load_newest
@@ -28,7 +28,7 @@ def trained_model(task: bytes, trial: Trial, directory: Path) -> nn.Module:
     checkpoint = load_newest(directory, trial.number)
     if checkpoint is None:
         raise CheckpointError(f"trial {trial.number} has no intact checkpoint below {directory / 'checkpoints'}")
-    owner: Task = cloudpickle.loads(task)
+    owner: Task = recalled(task)
     with torch.random.fork_rng(devices=[]):
         model = owner.model(trial.config)
     model.load_state_dict(checkpoint.model)

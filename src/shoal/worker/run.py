@@ -5,11 +5,11 @@ from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 
-import cloudpickle
 import torch
 
 from shoal.cluster.device import Device
 from shoal.errors import TaskError
+from shoal.pickling import recalled
 from shoal.planner.event import Event, Profiled, Surveyed
 from shoal.planner.job import Job, Purpose, Workplace
 from shoal.planner.orders import Orders
@@ -68,7 +68,7 @@ def _place(device: Device) -> torch.device:
 def _prepared(pickled: bytes, device: torch.device, directory: Path) -> tuple[Workshop, Describer]:
     """What the next job of the study in a directory can use again in this process."""
     try:
-        task: Task = cloudpickle.loads(pickled)
+        task: Task = recalled(pickled)
     except (ImportError, AttributeError) as error:
         raise TaskError(
             f"the task cannot be loaded in a worker: {error}; define it in a module on sys.path or in the script itself"

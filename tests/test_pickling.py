@@ -1,0 +1,67 @@
+"""What a user gave, in the process that has it: what a study does never changes the classes there."""
+
+import subprocess
+import sys
+import threading
+from enum import Enum
+from pathlib import Path
+
+from own_classes import CLASSES, SEARCH
+
+from shoal.errors import ShoalError
+from shoal.pickling import dumped, loaded, recalled, remember
+
+LOOK = """
+import sys
+import torch, shoal
+
+one = torch.ones(1)
+first, second = (shoal.Study(f"{sys.argv[1]}/{name}-inline") for name in ("first", "second"))
+model = first.best_model()
+assert model(one).item() == 1
+assert second.best_model()(one).item() == 10
+assert model(one).item() == first.best_model()(one).item() == 1
+"""
+
+
+def run(file: Path, source: str, *arguments: object) -> None:
+    file.write_text(source)
+    done = subprocess.run([sys.executable, file, *map(str, arguments)], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_script_searches_what_its_classes_say_now_and_each_study_keeps_its_own(tmp_path: Path) -> None:
+    main = 'if __name__ == "__main__":\n    folder = sys.argv[1]\n    check("inline")\n    check("local")\n'
+    run(tmp_path / "script.py", CLASSES + SEARCH + main, tmp_path)
+    run(tmp_path / "look.py", LOOK, tmp_path)
+
+
+class Counter:
+    def __init__(self) -> None:
+        self.count = 0
+
+
+def test_the_object_that_was_given_is_recalled_until_it_changes() -> None:
+    value = Counter()
+    content = dumped(value, "it cannot be pickled", ShoalError, "leave it out")
+    assert recalled(content) is not value, "nobody said that it may be used"
+    remember(content, value)
+    assert recalled(content) is value
+    value.count = 1
+    assert recalled(content).count == 0
+    value.lock = threading.Lock()  # type: ignore[attr-defined]
+    assert recalled(content).count == 0, "what cannot be pickled any more has changed"
+
+
+def test_classes_that_are_pickled_by_value_are_made_anew_each_time() -> None:
+    class Local:
+        factor = 1
+
+    class Sort(Enum):
+        ONE = 1
+
+    content = dumped((Local(), Sort.ONE), "it cannot be pickled", ShoalError, "leave it out")
+    (one, sort), (other, other_sort) = loaded(content), loaded(content)
+    Local.factor = 2
+    assert (one.factor, other.factor, Local().factor) == (1, 1, 2)
+    assert len({type(one), type(other), Local}) == len({type(sort), type(other_sort), Sort}) == 3
