@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from itertools import chain, count
 from pathlib import Path
@@ -285,6 +285,7 @@ def tune(
     check_sharing(means.sharing, means.fleet.given, processes=means.backend.concurrent)
     plan = blueprint(algorithm)
     search = bound(plan, spec)
+    spec["totals"] = None if search.totals is None else asdict(search.totals)
     content = pickled(task) if training is None else pickle.dumps(training)
     hand_over(Asked(spec, content, means.fleet.given, means.packing))
     place = chosen["directory"] or _new_directory(str(spec["task"]))

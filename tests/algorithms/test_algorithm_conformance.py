@@ -14,6 +14,7 @@ from shoal.algorithms import (
     Random,
     SuccessiveHalving,
     SyncBOHB,
+    Totals,
 )
 from shoal.space import Space, choice, loguniform, randint, uniform
 from shoal.testing import check_algorithm
@@ -187,6 +188,18 @@ class AcceptsAnyMetric(Random):
         return super().observe(dataclasses.replace(report, metrics={"score": 0.0}))
 
 
+class SaysFewer(Random):
+    @property
+    def totals(self):
+        return Totals(12, 24, 24)
+
+
+class ForgetsWhatItSaid(Random):
+    @property
+    def totals(self):
+        return None if self.finished else super().totals
+
+
 @pytest.mark.parametrize(
     ("broken", "message"),
     [
@@ -204,6 +217,8 @@ class AcceptsAnyMetric(Random):
         pytest.param(TakesTheFirst, "the order of reports changed the study", id="TakesTheFirst"),
         pytest.param(AnswersAgain, "came again and was answered", id="AnswersAgain"),
         pytest.param(SeedsByChance, "the same seed gave different trials", id="SeedsByChance"),
+        pytest.param(SaysFewer, "Totals.* was said beforehand, 36 epochs were asked for", id="SaysFewer"),
+        pytest.param(ForgetsWhatItSaid, "was said beforehand, None afterwards", id="ForgetsWhatItSaid"),
         pytest.param(AcceptsStrangers, "was accepted and should raise AlgorithmError", id="AcceptsStrangers"),
         pytest.param(AcceptsAnyMetric, "was accepted and should raise TaskError", id="AcceptsAnyMetric"),
     ],
@@ -211,3 +226,30 @@ class AcceptsAnyMetric(Random):
 def test_the_suite_finds_what_breaks_the_contract(broken, message):
     with pytest.raises(AssertionError, match=message):
         check_algorithm(lambda: broken(n=12, epochs=3), MIXED)
+
+
+@pytest.mark.parametrize(
+    ("make", "space", "totals"),
+    [
+        pytest.param(lambda: Grid(epochs=3), DISCRETE, Totals(15, 45, 45), id="grid"),
+        pytest.param(lambda: Random(n=25, epochs=3), MIXED, Totals(25, 75, 75), id="random"),
+        pytest.param(lambda: Hyperband(9), MIXED, Totals(17, 69, 69), id="hyperband"),
+        pytest.param(lambda: SuccessiveHalving(n=20, max_epochs=9), MIXED, Totals(20, 44, 44), id="halving"),
+        pytest.param(lambda: BOHB(max_epochs=9), MIXED, Totals(17, 69, 69), id="bohb"),
+        pytest.param(lambda: SyncBOHB(max_epochs=9, brackets=4), MIXED, Totals(26, 90, 90), id="sync_bohb"),
+        pytest.param(lambda: PBT(n=10, epochs=6), MIXED, Totals(20, 60, 60), id="pbt"),
+        pytest.param(lambda: OptunaSearch(n=16, epochs=3), MIXED, Totals(16, 48, 48), id="optuna"),
+        pytest.param(lambda: ASHA(n=40, max_epochs=9), MIXED, Totals(40, 90, 360), id="asha"),
+        pytest.param(lambda: ASHA(n=2, max_epochs=9), MIXED, Totals(2, 10, 18), id="asha, one gets to the end"),
+        pytest.param(
+            lambda: ASHA(n=40, max_epochs=9, variant="stopping"), MIXED, Totals(40, 56, 360), id="asha, stopping"
+        ),
+        pytest.param(
+            lambda: Median(n=20, epochs=7, interval=2, grace=3), MIXED, Totals(20, 80, 140), id="median, after grace"
+        ),
+    ],
+)
+def test_totals_are_known_beforehand(make, space, totals):
+    algorithm = make()
+    algorithm.bind(space, metric="score", mode="min", seed=0)
+    assert algorithm.totals == totals

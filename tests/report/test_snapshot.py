@@ -61,6 +61,21 @@ def test_time_left_follows_the_pace(journal):
     assert seen.best == Best(1, {"lr": 1}, 0.75)
 
 
+def test_time_left_is_that_of_all_rungs(journal):
+    """Trials that failed are not waited for."""
+    assert snapshot(journal, 110.0).totals is None
+    journal.put("totals", {"trials": 9, "least": 40, "most": 60})
+    report(journal, 0, 1, 0.5)
+    report(journal, 0, 2, 0.5)
+    seen = snapshot(journal, 110.0)
+    assert (seen.epochs_asked, seen.epochs_total, seen.epochs_most, seen.to_come) == (16, 40, 60, 5)
+    assert seen.seconds_left == pytest.approx(10.0 / 2 * 38)
+    report(journal, 1, 1, 0.5, TrialState.FAILED)
+    seen = snapshot(journal, 110.0)
+    assert (seen.epochs_total, seen.epochs_most) == (37, 57)
+    assert seen.seconds_left == pytest.approx(10.0 / 3 * 34)
+
+
 def test_the_pace_is_that_of_the_process_that_runs_it(journal, clock, tmp_path):
     report(journal, 0, 1, 0.5)
     journal.close()

@@ -8,6 +8,7 @@ import pytest
 from report_samples import device, failed_job, row, snapshot
 from rich.console import Console
 
+from shoal.algorithms.base import Totals
 from shoal.objective import objectives
 from shoal.planner.job import Purpose
 from shoal.report.ranking import ranked
@@ -174,6 +175,19 @@ def test_jobs_that_share_a_device_stand_below_its_name():
             id="lost device",
         ),
         pytest.param({"epochs_asked": 0, "epochs_done": 0, "seconds_left": None}, "0 of 0", id="nothing asked"),
+        pytest.param({"totals": Totals(30, 300, 300)}, "25 of 300  0:01:01 elapsed, 0:03:04 left", id="all rungs"),
+        pytest.param(
+            {"totals": Totals(30, 300, 300)}, "trials   15 waiting, 8 running, 7 to come", id="trials to come"
+        ),
+        pytest.param(
+            {"totals": Totals(30, 300, 900)}, "25 of 300 to 900  0:01:01 elapsed, at least 0:03:04 left", id="bounds"
+        ),
+        pytest.param({"totals": Totals(30, 300, 300), "epochs_lost": 12}, "25 of 288", id="failed trials do no more"),
+        pytest.param(
+            {"totals": Totals(30, 300, 900), "states": {TrialState.COMPLETE: 3}, "epochs_asked": 25},
+            "25 of 25  0:01:01 elapsed\n",
+            id="ended with less",
+        ),
         pytest.param({"seconds_left": None}, "0:01:01 elapsed, – left", id="pace unknown"),
         pytest.param({"seconds_left": None, "pid": None}, "25 of 100  0:01:01 elapsed\n", id="no pace, nobody runs it"),
     ],
@@ -271,6 +285,8 @@ def test_snapshot_json_is_strict_and_complete():
         "best": {"trial": 7, "config": {"lr": 0.0031234, "width": 128}, "value": 0.98125},
         "epochs_done": 25,
         "epochs_asked": 100,
+        "epochs_total": 100,
+        "totals": None,
         "elapsed": 61.2,
         "seconds_left": 183.6,
         "devices": [

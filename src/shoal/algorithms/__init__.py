@@ -1,7 +1,7 @@
 """What to try next, and how far."""
 
 from shoal.algorithms.asha import ASHA
-from shoal.algorithms.base import Algorithm
+from shoal.algorithms.base import Algorithm, Totals
 from shoal.algorithms.bohb import BOHB, SyncBOHB
 from shoal.algorithms.grid import Grid
 from shoal.algorithms.hyperband import Hyperband
@@ -25,4 +25,5 @@ __all__ = [
     "Random",
     "SuccessiveHalving",
     "SyncBOHB",
+    "Totals",
 ]

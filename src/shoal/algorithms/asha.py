@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from shoal.algorithms.base import Problem, check_whole
-from shoal.algorithms.bracket import check_halving, milestones
+from shoal.algorithms.base import Problem, Totals, check_whole
+from shoal.algorithms.bracket import Rung, check_halving, milestones, totals_of
 from shoal.algorithms.concurrent import ConcurrentAlgorithm
 from shoal.algorithms.projection import projection
 from shoal.algorithms.sampler import check_sampler
@@ -115,6 +115,21 @@ class ASHA(ConcurrentAlgorithm):
         self._rungs = [_Rung(epochs) for epochs in budgets]
         self._projection = None if self.sampler is None else projection(problem, self.sampler, budgets, self.n)
         self._arrived = False  # whether a trial has got to the end, and measured a number there
+
+    @property
+    def totals(self) -> Totals | None:
+        """`n` trials. How many go on depends on the order in which they report: at most all of them.
+
+        At least those of synchronous successive halving go on, or of the variant "stopping" the first eta - 1 of each
+        rung, as nobody is stopped among fewer than eta.
+        """
+        rungs: list[Rung] = []
+        for epochs in milestones(self.min_epochs, self.max_epochs, self.eta):
+            before = rungs[-1].trials if rungs else 0
+            on = min(before, self.eta - 1) if self.variant == "stopping" else max(1, before // self.eta)
+            rungs.append(Rung(on if rungs else self.n, epochs))
+        least = totals_of([rungs])
+        return Totals(self.n, least.least, self.n * self.max_epochs)
 
     def next_stretch(self) -> tuple[int, int] | None:
         """Who goes on, looked for from the highest rung down; else a new trial."""

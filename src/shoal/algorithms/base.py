@@ -13,7 +13,29 @@ from shoal.objective import Objective, check_reported, objectives
 from shoal.space import Space, flatten
 from shoal.trial import Config, Decision, Origin, Report, Trial, TrialGroup, TrialState, derive_seed
 
-__all__ = ["Algorithm", "Problem", "check_whole"]
+__all__ = ["Algorithm", "Problem", "Totals", "check_whole"]
+
+
+@dataclass(frozen=True)
+class Totals:
+    """How much an algorithm will ask for in all, where no trial fails and none measures NaN.
+
+    Args:
+        trials: how many.
+        least: epochs that they are trained at least, all of them together.
+        most: likewise, at most; equal to `least` where results decide only which trials are trained on, not how many.
+
+    Raises:
+        ValueError: there is no trial, fewer epochs than trials, or `most` is below `least`.
+    """
+
+    trials: int
+    least: int
+    most: int
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.trials <= self.least <= self.most:
+            raise ValueError(f"totals need 1 <= trials <= least <= most, got {self}")
 
 
 @dataclass(frozen=True)
@@ -231,6 +253,16 @@ class Algorithm(ABC):
         self.check_bound()
         if not 0 <= number < begun:
             raise AlgorithmError(f"trial {number} is unknown; {self!r} has begun {begun} trials")
+
+    @property
+    def totals(self) -> Totals | None:
+        """How many trials and epochs will be asked for in all; None where that is not known beforehand.
+
+        The study asks once, after `bind` and before `next_groups`, and keeps the answer in its journal: the progress,
+        the time left and the summary at the start of a run count against it. With None they count what has been asked
+        for so far. It is a function of the settings and the problem, not of what has been reported.
+        """
+        return None
 
     @abstractmethod
     def begin(self, problem: Problem) -> None:

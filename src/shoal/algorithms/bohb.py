@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from random import Random
 from typing import final
 
-from shoal.algorithms.base import Problem, check_whole
-from shoal.algorithms.bracket import Bracket, check_halving
+from shoal.algorithms.base import Problem, Totals, check_whole
+from shoal.algorithms.bracket import Bracket, Rung, check_halving, totals_of
 from shoal.algorithms.bracketed import BracketedAlgorithm
 from shoal.algorithms.hyperband import deepest_bracket, rungs
 from shoal.algorithms.kde import Density
@@ -86,16 +86,25 @@ class SyncBOHB(BracketedAlgorithm):
 
     def brackets_for(self, problem: Problem) -> Iterator[Bracket]:
         """From the one of the most trials to the one of the longest, and again."""
-        deepest = deepest_bracket(self.max_epochs // self.min_epochs, self.eta)
         began: list[Bracket] = []
         first = 0
-        for index in range(deepest + 1 if self.brackets is None else self.brackets):
-            s = deepest - index % (deepest + 1)
-            table = rungs(self.max_epochs, self.eta, s, self.min_epochs)
+        for table in self._tables():
             numbers = range(first, first + table[0].trials)
-            began.append(Bracket(f"bracket {s}", table, self._proposed(problem, numbers, began), problem))
+            name = f"bracket {len(table) - 1}"
+            began.append(Bracket(name, table, self._proposed(problem, numbers, began), problem))
             first = numbers.stop
             yield began[-1]
+
+    @property
+    def totals(self) -> Totals | None:
+        """Of all brackets: the model decides what they begin with, not how large they are."""
+        return totals_of(self._tables())
+
+    def _tables(self) -> Iterator[list[Rung]]:
+        """The rungs of each bracket."""
+        deepest = deepest_bracket(self.max_epochs // self.min_epochs, self.eta)
+        for index in range(deepest + 1 if self.brackets is None else self.brackets):
+            yield rungs(self.max_epochs, self.eta, deepest - index % (deepest + 1), self.min_epochs)
 
     def _proposed(self, problem: Problem, numbers: range, began: Sequence[Bracket]) -> list[Trial]:
         """Trials of configurations from the model, or random ones where there is none and for a part of them."""

@@ -1,15 +1,15 @@
 """Synchronous successive halving: trials climb from rung to rung, fewer and longer each time."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from shoal.algorithms.base import Problem, check_whole
+from shoal.algorithms.base import Problem, Totals, check_whole
 from shoal.errors import AlgorithmError
 from shoal.trial import Budget, Decision, Report, Trial, TrialGroup, TrialState
 
-__all__ = ["Bracket", "Rung", "check_halving", "milestones"]
+__all__ = ["Bracket", "Rung", "check_halving", "milestones", "totals_of"]
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,7 @@ class Bracket:
 
     def __init__(self, name: str, rungs: Sequence[Rung], trials: Sequence[Trial], problem: Problem) -> None:
         self.trials = tuple(trials)
+        self.rungs = tuple(rungs)
         self._name = name
         self._problem = problem
         self._budgets = [rung.epochs for rung in rungs]
@@ -127,6 +128,22 @@ class Bracket:
         lost = sorted(number for number, value in self._values.items() if math.isnan(value))
         measured = self._values.keys() - lost
         return sorted(measured, key=lambda number: (sign * self._values[number], number)), lost
+
+
+def totals_of(tables: Iterable[Sequence[Rung]]) -> Totals:
+    """What brackets ask for in all.
+
+    Args:
+        tables: the rungs of each.
+    """
+    trials = epochs = 0
+    for rungs in tables:
+        trials += rungs[0].trials
+        done = 0
+        for rung in rungs:
+            epochs += rung.trials * (rung.epochs - done)
+            done = rung.epochs
+    return Totals(trials, epochs, epochs)
 
 
 def milestones(min_epochs: int, max_epochs: int, eta: int) -> list[int]:

@@ -3,8 +3,8 @@
 from abc import abstractmethod
 from collections.abc import Iterable
 
-from shoal.algorithms.base import Algorithm, Problem
-from shoal.algorithms.bracket import Bracket
+from shoal.algorithms.base import Algorithm, Problem, Totals
+from shoal.algorithms.bracket import Bracket, totals_of
 from shoal.errors import AlgorithmError
 from shoal.trial import Decision, Report, TrialGroup
 
@@ -35,6 +35,7 @@ class BracketedAlgorithm(Algorithm):
         self._brackets: list[Bracket] = []
         self._home: dict[int, Bracket] = {}
         self._begin_brackets()
+        self._at_once = self._all_began
 
     def _begin_brackets(self) -> None:
         while not self._all_began and self.may_begin(sum(bracket.training for bracket in self._brackets)):
@@ -44,6 +45,12 @@ class BracketedAlgorithm(Algorithm):
             else:
                 self._brackets.append(bracket)
                 self._home |= {trial.number: bracket for trial in bracket.trials}
+
+    @property
+    def totals(self) -> Totals | None:
+        """Of all brackets, where all begin at once; to be overridden where some begin later."""
+        self.check_bound()
+        return totals_of(bracket.rungs for bracket in self._brackets) if self._at_once else None
 
     def next_groups(self, free: int) -> list[TrialGroup]:
         """The rungs reached since the last call, each whole."""

@@ -6,7 +6,7 @@ from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from shoal.algorithms.base import Problem, check_whole
+from shoal.algorithms.base import Problem, Totals, check_whole
 from shoal.algorithms.concurrent import ConcurrentAlgorithm
 from shoal.errors import AlgorithmError
 from shoal.trial import Decision, TrialState
@@ -56,6 +56,12 @@ class Median(ConcurrentAlgorithm):
         self._values: dict[int, list[float]] = defaultdict(list)  # the less the better; NaN is inf
         self._means: dict[int, list[float]] = defaultdict(list)  # epoch -> of all trials that got there, rising
         self._going: deque[tuple[int, int]] = deque()
+
+    @property
+    def totals(self) -> Totals | None:
+        """`n` trials, each trained at least up to the first decision after the grace, and at most to the end."""
+        first = min(-(-self.grace // self.interval) * self.interval, self.epochs)
+        return Totals(self.n, self.n * first, self.n * self.epochs)
 
     def next_stretch(self) -> tuple[int, int] | None:
         """Who goes on, in the order in which that was decided; else a new trial."""

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from shoal.algorithms.base import Problem, check_whole
+from shoal.algorithms.base import Problem, Totals, check_whole
 from shoal.algorithms.concurrent import ConcurrentAlgorithm
 from shoal.algorithms.projection import projection
 from shoal.algorithms.sampler import check_sampler
@@ -62,6 +62,11 @@ class OptunaSearch(ConcurrentAlgorithm):
         default = "nsga2" if problem.others else "tpe"
         self._projection = projection(problem, self.sampler or default, (self.epochs,), self.n)
         self._values: tuple[float, ...] = ()
+
+    @property
+    def totals(self) -> Totals | None:
+        """`n` trials, each trained to the end."""
+        return Totals(self.n, self.n * self.epochs, self.n * self.epochs)
 
     def next_stretch(self) -> tuple[int, int] | None:
         """What the sampler proposes."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from shoal.algorithms.base import Algorithm, Problem, check_whole
+from shoal.algorithms.base import Algorithm, Problem, Totals, check_whole
 from shoal.domain import Choice, Domain, LogRandInt, LogUniform, QUniform, RandInt, Uniform
 from shoal.errors import AlgorithmError, SpaceError
 from shoal.trial import Budget, Config, Decision, Origin, Report, Trial, TrialGroup, TrialState, derive_seed
@@ -79,6 +79,25 @@ class PBT(Algorithm):
         self._training: set[int] = set()
         self._next = tuple(self._trials)  # of the generation that is to begin
 
+    @property
+    def totals(self) -> Totals | None:
+        """Of all generations, whose members are as many; each but the first has new trials in the places of the worst.
+
+        A member that fails or measures NaN is replaced, too: by one trial more than is said here.
+        """
+        generations = -(-self.epochs // self.interval)
+        trials = self.n + (generations - 1) * (self.n - self._kept(self.n))
+        return Totals(trials, self.n * self.epochs, self.n * self.epochs)
+
+    @property
+    def _replaced(self) -> int:
+        """How many are replaced and copied."""
+        return max(1, int(self.n * self.truncation)) if self.truncation else 0
+
+    def _kept(self, sound: int) -> int:
+        """How many go on of those that measured a number."""
+        return min(sound, max(1, self._replaced, self.n - self._replaced))
+
     def next_groups(self, free: int) -> list[TrialGroup]:
         """A generation, whole."""
         self.check_bound()
@@ -124,9 +143,8 @@ class PBT(Algorithm):
         if not ranking:
             reason = f"{self.problem.metric} is nan at epoch {self._epoch}, and so it is for all"
             return [Decision(number, TrialState.STOPPED, reason) for number in sorted(values)]
-        count = max(1, int(self.n * self.truncation)) if self.truncation else 0
-        best = ranking[: max(1, count)]
-        kept = sorted(ranking[: max(len(best), self.n - count)])
+        best = ranking[: max(1, self._replaced)]
+        kept = sorted(ranking[: self._kept(len(ranking))])
         copies = [self._copy_of(best) for _ in range(self.n - len(kept))]
         self._next = (*(self._trials[number] for number in kept), *copies)
         ranks = {number: f"ranks {rank} of {len(ranking)}" for rank, number in enumerate(ranking, start=1)}

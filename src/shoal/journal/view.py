@@ -196,6 +196,11 @@ class JournalView:
         )
         return done, done + open_
 
+    def epochs_lost(self) -> int:
+        """Epochs that trials were asked for and will not do, since they have failed."""
+        rows = self._rows("SELECT sum(max(target - epoch, 0)) FROM trials WHERE state = ?", TrialState.FAILED)
+        return rows[0][0] or 0
+
     def runs(self) -> list[Run]:
         """The processes that ran the study, the last one last."""
         return [Run(*row) for row in self._rows("SELECT pid, started, epochs FROM runs ORDER BY number")]

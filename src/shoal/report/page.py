@@ -10,7 +10,7 @@ from shoal.errors import ShoalError
 from shoal.planner.job import Purpose
 from shoal.report.device_text import cause_text, failing_json, failing_text
 from shoal.report.overview import Overview, Usage
-from shoal.report.text import best_text, config_text, duration, finite, number, numbers_text, states_text
+from shoal.report.text import best_text, config_text, duration, epochs_text, finite, number, numbers_text, states_text
 from shoal.schedule.ledger import bytes_text
 
 __all__ = ["overview_json", "page", "write_page"]
@@ -112,7 +112,7 @@ def _facts(study: Overview) -> str:
         [
             ("compared by", goals),
             ("trials", states_text(state)),
-            ("epochs", f"{state.epochs_done} of {state.epochs_asked}"),
+            ("epochs", epochs_text(state)),
             ("time", f"{duration(study.elapsed.total)}{left}; run by {runs}"),
             ("device time", _by_purpose(_sum(usage.seconds for usage in study.usage))),
             ("best", best_text(state)),

@@ -1,8 +1,9 @@
 """A study at one moment, as the display and `shoal status` show it."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from shoal.algorithms.base import Totals
 from shoal.journal.rows import DeviceRow, JobRow, TrialRow
 from shoal.journal.view import JournalView
 from shoal.planner.job import Purpose
@@ -99,11 +100,13 @@ class Snapshot:
         epochs_asked: `epochs_done` and what the trials that wait or run still have before them. An algorithm may ask
             for more later.
         elapsed: seconds since the process that runs it, or ran it last, began.
-        seconds_left: until `epochs_asked` are done, at the pace so far; None while that is unknown.
+        seconds_left: until `epochs_total` are done, at the pace so far; None while that is unknown.
         devices: each with what it runs; none when nobody runs the study.
         pid: of the process that runs it; None when nobody does.
         front: of several metrics, the trials that no other dominates, by the first metric.
         failing: the trials that have failed and are tried again.
+        totals: what the algorithm said beforehand that it will ask for; None where that is not known.
+        epochs_lost: of these, what trials that have failed will not do.
     """
 
     metric: str | tuple[str, ...]
@@ -119,6 +122,27 @@ class Snapshot:
     pid: int | None
     front: tuple[Best, ...] = ()
     failing: tuple[Failing, ...] = ()
+    totals: Totals | None = None
+    epochs_lost: int = 0
+
+    @property
+    def epochs_total(self) -> int:
+        """Epochs of all trials of all rungs at the end: what is certain, where results decide how many there are."""
+        return self._at_end(None if self.totals is None else self.totals.least)
+
+    @property
+    def epochs_most(self) -> int:
+        """As `epochs_total`, but what is possible."""
+        return self._at_end(None if self.totals is None else self.totals.most)
+
+    def _at_end(self, told: int | None) -> int:
+        known = self.epochs_asked
+        return known if told is None or self.finished else max(known, told - self.epochs_lost)
+
+    @property
+    def to_come(self) -> int:
+        """Number of trials that the algorithm has still to propose, as far as it said beforehand how many there are."""
+        return 0 if self.totals is None or self.finished else max(0, self.totals.trials - self.trials)
 
     @property
     def trials(self) -> int:
@@ -150,8 +174,9 @@ def snapshot(journal: JournalView, now: float) -> Snapshot:
     elapsed = max(moment - run.started, 0.0)
     goals = journal.objectives
     several = len(goals) > 1
+    told = journal.study.get("totals")
     best = None if several else journal.best()
-    return Snapshot(
+    seen = Snapshot(
         metric=tuple(goal.metric for goal in goals) if several else goals[0].metric,
         mode=tuple(goal.mode for goal in goals) if several else goals[0].mode,
         states=journal.states(),
@@ -160,12 +185,16 @@ def snapshot(journal: JournalView, now: float) -> Snapshot:
         epochs_done=done,
         epochs_asked=asked,
         elapsed=elapsed,
-        seconds_left=None if pid is None else _seconds_left(done - run.epochs, asked - done, elapsed),
+        seconds_left=None,
         devices=_devices(journal) if pid is not None else (),
         pid=pid,
         front=_front(journal) if several else (),
         failing=tuple(Failing(*found, retries=journal.study.get("retries")) for found in journal.failures()),
+        totals=None if told is None else Totals(**told),
+        epochs_lost=journal.epochs_lost(),
     )
+    left = None if pid is None else _seconds_left(done - run.epochs, seen.epochs_total - done, elapsed)
+    return replace(seen, seconds_left=left)
 
 
 def _front(journal: JournalView) -> tuple[Best, ...]:

@@ -1,6 +1,7 @@
 """Tables for the terminal, and the same as plain values for `--json`."""
 
 from collections.abc import Sequence, Set
+from dataclasses import asdict
 from itertools import chain
 from typing import Any
 
@@ -13,7 +14,17 @@ from shoal.objective import Objective
 from shoal.report.device_text import device_json, device_lines, failing_json, failing_lines
 from shoal.report.ranking import front, ranked
 from shoal.report.snapshot import Best, Snapshot
-from shoal.report.text import best_texts, config_text, duration, finite, leaf_text, number, states_text, trials_text
+from shoal.report.text import (
+    best_texts,
+    config_text,
+    duration,
+    epochs_text,
+    finite,
+    leaf_text,
+    number,
+    states_text,
+    trials_text,
+)
 from shoal.space import flatten
 from shoal.trial import TrialState
 
@@ -146,6 +157,8 @@ def snapshot_json(snapshot: Snapshot) -> dict[str, Any]:
         **several,
         "epochs_done": snapshot.epochs_done,
         "epochs_asked": snapshot.epochs_asked,
+        "epochs_total": snapshot.epochs_total,
+        "totals": None if snapshot.totals is None else asdict(snapshot.totals),
         "elapsed": snapshot.elapsed,
         "seconds_left": snapshot.seconds_left,
         "failing": [failing_json(failing) for failing in snapshot.failing],
@@ -176,9 +189,11 @@ def _named(numbers: Sequence[int]) -> str:
 
 def _epochs(snapshot: Snapshot) -> Table:
     table = Table.grid(padding=(0, 2))
-    bar = ProgressBar(max(snapshot.epochs_asked, 1), snapshot.epochs_done, width=_BAR_WIDTH)
-    progress = f"{snapshot.epochs_done} of {snapshot.epochs_asked}"
-    left = "" if snapshot.pid is None or snapshot.finished else f", {duration(snapshot.seconds_left)} left"
+    bar = ProgressBar(max(snapshot.epochs_total, 1), snapshot.epochs_done, width=_BAR_WIDTH)
+    progress = epochs_text(snapshot)
+    least = "at least " if snapshot.seconds_left is not None and snapshot.epochs_most > snapshot.epochs_total else ""
+    runs = snapshot.pid is not None and not snapshot.finished
+    left = f", {least}{duration(snapshot.seconds_left)} left" if runs else ""
     times = f"{duration(snapshot.elapsed)} elapsed{left}"
     table.add_row(bar, progress, times)
     return table

@@ -14,6 +14,7 @@ __all__ = [
     "best_texts",
     "config_text",
     "duration",
+    "epochs_text",
     "finite",
     "key_text",
     "leaf_text",
@@ -92,10 +93,18 @@ def _best_line(snapshot: Snapshot, best: Best) -> str:
     return f"{shown} by trial {best.trial} with {config_text(best.config)}"
 
 
+def epochs_text(snapshot: Snapshot) -> str:
+    """Epochs done of all there are: "25 of 69"; where results decide how many there are, "25 of 184 to 1728"."""
+    least, most = snapshot.epochs_total, snapshot.epochs_most
+    return f"{snapshot.epochs_done} of {least}" + (f" to {most}" if most > least else "")
+
+
 def states_text(snapshot: Snapshot) -> str:
-    """How many trials are in which state: "3 waiting, 2 running, 7 complete"."""
+    """How many trials are in which state: "3 waiting, 2 running, 7 complete, 20 to come"."""
     runs = snapshot.pid is not None
     parts = [f"{count} {state_text(state, runs)}" for state, count in snapshot.states.items() if count]
+    if snapshot.to_come:
+        parts.append(f"{snapshot.to_come} to come")
     return ", ".join(parts) or "none yet"
 
 

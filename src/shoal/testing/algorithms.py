@@ -16,6 +16,7 @@ __all__ = [
     "check_repeated_reports",
     "check_replay",
     "check_seeds",
+    "check_totals",
     "check_wrong_reports",
 ]
 
@@ -40,6 +41,7 @@ def check_algorithm(make: Callable[[], Algorithm], space: Space, *, synchronous:
     """
     check_failures(make, space)
     check_seeds(make, space)
+    check_totals(make, space)
     if synchronous:
         check_order_does_not_matter(make, space)
     check_repeated_reports(make, space)
@@ -64,6 +66,21 @@ def check_seeds(make: Callable[[], Algorithm], space: Space) -> None:
     assert len({trial.data_seed for trial in first}) == len(first), "two trials share a data seed that nobody gave"
     shared = {trial.data_seed for trial in _proposed(_bound(make, space, data_seed=7))}
     assert shared == {7}, f"the data seed given was 7, the trials have {sorted(shared)}"
+
+
+def check_totals(make: Callable[[], Algorithm], space: Space) -> None:
+    """What is asked for in all is what `totals` said beforehand, where no trial fails and none measures NaN."""
+    for objective in (_smooth, _random):
+        for order in range(2):
+            drive = _Drive(_bound(make, space), objective, order=order)
+            told = drive.algorithm.totals
+            if told is None:
+                return
+            trials = len(drive.run().trials)
+            epochs = sum(done - drive.trials[number].start for number, done in drive.epochs.items())
+            assert trials == told.trials, f"{told} was said beforehand, {trials} trials were asked for"
+            assert told.least <= epochs <= told.most, f"{told} was said beforehand, {epochs} epochs were asked for"
+            assert drive.algorithm.totals == told, f"{told} was said beforehand, {drive.algorithm.totals} afterwards"
 
 
 def check_order_does_not_matter(make: Callable[[], Algorithm], space: Space) -> None:
@@ -121,7 +138,12 @@ def _smooth(number: int, epoch: int) -> float:
 
 def _noisy(number: int, epoch: int) -> float:
     """As good as random in [0, 1), but a function of its arguments; every eleventh trial measures NaN."""
-    return float("nan") if number % 11 == 3 else derive_seed("noise", number, epoch) / 2**63
+    return float("nan") if number % 11 == 3 else _random(number, epoch)
+
+
+def _random(number: int, epoch: int) -> float:
+    """As good as random in [0, 1), but a function of its arguments."""
+    return derive_seed("noise", number, epoch) / 2**63
 
 
 def _rarely_fails(number: int, epoch: int) -> float | None:
