@@ -1,6 +1,7 @@
 """Beginning a study, going on with it, and every directory in which that is impossible."""
 
 import os
+import signal
 import sqlite3
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import pytest
 from journal_samples import STUDY, create, group, report
 
 from shoal.errors import JournalError, StudyExistsError
+from shoal.journal.lock import holder
 from shoal.journal.writer import Journal
 
 
@@ -109,6 +111,53 @@ def test_a_second_process_is_refused_and_told_of_the_first(journal):
         [sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=False
     )
     assert f"another process ({os.getpid()}) is running it; wait for its end or stop it" in second.stderr
+
+
+FORKING = """
+import multiprocessing, os, subprocess, sys, time
+from journal_samples import create
+
+journal = create(sys.argv[1])
+{start}
+print(child, flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        pytest.param("child = os.fork()\nif child == 0: time.sleep(600)", id="os.fork"),
+        pytest.param(
+            "process = multiprocessing.get_context('fork').Process(target=time.sleep, args=(600,))\n"
+            "process.start()\nchild = process.pid",
+            id="multiprocessing",
+        ),
+        pytest.param(
+            "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'], close_fds=False).pid",
+            id="subprocess",
+        ),
+    ],
+)
+def test_a_child_that_outlives_its_engine_does_not_keep_the_study(start, tmp_path):
+    engine = subprocess.Popen(
+        [sys.executable, "-c", FORKING.format(start=start), tmp_path / "study"],
+        env=environment(),
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with engine:
+        child = int(engine.stdout.readline())
+        try:
+            assert holder(tmp_path / "study") == engine.pid
+            engine.kill()
+            engine.wait()
+            os.kill(child, 0)
+            assert holder(tmp_path / "study") is None
+            with Journal.open(tmp_path / "study") as again:
+                assert again.study == STUDY
+        finally:
+            os.kill(child, signal.SIGKILL)
 
 
 def test_readers_know_whether_the_study_is_run(journal):

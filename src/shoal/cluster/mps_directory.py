@@ -1,12 +1,12 @@
 """The directory of a GPU's MPS daemon, and the lock by which studies know whether others use the daemon too."""
 
-import fcntl
 import hashlib
 import os
 import tempfile
 import time
 from pathlib import Path
 
+from shoal.cluster.process_lock import ProcessLock
 from shoal.errors import MpsError
 
 __all__ = ["MpsDirectory", "default_directory"]
@@ -36,7 +36,7 @@ class MpsDirectory:
         self.path = path
         self.pipe = path / "pipe"
         self.log = path / "log"
-        self._lock: int | None = None
+        self._lock: ProcessLock | None = None
 
     def enter(self, patience: float) -> bool:
         """Take part in its use; whether nobody else does, who then stays out until `share`.
@@ -49,11 +49,11 @@ class MpsDirectory:
         """
         if self._lock is None:
             self._make()
-            self._lock = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+            self._lock = ProcessLock(self.path / _LOCK)
         if self.alone():
             return True
         deadline = time.monotonic() + patience
-        while not self._locked(fcntl.LOCK_SH):  # the failed attempt has given up what was held
+        while not self._lock.shared():  # the failed attempt has given up what was held
             if time.monotonic() > deadline:
                 self.leave()
                 raise MpsError(
@@ -66,7 +66,7 @@ class MpsDirectory:
     def claim(self) -> bool:
         """Take part in its use if nobody does, who then stays out until `leave`; whether that was so."""
         try:
-            self._lock = os.open(self.path / _LOCK, os.O_RDWR)
+            self._lock = ProcessLock(self.path / _LOCK, os.O_RDWR)
         except FileNotFoundError:  # it was never used, or is no such directory
             return False
         if not self.alone():
@@ -75,7 +75,8 @@ class MpsDirectory:
 
     def alone(self) -> bool:
         """Whether nobody else uses it, who then stays out until `share` or `leave`."""
-        return self._locked(fcntl.LOCK_EX)
+        assert self._lock is not None
+        return self._lock.exclusive()
 
     def others(self) -> list["MpsDirectory"]:
         """Those beside it, of other GPUs."""
@@ -84,26 +85,18 @@ class MpsDirectory:
     def share(self) -> None:
         """Let others in."""
         if self._lock is not None:
-            fcntl.flock(self._lock, fcntl.LOCK_SH)
+            self._lock.shared(wait=True)
 
     def leave(self) -> None:
         """Use it no more; may be called twice."""
         if self._lock is not None:
-            os.close(self._lock)
+            self._lock.release()
             self._lock = None
 
     @property
     def entered(self) -> bool:
         """Whether its use has been taken part in, and not yet been left."""
         return self._lock is not None
-
-    def _locked(self, kind: int) -> bool:
-        assert self._lock is not None
-        try:
-            fcntl.flock(self._lock, kind | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        return True
 
     def _make(self) -> None:
         if len(os.fsencode(self.pipe)) > _LONGEST_PIPE:

@@ -1,10 +1,11 @@
-"""One writer a study: a lock that vanishes with its process, however that dies."""
+"""One writer a study: a lock that vanishes with its process, however that dies, whatever that has forked."""
 
 import fcntl
 import os
 import time
 from pathlib import Path
 
+from shoal.cluster.process_lock import ProcessLock
 from shoal.errors import JournalError
 
 __all__ = ["WriterLock", "holder"]
@@ -24,28 +25,24 @@ class WriterLock:
     """
 
     def __init__(self, directory: Path) -> None:
-        self._file: int | None = os.open(_path(directory), os.O_RDWR | os.O_CREAT, 0o644)
+        self._lock = ProcessLock(_path(directory), mode=0o644)
         try:
-            self._take(directory, self._file)
+            self._take(directory)
         except BaseException:
             self.release()
             raise
 
     def release(self) -> None:
         """Let another process write; may be called twice."""
-        if self._file is not None:
-            os.close(self._file)
-            self._file = None
+        self._lock.release()
 
-    def _take(self, directory: Path, file: int) -> None:
+    def _take(self, directory: Path) -> None:
         for attempt in range(_ATTEMPTS):
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if self._lock.exclusive():
                 break
-            except BlockingIOError:
-                # `holder` of a reader takes the lock for an instant; a writer keeps it for good.
-                if attempt < _ATTEMPTS - 1:
-                    time.sleep(_PAUSE_SECONDS)
+            # `holder` of a reader takes the lock for an instant; a writer keeps it for good.
+            if attempt < _ATTEMPTS - 1:
+                time.sleep(_PAUSE_SECONDS)
         else:
             pid = _pid(directory)
             who = "this process has it open already" if pid == os.getpid() else f"another process ({pid}) is running it"
@@ -53,8 +50,8 @@ class WriterLock:
                 f"the study in {directory} has one writer at a time, and {who}; wait for its end or stop it"
             )
         name = f"{os.getpid()}\n".encode()
-        os.pwrite(file, name, 0)
-        os.ftruncate(file, len(name))
+        os.pwrite(self._lock.file, name, 0)
+        os.ftruncate(self._lock.file, len(name))
 
 
 def holder(directory: Path) -> int | None:
