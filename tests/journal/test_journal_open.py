@@ -1,10 +1,13 @@
 """Beginning a study, going on with it, and every directory in which that is impossible."""
 
 import os
+import shutil
 import signal
 import sqlite3
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
 
 import pytest
 from journal_samples import STUDY, create, group, report
@@ -180,6 +183,67 @@ def test_a_reader_opens_beside_the_writer_in_another_process(journal):
             [sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=True
         )
     assert reader.stdout == "2\n"
+
+
+READER = """
+import os, sys
+from shoal.errors import JournalError
+from shoal.journal.view import JournalView
+from shoal.journal.writer import Journal
+if os.getuid() == 0:  # for whom permissions do not count
+    os.setuid(65534)
+directory = sys.argv[1]
+with JournalView.read(directory) as view:
+    print(len(view.trials()), view.writer() is not None)
+try:
+    Journal.open(directory)
+except JournalError as error:
+    print(error)
+"""
+
+
+@pytest.fixture
+def shared():
+    """A directory that all may enter, which that of pytest's own is not."""
+    with tempfile.TemporaryDirectory() as directory:
+        Path(directory).chmod(0o755)
+        yield Path(directory)
+
+
+@pytest.mark.parametrize("state", ["closed", "killed", "killed, its shared memory gone", "being written"])
+@pytest.mark.parametrize("folder", [0o555, 0o777], ids=["read only", "of a group"])
+def test_a_study_of_somebody_else_is_read_whole_and_left_alone(shared, state, folder):
+    journal = create(shared / "study")
+    journal.asked(1, [group([0, 1], 3)])
+    directory = shared / "study"
+    if state == "closed":
+        journal.close()
+    elif state != "being written":
+        directory = Path(shutil.copytree(journal.directory, shared / "killed"))
+        journal.close()
+        if state != "killed":
+            (directory / "journal.sqlite-shm").unlink()
+    before = {path.name for path in directory.iterdir()}
+    for path in directory.iterdir():
+        path.chmod(0o444)
+    directory.chmod(folder)
+    reader = [sys.executable, "-c", READER, str(directory)]
+    done = subprocess.run(reader, env=environment(), capture_output=True, text=True, check=False)
+    found, *refusal = done.stdout.splitlines()
+    assert found == f"2 {state == 'being written'}", done.stderr
+    assert "cannot be gone on with, for it cannot be written" in refusal[0]
+    assert {path.name for path in directory.iterdir()} == before
+    directory.chmod(0o755)
+    journal.close()
+
+
+def test_a_study_that_may_not_be_read_is_an_error_that_says_so(shared):
+    create(shared / "study").close()
+    (shared / "study").chmod(0o600 if os.getuid() else 0o700)
+    reader = [sys.executable, "-c", READER, str(shared / "study")]
+    done = subprocess.run(reader, env=environment(), capture_output=True, text=True, check=False)
+    assert "journal.sqlite (Permission denied); have its owner let you read its files" in done.stderr
+    (shared / "study").chmod(0o755)
 
 
 def environment():

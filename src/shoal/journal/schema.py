@@ -1,19 +1,25 @@
 """The tables of a journal, how it is opened, and what its errors mean to a user."""
 
 import errno
+import os
 import sqlite3
+import stat
+import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Literal
 
 from shoal.errors import JournalError, StorageFullError, StudyExistsError
 
-__all__ = ["FILE_NAME", "VERSION", "connect", "fill", "open_existing", "translated"]
+__all__ = ["FILE_NAME", "VERSION", "connect", "fill", "open_existing", "readable", "translated"]
 
 FILE_NAME = "journal.sqlite"
 VERSION = 3
 _BUSY_SECONDS = 10.0
+_COPIES = 20
+_COPY_PAUSE_SECONDS = 0.05
 
 _SCHEMA = (
     # What the study is: key -> JSON; the pickled task and algorithm.
@@ -64,19 +70,24 @@ def connect(directory: Path, mode: Literal["ro", "rw", "rwc"]) -> sqlite3.Connec
 def open_existing(directory: Path, *, write: bool) -> sqlite3.Connection:
     """A connection to a journal that is there and of this version.
 
+    Where this process may not write, what is read is a copy in memory: SQLite reads a journal in WAL mode only with a
+    file beside it, which cannot be made there, or would be in its owner's way afterwards.
+
     Raises:
-        JournalError: it is not.
+        JournalError: it is not, or may not be read.
     """
     nothing = JournalError(f"there is no study in {directory}; name the directory of one, or begin it with shoal run")
-    if not (directory / FILE_NAME).is_file():
-        raise nothing
-    with translated(directory):
-        connection = connect(directory, "rw" if write else "ro")
-        try:
-            version = _version(connection)
-        except sqlite3.DatabaseError:
-            connection.close()
-            raise
+    with translated(directory), readable(directory):
+        if not _there(directory / FILE_NAME):
+            raise nothing
+        own = all(os.access(path, os.W_OK) for path in (directory, directory / FILE_NAME))
+        if write and not own:
+            raise JournalError(
+                f"the study in {directory} cannot be gone on with, for it cannot be written; looking at it needs no "
+                "more than to read it (shoal status), and a copy of the directory can be gone on with"
+            )
+        connection = _opened(directory, "rw" if write else "ro") if own else _copied(directory)
+        version = _version(connection)
     if version == VERSION:
         return connection
     connection.close()
@@ -115,6 +126,69 @@ def fill(directory: Path, connection: sqlite3.Connection, study: Mapping[str, st
     connection.executemany("INSERT INTO study (key, value) VALUES (?, ?)", study.items())
     connection.executemany("INSERT INTO blobs (name, data) VALUES (?, ?)", blobs.items())
     connection.execute("COMMIT")
+
+
+def _opened(directory: Path, mode: Literal["ro", "rw"]) -> sqlite3.Connection:
+    connection = connect(directory, mode)
+    try:
+        _version(connection)
+    except sqlite3.DatabaseError:
+        connection.close()
+        raise
+    return connection
+
+
+def _copied(directory: Path) -> sqlite3.Connection:
+    with TemporaryDirectory(prefix="shoal-look-") as temporary:
+        for path, content in _steady(directory).items():
+            (Path(temporary) / path.name).write_bytes(content)
+        with closing(_opened(Path(temporary), "rw")) as source:
+            memory = sqlite3.connect(":memory:", isolation_level=None)
+            source.backup(memory)
+    return memory
+
+
+def _steady(directory: Path) -> Mapping[Path, bytes]:
+    """What the journal's files hold at one moment: they are read twice, until both times they held the same.
+
+    Raises:
+        JournalError: they never did.
+    """
+    paths = [directory / name for name in (FILE_NAME, f"{FILE_NAME}-wal")]
+    for _ in range(_COPIES):
+        first, second = ({path: path.read_bytes() for path in paths if _there(path)} for _ in range(2))
+        if first == second:
+            return first
+        time.sleep(_COPY_PAUSE_SECONDS)
+    raise JournalError(f"the study in {directory} is being written too fast to be copied; try again in a moment")
+
+
+def _there(path: Path) -> bool:
+    """Whether a file is there.
+
+    Raises:
+        OSError: that cannot be known, as of one in a directory that this process may not enter.
+    """
+    try:
+        return stat.S_ISREG(path.stat().st_mode)
+    except (FileNotFoundError, NotADirectoryError, ValueError):  # a path with a NUL in it
+        return False
+
+
+@contextmanager
+def readable(directory: Path) -> Iterator[None]:
+    """Say what a file that this process may not read is about.
+
+    Raises:
+        JournalError: there is one.
+    """
+    try:
+        yield
+    except PermissionError as error:
+        raise JournalError(
+            f"the study in {directory} cannot be read: {error.filename} ({error.strerror}); have its owner let you "
+            "read its files"
+        ) from error
 
 
 def _version(connection: sqlite3.Connection) -> int:

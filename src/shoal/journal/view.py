@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from shoal.journal.lock import holder
 from shoal.journal.rows import UNFAILED, Ask, DeviceRow, JobRow, Promise, Run, TrialRow
-from shoal.journal.schema import open_existing, translated
+from shoal.journal.schema import open_existing, readable, translated
 from shoal.objective import objectives
 from shoal.planner.job import Purpose
 from shoal.trial import Budget, Origin, Report, Trial, TrialGroup, TrialState
@@ -212,7 +212,8 @@ class JournalView:
 
     def writer(self) -> int | None:
         """The id of the process that is running the study now, or None."""
-        return holder(self.directory)
+        with readable(self.directory):
+            return holder(self.directory)
 
     def close(self) -> None:
         """Free the file; may be called twice."""

@@ -111,7 +111,7 @@ class Journal(JournalView):
             JournalError: there is none, another process is running it, or this version cannot read it.
         """
         directory = Path(directory)
-        open_existing(directory, write=False).close()  # leave no lock file where there is no study
+        open_existing(directory, write=True).close()  # leave no lock file where there is no study
         with translated(directory), ExitStack() as undo:
             lock = WriterLock(directory)
             undo.callback(lock.release)
