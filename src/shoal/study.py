@@ -20,6 +20,7 @@ from shoal.backend.registry import backend_class
 from shoal.backend.sharing import check_sharing
 from shoal.cluster.discover import discover
 from shoal.cluster.nvml_monitor import NvmlMonitor
+from shoal.cluster.temporary import remove_abandoned
 from shoal.cost.history import History, environment
 from shoal.engine import Engine
 from shoal.errors import ShoalError
@@ -365,6 +366,7 @@ class _Means:
 
 def _run(journal: Journal, algorithm: Algorithm, means: _Means) -> Study:
     _directories.append(journal.directory)
+    remove_abandoned()
     spec = journal.study
     workplace = Workplace(
         journal.directory.absolute(),

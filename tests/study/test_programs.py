@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from functools import partial
 from pathlib import Path
 
@@ -72,7 +73,11 @@ def test_after_a_kill_it_goes_on_from_what_was_whole(tmp_path: Path, fault: str)
     assert [(report.epoch, report.metrics["began"]) for report in reports] == [(1, 0), (2, 0), (3, 2), (4, 2)]
 
 
-def test_after_a_kill_of_the_engine_a_study_is_gone_on_with(tmp_path: Path) -> None:
+def test_after_a_kill_of_the_engine_a_study_is_gone_on_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
     marker, engine = tmp_path / "killed", tmp_path / "engine"
     space = {"slope": 1, "at": 3, "fault": "kill the engine", "marker": str(marker), "engine": str(engine)}
     script = tmp_path / "study.py"
@@ -85,11 +90,13 @@ def test_after_a_kill_of_the_engine_a_study_is_gone_on_with(tmp_path: Path) -> N
     )
     done = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert done.returncode == -signal.SIGKILL, done.stderr
+    assert list(temporary.iterdir())
     study = shoal.resume(tmp_path / "study", show_progress=False)
     reports = curve(study, 0)
     assert [(report.epoch, report.metrics["began"]) for report in reports] == [(1, 0), (2, 0), (3, 2), (4, 2)]
     with pytest.raises(ProcessLookupError):
         os.kill(int(marker.read_text()), 0)  # nothing of the first run is left
+    assert not list(temporary.iterdir())
 
 
 def test_a_function_that_keeps_nothing_begins_again(tmp_path: Path) -> None:

@@ -2,12 +2,12 @@
 
 import time
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Annotated
 
 import typer
 
 from shoal.cli.options import AsJson, StudyDirectory, print_json, say
+from shoal.cluster.temporary import TemporaryFolder
 from shoal.errors import ShoalError
 from shoal.journal.view import JournalView
 from shoal.report.drawing import PICTURES, check_drawing
@@ -52,8 +52,8 @@ def _write(study: Overview, path: Path) -> Path:
     if path.suffix.lower() in PICTURES:
         draw_timeline(study, path)
         return path
-    with TemporaryDirectory() as temporary:
-        picture = Path(temporary) / "timeline.png"
+    with TemporaryFolder() as temporary:
+        picture = temporary.path / "timeline.png"
         draw_timeline(study, picture)
         write_page(study, picture.read_bytes(), path)
     return path

@@ -3,13 +3,12 @@
 import json
 import os
 import selectors
-import shutil
 import socket
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, BinaryIO
+
+from shoal.cluster.temporary import TemporaryFolder
 
 __all__ = ["Channel", "Failed", "Said"]
 
@@ -65,8 +64,8 @@ class Channel:
     def __init__(self, metrics: Sequence[str], log: BinaryIO) -> None:
         self._metrics = metrics
         self._log = log
-        self._place = Path(tempfile.mkdtemp(prefix="shoal-"))  # the path of a socket has to be short
-        self.address = str(self._place / "report")
+        self._folder = TemporaryFolder()  # the path of a socket has to be short
+        self.address = str(self._folder.path / "report")
         self._selector = selectors.DefaultSelector()
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(self.address)
@@ -105,7 +104,7 @@ class Channel:
             caller.close()
         self._selector.close()
         self._listener.close()
-        shutil.rmtree(self._place, ignore_errors=True)
+        self._folder.close()
 
     def _accept(self) -> list[Said | Failed]:
         caller, _ = self._listener.accept()

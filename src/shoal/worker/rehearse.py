@@ -5,9 +5,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from shoal.cluster.device import Device
+from shoal.cluster.temporary import TemporaryFolder, remove_abandoned
 from shoal.cost.demand import Profile
 from shoal.cost.estimate import step_seconds
 from shoal.cost.history import History
@@ -49,8 +49,9 @@ def rehearse(asked: Asked, trials: Sequence[Trial], history: History, tell: Call
     Raises:
         TaskError: the task breaks its contract.
     """
-    with TemporaryDirectory(prefix="shoal-") as nothing:
-        return _Rehearser(asked, history, tell, Path(nothing)).run(trials)
+    remove_abandoned()
+    with TemporaryFolder() as nothing:
+        return _Rehearser(asked, history, tell, nothing.path).run(trials)
 
 
 class _Rehearser:

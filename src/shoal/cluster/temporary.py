@@ -1,0 +1,65 @@
+"""Temporary directories of processes that may be killed: the next run removes what dead ones have left."""
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from shoal.cluster.process_lock import ProcessLock
+
+__all__ = ["TemporaryFolder", "remove_abandoned"]
+
+
+class TemporaryFolder:
+    """A new directory of this process alone, with a short path; removed by `close`, or by whoever runs Shoal next.
+
+    Its process holds a lock on it, by which others know that it is in use.
+    """
+
+    def __init__(self) -> None:
+        while True:
+            self.path = Path(tempfile.mkdtemp(prefix=_prefix()))
+            try:
+                self._lock = _lock(self.path)
+            except FileNotFoundError:  # it was taken for abandoned before it was locked
+                continue
+            self._lock.exclusive(wait=True)
+            if self.path.exists():
+                return
+            self._lock.release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Remove it; may be called twice."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        self._lock.release()
+
+
+def remove_abandoned() -> None:
+    """Remove the directories that killed processes of this user have left; those of living ones are locked."""
+    for path in Path(tempfile.gettempdir()).glob(f"{_prefix()}*"):
+        try:
+            lock = _lock(path)
+        except OSError:  # somebody else removes it too, or it is no directory of ours
+            continue
+        if os.fstat(lock.file).st_uid == os.geteuid() and lock.exclusive():
+            shutil.rmtree(path, ignore_errors=True)
+        lock.release()
+
+
+def _prefix() -> str:
+    return f"shoal-run-{os.geteuid()}-"
+
+
+def _lock(path: Path) -> ProcessLock:
+    """Raises OSError where there is no such directory; what a link names is none."""
+    return ProcessLock(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
