@@ -311,7 +311,7 @@ def test_axes_that_cannot_be_had_are_wrong_usage(begun, parameters, axes, hint):
             id="one axis",
         ),
         pytest.param(
-            0, {"width": choice([64, 128])}, [],
+            0, {"width": choice([64, 128])}, ["--axes", "width"],
             ["best accuracy, higher is better: width across", "  64  128", "  ·   ·", "no trials yet"],
             id="no trials yet",
         ),
@@ -322,6 +322,13 @@ def test_status_draws_the_trials_by_parameters(begun, count, parameters, options
     assert shown.exit_code == 0, shown.output
     _, drawn = shown.stdout.split("\n\n")
     assert [line.rstrip() for line in drawn.splitlines()] == lines
+
+
+@pytest.mark.parametrize("count", [0, 3])
+def test_status_draws_no_map_before_there_are_values(begun, count):
+    shown = CliRunner().invoke(app, ["status", str(begun(count))])
+    assert shown.exit_code == 0, shown.output
+    assert "is better" not in shown.stdout
 
 
 def test_status_draws_nothing_where_nothing_is_searched(begun):

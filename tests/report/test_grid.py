@@ -276,6 +276,43 @@ def test_main_axes(space, expected):
     assert grid(space).main_axes == expected
 
 
+def effects(space, value, count=64):
+    """A study of random trials, each with the value that its configuration gives."""
+    configs = [space.sample(seed) for seed in range(count)]
+    rows = trials(*((config, TrialState.COMPLETE, value(config)) for config in configs))
+    return study_grid(space, rows, Objective("accuracy", "max"))
+
+
+MIXED = Space({"lr": loguniform(1e-4, 1.0), "kind": ["a", "b"], "depth": [1, 2, 3], "noise": uniform(0, 1)})
+
+
+@pytest.mark.parametrize(
+    ("value", "count", "expected"),
+    [
+        pytest.param(lambda c: {"a": 10, "b": 0}[c["kind"]] + c["depth"], 64, ("depth", "kind"), id="categories"),
+        pytest.param(lambda c: math.log(c["lr"]) + 2 * (c["kind"] == "b"), 64, ("lr", "kind"), id="a number and one"),
+        pytest.param(lambda c: math.exp(20 * c["noise"]) * c["lr"], 64, ("noise", "lr"), id="by rank, not by size"),
+        pytest.param(lambda c: c["depth"], 7, ("lr", "noise"), id="too few values: the longest"),
+        pytest.param(lambda c: 0.5, 64, ("lr", "noise"), id="equal values: the longest"),
+    ],
+)
+def test_the_main_axes_are_those_that_explain_most(value, count, expected):
+    seen = effects(MIXED, value, count)
+    assert set(seen.main_axes) == set(expected)
+    lengths = [len(axis.labels) for axis in seen.project(*seen.main_axes).axes]
+    assert lengths == sorted(lengths, reverse=True)
+
+
+def test_what_an_axis_explains():
+    known = effects(MIXED, lambda config: config["depth"]).explained
+    assert known["depth"] == pytest.approx(1.0)
+    assert all(known[name] < 0.15 for name in ("lr", "kind", "noise"))
+    told = "explained of the ranking so far: depth 100%, kind 0%"
+    shown = effects(MIXED, lambda config: config["depth"]).project("depth", "kind")
+    assert rendered(HeatMap(shown, runs=False))[-1].startswith(told[:-2])
+    assert not effects(MIXED, lambda config: 1.0).explained
+
+
 def test_json_is_strict_and_complete():
     seen = grid(
         {"p": uniform(0, 6), "width": choice([64, [1, 2]])},

@@ -98,6 +98,8 @@ def test_trials_best_first():
         "                                                   rank 7 of 9 at 3 epochs; the best 3 go on",
         "    0  pending          –      –     0/9      0.0  lr=0.001235 optimizer.name=sgd",
         "                                                   needs 9.1 GB, cuda:0 has 4.2 GB free",
+        "ranked by accuracy, the last value (higher is better)",
+        "best: of all epochs; seconds: of training, a trial's share of its array's",
     ]
 
 

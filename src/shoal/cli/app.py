@@ -170,8 +170,9 @@ def status(
 ) -> None:
     """How far a study is: what runs, what waits and why, the best so far, the time left.
 
-    Below, a map of the space: the best value and the trials' states by two searched parameters. Without --axes these
-    are the two with the most values. With --json it is the grid over all of them, or over those of --axes.
+    Below, as soon as there are values, a map of the space: the best value and the trials' states by two searched
+    parameters. Without --axes these are the two that explain most so far: of the variance of the trials' ranks, by the
+    means at their values. With --json it is the grid over all parameters, or over those of --axes.
     """
     with JournalView.read(directory) as journal:
         now = snapshot(journal, time.time())
@@ -183,7 +184,7 @@ def status(
         return
     print_table(status_table(now))
     shown = grid.project(*grid.main_axes) if axes is None else grid
-    if shown.axes:
+    if shown.axes and (shown.has_results or axes is not None):
         typer.echo()
         print_table(HeatMap(shown, runs=now.pid is not None))
     if now.pid is None and not now.finished:

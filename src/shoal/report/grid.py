@@ -2,7 +2,9 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import groupby
+from statistics import fmean
 from typing import Any
 
 from shoal.errors import ShoalError
@@ -14,6 +16,9 @@ from shoal.space import Space, flatten
 from shoal.trial import TrialState
 
 __all__ = ["Cell", "StudyGrid", "grid_json", "study_grid"]
+
+_ENOUGH = 8
+"""Values by which parameters are compared, at least."""
 
 
 @dataclass(frozen=True)
@@ -45,12 +50,16 @@ class StudyGrid:
         cells: position on each axis -> the trials there; places without trials are left out.
         metric: of the study; of several, the first.
         mode: of that metric, "min" or "max".
+        explained: name of each axis -> share of the variance of the trials' ranks by that metric which the means at its
+            positions explain, corrected for how many there are (Kelley's epsilon squared, 0 to 1); empty as long as
+            there are too few values, or all are equal.
     """
 
     axes: tuple[Axis, ...]
     cells: Mapping[tuple[int, ...], Cell]
     metric: str
     mode: str
+    explained: Mapping[str, float] = field(default_factory=dict)
 
     def project(self, *names: str) -> "StudyGrid":
         """The same trials by some of the axes alone, in the order of these names.
@@ -72,19 +81,25 @@ class StudyGrid:
         for position, cell in self.cells.items():
             gathered[tuple(position[place] for place in kept)].append(cell)
         cells = {position: _joined(gathered[position], self.mode) for position in sorted(gathered)}
-        return StudyGrid(tuple(self.axes[place] for place in kept), cells, self.metric, self.mode)
+        return StudyGrid(tuple(self.axes[place] for place in kept), cells, self.metric, self.mode, self.explained)
+
+    @property
+    def has_results(self) -> bool:
+        """Whether a trial has a value, or has failed."""
+        return any(cell.best is not None or TrialState.FAILED in cell.states for cell in self.cells.values())
 
     @property
     def main_axes(self) -> tuple[str, ...]:
-        """The two that are likely to tell most at a glance: those with the most values or bins, the longer one first.
+        """The two that explain most of the values so far; as long as nothing does, those with the most values or bins.
 
-        Of axes that one choice decides together only one counts. There may be fewer than two.
+        Of axes that one choice decides together only one counts. There may be fewer than two. The longer one is first.
         """
         longest = sorted(self.axes, key=lambda axis: -axis.bins.stop)
-        by_chooser: dict[str, str] = {}
-        for axis in longest:
-            by_chooser.setdefault(axis.chooser, axis.name)
-        return tuple(by_chooser.values())[:2]
+        by_chooser: dict[str, Axis] = {}
+        for axis in sorted(longest, key=lambda axis: -self.explained.get(axis.name, 0.0)):
+            by_chooser.setdefault(axis.chooser, axis)
+        chosen = list(by_chooser.values())[:2]
+        return tuple(axis.name for axis in longest if axis in chosen)
 
     def __repr__(self) -> str:
         trials = sum(cell.trials for cell in self.cells.values())
@@ -105,13 +120,20 @@ def study_grid(space: Space, rows: Iterable[TrialRow], objective: Objective) -> 
     for row in rows:
         config = flatten(row.config)
         gathered[tuple(_place(line, config) for line in lines)].append(_cell(row))
+    scored = [(position, cell.best) for position, found in gathered.items() for cell in found if cell.best is not None]
+    ranks = _ranks([value for _, value in scored])
+    explained = {
+        line.name: share
+        for place, line in enumerate(lines)
+        if (share := _explained([position[place] for position, _ in scored], ranks)) is not None
+    }
     # A configuration from elsewhere than the space may lack what the space always has.
     lines = tuple(
         line.with_lack() if any(position[place] == line.bins.stop for position in gathered) else line
         for place, line in enumerate(lines)
     )
     cells = {position: _joined(gathered[position], objective.mode) for position in sorted(gathered)}
-    return StudyGrid(lines, cells, objective.metric, objective.mode)
+    return StudyGrid(lines, cells, objective.metric, objective.mode, explained)
 
 
 def grid_json(grid: StudyGrid) -> dict[str, Any]:
@@ -141,6 +163,41 @@ def _cell(row: TrialRow) -> Cell:
     if row.objective is None or row.state is TrialState.FAILED:
         return Cell({row.state: 1}, None, None)
     return Cell({row.state: 1}, row.objective, row.number)
+
+
+def _ranks(values: Sequence[float]) -> list[float]:
+    """The place of each value in ascending order; equal ones share the mean of theirs."""
+    ranks = [0.0] * len(values)
+    place = 0
+    for _, equals in groupby(sorted(range(len(values)), key=values.__getitem__), key=values.__getitem__):
+        indices = list(equals)
+        for index in indices:
+            ranks[index] = place + (len(indices) - 1) / 2
+        place += len(indices)
+    return ranks
+
+
+def _explained(positions: Sequence[int], ranks: Sequence[float]) -> float | None:
+    """What the means of groups explain of the variance of ranks: 1 - (1 - eta squared) (n - 1) / (n - k).
+
+    Args:
+        positions: the group of each rank; there are n ranks, and k groups.
+        ranks: of trials.
+
+    Returns:
+        At least 0; None if there are too few ranks, or all are equal.
+    """
+    groups = defaultdict(list)
+    for position, rank in zip(positions, ranks, strict=True):
+        groups[position].append(rank)
+    if len(ranks) < max(_ENOUGH, len(groups) + 1):
+        return None
+    middle = fmean(ranks)
+    total = sum((rank - middle) ** 2 for rank in ranks)
+    if not total:
+        return None
+    between = sum(len(group) * (fmean(group) - middle) ** 2 for group in groups.values())
+    return max(0.0, 1 - (1 - between / total) * (len(ranks) - 1) / (len(ranks) - len(groups)))
 
 
 def _joined(cells: Sequence[Cell], mode: str) -> Cell:

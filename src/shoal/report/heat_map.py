@@ -79,6 +79,8 @@ class HeatMap:
             for parts in zip(*block, strict=True):
                 yield _line(*parts)
         yield Text(self._legend(), "dim")
+        if told := self._explained():
+            yield Text(told, "dim")
 
     def _styles(self, shades: Sequence[str]) -> dict[float, Style]:
         """Each value's colour, by its rank: so one value that is far off leaves the others apart."""
@@ -137,6 +139,12 @@ class HeatMap:
         there = {state for cell in self.grid.cells.values() for state in cell.states}
         signs = [f"{sign} {state_text(state, self.runs)}" for state, sign in _SIGNS.items() if state in there]
         return " ".join(signs) or "no trials yet"
+
+    def _explained(self) -> str:
+        """How much the parameters of the map explain; nothing as long as that is not known."""
+        known = self.grid.explained
+        parts = [f"{axis.name} {known[axis.name]:.0%}" for axis in self.grid.axes if axis.name in known]
+        return f"explained of the ranking so far: {', '.join(parts)}" if parts else ""
 
 
 def _line(*parts: Text) -> Text:

@@ -53,7 +53,8 @@ def trials_table(rows: Sequence[TrialRow], objectives: Sequence[Objective], best
     """
     if best is None:
         best = front(rows, objectives) if len(objectives) > 1 else set()
-    table = Table(box=None, pad_edge=False, header_style="bold")
+    below = Text(_columns_text(objectives), "dim")
+    table = Table(box=None, pad_edge=False, header_style="bold", caption=below, caption_justify="left")
     table.add_column("trial", justify="right", no_wrap=True)
     table.add_column("state", no_wrap=True)
     if len(objectives) > 1:
@@ -76,6 +77,16 @@ def trials_table(rows: Sequence[TrialRow], objectives: Sequence[Objective], best
             Text.assemble(config_text(row.config), reason),
         )
     return table
+
+
+def _columns_text(objectives: Sequence[Objective]) -> str:
+    """What the columns of all trials say, and by which they are ranked."""
+    first = objectives[0]
+    better = "lower" if first.mode == "min" else "higher"
+    ranked_by = f"ranked by {first.metric}, the last value ({better} is better)"
+    if len(objectives) > 1:
+        ranked_by = f"*: no other trial is better in all metrics; these first, each part {ranked_by}"
+    return f"{ranked_by}\nbest: of all epochs; seconds: of training, a trial's share of its array's"
 
 
 def best_table(row: TrialRow, objectives: Sequence[Objective]) -> Table:
