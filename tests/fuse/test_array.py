@@ -22,7 +22,7 @@ from shoal.fuse.array import ModelArray
 from shoal.fuse.making import concat, fuse
 from shoal.fuse.optim.fused import fuse_optimizers
 from shoal.fuse.step import TrainingStep
-from shoal.fuse.structure import digest, entries
+from shoal.fuse.structure import entries, structure_digest
 
 X = torch.randn(6, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 
@@ -406,13 +406,49 @@ def test_seeds_are_counted() -> None:
 
 
 def test_digests_tell_structures_apart_and_ignore_values() -> None:
-    same = {digest(entries(nn.Sequential(nn.Linear(2, 2), nn.Dropout(rate)))) for rate in (0.1, 0.5)}
+    same = {structure_digest(nn.Sequential(nn.Linear(2, 2), nn.Dropout(rate))) for rate in (0.1, 0.5)}
     others = {
-        digest(entries(model))
+        structure_digest(model)
         for model in (nn.Linear(2, 2), nn.Linear(2, 2, bias=False), nn.Linear(2, 3), nn.Linear(2, 2).double())
     }
     assert len(same) == 1
     assert len(others | same) == 5
+
+
+OF_A_PROCESS: dict[str, tuple[Any, Any]] = {
+    "hashes": (hash("seeded anew"), hash("in each process")),
+    "ids": ({id(DIFFERENT): "held"}, {id(Holding): "held"}),
+    "addresses in strings": ("<Cache object at 0x7f28c9be1a10>", "<Cache object at 0x7f5d01a3c450>"),
+    "orders of sets": (dict.fromkeys(["a", "b"], 1), dict.fromkeys(["b", "a"], 1)),
+}
+
+
+@pytest.mark.parametrize("name", OF_A_PROCESS)
+def test_digests_ignore_what_each_process_has_of_its_own(name: str) -> None:
+    one, other = (Holding(value) for value in OF_A_PROCESS[name])
+    assert entries(one) != entries(other), "within a process it is told apart"
+    assert structure_digest(one) == structure_digest(other)
+
+
+def test_digests_tell_arrays_of_objects_by_what_these_hold() -> None:
+    arrays = [np.array([object(), value], dtype=object) for value in (1, 1, 2)]
+    one, same, other = (structure_digest(Holding(array)) for array in arrays)
+    assert one == same != other
+
+
+def test_digests_of_classes_made_by_functions_are_those_of_before_a_pickle() -> None:
+    def made() -> nn.Module:
+        class Slotted:
+            __slots__ = ("value",)
+
+        held = Slotted()
+        held.value = 1
+        return Holding(held)
+
+    once = made()
+    before = structure_digest(once)
+    copy.copy(once.value)  # notes the names of slots on the class
+    assert structure_digest(once) == before == structure_digest(made())
 
 
 def test_exports() -> None:

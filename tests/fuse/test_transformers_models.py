@@ -1,8 +1,12 @@
 """Unmodified models of `transformers`, made from configurations, nothing downloaded."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -316,3 +320,25 @@ APART = {
 def test_member_by_member(name: str) -> None:
     model = APART[name]
     check(model.make, fn=model.fn, members=5, apart=True)
+
+
+def test_digests_are_the_same_in_every_process() -> None:
+    """`hash` of a string is seeded anew in each, and some models keep one of their configuration."""
+    script = """
+import sys, warnings
+warnings.simplefilter("ignore")
+sys.path[:0] = sys.argv[1:]
+from shoal.fuse.structure import structure_digest
+from test_transformers_models import APART, MODELS, torch
+with torch.device("meta"):
+    for name, model in {**MODELS, **APART}.items():
+        print(name, structure_digest(model.make()))
+"""
+    command = [sys.executable, "-c", script, str(Path(__file__).parent), *sys.path]
+    runs = [
+        subprocess.Popen(command, env=os.environ | {"PYTHONHASHSEED": seed}, stdout=subprocess.PIPE, text=True)
+        for seed in ("1", "2")
+    ]
+    first, second = (run.communicate()[0].splitlines() for run in runs)
+    assert first == second
+    assert len({line.split()[-1] for line in first}) == len(MODELS) + len(APART)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from shoal.fuse.bindings import unbindable
 from shoal.fuse.written import Writer, digest
 
-__all__ = ["Entry", "apart_paths", "digest", "entries", "mismatch", "obstacle"]
+__all__ = ["Entry", "apart_paths", "entries", "mismatch", "obstacle", "structure_digest"]
 
 Entry = tuple[str, str]
 """A path such as "layers.0.weight" and what stands there."""
@@ -24,7 +24,19 @@ _OWN = {"_parameters", "_buffers", "_modules", "_non_persistent_buffers_set", "_
 
 def entries(model: nn.Module) -> list[Entry]:
     """Write down a model's structure."""
-    writer = Writer(model)
+    return _entries(model, Writer(model))
+
+
+def structure_digest(model: nn.Module) -> str:
+    """A short name of a model's structure, the same in every process that builds the model.
+
+    What may be another in each process is left open (see `Writer`), so models of one digest may still differ there:
+    whether they can be one array, `mismatch` tells.
+    """
+    return digest(_entries(model, Writer(model, lasting=True)))
+
+
+def _entries(model: nn.Module, writer: Writer) -> list[Entry]:
     return [entry for place in _places(model) for entry in _written(place, writer)]
 
 

@@ -5,6 +5,7 @@ down by value.
 """
 
 import hashlib
+import re
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum
@@ -25,10 +26,16 @@ __all__ = ["Writer", "digest"]
 
 _OF_EVERY_CLASS = {
     *("__module__", "__qualname__", "__doc__", "__dict__", "__weakref__", "__annotations__", "__firstlineno__"),
-    *("__static_attributes__", "_abc_impl"),
+    *("__static_attributes__", "__slotnames__", "_abc_impl"),
 }
 _LONG = 64
 """Bytes; more of them are written down as their digest."""
+
+_LARGE = 2**32
+"""What `id` and `hash` give is larger, but for small numbers, which are their own hashes."""
+
+_ADDRESS = re.compile(r"\b0x[0-9a-f]{6,}\b")
+"""In what `repr` gives of an object that has none of its own."""
 
 
 def digest(parts: Iterable[Any]) -> str:
@@ -61,9 +68,12 @@ class Writer:
 
     Args:
         model: whose modules and tensors are told by their paths.
+        lasting: leave open what may be another in each process though the model is the same: numbers as large as those
+            of `id` and `hash`, addresses in strings, the order of a mapping, which may have been a set's.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, lasting: bool = False) -> None:
+        self._lasting = lasting
         self._paths = {id(module): path for path, module in model.named_modules()}
         self._paths.update({id(tensor): name for name, tensor in model.named_parameters()})
         self._paths.update({id(tensor): name for name, tensor in model.named_buffers()})
@@ -104,6 +114,10 @@ class Writer:
             return "float" if standing.number else repr(value)
         if isinstance(value, bytes) and len(value) > _LONG:
             return f"bytes {digest([value])}"
+        if self._lasting and isinstance(value, int) and abs(value) >= _LARGE:
+            return "large int"
+        if self._lasting and isinstance(value, str):
+            return repr(_ADDRESS.sub("0x", value))
         if value is None or isinstance(value, (bool, int, complex, str, bytes, torch.dtype, torch.Size)):
             return repr(value)
         if isinstance(value, torch.device):
@@ -125,8 +139,9 @@ class Writer:
             return f"class {self.kind(value)}"
         kind = self.kind(type(value))
         if isinstance(value, Mapping):
-            items = zip(inner(value.keys(), fixed), inner(value.values(), within), strict=True)
-            return f"{kind}{{{', '.join(f'{key}: {what}' for key, what in items)}}}"
+            pairs = zip(inner(value.keys(), fixed), inner(value.values(), within), strict=True)
+            items = [f"{key}: {what}" for key, what in pairs]
+            return f"{kind}{{{', '.join(sorted(items) if self._lasting else items)}}}"
         if isinstance(value, list):
             return f"{kind}({', '.join(inner(value, within))})"
         if isinstance(value, (tuple, deque)):
@@ -143,6 +158,8 @@ class Writer:
         if isinstance(value, partial):
             named = inner([dict(value.keywords)], standing._replace(number=False))
             return f"{kind} {inner([value.func, value.args], fixed)} {named}"
+        if isinstance(value, np.ndarray) and value.dtype == object:
+            return f"{kind} {value.shape} {inner(value.ravel(), fixed)}"
         if isinstance(value, (np.generic, np.ndarray)):
             return f"{kind} {value.dtype} {value.tolist()!r}"
         if isinstance(value, (slice, range)):

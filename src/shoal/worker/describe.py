@@ -10,7 +10,8 @@ from torch import nn
 
 from shoal.fuse.generators import reseed
 from shoal.fuse.optim.table import company_of
-from shoal.fuse.structure import digest, entries
+from shoal.fuse.structure import structure_digest
+from shoal.fuse.written import digest
 from shoal.planner.job import ArrayKey
 from shoal.task import Task
 from shoal.trial import Trial
@@ -85,7 +86,7 @@ class Describer:
                 model = self._task.model(config)
         except Exception:  # it needs real numbers, or is wrong: then it raises again here
             model = self._task.model(config)
-        structure = digest(entries(checked("model", model, nn.Module)))
+        structure = structure_digest(checked("model", model, nn.Module))
         self._known.append((config.read(), model.to("meta"), structure))
         return self._known[-1][1:]
 
