@@ -7,6 +7,7 @@ import sys
 from collections import deque
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -449,6 +450,31 @@ def test_digests_of_classes_made_by_functions_are_those_of_before_a_pickle() -> 
     before = structure_digest(once)
     copy.copy(once.value)  # notes the names of slots on the class
     assert structure_digest(once) == before == structure_digest(made())
+
+
+def test_a_script_and_its_workers_have_one_digest_of_its_classes(tmp_path: Path) -> None:
+    """To the workers `__main__` is another module, and its classes come by value."""
+    script = tmp_path / "script.py"
+    script.write_text("""
+import subprocess, sys
+import cloudpickle
+from torch import nn
+from shoal.fuse.structure import structure_digest
+class Net(nn.Module):
+    slope = 2
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(2, 2)
+    def forward(self, x):
+        return [self.slope * y for y in self.layer(x)]
+print(structure_digest(Net()))
+worker = "import sys, pickle; from shoal.fuse.structure import structure_digest as digest; "
+worker += "print(digest(pickle.load(sys.stdin.buffer)()))"
+subprocess.run([sys.executable, "-c", worker], input=cloudpickle.dumps(Net), check=True)
+""")
+    told = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True).stdout.split()
+    assert len(told) == 2
+    assert len(set(told)) == 1
 
 
 def test_exports() -> None:

@@ -69,7 +69,8 @@ class Writer:
     Args:
         model: whose modules and tensors are told by their paths.
         lasting: leave open what may be another in each process though the model is the same: numbers as large as those
-            of `id` and `hash`, addresses in strings, the order of a mapping, which may have been a set's.
+            of `id` and `hash`, addresses in strings, the order of a mapping, which may have been a set's. Classes and
+            functions of a script are told by what they are made of.
     """
 
     def __init__(self, model: nn.Module, lasting: bool = False) -> None:
@@ -91,7 +92,7 @@ class Writer:
     def kind(self, value: type) -> str:
         """The name of a class, and what it is made of if a function has made it, each time another one."""
         name = f"{value.__module__}.{value.__qualname__}"
-        if _importable(value):
+        if self._is_named(value):
             return name
         if id(value) not in self._classes:
             self._classes[id(value)] = name  # for what refers to it
@@ -203,9 +204,13 @@ class Writer:
         rest = {k: v for k, v in attributes.items() if k not in plain}
         return f"{self._any(plain, above, _SHUT)} {self._any(rest, above, _UNSEEN)}"
 
+    def _is_named(self, value: Any) -> bool:
+        """Whether a name is enough of a class or function; one of a script is no such in the script's workers."""
+        return _importable(value) and not (self._lasting and value.__module__ == "__main__")
+
     def _function(self, function: FunctionType, above: tuple[int, ...], held: _Standing) -> str:
         name = f"{function.__module__}.{function.__qualname__}"
-        if _importable(function):
+        if self._is_named(function):
             return name
         parts = [function.__code__, list(cells(function)), function.__defaults__, function.__kwdefaults__]
         return f"{name} {[self._any(part, above, held) for part in parts]}"
