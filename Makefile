@@ -5,12 +5,30 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test format lint types tests benchmarks-quick clean
+BENCHMARKS := search_vs_peers fusion scheduling simulated_makespan groups auto time_sharing algorithms packing placement \
+	engine_overhead regret
+TWO_AT_A_TIME := --no-print-directory --jobs 2 $(if $(filter output-sync,$(.FEATURES)),--output-sync)
+
+.PHONY: demo test test-thorough test-steps test-thorough-steps format lint types tests tests-thorough benchmarks-quick \
+	benchmarks-thorough clean
 
 demo: $(READY)  ## search hyper-parameters of two models on handwritten digits
 	$(BIN)/shoal run examples/digits.py
 
-test: lint types benchmarks-quick tests  ## everything CI checks
+# test: everything CI checks, in at most 8 minutes on two cores. test-thorough: every case of the tests' products.
+test test-thorough: $(READY)
+	@began=$$(date +%s); $(MAKE) --no-print-directory $@-steps; status=$$?; took=$$(($$(date +%s) - began)); \
+	echo "make $@: $$((took / 60)) min $$((took % 60)) s$(LIMIT)"; exit $$status
+
+test: LIMIT = , of at most 8
+
+test-steps:
+	$(MAKE) $(TWO_AT_A_TIME) lint types benchmarks-quick
+	$(MAKE) --no-print-directory tests
+
+test-thorough-steps:
+	$(MAKE) $(TWO_AT_A_TIME) lint types benchmarks-quick benchmarks-thorough
+	$(MAKE) --no-print-directory tests-thorough
 
 lint: $(READY)
 	$(BIN)/ruff format --check .
@@ -20,23 +38,21 @@ types: $(READY)
 	$(BIN)/mypy
 
 # A process for each core; one that has nothing left to do takes tests over from another.
-tests: $(READY)
-	$(BIN)/pytest --numprocesses logical --dist worksteal
+tests tests-thorough: $(READY)
+	$(BIN)/pytest --numprocesses logical --dist worksteal $(if $(findstring thorough,$@),--thorough)
 
-benchmarks-quick: $(READY)
-	$(BIN)/python benchmarks/search_vs_peers.py --quick
-	$(BIN)/python benchmarks/chaos.py --quick
-	$(BIN)/python benchmarks/fusion.py --quick
-	$(BIN)/python benchmarks/scheduling.py --quick
-	$(BIN)/python benchmarks/simulated_makespan.py --quick
-	$(BIN)/python benchmarks/groups.py --quick
-	$(BIN)/python benchmarks/auto.py --quick
-	$(BIN)/python benchmarks/time_sharing.py --quick
-	$(BIN)/python benchmarks/algorithms.py --quick
-	$(BIN)/python benchmarks/packing.py --quick
-	$(BIN)/python benchmarks/placement.py --quick
-	$(BIN)/python benchmarks/engine_overhead.py --quick
-	$(BIN)/python benchmarks/regret.py --quick
+# That each of them runs; chaos.py and device_chaos.py are run by the tests.
+benchmarks-quick: $(BENCHMARKS:%=quick-%)
+
+quick-% benchmarks-thorough: export OMP_NUM_THREADS = 1
+
+quick-%: $(READY)
+	$(BIN)/python benchmarks/$*.py --quick
+
+benchmarks-thorough: $(READY)
+	$(BIN)/python benchmarks/algorithms.py --quick --tasks digits cifar --algorithms Hyperband ASHA
+	$(BIN)/python benchmarks/time_sharing.py --bins 20
+	$(BIN)/python benchmarks/groups.py --seeds 3
 
 format: $(READY)
 	$(BIN)/ruff format .

@@ -250,14 +250,18 @@ WAYS: dict[str, Callable[..., tuple[float, Timeline]]] = {
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--tasks", nargs="*", choices=list(TASKS), default=list(TASKS))
-    parser.add_argument("--algorithms", nargs="*", choices=list(ALGORITHMS), default=list(ALGORITHMS))
+    parser.add_argument("--tasks", nargs="*", choices=list(TASKS))
+    parser.add_argument("--algorithms", nargs="*", choices=list(ALGORITHMS))
     parser.add_argument("--ways", nargs="*", choices=list(WAYS), default=list(WAYS))
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument(
-        "--quick", action="store_true", help="one round, 3 epochs, 320 samples, no process begun anew; checks no figure"
+        "--quick",
+        action="store_true",
+        help="Hyperband on digits unless named, one round, 3 epochs, 320 samples, no new processes; checks no figure",
     )
     options = parser.parse_args()
+    options.tasks = options.tasks or (["digits"] if options.quick else list(TASKS))
+    options.algorithms = options.algorithms or (["Hyperband"] if options.quick else list(ALGORITHMS))
     if "cifar" in options.tasks and not CIFAR.exists():
         if not options.quick:
             parser.error(f"{CIFAR} is missing; leave CIFAR-10 out with --tasks digits")

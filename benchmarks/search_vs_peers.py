@@ -186,10 +186,10 @@ RIVALS = {
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--quick", action="store_true", help="one round, 2 epochs, without Ray; checks no figure")
+    parser.add_argument("--quick", action="store_true", help="one round, 1 epoch, without Ray; checks no figure")
     parser.add_argument("--only", nargs="*", help="some rivals, by name")
     options = parser.parse_args()
-    rounds, epochs = (1, 2) if options.quick else (options.rounds, EPOCHS)
+    rounds, epochs = (1, 1) if options.quick else (options.rounds, EPOCHS)
     names = options.only or [name for name in RIVALS if not (options.quick and name == "Ray Tune")]
     os.environ["SHOAL_CACHE"] = tempfile.mkdtemp()
     warnings.simplefilter("ignore")

@@ -1,11 +1,12 @@
 """The import order of the design, and that the core stays free of torch."""
 
 import ast
+import importlib
 import subprocess
 import sys
+from collections import Counter
+from functools import cache
 from pathlib import Path
-
-import pytest
 
 import shoal
 
@@ -30,15 +31,18 @@ def name_of(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
+NAMES = {name_of(path) for path in MODULES}
+
+
+@cache
 def imports(path: Path) -> list[str]:
     """Modules of shoal that a module imports, anywhere in it; `from package import module` counts as that module."""
-    known = {name_of(other) for other in MODULES}
     found = []
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path} has a relative import"
             submodules = [f"{node.module}.{alias.name}" for alias in node.names]
-            found.extend(name if name in known else node.module or "" for name in submodules)
+            found.extend(name if name in NAMES else node.module or "" for name in submodules)
         elif isinstance(node, ast.Import):
             found.extend(alias.name for alias in node.names)
     return [name for name in found if name == "shoal" or name.startswith("shoal.")]
@@ -49,41 +53,58 @@ def room(module: str) -> str:
     return parts[1] if len(parts) > 1 else "__init__"
 
 
-@pytest.mark.parametrize("path", MODULES, ids=name_of)
-def test_imports_only_from_rooms_before(path: Path) -> None:
-    own = room(name_of(path))
-    if own in ABOVE_ALL:
-        pytest.skip("may import everything")
-    assert own in ORDER, f"{own} has no place in the order; see the layout in the design"
-    for imported in imports(path):
-        place = f"{name_of(path)} imports {imported}"
-        assert room(imported) in ORDER, place
-        assert ORDER.index(room(imported)) <= ORDER.index(own), f"{place}, which comes later in the order"
+def has_only_a_docstring(path: Path) -> bool:
+    return len(ast.parse(path.read_text()).body) == 1
 
 
-@pytest.mark.parametrize("path", [path for path in MODULES if path.name != "__init__.py"], ids=name_of)
-def test_no_package_init_is_imported_from_inside(path: Path) -> None:
-    packages = {name_of(other) for other in MODULES if other.name == "__init__.py"}
-    within = [name for name in imports(path) if name in packages]
-    assert not within, f"{name_of(path)} imports the package {within}; import the module that defines the name"
+def test_imports_only_from_rooms_before() -> None:
+    below = [path for path in MODULES if room(name_of(path)) not in ABOVE_ALL]
+    homeless = sorted({room(name_of(path)) for path in below} - set(ORDER))
+    assert not homeless, f"{homeless} have no place in the order; see the layout in the design"
+    wrong = [
+        f"{name_of(path)} imports {imported}, which has no place before it in the order"
+        for path in below
+        for imported in imports(path)
+        if room(imported) not in ORDER[: ORDER.index(room(name_of(path))) + 1]
+    ]
+    assert not wrong, "\n".join(wrong)
 
 
-@pytest.mark.parametrize("name", TORCH_FREE)
-def test_room_imports_no_torch(name: str) -> None:
-    path = ROOT / name
-    modules = [name_of(each) for each in ([*path.rglob("*.py")] if path.is_dir() else [path.with_suffix(".py")])]
-    code = f"import sys\nfor name in {modules!r}: __import__(name)\nsys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code]).returncode == 0, f"shoal.{name} imports torch"
+def test_no_package_init_is_imported_from_inside() -> None:
+    packages = {name_of(path) for path in MODULES if path.name == "__init__.py"}
+    wrong = [
+        f"{name_of(path)} imports the package {imported}; import the module that defines the name"
+        for path in MODULES
+        if path.name != "__init__.py"
+        for imported in imports(path)
+        if imported in packages
+    ]
+    assert not wrong, "\n".join(wrong)
 
 
-@pytest.mark.parametrize("path", [path for path in MODULES if path.name != "__main__.py"], ids=name_of)
-def test_exports_are_declared_and_exist(path: Path) -> None:
-    module = __import__(name_of(path), fromlist=["__all__"])
-    if path.read_text().count("\n") <= 1 + ast.get_docstring(ast.parse(path.read_text()), clean=False).count("\n"):
-        return  # nothing but a docstring
-    assert sorted(module.__all__) == sorted(set(module.__all__))
-    for name in module.__all__:
-        assert hasattr(module, name), f"{name_of(path)} exports {name}, which it does not have"
+def test_rooms_of_the_core_import_no_torch() -> None:
+    """All in one process, which says after which module torch was there."""
+    names = [name_of(path) for path in MODULES if path.name != "__main__.py" and room(name_of(path)) in TORCH_FREE]
+    code = f"import sys\nfor name in {names!r}:\n    __import__(name)\n    if 'torch' in sys.modules: sys.exit(name)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, f"torch is imported by {done.stderr}"
+
+
+def test_exports_are_declared_and_exist() -> None:
+    wrong = []
+    for path in MODULES:
+        if path.name == "__main__.py" or has_only_a_docstring(path):
+            continue
+        module = importlib.import_module(name_of(path))
+        names = getattr(module, "__all__", None)
+        if names is None:
+            wrong.append(f"{name_of(path)} has no __all__")
+            continue
+        wrong += [f"{name_of(path)} exports {name} twice" for name, times in Counter(names).items() if times > 1]
+        wrong += [
+            f"{name_of(path)} exports {name}, which it does not have" for name in names if not hasattr(module, name)
+        ]
+    assert not wrong, "\n".join(wrong)
 
 
 def test_every_public_name_of_the_package_is_there() -> None:

@@ -1,0 +1,110 @@
+"""How the suite is run: fast or thorough, and the same however it is begun.
+
+Fast is the default: every test runs, products of cases are thinned. Thorough runs every case.
+
+    pytest                fast
+    pytest --thorough     every case, more examples of hypothesis (or SHOAL_TESTS=thorough in the environment)
+    pytest --turn 3       fast, with tenth 3 (of 0 to 9) of what takes turns; without it, each day has its own
+
+A fast run leaves out what is marked `thorough`, takes two of the values of a parameter called `members`, of a test
+marked `pairwise` the cases that have every pair of values between them, and of one marked `in_turns` every tenth case.
+A case that is named on the command line always runs.
+"""
+
+import os
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import Iterable, Iterator
+from itertools import combinations, groupby
+
+import pytest
+from hypothesis import settings
+
+TURNS = 10
+CONSOLE = ("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR", "CLICOLOR_FORCE", "PY_COLORS", "GITHUB_ACTIONS")
+"""Variables that change what is printed."""
+
+settings.register_profile("fast", max_examples=25, deadline=None)
+settings.register_profile("thorough", max_examples=100, deadline=None)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--thorough", action="store_true", help="every case, not some of each product")
+    parser.addoption("--turn", type=int, metavar=f"0..{TURNS - 1}", help="which cases of those that take turns")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Options and environment go on to the processes of xdist."""
+    config.option.thorough |= os.environ.get("SHOAL_TESTS") == "thorough"
+    if config.option.turn is None:
+        config.option.turn = int(time.time() / 86400) % TURNS
+    settings.load_profile("thorough" if config.option.thorough else "fast")
+    if not hasattr(config, "workerinput"):
+        _begin_alike(config)
+
+
+def _begin_alike(config: pytest.Config) -> None:
+    """Plain output, one thread a process, an empty job history, and interrupts heard.
+
+    A shell that begins a process in the background has it ignore them, and all that it starts.
+    """
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.umask(0o022)
+    for name in [*CONSOLE, *(name for name in os.environ if name.startswith("SHOAL_"))]:
+        os.environ.pop(name, None)
+    cache = tempfile.mkdtemp(prefix="shoal-tests-")
+    config.add_cleanup(lambda: shutil.rmtree(cache, ignore_errors=True))
+    os.environ.update(SHOAL_CACHE=cache, TERM="dumb", OMP_NUM_THREADS="1")
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    if config.option.thorough:
+        return "thorough: every case"
+    return f"fast: some of the cases of each product, all of them with --thorough; turn {config.option.turn} of {TURNS}"
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Thins the products, and puts the longest tests first, so that none is left alone at the end."""
+    if not config.option.thorough:
+        named = {argument.partition("::")[2] for argument in config.args if "[" in argument}
+        kept = set(_fast(items, config.option.turn))
+        kept.update(item for item in items if item.nodeid.partition("::")[2] in named)
+        config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+        items[:] = [item for item in items if item in kept]
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+
+
+def _fast(items: Iterable[pytest.Item], turn: int) -> Iterator[pytest.Item]:
+    """The cases of a fast run."""
+    for _, group in groupby(items, key=lambda item: item.nodeid.partition("[")[0]):
+        cases = [item for item in group if item.get_closest_marker("thorough") is None]
+        marks = {mark.name for item in cases for mark in item.iter_markers()}
+        cases = _two_counts(cases)
+        if "in_turns" in marks:
+            cases = cases[turn % min(TURNS, len(cases)) :: TURNS]
+        yield from _pairwise(cases) if "pairwise" in marks else cases
+
+
+def _two_counts(cases: list[pytest.Item]) -> list[pytest.Item]:
+    """Those with the least number of members and with the last but one of several."""
+    counts = {value for item in cases if isinstance(value := _parameters(item).get("members"), int)}
+    if len(counts) < 3:
+        return cases
+    least, *_, other, _ = sorted(counts)
+    return [item for item in cases if _parameters(item)["members"] in (least, other)]
+
+
+def _pairwise(cases: list[pytest.Item]) -> Iterator[pytest.Item]:
+    """Cases that have each pair of values of two parameters between them; the one with most new pairs comes first."""
+    pairs = {item: set(combinations(sorted(item.callspec.indices.items()), 2)) for item in cases}
+    missing = set().union(*pairs.values())
+    while missing:
+        best = max(cases, key=lambda item: len(pairs[item] & missing))
+        missing -= pairs[best]
+        yield best
+
+
+def _parameters(item: pytest.Item) -> dict[str, object]:
+    return item.callspec.params if hasattr(item, "callspec") else {}
