@@ -26,6 +26,7 @@ from shoal.errors import (
     StorageFullError,
     StudyInterrupted,
     TaskError,
+    UnusableTaskError,
 )
 from shoal.journal.writer import Journal
 from shoal.planner.grouping import Grouping
@@ -783,15 +784,16 @@ def test_an_engine_that_proposes_other_trials_than_were_recorded_says_so(stage: 
         other.run(backend())
 
 
-def test_a_task_that_cannot_be_loaded_after_a_resume_fails_no_trial(stage: Stage) -> None:
+@pytest.mark.parametrize("purpose", [Purpose.SURVEY, Purpose.TRAIN])
+def test_a_task_that_cannot_be_loaded_after_a_resume_fails_no_trial(purpose: Purpose, stage: Stage) -> None:
     def die_in_the_second_rung(job: Job) -> None:
         if job.purpose is Purpose.TRAIN and job.members[0].start > 0:
             raise Killed
 
     with pytest.raises(Killed):
         stage.run(backend(on_start=die_in_the_second_rung))
-    with pytest.raises(TaskError, match="as the script says"):
-        stage.run(backend(failing(*range(9), outcome=Outcome.REJECTED, purpose=Purpose.SURVEY)))
+    with pytest.raises(UnusableTaskError, match="as the script says"):
+        stage.run(backend(failing(*range(9), outcome=Outcome.UNUSABLE, purpose=purpose)))
     assert TrialState.FAILED not in {row[2] for row in stage.outcome()}
     stage.run(backend())
     assert TrialState.COMPLETE in {row[2] for row in stage.outcome()}

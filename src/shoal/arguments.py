@@ -6,10 +6,11 @@ from typing import Any
 
 from shoal.algorithms.base import Algorithm
 from shoal.errors import AlgorithmError, ShoalError, TaskError
-from shoal.pickling import dumped, loaded, remember
+from shoal.pickling import dumped, loaded, remember, why_not_loaded
 from shoal.planner.packing.base import Packing
 from shoal.schedule.base import Policy
 from shoal.space import Space
+from shoal.worker.outcome import user_traceback
 
 __all__ = ["blueprint", "bound", "check", "pickled", "single", "strategy_of", "strategy_text"]
 
@@ -46,8 +47,15 @@ def blueprint(algorithm: Algorithm) -> bytes:
 
 
 def bound(blueprint: bytes, spec: Mapping[str, Any]) -> Algorithm:
-    """The algorithm that the journal keeps, with the problem of its study."""
-    algorithm: Algorithm = loaded(blueprint)
+    """The algorithm that the journal keeps, with the problem of its study.
+
+    Raises:
+        AlgorithmError: it cannot be loaded.
+    """
+    try:
+        algorithm: Algorithm = loaded(blueprint)
+    except (Exception, SystemExit) as error:
+        raise AlgorithmError(f"the algorithm of the study cannot be loaded: {_cause(error)}") from error
     shared = None if spec["data_seed"] == "trial" else spec["data_seed"]
     space = Space.from_json(spec["space"])
     algorithm.bind(space, metric=spec["metric"], mode=spec["mode"], seed=spec["seed"], data_seed=shared)
@@ -68,8 +76,21 @@ def strategy_text(strategy: str | Policy | Packing) -> str:
 
 
 def strategy_of(text: str) -> Any:
-    """The policy or packing that the journal keeps: its name, or the object."""
-    return text if not text.startswith(_PICKLED) else loaded(base64.b64decode(text.removeprefix(_PICKLED)))
+    """The policy or packing that the journal keeps: its name, or the object.
+
+    Raises:
+        ShoalError: it cannot be loaded.
+    """
+    if not text.startswith(_PICKLED):
+        return text
+    try:
+        return loaded(base64.b64decode(text.removeprefix(_PICKLED)))
+    except (Exception, SystemExit) as error:
+        raise ShoalError(f"the policy or packing of the study cannot be loaded: {_cause(error)}") from error
+
+
+def _cause(error: BaseException) -> str:
+    return f"{why_not_loaded(error)}\n\n{user_traceback(error)}"
 
 
 def single(value: object) -> object:

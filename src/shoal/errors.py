@@ -17,6 +17,7 @@ __all__ = [
     "StudyExistsError",
     "StudyInterrupted",
     "TaskError",
+    "UnusableTaskError",
 ]
 
 
@@ -58,6 +59,10 @@ class MpsError(ShoalError, RuntimeError):
 
 class TaskError(ShoalError, ValueError):
     """A task breaks its contract: a loss that is no scalar, a metric it never reports, no data."""
+
+
+class UnusableTaskError(TaskError):
+    """A task that cannot be loaded, or does not fit what a trial has learnt; no trial can go on, and none is lost."""
 
 
 class FusionError(ShoalError, ValueError):

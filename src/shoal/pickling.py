@@ -10,7 +10,7 @@ import cloudpickle
 
 from shoal.errors import ShoalError
 
-__all__ = ["dumped", "loaded", "recalled", "remember"]
+__all__ = ["dumped", "loaded", "recalled", "remember", "why_not_loaded"]
 
 _given: dict[bytes, object] = {}
 """Digest of the bytes -> the object that this process pickled to them. Objects stay alive as long as the process."""
@@ -61,6 +61,13 @@ def loaded(content: bytes) -> Any:
         Exception: whatever the modules raise that the object needs.
     """
     return _Unpickler(io.BytesIO(content)).load()
+
+
+def why_not_loaded(error: BaseException) -> str:
+    """In a line, what `loaded` raised, and the remedy."""
+    if isinstance(error, (ImportError, AttributeError)):
+        return f"{error}; define it in a module on sys.path or in the script itself"
+    return f"{type(error).__name__}: {error}; correct its module"
 
 
 class _Unpickler(pickle.Unpickler):

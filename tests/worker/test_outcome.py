@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from shoal.backend.perform import resolve
-from shoal.errors import CheckpointError, StorageFullError, TaskError
+from shoal.errors import CheckpointError, StorageFullError, TaskError, UnusableTaskError
 from shoal.planner.event import Outcome
 from shoal.worker.outcome import outcome_of, recorded, user_traceback
 
@@ -38,6 +38,7 @@ def after(error: Exception, earlier: Exception) -> Exception:
         pytest.param(OSError(errno.ENOENT, "gone"), Outcome.RAISED, id="any OSError"),
         pytest.param(SystemExit(1), Outcome.RAISED, id="SystemExit"),
         pytest.param(TaskError("the loss is no scalar"), Outcome.REJECTED, id="TaskError"),
+        pytest.param(UnusableTaskError("it cannot be loaded"), Outcome.UNUSABLE, id="UnusableTaskError"),
         pytest.param(caused_by(TaskError("data"), MemoryError()), Outcome.REJECTED, id="TaskError outermost"),
         pytest.param(MemoryError(), Outcome.OUT_OF_MEMORY, id="MemoryError"),
         pytest.param(OutOfMemoryError("2 GB"), Outcome.OUT_OF_MEMORY, id="torch.OutOfMemoryError"),

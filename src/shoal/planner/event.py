@@ -47,6 +47,8 @@ class Outcome(StrEnum):
     """Its device was, or what lets it share that; no fault of its trials."""
     REJECTED = "rejected"
     """The task breaks its contract (TaskError): every trial would."""
+    UNUSABLE = "unusable"
+    """The task cannot be loaded, or what trials have learnt does not fit it (UnusableTaskError): none can go on."""
     STORAGE_FULL = "storage full"
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from shoal.errors import ShoalError, StorageFullError, TaskError
+from shoal.errors import ShoalError, StorageFullError, TaskError, UnusableTaskError
 from shoal.planner.event import Dropped, Ended, Outcome
 from shoal.planner.job import Member, Purpose
 from shoal.planner.standings import Standings
@@ -16,8 +16,7 @@ def fatal(
 ) -> ShoalError | None:
     """The error that ends the study, if there is to be one.
 
-    A task that breaks its contract does so for all trials, unless one has got past it. A survey is rejected only where
-    the task cannot be loaded at all.
+    A task that breaks its contract does so for all trials, unless one has got past it.
 
     Args:
         failed: what was said of a job, or of some of its arrays.
@@ -29,6 +28,10 @@ def fatal(
     if failed.outcome is Outcome.STORAGE_FULL:
         return StorageFullError(
             f"{failed.message}\nEverything recorded is intact; free some space, then: shoal resume {directory}"
+        )
+    if failed.outcome is Outcome.UNUSABLE:
+        return UnusableTaskError(
+            f"{failed.message}\nNothing is lost; once that is mended, go on with: shoal resume {directory}"
         )
     for_all = purpose is Purpose.SURVEY or not any(x.epoch for x in trials)
     if failed.outcome is Outcome.REJECTED and for_all and members:

@@ -22,7 +22,7 @@ from shoal.errors import CheckpointError
 from shoal.trial import Report
 from shoal.worker.files import NAME, checkpoints, folder
 
-__all__ = ["Checkpoint", "load_newest", "save"]
+__all__ = ["Checkpoint", "load_newest", "save", "unfit"]
 
 _log = logging.getLogger("shoal.worker")
 _KEPT = 2
@@ -104,6 +104,21 @@ def load_newest(directory: Path, trial: int) -> Checkpoint | None:
         except CheckpointError as damage:
             _log.warning("%s; the one before it is used", damage)
     return None
+
+
+def unfit(what: str, checkpoint: Checkpoint, error: Exception) -> str:
+    """What to say of a model or an optimizer that refuses what its own trial has saved.
+
+    Args:
+        what: "model" or "optimizer".
+        checkpoint: that it refuses.
+        error: torch's.
+    """
+    return (
+        f"the {what} that the task makes now does not fit the checkpoint of trial {checkpoint.trial}, which has "
+        f"learnt for {checkpoint.epoch} epochs: {error}\nWas the task edited? Undo that, or start a new study. (A "
+        f"{what} that changes while it trains cannot be gone on with: make all of it at its start.)"
+    )
 
 
 def _read(path: Path, trial: int) -> Checkpoint:

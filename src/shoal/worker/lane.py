@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from shoal.errors import UnusableTaskError
 from shoal.fuse.frozen import lend_frozen
 from shoal.fuse.generators import Unseeded
 from shoal.pack.batches import Batches, epoch_order
@@ -22,7 +23,7 @@ from shoal.schedule.base import Quantum
 from shoal.task import Task
 from shoal.trial import Report, TrialState, derive_seed
 from shoal.worker.data import DataSets
-from shoal.worker.learner import Learner, batch_size, build, side_by_side
+from shoal.worker.learner import Learner, UnfitError, batch_size, build, side_by_side
 from shoal.worker.paused import Paused
 from shoal.worker.stepper import MixedEpochsError, Stepper, make_stepper
 
@@ -49,6 +50,7 @@ class Workshop:
         device: where to train.
         directory: of the study; checkpoints are written there.
         drawing: keys of arrays that have begun to draw random numbers after steps that drew none.
+        restored: numbers of trials that went on from their checkpoints.
     """
 
     task: Task
@@ -57,6 +59,7 @@ class Workshop:
     device: torch.device
     directory: Path
     drawing: set[ArrayKey] = field(default_factory=set)
+    restored: set[int] = field(default_factory=set)
 
 
 class Lane:
@@ -109,6 +112,7 @@ class Lane:
         self._company: list[Learner] = []  # who is within an epoch now
         self._losses: list[Tensor] = []  # of the company, [B] each, since it was last looked whether they are numbers
         self._drawing = workshop.drawing
+        self._restored = workshop.restored
         self._unseeded = Unseeded(workshop.device, possible=array.key not in self._drawing)
         self._spoilt = False  # steps of the company may have drawn from generators that were not seeded for them
         self._looked = self._told = time.perf_counter()  # when losses were last looked at, and told
@@ -263,7 +267,14 @@ class Lane:
         learner = self._paused.take(member, self._directory)
         if learner is None:
             learner = build(self._task, member, self._device)
-            learner.restore(self._directory)
+            try:
+                learner.restore(self._directory)
+            except UnfitError as error:
+                if self._restored:  # others did fit
+                    raise
+                raise UnusableTaskError(str(error)) from error.__cause__
+            if learner.saved != (0, 0):
+                self._restored.add(member.trial.number)
         return learner
 
     def _next_company(self) -> list[Learner]:

@@ -18,10 +18,11 @@ from shoal.fuse.generators import reseed
 from shoal.planner.job import Member
 from shoal.task import Task
 from shoal.trial import Config, Report, Trial
-from shoal.worker.checkpoint import Checkpoint, load_newest, save
+from shoal.worker.checkpoint import Checkpoint, load_newest, save, unfit
 
 __all__ = [
     "Learner",
+    "UnfitError",
     "batch_size",
     "build",
     "check_optimizer",
@@ -101,15 +102,27 @@ class Learner:
 
         From one that was another trial's, weights and the optimizer's state are taken. The settings are this trial's
         own, and its schedule is where it would be had it trained so far itself.
+
+        Raises:
+            UnfitError: the model or the optimizer is another than the trial's own checkpoint is of.
         """
         state = load_newest(directory, self.trial.number)
         if state is None:
             return
         for optimizer in optimizers_in(self.optimizer):  # else schedulers warn that no step came before theirs
             optimizer._opt_called = True  # type: ignore[attr-defined]
-        self.model.load_state_dict(state.model)
-        if state.trial == self.trial.number:
-            _load_state(self.optimizer, state.optimizer)
+        own = state.trial == self.trial.number
+        try:
+            self.model.load_state_dict(state.model)
+        except RuntimeError as error:
+            if own and not _fits(self.model.state_dict(), state.model):
+                raise UnfitError(unfit("model", state, error)) from error
+            raise
+        if own:
+            try:
+                _load_state(self.optimizer, state.optimizer)
+            except ValueError as error:  # torch's, of groups that differ
+                raise UnfitError(unfit("optimizer", state, error)) from error
             if state.scheduler is not None:
                 _load_state(self.scheduler, state.scheduler)
         else:
@@ -118,6 +131,10 @@ class Learner:
                 self._step_schedulers(report.metrics)
         self.epoch, self.step, self.reports = state.epoch, state.step, list(state.reports)
         self.saved = (state.epoch, state.step)
+
+
+class UnfitError(Exception):
+    """A trial cannot go on from its own checkpoint, since the task makes another model or optimizer than it did."""
 
 
 def build(task: Task, member: Member, device: torch.device) -> Learner:
@@ -221,6 +238,13 @@ def _state(owner: Any) -> Any:
     if isinstance(owner, (list, tuple, dict)):
         return [_state(one) for one in pytree.tree_leaves(owner)]
     return None if owner is None else owner.state_dict()
+
+
+def _fits(model: Mapping[str, Any], saved: Mapping[str, Any]) -> bool:
+    """Whether a saved state dict has the names and shapes of a model's."""
+    return model.keys() == saved.keys() and all(
+        getattr(value, "shape", None) == getattr(saved[name], "shape", None) for name, value in model.items()
+    )
 
 
 def _with_settings(state: Any, own: Any) -> Any:

@@ -9,8 +9,8 @@ import sys
 import traceback
 from contextlib import suppress
 
-from shoal.errors import TaskError
-from shoal.pickling import loaded
+from shoal.errors import UnusableTaskError
+from shoal.pickling import loaded, why_not_loaded
 from shoal.trainable import Stop
 
 __all__ = ["main"]
@@ -38,11 +38,8 @@ def _stop(number: int, frame: object) -> None:
 def _call(content: bytes, config: dict[str, object]) -> None:
     try:
         function = loaded(content)
-    except (ImportError, AttributeError) as error:
-        raise TaskError(
-            f"the function cannot be loaded in its process: {error}; define it in a module on sys.path or in the "
-            "script itself"
-        ) from error
+    except (Exception, SystemExit) as error:
+        raise UnusableTaskError(f"the function cannot be loaded in its process: {why_not_loaded(error)}") from error
     function(config)
 
 

@@ -7,13 +7,14 @@ from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
-from shoal.errors import StorageFullError, TaskError
+from shoal.errors import StorageFullError, TaskError, UnusableTaskError
 from shoal.planner.event import Outcome
 
 __all__ = ["EndedElsewhere", "described", "log_path", "outcome_of", "recorded", "user_traceback"]
 
 _PACKAGE = __name__.partition(".")[0]
 
+_REJECTIONS = (Outcome.REJECTED, Outcome.UNUSABLE)
 _MEMORY_MESSAGES = (
     "can't allocate memory",  # c10's CPU allocator on Linux
     "DefaultCPUAllocator: not enough memory",  # and on Windows and macOS
@@ -49,7 +50,7 @@ def outcome_of(error: BaseException) -> Outcome:
         if isinstance(link, EndedElsewhere):
             return link.outcome
         if isinstance(link, TaskError):
-            return Outcome.REJECTED
+            return Outcome.UNUSABLE if isinstance(link, UnusableTaskError) else Outcome.REJECTED
         if _is_out_of_memory(link):
             return Outcome.OUT_OF_MEMORY
         if _is_storage_full(link):
@@ -85,9 +86,9 @@ def described(error: BaseException) -> tuple[Outcome, str]:
         text = str(error)
     elif outcome is Outcome.RAISED:
         text = user_traceback(error)
-    elif outcome is Outcome.REJECTED and error.__cause__ is not None:
+    elif outcome in _REJECTIONS and error.__cause__ is not None:
         text = f"{error}\n\n{user_traceback(error.__cause__)}"
-    elif outcome is Outcome.REJECTED:
+    elif outcome in _REJECTIONS:
         text = str(error)
     else:
         text = "".join(traceback.format_exception_only(error))

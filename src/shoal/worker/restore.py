@@ -5,11 +5,12 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from shoal.errors import CheckpointError
-from shoal.pickling import recalled
+from shoal.errors import CheckpointError, UnusableTaskError
+from shoal.pickling import recalled, why_not_loaded
 from shoal.task import Task
 from shoal.trial import Trial
-from shoal.worker.checkpoint import load_newest
+from shoal.worker.checkpoint import load_newest, unfit
+from shoal.worker.outcome import user_traceback
 
 __all__ = ["trained_model"]
 
@@ -24,12 +25,20 @@ def trained_model(task: bytes, trial: Trial, directory: Path) -> nn.Module:
 
     Raises:
         CheckpointError: there is none, or none is intact.
+        UnusableTaskError: the task cannot be loaded, or its model is another than that was.
     """
     checkpoint = load_newest(directory, trial.number)
     if checkpoint is None:
         raise CheckpointError(f"trial {trial.number} has no intact checkpoint below {directory / 'checkpoints'}")
-    owner: Task = recalled(task)
+    try:
+        owner: Task = recalled(task)
+    except (Exception, SystemExit) as error:
+        message = f"the task of the study in {directory} cannot be loaded: {why_not_loaded(error)}"
+        raise UnusableTaskError(f"{message}\n\n{user_traceback(error)}") from error
     with torch.random.fork_rng(devices=[]):
         model = owner.model(trial.config)
-    model.load_state_dict(checkpoint.model)
+    try:
+        model.load_state_dict(checkpoint.model)
+    except RuntimeError as error:
+        raise UnusableTaskError(unfit("model", checkpoint, error)) from error
     return model.eval()

@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 
 from shoal.cluster.device import Device
-from shoal.errors import TaskError
-from shoal.pickling import recalled
+from shoal.errors import UnusableTaskError
+from shoal.pickling import recalled, why_not_loaded
 from shoal.planner.event import Event, Profiled, Surveyed
 from shoal.planner.job import Job, Purpose, Workplace
 from shoal.planner.orders import Orders
@@ -69,9 +69,7 @@ def _prepared(pickled: bytes, device: torch.device, directory: Path) -> tuple[Wo
     """What the next job of the study in a directory can use again in this process."""
     try:
         task: Task = recalled(pickled)
-    except (ImportError, AttributeError) as error:
-        raise TaskError(
-            f"the task cannot be loaded in a worker: {error}; define it in a module on sys.path or in the script itself"
-        ) from error
+    except (Exception, SystemExit) as error:
+        raise UnusableTaskError(f"the task cannot be loaded in a worker: {why_not_loaded(error)}") from error
     sets = DataSets(task, device)
     return Workshop(task, sets, Paused(), device, directory), Describer(task, sets)

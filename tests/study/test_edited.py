@@ -1,0 +1,120 @@
+"""A task that was edited between two runs of its study: what cannot go on with it loses nothing."""
+
+import importlib
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tasks
+from plain import check_plain, table, tune
+
+import shoal
+from shoal.errors import AlgorithmError, UnusableTaskError
+from shoal.trial import TrialState
+from shoal.worker import run
+
+SPACE = {"lr": shoal.grid([0.01]), "momentum": 0.9, "step_size": 2}
+MODULE = "import tasks\n\n\nclass Edited(tasks.InterruptedAfter):\n    pass\n"
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file of a module `edited` with a task of that name."""
+    path = tmp_path / "code" / "edited.py"
+    path.parent.mkdir()
+    path.write_text(MODULE)
+    monkeypatch.syspath_prepend(path.parent)
+    monkeypatch.delitem(sys.modules, "edited", raising=False)
+    return path
+
+
+def interrupted(task: shoal.Task, directory: Path, **arguments: Any) -> shoal.Study:
+    with pytest.raises(shoal.StudyInterrupted):
+        tune(task, SPACE, directory, checkpoint_seconds=0.0, retries=0, **arguments)
+    return shoal.Study(directory)
+
+
+def edited(tmp_path: Path) -> Any:
+    return importlib.import_module("edited").Edited(3, str(tmp_path / "count"))
+
+
+def check_open(study: shoal.Study, before: list[tuple[Any, ...]]) -> None:
+    """Nothing is lost and nothing is new."""
+    assert table(study) == before
+    assert {row.state for row in study.trials} == {TrialState.PENDING}
+    assert {row.failures for row in study.trials} == {0}
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (f"{MODULE}    def\n", r'SyntaxError: .*correct its module(.|\n)*edited\.py", line 6'),
+        (f"{MODULE}\nimport sys\nsys.exit('no guard')\n", r"SystemExit: no guard; correct its module"),
+    ],
+    ids=["syntax", "exit"],
+)
+def test_a_task_that_cannot_be_loaded_any_more_ends_the_run_with_its_traceback(
+    content: str, words: str, tmp_path: Path, module: Path
+) -> None:
+    study = interrupted(edited(tmp_path), tmp_path / "study")
+    before = table(study)
+    module.write_text(content)
+    with pytest.raises(UnusableTaskError, match=words) as caught:
+        shoal.resume(study.directory, backend="local", show_progress=False)
+    assert f"shoal resume {study.directory}" in str(caught.value)
+    check_open(study, before)
+    module.write_text(MODULE)
+    check_plain(shoal.resume(study.directory, show_progress=False), tasks.Momentum())
+
+
+def other_model(task: Any, config: Any) -> Any:
+    return tasks.mlp(6, 9, 3)
+
+
+def deeper_model(task: Any, config: Any) -> Any:
+    return tasks.mlp(6, 8, 8, 3)
+
+
+def two_groups(task: Any, model: Any, config: Any) -> Any:
+    groups = [{"params": [parameter]} for parameter in model.parameters()]
+    return tasks.torch.optim.SGD(groups, lr=config["lr"], momentum=config["momentum"], nesterov=True)
+
+
+@pytest.mark.parametrize(
+    ("method", "edit", "words"),
+    [
+        ("model", other_model, "model .* does not fit the checkpoint of trial 0(.|\n)*size mismatch"),
+        ("model", deeper_model, "model .* does not fit the checkpoint of trial 0(.|\n)*Missing key"),
+        ("optimizer", two_groups, "optimizer .* does not fit the checkpoint of trial 0(.|\n)*parameter group"),
+    ],
+    ids=["wider", "deeper", "groups"],
+)
+def test_what_a_task_makes_that_fits_no_checkpoint_ends_the_run(
+    method: str, edit: Callable[..., Any], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = interrupted(tasks.InterruptedAfter(3, str(tmp_path / "count")), tmp_path / "study")
+    before = table(study)
+    with monkeypatch.context() as patch:
+        patch.setattr(tasks.InterruptedAfter, method, edit)
+        run._prepared.cache_clear()  # else this process has the trials at hand
+        with pytest.raises(UnusableTaskError, match=words) as caught:
+            shoal.resume(study.directory, show_progress=False)
+        assert "Undo that, or start a new study" in str(caught.value)
+        check_open(study, before)
+        run._prepared.cache_clear()
+        if method == "model":
+            with pytest.raises(UnusableTaskError, match=words):
+                study.best_model()
+    check_plain(shoal.resume(study.directory, show_progress=False), tasks.Momentum())
+
+
+def test_an_algorithm_that_cannot_be_loaded_any_more_is_said_to_be(tmp_path: Path, module: Path) -> None:
+    module.write_text("import shoal\n\n\nclass Edited(shoal.Grid):\n    pass\n")
+    algorithm = importlib.import_module("edited").Edited(epochs=4)
+    study = interrupted(tasks.InterruptedAfter(3, str(tmp_path / "count")), tmp_path / "study", algorithm=algorithm)
+    module.write_text("1 / 0\n")
+    del sys.modules["edited"]
+    with pytest.raises(AlgorithmError, match=r"algorithm .* cannot be loaded: ZeroDivisionError(.|\n)*edited\.py"):
+        shoal.resume(study.directory, show_progress=False)
