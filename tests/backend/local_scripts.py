@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -43,6 +44,12 @@ def waits_with_child(job: Job, device: Device, orders: Orders) -> Iterator[Event
 def holds_the_interpreter(job: Job, device: Device, orders: Orders) -> Iterator[Event]:
     yield pids(job)
     ctypes.PyDLL(None).sleep(600)  # unlike CDLL, keeps the GIL: no other thread of the worker runs
+
+
+def kills_its_server(job: Job, device: Device, orders: Orders) -> Iterator[Event]:
+    yield pids(job)
+    os.kill(os.getppid(), signal.SIGKILL)
+    time.sleep(600)
 
 
 def exits(job: Job, device: Device, orders: Orders) -> Iterator[Event]:

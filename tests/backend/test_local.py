@@ -213,19 +213,33 @@ class TestCrashes:
             assert ended(end).outcome is Outcome.CRASHED
             assert vanish([pids["child"]])
 
-    def test_when_the_server_is_killed_its_jobs_crash_and_the_next_gets_a_new_one(self, tmp_path: Path) -> None:
+    def test_when_the_server_is_killed_its_jobs_are_lost_without_blame_and_the_next_gets_a_new_one(
+        self, tmp_path: Path
+    ) -> None:
         with local(tmp_path, scripts.waits) as backend:
-            backend.start(scripted_job("job"), CPU)
-            old = first_metrics(backend)
-            os.kill(old["server"], signal.SIGKILL)
-            (end,) = events_until_ended(backend, ["job"])["job"]
-            assert ended(end).outcome is Outcome.CRASHED
-            assert "the server of its worker process was killed by SIGKILL" in ended(end).message
-            assert vanish([old["worker"]])
-            backend.start(scripted_job("job"), CPU)
-            assert first_metrics(backend)["server"] != old["server"]
+            old: dict[str, dict[str, int]] = {}
+            for name in ("one", "two"):
+                backend.start(scripted_job(name), CPU)
+                old[name] = first_metrics(backend)
+            os.kill(old["one"]["server"], signal.SIGKILL)
+            for name, (end,) in events_until_ended(backend, ["one", "two"]).items():
+                assert ended(end).outcome is Outcome.ORPHANED
+                assert "the server of its worker process was killed by SIGKILL" in ended(end).message
+                assert not alive(old[name]["worker"]), "a job that has ended holds its device no more"
+            backend.start(scripted_job("one"), CPU)
+            assert first_metrics(backend)["server"] != old["one"]["server"]
 
-    def test_a_job_started_while_the_server_is_dead_ends_as_crashed(self, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("script", [scripts.holds_the_interpreter, scripts.waits_with_child], ids=["GIL", "child"])
+    def test_nothing_is_left_of_the_jobs_of_a_server_that_was_killed(self, script: Script, tmp_path: Path) -> None:
+        with local(tmp_path, script) as backend:
+            backend.start(scripted_job("job"), CPU)
+            pids = first_metrics(backend)
+            os.kill(pids["server"], signal.SIGKILL)
+            (end,) = events_until_ended(backend, ["job"])["job"]
+            assert ended(end).outcome is Outcome.ORPHANED
+            assert not any(map(alive, pids.values()))
+
+    def test_a_job_started_while_the_server_is_dead_is_lost_likewise(self, tmp_path: Path) -> None:
         with local(tmp_path, scripts.waits) as backend:
             backend.start(scripted_job("job"), CPU)
             server = first_metrics(backend)["server"]
@@ -233,22 +247,32 @@ class TestCrashes:
             assert vanish([server])
             backend.start(scripted_job("late"), CPU)
             histories = events_until_ended(backend, ["job", "late"])
-        assert [ended(history[-1]).outcome for history in histories.values()] == [Outcome.CRASHED] * 2
+        assert [ended(history[-1]).outcome for history in histories.values()] == [Outcome.ORPHANED] * 2
 
     def test_a_server_that_is_killed_while_it_starts_is_replaced_but_not_for_ever(self, tmp_path: Path) -> None:
-        with local(tmp_path / "twice", scripts.waits) as backend:
-            for _ in range(2):
+        with local(tmp_path / "sometimes", scripts.waits) as backend:
+            for _ in range(4):
                 kill_the_server(backend)
                 assert backend.poll(0.1) == []
             backend.start(scripted_job("job"), CPU)
             assert first_metrics(backend)["server"] > 0
         with local(tmp_path / "again and again", scripts.waits) as backend:
-            for _ in range(2):
+            for _ in range(4):
                 kill_the_server(backend)
                 assert backend.poll(0.1) == []
             kill_the_server(backend)
-            with pytest.raises(BackendError, match=r"was killed by SIGKILL .* before it could start a worker"):
+            with pytest.raises(BackendError, match=r"was killed by SIGKILL .* before it could start a worker.* 5 in a"):
                 backend.poll(0.1)
+
+    def test_jobs_that_kill_their_server_again_and_again_end_that(self, tmp_path: Path) -> None:
+        with local(tmp_path, scripts.kills_its_server) as backend:
+            for _ in range(4):
+                backend.start(scripted_job("job"), CPU)
+                assert ended(events_until_ended(backend, ["job"])["job"][-1]).outcome is Outcome.ORPHANED
+            backend.start(scripted_job("job"), CPU)
+            with pytest.raises(BackendError, match=r"was killed by SIGKILL .*5 in a row have, and no job ended in bet"):
+                events_until_ended(backend, ["job"])
+            assert ended(backend.poll(0.0)[-1]).outcome is Outcome.ORPHANED
 
     @pytest.mark.parametrize(
         ("runner", "message"),

@@ -6,6 +6,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 import shoal
 
 
@@ -46,6 +48,9 @@ def before(config: Any, step: int) -> None:
     marker.write_text(str(os.getpid()))
     if config["fault"] == "kill the worker":
         os.kill(os.getppid(), signal.SIGKILL)
+        time.sleep(60)
+    elif config["fault"] == "kill the server":
+        os.kill(psutil.Process(os.getppid()).ppid(), signal.SIGKILL)
         time.sleep(60)
     elif config["fault"] == "kill itself":
         os.kill(os.getpid(), signal.SIGKILL)

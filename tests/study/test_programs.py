@@ -17,6 +17,7 @@ import shoal
 from shoal.cost.history import History, environment
 from shoal.errors import ShoalError
 from shoal.journal.view import JournalView
+from shoal.planner.event import Outcome
 from shoal.planner.job import Purpose
 from shoal.trial import TrialState
 
@@ -71,6 +72,20 @@ def test_after_a_kill_it_goes_on_from_what_was_whole(tmp_path: Path, fault: str)
     assert (row.state, row.epoch, row.failures) == (TrialState.COMPLETE, 4, 1)
     reports = curve(study, 0)
     assert [(report.epoch, report.metrics["began"]) for report in reports] == [(1, 0), (2, 0), (3, 2), (4, 2)]
+
+
+def test_a_kill_of_the_fork_server_blames_no_trial(tmp_path: Path) -> None:
+    marker = tmp_path / "killed"
+    space = {"slope": shoal.grid([1, 2, 3, 4]), "at": 3, "fault": "kill the server", "marker": str(marker)}
+    study = search(programs.counted, tmp_path, space, retries=0)
+    assert marker.exists()
+    assert [(row.state, row.epoch, row.failures) for row in study.trials] == [(TrialState.COMPLETE, 4, 0)] * 4
+    with JournalView.read(study.directory) as journal:
+        lost = [job for job in journal.jobs() if job.outcome == Outcome.ORPHANED]
+    assert lost
+    assert all("the server of its worker process was killed by SIGKILL" in job.message for job in lost)
+    for trial in range(4):
+        assert [report.epoch for report in curve(study, trial)] == [1, 2, 3, 4]
 
 
 def test_after_a_kill_of_the_engine_a_study_is_gone_on_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

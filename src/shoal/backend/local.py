@@ -17,6 +17,7 @@ from shoal.backend.process import CHANGE, JOB, REUSABLE, STOP, Greeting
 from shoal.backend.sharing import Sharing
 from shoal.backend.tenants import Tenant
 from shoal.cluster.device import Device
+from shoal.cluster.processes import created, end
 from shoal.errors import BackendError
 from shoal.planner.job import Change, Job
 from shoal.worker.outcome import log_path
@@ -26,8 +27,11 @@ __all__ = ["Local"]
 _LOG_LINES = 20
 """Lines of the server's log that an error shows."""
 
-_KILLED, _MOST_KILLS = "was killed by", 3
-"""How the end of a server that a signal killed is told, and how many in a row may come before one is ready."""
+_KILLED, _MOST_KILLS = "was killed by", 5
+"""How the end of a server that a signal killed is told, and how many in a row may come before a job ends well."""
+
+_DEATH_SECONDS = 10.0
+"""For the workers of a dead server, which hold its devices, once they are killed."""
 
 
 @dataclass(eq=False)
@@ -40,6 +44,7 @@ class _Worker:
         binding: what ties it to that device.
         tenant: what is known of it where it shares a GPU by MPS.
         pid: of the process; 0 until it has said so.
+        began: when, as `created` tells it.
         job: what it works on; None while it is idle.
         listening: whether more events may come.
         verdict: the end of a job that failed, held back until the process has freed its device.
@@ -52,6 +57,7 @@ class _Worker:
     binding: Binding
     tenant: Tenant | None = None
     pid: int = 0
+    began: float = 0.0
     job: str | None = None
     listening: bool = True
     verdict: Ended | None = None
@@ -79,7 +85,7 @@ class _Worker:
             self.listening = False
             return None
         if isinstance(message, Greeting):
-            self.pid = message.pid
+            self.pid, self.began = message.pid, created(message.pid)
             if self.tenant is not None:
                 self.tenant.pid = message.pid
             return None
@@ -98,7 +104,8 @@ class Local(Backend):
         super().__init__(workplace)
         self._sharing = sharing if sharing is not None else Sharing(workplace.sharing)
         self._server = ForkServer(workplace)
-        self._kills = 0  # of servers that were not ready, in a row
+        self._kills = 0  # of servers since a job ended well
+        self._late: list[Event] = []  # for the next poll, since this one raises
         self._numbers = count(1)
         self._workers: dict[int, _Worker] = {}
         self._closed = False
@@ -159,10 +166,13 @@ class Local(Backend):
         """Events since the last call, in order; waits up to `timeout` seconds for the first.
 
         Raises:
-            BackendError: the server could not import the runner.
+            BackendError: the server could not import the runner, or is killed again and again. The jobs' ends follow.
         """
         deadline = time.monotonic() + timeout
         while not self._closed:
+            if self._late:
+                late, self._late = self._late, []
+                return late
             events = self._collect(max(0.0, deadline - time.monotonic()))
             if events or time.monotonic() >= deadline:
                 return events
@@ -233,15 +243,25 @@ class Local(Backend):
                 worker.verdict = self._sharing.judged(worker.tenant, event)
                 return []
             worker.job = None
+            self._kills = 0
         self._sharing.heard(worker.tenant, event)
         return [event]
 
     def _bury(self, end: Exit) -> list[Event]:
         """The last events of a worker whose process is gone."""
         worker = self._workers.pop(end.number, None)
-        return [] if worker is None else self._last_words(worker, f"worker process {end.pid} {end.reason}")
+        if worker is None:
+            return []
+        return self._last_words(worker, Outcome.CRASHED, f"worker process {end.pid} {end.reason}")
 
-    def _last_words(self, worker: _Worker, reason: str) -> list[Event]:
+    def _last_words(self, worker: _Worker, outcome: Outcome, reason: str) -> list[Event]:
+        """The events of a worker whose process is gone, and the end of its job.
+
+        Args:
+            worker: of which nothing more is known from now on.
+            outcome: of a job that has not told its end itself.
+            reason: of that, in words.
+        """
         events: list[Event] = []
         # Not until end of file: a process that the worker left behind may hold its end open.
         while worker.listening and worker.connection.poll():
@@ -251,27 +271,35 @@ class Local(Backend):
             events.append(worker.verdict)
         elif worker.job is not None:
             log = log_path(self.workplace.directory, worker.job)
-            events.append(Ended(worker.job, Outcome.CRASHED, f"{reason}\nLog: {log}"))
+            events.append(Ended(worker.job, outcome, f"{reason}\nLog: {log}"))
         return events
 
     def _replace_server(self) -> list[Event]:
         """The last events of all workers of a server that died, and a new server.
 
+        Nobody would collect its workers or clear up behind them, so they end too; that is no fault of their trials. A
+        job that it was yet to fork a worker for ends likewise.
+
         Raises:
-            BackendError: it died before it was ready, so a new one would too; or was killed then, again and again.
+            BackendError: it died before it was ready, so a new one would too; or was killed again and again.
         """
         reason = self._server.wait()
-        self._kills = 0 if self._server.ready else self._kills + 1
-        if not self._server.ready and (_KILLED not in reason or self._kills == _MOST_KILLS):
-            lines = self._server.log.read_text(encoding="utf-8", errors="replace").splitlines()[-_LOG_LINES:]
-            raise BackendError(
-                f"the server of the local back end {reason} before it could start a worker; "
-                f"the end of its log, {self._server.log}:\n" + "\n".join(lines)
-            )
+        self._kills += 1
         events: list[Event] = []
         while self._workers:
             _, worker = self._workers.popitem()
-            events += self._last_words(worker, f"the server of its worker process {reason}")
+            if worker.pid:
+                end(worker.pid, worker.began, _DEATH_SECONDS)
+            events += self._last_words(worker, Outcome.ORPHANED, f"the server of its worker process {reason}")
+        if self._kills >= _MOST_KILLS or (not self._server.ready and _KILLED not in reason):
+            self._late = events
+            often = f", as {self._kills} in a row have, and no job ended in between" if self._kills > 1 else ""
+            when = "" if self._server.ready else " before it could start a worker"
+            lines = self._server.log.read_text(encoding="utf-8", errors="replace").splitlines()[-_LOG_LINES:]
+            raise BackendError(
+                f"the server of the local back end {reason}{when}{often}; "
+                f"the end of its log, {self._server.log}:\n" + "\n".join(lines)
+            )
         self._server.close()
         self._server = ForkServer(self.workplace)
         return events

@@ -10,7 +10,7 @@ from shoal.trial import Config, Trial, TrialGroup, TrialState
 
 __all__ = ["UNFAILED", "Ask", "DeviceRow", "JobRow", "Promise", "Run", "TrialRow"]
 
-UNFAILED = ("", Outcome.SUSPENDED, "lost", *BLAMELESS)
+UNFAILED = ("", Outcome.SUSPENDED, *BLAMELESS)
 """Outcomes of jobs that did not fail: of one that runs, and of those whose device or engine was lost, too."""
 
 

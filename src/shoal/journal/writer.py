@@ -18,6 +18,7 @@ from shoal.journal.record import record
 from shoal.journal.schema import connect, fill, open_existing, translated
 from shoal.journal.view import JournalView
 from shoal.objective import objectives
+from shoal.planner.event import Outcome
 from shoal.planner.job import Array, Job, Purpose
 from shoal.trial import Decision, Report, TrialGroup, TrialState
 
@@ -368,9 +369,11 @@ class Journal(JournalView):
         """Nothing runs any more, since the process that ran it is gone: RUNNING trials wait, open jobs are ended."""
         with self.transaction():
             self._rows(
-                "UPDATE jobs SET ended = ?, outcome = 'lost', message = trim(message || char(10) || 'the engine died', "
-                "char(10)) WHERE ended IS NULL",
+                "UPDATE jobs SET ended = ?, outcome = ?, message = trim(message || char(10) || ?, char(10)) "
+                "WHERE ended IS NULL",
                 self._clock(),
+                Outcome.ORPHANED,
+                "the engine died",
             )
             self._rows("UPDATE trials SET state = ? WHERE state = ?", TrialState.PENDING, TrialState.RUNNING)
 

@@ -45,6 +45,8 @@ class Outcome(StrEnum):
     """It showed no progress for too long and was killed."""
     LOST = "device lost"
     """Its device was, or what lets it share that; no fault of its trials."""
+    ORPHANED = "lost"
+    """The process above its worker died, the server of the local back end or the engine; no fault of its trials."""
     REJECTED = "rejected"
     """The task breaks its contract (TaskError): every trial would."""
     UNUSABLE = "unusable"
@@ -52,7 +54,7 @@ class Outcome(StrEnum):
     STORAGE_FULL = "storage full"
 
 
-BLAMELESS = frozenset({Outcome.FINISHED, Outcome.STOPPED, Outcome.LOST})
+BLAMELESS = frozenset({Outcome.FINISHED, Outcome.STOPPED, Outcome.LOST, Outcome.ORPHANED})
 """Ends of jobs that are no failures of their trials."""
 
 

@@ -14,9 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import psutil
-
-from shoal.cluster.processes import family, kill
+from shoal.cluster.processes import created, end
 from shoal.trial import Report
 from shoal.worker.files import folder, published
 
@@ -138,7 +136,7 @@ class Store:
 
     def note_process(self, pid: int) -> None:
         """The program's process: who begins after this one was killed ends it first."""
-        note = {"pid": pid, "created": psutil.Process(pid).create_time()}
+        note = {"pid": pid, "created": created(pid)}
         self._process.write_text(json.dumps(note), encoding="utf-8")
 
     def _end_process(self) -> None:
@@ -149,13 +147,9 @@ class Store:
         self._process.unlink()
         try:
             note: dict[str, Any] = json.loads(text)
-            process = psutil.Process(note["pid"])
-            if process.create_time() == note["created"]:
-                kill(family(process.pid))
-                # Longer only where nobody collects it, and it writes no more.
-                psutil.wait_procs([process], _DEATH_SECONDS)
-        except (psutil.NoSuchProcess, json.JSONDecodeError):  # it is gone, or the note was never finished
+        except json.JSONDecodeError:  # it was never finished
             return
+        end(note["pid"], note["created"], _DEATH_SECONDS)
 
     def _marks(self) -> dict[str, _Mark]:
         marks = {}
