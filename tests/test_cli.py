@@ -498,7 +498,9 @@ def test_a_study_in_which_all_fail_is_status_1(tmp_path):
     done = shoal("run", path, "--directory", "nan", "--backend", "inline", "--json", cwd=tmp_path)
     assert done.returncode == 1
     assert json.loads(done.stdout)["trials"]["failed"] == 4
-    assert "error: all trials failed; see why with: shoal trials nan" in done.stderr
+    assert "error: all 4 trials failed:" in done.stderr
+    assert "4 failed: loss is not finite at step 1 of epoch 1 (trials 0-3" in done.stderr
+    assert "shoal trials nan" in done.stderr
     assert "not finite" in shoal("trials", "nan", cwd=tmp_path).stdout
     assert "error: no trial" in shoal("best", "nan", cwd=tmp_path).stderr
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from shoal.algorithms.pbt import PBT
     from shoal.algorithms.random import Random
     from shoal.algorithms.successive_halving import SuccessiveHalving
-    from shoal.errors import ShoalError, StudyInterrupted
+    from shoal.errors import ShoalError, StudyFailedError, StudyInterrupted
     from shoal.fuse.array import ModelArray
     from shoal.fuse.batch import stack
     from shoal.fuse.clip import clip_grad_norm_, clip_grad_value_
@@ -43,7 +43,7 @@ _HOMES = {
     "shoal.algorithms.pbt": ("PBT",),
     "shoal.algorithms.random": ("Random",),
     "shoal.algorithms.successive_halving": ("SuccessiveHalving",),
-    "shoal.errors": ("ShoalError", "StudyInterrupted"),
+    "shoal.errors": ("ShoalError", "StudyFailedError", "StudyInterrupted"),
     "shoal.fuse": (
         *("FusedOptimizer", "GradScaler", "ModelArray", "TrainingStep", "clip_grad_norm_", "clip_grad_value_"),
         *("concat", "fuse", "fuse_optimizers", "stack"),
@@ -73,6 +73,7 @@ __all__ = [
     "Random",
     "ShoalError",
     "Study",
+    "StudyFailedError",
     "StudyInterrupted",
     "SuccessiveHalving",
     "SyncBOHB",

@@ -1,7 +1,7 @@
 """The loop of a study: ask the algorithm, place what waits, hear what came of it, until all is decided."""
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
 
@@ -83,6 +83,7 @@ class Engine:
 
         Raises:
             StudyInterrupted: `interrupt` was called; everything is saved.
+            StudyFailedError: the first trials all fail of one cause; see `FirstFailures`.
             TaskError: the task breaks its contract.
             StorageFullError: there is no room for the journal or a checkpoint.
         """
@@ -349,6 +350,8 @@ class Engine:
     def _observe(self, job: str, reports: Iterable[Report]) -> None:
         reports = [checked(report, self._journal.objectives, self._trials) for report in reports]
         news = self._journal.reported(job, reports)
+        if any(report.metrics for report in reports):
+            self._aftermath.first.reported()
         for report in news:
             standing = self._trials[report.trial]
             standing.epoch = max(standing.epoch, report.epoch)
@@ -410,7 +413,7 @@ class Engine:
         gone = without(present, {member.trial.number for array in others for member in array.members})
         self._judge(dropped, Scene(gone, device, company=len(members) > 1), left)
 
-    def _judge(self, failed: Ended | Dropped, scene: Scene, left: Iterable[int]) -> None:
+    def _judge(self, failed: Ended | Dropped, scene: Scene, left: Collection[int]) -> None:
         """Decide how trials that failed go on, and correct what was believed of the memory that they take."""
         device = self.fleet.cluster.device(scene.device.name)
         if failed.outcome is Outcome.OUT_OF_MEMORY:
@@ -420,6 +423,10 @@ class Engine:
         scene = replace(scene, device=device, shared=shared, largest=largest)
         spent = self._aftermath.judge(failed, scene, frozenset(left))
         self._observe("", [self._failure(self._trials[number], why) for number, why in spent.items()])
+        first = self._aftermath.first
+        if alike := first.hopeless(left):
+            self._journal.excuse(alike)
+            raise first.error(alike, self._journal.directory)
 
     def _failure(self, standing: Standing, reason: str) -> Report:
         return Report(standing.number, standing.epoch, state=TrialState.FAILED, reason=reason)

@@ -1,5 +1,7 @@
 """One base class, and one class for each thing a user can act on."""
 
+from pathlib import Path
+
 __all__ = [
     "AlgorithmError",
     "BackendError",
@@ -15,6 +17,7 @@ __all__ = [
     "SpaceError",
     "StorageFullError",
     "StudyExistsError",
+    "StudyFailedError",
     "StudyInterrupted",
     "TaskError",
     "UnusableTaskError",
@@ -83,6 +86,20 @@ class StudyExistsError(JournalError):
 
 class StorageFullError(ShoalError, OSError):
     """No space is left for the journal or a checkpoint; what is recorded is intact."""
+
+
+class StudyFailedError(ShoalError):
+    """All trials of a study failed, or the first ones did, all of one cause; names causes, counts, logs, the remedy.
+
+    What is recorded stays, and trials that have not failed for good stay open: `resume` goes on with them.
+
+    Attributes:
+        directory: of the study, which `Study` can look at; None where it is not known.
+    """
+
+    def __init__(self, message: str, directory: Path | None = None) -> None:
+        super().__init__(message)
+        self.directory = directory
 
 
 class StudyInterrupted(ShoalError):  # noqa: N818  (an event, not a fault)

@@ -23,7 +23,7 @@ from shoal.cluster.nvml_monitor import NvmlMonitor
 from shoal.cluster.temporary import remove_abandoned
 from shoal.cost.history import History, environment
 from shoal.engine import Engine
-from shoal.errors import ShoalError
+from shoal.errors import ShoalError, StudyFailedError
 from shoal.journal.rows import TrialRow
 from shoal.journal.view import JournalView
 from shoal.journal.writer import Journal
@@ -35,6 +35,8 @@ from shoal.planner.job import Workplace
 from shoal.planner.packing.base import Packing
 from shoal.planner.packing.registry import make_packing
 from shoal.planner.silence import HANG_SECONDS, check_hang_seconds
+from shoal.report.causes import causes
+from shoal.report.device_text import cause_lines
 from shoal.report.frame import dataframe
 from shoal.report.grid import StudyGrid, study_grid
 from shoal.report.optuna_mirror import mirror
@@ -47,7 +49,7 @@ from shoal.schedule.oversubscription import OversubscriptionTuner
 from shoal.schedule.registry import make_policy
 from shoal.setting import Setting
 from shoal.space import Space
-from shoal.trial import Config, derive_seed
+from shoal.trial import Config, TrialState, derive_seed
 from shoal.worker.files import kept
 
 if TYPE_CHECKING:
@@ -244,6 +246,8 @@ def tune(
     Raises:
         StudyExistsError: the directory holds a study.
         StudyInterrupted: stopped by Ctrl-C or SIGTERM; `resume` goes on.
+        StudyFailedError: all trials failed; or five did, each by itself, of one cause, before any trial reported
+            anything, and nothing says that the others would do better: then the others stay open, and `resume` goes on.
         ShoalError: something in the arguments or the task is wrong; the message says what.
     """
     chosen: dict[str, Any] = {"policy": policy, "packing": packing, "devices": devices, "backend": backend}
@@ -318,6 +322,7 @@ def resume(
     Raises:
         JournalError: there is no study, or another process is running it.
         StudyInterrupted: stopped again.
+        StudyFailedError: as of `tune`.
     """
     with closing(Journal.open(directory)) as journal:
         spec = journal.study
@@ -399,7 +404,28 @@ def _run(journal: Journal, algorithm: Algorithm, means: _Means) -> Study:
         engine.replay()
         with _interruptible(engine):
             engine.run()
+    _check_results(journal)
     return Study(journal.directory)
+
+
+def _check_results(journal: Journal) -> None:
+    """Refuse to hand back a study that brought nothing.
+
+    Raises:
+        StudyFailedError: every trial has failed.
+    """
+    count = journal.states()[TrialState.FAILED]
+    if not count or count < sum(journal.states().values()):
+        return
+    found = causes(journal.lost())
+    lines = "\n".join(f"  {line}" for line in cause_lines(found))
+    raise StudyFailedError(
+        f"{'the only trial' if count == 1 else f'all {count} trials'} failed:\n{lines}\n\n"
+        f"Trial {found[0].trials[0]}: {found[0].reason}\n\n"
+        f"Look at all of them with: shoal trials {journal.directory}; mend that, then try them again: "
+        f"shoal trial retry {journal.directory} --failed",
+        journal.directory,
+    )
 
 
 @contextmanager

@@ -3,11 +3,12 @@
 import io
 
 import pytest
-from report_samples import snapshot
+from report_samples import failed_job, row, snapshot
 from rich.console import Console
 
+from shoal.report.causes import causes
 from shoal.report.progress import LineProgress, LiveProgress, SilentProgress, progress
-from shoal.report.snapshot import Best
+from shoal.report.snapshot import Best, Failing
 from shoal.trial import TrialState
 
 
@@ -140,3 +141,22 @@ def test_the_display_suits_where_it_goes(study, terminal, pipe, capfd):
     out, err = capfd.readouterr()
     assert out == ""
     assert err.startswith("shoal: 23 trials")
+
+
+def test_a_pipe_gets_a_line_for_each_new_cause_of_failures(study, pipe):
+    """When a trial is to be tried again for it, and not once more when it has failed for good of it."""
+    again = Failing(row(3, TrialState.PENDING, failures=1), failed_job("raised", "ValueError: x", trials=(3,)), 2)
+    with LineProgress(study.take, pipe, study.clock) as line:
+        for second, changes in [
+            (1, {}),
+            (2, {"failing": (again,)}),
+            (3, {"failing": (), "causes": causes([(3, "ValueError: x")])}),
+            (4, {"causes": causes([(3, "ValueError: x"), (4, "ValueError: y")])}),
+        ]:
+            study.now = float(second)
+            study.changes |= changes
+            line.update()
+    assert lines(pipe)[1:-1] == [
+        "shoal: 0:00:02 trial 3 failed once (raised: ValueError: x), waits to be tried again alone (try 2 of 3)",
+        "shoal: 0:00:04 1 failed: ValueError: y (trial 4)",
+    ]

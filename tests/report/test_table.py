@@ -11,6 +11,8 @@ from rich.console import Console
 from shoal.algorithms.base import Totals
 from shoal.objective import objectives
 from shoal.planner.job import Purpose
+from shoal.report.causes import causes
+from shoal.report.device_text import cause_lines
 from shoal.report.ranking import ranked
 from shoal.report.snapshot import Best, DeviceUse, Failing, JobUse
 from shoal.report.table import best_table, snapshot_json, status_table, trial_json, trials_table
@@ -240,6 +242,36 @@ def test_what_becomes_of_a_trial_that_failed(changes, job, retries, line):
     assert [(each["trial"], each["next"], each["log"]) for each in told] == [(7, line, (job and job.log) or None)]
 
 
+def reason(text, log=""):
+    return f"raised after 2 retries: Traceback\n  here\n{text}" + (f"\nLog: {log}" if log else "")
+
+
+def test_causes_are_named_once_with_all_trials_that_failed_of_them():
+    failed = [(0, "loss is not finite at step 2"), *((n, reason("ValueError: x", f"logs/{n}.log")) for n in (1, 4, 7))]
+    found = causes([*failed, (9, "rejected after 0 retries: no metrics\nLog: a.log"), (8, "")])
+    assert cause_lines(found) == [
+        "3 failed: ValueError: x (trials 1, 4, 7; log: logs/1.log)",
+        "1 failed: loss is not finite at step 2 (trial 0)",
+        "1 failed: no reason was given (trial 8)",
+        "1 failed: no metrics (trial 9; log: a.log)",
+    ]
+    shown = rendered(status_table(snapshot(causes=found)))
+    assert "failed   3 failed: ValueError: x (trials 1, 4, 7; log: logs/1.log)" in shown
+    assert snapshot_json(snapshot(causes=found))["causes"][0] == {
+        "cause": "ValueError: x",
+        "count": 3,
+        "trials": [1, 4, 7],
+        "log": "logs/1.log",
+    }
+
+
+def test_of_many_causes_and_trials_the_first_are_named():
+    found = causes([(number, reason(f"ValueError: {number % 6}")) for number in range(600)])
+    lines = cause_lines(found)
+    assert lines[0] == "100 failed: ValueError: 0 (trials 0, 6, 12, 18, 24, 30, 36, 42, 48, 54, 60, 66, …)"
+    assert lines[4:] == ["200 failed of 2 other causes, see shoal trials"]
+
+
 def test_many_trials_that_failed_are_counted():
     failing = tuple(Failing(row(number, TrialState.PENDING, failures=1), None) for number in range(7))
     assert any("3 trials more, see shoal report" in line for line in rendered(status_table(snapshot(failing=failing))))
@@ -324,6 +356,7 @@ def test_snapshot_json_is_strict_and_complete():
                 "jobs": [],
             },
         ],
+        "causes": [],
         "failing": [],
     }
 

@@ -59,6 +59,10 @@ def before(config: Any, step: int) -> None:
         time.sleep(60)
 
 
+def asks_too_much(config: Any) -> None:
+    shoal.report({"loss": config["width"]})
+
+
 def keeps_nothing(config: Any) -> None:
     for step in range(1, 1000):
         shoal.report({"loss": config["slope"] * step, "own": step})

@@ -243,6 +243,24 @@ class Disturbed(Blobs):
         return Harmful(model.parameters(), config["lr"], config["harm"], config.get("after", 0), self.marker)
 
 
+class Broken(Blobs):
+    """Has a fault in its loss, until a file says that it was mended; or for some values of `fault` only."""
+
+    def __init__(self, mended: str = "") -> None:
+        self.mended = mended
+
+    def model(self, config: Any) -> nn.Module:
+        model = super().model(config)
+        model.fault = config.get("fault", "all")
+        return model
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        fault: Any = model.fault
+        if fault and not (self.mended and Path(self.mended).exists()):
+            raise ValueError(f"planted in the loss: {fault}")
+        return super().loss(model, batch)
+
+
 RECENT: deque[int] = deque(maxlen=8)
 """Which optimizers of this process have made its last steps."""
 

@@ -136,3 +136,47 @@ def test_profiles_that_fail_cost_fusion_and_nothing_else(tmp_path: Path) -> None
     check_neighbours(study, tasks.Disturbed(), 0)
     assert [job.outcome for job in jobs(study.directory) if job.purpose is Purpose.PROFILE] == ["raised"]
     assert array_sizes(study.directory) == [1, 1, 1]
+
+
+RATES = {"lr": shoal.loguniform(0.003, 0.3)}
+
+
+def test_a_task_that_fails_in_all_trials_ends_the_study_soon_and_goes_on_when_it_is_mended(tmp_path: Path) -> None:
+    task = tasks.Broken(str(tmp_path / "mended"))
+    with pytest.raises(shoal.StudyFailedError) as error:
+        tune(task, RATES, tmp_path / "study", algorithm=shoal.Random(32, epochs=2))
+    text = str(error.value)
+    assert 'raise ValueError(f"planted in the loss: {fault}")' in text
+    assert "tasks.py" in text
+    assert f"go on with: shoal resume {tmp_path / 'study'}" in text
+    tried = array_sizes(tmp_path / "study")
+    assert tried[-5:] == [1] * 5
+    assert len(tried) <= 6
+    stopped = shoal.Study(tmp_path / "study")
+    assert {row.state for row in stopped.trials} == {TrialState.PENDING}
+    assert {row.failures for row in stopped.trials} == {0}
+    (tmp_path / "mended").touch()
+    study = shoal.resume(tmp_path / "study", show_progress=False)
+    assert {row.state for row in study.trials} == {TrialState.COMPLETE}
+    assert max(array_sizes(study.directory)) > 1
+
+
+def test_options_of_which_the_first_fail_do_not_end_the_study(tmp_path: Path) -> None:
+    space = {"fault": shoal.grid(["here", ""]), "lr": shoal.grid([0.003 * 2**k for k in range(6)])}
+    study = tune(tasks.Broken(), space, tmp_path / "study", retries=0)
+    assert [row.state for row in study.trials] == [TrialState.FAILED] * 6 + [TrialState.COMPLETE] * 6
+
+
+def test_a_study_in_which_all_trials_failed_says_of_what(tmp_path: Path) -> None:
+    space = {"lr": 0.01, "fault": shoal.grid(["one", "two"]), "again": shoal.grid([0, 1])}
+    with pytest.raises(shoal.StudyFailedError) as error:
+        tune(tasks.Broken(), space, tmp_path / "study", retries=1)
+    lines = str(error.value).splitlines()
+    assert lines[0] == "all 4 trials failed:"
+    assert lines[1].startswith("  2 failed: ValueError: planted in the loss: one (trials 0-1; log: ")
+    assert lines[2].startswith("  2 failed: ValueError: planted in the loss: two (trials 2-3; log: ")
+    assert "tasks.py" in str(error.value)
+    assert error.value.directory is not None
+    assert len(shoal.Study(error.value.directory).trials) == 4
+    with pytest.raises(shoal.StudyFailedError, match="all 4 trials failed"):
+        shoal.resume(tmp_path / "study", show_progress=False)

@@ -1,5 +1,6 @@
 """What functions that report by themselves get wrong, in real processes."""
 
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,8 @@ from programs import search
 
 import shoal
 from shoal.errors import ShoalError, TaskError
+from shoal.journal.view import JournalView
+from shoal.opaque import Command
 from shoal.trial import TrialState
 
 
@@ -46,8 +49,9 @@ def test_what_no_trial_can_do_right_ends_the_study(tmp_path: Path, function: Any
 
 
 def test_steps_that_are_left_out_are_refused(tmp_path: Path) -> None:
-    study = search(programs.skips_steps, tmp_path, {"slope": 1}, algorithm=shoal.Random(1, 6))
-    (row,) = study.trials
+    with pytest.raises(shoal.StudyFailedError, match="the only trial failed") as error:
+        search(programs.skips_steps, tmp_path, {"slope": 1}, algorithm=shoal.Random(1, 6))
+    (row,) = shoal.Study(error.value.directory).trials
     assert (row.state, row.epoch) == (TrialState.FAILED, 1)
     assert "`step` counts the reports of a trial, as its budget does: 1, 2, 3, ...; after 1 came 5" in row.reason
 
@@ -62,3 +66,20 @@ def test_a_time_limit_that_is_none(tmp_path: Path, limit: object) -> None:
 def test_a_function_that_cannot_be_pickled(tmp_path: Path) -> None:
     with pytest.raises(TaskError, match=r"the function .*acquire cannot be pickled"):
         search(threading.Lock().acquire, tmp_path)
+
+
+def test_a_function_that_fails_for_all_configurations_ends_the_study_soon(tmp_path: Path) -> None:
+    with pytest.raises(shoal.StudyFailedError, match=r"programs.py[^$]*KeyError: 'width'") as error:
+        search(programs.asks_too_much, tmp_path, {"slope": shoal.uniform(0, 1)}, algorithm=shoal.Random(40, 4))
+    rows = shoal.Study(error.value.directory).trials
+    assert {row.state for row in rows} == {TrialState.PENDING}
+    with JournalView.read(error.value.directory) as journal:
+        assert len(journal.jobs()) < 10
+
+
+def test_a_command_that_fails_is_said_to_with_what_it_raised(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import sys\nprint('begun', file=sys.stderr)\n{}['width']\n")
+    command = Command((sys.executable, "train.py", "{slope}"), ("loss",), tmp_path)
+    with pytest.raises(shoal.StudyFailedError, match="all 2 trials failed") as error:
+        search(command, tmp_path, {"slope": shoal.grid([1, 2])})
+    assert "2 failed: train exited with status 1: KeyError: 'width' (trials 0-1; log: " in str(error.value)

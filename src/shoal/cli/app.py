@@ -35,7 +35,7 @@ from shoal.cli.options import (
 from shoal.cli.profile import profile
 from shoal.cli.report import report
 from shoal.cli.script import run_script
-from shoal.errors import ShoalError, StudyInterrupted
+from shoal.errors import ShoalError, StudyFailedError, StudyInterrupted
 from shoal.journal.view import JournalView
 from shoal.report.drawing import check_drawing
 from shoal.report.gantt import draw_gantt
@@ -48,7 +48,6 @@ from shoal.schedule.registry import POLICIES
 from shoal.simulate.result import faults, outcome_json, outcomes_table
 from shoal.simulate.scenario import DATA, load
 from shoal.space import Space
-from shoal.trial import TrialState
 from shoal.worker.files import checkpoints, published
 
 __all__ = ["app", "main"]
@@ -320,9 +319,16 @@ def main() -> None:
 
 @contextmanager
 def _stoppable(directories: Sequence[Path], as_json: bool) -> Iterator[None]:
-    """Let a Ctrl-C within end this process with the command that goes on with the last of these studies."""
+    """Let a Ctrl-C within end this process with the command that goes on with the last of these studies.
+
+    With --json the last one is printed also then, and when its trials failed.
+    """
     try:
         yield
+    except StudyFailedError:
+        if as_json and directories:
+            _print_study(directories[-1])
+        raise
     except (StudyInterrupted, KeyboardInterrupt) as stop:
         saved = "; everything is saved" if isinstance(stop, StudyInterrupted) else ""
         say(f"stopped{saved}")
@@ -334,19 +340,11 @@ def _stoppable(directories: Sequence[Path], as_json: bool) -> Iterator[None]:
 
 
 def _conclude(directory: Path, as_json: bool) -> None:
-    """Say where the study is; an error if it brought nothing.
-
-    Raises:
-        ShoalError: all trials failed.
-    """
+    """Say where the study is."""
     if as_json:
         _print_study(directory)
     else:
         say(f"look at all trials with: shoal trials {_quoted(directory)}")
-    with JournalView.read(directory) as journal:
-        states = journal.states()
-    if states[TrialState.FAILED] == sum(states.values()):
-        raise ShoalError(f"all trials failed; see why with: shoal trials {_quoted(directory)}")
 
 
 def _print_study(directory: Path) -> None:

@@ -128,6 +128,10 @@ class JournalView:
             found.append((trial, _job_row(jobs[0]) if jobs else None))
         return found
 
+    def lost(self) -> list[tuple[int, str]]:
+        """Number of each trial that has failed for good, in order, and why."""
+        return self._rows("SELECT number, reason FROM trials WHERE state = ? ORDER BY number", TrialState.FAILED)
+
     def promises(self) -> dict[str, list[Promise]]:
         """Id of each job -> what it was promised, as that changed; the first when it started."""
         found: dict[str, list[Promise]] = {}

@@ -365,6 +365,17 @@ class Journal(JournalView):
                 )
             )
 
+    def excuse(self, trials: Iterable[int]) -> None:
+        """What trials that wait to be tried again failed of was not their fault: it counts no more against them.
+
+        Args:
+            trials: their numbers, also of trials that do not wait.
+        """
+        self._many(
+            "UPDATE trials SET failures = 0 WHERE number = ? AND state = ?",
+            [(number, TrialState.PENDING) for number in trials],
+        )
+
     def requeue_running(self) -> None:
         """Nothing runs any more, since the process that ran it is gone: RUNNING trials wait, open jobs are ended."""
         with self.transaction():

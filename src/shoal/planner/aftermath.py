@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from shoal.cluster.device import Device
 from shoal.planner.cause import cause_of, log_of
 from shoal.planner.event import Dropped, Ended, Outcome
+from shoal.planner.fatal import FirstFailures
 from shoal.planner.job import Array
 from shoal.planner.limit import Limit
 from shoal.planner.standings import Standing, Standings
@@ -51,6 +52,8 @@ class Aftermath:
     def __init__(self, trials: Standings, retries: int) -> None:
         self._trials = trials
         self._retries = retries
+        self.first = FirstFailures(trials)
+        """Knows whether there is any use in going on."""
 
     def judge(self, failed: Ended | Dropped, scene: Scene, left: Collection[int]) -> Mapping[int, str]:
         """Decide how trials go on, and note it.
@@ -73,6 +76,11 @@ class Aftermath:
                     why, then = self._short_of_memory(standing, len(present), scene)
                 else:
                     why, then = self._again(standing, failed.outcome, cause, scene.company, isinstance(failed, Ended))
+                self.first.note(
+                    *(standing.number, failed.outcome, cause, failed.message),
+                    alone=not scene.company,
+                    lost=why is not None,
+                )
                 if why is not None:
                     lost[standing.number] = f"{failed.outcome} {why}: {failed.message}"
                 where = f"; log: {log}" if log else ""

@@ -23,6 +23,7 @@ class Standing:
         job: id of the one that trains it, or trained it last.
         story: of its last failure, and how it is tried again; "" before the first one, and once it was well.
         cause: epochs that it had reported when it last failed by itself, and of what; None if it did not.
+        begun: greater than that of every trial that was begun before it was last begun.
     """
 
     trial: Trial
@@ -33,6 +34,7 @@ class Standing:
     job: str = ""
     story: str = ""
     cause: tuple[int, str] | None = None
+    begun: int = 0
 
     @property
     def number(self) -> int:
@@ -55,6 +57,7 @@ class Standings:
         """Number of a trial that ran out of memory -> what it is held to."""
         self._all: dict[int, Standing] = {}
         self._waiting: set[int] = set()
+        self._begun = 0
 
     def __getitem__(self, number: int) -> Standing:
         return self._all[number]
@@ -74,9 +77,10 @@ class Standings:
 
     def begin(self, job: str, members: Iterable[Member]) -> None:
         """A job trains these from now on."""
+        self._begun += 1
         for member in members:
             standing = self._all[member.trial.number]
-            standing.job = job
+            standing.job, standing.begun = job, self._begun
             self.move(standing, TrialState.RUNNING)
 
     def wait_again(self, failures: Mapping[int, int]) -> None:

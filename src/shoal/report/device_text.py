@@ -5,19 +5,25 @@ from typing import Any
 
 from shoal.planner.event import Outcome
 from shoal.planner.job import Purpose
+from shoal.report.causes import Cause
 from shoal.report.snapshot import DeviceUse, Failing, JobUse
-from shoal.report.text import trials_text
+from shoal.report.text import numbers_text, shortened, trials_text
 from shoal.schedule.ledger import bytes_text
 from shoal.trial import TrialState
 
-__all__ = ["cause_text", "device_json", "device_lines", "failing_json", "failing_lines", "failing_text"]
+__all__ = [
+    *("cause_json", "cause_lines", "cause_text", "device_json", "device_lines"),
+    *("failing_json", "failing_lines", "failing_text"),
+]
 
 _VERBS = {Purpose.SURVEY: "looks at", Purpose.PROFILE: "measures", Purpose.TRAIN: "trains"}
 _TIMES = {1: "once", 2: "twice"}
+_CAUSES = 4
+"""So many causes are named, a line each."""
+_TRIALS = 12
+"""So many trials of a cause are named."""
 _FAILING = 4
 """So many trials that failed are told of, a line each."""
-_CAUSE = 80
-"""Characters of a cause that a line has room for."""
 
 
 def device_lines(use: DeviceUse) -> list[str]:
@@ -25,6 +31,31 @@ def device_lines(use: DeviceUse) -> list[str]:
     jobs = [_job_text(job) for job in use.jobs]
     head = f"{use.device.kind}, {_state(use)}"
     return [f"{head}: {jobs[0]}"] if len(jobs) == 1 else [head, *jobs]
+
+
+def cause_lines(found: Sequence[Cause]) -> list[str]:
+    """A line a cause, the first ones: "3 failed: ValueError: x (trials 1, 4, 7; log: logs/job-00003.log)"."""
+    lines = [_line(cause) for cause in found[:_CAUSES]]
+    if rest := found[_CAUSES:]:
+        lines.append(f"{sum(len(cause.trials) for cause in rest)} failed of {len(rest)} other causes, see shoal trials")
+    return lines
+
+
+def _line(cause: Cause) -> str:
+    more = ", …" if len(cause.trials) > _TRIALS else ""
+    named = f"{'trial' if len(cause.trials) == 1 else 'trials'} {numbers_text(cause.trials[:_TRIALS])}{more}"
+    log = f"; log: {cause.log}" if cause.log else ""
+    return f"{len(cause.trials)} failed: {shortened(cause.text)} ({named}{log})"
+
+
+def cause_json(cause: Cause) -> dict[str, Any]:
+    """A cause as plain values."""
+    return {
+        "cause": cause.text,
+        "count": len(cause.trials),
+        "trials": list(cause.trials),
+        "log": cause.log or None,
+    }
 
 
 def failing_lines(failing: Sequence[Failing]) -> list[str]:
@@ -56,7 +87,7 @@ def cause_text(outcome: str, cause: str) -> str:
     """How a job ended and why, as far as a line has room; that memory ran out says enough."""
     if outcome == Outcome.OUT_OF_MEMORY or not cause:
         return outcome
-    return f"{outcome}: {cause if len(cause) <= _CAUSE else cause[: _CAUSE - 1] + '…'}"
+    return f"{outcome}: {shortened(cause)}"
 
 
 def device_json(use: DeviceUse) -> dict[str, Any]:

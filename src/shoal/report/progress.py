@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from shoal.report.device_text import cause_lines, failing_text
 from shoal.report.snapshot import Best, Snapshot
 from shoal.report.table import status_table
 from shoal.report.text import best_text, duration, states_text
@@ -95,7 +96,8 @@ class LiveProgress(Progress):
 
 
 class LineProgress(Progress):
-    """Plain lines for a file or a pipe: one at the start, one for a new best at most every ten seconds, one at the end.
+    """Plain lines for a file or a pipe: one at the start, one for a new best at most every ten seconds, one for each
+    new cause of failures, one at the end.
 
     Args:
         take: makes a snapshot of the study as it is.
@@ -105,6 +107,7 @@ class LineProgress(Progress):
 
     _PERIOD = 1.0
     _BEST_PERIOD = 10.0
+    _CAUSES = 10
 
     def __init__(
         self, take: Callable[[], Snapshot], console: Console, clock: Callable[[], float] = time.monotonic
@@ -118,6 +121,7 @@ class LineProgress(Progress):
         self._front: tuple[Best, ...] = ()
         self._started = False
         self._devices = ""
+        self._causes: set[str] = set()
 
     def update(self) -> None:
         """Look at the study if the last time is long enough ago, and print what is new."""
@@ -132,6 +136,7 @@ class LineProgress(Progress):
         if self._started and (devices := _devices_text(snapshot)) != self._devices:
             self._devices = devices
             self._print(f"{duration(snapshot.elapsed)} goes on with {devices}")
+        self._tell_causes(snapshot)
         if now >= self._best_due and self._improved(snapshot):
             self._best_due = now + self._BEST_PERIOD
             self._print(f"{duration(snapshot.elapsed)} best so far: {best_text(snapshot)}")
@@ -143,7 +148,17 @@ class LineProgress(Progress):
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         snapshot = self._take()
+        self._tell_causes(snapshot)
         self._print(f"{duration(snapshot.elapsed)} {states_text(snapshot)}; best: {best_text(snapshot)}")
+
+    def _tell_causes(self, snapshot: Snapshot) -> None:
+        """Of what trials failed, each cause once: when a trial is to be tried again for it, or has failed for good."""
+        found = {cause.text: line for cause, line in zip(snapshot.causes, cause_lines(snapshot.causes), strict=False)}
+        tried_again = {each.job.cause: failing_text(each) for each in snapshot.failing if each.job is not None}
+        for cause, line in (tried_again | found).items():
+            if cause not in self._causes and len(self._causes) < self._CAUSES:
+                self._causes.add(cause)
+                self._print(f"{duration(snapshot.elapsed)} {line}")
 
     def _improved(self, snapshot: Snapshot) -> bool:
         """Whether the best is better than the one last printed; it can fall back, since a trial's last value counts.

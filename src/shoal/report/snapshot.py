@@ -7,6 +7,7 @@ from shoal.algorithms.base import Totals
 from shoal.journal.rows import DeviceRow, JobRow, TrialRow
 from shoal.journal.view import JournalView
 from shoal.planner.job import Purpose
+from shoal.report.causes import Cause, causes
 from shoal.report.ranking import front, ranked, values
 from shoal.trial import Config, TrialState
 
@@ -106,7 +107,8 @@ class Snapshot:
         front: of several metrics, the trials that no other dominates, by the first metric.
         failing: the trials that have failed and are tried again.
         totals: what the algorithm said beforehand that it will ask for; None where that is not known.
-        epochs_lost: of these, what trials that have failed will not do.
+        causes: what trials have failed for good of, the most frequent first.
+        epochs_lost: of `totals`, what trials that have failed will not do.
     """
 
     metric: str | tuple[str, ...]
@@ -123,6 +125,7 @@ class Snapshot:
     front: tuple[Best, ...] = ()
     failing: tuple[Failing, ...] = ()
     totals: Totals | None = None
+    causes: tuple[Cause, ...] = ()
     epochs_lost: int = 0
 
     @property
@@ -191,6 +194,7 @@ def snapshot(journal: JournalView, now: float) -> Snapshot:
         front=_front(journal) if several else (),
         failing=tuple(Failing(*found, retries=journal.study.get("retries")) for found in journal.failures()),
         totals=None if told is None else Totals(**told),
+        causes=causes(journal.lost()),
         epochs_lost=journal.epochs_lost(),
     )
     left = None if pid is None else _seconds_left(done - run.epochs, seen.epochs_total - done, elapsed)

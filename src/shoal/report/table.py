@@ -11,7 +11,14 @@ from rich.text import Text
 
 from shoal.journal.rows import TrialRow
 from shoal.objective import Objective
-from shoal.report.device_text import device_json, device_lines, failing_json, failing_lines
+from shoal.report.device_text import (
+    cause_json,
+    cause_lines,
+    device_json,
+    device_lines,
+    failing_json,
+    failing_lines,
+)
 from shoal.report.ranking import front, ranked
 from shoal.report.snapshot import Best, Snapshot
 from shoal.report.text import (
@@ -122,7 +129,7 @@ def status_table(snapshot: Snapshot) -> Table:
     table.add_row("trials", states_text(snapshot))
     for place, line in enumerate(_waiting(snapshot)):
         table.add_row("" if place else "waiting", Text(line, style="dim"))
-    for place, line in enumerate(failing_lines(snapshot.failing)):
+    for place, line in enumerate([*cause_lines(snapshot.causes), *failing_lines(snapshot.failing)]):
         table.add_row("" if place else "failed", Text(line, style="red"))
     for place, line in enumerate(best_texts(snapshot)):
         table.add_row("" if place else "best", Text(line))
@@ -172,6 +179,7 @@ def snapshot_json(snapshot: Snapshot) -> dict[str, Any]:
         "totals": None if snapshot.totals is None else asdict(snapshot.totals),
         "elapsed": snapshot.elapsed,
         "seconds_left": snapshot.seconds_left,
+        "causes": [cause_json(cause) for cause in snapshot.causes],
         "failing": [failing_json(failing) for failing in snapshot.failing],
         "devices": [device_json(use) for use in snapshot.devices],
     }

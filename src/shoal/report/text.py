@@ -21,6 +21,7 @@ __all__ = [
     "number",
     "numbers_text",
     "rounded",
+    "shortened",
     "state_text",
     "states_text",
     "structure_text",
@@ -30,6 +31,8 @@ __all__ = [
 _LINES = 4
 """Of trials that no other dominates."""
 _DIGEST = 8
+_CAUSE = 80
+"""Characters of a cause that a line has room for."""
 _HEXADECIMAL = re.compile(r"[0-9a-f]{16,}")
 
 
@@ -53,6 +56,11 @@ def rounded(value: float, digits: int) -> str:
     if value == 0 or -3 < int(exponent) < 5:
         return repr(float(f"{value:.{digits}g}")).removesuffix(".0")
     return f"{repr(float(mantissa)).removesuffix('.0')}e{int(exponent)}"
+
+
+def shortened(text: str) -> str:
+    """As much of a cause as a line has room for."""
+    return text if len(text) <= _CAUSE else text[: _CAUSE - 1] + "…"
 
 
 def duration(seconds: float | None) -> str:

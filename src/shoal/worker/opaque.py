@@ -4,6 +4,7 @@ Imports no torch: the program brings what it needs, in a process of its own.
 """
 
 import math
+import re
 import signal
 import sys
 import time
@@ -33,6 +34,9 @@ GRACE_SECONDS = 10.0
 
 _TURN_SECONDS = 0.05
 _TAIL_LINES = 20
+_TRACEBACK = "Traceback (most recent call last):"
+_RAISED = re.compile(r"[A-Za-z_][\w.]*(: |$)")
+"""The last line of a traceback."""
 
 
 def run(job: Job, device: Device, workplace: Workplace, orders: Orders) -> Iterator[Event]:
@@ -269,8 +273,9 @@ class _Course:
         if outcome is Outcome.RAISED and status < 0:
             outcome = Outcome.CRASHED
         # The way it ended comes last: two alike are known by it, whatever the order of its last lines.
+        raised = f": {lines[-1].strip()}" if _TRACEBACK in lines and _RAISED.match(lines[-1]) else ""
         return EndedElsewhere(
-            outcome, f"the last output of {self._training.name}:\n{tail}\n{self._training.name} {how}"
+            outcome, f"the last output of {self._training.name}:\n{tail}\n{self._training.name} {how}{raised}"
         )
 
     def _remedy(self) -> str:
