@@ -1,7 +1,7 @@
 """What is read from a journal."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from shoal.planner.cause import cause_of, log_of
 from shoal.planner.event import BLAMELESS, Outcome
@@ -119,6 +119,7 @@ class JobRow:
             device; or with which job it goes on.
         keys: what each of its arrays is, as in `ArrayKey.steps`; none if it is no training job.
         promise: what it is promised, or was last.
+        members: numbers of the trials of each of `keys`; empty in a journal of an older version.
     """
 
     id: str
@@ -131,6 +132,7 @@ class JobRow:
     message: str
     keys: tuple[str, ...] = ()
     promise: Promise | None = None
+    members: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     @property
     def failed(self) -> bool:

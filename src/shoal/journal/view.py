@@ -272,7 +272,8 @@ def _trial_row(row: tuple[Any, ...]) -> TrialRow:
 
 
 def _job_row(row: tuple[Any, ...]) -> JobRow:
-    job, purpose, device, trials, started, ended, outcome, message, keys, *promise = row
+    job, purpose, device, trials, started, ended, outcome, message, text, *promise = row
+    keys = json.loads(text)
     return JobRow(
         id=job,
         purpose=Purpose(purpose),
@@ -282,8 +283,9 @@ def _job_row(row: tuple[Any, ...]) -> JobRow:
         ended=ended,
         outcome=outcome,
         message=message,
-        keys=tuple(json.loads(keys)),
+        keys=tuple(keys),
         promise=None if promise[0] is None else Promise(*promise),
+        members={key: tuple(numbers) for key, numbers in keys.items()} if isinstance(keys, dict) else {},
     )
 
 

@@ -253,7 +253,7 @@ class Journal(JournalView):
                 json.dumps(numbers),
                 now,
                 f"goes on with {job.resumes}" if job.resumes else "",
-                json.dumps([array.key.steps for array in job.arrays] if job.purpose is Purpose.TRAIN else []),
+                json.dumps(_by_key(job.arrays) if job.purpose is Purpose.TRAIN else {}),
             )
             self._promise(now, {job.id: job.demand})
             if job.purpose is Purpose.TRAIN:
@@ -272,11 +272,14 @@ class Journal(JournalView):
         """The members of arrays are about to join a running job; they are now RUNNING."""
         numbers = [member.trial.number for array in arrays for member in array.members]
         with self.transaction():
-            ((trials, keys),) = self._rows("SELECT trials, keys FROM jobs WHERE id = ?", job)
+            ((trials, text),) = self._rows("SELECT trials, keys FROM jobs WHERE id = ?", job)
+            keys = json.loads(text)
+            for key, more in _by_key(arrays).items():
+                keys[key] = list(dict.fromkeys([*keys.get(key, ()), *more]))
             self._rows(
                 "UPDATE jobs SET trials = ?, keys = ? WHERE id = ?",
                 json.dumps(list(dict.fromkeys([*json.loads(trials), *numbers]))),
-                json.dumps(list(dict.fromkeys([*json.loads(keys), *(array.key.steps for array in arrays)]))),
+                json.dumps(keys),
                 job,
             )
             self._train(job, device, numbers)
@@ -417,3 +420,11 @@ class Journal(JournalView):
 def _known(demand: Demand | None) -> tuple[int | None, float | None]:
     """The memory and cores of a demand, as far as they are known: 0 says that they are not."""
     return (None, None) if demand is None else (demand.memory or None, demand.cores or None)
+
+
+def _by_key(arrays: Iterable[Array]) -> dict[str, list[int]]:
+    """What arrays are, and the numbers of the trials of each."""
+    found: dict[str, list[int]] = {}
+    for array in arrays:
+        found.setdefault(array.key.steps, []).extend(member.trial.number for member in array.members)
+    return found

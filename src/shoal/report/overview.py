@@ -12,9 +12,13 @@ from shoal.objective import Objective
 from shoal.planner.job import Purpose
 from shoal.report.ranking import front, ranked
 from shoal.report.snapshot import Snapshot, snapshot
+from shoal.report.structures import structure_names
 from shoal.trial import TrialState
 
-__all__ = ["Bar", "Elapsed", "Overview", "Usage", "overview"]
+__all__ = ["SHARES", "Bar", "Elapsed", "Overview", "Usage", "overview"]
+
+SHARES = "used: share of the time with a job on the device; promised: mean share of its compute that jobs were promised"
+"""What is said of the two numbers of a device."""
 
 
 class Elapsed:
@@ -67,7 +71,7 @@ class Usage:
 
     Args:
         device: as the journal has it.
-        busy: part of the time in which it had a job.
+        busy: part of the time in which it had a job, "used" in a report.
         occupancy: mean part of its compute that was promised; a job of which nothing is known has all of it.
         seconds: by the purpose of its jobs; of several at once, each has its part.
         jobs: that began on it.
@@ -96,6 +100,7 @@ class Overview:
         usage: of each device, in order.
         best: the best trials, the very best first.
         buried: the trials that have failed for good.
+        structures: a name for each of the keys of its jobs, see `structure_names`.
     """
 
     name: str
@@ -107,6 +112,7 @@ class Overview:
     usage: tuple[Usage, ...]
     best: tuple[TrialRow, ...]
     buried: tuple[TrialRow, ...]
+    structures: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def failures(self) -> list[JobRow]:
@@ -145,6 +151,7 @@ def overview(journal: JournalView, now: float, best: int = 10) -> Overview:
         ),
         best=tuple(row for row in valued if row.state is not TrialState.FAILED)[:best],
         buried=tuple(row for row in rows if row.state is TrialState.FAILED),
+        structures=structure_names([bar.job for bar in bars], rows),
     )
 
 

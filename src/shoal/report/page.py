@@ -9,7 +9,7 @@ from typing import Any
 from shoal.errors import ShoalError
 from shoal.planner.job import Purpose
 from shoal.report.device_text import cause_text, failing_json, failing_text
-from shoal.report.overview import Overview, Usage
+from shoal.report.overview import SHARES, Overview, Usage
 from shoal.report.text import best_text, config_text, duration, epochs_text, finite, number, numbers_text, states_text
 from shoal.schedule.ledger import bytes_text
 
@@ -57,6 +57,7 @@ def page(study: Overview, picture: bytes) -> str:
         f'<h2>Timeline</h2>\n<img alt="what each device did and when" src="data:image/png;base64,{image}">',
         _section("Best trials", _best(study)),
         _section("Devices", _devices(study)),
+        f"<p>{escape(SHARES)}</p>" if study.usage else "",
         _section("Tried again", [failing_text(each) for each in study.state.failing]),
         _section("Jobs that failed", _failures(study)),
         _section("Trials that failed for good", _buried(study)),
@@ -151,7 +152,7 @@ def _devices(study: Overview) -> str:
         )
         for usage in study.usage
     ]
-    head = ("device", "kind", "memory", "busy", "promised", "device time", "jobs", "failed", "now")
+    head = ("device", "kind", "memory", "used", "promised", "device time", "jobs", "failed", "now")
     return _table(head, rows)
 
 

@@ -1,5 +1,6 @@
 """A drawing of what every device did and when, below the best value so far."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -7,14 +8,14 @@ from typing import TYPE_CHECKING
 
 from shoal.planner.job import Purpose
 from shoal.report.drawing import lanes, literal, save
-from shoal.report.overview import Bar, Overview, Usage
-from shoal.report.text import duration, key_text, numbers_text, state_text, trials_text
+from shoal.report.overview import SHARES, Bar, Overview, Usage
+from shoal.report.text import duration, numbers_text, rounded, state_text
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
     from matplotlib.axes import Axes
 
-__all__ = ["Piece", "draw_timeline", "merged"]
+__all__ = ["Piece", "draw_timeline", "limit", "merged"]
 
 _WIDTH = 12.0
 """Inches."""
@@ -30,6 +31,10 @@ _TALLEST = 32.0
 _PALETTE = ("#4477aa", "#88ccee", "#228833", "#ccbb44", "#aa3377", "#44aa99", "#997700", "#bb88dd")
 """Colours that people with any eyesight tell apart (after Paul Tol), none of them that of a failure."""
 _OTHERS = "#777777"
+_BEYOND = 4
+"""Values beyond an axis that are told in so many words."""
+_ALSO = 3
+"""Structures named that have no colour of their own."""
 _FAILED = "#cc3311"
 _PURPOSES = {Purpose.SURVEY: ("looks at models", "#dddddd"), Purpose.PROFILE: ("measures", "#b4b4b4")}
 
@@ -97,7 +102,7 @@ def draw_timeline(study: Overview, path: Path) -> None:
     chart.set_ylim(tall, 0)
     chart.set_xlim(0, study.elapsed.total / seconds)
     gone_on = f"{unit} in which somebody ran it; gone on with at the dashed lines"
-    chart.set_xlabel(gone_on if study.elapsed.breaks else unit, fontsize=8)
+    chart.set_xlabel(f"{gone_on if study.elapsed.breaks else unit}\n{SHARES}", fontsize=8)
     chart.tick_params(axis="x", labelsize=8)
     for moment in study.elapsed.breaks:
         for axes in (above, chart):
@@ -141,16 +146,25 @@ def _heights(counts: Sequence[int]) -> list[float]:
 
 
 def _name_devices(axes: "Axes", usage: Sequence[Usage], middles: Sequence[float], height: float) -> None:
-    """Each device's name on the left, and its occupancy on the right."""
+    """Each device's name on the left; on the right for how long it was used, and what of it was promised."""
     size = 8.0 if height >= 0.18 else max(3.0, 44 * height)
     axes.set_yticks(middles, [_device_text(each, height) for each in usage], fontsize=size)
     axes.tick_params(axis="y", length=0)
     across = axes.get_yaxis_transform()
-    for middle, each in zip(middles, usage, strict=True):
-        axes.text(1.005, middle, f"{each.occupancy:.0%}", va="center", fontsize=size, transform=across)
-    axes.annotate(
-        "promised", (1, 1), (3, 2), xycoords="axes fraction", textcoords="offset points", fontsize=7, color="0.4"
-    )
+    for place, name, shares in (
+        (1.04, "used", [each.busy for each in usage]),
+        (1.09, "promised", [each.occupancy for each in usage]),
+    ):
+        axes.annotate(
+            *(name, (place, 1), (0, 2)),
+            xycoords="axes fraction",
+            textcoords="offset points",
+            fontsize=7,
+            color="0.4",
+            ha="right",
+        )
+        for middle, share in zip(middles, shares, strict=True):
+            axes.text(place, middle, f"{share:.0%}", va="center", ha="right", fontsize=size, transform=across)
 
 
 @dataclass(frozen=True)
@@ -253,13 +267,16 @@ def _piece(bar: Bar, colours: Mapping[str, str]) -> Piece:
     job = bar.job
     if job.purpose is not Purpose.TRAIN:
         word, colour = _PURPOSES[job.purpose]
-        return Piece(bar.begin, bar.end, colour, False, label=(word, *_counts(job.trials)[1:]))
+        return Piece(bar.begin, bar.end, colour, False, label=(f"{word}: {_numbers(job.trials)[0]}", word))
     first = job.keys[0] if job.keys else ""
-    return Piece(bar.begin, bar.end, colours.get(first, _OTHERS), len(job.keys) > 1, label=_counts(job.trials))
+    return Piece(bar.begin, bar.end, colours.get(first, _OTHERS), len(job.keys) > 1, label=_numbers(job.trials))
 
 
-def _counts(trials: Sequence[int]) -> tuple[str, ...]:
-    return (f"trial{'s' * (len(trials) > 1)} {numbers_text(trials)}", trials_text(len(trials)), str(len(trials)))
+def _numbers(trials: Sequence[int]) -> tuple[str, ...]:
+    """Which trials, wide and narrow; the first and how many more there are, where all are too many."""
+    numbers = numbers_text(trials)
+    first, *others = numbers.split(", ")
+    return (f"trial{'s' * (len(trials) > 1)} {numbers}", numbers, *([f"{first}, …"] if others else []))
 
 
 def _colours(bars: Sequence[Bar]) -> dict[str, str]:
@@ -277,25 +294,29 @@ def _legend(study: Overview, colours: Mapping[str, str]) -> list["Artist"]:
     from matplotlib.patches import Patch
 
     jobs = [bar.job for bar in study.bars]
-    named = [(key_text(key), colour) for key, colour in colours.items()]
+    named = [(study.structures[key], colour) for key, colour in colours.items()]
     if any(job.keys and job.keys[0] not in colours for job in jobs):
         named.append(("other structures", _OTHERS))
     named += [told for purpose, told in _PURPOSES.items() if any(job.purpose is purpose for job in jobs)]
     handles: list[Artist] = [Patch(facecolor=colour, label=literal(label)) for label, colour in named]
-    if any(len(job.keys) > 1 for job in jobs):
-        handles.append(Patch(facecolor="white", edgecolor="0.3", hatch="////", label="several structures"))
+    if packed := dict.fromkeys(key for job in jobs if len(job.keys) > 1 for key in job.keys):
+        others = [study.structures[key] for key in packed if key not in colours]
+        also = f", also {', '.join(others[:_ALSO])}{', …' * (len(others) > _ALSO)}" if others else ""
+        label = literal(f"several structures{also}")
+        handles.append(Patch(facecolor="white", edgecolor="0.3", hatch="////", label=label))
     if study.failures:
         handles.append(Line2D([], [], color=_FAILED, marker="x", linestyle="", label="failed"))
     return handles
 
 
 def _draw_curve(axes: "Axes", study: Overview, seconds: float) -> None:
-    if study.curve:
-        times = [time / seconds for time, _ in study.curve]
-        values = [value for _, value in study.curve]
+    curve = [(time / seconds, value) for time, value in study.curve if math.isfinite(value)]
+    if curve:
+        times, values = zip(*curve, strict=True)
         end = study.elapsed.total / seconds
         axes.step([*times, end], [*values, values[-1]], where="post", color="black", linewidth=1.2)
         axes.plot(times, values, ".", color="black", markersize=3)
+        _clip(axes, curve)
     else:
         axes.text(0.5, 0.5, "no value yet", transform=axes.transAxes, ha="center", va="center", color="0.5", fontsize=9)
         axes.set_yticks([])
@@ -303,6 +324,52 @@ def _draw_curve(axes: "Axes", study: Overview, seconds: float) -> None:
     axes.set_ylabel(literal(f"best {name if len(name) <= 18 else name[:17] + '…'}"), fontsize=8)
     axes.tick_params(axis="both", labelsize=7)
     axes.spines[["top", "right"]].set_visible(False)
+
+
+def limit(values: Sequence[float]) -> float | None:
+    """Where an axis ends on the bad side, so that a few bad first values do not flatten all that comes after them.
+
+    Args:
+        values: the best so far at each improvement, finite; the last one is the best.
+
+    Returns:
+        None if all are to be seen: where the first is no more than ten times as far from the best as the one after the
+        first third.
+    """
+    if len(values) < 3:
+        return None
+    first, third, best = values[0], values[len(values) // 3], values[-1]
+    if abs(first / 10 - best / 10) <= abs(third - best):
+        return None
+    return best + 1.3 * (third - best)
+
+
+def _clip(axes: "Axes", curve: Sequence[tuple[float, float]]) -> None:
+    """End the axis where `limit` says so, with an arrow at each value beyond it, and what the first one was."""
+    end, best = limit([value for _, value in curve]), curve[-1][1]
+    if end is None:
+        return
+    axes.set_ylim(*sorted((end, best - 0.06 * (end - best))))
+    beyond = [(time, value) for time, value in curve if (value - end) * (end - best) > 0]
+    axes.plot(
+        [time for time, _ in beyond],
+        [end] * len(beyond),
+        "^" if end > best else "v",
+        color=_FAILED,
+        markersize=5,
+        clip_on=False,
+    )
+    axes.annotate(
+        f"beyond the axis: {', '.join(rounded(value, 3) for _, value in beyond[:_BEYOND])}"
+        f"{', …' * (len(beyond) > _BEYOND)}",
+        (beyond[-1][0], end),
+        (8, -1 if end > best else 1),
+        textcoords="offset points",
+        fontsize=7,
+        color=_FAILED,
+        va="top" if end > best else "bottom",
+        bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.6},
+    )
 
 
 def _unit(total: float) -> tuple[str, float]:
