@@ -14,12 +14,12 @@ ROOT = Path(shoal.__file__).parent
 ORDER = [
     *("errors", "pickling", "domain", "space", "objective", "trial", "algorithms"),
     *("cost", "cluster", "schedule", "planner"),
-    *("task", "opaque", "trainable", "fuse", "pack", "worker"),
+    *("task", "opaque", "trainable", "fuse", "pack", "reproduce", "worker"),
     *("backend", "simulate", "journal", "report", "upkeep", "setting", "engine", "arguments", "study", "cli"),
 ]
 """Rooms from the bottom up: a module imports only from its own room and from those before it."""
 
-TORCH_FREE = [room for room in ORDER if room not in ("task", "fuse", "pack", "worker")]
+TORCH_FREE = [room for room in ORDER if room not in ("task", "fuse", "pack", "reproduce", "worker")]
 ABOVE_ALL = {"testing", "__init__"}
 """The conformance suites and the package itself import what they like."""
 

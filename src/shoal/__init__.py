@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from shoal.fuse.optim import FusedOptimizer, fuse_optimizers
     from shoal.fuse.scaler import GradScaler
     from shoal.fuse.step import TrainingStep
+    from shoal.reproduce import randomness, sample_order, sample_randomness
     from shoal.space import choice, grid, loguniform, quniform, randint, uniform
     from shoal.study import Study, resume, tune
     from shoal.task import Task
@@ -48,6 +49,7 @@ _HOMES = {
         *("FusedOptimizer", "GradScaler", "ModelArray", "TrainingStep", "clip_grad_norm_", "clip_grad_value_"),
         *("concat", "fuse", "fuse_optimizers", "stack"),
     ),
+    "shoal.reproduce": ("randomness", "sample_order", "sample_randomness"),
     "shoal.space": ("choice", "grid", "loguniform", "quniform", "randint", "uniform"),
     "shoal.study": ("Study", "resume", "tune"),
     "shoal.task": ("Task",),
@@ -90,8 +92,11 @@ __all__ = [
     "loguniform",
     "quniform",
     "randint",
+    "randomness",
     "report",
     "resume",
+    "sample_order",
+    "sample_randomness",
     "stack",
     "step",
     "tune",

@@ -6,7 +6,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-__all__ = ["Budget", "Config", "Decision", "Origin", "Report", "Trial", "TrialGroup", "TrialState", "derive_seed"]
+__all__ = [
+    *("Budget", "Config", "Decision", "Origin", "Report", "Trial", "TrialGroup", "TrialState"),
+    *("derive_seed", "step_seed"),
+]
 
 Config = Mapping[str, Any]
 """One point of a search space: names to plain values, nested as the space is."""
@@ -39,6 +42,16 @@ def derive_seed(*parts: int | str) -> int:
     """
     text = "/".join(str(part) for part in parts)
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
+
+
+def step_seed(seed: int, tick: int) -> int:
+    """The seed of torch's, Python's and NumPy's generators as a step begins.
+
+    Args:
+        seed: of the order of samples; where torch's own numbers are drawn, of the trial.
+        tick: steps done since the trial began; -1, -2, ... for the batches of a validation.
+    """
+    return derive_seed(seed, "step", tick)
 
 
 @dataclass(frozen=True)

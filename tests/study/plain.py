@@ -10,7 +10,6 @@ from torch.utils.data import default_collate
 
 import shoal
 from shoal.journal.view import JournalView
-from shoal.pack.batches import epoch_order
 from shoal.planner.job import Purpose
 from shoal.trial import Report, Trial
 
@@ -21,7 +20,7 @@ RELATIVE = 1e-9
 
 
 def plain_loop(task: shoal.Task, trial: Trial, epochs: int) -> Curve:
-    """What a user would write for one trial, with nothing of Shoal but the order of the samples."""
+    """What a user would write for one trial, with the order of samples and the random numbers that Shoal tells him."""
     torch.manual_seed(trial.seed)
     model = task.model(trial.config)
     optimizer = task.optimizer(model, trial.config)
@@ -29,16 +28,23 @@ def plain_loop(task: shoal.Task, trial: Trial, epochs: int) -> Curve:
     train, valid = task.data(trial.config)
     size = task.batch_size(trial.config)
     curve: Curve = {}
+    step = 0
     for epoch in range(epochs):
         model.train()
-        for part in epoch_order(len(train), trial.data_seed, epoch).split(size):
-            task.step(model, default_collate([train[int(i)] for i in part]), optimizer)
+        for number, part in enumerate(shoal.sample_order(trial, epoch, len(train)).split(size)):
+            with shoal.sample_randomness(trial, epoch, number):
+                batch = default_collate([train[int(i)] for i in part])
+            with shoal.randomness(trial, step):
+                task.step(model, batch, optimizer)
+            step += 1
         model.eval()
         totals: dict[str, float] = {}
         with torch.no_grad():
-            for part in torch.arange(len(valid)).split(size):
-                batch = default_collate([valid[int(i)] for i in part])
-                values = {"valid_loss": task.loss(model, batch), **task.metrics(model, batch)}
+            for number, part in enumerate(torch.arange(len(valid)).split(size)):
+                with shoal.sample_randomness(trial, None, number):
+                    batch = default_collate([valid[int(i)] for i in part])
+                with shoal.randomness(trial, -1 - number):
+                    values = {"valid_loss": task.loss(model, batch), **task.metrics(model, batch)}
                 for name, value in values.items():
                     totals[name] = totals.get(name, 0.0) + float(value) * len(part)
         curve[epoch + 1] = {name: total / len(valid) for name, total in totals.items()}

@@ -133,7 +133,7 @@ def test_promoted_trials_equal_plain_loops_without_a_stop(backend: str, devices:
     ],
 )
 def test_random_numbers_are_the_trials_own(task: shoal.Task, space: Mapping[str, Any], tmp_path: Path) -> None:
-    """Against the same trials, each alone in its array."""
+    """Against the same trials, each alone in its array, and against plain loops that draw them by public names."""
     arguments: dict[str, Any] = {"metric": "valid_loss", "mode": "min"}
     together = tune(task, space, tmp_path / "together", **arguments)
     with pytest.MonkeyPatch.context() as patch:
@@ -143,6 +143,7 @@ def test_random_numbers_are_the_trials_own(task: shoal.Task, space: Mapping[str,
     assert array_sizes(together.directory) == [len(together.trials)]
     assert array_sizes(alone.directory) == [1] * len(together.trials)
     check_equal(curves(together.directory), curves(alone.directory))
+    check_plain(together, task)
 
 
 def test_a_random_split_is_the_same_one_in_every_process(tmp_path: Path) -> None:

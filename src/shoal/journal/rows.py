@@ -58,6 +58,16 @@ class TrialRow:
         """The trial's config."""
         return self.trial.config
 
+    @property
+    def seed(self) -> int:
+        """Of the trial's initial weights and dropout."""
+        return self.trial.seed
+
+    @property
+    def data_seed(self) -> int:
+        """Of the order of its samples."""
+        return self.trial.data_seed
+
 
 @dataclass(frozen=True)
 class Promise:

@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from shoal.pack.whole import Whole
 from shoal.pack.window import Window
 from shoal.trial import derive_seed
 
-__all__ = ["Batches", "epoch_order"]
+__all__ = ["Batches", "epoch_order", "noise_seed"]
 
 _log = logging.getLogger("shoal.pack")
 
@@ -41,6 +41,17 @@ def epoch_order(samples: int, data_seed: int, epoch: int) -> Tensor:
     """
     generator = torch.Generator().manual_seed(derive_seed(data_seed, "epoch", epoch))
     return torch.randperm(samples, generator=generator)
+
+
+def noise_seed(data_seed: int, epoch: int | None) -> int:
+    """The seed of what samples draw: the generators are seeded with the sum of it and the batch's number, or by blocks
+    of samples where augmentation is shared.
+
+    Args:
+        data_seed: of the trial.
+        epoch: epochs finished before this one; None for the validation set, whose numbers are those of all epochs.
+    """
+    return derive_seed(data_seed, "valid") if epoch is None else derive_seed(data_seed, "noise", epoch)
 
 
 class Batches:
@@ -125,6 +136,7 @@ class Batches:
         first: int = 0,
         seed: int | None = None,
         unseeded: Unseeded | None = None,
+        after: Callable[[int], int] | None = None,
     ) -> Iterator[Any]:
         """One pass.
 
@@ -133,13 +145,13 @@ class Batches:
             order: indices of the samples, int64 [samples]; as they are by default.
             first: number of the first batch to give; those before are skipped unread.
             seed: what data sets draw for a batch depends on it and the batch's number, or the samples' places where
-                augmentation is shared; walks of one seed are to have one order. After each batch the generators of
-                Python, NumPy and torch are seeded by it and the batch's number, so that what user code draws does not
-                depend on how the batch was come by.
-            unseeded: while it lasts they are not, for nobody draws from them.
+                augmentation is shared; walks of one seed are to have one order.
+            unseeded: while it lasts generators are not seeded after a batch, for nobody draws from them.
+            after: the seed of the generators of Python, NumPy and torch after the batch of a number, so that what user
+                code draws does not depend on how the batch was come by; None: they are left alone.
         """
         if self._resident is not None:
-            yield from self._walk_resident(self._resident, batch_size, order, first, seed, unseeded)
+            yield from self._walk_resident(self._resident, batch_size, order, first, unseeded, after)
             return
         order = torch.arange(self.samples, device="cpu") if order is None else order.cpu()
         there = order.to(self._device)
@@ -154,7 +166,7 @@ class Batches:
                     walks, alike = len(self._walks), self._walks.count(batch_size)
                     cut = Cut(order[part], there[part], number, order, part.start, seed, walks, alike, held)
                     batch = self._batch(cut)
-                    self._reseed(seed, number, unseeded)
+                    self._reseed(number, unseeded, after)
                 yield batch
         finally:
             with generators:
@@ -168,15 +180,15 @@ class Batches:
         batch_size: int,
         order: Tensor | None,
         first: int,
-        seed: int | None,
         unseeded: Unseeded | None,
+        after: Callable[[int], int] | None,
     ) -> Iterator[Any]:
         if order is not None:
             order = order.to(self._device)
         for number in range(first, self.steps(batch_size)):
             part = slice(number * batch_size, (number + 1) * batch_size)
             with generators:
-                self._reseed(seed, number, unseeded)
+                self._reseed(number, unseeded, after)
             # A batch is its user's own: what is done to it in place must not reach the data.
             if order is None:
                 yield [tensor[part].clone() for tensor in tensors]
@@ -184,9 +196,9 @@ class Batches:
                 rows = order[part]
                 yield [tensor.index_select(0, rows) for tensor in tensors]
 
-    def _reseed(self, seed: int | None, number: int, unseeded: Unseeded | None) -> None:
-        if seed is not None and (unseeded is None or not unseeded.lasts):
-            reseed(derive_seed(seed, "batch", number), self._device)
+    def _reseed(self, number: int, unseeded: Unseeded | None, after: Callable[[int], int] | None) -> None:
+        if after is not None and (unseeded is None or not unseeded.lasts):
+            reseed(after(number), self._device)
 
     def _batch(self, cut: Cut) -> Any:
         while True:

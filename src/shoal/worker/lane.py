@@ -16,12 +16,12 @@ from torch import Tensor, nn
 from shoal.errors import UnusableTaskError
 from shoal.fuse.frozen import lend_frozen
 from shoal.fuse.generators import Unseeded
-from shoal.pack.batches import Batches, epoch_order
+from shoal.pack.batches import Batches, epoch_order, noise_seed
 from shoal.planner.event import Event, Profiled, Reported
 from shoal.planner.job import Array, ArrayKey, Member
 from shoal.schedule.base import Quantum
 from shoal.task import Task
-from shoal.trial import Report, TrialState, derive_seed
+from shoal.trial import Report, TrialState, step_seed
 from shoal.worker.data import DataSets
 from shoal.worker.learner import Learner, UnfitError, batch_size, build, side_by_side
 from shoal.worker.paused import Paused
@@ -308,7 +308,10 @@ class Lane:
         if not self._company:
             return
         stepper = self._stepper_of(train.steps(size))
-        metrics = stepper.validate(self._heard(valid.walk(size, seed=derive_seed(lead.data_seed, "valid"))))
+        batches = valid.walk(
+            size, seed=noise_seed(lead.data_seed, None), after=lambda number: step_seed(lead.data_seed, -1 - number)
+        )
+        metrics = stepper.validate(self._heard(batches))
         seconds = self._spent + time.perf_counter() - self._began
         reports = self._end_epoch(stepper.learners, metrics, seconds / len(metrics))
         self._tell(reports)
@@ -374,8 +377,10 @@ class Lane:
     def _walk(self, train: Batches, size: int, data_seed: int, learner: Learner) -> Iterator[Any]:
         """The batches of a learner's epoch from the first that is still to come."""
         order = epoch_order(train.samples, data_seed, learner.epoch)
-        seed = derive_seed(data_seed, "noise", learner.epoch)
-        return train.walk(size, order, learner.step, seed, self._unseeded)
+        seed, before = noise_seed(data_seed, learner.epoch), learner.epoch * train.steps(size)
+        return train.walk(
+            size, order, learner.step, seed, self._unseeded, lambda number: step_seed(data_seed, before + number)
+        )
 
     def _everybody_stays(self) -> bool:
         """Whether nobody of the company has left; else it is reduced to those that are still there."""

@@ -18,7 +18,7 @@ from shoal.fuse.held import Held
 from shoal.fuse.making import fuse
 from shoal.fuse.optim.fused import fuse_optimizers
 from shoal.task import Task
-from shoal.trial import derive_seed
+from shoal.trial import step_seed
 from shoal.worker.learner import Learner, check_scalar, optimizers_in
 from shoal.worker.own_step import OwnStep
 from shoal.worker.pace import Pace
@@ -220,7 +220,7 @@ class SerialStepper(Stepper):
         """One step of each."""
         losses = []
         for learner, batch, tick in zip(self.learners, batches, ticks, strict=True):
-            reseed(derive_seed(learner.trial.seed, "step", tick), self._device)
+            reseed(step_seed(learner.trial.seed, tick), self._device)
             loss = self._task.step(learner.model, _own(batch, self.learners), learner.optimizer)
             check_scalar("loss", loss)
             losses.append(loss.detach())
@@ -236,7 +236,7 @@ class SerialStepper(Stepper):
             for number, batch in enumerate(batches, start=1):
                 size = _size(batch)
                 for learner, total in zip(self.learners, totals, strict=True):
-                    reseed(derive_seed(learner.trial.seed, "step", -number), self._device)
+                    reseed(step_seed(learner.trial.seed, -number), self._device)
                     with remembered(learner.model):
                         mine = _own(batch, self.learners)
                         values = _with_loss(
