@@ -59,7 +59,7 @@ class Engine:
         self._algorithm = algorithm
         self._setting = setting
         self._progress = progress
-        self._lessons = Lessons(setting.history)
+        self._lessons = Lessons(setting.history, journal.study.get("task", ""))
         self._planner = self._make_planner(self._new_id)
         self._speeds = Speeds(setting.tuner)
         self._jobs = len(journal.jobs())
@@ -342,7 +342,7 @@ class Engine:
 
     def _remember(self, measured: Profiled) -> None:
         job, device = self._running[measured.job]
-        self._lessons.profiled(measured, job.purpose, device.kind)
+        self._lessons.profiled(measured, job, device.kind)
         if job.purpose is Purpose.PROFILE:
             still_to_come = tuple(array for array in job.arrays if array.key != measured.key)
             self._running[job.id] = (replace(job, arrays=still_to_come), device)

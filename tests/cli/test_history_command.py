@@ -1,6 +1,9 @@
 """`shoal history` as a user calls it."""
 
 import json
+import sqlite3
+from contextlib import closing
+from dataclasses import replace
 
 import pytest
 from typer.testing import CliRunner
@@ -36,7 +39,7 @@ def test_what_is_known_is_a_table(known):
     done = shoal()
     assert done.exit_code == 0
     lines = [line.split() for line in done.stdout.splitlines()]
-    head, *rows = lines
+    _, head, *rows = lines
     assert head[:3] == ["kind", "structure", "data"]
     measured = ["1:", "100,", "16:", "400", "12", "MB", "300", "MB", "50%", "1", "1.25"]
     assert rows[:4] == [
@@ -47,6 +50,36 @@ def test_what_is_known_is_a_table(known):
     ]
     assert " ".join(rows[4]) == "* measured with torch 1: not used now"
     assert done.stdout.splitlines()[-1] == f"in {known}"
+
+
+def test_where_structures_come_from_and_why_one_size_was_measured(known):
+    history = History(environment=environment())
+    history.belongs(DIGEST, "d" * 32, 32, "Digits", [{"width": 64, "lr": 0.1}, {"width": 64, "lr": 0.2}])
+    history.belongs(DIGEST, "d" * 32, 32, "Pa[b]", [{"lr": 0.2}])
+    for place, changes in enumerate([{"pending": 3}, {"sample": 1}, {}]):
+        history.put(f"{place}" * 32, "", 8, "cpu/1", replace(PROFILE, step_seconds={1: 0.1}, **changes))
+    history.put("opaque:train", "", 1, "cpu/1", replace(PROFILE, step_seconds={1: 0.1}))
+    _, below = shoal().stdout.split("\n\n")
+    assert [line.split("  ", 1)[-1].strip() for line in below.splitlines()[:-1]] == [
+        "Digits: width=64",
+        "Pa[b]: lr=0.2",
+        "cpu/1: measured with 1 member only, for 3 epochs waited: measuring more would have cost more than it saves",
+        "cpu/1: measured with 1 member only, for no array had more",
+        "cpu/1: measured with 1 member only, for more would have taken over half of the memory",
+        "cpu/1: measured with 1 member only, for programs are not fused",
+    ]
+    first, second, *_ = json.loads(shoal("--json").stdout)["records"]
+    assert (first["origins"], second["origins"]) == ({"Digits": {"width": 64}, "Pa[b]": {"lr": 0.2}}, {})
+    shoal("clear")
+    with closing(sqlite3.connect(known)) as connection:
+        assert connection.execute("SELECT count(*) FROM origins").fetchall() == [(0,)]
+
+
+def test_a_history_of_before_says_nothing_of_origins(known):
+    with closing(sqlite3.connect(known)) as connection, connection:
+        connection.execute("DROP TABLE origins")
+    assert shoal().exit_code == 0
+    assert shoal("clear").exit_code == 0
 
 
 def test_as_json(known):

@@ -8,7 +8,7 @@ from shoal.cli.options import AsJson, print_json, print_table, say
 from shoal.cost.catalogue import forget, records
 from shoal.cost.history import environment, history_path
 from shoal.errors import ShoalError
-from shoal.report.history_table import history_table, record_json
+from shoal.report.history_table import history_table, origins_table, record_json
 
 __all__ = ["app", "clear", "show"]
 
@@ -30,7 +30,8 @@ def show(context: typer.Context, as_json: AsJson = False) -> None:
     memory per member and of the process without any, compute and cores in use, and how many times as long a step takes
     while members are at different epochs. What other versions of Python, torch or Shoal measured stands below, marked,
     and is not used. A structure is shown by the beginning of its digest, and so is its data where the same structure
-    was measured with several.
+    was measured with several. Below stand, for each structure and batch size, the tasks that it came from with the
+    parameters that all its trials agreed on, and why only one number of members was measured where that is so.
     """
     if context.invoked_subcommand is not None:
         return
@@ -41,6 +42,10 @@ def show(context: typer.Context, as_json: AsJson = False) -> None:
         return
     if found:
         print_table(history_table(found, mine))
+        origins = origins_table(found)
+        if origins.row_count:
+            typer.echo()
+            print_table(origins)
     typer.echo(f"{'in' if found else 'nothing is known yet in'} {path}")
 
 

@@ -1,10 +1,12 @@
 """The job history as a person looks at it: what is known of which jobs, in every environment."""
 
+import json
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from shoal.cost.demand import Profile
 from shoal.cost.history import profile_from
@@ -24,6 +26,7 @@ class Record:
         data: digest of what decides its data.
         batch_size: samples per step and member.
         profile: what was measured; None if this version of Shoal cannot read it.
+        origins: name of each task that it came from -> the parameters that all its trials agree on.
     """
 
     environment: str
@@ -32,6 +35,7 @@ class Record:
     data: str
     batch_size: int
     profile: Profile | None
+    origins: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
 def records(path: Path) -> list[Record]:
@@ -50,8 +54,15 @@ def records(path: Path) -> list[Record]:
             "SELECT environment, kind, structure, data, batch_size, profile FROM profiles "
             "ORDER BY environment, kind, structure, batch_size, data"
         ).fetchall()
+        known: dict[tuple[Any, ...], dict[str, Mapping[str, Any]]] = {}
+        for *key, task, text in _origins(connection):
+            known.setdefault(tuple(key), {})[task] = json.loads(text)
     return [
-        Record(environment, kind, structure, data, batch_size, profile_from(text))
+        Record(
+            *(environment, kind, structure, data, batch_size),
+            profile_from(text),
+            known.get((structure, data, batch_size), {}),
+        )
         for environment, kind, structure, data, batch_size, text in rows
     ]
 
@@ -83,7 +94,25 @@ def forget(path: Path, *, kind: str | None = None, structure: str | None = None)
             "AND (substr(one, 1, length(?2)) = ?2 OR substr(other, 1, length(?2)) = ?2)",
             (kind, begins),
         ).rowcount
+        if _has_origins(connection):
+            connection.execute(
+                "DELETE FROM origins WHERE NOT EXISTS (SELECT 1 FROM profiles WHERE profiles.structure = "
+                "origins.structure AND profiles.data = origins.data AND profiles.batch_size = origins.batch_size)"
+            )
     return profiles, paces
+
+
+def _origins(connection: sqlite3.Connection) -> list[Any]:
+    if not _has_origins(connection):
+        return []
+    return connection.execute(
+        "SELECT structure, data, batch_size, task, parameters FROM origins ORDER BY task"
+    ).fetchall()
+
+
+def _has_origins(connection: sqlite3.Connection) -> bool:
+    """Whether the file says where structures came from; older versions of Shoal did not."""
+    return bool(connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'origins'").fetchall())
 
 
 def _is_empty(path: Path) -> bool:

@@ -24,11 +24,15 @@ _SCHEMA = (
     """CREATE TABLE IF NOT EXISTS paces (
         environment TEXT, one TEXT, other TEXT, kind TEXT, pace REAL NOT NULL,
         PRIMARY KEY (environment, one, other, kind))""",
+    """CREATE TABLE IF NOT EXISTS origins (
+        structure TEXT, data TEXT, batch_size INTEGER, task TEXT, parameters TEXT NOT NULL,
+        PRIMARY KEY (structure, data, batch_size, task))""",
 )
 _BUSY_SECONDS = 5.0
 
 _Key = tuple[str, str, int, str]
 _Pair = tuple[str, str]
+_Origin = tuple[str, str, int, str]
 
 
 def cache_directory() -> Path:
@@ -67,6 +71,7 @@ class History:
         self.environment = environment
         self._profiles: dict[_Key, Profile] = {}
         self._paces: dict[str, dict[_Pair, float]] = {}
+        self._origins: dict[_Origin, dict[str, Any]] = {}
         self._usable = True
         try:
             self._load()
@@ -93,6 +98,27 @@ class History:
         self._profiles[structure, data, batch_size, kind] = profile
         row = (self.environment, structure, data, batch_size, kind, json.dumps(asdict(profile)))
         self._write("INSERT OR REPLACE INTO profiles VALUES (?, ?, ?, ?, ?, ?)", [row])
+
+    def belongs(
+        self, structure: str, data: str, batch_size: int, task: str, configs: Sequence[Mapping[str, Any]]
+    ) -> None:
+        """Keep for people which task a structure came from, and the parameters that all its trials so far agree on.
+
+        Args:
+            structure: as of `get`, and so are `data` and `batch_size`.
+            data: see there.
+            batch_size: see there.
+            task: its name.
+            configs: of trials that have the structure, flattened.
+        """
+        key = (structure, data, batch_size, task)
+        known = self._origins.get(key)
+        agreed = dict(configs[0]) if known is None else known
+        for config in configs:
+            agreed = {name: value for name, value in agreed.items() if name in config and config[name] == value}
+        if agreed != known:
+            self._origins[key] = agreed
+            self._write("INSERT OR REPLACE INTO origins VALUES (?, ?, ?, ?, ?)", [(*key, json.dumps(agreed))])
 
     def paces(self, kind: str) -> Mapping[tuple[str, str], float]:
         """What the steps of two structures take in one process, over what they take array after array.
@@ -148,6 +174,9 @@ class History:
             paces = connection.execute(
                 "SELECT one, other, kind, pace FROM paces WHERE environment = ?", mine
             ).fetchall()
+            origins = connection.execute("SELECT structure, data, batch_size, task, parameters FROM origins").fetchall()
+        for *key, text in origins:
+            self._origins[tuple(key)] = json.loads(text)
         for structure, data, size, kind, text in profiles:
             if (profile := profile_from(text)) is not None:
                 self._profiles[structure, data, size, kind] = profile

@@ -10,8 +10,9 @@ from shoal.cost.demand import Profile
 from shoal.cost.history import History
 from shoal.cost.watched import merged
 from shoal.planner.event import Measured, Paced, Profiled, Reported
-from shoal.planner.job import Array, ArrayKey, Purpose
+from shoal.planner.job import Array, ArrayKey, Job, Purpose
 from shoal.planner.tempo import Tempo
+from shoal.space import flatten
 
 __all__ = ["Lessons"]
 
@@ -21,12 +22,14 @@ class Lessons:
 
     Args:
         history: where they are kept.
+        task: name of the study's task, which people are told.
     """
 
-    def __init__(self, history: History) -> None:
+    def __init__(self, history: History, task: str = "") -> None:
         self.learnt = 0
         """How often anything was found that a plan may depend on."""
         self._history = history
+        self._task = task
         self._tempo = Tempo()
         self._done: Counter[ArrayKey] = Counter()
         self._peaks: dict[str, int] = {}  # bytes that a running job was seen to hold
@@ -35,19 +38,24 @@ class Lessons:
         """What is known of a key on a kind of device."""
         return self._history.get(key.structure, key.data, key.batch_size, kind)
 
-    def profiled(self, found: Profiled, purpose: Purpose, kind: str) -> None:
+    def profiled(self, found: Profiled, job: Job, kind: str) -> None:
         """A job measured a key; what a training job found is added to what others may have found meanwhile.
 
         What was measured anew is not held against what only jobs show that train: what they ran out of, what they lose
         in company, what compiling gains.
         """
+        key = found.key
+        mine = [member for array in job.arrays if array.key == key for member in array.members]
+        if mine:
+            configs = [flatten(member.trial.config) for member in mine]
+            self._history.belongs(key.structure, key.data, key.batch_size, self._task, configs)
         profile, known = found.profile, self.profile(found.key, kind)
         if found.key.opaque and known is not None:
             profile = replace(merged(known, profile), crowding=known.crowding)
         elif known is not None:
             compiled_gain = {**known.compiled_gain, **profile.compiled_gain}
             compile_seconds = profile.compile_seconds or known.compile_seconds
-            if purpose is Purpose.PROFILE:
+            if job.purpose is Purpose.PROFILE:
                 memory = max(known.member_memory, profile.member_memory)
                 sample = max(known.sample, profile.sample)
                 profile = replace(profile, member_memory=memory, crowding=known.crowding, sample=sample)

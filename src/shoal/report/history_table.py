@@ -7,10 +7,13 @@ from rich.table import Table
 from rich.text import Text
 
 from shoal.cost.catalogue import Record
-from shoal.report.text import rounded, structure_text
+from shoal.report.text import config_text, rounded, structure_text
 from shoal.schedule.ledger import bytes_text
 
-__all__ = ["history_table", "record_json"]
+__all__ = ["history_table", "origins_table", "record_json"]
+
+_STEPS_WIDTH = 12
+"""Of the times of steps, at least."""
 
 
 def history_table(records: Sequence[Record], mine: str) -> Table:
@@ -23,25 +26,65 @@ def history_table(records: Sequence[Record], mine: str) -> Table:
     others = sorted({record.environment for record in records} - {mine})
     below = "\n".join(f"{_mark(name, mine, others)} measured with {name}: not used now" for name in others)
     table = Table(box=None, pad_edge=False, header_style="bold", caption=Text(below, "dim"), caption_justify="left")
-    for name in ("", "kind", "structure", "data"):
-        table.add_column(name, no_wrap=name != "kind")
-    for name in ("batch size", "ms of a step by members"):
-        table.add_column(name, justify="right" if name == "batch size" else "left")
-    for name in ("per member", "process", "compute", "cores", "mixing"):
-        table.add_column(name, justify="right", no_wrap=True)
     several = _several(records)
+    table.add_column("", no_wrap=True)
+    table.add_column("kind", overflow="fold")
+    for name in ("structure", "data") if several else ("structure",):
+        table.add_column(name, no_wrap=True)
+    table.add_column("batch\nsize", justify="right", no_wrap=True)
+    table.add_column("ms of a step\nby members", overflow="fold", min_width=_STEPS_WIDTH)
+    for name in ("per\nmember", "process", "compute", "cores", "mixing"):
+        table.add_column(name, justify="right", no_wrap=True)
     for record in records:
         shown = (record.environment, record.kind, record.structure, record.batch_size) in several
         table.add_row(
             _mark(record.environment, mine, others),
             Text(record.kind),
             Text(structure_text(record.structure)),
-            Text(structure_text(record.data) if shown else ""),
+            *((Text(structure_text(record.data) if shown else ""),) if several else ()),
             str(record.batch_size),
             *_measured(record),
             style="" if record.environment == mine else "dim",
         )
     return table
+
+
+def origins_table(records: Sequence[Record]) -> Table:
+    """A row for each structure and batch size: what it came from, and why no more than one size was measured."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    lines: dict[tuple[str, int], dict[str, None]] = {}
+    for record in records:
+        told = lines.setdefault((record.structure, record.batch_size), {})
+        told.update(dict.fromkeys(_origin(task, found) for task, found in record.origins.items()))
+        if why := _why_one_size(record):
+            told[f"{record.kind}: {why}"] = None
+    for (structure, size), told in lines.items():
+        for place, line in enumerate(told):
+            name = f"{structure_text(structure)}, batches of {size}"
+            table.add_row(Text("" if place else name), Text(line))
+    return table
+
+
+def _origin(task: str, parameters: Mapping[str, Any]) -> str:
+    return f"{task}: {config_text(parameters)}" if parameters else task
+
+
+def _why_one_size(record: Record) -> str:
+    """Why steps were measured of one number of members only; "" where they were of several."""
+    profile = record.profile
+    if profile is None or len(profile.step_seconds) != 1:
+        return ""
+    (size,) = profile.step_seconds
+    only = f"measured with {size} {'member' if size == 1 else 'members'} only"
+    if structure_text(record.structure) == record.structure:
+        return f"{only}, for programs are not fused"
+    if profile.sample == 1:
+        return f"{only}, for no array had more"
+    if profile.pending is not None:
+        return f"{only}, for {profile.pending:g} epochs waited: measuring more would have cost more than it saves"
+    return f"{only}, for more would have taken over half of the memory"
 
 
 def record_json(record: Record, mine: str) -> dict[str, Any]:
@@ -54,6 +97,7 @@ def record_json(record: Record, mine: str) -> dict[str, Any]:
         "structure": record.structure,
         "data": record.data,
         "batch_size": record.batch_size,
+        "origins": {task: dict(found) for task, found in record.origins.items()},
         "profile": profile
         and {
             "step_seconds": {str(size): seconds for size, seconds in sorted(profile.step_seconds.items())},
@@ -84,7 +128,9 @@ def _measured(record: Record) -> tuple[str, ...]:
 
 
 def _steps(step_seconds: Mapping[int, float]) -> str:
-    return ", ".join(f"{size}: {rounded(1000 * seconds, 3)}" for size, seconds in sorted(step_seconds.items()))
+    return ", ".join(
+        f"{size}:\N{NO-BREAK SPACE}{rounded(1000 * seconds, 3)}" for size, seconds in sorted(step_seconds.items())
+    )
 
 
 def _several(records: Sequence[Record]) -> set[tuple[str, str, str, int]]:
