@@ -465,8 +465,11 @@ def test_an_error_of_the_file_is_shown_as_python_shows_it(text, expected, tmp_pa
     path = written(tmp_path, text)
     done = shoal("run", path, cwd=tmp_path)
     assert done.returncode == 1
-    assert done.stderr.splitlines() == [line.replace("{path}", str(path)) for line in expected]
-    assert done.stderr == subprocess.run([sys.executable, path], capture_output=True, text=True).stderr
+    first = f"shoal: starting\nshoal: running {path}\n"
+    assert done.stderr.startswith(first)
+    shown = done.stderr.removeprefix(first)
+    assert shown.splitlines() == [line.replace("{path}", str(path)) for line in expected]
+    assert shown == subprocess.run([sys.executable, path], capture_output=True, text=True).stderr
 
 
 def test_a_file_finds_its_neighbours_and_sets_the_status(tmp_path):
@@ -482,15 +485,35 @@ def test_a_file_without_a_study_is_told_so(tmp_path):
     path = written(tmp_path, "print('nothing')\n")
     done = shoal("run", path, cwd=tmp_path)
     assert done.returncode == 1
-    assert done.stderr == f"error: {path} ended without a call of shoal.tune, so there is no study\n"
+    assert done.stderr.splitlines()[2:] == [f"error: {path} ended without a call of shoal.tune, so there is no study"]
 
 
 def test_an_error_of_shoal_is_one_line(tmp_path):
     done = shoal("run", script(tmp_path, space='{"lr": shoal.choice([])}'), cwd=tmp_path)
     assert done.returncode == 1
-    assert done.stderr.startswith("error: ")
-    assert done.stderr.count("\n") == 1
-    assert "choice" in done.stderr
+    *begun, error = done.stderr.splitlines()
+    assert len(begun) == 2
+    assert error.startswith("error: ")
+    assert "choice" in error
+
+
+def test_a_run_says_at_once_what_it_does(tmp_path):
+    """The file is run after that, and torch is imported by the file."""
+    path = script(tmp_path)
+    path.write_text(
+        f"import sys\nassert 'torch' not in sys.modules\nprint('mine', file=sys.stderr)\n{path.read_text()}"
+    )
+    done = shoal("run", path, "--directory", "piped", "--backend", "inline", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    lines = done.stderr.splitlines()
+    assert lines[:3] == ["shoal: starting", f"shoal: running {path}", "mine"]
+    assert lines[3].startswith("shoal: Line: 4 trials, 12 epochs in all, by Random(n=4, epochs=3")
+    assert lines[3].endswith("; minimises valid_loss")
+    assert lines[4] == "shoal: batch size 32 (default: the config has no batch_size); cpu:0; directory piped"
+    done = shoal("resume", "piped", cwd=tmp_path)
+    lines = done.stderr.splitlines()
+    assert lines[1].startswith("shoal: Line: 4 trials, 12 epochs in all")
+    assert lines[2].endswith("; cpu:0; goes on after 12 of 12 epochs; directory piped")
 
 
 def test_a_study_in_which_all_fail_is_status_1(tmp_path):

@@ -12,7 +12,7 @@ from shoal.schedule.base import Policy
 from shoal.space import Space
 from shoal.worker.outcome import user_traceback
 
-__all__ = ["blueprint", "bound", "check", "pickled", "single", "strategy_of", "strategy_text"]
+__all__ = ["blueprint", "bound", "check", "own_batch_size", "pickled", "single", "strategy_of", "strategy_text"]
 
 _PICKLED = "pickled:"
 
@@ -33,6 +33,14 @@ def pickled(task: object) -> bytes:
     content = dumped(task, "the task cannot be pickled for its workers", TaskError, remedy)
     remember(content, task)
     return content
+
+
+def own_batch_size(task: object) -> str | None:
+    """Name of a task that says by itself how many samples a step has; None if the config does."""
+    from shoal.task import Task
+
+    own = isinstance(task, Task) and type(task).batch_size is not Task.batch_size
+    return type(task).__name__ if own else None
 
 
 def blueprint(algorithm: Algorithm) -> bytes:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from shoal.algorithms.base import Algorithm, check_whole
-from shoal.arguments import blueprint, bound, check, pickled, single, strategy_of, strategy_text
+from shoal.arguments import blueprint, bound, check, own_batch_size, pickled, single, strategy_of, strategy_text
 from shoal.backend.base import Backend
 from shoal.backend.registry import backend_class
 from shoal.backend.sharing import check_sharing
@@ -43,7 +43,9 @@ from shoal.report.optuna_mirror import mirror
 from shoal.report.optuna_study import optuna_study
 from shoal.report.progress import progress
 from shoal.report.ranking import front, ranked
-from shoal.report.snapshot import snapshot
+from shoal.report.snapshot import Snapshot, snapshot
+from shoal.report.summary import batch_text, summary
+from shoal.report.text import epochs_text
 from shoal.schedule.base import Policy
 from shoal.schedule.oversubscription import OversubscriptionTuner
 from shoal.schedule.registry import make_policy
@@ -250,6 +252,7 @@ def tune(
             anything, and nothing says that the others would do better: then the others stay open, and `resume` goes on.
         ShoalError: something in the arguments or the task is wrong; the message says what.
     """
+    called = time.time()
     chosen: dict[str, Any] = {"policy": policy, "packing": packing, "devices": devices, "backend": backend}
     chosen |= {"sharing": sharing, "directory": directory, "seed": seed, "show_progress": show_progress} | _overrides
     space = space if isinstance(space, Space) else Space(space)
@@ -292,9 +295,10 @@ def tune(
     search = bound(plan, spec)
     spec["totals"] = None if search.totals is None else asdict(search.totals)
     content = pickled(task) if training is None else pickle.dumps(training)
+    spec["batches"] = batch_text(space, own_batch_size(task)) if training is None else ""
     hand_over(Asked(spec, content, means.fleet.given, means.packing))
     place = chosen["directory"] or _new_directory(str(spec["task"]))
-    with closing(Journal.create(place, spec, task=content, algorithm=plan)) as journal:
+    with closing(Journal.create(place, spec, task=content, algorithm=plan, called=called)) as journal:
         return _run(journal, search, means)
 
 
@@ -324,7 +328,7 @@ def resume(
         StudyInterrupted: stopped again.
         StudyFailedError: as of `tune`.
     """
-    with closing(Journal.open(directory)) as journal:
+    with closing(Journal.open(directory, called=time.time())) as journal:
         spec = journal.study
         sys.path.extend(path for path in spec["paths"] if path not in sys.path)
         search = bound(journal.blob("algorithm"), spec)
@@ -382,7 +386,6 @@ def _run(journal: Journal, algorithm: Algorithm, means: _Means) -> Study:
     if spec["opaque"]:
         workplace = replace(workplace, runner=RUNNER)
     fleet = means.fleet
-    display = progress(lambda: snapshot(journal, time.time()), silent=not means.show_progress)
     with closing(means.backend(workplace)) as carrier:
         history = History(environment=environment())
         shared = {device.kind for _, device in fleet.given if device.is_cuda and means.backend.concurrent}
@@ -400,6 +403,13 @@ def _run(journal: Journal, algorithm: Algorithm, means: _Means) -> Study:
             monitor=NvmlMonitor,
             structure=spec["opaque"],
         )
+
+        def take() -> Snapshot:
+            return snapshot(journal, time.time(), starting=carrier.starting)
+
+        display = progress(take, silent=not means.show_progress)
+        begun = f"{epochs_text(take())} {'reports' if spec['opaque'] else 'epochs'}" if len(journal.runs()) > 1 else ""
+        display.say(summary(spec, [device.name for _, device in fleet.given], journal.directory, begun))
         engine = Engine(journal, algorithm, setting, display)
         engine.replay()
         with _interruptible(engine):

@@ -3,12 +3,13 @@
 import io
 
 import pytest
-from report_samples import failed_job, row, snapshot
+from report_samples import device, failed_job, row, snapshot
 from rich.console import Console
 
+from shoal.planner.job import Purpose
 from shoal.report.causes import causes
 from shoal.report.progress import LineProgress, LiveProgress, SilentProgress, progress
-from shoal.report.snapshot import Best, Failing
+from shoal.report.snapshot import Best, DeviceUse, Failing, JobUse
 from shoal.trial import TrialState
 
 
@@ -37,7 +38,8 @@ def study():
 
 
 @pytest.fixture
-def terminal():
+def terminal(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
     return Console(file=io.StringIO(), force_terminal=True, width=100, color_system=None)
 
 
@@ -82,6 +84,7 @@ def test_a_pipe_gets_a_line_at_the_start_for_each_new_best_and_at_the_end(study,
                 study.improve(value)
             line.update()
     assert lines(pipe) == [
+        "shoal: 0:00:00 training 8 trials",
         "shoal: 23 trials (15 waiting, 8 running) on cpu:0, cpu:1",
         "shoal: 0:00:01 best so far: accuracy 0.5 by trial 7 with lr=0.1",
         "shoal: 0:00:12 best so far: accuracy 0.7 by trial 7 with lr=0.1",
@@ -93,11 +96,11 @@ def test_a_pipe_gets_a_line_at_the_start_for_each_new_best_and_at_the_end(study,
 def test_lower_is_better_when_the_study_says_so(study, pipe):
     study.changes["mode"] = "min"
     with LineProgress(study.take, pipe, study.clock) as line:
-        for second, value in [(0, 0.5), (20, 0.6), (40, 0.4)]:
+        for second, value in [(1, 0.5), (20, 0.6), (40, 0.4)]:
             study.now = float(second)
             study.improve(value)
             line.update()
-        assert [text.split()[-6] for text in lines(pipe)[1:]] == ["0.5", "0.4"]
+        assert [text.split()[-6] for text in lines(pipe)[2:]] == ["0.5", "0.4"]
 
 
 def test_of_several_metrics_a_change_of_the_front_is_news(study, pipe):
@@ -109,14 +112,14 @@ def test_of_several_metrics_a_change_of_the_front_is_news(study, pipe):
             study.changes["front"] = front
             line.update()
         first = "best so far: accuracy 0.5 latency 2 by trial 7 with lr=0.1"
-        assert lines(pipe)[1:] == [
+        assert lines(pipe)[2:] == [
             f"shoal: 0:00:20 {first}",
             f"shoal: 0:01:00 {first}, and 1 more that nothing dominates",
         ]
 
 
 def test_a_pipe_waits_for_the_first_trials_and_looks_once_a_second(study, pipe):
-    study.changes["states"] = dict.fromkeys(TrialState, 0)
+    study.changes |= {"states": dict.fromkeys(TrialState, 0), "devices": ()}
     with LineProgress(study.take, pipe, study.clock) as line:
         for step in range(30):
             study.now = step / 10
@@ -140,7 +143,7 @@ def test_the_display_suits_where_it_goes(study, terminal, pipe, capfd):
         line.update()
     out, err = capfd.readouterr()
     assert out == ""
-    assert err.startswith("shoal: 23 trials")
+    assert "shoal: 23 trials" in err
 
 
 def test_a_pipe_gets_a_line_for_each_new_cause_of_failures(study, pipe):
@@ -156,7 +159,44 @@ def test_a_pipe_gets_a_line_for_each_new_cause_of_failures(study, pipe):
             study.now = float(second)
             study.changes |= changes
             line.update()
-    assert lines(pipe)[1:-1] == [
+    assert lines(pipe)[2:-1] == [
         "shoal: 0:00:02 trial 3 failed once (raised: ValueError: x), waits to be tried again alone (try 2 of 3)",
         "shoal: 0:00:04 1 failed: ValueError: y (trial 4)",
     ]
+
+
+def at_work(purpose):
+    return (DeviceUse(device("cpu:0"), (JobUse("job-00001", purpose, 17),)),)
+
+
+def test_a_pipe_gets_a_line_at_once_for_each_thing_that_is_done_for_the_first_time(study, pipe):
+    study.changes |= {"states": dict.fromkeys(TrialState, 0), "starting": True, "devices": at_work(Purpose.SURVEY)}
+    line = LineProgress(study.take, pipe, study.clock)
+    line.say(["Digits: 17 trials"])
+    with line:
+        assert lines(pipe) == ["shoal: Digits: 17 trials", "shoal: 0:00:00 starting workers"]
+        for second, changes in [
+            (1, {}),
+            (2, {"starting": False}),
+            (3, {"devices": at_work(Purpose.PROFILE)}),
+            (4, {"devices": at_work(Purpose.TRAIN)}),
+            (5, {"devices": at_work(Purpose.SURVEY)}),
+        ]:
+            study.now = float(second)
+            study.changes |= changes
+            line.update()
+    assert lines(pipe)[2:-1] == [
+        "shoal: 0:00:02 looking at the models of 17 trials",
+        "shoal: 0:00:03 measuring 17 trials",
+        "shoal: 0:00:04 training 17 trials",
+    ]
+
+
+def test_a_terminal_shows_at_once_what_is_begun(study, terminal):
+    study.changes["starting"] = True
+    live = LiveProgress(study.take, terminal, study.clock)
+    live.say(["Digits: 17 trials"])
+    with live:
+        shown = terminal.file.getvalue()
+    assert shown.startswith("shoal: Digits: 17 trials\n")
+    assert "workers  are being started" in shown

@@ -76,6 +76,22 @@ def test_time_left_is_that_of_all_rungs(journal):
     assert seen.seconds_left == pytest.approx(10.0 / 3 * 34)
 
 
+def test_the_rate_of_a_job_is_that_of_all_its_trials_by_its_last_reports(journal):
+    assert [job.rate for use in snapshot(journal, 110.0).devices for job in use.jobs] == [None]
+    for epoch in range(1, 4):
+        journal.reported("1", [Report(number, epoch, {"accuracy": 0.5}, 0.25) for number in (0, 1)])
+    assert [job.rate for use in snapshot(journal, 110.0).devices for job in use.jobs] == [4.0]
+
+
+def test_time_counts_from_the_call(journal, clock, tmp_path):
+    journal.close()
+    with Journal.open(tmp_path, clock=clock, called=97.5) as again:
+        assert snapshot(again, 110.0).elapsed == 12.5
+    study = {"metric": "accuracy", "mode": "max"}
+    with Journal.create(tmp_path / "other", study, task=b"", algorithm=b"", clock=clock, called=90.0) as new:
+        assert snapshot(new, 110.0).elapsed == 20.0
+
+
 def test_the_pace_is_that_of_the_process_that_runs_it(journal, clock, tmp_path):
     report(journal, 0, 1, 0.5)
     journal.close()

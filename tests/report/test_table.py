@@ -16,7 +16,7 @@ from shoal.report.device_text import cause_lines
 from shoal.report.ranking import ranked
 from shoal.report.snapshot import Best, DeviceUse, Failing, JobUse
 from shoal.report.table import best_table, snapshot_json, status_table, trial_json, trials_table
-from shoal.report.text import best_texts, config_text, duration, number, rounded
+from shoal.report.text import best_texts, config_text, duration, number, rate_text, rounded
 from shoal.trial import TrialState
 
 
@@ -167,6 +167,11 @@ def test_jobs_that_share_a_device_stand_below_its_name():
             {"devices": (DeviceUse(device("cpu:0"), (JobUse("job-00003", Purpose.PROFILE, 1),)),)},
             "cpu:0    cpu/1, 100% of it promised: job-00003 measures 1 trial",
             id="profile",
+        ),
+        pytest.param(
+            {"devices": (DeviceUse(device("cpu:0"), (JobUse("job-00003", Purpose.TRAIN, 9, 0.5, rate=12.34),)),)},
+            "job-00003 trains 9 trials, 12 epochs/s",
+            id="rate",
         ),
         pytest.param(
             {"devices": (DeviceUse(device("cpu:0"), (JobUse("job-00001", Purpose.SURVEY, 9),)),)},
@@ -341,6 +346,7 @@ def test_snapshot_json_is_strict_and_complete():
                         "compute": 0.95,
                         "memory": 120_000_000,
                         "cores": 1.0,
+                        "epochs_per_second": None,
                     }
                 ],
             },
@@ -419,3 +425,17 @@ def test_trials_that_nothing_dominates_come_first_and_are_marked():
         ["3", "complete", "1", "–", "–"],
         ["4", "failed", "1", "1.125", "0.25"],
     ]
+
+
+@pytest.mark.parametrize(
+    ("rate", "text"),
+    [
+        (123.4, "120 epochs/s"),
+        (1.0, "1 epochs/s"),
+        (0.25, "15 epochs/min"),
+        (0.002, "7.2 epochs/h"),
+        (0.0, "0 epochs/h"),
+    ],
+)
+def test_rates_have_the_unit_that_reads_well(rate, text):
+    assert rate_text(rate) == text

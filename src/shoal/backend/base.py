@@ -54,6 +54,11 @@ class Backend(ABC):
     def __init__(self, workplace: Workplace) -> None:
         self.workplace = workplace
 
+    @property
+    def starting(self) -> bool:
+        """Whether what its workers need is being started or imported, so that no job can do anything yet."""
+        return False
+
     @abstractmethod
     def start(self, job: Job, device: Device) -> None:
         """Begin a job on a device and return at once."""

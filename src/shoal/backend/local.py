@@ -110,6 +110,11 @@ class Local(Backend):
         self._workers: dict[int, _Worker] = {}
         self._closed = False
 
+    @property
+    def starting(self) -> bool:
+        """Whether the process that forks workers is importing what they need."""
+        return not self._server.ready
+
     def start(self, job: Job, device: Device) -> None:
         """Give the job to an idle worker that is bound to the device as the job needs it, or to a new one.
 

@@ -1,5 +1,5 @@
 """The command line: `shoal run`, `resume`, `status`, `report`, `trials`, `best`, `devices`, `history`, `simulate`."""
 
-from shoal.cli.app import main
+from shoal.cli.main import main
 
 __all__ = ["main"]

@@ -117,6 +117,8 @@ def run(
     with study.overridden(**chosen) as begun:
         with _stoppable(begun, as_json), redirect_stdout(sys.stderr) if as_json else nullcontext():
             if space is None:
+                if not as_json:
+                    say(f"running {file}")
                 run_script(Path(file), arguments or [])
             else:
                 run_command(asked, [file, *(arguments or [])])

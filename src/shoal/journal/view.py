@@ -28,6 +28,8 @@ _JOB = (
     "SELECT id, purpose, device, trials, started, ended, outcome, message, keys, time, compute, memory, cores "
     "FROM jobs LEFT JOIN promises ON promises.rowid = (SELECT max(rowid) FROM promises WHERE job = id)"
 )
+_LATELY = 500
+"""So many of the last reports, of all jobs together, say how fast jobs are now."""
 _UNENDED = (TrialState.PENDING, TrialState.RUNNING)
 
 
@@ -181,6 +183,15 @@ class JournalView:
     def training(self) -> dict[str, int]:
         """Id of each job that trains -> how many trials are in it now."""
         return dict(self._rows("SELECT array, count(*) FROM trials WHERE state = ? GROUP BY array", TrialState.RUNNING))
+
+    def rates(self) -> dict[str, float]:
+        """Id of each job that has reported lately -> epochs of all its trials a second, by its last reports."""
+        rows = self._rows(
+            "SELECT job, count(*) / sum(seconds) FROM "
+            f"(SELECT job, seconds FROM reports WHERE job <> '' ORDER BY seq DESC LIMIT {_LATELY}) "
+            "GROUP BY job HAVING sum(seconds) > 0"
+        )
+        return dict(rows)
 
     def waiting(self) -> dict[str, list[int]]:
         """Why trials wait: reason to the trials' numbers, in order; most frequent first."""

@@ -38,10 +38,16 @@ class Journal(JournalView):
         connection: to its journal.
         lock: held on it.
         clock: seconds since 1970.
+        called: when the user asked for what this process does; None: now.
     """
 
     def __init__(
-        self, directory: Path, connection: sqlite3.Connection, lock: WriterLock, clock: Callable[[], float]
+        self,
+        directory: Path,
+        connection: sqlite3.Connection,
+        lock: WriterLock,
+        clock: Callable[[], float],
+        called: float | None = None,
     ) -> None:
         super().__init__(directory, connection)
         self._lock = lock
@@ -58,7 +64,7 @@ class Journal(JournalView):
             self._rows(
                 "INSERT INTO runs (pid, started, epochs) SELECT ?, ?, coalesce(sum(epoch - start), 0) FROM trials",
                 os.getpid(),
-                clock(),
+                clock() if called is None else called,
             )
 
     @classmethod
@@ -70,6 +76,7 @@ class Journal(JournalView):
         task: bytes,
         algorithm: bytes,
         clock: Callable[[], float] = time.time,
+        called: float | None = None,
     ) -> Self:
         """Begin a study in a directory, which is made if need be.
 
@@ -80,6 +87,7 @@ class Journal(JournalView):
             task: the pickled task.
             algorithm: the pickled algorithm, before its first use.
             clock: seconds since 1970.
+            called: when the user asked for it, from which the time of the study counts; None: now.
 
         Raises:
             StudyExistsError: the directory holds a study.
@@ -100,13 +108,20 @@ class Journal(JournalView):
             connection = connect(directory, "rwc")
             undo.callback(connection.close)
             fill(directory, connection, values, {"task": task, "algorithm": algorithm})
-            journal = cls(directory, connection, lock, clock)
+            journal = cls(directory, connection, lock, clock, called)
             undo.pop_all()
         return journal
 
     @classmethod
-    def open(cls, directory: Path | str, *, clock: Callable[[], float] = time.time) -> Self:
+    def open(
+        cls, directory: Path | str, *, clock: Callable[[], float] = time.time, called: float | None = None
+    ) -> Self:
         """Go on with a study.
+
+        Args:
+            directory: of the study.
+            clock: seconds since 1970.
+            called: as of `create`.
 
         Raises:
             JournalError: there is none, another process is running it, or this version cannot read it.
@@ -118,7 +133,7 @@ class Journal(JournalView):
             undo.callback(lock.release)
             connection = open_existing(directory, write=True)
             undo.callback(connection.close)
-            journal = cls(directory, connection, lock, clock)
+            journal = cls(directory, connection, lock, clock, called)
             undo.pop_all()
         return journal
 

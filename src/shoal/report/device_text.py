@@ -7,7 +7,7 @@ from shoal.planner.event import Outcome
 from shoal.planner.job import Purpose
 from shoal.report.causes import Cause
 from shoal.report.snapshot import DeviceUse, Failing, JobUse
-from shoal.report.text import numbers_text, shortened, trials_text
+from shoal.report.text import numbers_text, rate_text, shortened, trials_text
 from shoal.schedule.ledger import bytes_text
 from shoal.trial import TrialState
 
@@ -110,6 +110,7 @@ def device_json(use: DeviceUse) -> dict[str, Any]:
                 "compute": job.compute,
                 "memory": job.memory,
                 "cores": job.cores,
+                "epochs_per_second": job.rate,
             }
             for job in use.jobs
         ],
@@ -145,4 +146,5 @@ def _of_bytes(part: int, whole: int) -> str:
 
 
 def _job_text(job: JobUse) -> str:
-    return f"{job.job} {_VERBS[job.purpose]} {trials_text(job.members)}"
+    rate = "" if job.rate is None else f", {rate_text(job.rate)}"
+    return f"{job.job} {_VERBS[job.purpose]} {trials_text(job.members)}{rate}"

@@ -3,7 +3,7 @@
 import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -11,20 +11,28 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from shoal.planner.job import Purpose
 from shoal.report.device_text import cause_lines, failing_text
 from shoal.report.snapshot import Best, Snapshot
 from shoal.report.table import status_table
-from shoal.report.text import best_text, duration, states_text
+from shoal.report.text import best_text, duration, states_text, trials_text
 
 __all__ = ["LineProgress", "LiveProgress", "Progress", "SilentProgress", "progress"]
+
+_PHASES = {Purpose.SURVEY: "looking at the models of", Purpose.PROFILE: "measuring", Purpose.TRAIN: "training"}
 
 
 class Progress(ABC):
     """Shows a study while it runs.
 
-    The engine enters it when the study begins, calls `update` in every turn of its loop, and leaves it at the end, also
-    by an exception. A snapshot is taken only when it is about to be looked at.
+    It is told what is begun, in lines that stay. The engine enters it when the study begins, calls `update` in every
+    turn of its loop, and leaves it at the end, also by an exception. A snapshot is taken only when it is about to be
+    looked at.
     """
+
+    @abstractmethod
+    def say(self, lines: Sequence[str]) -> None:
+        """Show lines that stay; before it is entered."""
 
     @abstractmethod
     def update(self) -> None:
@@ -41,6 +49,9 @@ class Progress(ABC):
 
 class SilentProgress(Progress):
     """Shows nothing and looks at nothing."""
+
+    def say(self, lines: Sequence[str]) -> None:
+        """Do nothing."""
 
     def update(self) -> None:
         """Do nothing."""
@@ -69,9 +80,15 @@ class LiveProgress(Progress):
         self, take: Callable[[], Snapshot], console: Console, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._take = take
+        self._console = console
         self._clock = clock
         self._due = clock()
         self._live = Live(console=console, auto_refresh=False, redirect_stdout=sys.stdout.isatty())
+
+    def say(self, lines: Sequence[str]) -> None:
+        """Above the table."""
+        for line in lines:
+            _print(self._console, line)
 
     def update(self) -> None:
         """Draw the study anew if the last time is long enough ago."""
@@ -81,6 +98,7 @@ class LiveProgress(Progress):
 
     def __enter__(self) -> Self:
         self._live.start()
+        self.update()
         return self
 
     def __exit__(
@@ -96,8 +114,8 @@ class LiveProgress(Progress):
 
 
 class LineProgress(Progress):
-    """Plain lines for a file or a pipe: one at the start, one for a new best at most every ten seconds, one for each
-    new cause of failures, one at the end.
+    """Plain lines for a file or a pipe: one at the start, one for each thing that jobs do for the first time, one for a
+    new best at most every ten seconds, one for each new cause of failures, one at the end.
 
     Args:
         take: makes a snapshot of the study as it is.
@@ -122,6 +140,12 @@ class LineProgress(Progress):
         self._started = False
         self._devices = ""
         self._causes: set[str] = set()
+        self._phases: set[str] = set()
+
+    def say(self, lines: Sequence[str]) -> None:
+        """Like all others."""
+        for line in lines:
+            self._print(line)
 
     def update(self) -> None:
         """Look at the study if the last time is long enough ago, and print what is new."""
@@ -129,6 +153,7 @@ class LineProgress(Progress):
             return
         self._due = now + self._PERIOD
         snapshot = self._take()
+        self._tell_phases(snapshot)
         if not self._started and snapshot.trials:
             self._started = True
             self._devices = _devices_text(snapshot)
@@ -142,6 +167,7 @@ class LineProgress(Progress):
             self._print(f"{duration(snapshot.elapsed)} best so far: {best_text(snapshot)}")
 
     def __enter__(self) -> Self:
+        self.update()
         return self
 
     def __exit__(
@@ -150,6 +176,17 @@ class LineProgress(Progress):
         snapshot = self._take()
         self._tell_causes(snapshot)
         self._print(f"{duration(snapshot.elapsed)} {states_text(snapshot)}; best: {best_text(snapshot)}")
+
+    def _tell_phases(self, snapshot: Snapshot) -> None:
+        """What is being done, each thing when it is done for the first time."""
+        purposes = {job.purpose: job for use in snapshot.devices for job in use.jobs}
+        found = {"starting workers": ""} if snapshot.starting else {}
+        if not snapshot.starting:
+            found |= {_PHASES[purpose]: f" {trials_text(job.members)}" for purpose, job in sorted(purposes.items())}
+        for phase, what in found.items():
+            if phase not in self._phases:
+                self._phases.add(phase)
+                self._print(f"{duration(snapshot.elapsed)} {phase}{what}")
 
     def _tell_causes(self, snapshot: Snapshot) -> None:
         """Of what trials failed, each cause once: when a trial is to be tried again for it, or has failed for good."""
@@ -175,7 +212,7 @@ class LineProgress(Progress):
         return True
 
     def _print(self, line: str) -> None:
-        self._console.print(Text(f"shoal: {line}"), soft_wrap=True)
+        _print(self._console, line)
 
 
 def progress(take: Callable[[], Snapshot], *, silent: bool = False, console: Console | None = None) -> Progress:
@@ -190,6 +227,10 @@ def progress(take: Callable[[], Snapshot], *, silent: bool = False, console: Con
         return SilentProgress()
     console = console or Console(stderr=True)
     return LiveProgress(take, console) if console.is_terminal else LineProgress(take, console)
+
+
+def _print(console: Console, line: str) -> None:
+    console.print(Text(f"shoal: {line}"), soft_wrap=True)
 
 
 def _devices_text(snapshot: Snapshot) -> str:

@@ -34,6 +34,7 @@ class JobUse:
         compute: fraction of the device.
         memory: bytes.
         cores: CPU cores of the node.
+        rate: epochs of all its trials together that it trains a second, by what it reported lately.
     """
 
     job: str
@@ -42,6 +43,7 @@ class JobUse:
     compute: float | None = None
     memory: int | None = None
     cores: float | None = None
+    rate: float | None = None
 
 
 @dataclass(frozen=True)
@@ -100,7 +102,7 @@ class Snapshot:
         epochs_done: of all trials.
         epochs_asked: `epochs_done` and what the trials that wait or run still have before them. An algorithm may ask
             for more later.
-        elapsed: seconds since the process that runs it, or ran it last, began.
+        elapsed: seconds since `tune` or `resume` was called in the process that runs it, or ran it last.
         seconds_left: until `epochs_total` are done, at the pace so far; None while that is unknown.
         devices: each with what it runs; none when nobody runs the study.
         pid: of the process that runs it; None when nobody does.
@@ -109,6 +111,7 @@ class Snapshot:
         totals: what the algorithm said beforehand that it will ask for; None where that is not known.
         causes: what trials have failed for good of, the most frequent first.
         epochs_lost: of `totals`, what trials that have failed will not do.
+        starting: whether its workers are being started, and nothing can run before; only its own process knows.
     """
 
     metric: str | tuple[str, ...]
@@ -127,6 +130,7 @@ class Snapshot:
     totals: Totals | None = None
     causes: tuple[Cause, ...] = ()
     epochs_lost: int = 0
+    starting: bool = False
 
     @property
     def epochs_total(self) -> int:
@@ -163,12 +167,13 @@ class Snapshot:
         return 0 < self.trials == self.ended
 
 
-def snapshot(journal: JournalView, now: float) -> Snapshot:
+def snapshot(journal: JournalView, now: float, *, starting: bool = False) -> Snapshot:
     """Read a study's state from its journal: a few queries, a few milliseconds at 10,000 trials.
 
     Args:
         journal: of the study; the engine's own, or one opened for reading.
         now: seconds since 1970.
+        starting: see `Snapshot`.
     """
     done, asked = journal.epochs()
     run = journal.runs()[-1]
@@ -196,6 +201,7 @@ def snapshot(journal: JournalView, now: float) -> Snapshot:
         totals=None if told is None else Totals(**told),
         causes=causes(journal.lost()),
         epochs_lost=journal.epochs_lost(),
+        starting=starting,
     )
     left = None if pid is None else _seconds_left(done - run.epochs, seen.epochs_total - done, elapsed)
     return replace(seen, seconds_left=left)
@@ -214,11 +220,11 @@ def _seconds_left(done: int, left: int, elapsed: float) -> float | None:
 
 
 def _devices(journal: JournalView) -> tuple[DeviceUse, ...]:
-    members = journal.training()
+    members, rates = journal.training(), journal.rates()
     uses: dict[str, list[JobUse]] = {}
     for job in journal.jobs(running=True):
         count = members.get(job.id, 0) if job.purpose is Purpose.TRAIN else len(job.trials)
         promise = job.promise
         known = (None, None, None) if promise is None else (promise.compute, promise.memory, promise.cores)
-        uses.setdefault(job.device, []).append(JobUse(job.id, job.purpose, count, *known))
+        uses.setdefault(job.device, []).append(JobUse(job.id, job.purpose, count, *known, rates.get(job.id)))
     return tuple(DeviceUse(device, tuple(uses.get(device.name, ()))) for device in journal.devices())

@@ -127,6 +127,8 @@ def status_table(snapshot: Snapshot) -> Table:
     table.add_column(overflow="fold")
     table.add_row("epochs", _epochs(snapshot))
     table.add_row("trials", states_text(snapshot))
+    if snapshot.starting:
+        table.add_row("workers", "are being started")
     for place, line in enumerate(_waiting(snapshot)):
         table.add_row("" if place else "waiting", Text(line, style="dim"))
     for place, line in enumerate([*cause_lines(snapshot.causes), *failing_lines(snapshot.failing)]):

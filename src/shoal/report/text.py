@@ -20,6 +20,7 @@ __all__ = [
     "leaf_text",
     "number",
     "numbers_text",
+    "rate_text",
     "rounded",
     "shortened",
     "state_text",
@@ -61,6 +62,18 @@ def rounded(value: float, digits: int) -> str:
 def shortened(text: str) -> str:
     """As much of a cause as a line has room for."""
     return text if len(text) <= _CAUSE else text[: _CAUSE - 1] + "…"
+
+
+def rate_text(rate: float) -> str:
+    """Epochs in the unit of time that leaves a number people read well: "12 epochs/s", "4.5 epochs/min".
+
+    Args:
+        rate: epochs a second.
+    """
+    for seconds, unit in ((1, "s"), (60, "min")):
+        if rate * seconds >= 1:
+            return f"{rounded(rate * seconds, 2)} epochs/{unit}"
+    return f"{rounded(rate * 3600, 2)} epochs/h"
 
 
 def duration(seconds: float | None) -> str:
