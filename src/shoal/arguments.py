@@ -21,14 +21,15 @@ def pickled(task: object) -> bytes:
     """The task as workers get it.
 
     Raises:
-        TaskError: it is none, or cannot be pickled.
+        TaskError: it is none, cannot be pickled, or its `scheduler_interval` is unknown.
     """
-    from shoal.task import Task  # torch, which a look at a table does not need
+    from shoal.task import Task, check_interval  # torch, which a look at a table does not need
 
     if not isinstance(task, Task):
         raise TaskError(
             f"`task` must be a function of a config, or an instance of a subclass of shoal.Task, got {task!r}"
         )
+    check_interval(task)
     remedy = "make what its attributes hold in `data` or `model`"
     content = dumped(task, "the task cannot be pickled for its workers", TaskError, remedy)
     remember(content, task)

@@ -42,7 +42,7 @@ from shoal.report.grid import StudyGrid, study_grid
 from shoal.report.optuna_mirror import mirror
 from shoal.report.optuna_study import optuna_study
 from shoal.report.progress import progress
-from shoal.report.ranking import front, ranked
+from shoal.report.ranking import front, nobody, ranked
 from shoal.report.snapshot import Snapshot, snapshot
 from shoal.report.summary import batch_text, summary
 from shoal.report.text import epochs_text
@@ -108,7 +108,7 @@ class Study:
             )
         for best in self.best_trials:
             return best
-        raise ShoalError(f"no trial of the study in {self.directory} has a value of {self.metric!r} yet")
+        raise ShoalError(f"no trial of the study in {self.directory} {nobody(self.trials, self.objectives)}")
 
     @property
     def best_trials(self) -> list[TrialRow]:

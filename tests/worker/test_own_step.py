@@ -14,8 +14,8 @@ from shoal.planner.job import Member
 from shoal.task import Task
 from shoal.trial import Trial
 from shoal.worker.learner import build
-from shoal.worker.own_step import OwnStep
-from shoal.worker.stepper import FusedStepper
+from shoal.worker.own_step import OwnStep, takes_config
+from shoal.worker.stepper import FusedStepper, SerialStepper
 
 X = torch.randn(5, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 CPU = torch.device("cpu")
@@ -51,12 +51,13 @@ class Two(Task):
 class AsksLate(Two):
     """After two steps it looks at a number, when both optimizers have stepped."""
 
-    calls = 0
+    def __init__(self) -> None:
+        self.calls: list[int] = []
 
     def step(self, model: nn.Module, batch: Any, optimizer: Any) -> Tensor:
         loss = super().step(model, batch, optimizer)
-        self.calls += 1
-        return loss * (1.0 if self.calls < 3 or float(loss.detach()) > 0 else 0.0)
+        self.calls.append(1)
+        return loss * (1.0 if len(self.calls) < 3 or float(loss.detach()) > 0 else 0.0)
 
 
 class Rates(Two):
@@ -113,6 +114,153 @@ def test_steps_equal_those_of_each_alone(kind: type[Task], message: str, caplog:
     assert all(message in text for text in warned)
 
 
+class Configured(Two):
+    """Floats of the config in the loss, plain and nested, and in arithmetic of their own."""
+
+    def step(self, model: nn.Module, batch: Any, optimizer: Any, config: Any) -> Tensor:
+        for one in optimizer:
+            one.zero_grad()
+        y = model(batch)
+        alpha, shared, inner = config["alpha"], config["shared"], config["inner"]["beta"]
+        penalty = sum(p.square().sum() for p in model.parameters())
+        loss = (1 - alpha) * F.mse_loss(y, batch) + alpha * F.l1_loss(y, batch) + (-inner) ** 2 * shared * penalty
+        loss = loss + F.smooth_l1_loss(y, batch, beta=abs(inner)) + config.get("none", 0.5) * y.clamp(max=alpha).mean()
+        assert isinstance(alpha, float)
+        assert config["kinds"] == ["a"]
+        assert "none" not in config
+        loss.backward()
+        for one in optimizer:
+            one.step()
+        return loss
+
+
+class ConfiguredBy(Two):
+    """A step that does something with the config and is as it was otherwise."""
+
+    def look(self, config: Any) -> float:
+        return float(config["alpha"])
+
+    def step(self, *args: Any) -> Tensor:
+        model, batch, optimizer, config = args
+        factor = self.look(config)
+        for one in optimizer:
+            one.zero_grad()
+        loss = self.loss(model, batch) * factor
+        loss.backward()
+        for one in optimizer:
+            one.step()
+        return loss
+
+
+class TruthValue(ConfiguredBy):
+    def look(self, config: Any) -> float:
+        return 2.0 if config["alpha"] > 0.3 else 0.5
+
+
+class AnInteger(ConfiguredBy):
+    def look(self, config: Any) -> float:
+        return float(config["count"])
+
+
+class AnInnerString(ConfiguredBy):
+    def look(self, config: Any) -> float:
+        return len(config["inner"]["name"])
+
+
+class AKeyOfSome(ConfiguredBy):
+    def look(self, config: Any) -> float:
+        return 2.0 if "extra" in config else 0.5
+
+
+class AllOfThem(ConfiguredBy):
+    def look(self, config: Any) -> float:
+        return sum(value for value in dict(config).values() if isinstance(value, float))
+
+
+def configured(task: Task, count: int = 3) -> list[Any]:
+    """Learners whose configs differ in floats, an integer, a nested string, and a key."""
+    found = []
+    for b in range(count):
+        config = {"lr": 0.01 * (b + 1), "alpha": 0.2 * (b + 1), "shared": 0.25, "count": b + 1, "kinds": ["a"]}
+        config |= {"inner": {"beta": 0.1 + b, "name": "ab"[:b]}, **({"extra": 1} if b else {})}
+        found.append(build(task, Member(Trial(b, config, seed=b, data_seed=0), 0, 1), CPU))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (Configured, ""),
+        (ConfiguredBy, "a plain value is asked for"),
+        (TruthValue, "a plain value is asked for"),
+        (AnInteger, "'count' differs between the members' configs and is no float"),
+        (AnInnerString, "'inner.name' differs between the members' configs and is no float"),
+        (AKeyOfSome, "only some members' configs have 'extra'"),
+        (AllOfThem, "'count' differs"),
+    ],
+    ids=lambda value: getattr(value, "__name__", "why"),
+)
+def test_a_step_is_given_the_config(kind: type[Task], message: str, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
+    task = kind()
+    fused, alone, serial = configured(task), configured(task), configured(task)
+    steppers = FusedStepper(task, fused), SerialStepper(task, serial)
+    for tick in range(4):
+        own = [task.step(x.model, X, x.optimizer, x.trial.config).detach() for x in alone]
+        for stepper in steppers:
+            losses = stepper.train_step([X] * len(own), [tick] * len(own))
+            torch.testing.assert_close(losses, torch.stack(own), rtol=1e-9, atol=0)
+    for one in (*fused, *serial):
+        other = alone[one.trial.number]
+        torch.testing.assert_close(one.model.state_dict(), other.model.state_dict(), rtol=1e-9, atol=1e-12)
+    warned = [record.getMessage() for record in caplog.records if "one member after another" in record.getMessage()]
+    assert len(warned) == bool(message)
+    assert all(message in text for text in warned)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_float_of_the_config_leaves_the_type_as_it_is_alone(dtype: torch.dtype) -> None:
+    class Typed(Two):
+        def model(self, config: Any) -> nn.Module:
+            return super().model(config).to(dtype)
+
+        def step(self, model: nn.Module, batch: Any, optimizer: Any, config: Any) -> Tensor:
+            loss = self.loss(model, batch)
+            assert (-config["alpha"] * loss).dtype == (abs(config["alpha"]) * loss).dtype == loss.dtype
+            return loss * (1 - config["alpha"])
+
+    task = Typed()
+    losses = FusedStepper(task, configured(task)).train_step([X.to(dtype)] * 3, [0] * 3)
+    assert losses.dtype == dtype
+
+
+def three(model: Any, batch: Any, optimizer: Any) -> None: ...
+def four(model: Any, batch: Any, optimizer: Any, settings: Any) -> None: ...
+def named(model: Any, batch: Any, optimizer: Any, config: Any = None) -> None: ...
+def other(model: Any, batch: Any, optimizer: Any, clip: float = 1.0) -> None: ...
+def by_keyword(model: Any, batch: Any, optimizer: Any, *, clip: float = 1.0) -> None: ...
+def any_number(*args: Any) -> None: ...
+def some(model: Any, *rest: Any) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("step", "expected"),
+    [
+        (three, False),
+        (four, True),
+        (named, True),
+        (other, False),
+        (by_keyword, False),
+        (any_number, True),
+        (some, True),
+    ],
+)
+def test_the_signature_says_whether_a_step_takes_the_config(step: Any, expected: bool) -> None:
+    task = Two()
+    task.step = step  # type: ignore[method-assign]
+    assert takes_config(task) == expected
+
+
 def test_several_optimizers_need_a_step() -> None:
     class Default(Two):
         step = Task.step
@@ -131,7 +279,7 @@ def test_optimizers_nested_differently_are_refused() -> None:
     mixed = learners(task)
     array = FusedStepper(Two(), learners(Two()))._array
     with pytest.raises(FusionError, match="nests its optimizers differently"):
-        OwnStep(array, mixed, task.step)
+        OwnStep(array, mixed, task)
 
 
 def test_a_loss_that_is_no_scalar_is_refused() -> None:

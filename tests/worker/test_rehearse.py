@@ -228,10 +228,12 @@ def test_losses_that_are_no_numbers_do_not_end_what_is_measured(history):
 
 def test_arrays_that_raise_in_company_are_by_themselves(history):
     class Lonely(Sums):
+        def __init__(self):
+            self.widths = []
+
         def loss(self, model, batch):
-            self.models = {*getattr(self, "models", ()), model[0].weight.shape[-2]}
-            self.steps = getattr(self, "steps", 0) + 1
-            if len(self.models) == 2 and self.steps > 60:
+            self.widths.append(model[0].weight.shape[-2])
+            if len(set(self.widths)) == 2 and len(self.widths) > 60:
                 raise RuntimeError("too many models")
             return super().loss(model, batch)
 

@@ -41,7 +41,7 @@ from shoal.report.drawing import check_drawing
 from shoal.report.gantt import draw_gantt
 from shoal.report.grid import StudyGrid, grid_json, study_grid
 from shoal.report.heat_map import HeatMap
-from shoal.report.ranking import front, ranked
+from shoal.report.ranking import front, nobody, ranked
 from shoal.report.snapshot import snapshot
 from shoal.report.table import best_table, snapshot_json, status_table, trial_json, trials_table
 from shoal.schedule.registry import POLICIES
@@ -226,7 +226,7 @@ def best(directory: StudyDirectory, as_json: AsJson = False) -> None:
     several = len(found.objectives) > 1
     rows = found.best_trials if several else found.best_trials[:1]
     if not rows:
-        raise ShoalError(f"no trial of the study in {directory} has a value of {found.metric!r} yet")
+        raise ShoalError(f"no trial of the study in {directory} {nobody(found.trials, found.objectives)}")
     checkpoints = [_newest_checkpoint(directory, row.number) for row in rows]
     if as_json:
         shown = [

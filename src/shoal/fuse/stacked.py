@@ -109,6 +109,15 @@ class Numbers(Stacked):
             self._ask(name)
         raise AttributeError(f"'float' object has no attribute {name!r}")
 
+    def __neg__(self) -> "Numbers":
+        return Stacked.of_numbers(tuple(-number for number in self.numbers or ()))
+
+    def __pos__(self) -> "Numbers":
+        return self
+
+    def __abs__(self) -> "Numbers":
+        return Stacked.of_numbers(tuple(abs(number) for number in self.numbers or ()))
+
     def __hash__(self) -> int:
         self._ask("__hash__")
 

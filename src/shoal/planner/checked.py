@@ -1,4 +1,4 @@
-"""Reports that lack a metric of their study."""
+"""Reports that lack a metric of their study, or hold what is none."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -11,16 +11,21 @@ __all__ = ["checked", "whole"]
 
 
 def whole(reports: Iterable[Report], objectives: Sequence[Objective]) -> list[Report]:
-    """Those that lack no metric of the study."""
-    return [report for report in reports if _lacks(report, objectives) is None]
+    """Those that lack no metric of the study, and hold nothing else than numbers by name."""
+    return [report for report in reports if _lacks(report, objectives) is None and not _malformed(report)]
 
 
 def checked(report: Report, objectives: Sequence[Objective], trials: Standings) -> Report:
-    """A report with all metrics of the study, or one that its trial has failed since it lacks one.
+    """A report with all metrics of the study, or one that its trial has failed since it lacks one, or holds what is no
+    metric. That is left out: the journal could not keep it, or not give it back.
 
     Raises:
         TaskError: no trial has reported it so far, so it is the task's fault or the study's.
     """
+    if malformed := _malformed(report):
+        sound = {name: value for name, value in report.metrics.items() if not _fault(name, value)}
+        reason = report.reason or f"at epoch {report.epoch} {malformed}"
+        return replace(report, state=TrialState.FAILED, reason=reason, metrics=sound)
     metric = _lacks(report, objectives)
     if metric is None:
         return report
@@ -33,3 +38,16 @@ def checked(report: Report, objectives: Sequence[Objective], trials: Standings) 
 def _lacks(report: Report, objectives: Sequence[Objective]) -> str | None:
     """A metric of the study that a report should have and lacks."""
     return None if report.state is TrialState.FAILED else missing(objectives, report.metrics)
+
+
+def _malformed(report: Report) -> str:
+    """What a report holds that is no metric, in words; "" if there is nothing."""
+    return next((fault for name, value in report.metrics.items() if (fault := _fault(name, value))), "")
+
+
+def _fault(name: object, value: object) -> str:
+    if not isinstance(name, str):
+        return f"a metric is named {name!r}; names must be strings, such as {str(name)!r}"
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return f"the metric {name!r} is {value!r}, which is no number"
+    return ""

@@ -6,7 +6,7 @@ from shoal.journal.rows import TrialRow
 from shoal.objective import Objective, undominated
 from shoal.trial import TrialState
 
-__all__ = ["front", "ranked", "values"]
+__all__ = ["front", "nobody", "ranked", "values"]
 
 
 def values(row: TrialRow, objectives: Sequence[Objective]) -> tuple[float, ...] | None:
@@ -55,3 +55,17 @@ def ranked(rows: Sequence[TrialRow], objectives: Sequence[Objective], best: Set[
         return False, row.number not in best, objectives[0].loss(shown[0]), row.number
 
     return sorted(rows, key=key)
+
+
+def nobody(rows: Sequence[TrialRow], objectives: Sequence[Objective]) -> str:
+    """Why no trial is the best, as the end of a sentence that begins with the study.
+
+    Args:
+        rows: as read from the journal, none of them with values.
+        objectives: of the study.
+    """
+    for goal in objectives:
+        if any(goal.metric in row.metrics and goal.metric not in row.best for row in rows):
+            return f"has a value of {goal.metric!r}: all that were reported are NaN"
+    names = [goal.metric for goal in objectives]
+    return f"has a value of {names[0]!r} yet" if len(names) == 1 else f"has values of {names} yet"

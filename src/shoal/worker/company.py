@@ -14,10 +14,10 @@ from shoal.pack.batches import Batches
 from shoal.pack.lanes import Failure, Round
 from shoal.pack.memory import give_back
 from shoal.pack.turns import Turns
-from shoal.planner.job import Array
+from shoal.planner.job import Array, Member
 from shoal.planner.rehearsal.result import Company
 from shoal.worker.lane import Lane, Workshop
-from shoal.worker.learner import wait
+from shoal.worker.learner import Learner, wait
 
 __all__ = ["fetch_kept", "measure_company", "measure_switching"]
 
@@ -116,7 +116,12 @@ class _Data:
 
 
 class _Unjudged(Lane):
-    """A lane in which trials go on whatever their loss is: a step takes as long when it is no number."""
+    """A lane in which trials go on whatever their loss is: a step takes as long when it is no number. They go on beyond
+    their budgets, too, where a schedule may have ended.
+    """
+
+    def _learner(self, member: Member) -> Learner:
+        return replace(super()._learner(member), scheduler=None)
 
     def _judge(self, finite: Tensor) -> None:
         pass

@@ -13,10 +13,10 @@ from shoal.fuse.optim.table import company_of
 from shoal.fuse.structure import structure_digest
 from shoal.fuse.written import digest
 from shoal.planner.job import ArrayKey
-from shoal.task import Task
+from shoal.task import Task, call
 from shoal.trial import Trial
 from shoal.worker.data import DataSets
-from shoal.worker.learner import batch_size, check_optimizer, checked, optimizers_in
+from shoal.worker.learner import batch_size, check_optimizer, checked, optimizers_in, ownership
 from shoal.worker.reading import ReadConfig
 
 __all__ = ["Describer"]
@@ -35,6 +35,7 @@ class Describer:
         self._task = task
         self._sets = sets
         self._known: list[tuple[dict[str, Any], nn.Module, str]] = []
+        self._told_of_parameters = False
 
     def survey(self, trials: Sequence[Trial], load: bool = True) -> tuple[dict[int, ArrayKey], frozenset[int]]:
         """The keys of trials by number, and which could not be looked at.
@@ -83,16 +84,22 @@ class Describer:
         config = ReadConfig(trial.config)
         try:
             with torch.device("meta"):
-                model = self._task.model(config)
+                model = call(self._task, "model", config)
         except Exception:  # it needs real numbers, or is wrong: then it raises again here
-            model = self._task.model(config)
+            config = ReadConfig(trial.config)
+            model = call(self._task, "model", config)
         structure = structure_digest(checked("model", model, nn.Module))
         self._known.append((config.read(), model.to("meta"), structure))
         return self._known[-1][1:]
 
     def _optimizer(self, model: nn.Module, trial: Trial) -> Any:
         try:
-            optimizer = self._task.optimizer(model, trial.config)
+            optimizer = call(self._task, "optimizer", model, config=trial.config)
         except Exception:  # as above
-            optimizer = self._task.optimizer(self._task.model(trial.config), trial.config)
-        return check_optimizer(self._task, optimizer)
+            model = checked("model", call(self._task, "model", config=trial.config), nn.Module)
+            optimizer = call(self._task, "optimizer", model, config=trial.config)
+        checked_ones = check_optimizer(self._task, optimizer)
+        if not self._told_of_parameters and (text := ownership(model, optimizers_in(checked_ones))):
+            self._told_of_parameters = True
+            _log.warning("trial %d: %s", trial.number, text)
+        return checked_ones

@@ -268,7 +268,7 @@ class Lane:
         if learner is None:
             learner = build(self._task, member, self._device)
             try:
-                learner.restore(self._directory)
+                learner.restore(self._directory, self._epoch_steps(member))
             except UnfitError as error:
                 if self._restored:  # others did fit
                     raise
@@ -276,6 +276,10 @@ class Lane:
             if learner.saved != (0, 0):
                 self._restored.add(member.trial.number)
         return learner
+
+    def _epoch_steps(self, member: Member) -> int:
+        config = member.trial.config
+        return self._sets.of(config)[0].steps(batch_size(self._task, config))
 
     def _next_company(self) -> list[Learner]:
         """Who trains next: learners that can share their batches, or at least stack them.
@@ -358,7 +362,7 @@ class Lane:
                 self._losses.append(losses)
                 self._beat()
                 for learner in self._company:
-                    learner.step = step + 1
+                    learner.end_step()
                 self.position += min(size, train.samples - step * size)
                 now = time.perf_counter()
                 if len(self._losses) == LOOK_STEPS or now - self._looked >= LOOK_SECONDS:
@@ -471,7 +475,11 @@ class Lane:
             bad = learner.bad
             report = learner.end_epoch(values, seconds)
             self._owed.discard(learner.trial.number)
-            if bad:
+            if (name := next((name for name in values if not isinstance(name, str)), None)) is not None:
+                reason = f"the task's `metrics` names a metric {name!r}; names must be strings, such as {str(name)!r}"
+                named = {each: value for each, value in values.items() if isinstance(each, str)}
+                report = dataclasses.replace(report, state=TrialState.FAILED, reason=reason, metrics=named)
+            elif bad:
                 reason = f"loss is not finite at step {bad} of epoch {learner.epoch}"
                 report = dataclasses.replace(report, state=TrialState.FAILED, reason=reason)
             else:

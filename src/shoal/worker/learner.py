@@ -1,6 +1,6 @@
 """A trial as a worker holds it: the user's model, optimizer and scheduler, and how far they have come."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from operator import index
@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 from shoal.errors import TaskError
 from shoal.fuse.generators import reseed
 from shoal.planner.job import Member
-from shoal.task import Task
+from shoal.task import Task, call, check_interval
 from shoal.trial import Config, Report, Trial
 from shoal.worker.checkpoint import Checkpoint, load_newest, save, unfit
 
@@ -29,9 +29,13 @@ __all__ = [
     "check_scalar",
     "checked",
     "optimizers_in",
+    "ownership",
     "side_by_side",
     "wait",
 ]
+
+_SHOWN = 5
+"""Parameters that a message names."""
 
 
 @dataclass(eq=False)
@@ -44,6 +48,7 @@ class Learner:
         optimizer: the user's; several in a list, tuple or dict, for a step of the user's own.
         scheduler: the user's, or None; several likewise.
         device: that all of them are on.
+        by_step: whether schedulers step after each training step, not after each epoch.
         epoch: epochs finished.
         step: steps done of the next one.
         reports: of all epochs so far.
@@ -56,6 +61,7 @@ class Learner:
     optimizer: Any
     scheduler: Any
     device: torch.device
+    by_step: bool = False
     epoch: int = 0
     step: int = 0
     reports: list[Report] = field(default_factory=list)
@@ -67,10 +73,17 @@ class Learner:
         """The trial that learns here."""
         return self.member.trial
 
+    def end_step(self) -> None:
+        """Count a training step; step the scheduler, if it is time."""
+        self.step += 1
+        if self.by_step:
+            self._step_schedulers({})
+
     def end_epoch(self, metrics: dict[str, float], seconds: float) -> Report:
-        """Step the scheduler and note what the epoch showed."""
+        """Step the scheduler, if it is time, and note what the epoch showed."""
         self.epoch, self.step, self.bad = self.epoch + 1, 0, 0
-        self._step_schedulers(metrics)
+        if not self.by_step:
+            self._step_schedulers(metrics)
         self.reports.append(Report(self.trial.number, self.epoch, metrics, seconds))
         return self.reports[-1]
 
@@ -97,11 +110,15 @@ class Learner:
         save(directory, state)
         self.saved = (self.epoch, self.step)
 
-    def restore(self, directory: Path) -> None:
+    def restore(self, directory: Path, epoch_steps: int) -> None:
         """Go on from the newest checkpoint, if there is one.
 
         From one that was another trial's, weights and the optimizer's state are taken. The settings are this trial's
         own, and its schedule is where it would be had it trained so far itself.
+
+        Args:
+            directory: of the study.
+            epoch_steps: training steps of this trial in an epoch.
 
         Raises:
             UnfitError: the model or the optimizer is another than the trial's own checkpoint is of.
@@ -127,8 +144,12 @@ class Learner:
                 _load_state(self.scheduler, state.scheduler)
         else:
             _load_state(self.optimizer, _with_settings(state.optimizer, _state(self.optimizer)))
-            for report in state.reports:
-                self._step_schedulers(report.metrics)
+            if self.by_step:
+                for _ in range(state.epoch * epoch_steps + state.step):
+                    self._step_schedulers({})
+            else:
+                for report in state.reports:
+                    self._step_schedulers(report.metrics)
         self.epoch, self.step, self.reports = state.epoch, state.step, list(state.reports)
         self.saved = (state.epoch, state.step)
 
@@ -143,15 +164,22 @@ def build(task: Task, member: Member, device: torch.device) -> Learner:
     Raises:
         TaskError: a method of the task returns something else than it should.
     """
+    check_interval(task)
     config = member.trial.config
     reseed(member.trial.seed, device)
-    model = checked("model", task.model(config), nn.Module).to(device).train()
-    optimizer = check_optimizer(task, task.optimizer(model, config))
-    scheduler = task.scheduler(optimizer, config)
+    model = checked("model", call(task, "model", config=config), nn.Module).to(device).train()
+    optimizer = check_optimizer(task, call(task, "optimizer", model, config=config))
+    scheduler = call(task, "scheduler", optimizer, config=config)
+    by_step = task.scheduler_interval == "step"
     for one in pytree.tree_leaves(scheduler):
         if one is not None and not callable(getattr(one, "step", None)):
             raise TaskError(f"the task's `scheduler` must return a torch LR scheduler or None, got {one!r}")
-    return Learner(member, model, optimizer, scheduler, device)
+        if by_step and isinstance(one, ReduceLROnPlateau):
+            raise TaskError(
+                "the task's `scheduler` returns ReduceLROnPlateau, which follows the validation loss of whole epochs, "
+                'and scheduler_interval is "step"; set it to "epoch", or return another scheduler'
+            )
+    return Learner(member, model, optimizer, scheduler, device, by_step)
 
 
 def check_optimizer(task: Task, optimizer: Any) -> Any:
@@ -174,6 +202,35 @@ def optimizers_in(optimizer: Any) -> list[Optimizer]:
     return pytree.tree_leaves(optimizer)
 
 
+def ownership(model: nn.Module, optimizers: Iterable[Optimizer]) -> str:
+    """What is unusual in the parameters that optimizers train, in words: some are not the model's, or not all of the
+    model's are among them but for frozen ones; "" where nothing is.
+    """
+    trained = {id(each): each for one in optimizers for group in one.param_groups for each in group["params"]}
+    own = dict(model.named_parameters())
+    known = set(map(id, own.values()))
+    foreign = [f"one of shape {tuple(each.shape)}" for key, each in trained.items() if key not in known]
+    left_out = [repr(name) for name, each in own.items() if each.requires_grad and id(each) not in trained]
+    said = []
+    if foreign:
+        said.append(
+            f"the task's `optimizer` trains parameters that are not the model's ({_some(foreign)}), which no "
+            "checkpoint holds; make them parameters of the model"
+        )
+    if left_out:
+        said.append(
+            f"the task's `optimizer` leaves out parameters of the model ({_some(left_out)}), which keep their initial "
+            "values; give them to an optimizer, or freeze them by requires_grad_(False) if that is meant"
+        )
+    return "; ".join(said)
+
+
+def _some(names: Sequence[str]) -> str:
+    """The first of them, and how many more there are."""
+    more = [f"{len(names) - _SHOWN} more"] if len(names) > _SHOWN else []
+    return ", ".join([*names[:_SHOWN], *more])
+
+
 def side_by_side(learners: Iterable[Learner]) -> list[Learner]:
     """Learners in the order in which they are made an array: those of one class of optimizer next to each other, whose
     parameters one call can update then.
@@ -187,7 +244,7 @@ def batch_size(task: Task, config: Config) -> int:
     Raises:
         TaskError: it is no positive integer.
     """
-    returned: Any = task.batch_size(config)
+    returned: Any = call(task, "batch_size", config=config)
     size = 0
     if not isinstance(returned, bool) and getattr(returned, "dtype", None) != torch.bool:
         with suppress(TypeError):

@@ -1,7 +1,9 @@
 """Training steps that the user has written: several optimizers, several losses, anything a loop may do."""
 
+import inspect
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from inspect import Parameter
 from typing import Any
 
 import torch
@@ -12,37 +14,69 @@ from shoal.errors import FusionError
 from shoal.fuse.array import ModelArray
 from shoal.fuse.optim.fused import FusedOptimizer, fuse_optimizers
 from shoal.fuse.stacked import NeedsMemberError, Stacked, events
+from shoal.task import Task, call
+from shoal.trial import Config
 from shoal.worker.learner import Learner, check_scalar, optimizers_in
+from shoal.worker.reading import MembersConfig
 from shoal.worker.way_back import WayBack
 
-__all__ = ["OwnStep"]
+__all__ = ["OwnStep", "take_step", "takes_config"]
 
 _log = logging.getLogger("shoal.worker")
 
-Step = Callable[[nn.Module, Any, Any], Tensor]
-"""`Task.step`: takes a model, a batch and what `Task.optimizer` returned; trains, and returns the loss."""
+
+def takes_config(task: Task) -> bool:
+    """Whether the task's `step` is to be given the config: it has a fourth argument after itself, or takes any number.
+
+    A fourth one with a default is another setting of the user's, unless it is called `config`.
+    """
+    parameters = list(inspect.signature(task.step).parameters.values())
+    if any(each.kind is Parameter.VAR_POSITIONAL for each in parameters):
+        return True
+    positional = [x for x in parameters if x.kind in (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)]
+    return len(positional) > 3 and (positional[3].default is Parameter.empty or positional[3].name == "config")
+
+
+def take_step(task: Task, learner: Learner, batch: Any, with_config: bool) -> Tensor:
+    """One step of one learner by itself, by the task's `step`; returns the loss.
+
+    Args:
+        task: the user's.
+        learner: who takes it.
+        batch: its own, which the step may change.
+        with_config: see `takes_config`.
+
+    Raises:
+        TaskError: the loss is no real scalar.
+    """
+    config = learner.trial.config if with_config else None
+    loss: Tensor = call(task, "step", learner.model, batch, learner.optimizer, config=config)
+    check_scalar("loss", loss)
+    return loss.detach()
 
 
 class OwnStep:
     """Takes training steps by the task's own `step`: of all members at once where that can be, else of one by one.
 
     The step is shown the array as one model, and in place of each optimizer one that steps all members'. Where it asks
-    for what only one member has (a number, an optimizer's settings), the array goes back to where the step began, and
-    from then on the members take the step one after another, each with its own model and optimizers.
+    for what only one member has (a number, an optimizer's settings, a value of its config), the array goes back to
+    where the step began, and from then on the members take the step one after another, each with its own.
 
     Args:
         array: the models.
         learners: whose models they are.
-        step: the task's own.
+        task: whose step it is.
 
     Raises:
         FusionError: the learners' optimizers are nested differently.
     """
 
-    def __init__(self, array: ModelArray, learners: Sequence[Learner], step: Step) -> None:
+    def __init__(self, array: ModelArray, learners: Sequence[Learner], task: Task) -> None:
         self._array = array
-        self._step = step
-        self._own = {id(learner.model): learner.optimizer for learner in learners}
+        self._task = task
+        self._own = {id(learner.model): learner for learner in learners}
+        self._with_config = takes_config(task)
+        self._configs: list[Config] = [learner.trial.config for learner in learners]
         self._shown: Any = None
         self._at_once = len(learners) > 1
         specs = [pytree.tree_structure(learner.optimizer) for learner in learners]
@@ -67,11 +101,10 @@ class OwnStep:
             at_once = self._try_at_once(batch)
             if at_once is not None:
                 return at_once
-        losses: list[Tensor] = []
-        for loss in self._array.one_by_one(lambda model, batch: self._step(model, batch, self._own[id(model)]), batch):
-            check_scalar("loss", loss)
-            losses.append(loss.detach())
-        return torch.stack(losses)
+        return torch.stack(list(self._array.one_by_one(self._step_alone, batch)))
+
+    def _step_alone(self, model: nn.Module, batch: Any) -> Tensor:
+        return take_step(self._task, self._own[id(model)], batch, self._with_config)
 
     def _try_at_once(self, batch: Any) -> Tensor | None:
         """One step of all members as one; None, and nothing changed, if that cannot be."""
@@ -79,7 +112,8 @@ class OwnStep:
         bypassed = events.bypasses
         try:
             with self._array.open() as model:
-                loss = self._step(model, batch, self._shown)
+                configs = (MembersConfig(self._configs),) if self._with_config else ()
+                loss: Tensor = call(self._task, "step", model, batch, self._shown, *configs)
         except (NeedsMemberError, RuntimeError) as reason:
             if not isinstance(reason, NeedsMemberError) and events.bypasses == bypassed:
                 raise

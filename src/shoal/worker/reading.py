@@ -1,23 +1,95 @@
-"""A config that notes which of its values are read."""
+"""Configs that see which of their values are read: to note it, or to have members run one by one."""
 
+import copy
 import sys
-from collections.abc import ItemsView, Iterator, KeysView, ValuesView
+from abc import ABC, abstractmethod
+from collections.abc import ItemsView, Iterator, KeysView, Mapping, Sequence, ValuesView
 from typing import Any
 
-__all__ = ["ReadConfig"]
+from shoal.fuse.stacked import NeedsMemberError, Stacked
+
+__all__ = ["MembersConfig", "ReadConfig"]
 
 _OWN_REFERENCES = 3
 """The variable of the caller of `read`, `self` in it, and the argument of `getrefcount`."""
 
 
-class ReadConfig(dict[str, Any]):
-    """A dict with the keys that were looked up, or all of them once it is walked through.
+class _SeenConfig(ABC, dict[str, Any]):
+    """A dict that is told which of its keys are looked up, before they are."""
+
+    @abstractmethod
+    def _look_up(self, key: str) -> None:
+        """A key is looked up, be it there or not."""
+
+    @abstractmethod
+    def _look_through(self) -> None:
+        """All keys and values are."""
+
+    def __getitem__(self, key: str) -> Any:
+        self._look_up(key)
+        return super().__getitem__(key)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """As of dict; a key that is absent counts as read."""
+        self._look_up(key)
+        return super().get(key, default)
+
+    def pop(self, key: str, *default: Any) -> Any:
+        """As of dict."""
+        self._look_up(key)
+        return super().pop(key, *default)
+
+    def setdefault(self, key: str, default: Any = None) -> Any:
+        """As of dict."""
+        self._look_up(key)
+        return super().setdefault(key, default)
+
+    def __contains__(self, key: object) -> bool:
+        self._look_up(str(key))
+        return super().__contains__(key)
+
+    def __iter__(self) -> Iterator[str]:
+        self._look_through()
+        return super().__iter__()
+
+    def __len__(self) -> int:
+        self._look_through()
+        return super().__len__()
+
+    def __eq__(self, other: object) -> bool:
+        self._look_through()
+        return super().__eq__(other)
+
+    __hash__ = None
+
+    def __repr__(self) -> str:
+        self._look_through()
+        return super().__repr__()
+
+    def keys(self) -> KeysView[str]:  # type: ignore[override]
+        """As of dict."""
+        self._look_through()
+        return super().keys()
+
+    def values(self) -> ValuesView[Any]:  # type: ignore[override]
+        """As of dict."""
+        self._look_through()
+        return super().values()
+
+    def items(self) -> ItemsView[str, Any]:  # type: ignore[override]
+        """As of dict."""
+        self._look_through()
+        return super().items()
+
+
+class ReadConfig(_SeenConfig):
+    """A copy of a config that notes the keys that were looked up, or all of them once it is walked through.
 
     A value that is itself a dict counts as read when it is taken out.
     """
 
-    def __init__(self, config: Any) -> None:
-        super().__init__(config)
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        super().__init__(copy.deepcopy(dict(config)))
         self._original = dict(config)
         self._read: set[str] = set()
 
@@ -27,44 +99,46 @@ class ReadConfig(dict[str, Any]):
             self._read.update(self._original)
         return {key: self._original.get(key) for key in sorted(self._read)}
 
-    def __getitem__(self, key: str) -> Any:
+    def _look_up(self, key: str) -> None:
         self._read.add(key)
-        return super().__getitem__(key)
 
-    def get(self, key: str, default: Any = None) -> Any:
-        """As of dict; a key that is absent counts as read."""
-        self._read.add(key)
-        return super().get(key, default)
+    def _look_through(self) -> None:
+        self._read.update(dict.keys(self))
 
-    def pop(self, key: str, *default: Any) -> Any:
-        """As of dict."""
-        self._read.add(key)
-        return super().pop(key, *default)
 
-    def setdefault(self, key: str, default: Any = None) -> Any:
-        """As of dict."""
-        self._read.add(key)
-        return super().setdefault(key, default)
+class MembersConfig(_SeenConfig):
+    """The configs of an array's members as one, for a step of all of them at once.
 
-    def __contains__(self, key: object) -> bool:
-        self._read.add(str(key))
-        return super().__contains__(key)
+    Values that are equal are what they are, and floats in which the members differ are `Numbers`. What else they differ
+    in, an integer, a truth value, a string, a list, or a key that only some have, cannot be looked up.
 
-    def __iter__(self) -> Iterator[str]:
-        self._read.update(super().keys())
-        return super().__iter__()
+    Args:
+        configs: of the members.
+        path: of the dict that these are in a config, for messages.
+    """
 
-    def keys(self) -> KeysView[str]:  # type: ignore[override]
-        """As of dict."""
-        self._read.update(super().keys())
-        return super().keys()
+    def __init__(self, configs: Sequence[Mapping[str, Any]], path: str = "") -> None:
+        super().__init__()
+        self._differing: dict[str, str] = {}  # a key, and why it cannot be looked up
+        for key in dict.fromkeys(key for config in configs for key in config):
+            name = f"{path}{key}"
+            if not all(key in config for config in configs):
+                self._differing[key] = f"only some members' configs have {name!r}"
+                continue
+            column = [config[key] for config in configs]
+            if all(isinstance(value, Mapping) for value in column):
+                self[key] = MembersConfig(column, f"{name}.")
+            elif all(type(value) is type(column[0]) and value == column[0] for value in column):
+                self[key] = copy.deepcopy(column[0])
+            elif all(type(value) is float for value in column):
+                self[key] = Stacked.of_numbers(tuple(column))
+            else:
+                self._differing[key] = f"{name!r} differs between the members' configs and is no float in all"
 
-    def values(self) -> ValuesView[Any]:  # type: ignore[override]
-        """As of dict."""
-        self._read.update(super().keys())
-        return super().values()
+    def _look_up(self, key: str) -> None:
+        if key in self._differing:
+            raise NeedsMemberError(self._differing[key])
 
-    def items(self) -> ItemsView[str, Any]:  # type: ignore[override]
-        """As of dict."""
-        self._read.update(super().keys())
-        return super().items()
+    def _look_through(self) -> None:
+        for reason in self._differing.values():
+            raise NeedsMemberError(reason)

@@ -7,7 +7,7 @@ from torch import nn
 
 from shoal.errors import CheckpointError, UnusableTaskError
 from shoal.pickling import recalled, why_not_loaded
-from shoal.task import Task
+from shoal.task import Task, call
 from shoal.trial import Trial
 from shoal.worker.checkpoint import load_newest, unfit
 from shoal.worker.outcome import user_traceback
@@ -36,7 +36,7 @@ def trained_model(task: bytes, trial: Trial, directory: Path) -> nn.Module:
         message = f"the task of the study in {directory} cannot be loaded: {why_not_loaded(error)}"
         raise UnusableTaskError(f"{message}\n\n{user_traceback(error)}") from error
     with torch.random.fork_rng(devices=[]):
-        model = owner.model(trial.config)
+        model: nn.Module = call(owner, "model", config=trial.config)
     try:
         model.load_state_dict(checkpoint.model)
     except RuntimeError as error:

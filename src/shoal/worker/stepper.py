@@ -3,8 +3,10 @@
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
@@ -17,10 +19,10 @@ from shoal.fuse.generators import OtherGenerators, reseed
 from shoal.fuse.held import Held
 from shoal.fuse.making import fuse
 from shoal.fuse.optim.fused import fuse_optimizers
-from shoal.task import Task
+from shoal.task import Task, call
 from shoal.trial import step_seed
 from shoal.worker.learner import Learner, check_scalar, optimizers_in
-from shoal.worker.own_step import OwnStep
+from shoal.worker.own_step import OwnStep, take_step, takes_config
 from shoal.worker.pace import Pace
 from shoal.worker.remember import remembered
 from shoal.worker.snapshot import Snapshot
@@ -107,7 +109,7 @@ class FusedStepper(Stepper):
         self._array = fuse([x.model for x in learners], [x.trial.seed for x in learners])
         self._steps: Pace | OwnStep
         if type(task).step is not Task.step:
-            self._steps = OwnStep(self._array, learners, task.step)
+            self._steps = OwnStep(self._array, learners, task)
         else:
             optimizer = fuse_optimizers([x.optimizer for x in learners], self._array)
             self._steps = Pace(self._array, optimizer, self._loss, profile, steps)
@@ -175,34 +177,30 @@ class FusedStepper(Stepper):
         return self._apart.train_step(batches, ticks)
 
     def _loss(self, model: nn.Module, batch: Any) -> Tensor:
-        loss = self._task.loss(model, batch)
-        check_scalar("loss", loss)
-        return loss
+        return _loss_of(self._task, model, batch)
 
     def validate(self, batches: Iterable[Any]) -> list[dict[str, float]]:
         """All members on one pass over the batches."""
         if self._apart is not None:
             return self._apart.validate(batches)
-        totals: dict[str, Tensor] = {}
-        samples = 0
+        means = _Means(len(self.learners))
         self._array.eval()
         self._array.watched = True
         with torch.no_grad():
             for number, batch in enumerate(batches, start=1):
                 size = _size(batch)
                 self._array.ticks = (-number,) * len(self.learners)
-                for name, value in self._array.map(self._measure, batch).items():
-                    check_scalar(name, value, axes=1)
-                    weighted = value.double() * size
-                    totals[name] = totals[name] + weighted if name in totals else weighted
-                samples += size
+                found = self._array.map(self._measure, batch)
+                if isinstance(found, list):
+                    means.add_each([alone.values for alone in found], size)
+                else:
+                    means.add(found, size)
         self._array.train()
-        columns = {name: (total / samples).tolist() for name, total in totals.items()}
-        return [{name: values[b] for name, values in columns.items()} for b in range(len(self.learners))]
+        return means.of_each()
 
-    def _measure(self, model: nn.Module, batch: Any) -> dict[str, Any]:
-        with remembered(model):
-            return _with_loss(self._loss(model, batch), self._task.metrics(model, batch))
+    def _measure(self, model: nn.Module, batch: Any) -> Any:
+        values = _measured(self._task, model, batch)
+        return _Alone(values) if any(model is member for member in self._array.members) else values
 
 
 class SerialStepper(Stepper):
@@ -212,6 +210,7 @@ class SerialStepper(Stepper):
         self._task = task
         self._device = learners[0].device
         self.learners = list(learners)
+        self._with_config = type(task).step is not Task.step and takes_config(task)
         for learner in learners:  # a frozen parameter that others use may come to be trained here
             for parameter in filter(lent, learner.model.parameters()):
                 take_own(parameter)
@@ -221,34 +220,24 @@ class SerialStepper(Stepper):
         losses = []
         for learner, batch, tick in zip(self.learners, batches, ticks, strict=True):
             reseed(step_seed(learner.trial.seed, tick), self._device)
-            loss = self._task.step(learner.model, _own(batch, self.learners), learner.optimizer)
-            check_scalar("loss", loss)
-            losses.append(loss.detach())
+            losses.append(take_step(self._task, learner, _own(batch, self.learners), self._with_config))
         return torch.stack(losses)
 
     def validate(self, batches: Iterable[Any]) -> list[dict[str, float]]:
         """One pass over the batches, each shown to every learner."""
-        totals: list[dict[str, float]] = [{} for _ in self.learners]
-        samples = 0
+        means = _Means(len(self.learners))
         for learner in self.learners:
             learner.model.eval()
         with torch.no_grad():
             for number, batch in enumerate(batches, start=1):
-                size = _size(batch)
-                for learner, total in zip(self.learners, totals, strict=True):
+                found = []
+                for learner in self.learners:
                     reseed(step_seed(learner.trial.seed, -number), self._device)
-                    with remembered(learner.model):
-                        mine = _own(batch, self.learners)
-                        values = _with_loss(
-                            self._task.loss(learner.model, mine), self._task.metrics(learner.model, mine)
-                        )
-                    for name, value in values.items():
-                        check_scalar(name, torch.as_tensor(value))
-                        total[name] = total.get(name, 0.0) + float(value) * size
-                samples += size
+                    found.append(_measured(self._task, learner.model, _own(batch, self.learners)))
+                means.add_each(found, _size(batch))
         for learner in self.learners:
             learner.model.train()
-        return [{name: value / samples for name, value in total.items()} for total in totals]
+        return means.of_each()
 
 
 class ApartStepper(Stepper):
@@ -313,7 +302,79 @@ def _epochs_differ(learners: Sequence[Learner]) -> bool:
     return len({learner.epoch for learner in learners}) > 1
 
 
-def _with_loss(loss: Tensor, metrics: Mapping[str, Any]) -> dict[str, Any]:
+@dataclass(frozen=True)
+class _Alone:
+    """What one member shows of a batch; no tree to torch, so members need not show the same."""
+
+    values: dict[str, Any]
+
+
+class _Means:
+    """The means of metrics of several learners, each over the samples of the batches that have it.
+
+    Args:
+        members: how many.
+    """
+
+    def __init__(self, members: int) -> None:
+        self._members = members
+        self._totals: dict[str, Tensor] = {}
+        self._samples: dict[str, list[int]] = {}
+
+    def add(self, values: Mapping[str, Tensor], size: int) -> None:
+        """Count a batch of so many samples, of which all learners show the same metrics, [B] each."""
+        for name, column in values.items():
+            check_scalar(name, column, axes=1)
+            self._count(name, column, [size] * self._members)
+
+    def add_each(self, found: Sequence[Mapping[str, Any]], size: int) -> None:
+        """Count a batch of so many samples, of which each learner shows metrics of its own."""
+        for name in dict.fromkeys(name for values in found for name in values):
+            column = [torch.as_tensor(values.get(name, 0.0)) for values in found]
+            for value in column:
+                check_scalar(name, value)
+            place = next(value.device for value, values in zip(column, found, strict=True) if name in values)
+            stacked = torch.stack([value.to(place, torch.float64) for value in column])
+            self._count(name, stacked, [size if name in values else 0 for values in found])
+
+    def _count(self, name: str, column: Tensor, samples: list[int]) -> None:
+        weighted = column.double() * max(samples)
+        self._totals[name] = self._totals[name] + weighted if name in self._totals else weighted
+        before = self._samples.get(name, [0] * self._members)
+        self._samples[name] = [had + more for had, more in zip(before, samples, strict=True)]
+
+    def of_each(self) -> list[dict[str, float]]:
+        """The means, of each learner those that it has."""
+        columns = {name: (total.tolist(), self._samples[name]) for name, total in self._totals.items()}
+        return [
+            {name: totals[b] / samples[b] for name, (totals, samples) in columns.items() if samples[b]}
+            for b in range(self._members)
+        ]
+
+
+def _loss_of(task: Task, model: nn.Module, batch: Any) -> Tensor:
+    loss: Tensor = call(task, "loss", model, batch)
+    check_scalar("loss", loss)
+    return loss
+
+
+def _measured(task: Task, model: nn.Module, batch: Any) -> dict[str, Any]:
+    """What a validation batch shows of a model, or of an array of them.
+
+    Raises:
+        TaskError: the task's `metrics` returns no mapping of names to numbers, or has the name of the loss.
+    """
+    with remembered(model):
+        loss = _loss_of(task, model, batch)
+        metrics = call(task, "metrics", model, batch)
+    if not isinstance(metrics, Mapping):
+        raise TaskError(
+            "the task's `metrics` must return a mapping of names to scalars, such as {'accuracy': accuracy}, got "
+            f"{type(metrics).__name__}; return {{}} where there are none"
+        )
+    for name, value in metrics.items():
+        if not isinstance(value, (Tensor, int, float, np.number, np.bool_)):
+            raise TaskError(f"the task's metric {name!r} must be a scalar tensor or a number, got {value!r}")
     if "valid_loss" in metrics:
         raise TaskError("the task's `metrics` must not return 'valid_loss': that is its `loss`; choose another name")
     return {"valid_loss": loss, **metrics}

@@ -1,0 +1,82 @@
+"""A small task in double precision, and a job of it in this process."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+from shoal.planner.event import Reported
+from shoal.planner.job import Array, ArrayKey, Job, Member
+from shoal.planner.orders import Orders
+from shoal.task import Task
+from shoal.trial import Report, Trial
+from shoal.worker.data import DataSets
+from shoal.worker.describe import Describer
+from shoal.worker.lane import Workshop
+from shoal.worker.learner import Learner, build
+from shoal.worker.paused import Paused
+from shoal.worker.train import Trainer
+
+CPU = torch.device("cpu")
+SAMPLES, SIZE = 10, 4
+X = torch.randn(SAMPLES, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+Y = torch.randn(SAMPLES, 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+
+
+class Small(Task):
+    """Three steps an epoch."""
+
+    def data(self, config: Any) -> Any:
+        return TensorDataset(X, Y), TensorDataset(X[:6], Y[:6])
+
+    def model(self, config: Any) -> nn.Module:
+        return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double()
+
+    def optimizer(self, model: nn.Module, config: Any) -> Any:
+        return torch.optim.SGD(model.parameters(), lr=config["lr"], momentum=0.9)
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        x, y = batch
+        return (model(x) - y).square().mean()
+
+    def metrics(self, model: nn.Module, batch: Any) -> Mapping[str, Any]:
+        return {"error": (model(batch[0]) - batch[1]).abs().mean()}
+
+    def batch_size(self, config: Any) -> int:
+        return SIZE
+
+
+def trial(number: int, **config: Any) -> Trial:
+    return Trial(number, {"lr": 0.01 * (number + 1), "number": number, **config}, seed=100 + number, data_seed=7)
+
+
+def learners(task: Task, trials: Sequence[Trial]) -> list[Learner]:
+    return [build(task, Member(each, 0, 1), CPU) for each in trials]
+
+
+class StopsAfter(Orders):
+    """Lets a job go on for so many looks at whether it is to stop; it looks before each step."""
+
+    def __init__(self, looks: int) -> None:
+        super().__init__(prompt=True)
+        self.left = looks
+
+    def stopping(self) -> bool:
+        self.left -= 1
+        if self.left < 0:
+            self.stop()
+        return super().stopping()
+
+
+def work(
+    task: Task, directory: Path, members: Sequence[Member], orders: Orders | None = None, paused: Paused | None = None
+) -> list[Report]:
+    """What the trials of a job report."""
+    sets = DataSets(task, CPU)
+    workshop = Workshop(task, sets, paused or Paused(), CPU, directory)
+    job = Job("job", (Array(ArrayKey("net", "data", SIZE), tuple(members)),))
+    trainer = Trainer(job, workshop, Describer(task, sets), orders or Orders(prompt=True), checkpoint_seconds=30.0)
+    return [report for event in trainer.run() if isinstance(event, Reported) for report in event.reports]

@@ -1,0 +1,177 @@
+"""What `metrics` may return: names that some batches leave out, and what is refused."""
+
+import logging
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from contract_samples import Small, X, Y, learners, trial, work
+from torch import Tensor, nn
+
+import shoal
+from shoal.errors import TaskError
+from shoal.planner.job import Member
+from shoal.task import Task
+from shoal.trial import TrialState
+from shoal.worker.stepper import FusedStepper, SerialStepper, Stepper
+
+BATCHES = [(X[:4], Y[:4]), (X[4:8], Y[4:8]), (X[8:], Y[8:])]
+"""Of 4, 4 and 2 samples."""
+
+
+class ByBatch(Small):
+    """A metric of the batches whose first number is positive, as of a class that does not occur in all."""
+
+    def metrics(self, model: nn.Module, batch: Any) -> Mapping[str, Any]:
+        found = dict(super().metrics(model, batch))
+        if batch[0][0, 0] > 0:
+            found["seldom"] = model(batch[0]).sum()
+        return found
+
+
+class ByMember(Small):
+    """A metric that a trial leaves out by what its model says of a batch."""
+
+    def metrics(self, model: nn.Module, batch: Any) -> Mapping[str, Any]:
+        found = dict(super().metrics(model, batch))
+        mean = model(batch[0]).mean()
+        if mean.item() > 0:
+            found["positive"] = mean
+        return found
+
+
+class ByMemberLate(ByMember):
+    """The same from the second batch on; at the first all run at once."""
+
+    def metrics(self, model: nn.Module, batch: Any) -> Mapping[str, Any]:
+        if torch.equal(batch[0], BATCHES[0][0]):
+            return {**Small.metrics(self, model, batch), "positive": model(batch[0]).mean()}
+        return super().metrics(model, batch)
+
+
+def steppers(task: Task, count: int) -> list[Stepper]:
+    trials = [trial(b) for b in range(count)]
+    return [FusedStepper(task, learners(task, trials)), SerialStepper(task, learners(task, trials))]
+
+
+def expected(task: Task, model: nn.Module) -> dict[str, float]:
+    """Means over the samples of the batches that have a name, by hand."""
+    sums: dict[str, tuple[float, int]] = {}
+    with torch.no_grad():
+        for batch in BATCHES:
+            for name, value in {"valid_loss": task.loss(model, batch), **task.metrics(model, batch)}.items():
+                total, samples = sums.get(name, (0.0, 0))
+                sums[name] = total + float(value) * len(batch[0]), samples + len(batch[0])
+    return {name: total / samples for name, (total, samples) in sums.items()}
+
+
+@pytest.mark.parametrize("kind", [ByBatch, ByMember, ByMemberLate], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("count", [1, 5])
+def test_a_mean_is_over_the_batches_that_have_the_name(
+    kind: type[Task], count: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.ERROR)
+    task = kind()
+    names = set()
+    for stepper in steppers(task, count):
+        found = stepper.validate(BATCHES)
+        for learner, metrics in zip(stepper.learners, found, strict=True):
+            assert metrics == pytest.approx(expected(task, learner.model), rel=1e-9)
+            names.add(tuple(metrics))
+    assert kind is ByBatch or count == 1 or len(names) > 1, "members leave out different names"
+
+
+@pytest.mark.parametrize(
+    ("returned", "message"),
+    [
+        ([0.5], "must return a mapping of names to scalars, such as {'accuracy': accuracy}, got list; return {}"),
+        (torch.tensor(0.5), "must return a mapping .* got Tensor"),
+        (None, "must return a mapping .* got NoneType; return {} where there are none"),
+        ({"error": "low"}, "metric 'error' must be a scalar tensor or a number, got 'low'"),
+        ({"error": None}, "metric 'error' must be a scalar tensor or a number, got None"),
+        ({"error": torch.zeros(3)}, r"'error' must be a real scalar tensor, got torch.float32 of shape \(3,\)"),
+        ({"valid_loss": 1.0}, "must not return 'valid_loss'"),
+    ],
+    ids=repr,
+)
+def test_anything_else_is_refused_in_words(returned: Any, message: str) -> None:
+    class Odd(Small):
+        def metrics(self, model: nn.Module, batch: Any) -> Any:
+            return returned
+
+    for count in (1, 3):
+        for stepper in steppers(Odd(), count):
+            with pytest.raises(TaskError, match=message):
+                stepper.validate(BATCHES)
+
+
+@pytest.mark.parametrize("value", [1, 0.5, True, np.float32(0.5), np.int64(2), torch.tensor(3)], ids=repr)
+def test_numbers_of_any_kind_are_metrics(value: Any) -> None:
+    class Number(Small):
+        def metrics(self, model: nn.Module, batch: Any) -> Any:
+            return {"number": value}
+
+    for stepper in steppers(Number(), 2):
+        assert [metrics["number"] for metrics in stepper.validate(BATCHES)] == [float(value)] * 2
+
+
+class Misnamed(Small):
+    """Trial 1 names a metric by a number."""
+
+    def model(self, config: Any) -> nn.Module:
+        model = super().model(config)
+        model.register_buffer("number", torch.tensor(float(config["number"])))
+        return model
+
+    def metrics(self, model: Any, batch: Any) -> Any:
+        found: dict[Any, Tensor] = dict(super().metrics(model, batch))
+        return {**found, 3: found["error"]} if model.number.item() == 1 else found
+
+
+def test_a_name_that_is_no_string_is_the_fault_of_one_trial(tmp_path: Path) -> None:
+    reports = work(Misnamed(), tmp_path, [Member(trial(b), 0, 2) for b in range(3)])
+    (failed,) = [report for report in reports if report.state is TrialState.FAILED]
+    assert (failed.trial, failed.epoch) == (1, 1)
+    assert failed.reason == "the task's `metrics` names a metric 3; names must be strings, such as '3'"
+    assert sorted(failed.metrics) == ["error", "valid_loss"]
+    assert [report.epoch for report in reports if report.trial == 2] == [1, 2]
+
+
+def test_a_search_in_which_one_trial_misnames_goes_on(tmp_path: Path) -> None:
+    study = shoal.tune(
+        Misnamed(),
+        {"lr": 0.1, "number": shoal.choice([0, 1, 2])},
+        metric="error",
+        mode="min",
+        algorithm=shoal.Grid(epochs=2),
+        backend="inline",
+        directory=tmp_path / "study",
+        show_progress=False,
+    )
+    assert [row.state for row in study.trials] == [TrialState.COMPLETE, TrialState.FAILED, TrialState.COMPLETE]
+    assert re.search("names a metric 3; names must be strings", study.trials[1].reason)
+    assert shoal.resume(study.directory).best_trial.number != 1
+
+
+class NoNumber(Small):
+    def metrics(self, model: Any, batch: Any) -> Any:
+        return {"error": torch.tensor(float("nan"))}
+
+
+def test_a_metric_that_was_never_a_number_is_said_to_be_that(tmp_path: Path) -> None:
+    study = shoal.tune(
+        NoNumber(),
+        {"lr": shoal.loguniform(0.01, 0.1)},
+        metric="error",
+        mode="min",
+        algorithm=shoal.Random(2, epochs=2),
+        backend="inline",
+        directory=tmp_path / "study",
+        show_progress=False,
+    )
+    with pytest.raises(shoal.ShoalError, match="has a value of 'error': all that were reported are NaN"):
+        study.best_trial  # noqa: B018
