@@ -109,6 +109,21 @@ def test_frames_of_the_package_before_the_first_of_the_user_are_dropped(
     assert text.endswith("ValueError: users\n")
 
 
+def test_frames_of_the_package_between_those_of_the_user_are_dropped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "calls_back.py").write_text(
+        "from shoal.backend.perform import resolve\n\ndef outer():\n    resolve('fails_within:run')\n\nouter()\n"
+    )
+    (tmp_path / "fails_within.py").write_text("raise ValueError('within')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    text = user_traceback(raised_by("calls_back:run"))
+    assert "calls_back.py" in text
+    assert "fails_within.py" in text
+    assert "perform.py" not in text
+    assert text.endswith("ValueError: within\n")
+
+
 def test_a_traceback_of_the_package_alone_is_kept() -> None:
     error = raised_by("no colon")
     assert error.__traceback__ is not None

@@ -88,7 +88,7 @@ class LiveProgress(Progress):
     def say(self, lines: Sequence[str]) -> None:
         """Above the table."""
         for line in lines:
-            _print(self._console, line)
+            self._console.print(Text(f"shoal: {line}"))
 
     def update(self) -> None:
         """Draw the study anew if the last time is long enough ago."""
@@ -212,7 +212,7 @@ class LineProgress(Progress):
         return True
 
     def _print(self, line: str) -> None:
-        _print(self._console, line)
+        self._console.print(Text(f"shoal: {line}"), soft_wrap=True)
 
 
 def progress(take: Callable[[], Snapshot], *, silent: bool = False, console: Console | None = None) -> Progress:
@@ -227,10 +227,6 @@ def progress(take: Callable[[], Snapshot], *, silent: bool = False, console: Con
         return SilentProgress()
     console = console or Console(stderr=True)
     return LiveProgress(take, console) if console.is_terminal else LineProgress(take, console)
-
-
-def _print(console: Console, line: str) -> None:
-    console.print(Text(f"shoal: {line}"), soft_wrap=True)
 
 
 def _devices_text(snapshot: Snapshot) -> str:

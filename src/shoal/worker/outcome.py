@@ -1,8 +1,9 @@
 """From an exception to the outcome of a job, or of an array of it, and a message that its user can act on."""
 
 import errno
+import os
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -13,6 +14,8 @@ from shoal.planner.event import Outcome
 __all__ = ["EndedElsewhere", "described", "log_path", "outcome_of", "recorded", "user_traceback"]
 
 _PACKAGE = __name__.partition(".")[0]
+_ROOT = f"{Path(__file__).parents[1]}{os.sep}"
+_OVERRIDES = os.path.join("torch", "overrides.py")
 
 _REJECTIONS = (Outcome.REJECTED, Outcome.UNUSABLE)
 _MEMORY_MESSAGES = (
@@ -96,11 +99,20 @@ def described(error: BaseException) -> tuple[Outcome, str]:
 
 
 def user_traceback(error: BaseException) -> str:
-    """The traceback from the first frame outside this package on; the whole of it if there is none outside."""
+    """The traceback without frames of this package that others follow; the whole of it if there is no other frame."""
     frame = error.__traceback__
     while frame is not None and _is_ours(frame):
         frame = frame.tb_next
-    return "".join(traceback.format_exception(type(error), error, frame or error.__traceback__))
+    told = traceback.TracebackException(type(error), error, frame or error.__traceback__)
+    told.stack = traceback.StackSummary.from_list(_without_ours(told.stack))
+    return "".join(told.format())
+
+
+def _without_ours(frames: Sequence[traceback.FrameSummary]) -> list[traceback.FrameSummary]:
+    """Without those of this package, and of torch on the way to them, that are not among the last ones."""
+    ours = [frame.filename.startswith(_ROOT) or frame.filename.endswith(_OVERRIDES) for frame in frames]
+    last = max((place for place, own in enumerate(ours) if not own), default=-1)
+    return [frame for place, frame in enumerate(frames) if place > last or not ours[place]]
 
 
 def _is_ours(frame: TracebackType) -> bool:
