@@ -88,6 +88,7 @@ class Engine:
             StorageFullError: there is no room for the journal or a checkpoint.
         """
         self._journal.devices_are(self.fleet.whole)
+        self._journal.put("stopped", None)
         with self._progress:
             try:
                 self._loop()
@@ -426,6 +427,7 @@ class Engine:
         first = self._aftermath.first
         if alike := first.hopeless(left):
             self._journal.excuse(alike)
+            self._journal.put("stopped", first.record(alike))
             raise first.error(alike, self._journal.directory)
 
     def _failure(self, standing: Standing, reason: str) -> Report:

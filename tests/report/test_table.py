@@ -11,7 +11,7 @@ from rich.console import Console
 from shoal.algorithms.base import Totals
 from shoal.objective import objectives
 from shoal.planner.job import Purpose
-from shoal.report.causes import causes
+from shoal.report.causes import Cause, causes
 from shoal.report.device_text import cause_lines
 from shoal.report.ranking import ranked
 from shoal.report.snapshot import Best, DeviceUse, Failing, JobUse
@@ -270,6 +270,14 @@ def test_causes_are_named_once_with_all_trials_that_failed_of_them():
     }
 
 
+def test_a_study_that_was_stopped_since_its_first_trials_failed_says_so():
+    stopped = snapshot(stopped=Cause("ValueError: x", (0, 1, 2), "0.log"), pid=None)
+    line = "stopped, since the first trials failed alike: 3 failed: ValueError: x (trials 0-2; log: 0.log)"
+    assert f"failed {line}" in " ".join(" ".join(rendered(status_table(stopped))).split())
+    shown = {"cause": "ValueError: x", "count": 3, "trials": [0, 1, 2], "log": "0.log"}
+    assert snapshot_json(stopped)["stopped"] == shown
+
+
 def test_of_many_causes_and_trials_the_first_are_named():
     found = causes([(number, reason(f"ValueError: {number % 6}")) for number in range(600)])
     lines = cause_lines(found)
@@ -362,6 +370,7 @@ def test_snapshot_json_is_strict_and_complete():
                 "jobs": [],
             },
         ],
+        "stopped": None,
         "causes": [],
         "failing": [],
     }

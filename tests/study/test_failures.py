@@ -9,7 +9,11 @@ from plain import array_sizes, check_equal, curves, jobs, plain_loop, table, tun
 
 import shoal
 from shoal.errors import StorageFullError
+from shoal.journal.view import JournalView
+from shoal.planner.cause import log_of
 from shoal.planner.job import Purpose
+from shoal.report.causes import Cause
+from shoal.report.snapshot import snapshot
 from shoal.trial import TrialState
 
 
@@ -141,6 +145,11 @@ def test_profiles_that_fail_cost_fusion_and_nothing_else(tmp_path: Path) -> None
 RATES = {"lr": shoal.loguniform(0.003, 0.3)}
 
 
+def stopped_for(directory: Path) -> Cause | None:
+    with JournalView.read(directory) as journal:
+        return snapshot(journal, 0.0).stopped
+
+
 def test_a_task_that_fails_in_all_trials_ends_the_study_soon_and_goes_on_when_it_is_mended(tmp_path: Path) -> None:
     task = tasks.Broken(str(tmp_path / "mended"))
     with pytest.raises(shoal.StudyFailedError) as error:
@@ -155,10 +164,14 @@ def test_a_task_that_fails_in_all_trials_ends_the_study_soon_and_goes_on_when_it
     stopped = shoal.Study(tmp_path / "study")
     assert {row.state for row in stopped.trials} == {TrialState.PENDING}
     assert {row.failures for row in stopped.trials} == {0}
+    assert stopped_for(tmp_path / "study") == Cause(
+        "ValueError: planted in the loss: all", (0, 1, 2, 3, 4), log_of(text)
+    )
     (tmp_path / "mended").touch()
     study = shoal.resume(tmp_path / "study", show_progress=False)
     assert {row.state for row in study.trials} == {TrialState.COMPLETE}
     assert max(array_sizes(study.directory)) > 1
+    assert stopped_for(study.directory) is None
 
 
 def test_options_of_which_the_first_fail_do_not_end_the_study(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from shoal.errors import ShoalError, StorageFullError, StudyFailedError, TaskError, UnusableTaskError
 from shoal.planner.cause import log_of
@@ -141,6 +142,16 @@ class FirstFailures:
             f"Nothing is lost, the others stay open. Mend that, then go on with: shoal resume {directory}{again}",
             directory,
         )
+
+    def record(self, alike: Sequence[int]) -> dict[str, Any]:
+        """The same in JSON values, for those who look at the study later: the cause, the trials and a log.
+
+        Args:
+            alike: the trials of `hopeless`.
+        """
+        certain = [number for number in alike if self._failures[number].counts]
+        first = self._failures[certain[0]]
+        return {"text": first.cause[1], "trials": certain, "log": log_of(first.message)}
 
     def _may_differ(self, failed: Sequence[Standing]) -> bool:
         """Whether a value that all of these have, and not all others, may be to blame."""

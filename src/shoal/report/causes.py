@@ -10,19 +10,19 @@ __all__ = ["Cause", "causes"]
 
 @dataclass(frozen=True)
 class Cause:
-    """What trials have failed for good of.
+    """What trials have failed of.
 
     Args:
         text: in a line: what a traceback ends with.
         trials: their numbers, ascending.
         log: path of the log of the first that names one; "" if none does.
-        reason: all that is recorded of the first of them.
+        reason: all that is recorded of the first of them, if it has failed for good.
     """
 
     text: str
     trials: tuple[int, ...]
     log: str
-    reason: str
+    reason: str = ""
 
 
 def causes(failed: Iterable[tuple[int, str]]) -> tuple[Cause, ...]:

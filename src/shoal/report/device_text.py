@@ -13,7 +13,7 @@ from shoal.trial import TrialState
 
 __all__ = [
     *("cause_json", "cause_lines", "cause_text", "device_json", "device_lines"),
-    *("failing_json", "failing_lines", "failing_text"),
+    *("failing_json", "failing_lines", "failing_text", "stop_text"),
 ]
 
 _VERBS = {Purpose.SURVEY: "looks at", Purpose.PROFILE: "measures", Purpose.TRAIN: "trains"}
@@ -39,6 +39,11 @@ def cause_lines(found: Sequence[Cause]) -> list[str]:
     if rest := found[_CAUSES:]:
         lines.append(f"{sum(len(cause.trials) for cause in rest)} failed of {len(rest)} other causes, see shoal trials")
     return lines
+
+
+def stop_text(cause: Cause) -> str:
+    """ "stopped, since the first trials failed alike: 5 failed: ValueError: x (trials 0-4; log: ...)"."""
+    return f"stopped, since the first trials failed alike: {_line(cause)}"
 
 
 def _line(cause: Cause) -> str:

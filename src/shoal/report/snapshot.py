@@ -110,6 +110,7 @@ class Snapshot:
         failing: the trials that have failed and are tried again.
         totals: what the algorithm said beforehand that it will ask for; None where that is not known.
         causes: what trials have failed for good of, the most frequent first.
+        stopped: what its first trials failed of, alike, so that it was stopped; None if it was not, or goes on.
         epochs_lost: of `totals`, what trials that have failed will not do.
         starting: whether its workers are being started, and nothing can run before; only its own process knows.
     """
@@ -129,6 +130,7 @@ class Snapshot:
     failing: tuple[Failing, ...] = ()
     totals: Totals | None = None
     causes: tuple[Cause, ...] = ()
+    stopped: Cause | None = None
     epochs_lost: int = 0
     starting: bool = False
 
@@ -182,7 +184,7 @@ def snapshot(journal: JournalView, now: float, *, starting: bool = False) -> Sna
     elapsed = max(moment - run.started, 0.0)
     goals = journal.objectives
     several = len(goals) > 1
-    told = journal.study.get("totals")
+    told, stopped = journal.study.get("totals"), journal.study.get("stopped")
     best = None if several else journal.best()
     seen = Snapshot(
         metric=tuple(goal.metric for goal in goals) if several else goals[0].metric,
@@ -200,6 +202,7 @@ def snapshot(journal: JournalView, now: float, *, starting: bool = False) -> Sna
         failing=tuple(Failing(*found, retries=journal.study.get("retries")) for found in journal.failures()),
         totals=None if told is None else Totals(**told),
         causes=causes(journal.lost()),
+        stopped=None if stopped is None else Cause(stopped["text"], tuple(stopped["trials"]), stopped["log"]),
         epochs_lost=journal.epochs_lost(),
         starting=starting,
     )

@@ -18,6 +18,7 @@ from shoal.report.device_text import (
     device_lines,
     failing_json,
     failing_lines,
+    stop_text,
 )
 from shoal.report.ranking import front, ranked
 from shoal.report.snapshot import Best, Snapshot
@@ -131,7 +132,8 @@ def status_table(snapshot: Snapshot) -> Table:
         table.add_row("workers", "are being started")
     for place, line in enumerate(_waiting(snapshot)):
         table.add_row("" if place else "waiting", Text(line, style="dim"))
-    for place, line in enumerate([*cause_lines(snapshot.causes), *failing_lines(snapshot.failing)]):
+    stopped = [] if snapshot.stopped is None else [stop_text(snapshot.stopped)]
+    for place, line in enumerate([*stopped, *cause_lines(snapshot.causes), *failing_lines(snapshot.failing)]):
         table.add_row("" if place else "failed", Text(line, style="red"))
     for place, line in enumerate(best_texts(snapshot)):
         table.add_row("" if place else "best", Text(line))
@@ -181,6 +183,7 @@ def snapshot_json(snapshot: Snapshot) -> dict[str, Any]:
         "totals": None if snapshot.totals is None else asdict(snapshot.totals),
         "elapsed": snapshot.elapsed,
         "seconds_left": snapshot.seconds_left,
+        "stopped": snapshot.stopped and cause_json(snapshot.stopped),
         "causes": [cause_json(cause) for cause in snapshot.causes],
         "failing": [failing_json(failing) for failing in snapshot.failing],
         "devices": [device_json(use) for use in snapshot.devices],
