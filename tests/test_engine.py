@@ -1,5 +1,6 @@
 """The loop of a study against a back end that only says what a script says; no torch, no process, no waiting."""
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
@@ -39,6 +40,7 @@ from shoal.schedule.fifo import Fifo
 from shoal.schedule.oversubscription import OversubscriptionTuner
 from shoal.setting import Setting
 from shoal.space import Space, grid, uniform
+from shoal.study import Study
 from shoal.trial import Decision, Report, Trial, TrialState
 
 KEY = ArrayKey("mlp", "digits", 32)
@@ -825,3 +827,118 @@ def test_the_oversubscription_follows_from_what_jobs_report(
     with closing(stage.open()) as journal:
         stage.engine(journal, backend(script), Look(), tuned=tuned, packing=Single()).run()
     assert seen == expected
+
+
+def unsteady(*numbers: int, epoch: int = 1) -> Script:
+    """These trials fail in that epoch, whose loss is no number."""
+
+    def script(job: Job) -> list[Event]:
+        events: list[Event] = []
+        for event in well(job):
+            if isinstance(event, Reported) and event.reports[0].trial in numbers:
+                (report,) = event.reports
+                if report.epoch > epoch:
+                    continue
+                if report.epoch == epoch:
+                    failed = {"metrics": {"loss": math.nan}, "state": TrialState.FAILED, "reason": "as the script says"}
+                    event = Reported(job.id, (replace(report, **failed),))
+            events.append(event)
+        return events
+
+    return script
+
+
+def retry(stage: Stage, *numbers: int) -> list[int]:
+    return Study(stage.directory).retry(numbers or None)
+
+
+RETRIED = {name: MAKERS[name] for name in ("hyperband", "asha", "median", "optuna")} | {"grid": lambda: Grid(3)}
+
+
+@pytest.mark.parametrize("make", RETRIED.values(), ids=RETRIED)
+def test_a_trial_that_failed_is_tried_again_and_its_algorithm_goes_on_without_it(
+    make: Callable[[], Algorithm], tmp_path: Path
+) -> None:
+    space = Space({"x": grid([1.0, 2.0, 3.0, 4.0])}) if make is RETRIED["grid"] else Space({"x": uniform(0.0, 1.0)})
+    stage = Stage(tmp_path / "study", make, space)
+    stage.run(backend(unsteady(0, 3)))
+    without = stage.outcome()
+    failed = [row for row in without if row[2] is TrialState.FAILED]
+    assert failed
+    assert retry(stage) == [row[0] for row in failed]
+    carrier = backend()
+    stage.run(carrier)
+    again = stage.outcome()
+    assert [row for row in again if row[0] not in (0, 3)] == [row for row in without if row[0] not in (0, 3)]
+    assert {member.trial.number for job in carrier.trained() for member in job} == {row[0] for row in failed}
+    with closing(stage.open()) as journal:
+        for row in journal.trials():
+            if row.number in {before[0] for before in failed}:
+                assert (row.state, row.epoch, row.failures) == (TrialState.COMPLETE, row.target, 0)
+                assert row.objective == value_of(row.trial, row.target)
+                assert "was tried again" in row.reason
+    assert not list((stage.directory / "requests").iterdir())
+    stage.run(backend())  # a replay proposes what was proposed
+    assert stage.outcome() == again
+
+
+def test_a_trial_that_is_tried_again_may_fail_again_and_be_tried_again(tmp_path: Path) -> None:
+    stage = four(tmp_path / "study")
+    stage.run(backend(unsteady(1)))
+    for script in (unsteady(1), failing(1), unsteady(1, epoch=2)):
+        retry(stage, 1)
+        stage.run(backend(script))
+        assert [row[2] for row in stage.outcome()].count(TrialState.FAILED) == 1
+        with closing(stage.open()) as journal:
+            assert "as the script says" in journal.trials()[1].reason
+    retry(stage, 1)
+    retry(stage, 1)  # asking twice is asking once
+    stage.run(backend())
+    assert [row[2] for row in stage.outcome()] == [TrialState.COMPLETE] * 4
+
+
+def test_a_study_that_runs_tries_again_at_once(tmp_path: Path) -> None:
+    stage = four(tmp_path / "study")
+    asked: list[int] = []
+
+    class Watched(Scripted):
+        def poll(self, timeout: float) -> list[Event]:
+            if not asked and TrialState.FAILED in {row.state for row in Study(stage.directory).trials}:
+                asked.extend(retry(stage))
+            return super().poll(timeout)
+
+    fails = iter([unsteady(0)] * 3)  # survey, profile, and the first training
+    stage.run(Watched(lambda job: next(fails, well)(job), at_once=False, on_start=nothing))
+    assert asked == [0]
+    assert [row[2] for row in stage.outcome()] == [TrialState.COMPLETE] * 4
+
+
+@pytest.mark.parametrize("method", ["retry", "put", "reported", "decided", "job_started", "job_ended"])
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_kill_while_trials_are_tried_again_changes_nothing(
+    method: str, when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stages = [Stage(tmp_path / name, MAKERS["hyperband"]) for name in ("undisturbed", "study")]
+    for stage in stages:
+        stage.run(backend(unsteady(0, 3)))
+        retry(stage)
+    stages[0].run(backend())
+    assert run_with_kills(method, when, lambda: stages[1].run(backend()), monkeypatch)
+    assert stages[1].outcome() == stages[0].outcome()
+
+
+@pytest.mark.parametrize(
+    ("numbers", "words"),
+    [
+        ([9], r"has no trial 9; its trials are 0 to 3"),
+        ([1, 0], r"trial 0 of the study in .* has not failed, it is complete"),
+        ([], r"no trial of the study in .* has failed|so none can be tried again"),
+    ],
+    ids=["unknown", "well", "none"],
+)
+def test_what_cannot_be_tried_again_is_refused_in_words(numbers: list[int], words: str, tmp_path: Path) -> None:
+    stage = four(tmp_path / "study")
+    stage.run(backend(unsteady(1)))
+    with pytest.raises(ShoalError, match=words):
+        Study(stage.directory).retry(numbers)
+    assert not (stage.directory / "requests").exists()

@@ -17,6 +17,7 @@ from shoal.errors import (
     StorageFullError,
     StudyInterrupted,
 )
+from shoal.journal.requests import carried_out, pending
 from shoal.journal.rows import Ask
 from shoal.journal.writer import Journal
 from shoal.planner.aftermath import Aftermath, Scene
@@ -122,7 +123,10 @@ class Engine:
                 self._planner.courses.enlist(groups)
             else:
                 decisions += self._algorithm.observe(event)
-        self._journal.decided(decisions)
+        retried = self._trials.retried = set(self._journal.retried)
+        paused = {row.number for row in self._journal.trials() if row.state is TrialState.PAUSED}
+        decisions = [decision for decision in decisions if decision.trial not in retried]
+        self._journal.decided([*decisions, *map(_through, retried & paused)])
         for row in self._journal.trials():
             self._trials.move(Standing(row.trial, row.target, row.epoch, failures=row.failures), row.state)
             if row.failures > 0 and row.state is TrialState.PENDING:
@@ -132,21 +136,40 @@ class Engine:
             self._inherit(standing)
 
     def _loop(self) -> None:
-        while not self._algorithm.finished:
+        self._heed()
+        while not self._finished:
             self._upkeep.turn(self._running)
             self._ask()
             self._survey()
             self._place()
             self._check_alive()
             self._hear(self._planner.patience(self._setting.clock(), TURN_SECONDS))
+            self._heed()
             self._progress.update()
             if self._interrupted:
                 raise StudyInterrupted(
                     f"stopped; everything is saved. Go on with: shoal resume {self._journal.directory}"
                 )
 
+    @property
+    def _finished(self) -> bool:
+        return self._algorithm.finished and not self._trials.retrying()
+
+    def _heed(self) -> None:
+        """Let trials that failed be tried again, as users ask; what was recorded before a kill is not done twice."""
+        for request in pending(self._journal.directory):
+            if request.verb != "retry":
+                continue
+            if request.name != self._journal.study.get("retried", {}).get("request"):
+                for number, epoch in self._journal.retry(request.trials, request.name).items():
+                    self._trials.try_again(self._trials[number], epoch)
+                    self._inherit(self._trials[number])
+            carried_out(self._journal.directory, request)
+
     def _ask(self) -> None:
         """What does the algorithm want next?"""
+        if self._algorithm.finished:
+            return
         idle = len(self._idle())
         groups = self._algorithm.next_groups(idle)
         self._journal.asked(idle, groups)
@@ -289,7 +312,7 @@ class Engine:
 
         It only waits where it could start if lost devices came back and programs of others went.
         """
-        if self._running or self._algorithm.finished or self._planner.sleeps:
+        if self._running or self._finished or self._planner.sleeps:
             return
         if not self._trials.has_waiting():
             raise AlgorithmError(f"{self._algorithm!r} neither proposes trials nor has finished")
@@ -359,7 +382,7 @@ class Engine:
             self._trials.move(standing, report.state)
             if report.state is TrialState.PAUSED:
                 self._trials.was_well(standing)
-        decisions = [decision for report in news for decision in self._algorithm.observe(report)]
+        decisions = [decision for report in news for decision in self._decide(report)]
         self._journal.decided(decisions)
         leaving: dict[str, set[int]] = {}
         for report in reports:
@@ -373,6 +396,12 @@ class Engine:
                 self._trials.move(standing, decision.state)
         for running, numbers in leaving.items():
             self._setting.backend.change(running, Change(leave=frozenset(numbers)))
+
+    def _decide(self, report: Report) -> list[Decision]:
+        """What the algorithm says to a report; one of a trial that it has done without is none of its business."""
+        if report.trial in self._trials.retried:
+            return [_through(report.trial)] if report.state is TrialState.PAUSED else []
+        return [x for x in self._algorithm.observe(report) if x.trial not in self._trials.retried]
 
     def _end(self, ended: Ended) -> None:
         """A job is over; its trials that have not reached their targets wait again."""
@@ -479,3 +508,8 @@ class Engine:
     def _new_id(self) -> str:
         self._jobs += 1
         return f"job-{self._jobs:05d}"
+
+
+def _through(number: int) -> Decision:
+    """A trial that failed has come as far as it was to, when it was tried again."""
+    return Decision(number, TrialState.COMPLETE, "failed and was tried again, up to the budget at which it had failed")

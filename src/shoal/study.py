@@ -5,7 +5,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
@@ -24,6 +24,7 @@ from shoal.cluster.temporary import remove_abandoned
 from shoal.cost.history import History, environment
 from shoal.engine import Engine
 from shoal.errors import ShoalError, StudyFailedError
+from shoal.journal.requests import leave
 from shoal.journal.rows import TrialRow
 from shoal.journal.view import JournalView
 from shoal.journal.writer import Journal
@@ -189,6 +190,39 @@ class Study:
 
             return trained_model(journal.blob("task"), best, self.directory)
 
+    def retry(self, numbers: Iterable[int] | None = None) -> list[int]:
+        """Have trials that failed tried again: by the process that runs the study, or else once it is resumed.
+
+        Such a trial goes on from its newest checkpoint, or begins anew, and trains up to the budget at which it failed.
+        Its failures are counted from zero. What it reports counts in tables and for the best trial. The algorithm is
+        not told: it has decided without that trial, and a replay is to give the same study.
+
+        Args:
+            numbers: of the trials; None: of all that have failed.
+
+        Returns:
+            Their numbers.
+
+        Raises:
+            ShoalError: a number is no trial's, or of one that has not failed; or none has failed.
+        """
+        states = {row.number: row.state for row in self.trials}
+        failed = [number for number, state in states.items() if state is TrialState.FAILED]
+        asked = failed if numbers is None else sorted(set(numbers))
+        for number in asked:
+            if number not in states:
+                known = f"its trials are 0 to {len(states) - 1}" if states else "it has none yet"
+                raise ShoalError(f"the study in {self.directory} has no trial {number}; {known}")
+            if states[number] is not TrialState.FAILED:
+                raise ShoalError(
+                    f"trial {number} of the study in {self.directory} has not failed, it is {states[number]}; only "
+                    "failed trials can be tried again"
+                )
+        if not asked:
+            raise ShoalError(f"no trial of the study in {self.directory} has failed, so none can be tried again")
+        leave(self.directory, "retry", asked)
+        return asked
+
     def __repr__(self) -> str:
         return f"Study({str(self.directory)!r})"
 
@@ -313,6 +347,9 @@ def resume(
     show_progress: bool = True,
 ) -> Study:
     """Go on with a study that was stopped or killed; one that has ended is just returned.
+
+    One that has ended goes on where failed trials are to be tried again (`Study.retry`). Going on runs code that the
+    study's directory holds: the pickled task and algorithm. docs/resume.md says what else that means.
 
     Args:
         directory: of the study.

@@ -71,7 +71,8 @@ class Upkeep:
     def turn(self, running: Running) -> None:
         """Do what is due, before anything is placed and after all that came of jobs was heard."""
         for request in pending(self._journal.directory):
-            self._act(request)
+            if request.verb != "retry":
+                self._act(request)
         self.watch(running)
 
     def watch(self, running: Running, *, record: bool = True) -> None:

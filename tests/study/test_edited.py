@@ -1,6 +1,7 @@
 """A task that was edited between two runs of its study: what cannot go on with it loses nothing."""
 
 import importlib
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -8,10 +9,14 @@ from typing import Any
 
 import pytest
 import tasks
-from plain import check_plain, table, tune
+from plain import check_equal, check_plain, jobs, plain_loop, table, tune
+from typer.testing import CliRunner
 
 import shoal
+from shoal.cli.app import app
 from shoal.errors import AlgorithmError, UnusableTaskError
+from shoal.journal.view import JournalView
+from shoal.planner.job import Purpose
 from shoal.trial import TrialState
 from shoal.worker import run
 
@@ -118,3 +123,44 @@ def test_an_algorithm_that_cannot_be_loaded_any_more_is_said_to_be(tmp_path: Pat
     del sys.modules["edited"]
     with pytest.raises(AlgorithmError, match=r"algorithm .* cannot be loaded: ZeroDivisionError(.|\n)*edited\.py"):
         shoal.resume(study.directory, show_progress=False)
+
+
+def test_a_trial_that_failed_goes_on_from_its_checkpoint_once_its_task_is_mended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    space = {"lr": 0.01, "harm": shoal.grid(["none", "raise"]), "after": 12}
+    study = tune(tasks.Disturbed(), space, tmp_path / "study", checkpoint_seconds=0.0, retries=0)
+    assert [row.state for row in study.trials] == [TrialState.COMPLETE, TrialState.FAILED]
+    monkeypatch.setattr(tasks.Harmful, "do_harm", lambda optimizer: None)
+    done = CliRunner().invoke(app, ["trial", "retry", str(study.directory), "--failed"])
+    assert (done.exit_code, done.output) == (
+        0,
+        f"shoal: trial 1 will be tried again when the study goes on: shoal resume {study.directory}\n",
+    )
+    assert [row.state for row in study.trials] == [TrialState.COMPLETE, TrialState.FAILED], "nothing runs it yet"
+    shoal.resume(study.directory, show_progress=False)
+    assert [row.state for row in study.trials] == [TrialState.COMPLETE] * 2
+    with JournalView.read(study.directory) as journal:
+        found = {report.epoch: dict(report.metrics) for report in journal.curve(1) if report.metrics}
+    check_equal({1: found}, {1: plain_loop(tasks.Disturbed(), study.trials[1].trial, 4)})
+    (row,) = [row for row in study.trials if row.number == 1]
+    assert "was tried again" in row.reason
+    last = [job for job in jobs(study.directory) if job.purpose is Purpose.TRAIN][-1]
+    assert last.trials == (1,)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "words"),
+    [
+        ([], 2, "Name the trials, or all that failed with --failed"),
+        (["1", "--failed"], 2, "Name the trials, or all that failed with --failed"),
+        (["7"], 1, "has no trial 7; its trials are 0 to 0"),
+        (["0"], 1, "trial 0 .* has not failed, it is complete"),
+        (["--failed"], 1, "no trial .* has failed, so none can be tried again"),
+    ],
+)
+def test_a_retry_of_nothing_says_what_to_name(arguments: list[str], status: int, words: str, tmp_path: Path) -> None:
+    study = tune(tasks.Blobs(), {"lr": 0.01}, tmp_path / "study", algorithm=shoal.Grid(1))
+    done = CliRunner().invoke(app, ["trial", "retry", str(study.directory), *arguments])
+    assert done.exit_code == status
+    assert re.search(words, done.output or str(done.exception))

@@ -14,6 +14,7 @@ import typer
 
 from shoal import study
 from shoal.cli import devices as devices_command
+from shoal.cli import trial as trial_command
 from shoal.cli.command import AlgorithmName, Asked, Epochs, Metric, Mode, SpaceFile, TimeLimit, Trials, run_command
 from shoal.cli.history import app as history
 from shoal.cli.options import (
@@ -131,6 +132,7 @@ app.command()(profile)
 app.add_typer(devices_command.app, name="devices")
 app.command()(report)
 app.add_typer(history, name="history")
+app.add_typer(trial_command.app, name="trial")
 
 
 @app.command()
@@ -143,9 +145,10 @@ def resume(
     sharing: Sharing = None,
     as_json: AsJson = False,
 ) -> None:
-    """Go on with a study that was stopped or killed.
+    """Go on with a study that was stopped or killed, or that has failed trials to try again (shoal trial retry).
 
-    Options count instead of the study's own.
+    Options count instead of the study's own. This runs code that the study's directory holds, the pickled task and
+    algorithm: go on with studies of people you trust only. Looking (status, trials, best, report) runs none.
     """
     with _stoppable([directory], as_json):
         study.resume(

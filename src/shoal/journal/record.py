@@ -27,7 +27,8 @@ def record(
 
     Returns:
         Whether it was news. It is not when the trial has ended, or when that epoch has been reported and this report
-        does not say for the first time that the trial is PAUSED or FAILED there.
+        does not say for the first time that the trial is PAUSED there, or that it is FAILED. How a trial failed that
+        is tried again is no report of that epoch.
 
     Raises:
         JournalError: a trial that was never asked for.
@@ -37,7 +38,8 @@ def record(
         raise JournalError(f"trial {report.trial} has reported, but was never asked for")
     state, metrics, best = row
     seen = connection.execute(
-        "SELECT state FROM reports WHERE trial = ? AND epoch = ?", (report.trial, report.epoch)
+        "SELECT state FROM reports WHERE trial = ? AND epoch = ? AND state <> ?",
+        (report.trial, report.epoch, TrialState.FAILED),
     ).fetchall()
     repeated = bool(seen) and (report.state is TrialState.RUNNING or (report.state,) in seen)
     if repeated or TrialState(state).final:
@@ -45,7 +47,8 @@ def record(
     last = json.loads(metrics) | dict(report.metrics)
     values = [last.get(objective.metric, math.nan) for objective in objectives]
     connection.execute(
-        "INSERT INTO reports VALUES (:seq, :now, :job, :trial, :epoch, :state, :reason, :seconds, :metrics)",
+        # A trial that is tried again may fail once more where it did before.
+        "INSERT OR IGNORE INTO reports VALUES (:seq, :now, :job, :trial, :epoch, :state, :reason, :seconds, :metrics)",
         {
             "seq": seq,
             "now": now,

@@ -1,7 +1,8 @@
 """What users ask of a study that another process runs: a file for each request, and one for its answer.
 
-A journal has one writer, so whoever wants its study changed writes `<directory>/requests/<name>.request` and waits for
-`<name>.answer`; the engine looks for requests in every turn of its loop. Names are of the time, and never used again.
+A journal has one writer, so whoever wants its study changed writes `<directory>/requests/<name>.request`; the engine
+looks for requests in every turn of its loop. Names are of the time, and never used again. Whoever asks for devices
+waits for `<name>.answer`. A request for trials is kept until a process runs the study, and has no answer.
 """
 
 import json
@@ -18,7 +19,7 @@ from shoal.errors import DeviceError
 from shoal.journal.lock import holder
 from shoal.journal.schema import translated
 
-__all__ = ["Request", "answer", "ask", "pending"]
+__all__ = ["Request", "answer", "ask", "carried_out", "leave", "pending"]
 
 _PAUSE_SECONDS = 0.05
 """Between two looks for an answer."""
@@ -26,17 +27,19 @@ _PAUSE_SECONDS = 0.05
 
 @dataclass(frozen=True)
 class Request:
-    """A change of the devices of a study.
+    """A change of the devices of a study, or of its trials.
 
     Args:
         name: no other request has it; names are in the order in which the requests were made.
-        verb: what is to be done.
+        verb: what is to be done: devices to be added or removed, trials to be tried again.
         devices: with which.
+        trials: numbers of the trials.
     """
 
     name: str
-    verb: Literal["add", "remove"]
-    devices: tuple[str, ...]
+    verb: Literal["add", "remove", "retry"]
+    devices: tuple[str, ...] = ()
+    trials: tuple[int, ...] = ()
 
 
 def ask(
@@ -85,8 +88,28 @@ def ask(
     return list(said["devices"])
 
 
+def leave(directory: Path, verb: Literal["retry"], trials: Sequence[int]) -> None:
+    """Have the process that runs a study, now or later, do something with trials.
+
+    Args:
+        directory: of the study.
+        verb: what is to be done.
+        trials: their numbers.
+    """
+    folder = directory / "requests"
+    with translated(directory):
+        folder.mkdir(exist_ok=True)
+        _write(folder, {"verb": verb, "trials": list(trials)})
+
+
+def carried_out(directory: Path, request: Request) -> None:
+    """What was asked for with `leave` is done: it is no longer pending."""
+    with translated(directory):
+        (directory / "requests" / f"{request.name}.request").unlink(missing_ok=True)
+
+
 def pending(directory: Path) -> list[Request]:
-    """The requests that nobody has answered, in order."""
+    """The requests that nobody has answered or carried out, in order."""
     try:
         names = os.listdir(directory / "requests")
     except FileNotFoundError:
@@ -95,7 +118,8 @@ def pending(directory: Path) -> list[Request]:
     for name in sorted(name for name in names if name.endswith(".request")):
         with suppress(FileNotFoundError):  # withdrawn just now
             said = json.loads((directory / "requests" / name).read_text(encoding="utf-8"))
-            requests.append(Request(Path(name).stem, said["verb"], tuple(said["devices"])))
+            asked = (tuple(said.get(key, ())) for key in ("devices", "trials"))
+            requests.append(Request(Path(name).stem, said["verb"], *asked))
     return requests
 
 

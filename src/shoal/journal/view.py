@@ -94,17 +94,28 @@ class JournalView:
         """A trial's reports, in the order they came."""
         return [_report(row) for row in self._rows(f"{_REPORT} WHERE trial = ? ORDER BY seq", trial)]
 
+    @property
+    def retried(self) -> dict[int, int]:
+        """Number of each trial that is or was tried again after it had failed -> the `seq` when that was first asked.
+
+        Its algorithm has gone on without it, and hears of none of its later reports.
+        """
+        after = self.study.get("retried", {}).get("after", {})
+        return {int(number): seq for number, seq in after.items()}
+
     def events(self) -> Iterator[Ask | Report]:
         """What drove the algorithm, in order: the same calls bring a fresh one into the same state.
 
-        Asks that proposed nothing are not among them.
+        Asks that proposed nothing are not among them, nor are reports of trials that were tried again.
         """
+        retried = self.retried
         trials = {row.number: row.trial for row in self.trials()}
         asks: list[tuple[int, Ask | Report]] = [
             (seq, _ask(free, proposed, trials))
             for seq, free, proposed in self._rows("SELECT seq, free, proposed FROM asks ORDER BY seq")
         ]
-        reports = ((row[0], _report(row)) for row in self._rows(f"{_REPORT} ORDER BY seq"))
+        rows = self._rows(f"{_REPORT} ORDER BY seq")
+        reports = ((seq, _report((seq, *row))) for seq, *row in rows if seq <= retried.get(row[0], seq))
         for _, event in heapq.merge(asks, reports, key=itemgetter(0)):
             yield event
 

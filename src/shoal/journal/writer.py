@@ -244,6 +244,32 @@ class Journal(JournalView):
             [(decision.state, decision.reason, decision.trial) for decision in decisions],
         )
 
+    def retry(self, numbers: Iterable[int], request: str) -> dict[int, int]:
+        """Trials that failed wait again, their failures forgotten; those that did not fail are left alone.
+
+        Args:
+            numbers: of the trials.
+            request: name of the one that asks for it; `study["retried"]["request"]` is the last that was recorded.
+
+        Returns:
+            Number of each trial that waits again -> epochs that it had reported before it failed.
+        """
+        rows = self._rows(
+            "SELECT number, coalesce((SELECT max(epoch) FROM reports WHERE trial = number AND state <> ?1), start) "
+            "FROM trials WHERE state = ?1 AND number IN (SELECT value FROM json_each(?2)) ORDER BY number",
+            TrialState.FAILED,
+            json.dumps(sorted(numbers)),
+        )
+        epochs = dict(rows)
+        after = {str(number): self._seq for number in epochs} | self.study.get("retried", {}).get("after", {})
+        with self.transaction():
+            self.put("retried", {"request": request, "after": after})
+            self._many(
+                "UPDATE trials SET state = ?, reason = '', failures = 0, epoch = ? WHERE number = ?",
+                [(TrialState.PENDING, epoch, number) for number, epoch in epochs.items()],
+            )
+        return epochs
+
     def waiting_reasons(self, reasons: Mapping[int, str]) -> None:
         """Why trials wait: all that do, each time; only what has changed is written.
 

@@ -55,6 +55,8 @@ class Standings:
         """Numbers of trials that failed in company, and are to be trained by themselves."""
         self.limits: dict[int, Limit] = {}
         """Number of a trial that ran out of memory -> what it is held to."""
+        self.retried: set[int] = set()
+        """Numbers of trials that are or were tried again after they had failed: no algorithm decides about them."""
         self._all: dict[int, Standing] = {}
         self._waiting: set[int] = set()
         self._begun = 0
@@ -100,6 +102,18 @@ class Standings:
         self.limits.pop(standing.number, None)
         standing.story, standing.cause = "", None
 
+    def try_again(self, standing: Standing, epoch: int) -> None:
+        """A trial that has failed waits again, as if it had never failed.
+
+        Args:
+            standing: the trial's.
+            epoch: epochs that it had reported before.
+        """
+        self.was_well(standing)
+        standing.epoch, standing.failures = epoch, 0
+        self.retried.add(standing.number)
+        self.move(standing, TrialState.PENDING)
+
     def told(self, reasons: Mapping[int, str]) -> dict[int, str]:
         """Why trials wait, those that failed with what came of it."""
         stories = {number: self._all[number].story for number in reasons}
@@ -115,6 +129,10 @@ class Standings:
             present = tuple(x.member for x in standings if x.state is TrialState.RUNNING and x.job == job.id)
             arrays.append(replace(array, members=present))
         return replace(job, arrays=tuple(array for array in arrays if array.members))
+
+    def retrying(self) -> bool:
+        """Whether there are trials that are tried again and have not ended."""
+        return any(not self._all[number].state.final for number in self.retried)
 
     def has_waiting(self) -> bool:
         """Whether any trial waits to be trained."""

@@ -1,0 +1,44 @@
+"""`shoal trial retry`: what users ask of single trials."""
+
+import shlex
+from typing import Annotated
+
+import typer
+
+from shoal.cli.options import AsJson, StudyDirectory, print_json, say
+from shoal.journal.view import JournalView
+from shoal.study import Study
+
+__all__ = ["app"]
+
+app = typer.Typer(no_args_is_help=True, context_settings={"help_option_names": ["-h", "--help"]})
+
+
+@app.callback()
+def _trial() -> None:
+    """Single trials of a study, running or ended."""
+
+
+@app.command()
+def retry(
+    directory: StudyDirectory,
+    numbers: Annotated[list[int] | None, typer.Argument(metavar="[N...]", help="Of trials that failed.")] = None,
+    failed: Annotated[bool, typer.Option("--failed", help="All that have failed.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Try failed trials again: at once if the study runs, else once it is resumed, also if it has ended.
+
+    A trial goes on from its newest checkpoint, or begins anew, up to the budget at which it failed. What it reports
+    counts in all tables and for the best trial. The algorithm is not told, as it has decided without that trial.
+    """
+    if bool(numbers) == failed:
+        raise typer.BadParameter("Name the trials, or all that failed with --failed.", param_hint="N")
+    asked = Study(directory).retry(None if failed else numbers)
+    with JournalView.read(directory) as journal:
+        runs = journal.writer() is not None
+    if as_json:
+        print_json({"directory": str(directory), "trials": asked, "runs": runs})
+        return
+    named = f"trial{'s' if len(asked) > 1 else ''} {', '.join(map(str, asked))}"
+    when = "now" if runs else f"when the study goes on: shoal resume {shlex.quote(str(directory))}"
+    say(f"{named} will be tried again {when}")
