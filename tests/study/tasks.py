@@ -325,14 +325,15 @@ class InterruptedAfter(Momentum):
     """Presses Ctrl-C once, when it has computed some more training losses after its first validation."""
 
     def __init__(self, steps: int, marker: str) -> None:
-        self.steps, self.marker = steps, Path(marker)
-        self.validated = False
+        self.marker = Path(marker)
+        self.seen: dict[str, Any] = {"left": steps, "validated": False}
 
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
-        self.validated = self.validated or not torch.is_grad_enabled()
-        if torch.is_grad_enabled() and self.validated and not self.marker.exists():
-            self.steps -= 1
-            if self.steps == 0:
+        if not torch.is_grad_enabled():
+            self.seen["validated"] = True
+        elif self.seen["validated"] and not self.marker.exists():
+            self.seen["left"] -= 1
+            if self.seen["left"] == 0:
                 self.marker.touch()
                 signal.raise_signal(signal.SIGINT)
         return super().loss(model, batch)
