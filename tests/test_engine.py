@@ -408,6 +408,41 @@ def test_a_metric_that_one_trial_lacks_fails_that_trial(epoch: int, tmp_path: Pa
     assert (("job-00003", Change(leave=frozenset({2}))) in carrier.changes) is True
 
 
+@pytest.mark.parametrize(
+    ("found", "fault"),
+    [
+        ({3: 1.0}, "a metric is named 3; names must be strings, such as '3'"),
+        ({("a", "b"): 1.0}, "a metric is named ('a', 'b'); names must be strings"),
+        ({"other": "low"}, "the metric 'other' is 'low', which is no number"),
+        ({"other": None}, "the metric 'other' is None, which is no number"),
+        ({"other": True}, "the metric 'other' is True, which is no number"),
+        ({"other": [1.0]}, "the metric 'other' is [1.0], which is no number"),
+        ({"other": 10**400}, "the metric 'other' is an integer too large for a float"),
+    ],
+    ids=repr,
+)
+def test_what_is_no_metric_fails_its_trial_and_is_not_recorded(
+    found: dict[object, object], fault: str, tmp_path: Path
+) -> None:
+    def script(job: Job) -> list[Event]:
+        events = side_by_side(job)
+        for place, event in enumerate(events):
+            if isinstance(event, Reported) and _trials(event) == {2}:
+                metrics = {**event.reports[0].metrics, **found}
+                events[place] = Reported(job.id, (replace(event.reports[0], metrics=metrics),))  # type: ignore[arg-type]
+        return events
+
+    stage, carrier = four(tmp_path / "study"), backend(script)
+    stage.run(carrier)
+    assert [row[2] for row in stage.outcome()] == [TrialState.COMPLETE] * 2 + [TrialState.FAILED, TrialState.COMPLETE]
+    stage.run(backend())  # it can be gone on with
+    with closing(stage.open()) as journal:
+        row = journal.trials()[2]
+    assert row.reason.startswith(f"at epoch 1 {fault}")
+    assert list(row.metrics) == ["loss"]
+    assert ("job-00003", Change(leave=frozenset({2}))) in carrier.changes
+
+
 def brackets(directory: Path) -> Stage:
     """Three brackets, of which two begin anew while the others still run."""
     return Stage(directory, lambda: Hyperband(9))

@@ -119,6 +119,7 @@ def tidies_up(config: Any) -> None:
 
 
 def surroundings(config: Any) -> None:
+    config["slope"] = "a change of its own copy"
     names = ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "SHOAL_TRIAL", "SHOAL_SEED")
     (shoal.checkpoint() / "environment.txt").write_text("\n".join(os.environ[name] for name in names))
     shoal.report({"loss": 1.0})

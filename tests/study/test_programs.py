@@ -161,6 +161,7 @@ def test_a_function_sees_its_device_and_its_trial(tmp_path: Path) -> None:
     (row,) = study.trials
     (kept,) = (study.directory / "checkpoints" / "000000").glob("*-files/files/environment.txt")
     assert kept.read_text().splitlines() == ["1", "", "0", str(row.trial.seed)]
+    assert row.config == {"slope": 1}
 
 
 def test_there_is_no_model_but_a_directory(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Reports that lack a metric of their study, or hold what is none."""
 
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
@@ -50,4 +51,6 @@ def _fault(name: object, value: object) -> str:
         return f"a metric is named {name!r}; names must be strings, such as {str(name)!r}"
     if isinstance(value, bool) or not isinstance(value, int | float):
         return f"the metric {name!r} is {value!r}, which is no number"
+    if isinstance(value, int) and abs(value) > sys.float_info.max:
+        return f"the metric {name!r} is an integer too large for a float"
     return ""
