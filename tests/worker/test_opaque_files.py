@@ -25,9 +25,9 @@ def store(tmp_path: Path) -> Store:
     return store
 
 
-def again(tmp_path: Path) -> Store:
+def again(tmp_path: Path, *metrics: str) -> Store:
     store = Store(tmp_path, 3)
-    store.begin()
+    store.begin(metrics)
     return store
 
 
@@ -120,13 +120,70 @@ def test_what_does_not_fit_leaves_the_older_copy(tmp_path: Path, store: Store, m
     assert not list(store.live.parent.glob("*.partial"))
 
 
-def test_a_program_that_does_not_wait_keeps_its_directory(tmp_path: Path, store: Store) -> None:
+def printed(*steps: int | None) -> str:
+    return "".join(json.dumps({"loss": 1.0} | ({} if step is None else {"step": step})) + "\n" for step in steps)
+
+
+def test_a_program_that_prints_keeps_its_directory_and_its_reports(tmp_path: Path, store: Store) -> None:
     (store.live / "a").write_text("1")
-    store.keeps_itself()
-    other = again(tmp_path)
+    store.output.write_text("begins\n" + printed(1, 2))
+    other = again(tmp_path, "loss")
     assert (other.live / "a").read_text() == "1"
-    assert other.went_on
-    assert other.step == 0
+    assert (other.went_on, other.step) == (True, 2)
+    assert [report.epoch for report in other.reports] == [1, 2]
+    assert other.output.name == "output-000002"
+
+
+@pytest.mark.parametrize(
+    ("outputs", "steps"),
+    [
+        pytest.param([printed(1, 2), printed(3)], [1, 2, 3], id="goes on"),
+        pytest.param([printed(1, 2), printed(2, 3)], [1, 2, 3], id="prints the last one again"),
+        pytest.param([printed(None, None), printed(None)], [1, 2, 3], id="without steps"),
+        pytest.param([printed(1, 2), '{"loss": 1.0, "st'], [1, 2], id="a line cut short"),
+        pytest.param([printed(1, 2) + printed(3)[:-1]], [1, 2, 3], id="only the end of the line is missing"),
+        pytest.param([printed(1, 2), printed(4, 5)], [1, 2], id="one was never printed"),
+        pytest.param([printed(1, 3)], [1], id="one was left out"),
+        pytest.param([printed(1), '{"loss": "low", "step": 2}\n'], [1], id="no number"),
+        pytest.param([printed(1, 2, 3), printed(1, 2)], [1, 2], id="went back"),
+    ],
+)
+def test_what_was_printed_is_known_after_a_kill(
+    tmp_path: Path, store: Store, outputs: list[str], steps: list[int]
+) -> None:
+    (store.live / "a").write_text("1")
+    for output in outputs:
+        store.output.write_text(output)
+        store = again(tmp_path, "loss")
+    assert [report.epoch for report in store.reports] == steps
+    assert [report.epoch for report in again(tmp_path, "loss").reports] == steps
+
+
+def test_a_kill_while_reports_are_gathered_loses_and_doubles_none(tmp_path: Path, store: Store) -> None:
+    (store.live / "a").write_text("1")
+    store.output.write_text(printed(1, 2))
+    store = again(tmp_path, "loss")
+    output, text = store.output, printed(None, None)
+    output.write_text(text)
+    again(tmp_path, "loss")
+    output.write_text(text)  # as if it had not been removed yet
+    assert [report.epoch for report in again(tmp_path, "loss").reports] == [1, 2, 3, 4]
+
+
+def test_a_program_that_keeps_nothing_begins_again_though_its_reports_are_known(tmp_path: Path, store: Store) -> None:
+    store.output.write_text(printed(1, 2))
+    other = again(tmp_path, "loss")
+    assert (other.went_on, other.step, len(other.reports)) == (False, 0, 2)
+
+
+def test_a_start_from_the_beginning_leaves_nothing(tmp_path: Path, store: Store) -> None:
+    (store.live / "a").write_text("1")
+    store.output.write_text(printed(1, 2))
+    store.note_end()
+    store.start_over()
+    for other in (store, again(tmp_path, "loss")):
+        assert (other.went_on, other.step, other.reports, other.ended) == (False, 0, [], False)
+        assert list(other.live.iterdir()) == []
 
 
 def test_a_process_that_was_left_is_ended_first(tmp_path: Path, store: Store) -> None:

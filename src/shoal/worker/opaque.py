@@ -6,7 +6,6 @@ Imports no torch: the program brings what it needs, in a process of its own.
 import math
 import re
 import signal
-import sys
 import time
 from collections.abc import Iterator
 from enum import IntEnum
@@ -21,9 +20,12 @@ from shoal.planner.event import Event, Outcome, Profiled, Reported
 from shoal.planner.job import Array, Job, Workplace
 from shoal.planner.orders import Orders
 from shoal.trial import Report, TrialState
-from shoal.worker.opaque_channel import Channel, Failed, Said
+from shoal.worker.opaque_channel import Channel
 from shoal.worker.opaque_child import Child, surroundings
+from shoal.worker.opaque_curve import Curve
 from shoal.worker.opaque_files import Store
+from shoal.worker.opaque_output import Output
+from shoal.worker.opaque_said import Failed, Said
 from shoal.worker.opaque_watch import Watch
 from shoal.worker.outcome import EndedElsewhere, log_path, outcome_of
 
@@ -81,12 +83,14 @@ class _Course:
         self._log = log
         self._log_began = log.tell()
         self._store = Store(directory, self._member.trial.number)
-        self._reports: list[Report] = []  # all of the trial that are known here
-        self._first = True  # whether the program has made no report since it was started
+        self._metrics = training.metrics if isinstance(training, Command) else ()
+        self._curve = Curve(self._member.trial.number, [], 0)  # all reports of the trial that are known here
+        self._told = self._member.start  # the last epoch that the engine knows of
         self._waits = not isinstance(training, Command)  # whether it waits for an answer to its reports
         self._heard = 0.0
         self._phase, self._until = _Phase.RUNS, math.inf
         self._reached = self._stopping = self._leaving = self._silent = False
+        self._lags = False  # whether the program has not reported all that its own state has behind it
         self._failure: Failed | None = None
 
     def run(self) -> Iterator[Event]:
@@ -96,26 +100,44 @@ class _Course:
             EndedElsewhere: the program failed.
             TaskError: it ended without a report, or its reports break their contract.
         """
-        self._store.begin()
-        self._reports = list(self._store.reports)
-        missing = [x for x in self._reports if self._member.start < x.epoch <= self._member.target]
-        yield from (Reported(self._job, (self._with_state(report),)) for report in missing)
-        if self._reports and self._reports[-1].epoch >= self._member.target:
+        self._begin()
+        for report in self._curve.reports:
+            yield from self._tell(report)
+        if self._curve.last >= self._member.target:
             return
-        channel = Channel(self._training.metrics if isinstance(self._training, Command) else (), self._log)
+        yield from self._through()
+        if self._lags and not self._stopping and not self._leaving:
+            self._lags, self._phase, self._until = False, _Phase.RUNS, math.inf
+            self._store.start_over()
+            self._begin()
+            yield from self._through()
+
+    def _begin(self) -> None:
+        store, trial = self._store, self._member.trial.number
+        store.begin(self._metrics)
+        wanted = self._metrics or None
+        self._curve = Curve(trial, store.reports, store.step, wanted, self._told, own=store.went_on)
+
+    def _through(self) -> Iterator[Event]:
+        """The program, from its start to its end."""
+        channel = Channel()
         try:
-            yield from self._through(channel)
+            if not self._metrics:
+                yield from self._with(channel, self._log)
+                return
+            with self._store.output.open("ab") as output:
+                channel.read(Output(self._store.output, self._metrics, self._log))
+                yield from self._with(channel, output)
         finally:
             channel.close()
+        self._store.gather(self._metrics)
 
-    def _through(self, channel: Channel) -> Iterator[Event]:
+    def _with(self, channel: Channel, output: BinaryIO) -> Iterator[Event]:
         trial, live = self._member.trial, self._store.live
         environment = surroundings(trial, self._device, channel.address, live, self._store.step)
-        child = Child(self._training, trial, environment, self._log, live)
+        child = Child(self._training, trial, environment, output, self._log, live)
         try:
             self._store.note_process(child.pid)
-            if child.output is not None:
-                channel.read(child.output)
             watch = Watch(child.tree, self._device)
             self._heard = time.monotonic()
             while child.status() is None:
@@ -135,68 +157,37 @@ class _Course:
         if isinstance(message, Failed):
             self._failure = message
             return
-        if self._reached or self._leaving or self._silent:
+        if self._reached or self._leaving or self._silent or self._lags:
             message.answer(go_on=False)
             return
         self._waits = self._waits or message.caller is not None
-        fault = self._fault(message)
+        fault = self._curve.fault(message)
         if fault and message.caller is not None:
             message.answer(refused=fault)
             return
         if fault:
             raise TaskError(fault)
+        if self._curve.skips(message):
+            self._lags = True
+            self._end(0)
+            message.answer(go_on=False)
+            return
         now = time.monotonic()
-        report = Report(self._member.trial.number, self._step(message), _numbers(message), now - self._heard)
+        report = self._curve.add(message, now - self._heard)
         self._heard = now
-        self._first = False
-        self._reports = [*(x for x in self._reports if x.epoch < report.epoch), report]
         self._reached = report.epoch == self._member.target
         if message.caller is not None:
-            self._store.put_aside(self._reports)
-        else:
-            self._store.keeps_itself()
+            self._store.put_aside(self._curve.reports)
         found = watch.report(report.seconds)
         if self._reached:
             found = found or watch.finish()
-        if report.epoch > self._member.start:  # else it repeats what it had reported before
-            yield Reported(self._job, (self._with_state(report),))
+        yield from self._tell(report)
         if found is not None:
             yield Profiled(self._job, self._key, found)
         self._listen()
         message.answer(go_on=self._phase is _Phase.RUNS and not self._reached)
         if self._reached:
             self._end(GRACE_SECONDS if self._waits else 0)
-
-    def _fault(self, message: Said) -> str:
-        """What is wrong with a report; "" if nothing is."""
-        for name, value in message.metrics.items():
-            wanted = not isinstance(self._training, Command) or name in self._training.metrics
-            if wanted and (isinstance(value, bool) or not isinstance(value, (int, float))):
-                return f"the metric {name!r} must be a number, got {value!r}"
-            if wanted and isinstance(value, int) and abs(value) > sys.float_info.max:
-                return f"the metric {name!r} is an integer too large for a float, of {len(str(abs(value)))} digits"
-        step = message.step
-        if step is None:
-            return ""
-        if isinstance(step, bool) or not isinstance(step, int) or step < 1:
-            return f"`step` of a report must be a whole number, at least 1, got {step!r}"
-        expected = self._next()
-        if step != expected and not (self._first and (self._store.went_on or step <= self._member.start + 1)):
-            return (
-                f"`step` counts the reports of a trial, as its budget does: 1, 2, 3, ...; after {expected - 1} came "
-                f"{step}. Report at every step that is counted, or leave `step` out"
-            )
-        return ""
-
-    def _step(self, message: Said) -> int:
-        step: int = self._next() if message.step is None else message.step
-        return min(step, self._member.target)
-
-    def _next(self) -> int:
-        """The step of a report that does not say it."""
-        if self._first:
-            return self._store.step + 1
-        return self._reports[-1].epoch + 1
 
     def _listen(self) -> None:
         """Whether the trial is to stop now, or is over."""
@@ -238,25 +229,29 @@ class _Course:
             return
         number, target = self._member.trial.number, self._member.target
         if self._silent:
-            said = "has never reported" if self._first else "has not reported any more"
+            said = "has never reported" if self._curve.begins else "has not reported any more"
             reason = (
                 f"{self._training.name} {said} for {self._training.time_limit:g} s, its time limit; "
                 f"if it needs longer, raise that (time_limit=, --time-limit)\nLog: {self._log.name}"
             )
-            epoch = self._reports[-1].epoch if self._reports else self._member.start
+            epoch = self._curve.last or self._member.start
             yield Reported(self._job, (Report(number, epoch, state=TrialState.FAILED, reason=reason),))
             return
         if self._failure is not None:
             raise EndedElsewhere(Outcome(self._failure.outcome), self._failure.message)
-        if self._stopping:
+        if self._stopping or self._lags:
             return
         if status != 0:
             raise self._broken(status)
-        if not self._reports:
+        if self._curve.begins and self._store.went_on and not self._store.ended:
+            self._lags = True  # it may have been killed when it had saved the last step, and not yet reported it
+            return
+        if not self._curve.reports or (self._curve.begins and not self._store.step and not self._store.ended):
             raise TaskError(f"{self._training.name} ended without a report; {self._remedy()}")
+        self._store.note_end()
         if (found := watch.finish()) is not None:
             yield Profiled(self._job, self._key, found)
-        last = self._reports[-1]
+        last = self._curve.reports[-1]
         yield Reported(self._job, (Report(number, target, last.metrics, 0.0, TrialState.PAUSED),))
 
     def _broken(self, status: int) -> EndedElsewhere:
@@ -284,12 +279,11 @@ class _Course:
         example = ", ".join(f'"{name}": 0.5' for name in self._training.metrics)
         return f"it is to print lines such as {{{example}}}, or to call shoal.report"
 
-    def _with_state(self, report: Report) -> Report:
-        state = TrialState.PAUSED if report.epoch >= self._member.target else TrialState.RUNNING
-        return Report(report.trial, report.epoch, report.metrics, report.seconds, state)
-
-
-def _numbers(message: Said) -> dict[str, float]:
-    """The metrics of a report; what else a line of output holds is left out."""
-    values = message.metrics.items()
-    return {name: float(x) for name, x in values if isinstance(x, (int, float)) and not isinstance(x, bool)}
+    def _tell(self, report: Report) -> Iterator[Event]:
+        """Yields a report, unless it repeats what the engine knows, or is for a later budget."""
+        if not self._told < report.epoch <= self._member.target:
+            return
+        self._told = report.epoch
+        state = TrialState.PAUSED if report.epoch == self._member.target else TrialState.RUNNING
+        told = Report(report.trial, report.epoch, report.metrics, report.seconds, state)
+        yield Reported(self._job, (told,))

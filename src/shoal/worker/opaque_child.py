@@ -66,18 +66,25 @@ class Child:
         training: what to run.
         trial: for which.
         environment: see `surroundings`.
-        log: the file that gets what it writes to standard error, and a function's standard output.
+        output: the file that gets its standard output.
+        log: the file that gets what it writes to standard error.
         directory: the trial's own.
     """
 
     def __init__(
-        self, training: Opaque, trial: Trial, environment: Mapping[str, str], log: BinaryIO, directory: Path
+        self,
+        training: Opaque,
+        trial: Trial,
+        environment: Mapping[str, str],
+        output: BinaryIO,
+        log: BinaryIO,
+        directory: Path,
     ) -> None:
         if isinstance(training, Command):
             self._process = subprocess.Popen(
                 training.line(trial, directory),
                 stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
+                stdout=output,
                 stderr=log,
                 cwd=training.directory,
                 env=environment,
@@ -89,16 +96,10 @@ class Child:
                 pickle.dump((training.content, dict(trial.config)), setup)
                 setup.seek(0)
                 self._process = subprocess.Popen(
-                    [sys.executable, "-P", "-c", _BOOTSTRAP], stdin=setup, stdout=log, stderr=log, env=environment
+                    [sys.executable, "-P", "-c", _BOOTSTRAP], stdin=setup, stdout=output, stderr=log, env=environment
                 )
         self.pid = self._process.pid
         self._tree: list[psutil.Process] = []
-
-    @property
-    def output(self) -> BinaryIO | None:
-        """Standard output of a command."""
-        output: BinaryIO | None = self._process.stdout  # type: ignore[assignment]
-        return output
 
     def status(self) -> int | None:
         """How it ended, as in `subprocess`; None while it runs."""
@@ -121,5 +122,3 @@ class Child:
         self._process.kill()
         self._process.wait()
         kill(tree)
-        if self._process.stdout is not None:
-            self._process.stdout.close()

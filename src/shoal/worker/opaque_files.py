@@ -1,7 +1,9 @@
 """What a program of the user's keeps of a trial: the directory it works in, and what of that was put aside.
 
-`checkpoints/<trial>/live` is the program's. At a report a copy of it becomes `checkpoints/<trial>/<step>-000000-files`,
-by a rename, so it is there wholly or not at all. The two newest are kept.
+`checkpoints/<trial>/live` is the program's. If it waits at its reports, a copy of it becomes
+`checkpoints/<trial>/<step>-000000-files` at each, by a rename, so it is there wholly or not at all; the two newest are
+kept. A program that prints its reports keeps `live` whole by itself. What it prints is in `output-<step>`, named by the
+report that it began after, and in `reports.json` are the reports of its earlier starts.
 """
 
 import json
@@ -17,6 +19,8 @@ from typing import Any
 from shoal.cluster.processes import created, end
 from shoal.trial import Report
 from shoal.worker.files import folder, published
+from shoal.worker.opaque_curve import Curve
+from shoal.worker.opaque_output import Output
 
 __all__ = ["Store"]
 
@@ -61,40 +65,88 @@ class Store:
         self.went_on = False
         """Whether the program goes on with what it left there itself."""
         self.reports: list[Report] = []
-        """Those behind what was put aside last."""
+        """Those behind what was put aside last, or all that it has printed."""
         self._newest = _Newest(None, {})
 
     @property
     def step(self) -> int:
         """How many reports the contents of `live` have behind them, as far as that is known."""
-        return self.reports[-1].epoch if self.reports else 0
+        behind = self.reports and (self.went_on or self._newest.path is not None)
+        return self.reports[-1].epoch if behind else 0
 
-    def begin(self) -> None:
+    @property
+    def output(self) -> Path:
+        """The file for what a command prints from now on."""
+        return self._folder / f"output-{self.step:06d}"
+
+    @property
+    def ended(self) -> bool:
+        """Whether the program has ended by itself, with nothing more to learn."""
+        return self._ended.exists()
+
+    def begin(self, metrics: Sequence[str] = ()) -> None:
         """Let `live` be what was put aside last.
 
         Where nothing ever was it is empty; but a program whose reports are read from its output goes on with what it
         left there.
+
+        Args:
+            metrics: of a command: a line of JSON that it prints is a report if it has all of these.
         """
         self._folder.mkdir(parents=True, exist_ok=True)
         self._end_process()
         for leftover in (*self._folder.glob("*.partial"), *self._folder.glob("*.stale")):
             shutil.rmtree(leftover, ignore_errors=True)
         path = next(iter(published(self._directory, self._trial)), None)
-        if path is None and self._keeps_itself.exists():
-            self.went_on = True
+        if path is None and metrics and self.gather(metrics):
+            self.live.mkdir(exist_ok=True)
+            self.went_on = any(self.live.iterdir())
             return
+        for printed in self._outputs():
+            printed.unlink()
         shutil.rmtree(self.live, ignore_errors=True)
         if path is None:
             self.live.mkdir()
             return
         shutil.copytree(path / "files", self.live, symlinks=True)
-        rows = json.loads((path / "reports.json").read_text(encoding="utf-8"))
-        self.reports = [Report(self._trial, epoch, metrics, seconds) for epoch, metrics, seconds in rows]
+        self.reports = self._read(path / "reports.json")
         self._newest = _Newest(path, self._marks())
 
-    def keeps_itself(self) -> None:
-        """The program does not wait at its reports, so what it keeps is for itself to keep whole."""
-        self._keeps_itself.touch()
+    def gather(self, metrics: Sequence[str]) -> list[Report]:
+        """Take what was printed, and nobody prints any more, to the reports that are known; returns all of them.
+
+        A kill at any moment loses none: to gather an output once more adds nothing.
+        """
+        self.reports = self._read(self._reports) if self._reports.exists() else []
+        outputs = self._outputs()
+        for path in outputs:
+            curve = Curve(self._trial, self.reports, int(path.name.rpartition("-")[2]), metrics)
+            printed = Output(path, metrics)
+            for said in printed.rest():
+                if curve.fault(said) or curve.skips(said):
+                    break
+                curve.add(said, 0.0)
+            printed.close()
+            self.reports = curve.reports
+        if outputs and self.reports:
+            partial_ = self._reports.with_suffix(".partial")
+            self._write(partial_, self.reports)
+            partial_.replace(self._reports)
+        for path in outputs:
+            path.unlink()
+        return self.reports
+
+    def start_over(self) -> None:
+        """Forget a program's own state, which is further than what it has reported: it begins once more."""
+        for path in (*self._outputs(), self._reports, self._ended):
+            path.unlink(missing_ok=True)
+        shutil.rmtree(self.live, ignore_errors=True)
+        self.live.mkdir()
+        self.reports, self.went_on = [], False
+
+    def note_end(self) -> None:
+        """The program has ended by itself, after a report."""
+        self._ended.touch()
 
     def put_aside(self, reports: Sequence[Report]) -> None:
         """Keep a copy of `live`, if anything in it has changed. Nobody may write there meanwhile.
@@ -116,8 +168,7 @@ class Store:
         try:
             copy = partial(self._copy, marks)
             shutil.copytree(self.live, partial_ / "files", symlinks=True, copy_function=copy)
-            rows = [(report.epoch, dict(report.metrics), report.seconds) for report in reports]
-            (partial_ / "reports.json").write_text(json.dumps(rows), encoding="utf-8")
+            self._write(partial_ / "reports.json", reports)
         except shutil.Error as error:  # it hides what the file system said
             shutil.rmtree(partial_, ignore_errors=True)
             raise OSError(f"{self.live} could not be copied: {error}") from error
@@ -192,9 +243,24 @@ class Store:
         if left > 0:
             time.sleep(min(left, _TICK_SECONDS))
 
+    def _outputs(self) -> list[Path]:
+        return sorted(self._folder.glob("output-*"))
+
+    def _read(self, path: Path) -> list[Report]:
+        rows = json.loads(path.read_text(encoding="utf-8"))
+        return [Report(self._trial, epoch, metrics, seconds) for epoch, metrics, seconds in rows]
+
+    def _write(self, path: Path, reports: Sequence[Report]) -> None:
+        rows = [(report.epoch, dict(report.metrics), report.seconds) for report in reports]
+        path.write_text(json.dumps(rows), encoding="utf-8")
+
     @property
-    def _keeps_itself(self) -> Path:
-        return self._folder / "keeps-itself"
+    def _reports(self) -> Path:
+        return self._folder / "reports.json"
+
+    @property
+    def _ended(self) -> Path:
+        return self._folder / "ended"
 
     @property
     def _process(self) -> Path:

@@ -1,0 +1,92 @@
+"""The reports of a trial whose program makes them: each keeps its own step, and none is missing before another."""
+
+import sys
+from collections.abc import Sequence
+
+from shoal.trial import Report
+from shoal.worker.opaque_said import Said
+
+__all__ = ["Curve"]
+
+
+class Curve:
+    """The reports of one trial, in the order of their steps, from one start of its program on.
+
+    Args:
+        trial: its number.
+        reports: what is known of it already.
+        step: reports that the state has behind it from which the program goes on.
+        metrics: names that have to be numbers; None: all.
+        recorded: epochs that the study has recorded.
+        own: whether the program keeps that state itself, so that it may be further than was reported.
+    """
+
+    def __init__(
+        self,
+        trial: int,
+        reports: Sequence[Report],
+        step: int,
+        metrics: Sequence[str] | None = None,
+        recorded: int = 0,
+        *,
+        own: bool = False,
+    ) -> None:
+        self.reports = list(reports)
+        self.begins = True
+        """Whether the program has made no report since it was started."""
+        self._trial = trial
+        self._step = step
+        self._metrics = metrics
+        self._own = own
+        self._known = max(recorded, self.last)
+
+    @property
+    def last(self) -> int:
+        """Step of the last report; 0 before the first."""
+        return self.reports[-1].epoch if self.reports else 0
+
+    def fault(self, said: Said) -> str:
+        """What is wrong with a report; "" if nothing is."""
+        for name, value in said.metrics.items():
+            wanted = self._metrics is None or name in self._metrics
+            if wanted and (isinstance(value, bool) or not isinstance(value, (int, float))):
+                return f"the metric {name!r} must be a number, got {value!r}"
+            if wanted and isinstance(value, int) and abs(value) > sys.float_info.max:
+                return f"the metric {name!r} is an integer too large for a float, of {len(str(abs(value)))} digits"
+        step = said.step
+        if step is None:
+            return ""
+        if isinstance(step, bool) or not isinstance(step, int) or step < 1:
+            return f"`step` of a report must be a whole number, at least 1, got {step!r}"
+        expected = self._next()
+        if step == expected or (self.begins and (self._own or step <= self._known + 1)):
+            return ""
+        return (
+            f"`step` counts the reports of a trial, as its budget does: 1, 2, 3, ...; after {expected - 1} came "
+            f"{step}. Report at every step that is counted, or leave `step` out"
+        )
+
+    def skips(self, said: Said) -> bool:
+        """Whether reports between the last one and this one were never made: its program was killed before it did."""
+        return self._of(said) > self._known + 1
+
+    def add(self, said: Said, seconds: float) -> Report:
+        """Take a report without fault that skips none; what was known of its step and later ones is so no more."""
+        report = Report(self._trial, self._of(said), _numbers(said), seconds)
+        self.reports = [*(x for x in self.reports if x.epoch < report.epoch), report]
+        self.begins, self._step, self._known = False, report.epoch, max(self._known, report.epoch)
+        return report
+
+    def _of(self, said: Said) -> int:
+        step: int = self._next() if said.step is None else said.step
+        return step
+
+    def _next(self) -> int:
+        """The step of a report that does not say it."""
+        return self._step + 1
+
+
+def _numbers(said: Said) -> dict[str, float]:
+    """The metrics of a report; what else a line of output holds is left out."""
+    values = said.metrics.items()
+    return {name: float(x) for name, x in values if isinstance(x, (int, float)) and not isinstance(x, bool)}

@@ -1,0 +1,113 @@
+"""Studies of commands that print their reports, in real processes that are killed at the worst moments."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from programs import curve, search
+
+import shoal
+from shoal.opaque import Command
+from shoal.trial import TrialState
+
+PROGRAM = """
+import json, os, signal, sys, time
+slope, directory, fault, marker, epochs = float(sys.argv[1]), sys.argv[2], sys.argv[3], sys.argv[4], int(sys.argv[5])
+path = directory + "/state"
+done = json.load(open(path)) if os.path.exists(path) else 0
+with open(marker + "-starts", "a") as starts:
+    print(done, os.environ["SHOAL_STEP"], file=starts)
+
+def say(step):
+    print(json.dumps({"loss": slope * step} | ({} if fault == "no steps" else {"step": step})), flush=True)
+
+def now(step, name, at):
+    if (name, at) != (fault, step) or os.path.exists(marker):
+        return False
+    open(marker, "w").close()
+    return True
+
+if fault == "prints again" and done:
+    say(done)
+for step in range(done + 1, epochs + 1):
+    if now(step, "unread", 1) or now(step, "overruns", 1):
+        os.kill(os.getppid(), signal.SIGSTOP)
+    json.dump(step, open(path + ".new", "w"))
+    os.rename(path + ".new", path)
+    if now(step, "saved", 3) or now(step, "prints again", 3) or now(step, "saved the last", 4):
+        os.kill(os.getpid(), signal.SIGKILL)
+    say(step)
+    if fault == "unread" and step == 3 and done == 0:
+        os.kill(os.getppid(), signal.SIGKILL)
+        time.sleep(60)
+    if fault == "overruns" and step == 6 and done == 0:
+        os.kill(os.getppid(), signal.SIGCONT)
+        time.sleep(60)
+    time.sleep(0.02)
+"""
+
+
+@pytest.fixture
+def command(tmp_path: Path) -> Any:
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+
+    def make(fault: str, epochs: int = 1000) -> Command:
+        line = (sys.executable, str(program), "{slope}", "{directory}", fault, str(tmp_path / "marker"), str(epochs))
+        return Command(line, ("loss",), tmp_path)
+
+    return make
+
+
+def starts(tmp_path: Path) -> list[tuple[int, ...]]:
+    """Of each start of the program: the step that it went on after, and how many reports were known."""
+    lines = (tmp_path / "marker-starts").read_text().splitlines()
+    return [tuple(map(int, line.split())) for line in lines]
+
+
+@pytest.mark.parametrize(
+    ("fault", "epochs", "begins"),
+    [
+        pytest.param("none", 1000, [(0, 0)], id="left alone"),
+        pytest.param("no steps", 1000, [(0, 0)], id="without steps"),
+        pytest.param("unread", 1000, [(0, 0), (3, 3)], id="nobody had read what it printed"),
+        pytest.param("prints again", 1000, [(0, 0), (3, 2)], id="it had saved, and prints its last report again"),
+        pytest.param("saved", 1000, [(0, 0), (3, 2), (0, 0)], id="it had saved and not printed"),
+        pytest.param("saved the last", 4, [(0, 0), (4, 3), (0, 0)], id="it had saved its last step and not printed"),
+    ],
+)
+def test_no_report_of_a_command_is_lost_or_taken_for_another(
+    tmp_path: Path, command: Any, fault: str, epochs: int, begins: list[tuple[int, int]]
+) -> None:
+    study = search(command(fault, epochs), tmp_path, {"slope": 2})
+    (row,) = study.trials
+    assert (row.state, row.epoch) == (TrialState.COMPLETE, 4), row.reason
+    assert [(report.epoch, report.metrics) for report in curve(study, 0)] == [
+        (n, {"loss": 2.0 * n}) for n in range(1, 5)
+    ]
+    assert starts(tmp_path) == begins
+
+
+def test_what_comes_after_a_budget_counts_for_the_next_one(tmp_path: Path, command: Any) -> None:
+    algorithm = shoal.SuccessiveHalving(2, 8, eta=2, min_epochs=4)
+    study = search(command("overruns"), tmp_path, {"slope": shoal.grid([1, 2])}, algorithm=algorithm, devices="cpu:1")
+    for row in study.trials:
+        reports = [(report.epoch, report.metrics["loss"]) for report in curve(study, row.number)]
+        assert reports == [(n, row.config["slope"] * n) for n in range(1, row.epoch + 1)]
+    assert sorted(row.epoch for row in study.trials) == [4, 8]
+
+
+def test_a_command_that_ends_by_itself_is_not_begun_again(tmp_path: Path, command: Any) -> None:
+    algorithm = shoal.SuccessiveHalving(2, 8, eta=2, min_epochs=4)
+    study = search(command("none", 2), tmp_path, {"slope": shoal.grid([1, 2])}, algorithm=algorithm)
+    assert sorted(row.epoch for row in study.trials) == [4, 8]
+    assert all(row.metrics["loss"] == 2.0 * row.config["slope"] for row in study.trials)
+    assert starts(tmp_path) == [(0, 0), (0, 0), (2, 2)]
+
+
+def test_a_command_without_steps_goes_on_where_it_was(tmp_path: Path, command: Any) -> None:
+    algorithm = shoal.SuccessiveHalving(2, 8, eta=2, min_epochs=4)
+    study = search(command("no steps"), tmp_path, {"slope": shoal.grid([1, 2])}, algorithm=algorithm)
+    (best,) = [row for row in study.trials if row.epoch == 8]
+    assert [report.metrics["loss"] for report in curve(study, best.number)] == [float(n) for n in range(1, 9)]
