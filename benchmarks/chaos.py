@@ -1,9 +1,11 @@
 """A study whose processes are killed at random moments ends like one that was left alone.
 
-Each round starts or resumes the study and, somewhere between its first instant and the middle of training, kills with
-signal 9 its engine, a worker or the server that forks workers. When a study has ended, its trials (config, state,
-epochs, every metric at every epoch) are held against those of an undisturbed run, and the next one begins. At each kill
-the age of the newest checkpoint of every trial in training is looked at: that is what the trial has to do again.
+There are studies of a task, of a function that reports and of a command that prints. Each round starts or resumes one
+and, somewhere between its first instant and the middle of training, kills with signal 9 its engine, a worker, the
+server that forks workers, or the function's or command's own process. When a study has ended, its trials (config,
+state, epochs, every metric at every epoch) are held against those of an undisturbed run, every epoch of every trial has
+to be there, and the next study begins. At each kill the age of the newest checkpoint of every trial of a task in
+training is looked at: that is what the trial has to do again.
 
     python benchmarks/chaos.py [--rounds 20] [--quick] [--seed 0]
 """
@@ -22,6 +24,7 @@ import time
 import warnings
 from collections import Counter
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -33,6 +36,7 @@ from torch.utils.data import TensorDataset
 import shoal
 from shoal.errors import JournalError
 from shoal.journal.view import JournalView
+from shoal.opaque import Command
 from shoal.planner.job import Purpose
 from shoal.trial import Report, TrialState
 
@@ -74,23 +78,78 @@ class Spiral(shoal.Task):
         return 16
 
 
+def descent(config):
+    """In a process of its own, so it imports what it needs."""
+    import json
+    import time
+
+    import shoal
+
+    kept = shoal.checkpoint() / "state.json"
+    x, speed = json.loads(kept.read_text()) if kept.exists() else (10.0, 0.0)
+    for step in range(shoal.step() + 1, 10):
+        time.sleep(0.15)
+        speed = config["momentum"] * speed - config["lr"] * 2 * x
+        x += speed
+        kept.write_text(json.dumps((x, speed)))
+        shoal.report({"loss": x * x}, step=step)
+
+
+PROGRAM = Path(__file__).with_name("chaos_command.py")
+TRAININGS = {
+    "task": (Spiral(), "valid_loss", shoal.Hyperband(9, eta=3)),
+    "function": (descent, "loss", shoal.SuccessiveHalving(9, 9, eta=3)),
+    "command": (
+        Command((sys.executable, str(PROGRAM), "{lr}", "{momentum}", "{directory}"), ("loss",), PROGRAM.parent),
+        "loss",
+        shoal.SuccessiveHalving(9, 9, eta=3),
+    ),
+}
+"""What is searched, the metric of it, and the algorithm."""
+
+TARGETS = {
+    "task": {"engine": 5, "worker": 4, "server": 1},
+    "function": {"engine": 4, "worker": 3, "server": 2, "program": 3},
+    "command": {"engine": 4, "worker": 3, "server": 2, "program": 3},
+}
+"""What is killed, and how often relative to the others."""
+
+
 def engine(directory: Path) -> None:
-    """Begin the study or go on with it, whatever was done before the last kill."""
+    """Begin the study or go on with it, whatever was done before the last kill; its name says what it searches."""
+    training, metric, algorithm = TRAININGS[directory.name.partition("-")[0]]
     try:
         shoal.resume(directory, show_progress=False)
     except JournalError:
         shoal.tune(
-            Spiral(),
+            training,
             {"lr": shoal.loguniform(1e-3, 1.0), "momentum": shoal.uniform(0.0, 0.9)},
-            metric="valid_loss",
+            metric=metric,
             mode="min",
-            algorithm=shoal.Hyperband(max_epochs=9, eta=3),
+            algorithm=algorithm,
             devices="cpu:2",
             directory=directory,
             retries=50,
             checkpoint_seconds=CHECKPOINT_SECONDS,
             show_progress=False,
         )
+
+
+@dataclass
+class Figures:
+    """What came of studies that were disturbed.
+
+    Args:
+        kills: how often each target was killed.
+        studies: how many were begun.
+        differences: from the undisturbed one.
+        unsaved_seconds: the most that a trial of a task had not saved at a kill.
+    """
+
+    kills: Counter[str]
+    studies: int
+    differences: list[str]
+    unsaved_seconds: float
 
 
 class Run:
@@ -118,7 +177,7 @@ class Run:
         return status == 0
 
     def kill(self, target: str) -> bool:
-        """Kill the engine, its server or one of its workers; False if there is none."""
+        """Kill the engine, its server, one of its workers, or what one of those has started; False if there is none."""
         if target == "engine":
             self.process.send_signal(signal.SIGKILL)
             self.process.wait()
@@ -126,6 +185,8 @@ class Run:
         with suppress(psutil.NoSuchProcess, IndexError):
             server = psutil.Process(self.process.pid).children()[0]
             victim = server if target == "server" else random.choice(server.children())
+            if target == "program":
+                victim = random.choice(victim.children())
             victim.kill()
             return True
         return False
@@ -171,6 +232,16 @@ def outcome(directory: Path) -> dict[str, object]:
     return found
 
 
+def missing(directory: Path) -> list[str]:
+    """Epochs that a trial has behind it and did not report."""
+    with JournalView.read(directory) as journal:
+        return [
+            f"trial {row.number} has no report of epoch {epoch}"
+            for row in journal.trials()
+            for epoch in sorted(set(range(1, row.epoch + 1)) - {report.epoch for report in journal.curve(row.number)})
+        ]
+
+
 def differences(one: dict[str, object], other: dict[str, object]) -> list[str]:
     return [
         f"{what}: {other.get(what)}, not {one.get(what)}"
@@ -189,40 +260,44 @@ def _alike(one: object, other: object) -> bool:
     return one == other
 
 
-def disturbed(folder: Path, rounds: int, wanted: dict[str, object]) -> dict[str, object]:
-    """Kill `rounds` times, over as many studies as that takes; prints a line a round."""
+def disturbed(folder: Path, kind: str, rounds: int, wanted: dict[str, object]) -> Figures:
+    """Kill `rounds` times, over as many studies of a kind as that takes; prints a line a round."""
+    targets = TARGETS[kind]
     kills: Counter[str] = Counter()
     wrong: list[str] = []
     worst = 0.0
     studies = 1
-    run = Run(folder / "study-1")
+    run = Run(folder / f"{kind}-1")
     while sum(kills.values()) < rounds:
         early = random.random() < 0.2
         if not early:
             run.until_training()
         time.sleep(random.uniform(0.0, 2.0))
         if run.ended():
-            wrong += differences(wanted, outcome(run.directory))
+            wrong += [*differences(wanted, outcome(run.directory)), *missing(run.directory)]
             studies += 1
-            run = Run(folder / f"study-{studies}")
+            run = Run(folder / f"{kind}-{studies}")
             continue
-        target = random.choices(["engine", "worker", "server"], [5, 4, 1])[0]
+        (target,) = random.choices(list(targets), list(targets.values()))
         trains, unsaved = len(run.training()), run.unsaved_seconds()
         if run.kill(target):
             kills[target] += 1
             worst = max(worst, unsaved)
-            print(f"{sum(kills.values()):>6}  {studies:>5}  {target:8}  {trains:>14}  {unsaved:>14.2f}", flush=True)
+            print(
+                f"{sum(kills.values()):>6}  {run.directory.name:>10}  {target:8}  {trains:>14}  {unsaved:>14.2f}",
+                flush=True,
+            )
         if target == "engine":
             run = Run(run.directory)
     while not run.ended():
         time.sleep(0.05)
-    wrong += differences(wanted, outcome(run.directory))
-    return {"kills": dict(kills), "studies": studies, "differences": wrong, "unsaved_seconds": round(worst, 3)}
+    wrong += [*differences(wanted, outcome(run.directory)), *missing(run.directory)]
+    return Figures(kills, studies, [f"{kind}: {each}" for each in wrong], worst)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--rounds", type=int, default=20, help="how many kills")
+    parser.add_argument("--rounds", type=int, default=20, help="how many kills, over the three kinds of studies")
     parser.add_argument("--quick", action="store_true", help="four rounds")
     parser.add_argument("--seed", type=int, default=0, help="of the moments and targets")
     parser.add_argument("--study", type=Path, help=argparse.SUPPRESS)
@@ -234,17 +309,30 @@ def main() -> int:
     random.seed(options.seed)
     folder = Path(tempfile.mkdtemp())
     os.environ["SHOAL_CACHE"] = str(folder / "cache")
-    undisturbed = Run(folder / "undisturbed")
-    while not undisturbed.ended():
+    undisturbed = {kind: Run(folder / f"{kind}-undisturbed") for kind in TRAININGS}
+    while not all(run.ended() for run in undisturbed.values()):
         time.sleep(0.05)
-    wanted = outcome(undisturbed.directory)
-    print(f"{'round':>6}  {'study':>5}  {'killed':8}  {'trials running':>14}  {'unsaved (s)':>14}")
-    figures = disturbed(folder, 4 if options.quick else options.rounds, wanted)
+    print(f"{'round':>6}  {'study':>10}  {'killed':8}  {'trials running':>14}  {'unsaved (s)':>14}")
+    rounds = 4 if options.quick else options.rounds
+    found = {
+        kind: disturbed(folder, kind, len(range(place, rounds, len(TRAININGS))), outcome(run.directory))
+        for place, (kind, run) in enumerate(undisturbed.items())
+    }
+    wrong = [f"{kind}: {each}" for kind, run in undisturbed.items() for each in missing(run.directory)]
+    wrong += [each for figures in found.values() for each in figures.differences]
+    worst = max(figures.unsaved_seconds for figures in found.values())
     shutil.rmtree(folder)
-    missed = ["differences"] if figures["differences"] else []
-    if figures["unsaved_seconds"] > CHECKPOINT_SECONDS + SLACK_SECONDS:
+    missed = ["differences"] if wrong else []
+    if worst > CHECKPOINT_SECONDS + SLACK_SECONDS:
         missed.append("unsaved_seconds")
-    print(json.dumps({**figures, "missed": missed}))
+    figures = {
+        "kills": {kind: dict(each.kills) for kind, each in found.items()},
+        "studies": {kind: each.studies for kind, each in found.items()},
+        "differences": wrong,
+        "unsaved_seconds": round(worst, 3),
+        "missed": missed,
+    }
+    print(json.dumps(figures))
     return 1 if missed else 0
 
 

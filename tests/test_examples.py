@@ -26,6 +26,14 @@ def test_digits(tmp_path):
     assert "a sample of 8 trials" in done.stdout
 
 
+def test_lines(tmp_path):
+    """Killed between what it saves and what it prints, by hand: it prints that when it goes on."""
+    program = [sys.executable, str(EXAMPLES / "lines.py"), "--lr", "1.0", "--out", tmp_path, "--epochs"]
+    for epochs, steps in (("2", [1, 2]), ("4", [2, 3, 4])):
+        done = subprocess.run([*program, epochs], capture_output=True, text=True, timeout=60, check=True)
+        assert [json.loads(line)["step"] for line in done.stdout.splitlines()] == steps
+
+
 def test_command(tmp_path):
     environment = {**os.environ, "SHOAL_CACHE": str(tmp_path / "cache")}
     shoal = [sys.executable, "-W", "error", "-c", "from shoal.cli import main; main()"]
