@@ -44,6 +44,7 @@ from shoal.report.optuna_mirror import mirror
 from shoal.report.optuna_study import optuna_study
 from shoal.report.progress import progress
 from shoal.report.ranking import front, nobody, ranked
+from shoal.report.rerun import Rerun, check_rerun
 from shoal.report.snapshot import Snapshot, snapshot
 from shoal.report.summary import batch_text, summary
 from shoal.report.text import epochs_text
@@ -222,6 +223,41 @@ class Study:
             raise ShoalError(f"no trial of the study in {self.directory} has failed, so none can be tried again")
         leave(self.directory, "retry", asked)
         return asked
+
+    def rerun(self, number: int, devices: str | Sequence[str] | None = None) -> Rerun:
+        """Train a trial again, alone, in this process, and compare its metrics with those recorded.
+
+        It is trained from its start for as many epochs as it has reported, with its own seed, order of samples and
+        random numbers. Nothing in the study's directory is changed. In a process that did not begin the study this runs
+        code that the directory holds.
+
+        Args:
+            number: of the trial.
+            devices: as of `tune`; the first one is used. By default the study's own.
+
+        Returns:
+            Its `differences` by metric, the `largest` of them, and both curves. In float64 they differ by rounding,
+            unless training is chaotic; see docs/fusion.md.
+
+        Raises:
+            ShoalError: there is no such trial; a program of the user's trained it; it began with another trial's
+                weights; it failed; or it has reported nothing.
+            Exception: whatever the task's methods raise.
+        """
+        with self._journal() as journal:
+            spec, rows = journal.study, {row.number: row for row in journal.trials()}
+            if number not in rows:
+                raise ShoalError(
+                    f"the study in {self.directory} has no trial {number!r}; it has {len(rows)}, numbered from 0"
+                )
+            check_rerun(rows[number], spec["opaque"])
+            recorded, task = journal.curve(number), journal.blob("task")
+        sys.path.extend(path for path in spec["paths"] if path not in sys.path)
+        device = next(device for _, device in discover(devices or spec["devices"]))
+        from shoal.worker.rerun import trained_again  # torch, which a look at a table does not need
+
+        trial, epochs = rows[number].trial, recorded[-1].epoch
+        return Rerun.of(trial, device.name, recorded, trained_again(task, trial, epochs, device))
 
     def __repr__(self) -> str:
         return f"Study({str(self.directory)!r})"

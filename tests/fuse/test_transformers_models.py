@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,11 +14,15 @@ import torch
 import torch.nn.functional as F
 from lowerings import without_rule
 from torch import Tensor, nn
+from torch.utils.data import TensorDataset
 from twins import build, check, close, compare, compare_state
 
+import shoal
 from shoal.fuse.batch import stack
 from shoal.fuse.making import fuse
 from shoal.fuse.optim.fused import fuse_optimizers
+from shoal.worker import run
+from shoal.worker.profile import measure
 
 hf = pytest.importorskip("transformers")
 pytestmark = pytest.mark.filterwarnings("default")  # of the models, about themselves
@@ -342,3 +346,196 @@ with torch.device("meta"):
     first, second = (run.communicate()[0].splitlines() for run in runs)
     assert first == second
     assert len({line.split()[-1] for line in first}) == len(MODELS) + len(APART)
+
+
+class Adapter(nn.Module):
+    """Low-rank, on a frozen layer."""
+
+    def __init__(self, base: nn.Linear) -> None:
+        super().__init__()
+        self.base = base.requires_grad_(False)
+        self.down = nn.Linear(base.in_features, 4, bias=False)
+        self.up = nn.Linear(4, base.out_features, bias=False)
+        nn.init.zeros_(self.up.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.base(x) + 2 * self.up(self.down(x))
+
+
+def adapted(seed: int, attention: str, scale: float = 1.0) -> nn.Module:
+    """A GPT-NeoX with adapters on its attention's projections, which `scale` multiplies."""
+    torch.manual_seed(0)
+    config = hf.GPTNeoXConfig(**{**CAUSAL, "hidden_size": 32}, attn_implementation=attention, attention_dropout=0.0)
+    model = hf.GPTNeoXForCausalLM(config).requires_grad_(False)
+    torch.manual_seed(1 + seed)
+    for layer in model.gpt_neox.layers:
+        layer.attention.query_key_value = Adapter(layer.attention.query_key_value)
+        layer.attention.dense = Adapter(layer.attention.dense)
+    with torch.no_grad():
+        for parameter in trained(model.double()):
+            parameter.mul_(scale)
+    return model
+
+
+def trained(model: nn.Module) -> list[nn.Parameter]:
+    return [parameter for parameter in model.parameters() if parameter.requires_grad]
+
+
+def next_token(model: Any, tokens: Tensor) -> Tensor:
+    logits = model(input_ids=tokens, use_cache=False).logits
+    return F.cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
+
+
+def own_loss(model: Any, tokens: Tensor) -> Tensor:
+    loss: Tensor = model(input_ids=tokens, labels=tokens, use_cache=False).loss
+    return loss
+
+
+def text(steps: int) -> Tensor:
+    """Batches of tokens as unevenly frequent as words are, [steps, 8, 16]."""
+    generator = torch.Generator().manual_seed(1)
+    return torch.multinomial(1 / torch.arange(1, 48.0), steps * 8 * 16, True, generator=generator).view(-1, 8, 16) + 3
+
+
+def adam(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.Adam(trained(model), lr=0.01)
+
+
+ADAPTED = {
+    "float64 throughout": (next_token, "sdpa", 1e-12),
+    "softmax and loss in float32": (own_loss, "eager", 1e-5),
+}
+"""A loss, what computes attention, and how far gradients may be apart, relative to the largest: where the code of the
+model rounds to float32 whatever its weights are, two sums that differ in the last bit of float64 may round apart.
+"""
+
+
+@pytest.mark.parametrize("name", ADAPTED)
+def test_gradients_of_adapters_are_those_of_a_plain_loop_from_the_same_weights(name: str) -> None:
+    """At each step of a training whose weights soon differ from those of any other run; see the next test."""
+    loss, attention, tolerance = ADAPTED[name]
+    array = fuse([adapted(b, attention) for b in range(2)])
+    optimizer = fuse_optimizers([adam(model) for model in array.members], array)
+    twins = [adapted(b, attention) for b in range(2)]
+    stacked = {path: data for path, data, _ in array.columns() if data.requires_grad}
+    for tokens in text(24):
+        with torch.no_grad():
+            for b, twin in enumerate(twins):
+                for path, parameter in twin.named_parameters():
+                    if parameter.requires_grad:
+                        parameter.grad = None
+                        parameter.copy_(stacked[path][b])
+        for twin in twins:
+            loss(twin, tokens).backward()
+        for alone, twin in zip(array.one_by_one(loss, tokens), twins, strict=True):
+            alone.backward()
+            check_gradients(array.members[twins.index(twin)], twin, tolerance)
+        optimizer.zero_grad()
+        array.map(loss, tokens).sum().backward()
+        for b, twin in enumerate(twins):
+            for path, parameter in twin.named_parameters():
+                if parameter.requires_grad:
+                    close_to_largest(stacked[path].grad[b], parameter.grad, tolerance)
+        optimizer.step()
+
+
+def check_gradients(model: nn.Module, twin: nn.Module, tolerance: float) -> None:
+    """Those of a member that ran by itself, which are dropped."""
+    for mine, other in zip(trained(model), trained(twin), strict=True):
+        close_to_largest(mine.grad, other.grad, tolerance)
+        mine.grad = None
+
+
+def close_to_largest(mine: Tensor, other: Tensor, tolerance: float) -> None:
+    assert (mine - other).abs().max() <= tolerance * other.abs().max()
+
+
+def test_a_training_of_adapters_is_as_far_from_a_plain_loop_as_the_loop_from_itself_with_other_last_bits() -> None:
+    """At this learning rate training is chaotic: from step 30 on, what began as rounding grows tenfold in a few."""
+    array = fuse([adapted(b, "sdpa") for b in range(2)])
+    optimizer = fuse_optimizers([adam(model) for model in array.members], array)
+    plain, other = ([adapted(b, "sdpa", scale) for b in range(2)] for scale in (1.0, 1 + 1e-14))
+    optimizers = {id(model): adam(model) for model in (*plain, *other)}
+
+    def step(model: nn.Module, tokens: Tensor) -> float:
+        optimizers[id(model)].zero_grad()
+        loss = next_token(model, tokens)
+        loss.backward()
+        optimizers[id(model)].step()
+        return loss.item()
+
+    drifts, own_drifts = [], []
+    for tokens in text(60):
+        optimizer.zero_grad()
+        losses = array.map(next_token, tokens)
+        losses.sum().backward()
+        optimizer.step()
+        wanted, perturbed = ([step(model, tokens) for model in side] for side in (plain, other))
+        drifts.append(max(abs(a - b) for a, b in zip(losses.tolist(), wanted, strict=True)))
+        own_drifts.append(max(abs(a - b) for a, b in zip(perturbed, wanted, strict=True)))
+    assert max(drifts[:8]) < 1e-12
+    assert max(own_drifts) > 1e-9, "the loop itself does not keep to 1e-9 of what it was"
+    for number, drift in enumerate(drifts):
+        assert drift <= 100 * max(own_drifts[: number + 10]) + 1e-12, f"step {number}"
+
+
+class Classes(shoal.Task):
+    """A BERT with dropout everywhere, attention included."""
+
+    def data(self, config: Any) -> Any:
+        tokens = torch.randint(3, 50, (24, 7), generator=torch.Generator().manual_seed(2))
+        every = TensorDataset(tokens, (tokens.sum(1) % 2))
+        return every, every
+
+    def model(self, config: Any) -> nn.Module:
+        return MODELS["BERT"].make(0.2).double()
+
+    def optimizer(self, model: nn.Module, config: Any) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(model.parameters(), lr=config["lr"], eps=1e-3)
+
+    def loss(self, model: Any, batch: Any) -> Tensor:
+        loss: Tensor = model(input_ids=batch[0], labels=batch[1]).loss
+        return loss
+
+    def batch_size(self, config: Any) -> int:
+        return 8
+
+
+def test_a_trial_of_a_study_is_a_plain_loop_that_draws_its_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fused and with `fuse=False`; the loop has the order and the random numbers by public names alone."""
+    monkeypatch.setenv("SHOAL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(run, "measure", lambda *given: replace(measure(*given), step_seconds={1: 1.0, 16: 1.0}))
+    fused, alone = (
+        shoal.tune(
+            Classes(),
+            {"lr": shoal.grid([0.001, 0.002])},
+            metric="valid_loss",
+            mode="min",
+            algorithm=shoal.Grid(epochs=2),
+            directory=tmp_path / str(fuse),
+            devices="cpu:1",
+            backend="inline",
+            fuse=fuse,
+            show_progress=False,
+        ).trials
+        for fuse in (True, False)
+    )
+    assert [len({row.array for row in rows}) for rows in (fused, alone)] == [1, 2]
+    task = Classes()
+    tokens, labels = task.data({})[0].tensors
+    for row, own in zip(fused, alone, strict=True):
+        torch.manual_seed(row.seed)
+        model: Any = task.model(row.config)
+        optimizer = task.optimizer(model.train(), row.config)
+        for step in range(6):
+            part = shoal.sample_order(row, step // 3, 24).split(8)[step % 3]
+            optimizer.zero_grad()
+            with shoal.randomness(row, step):
+                model(input_ids=tokens[part], labels=labels[part]).loss.backward()
+            optimizer.step()
+        with torch.no_grad():
+            loss = model.eval()(input_ids=tokens, labels=labels).loss.item()
+        assert row.metrics["valid_loss"] == pytest.approx(loss, rel=1e-9)
+        assert own.metrics["valid_loss"] == pytest.approx(loss, rel=1e-9)

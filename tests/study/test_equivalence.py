@@ -1,7 +1,6 @@
 """What a trial learns does not depend on whom it trains with: every epoch of every trial against a plain loop."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +10,8 @@ from plain import array_sizes, check_equal, check_plain, curves, plain_loop, rou
 
 import shoal
 from shoal.algorithms.base import Problem
-from shoal.cost.demand import Profile
-from shoal.planner.job import Array
 from shoal.space import Space
 from shoal.trial import derive_seed
-from shoal.worker import run
-from shoal.worker.profile import measure
 
 RATES = [1e-4 * 1000 ** (number / 31) for number in range(32)]
 FEW_RATES = shoal.grid([0.003, 0.01, 0.03, 0.1])
@@ -136,10 +131,7 @@ def test_random_numbers_are_the_trials_own(task: shoal.Task, space: Mapping[str,
     """Against the same trials, each alone in its array, and against plain loops that draw them by public names."""
     arguments: dict[str, Any] = {"metric": "valid_loss", "mode": "min"}
     together = tune(task, space, tmp_path / "together", **arguments)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(run, "measure", fusing_never_pays)
-        patch.setenv("SHOAL_CACHE", str(tmp_path / "other cache"))
-        alone = tune(task, space, tmp_path / "alone", **arguments)
+    alone = tune(task, space, tmp_path / "alone", fuse=False, **arguments)
     assert array_sizes(together.directory) == [len(together.trials)]
     assert array_sizes(alone.directory) == [1] * len(together.trials)
     check_equal(curves(together.directory), curves(alone.directory))
@@ -152,7 +144,3 @@ def test_a_random_split_is_the_same_one_in_every_process(tmp_path: Path) -> None
     one = tune(tasks.RandomSplit(), space, tmp_path / "one", **arguments)
     other = tune(tasks.RandomSplit(), space, tmp_path / "other", **arguments)
     check_equal(curves(one.directory), curves(other.directory))
-
-
-def fusing_never_pays(task: Any, sets: Any, array: Array, *arguments: Any) -> Profile:
-    return replace(measure(task, sets, array, *arguments), step_seconds={1: 1e-3, 4: 8e-3, 16: 32e-3})

@@ -35,6 +35,7 @@ from shoal.cli.options import (
 )
 from shoal.cli.profile import profile
 from shoal.cli.report import report
+from shoal.cli.rerun import rerun
 from shoal.cli.script import run_script
 from shoal.errors import ShoalError, StudyFailedError, StudyInterrupted
 from shoal.journal.view import JournalView
@@ -131,6 +132,7 @@ def run(
 app.command()(profile)
 app.add_typer(devices_command.app, name="devices")
 app.command()(report)
+app.command()(rerun)
 app.add_typer(history, name="history")
 app.add_typer(trial_command.app, name="trial")
 

@@ -1,0 +1,43 @@
+"""The command that trains a trial once more and compares."""
+
+import sys
+from contextlib import nullcontext, redirect_stdout
+from typing import Annotated
+
+import typer
+
+from shoal.cli.options import AsJson, Devices, StudyDirectory, device_list, print_json, print_table, say
+from shoal.report.rerun import rerun_json, rerun_table
+from shoal.study import Study
+
+__all__ = ["rerun"]
+
+
+def rerun(
+    directory: StudyDirectory,
+    trial: Annotated[int, typer.Argument(metavar="TRIAL", min=0, help="Its number; shoal trials DIR shows them.")],
+    devices: Devices = None,
+    as_json: AsJson = False,
+) -> None:
+    """Train one trial again, alone, and say how far its metrics are from those that the study recorded.
+
+    The trial is trained from its start for as many epochs as it has reported, in this process, on the first of the
+    study's devices or of --devices, with its own seed, order of samples and random numbers. Nothing in DIR is changed.
+    This runs your code: the task as DIR holds it, or as its module is now if that can be imported.
+
+    Shown is, for each metric, the largest relative difference over the epochs. In float64 it is that of rounding; in
+    float32, on another device or with another number of threads rounding is coarser or different, and training that is
+    chaotic makes more of it: see docs/fusion.md. With --json both curves are printed, and what the task prints goes to
+    standard error.
+    """
+    found = Study(directory)
+    with redirect_stdout(sys.stderr) if as_json else nullcontext():
+        say(f"training trial {trial} again, alone")
+        done = found.rerun(trial, device_list(devices))
+    if as_json:
+        print_json(rerun_json(done))
+        return
+    print_table(rerun_table(done))
+    if len(done.found) < len(done.recorded):
+        say(f"it ended after {len(done.found)} of {len(done.recorded)} epochs, as its loss was no number")
+    say(f"{len(done.found)} epochs on {done.device}")
