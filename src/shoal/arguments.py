@@ -1,7 +1,9 @@
 """The arguments of a study: checked, and as its journal keeps them."""
 
 import base64
+import reprlib
 from collections.abc import Mapping
+from os import PathLike, fspath
 from typing import Any
 
 from shoal.algorithms.base import Algorithm
@@ -110,7 +112,15 @@ def single(value: object) -> object:
 
 
 def check(
-    algorithm: object, metric: object, seconds: object, seed: object, data_seed: object, devices: object, fuse: object
+    algorithm: object,
+    metric: object,
+    seconds: object,
+    seed: object,
+    data_seed: object,
+    devices: object,
+    fuse: object,
+    directory: object,
+    show_progress: object,
 ) -> None:
     """Refuse arguments of `tune` that nothing else checks.
 
@@ -129,7 +139,17 @@ def check(
         "metric": (isinstance(metric, str) or names(metric), metric, "the name of a reported value, or a list of such"),
         "seed": (whole(seed), seed, "an integer"),
         "fuse": (isinstance(fuse, bool), fuse, "True or False"),
-        "data_seed": (data_seed in (None, "trial") or whole(data_seed), data_seed, 'an integer, "trial" or None'),
+        "data_seed": (
+            data_seed in (None, "trial") or (whole(data_seed) and -(2**63) <= data_seed < 2**63),  # type: ignore[operator]
+            data_seed,
+            'an integer of 64 bits, "trial" or None',
+        ),
+        "directory": (
+            directory is None or (isinstance(directory, str | PathLike) and _is_path(fspath(directory))),
+            directory,
+            "the path of a directory, without a NUL character in it",
+        ),
+        "show_progress": (isinstance(show_progress, bool), show_progress, "True or False"),
         "devices": (
             isinstance(devices, str) or names(devices),
             devices,
@@ -143,4 +163,8 @@ def check(
     }
     for name, (right, value, wanted) in good.items():
         if not right:
-            raise ShoalError(f"`{name}` must be {wanted}, got {value!r}")
+            raise ShoalError(f"`{name}` must be {wanted}, got {reprlib.repr(value)}")
+
+
+def _is_path(path: object) -> bool:
+    return isinstance(path, str) and path != "" and "\0" not in path

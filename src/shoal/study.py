@@ -349,7 +349,8 @@ def tune(
         "shoal": version("shoal"),
     }
     # All that can be wrong is looked at before there is a directory.
-    check(algorithm, metric, checkpoint_seconds, chosen["seed"], data_seed, chosen["devices"], fuse)
+    places = chosen["directory"], chosen["show_progress"]
+    check(algorithm, metric, checkpoint_seconds, chosen["seed"], data_seed, chosen["devices"], fuse, *places)
     check_whole("retries", retries, least=0)
     check_hang_seconds(hang_seconds)
     means = _Means(

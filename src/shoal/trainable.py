@@ -108,6 +108,8 @@ def _number(name: str, value: Any) -> float:
         return float(single)
     except (TypeError, ValueError, RuntimeError) as error:
         raise TaskError(f"the metric {name!r} must be a number, got {value!r}") from error
+    except OverflowError as error:
+        raise TaskError(f"the metric {name!r} is too large for a float; report its logarithm") from error
 
 
 def _elements(value: Any) -> object:

@@ -226,6 +226,11 @@ def test_a_file_of_a_space(tmp_path: Path) -> None:
     )
 
 
+def test_a_file_with_a_byte_order_mark(tmp_path: Path) -> None:
+    (tmp_path / "space.toml").write_text("\N{ZERO WIDTH NO-BREAK SPACE}lr = [0.1, 0.2]\r\n", encoding="utf-8")
+    assert read_space(tmp_path / "space.toml") == Space({"lr": [0.1, 0.2]})
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [

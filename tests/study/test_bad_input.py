@@ -43,6 +43,17 @@ LR = {"lr": 0.01}
         pytest.param({"metric": 3}, ShoalError, "`metric` must be .*got 3", id="metric"),
         pytest.param({"seed": 1.5}, ShoalError, "`seed` must be an integer, got 1.5", id="seed"),
         pytest.param({"data_seed": "trail"}, ShoalError, "`data_seed` must be .*got 'trail'", id="data seed"),
+        pytest.param({"data_seed": 2**80}, ShoalError, "`data_seed` must be an integer of 64 bits.*got 12", id="huge"),
+        pytest.param({"data_seed": -(2**63) - 1}, ShoalError, "`data_seed` must be", id="data seed below 64 bits"),
+        pytest.param({"show_progress": "no"}, ShoalError, "`show_progress` must be True or False, got 'no'", id="no"),
+        pytest.param(
+            {"algorithm": lambda: shoal.Hyperband(10**18)}, AlgorithmError, "`max_epochs` must be at most", id="R"
+        ),
+        pytest.param(
+            {"algorithm": lambda: shoal.Hyperband(10**9)}, AlgorithmError, "begins with .* trials", id="trials"
+        ),
+        pytest.param({"algorithm": lambda: shoal.Random(10**7, 1)}, AlgorithmError, "with 10000000 trials", id="n"),
+        pytest.param({"algorithm": lambda: shoal.Grid(2**80)}, AlgorithmError, "`epochs` must be at most", id="epochs"),
         pytest.param({"algorithm": lambda: shoal.Random}, ShoalError, "`algorithm` must be an algorithm", id="class"),
         pytest.param({"devices": 3}, ShoalError, "`devices` must be .*got 3", id="devices"),
         pytest.param({"checkpoint_seconds": -1}, ShoalError, "`checkpoint_seconds` must be .*got -1", id="interval"),
@@ -70,6 +81,12 @@ def test_arguments_are_looked_at_before_there_is_a_directory(
             **{name: value() if callable(value) else value for name, value in arguments.items()},
         )
     assert not (tmp_path / "study").exists()
+
+
+@pytest.mark.parametrize("directory", [5, "", b"study", "a\0b", True], ids=repr)
+def test_a_directory_that_is_no_path_is_refused(directory: Any) -> None:
+    with pytest.raises(ShoalError, match="`directory` must be the path of a directory"):
+        tune(tasks.Blobs(), LR, directory)
 
 
 def test_a_task_that_cannot_be_pickled_is_refused_before_there_is_a_directory(tmp_path: Path) -> None:

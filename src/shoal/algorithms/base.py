@@ -2,6 +2,7 @@
 
 import json
 import math
+import reprlib
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +14,10 @@ from shoal.objective import Objective, check_reported, objectives
 from shoal.space import Space, flatten
 from shoal.trial import Config, Decision, Origin, Report, Trial, TrialGroup, TrialState, derive_seed
 
-__all__ = ["Algorithm", "Problem", "Totals", "check_whole"]
+__all__ = ["Algorithm", "Problem", "Totals", "check_trials", "check_whole"]
+
+_MOST = 10**12
+_MOST_TRIALS = 10**6
 
 
 @dataclass(frozen=True)
@@ -302,9 +306,25 @@ def check_whole(name: str, value: object, least: int = 1) -> None:
     """Check a setting that counts something.
 
     Raises:
-        AlgorithmError: `value` is no integer, or below `least`.
+        AlgorithmError: `value` is no integer, below `least`, or so large that a journal could not keep sums of such.
     """
     if isinstance(value, Integral) and not isinstance(value, int):
         raise AlgorithmError(f"`{name}` must be a Python int of at least {least}, got {value!r}; write int(...)")
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise AlgorithmError(f"`{name}` must be an integer of at least {least}, got {value!r}")
+    if value > _MOST:
+        raise AlgorithmError(f"`{name}` must be at most {_MOST}, got {reprlib.repr(value)}")
+
+
+def check_trials(algorithm: str, trials: int) -> None:
+    """Check how many trials an algorithm draws when it begins.
+
+    Args:
+        algorithm: how it was called.
+        trials: their number.
+
+    Raises:
+        AlgorithmError: there are too many.
+    """
+    if trials > _MOST_TRIALS:
+        raise AlgorithmError(f"{algorithm} begins with {trials} trials, and at most {_MOST_TRIALS} are drawn at once")

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from shoal.algorithms.base import Problem, check_whole
+from shoal.algorithms.base import Problem, check_trials, check_whole
 from shoal.algorithms.bracket import Bracket, Rung
 from shoal.algorithms.bracketed import BracketedAlgorithm
 from shoal.errors import AlgorithmError
@@ -50,19 +50,24 @@ class Hyperband(BracketedAlgorithm):
                     f"`brackets` must be at most {most} for max_epochs={self.max_epochs} and eta={self.eta}, "
                     f"got {self.brackets}"
                 )
+        check_trials(repr(self), sum(rungs(self.max_epochs, self.eta, s)[0].trials for s in self._depths()))
 
     def brackets_for(self, problem: Problem) -> list[Bracket]:
         """From the one of the most trials to the one of the longest."""
-        deepest = deepest_bracket(self.max_epochs, self.eta)
-        count = deepest + 1 if self.brackets is None else self.brackets
         brackets: list[Bracket] = []
         first = 0
-        for s in range(deepest, deepest - count, -1):
+        for s in self._depths():
             table = rungs(self.max_epochs, self.eta, s)
             numbers = range(first, first + table[0].trials)
             brackets.append(Bracket(f"bracket {s}", table, problem.random_trials(numbers), problem))
             first = numbers.stop
         return brackets
+
+    def _depths(self) -> range:
+        """How often each bracket halves its trials, from the one of the most."""
+        deepest = deepest_bracket(self.max_epochs, self.eta)
+        count = deepest + 1 if self.brackets is None else self.brackets
+        return range(deepest, deepest - count, -1)
 
 
 def deepest_bracket(max_epochs: int, eta: int) -> int:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from shoal.algorithms.base import Problem, check_whole
+from shoal.algorithms.base import Problem, check_trials, check_whole
 from shoal.algorithms.bracket import Bracket, Rung
 from shoal.algorithms.bracketed import BracketedAlgorithm
 
@@ -30,6 +30,7 @@ class Random(BracketedAlgorithm):
 
     def __post_init__(self) -> None:
         check_whole("n", self.n)
+        check_trials(repr(self), self.n)
         check_whole("epochs", self.epochs)
 
     def brackets_for(self, problem: Problem) -> list[Bracket]:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from shoal.algorithms.base import Problem, check_whole
+from shoal.algorithms.base import Problem, check_trials, check_whole
 from shoal.algorithms.bracket import Bracket, Rung, check_halving, milestones
 from shoal.algorithms.bracketed import BracketedAlgorithm
 
@@ -39,6 +39,7 @@ class SuccessiveHalving(BracketedAlgorithm):
 
     def __post_init__(self) -> None:
         check_whole("n", self.n)
+        check_trials(repr(self), self.n)
         check_halving(self.min_epochs, self.max_epochs, self.eta)
 
     def brackets_for(self, problem: Problem) -> list[Bracket]:

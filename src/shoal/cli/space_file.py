@@ -26,8 +26,7 @@ def read_space(file: Path) -> Space:
         SpaceError: the file is no TOML, or no space; names the file, the key and the value.
     """
     try:
-        with file.open("rb") as stream:
-            content = tomllib.load(stream)
+        content = tomllib.loads(file.read_text(encoding="utf-8-sig"))  # a byte order mark, which some editors write
         return Space({name: _parameter(value, name) for name, value in content.items()})
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise SpaceError(f"{file}: {error}") from error
