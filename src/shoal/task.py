@@ -42,11 +42,11 @@ class Task(ABC):
     One object serves many trials. While they are built (`model`, `optimizer`, `scheduler`) or trained (`step`, `loss`,
     `metrics`, `batch_size`), setting or deleting an attribute of the task is a `TaskError`: all trials would share it,
     and each would train with what the last one has put there. Keep what belongs to a trial on its model. `__init__` and
-    `data` may set attributes, and `functools.cached_property` may be used anywhere. Not seen are changes to a list or
-    dict that an attribute holds, which are as wrong. In the process that calls `tune` (`backend="inline"`,
-    `Study.best_model`) that object is the one given, which stays in memory as long as the process; if it has changed
-    since (an attribute; a class, function or global of a script or a notebook), a copy of what it was, and neither ever
-    changes the other.
+    `data` may set attributes (unless one of those methods calls them), and `functools.cached_property` may be used
+    anywhere. Not seen are changes to a list or dict that an attribute holds, which are as wrong. In the process that
+    calls `tune` (`backend="inline"`, `Study.best_model`) that object is the one given, which stays in memory as long as
+    the process; if it has changed since (an attribute; a class, function or global of a script or a notebook), a copy
+    of what it was, and neither ever changes the other.
 
     The config that a method is given is its own copy: changing it changes nothing for anybody else.
     """
@@ -140,8 +140,9 @@ class Task(ABC):
         if running is not None and running[0] is self:
             raise TaskError(
                 f"the task's `{running[1]}` {does} its attribute {name!r}, which all trials share; keep what belongs "
-                "to one trial on its model, and set what serves all of them in `__init__` or `data`; for a schedule of "
-                'training steps return the scheduler from `scheduler`, with scheduler_interval = "step" in the class'
+                "to one trial on its model, and what serves all of them in what `__init__`, `data` or a "
+                "functools.cached_property sets; for a schedule of training steps return the scheduler from `scheduler`, "
+                'with scheduler_interval = "step" in the class'
             )
 
 
