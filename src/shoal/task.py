@@ -140,8 +140,8 @@ class Task(ABC):
         if running is not None and running[0] is self:
             raise TaskError(
                 f"the task's `{running[1]}` {does} its attribute {name!r}, which all trials share; keep what belongs "
-                "to one trial on its model, and what serves all of them in what `__init__`, `data` or a "
-                "functools.cached_property sets; for a schedule of training steps return the scheduler from `scheduler`, "
+                "to one trial on its model, and set what serves all of them in `__init__`, in `data` or by a "
+                "functools.cached_property; for a schedule of training steps return the scheduler from `scheduler`, "
                 'with scheduler_interval = "step" in the class'
             )
 

@@ -14,7 +14,10 @@ from torch import Tensor, nn
 
 import shoal
 from shoal.errors import TaskError
+from shoal.journal.view import JournalView
 from shoal.planner.job import Member
+from shoal.report.snapshot import snapshot
+from shoal.report.text import best_text
 from shoal.task import Task
 from shoal.trial import TrialState
 from shoal.worker.stepper import FusedStepper, SerialStepper, Stepper
@@ -173,5 +176,7 @@ def test_a_metric_that_was_never_a_number_is_said_to_be_that(tmp_path: Path) -> 
         directory=tmp_path / "study",
         show_progress=False,
     )
+    with JournalView.read(study.directory) as journal:
+        assert best_text(snapshot(journal, 0.0)) == "– (all reported values of error are NaN)"
     with pytest.raises(shoal.ShoalError, match="has a value of 'error': all that were reported are NaN"):
         study.best_trial  # noqa: B018

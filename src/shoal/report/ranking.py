@@ -6,7 +6,7 @@ from shoal.journal.rows import TrialRow
 from shoal.objective import Objective, undominated
 from shoal.trial import TrialState
 
-__all__ = ["front", "nobody", "ranked", "values"]
+__all__ = ["all_nan", "front", "nobody", "ranked", "values"]
 
 
 def values(row: TrialRow, objectives: Sequence[Objective]) -> tuple[float, ...] | None:
@@ -57,6 +57,20 @@ def ranked(rows: Sequence[TrialRow], objectives: Sequence[Objective], best: Set[
     return sorted(rows, key=key)
 
 
+def all_nan(rows: Sequence[TrialRow], objectives: Sequence[Objective]) -> str | None:
+    """The first of the study's metrics that was reported and was never a number; None if there is none.
+
+    Args:
+        rows: as read from the journal.
+        objectives: of the study.
+    """
+    for name in (goal.metric for goal in objectives):
+        reported = [row for row in rows if name in row.metrics]
+        if reported and not any(name in row.best for row in reported):
+            return name
+    return None
+
+
 def nobody(rows: Sequence[TrialRow], objectives: Sequence[Objective]) -> str:
     """Why no trial is the best, as the end of a sentence that begins with the study.
 
@@ -64,8 +78,7 @@ def nobody(rows: Sequence[TrialRow], objectives: Sequence[Objective]) -> str:
         rows: as read from the journal, none of them with values.
         objectives: of the study.
     """
-    for goal in objectives:
-        if any(goal.metric in row.metrics and goal.metric not in row.best for row in rows):
-            return f"has a value of {goal.metric!r}: all that were reported are NaN"
+    if (name := all_nan(rows, objectives)) is not None:
+        return f"has a value of {name!r}: all that were reported are NaN"
     names = [goal.metric for goal in objectives]
     return f"has a value of {names[0]!r} yet" if len(names) == 1 else f"has values of {names} yet"

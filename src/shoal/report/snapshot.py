@@ -8,7 +8,7 @@ from shoal.journal.rows import DeviceRow, JobRow, TrialRow
 from shoal.journal.view import JournalView
 from shoal.planner.job import Purpose
 from shoal.report.causes import Cause, causes
-from shoal.report.ranking import front, ranked, values
+from shoal.report.ranking import all_nan, front, ranked, values
 from shoal.trial import Config, TrialState
 
 __all__ = ["Best", "DeviceUse", "Failing", "JobUse", "Snapshot", "snapshot"]
@@ -113,6 +113,7 @@ class Snapshot:
         stopped: what its first trials failed of, alike, so that it was stopped; None if it was not, or goes on.
         epochs_lost: of `totals`, what trials that have failed will not do.
         starting: whether its workers are being started, and nothing can run before; only its own process knows.
+        all_nan: no trial is the best since a metric was never a number.
     """
 
     metric: str | tuple[str, ...]
@@ -133,6 +134,7 @@ class Snapshot:
     stopped: Cause | None = None
     epochs_lost: int = 0
     starting: bool = False
+    all_nan: bool = False
 
     @property
     def epochs_total(self) -> int:
@@ -205,6 +207,7 @@ def snapshot(journal: JournalView, now: float, *, starting: bool = False) -> Sna
         stopped=None if stopped is None else Cause(stopped["text"], tuple(stopped["trials"]), stopped["log"]),
         epochs_lost=journal.epochs_lost(),
         starting=starting,
+        all_nan=best is None and done > 0 and all_nan(journal.trials(), goals) is not None,
     )
     left = None if pid is None else _seconds_left(done - run.epochs, seen.epochs_total - done, elapsed)
     return replace(seen, seconds_left=left)

@@ -104,7 +104,14 @@ def best_texts(snapshot: Snapshot) -> list[str]:
     """The best trial, on a line; of several metrics the first of those that no other dominates, a line each."""
     best = snapshot.front if snapshot.best is None else (snapshot.best,)
     lines = [_best_line(snapshot, each) for each in best[:_LINES]]
-    return [*lines, f"and {len(best) - _LINES} more, see shoal best"] if len(best) > _LINES else lines or ["–"]
+    return (
+        [*lines, f"and {len(best) - _LINES} more, see shoal best"] if len(best) > _LINES else lines or [_none(snapshot)]
+    )
+
+
+def _none(snapshot: Snapshot) -> str:
+    names = snapshot.metric if isinstance(snapshot.metric, str) else " or ".join(snapshot.metric)
+    return f"– (all reported values of {names} are NaN)" if snapshot.all_nan else "–"
 
 
 def _best_line(snapshot: Snapshot, best: Best) -> str:
