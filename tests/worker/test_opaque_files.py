@@ -9,6 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from shoal.errors import CheckpointError
 from shoal.trial import Origin, Report, Trial
 from shoal.worker.files import inherit, published
 from shoal.worker.opaque_files import Store
@@ -197,6 +198,13 @@ def test_a_process_that_got_the_same_number_is_left_alone(tmp_path: Path, store:
     note = {"pid": os.getpid(), "created": psutil.Process().create_time() - 60}
     (store.live.parent / "process.json").write_text(json.dumps(note))
     assert again(tmp_path).step == 0
+
+
+def test_what_a_program_that_prints_keeps_is_not_copied_to_another_trial(tmp_path: Path, store: Store) -> None:
+    (store.live / "a").write_text("1")
+    store.output.write_text(printed(1, 2))
+    with pytest.raises(CheckpointError, match=r"copied when it calls shoal\.report, not when it prints"):
+        inherit(tmp_path, Trial(4, {}, 0, 0, Origin(3, 2)))
 
 
 def test_a_copy_of_a_trial_has_files_of_its_own(tmp_path: Path, store: Store) -> None:

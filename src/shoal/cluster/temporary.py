@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import stat
 import tempfile
 from pathlib import Path
 from types import TracebackType
@@ -48,10 +49,13 @@ def remove_abandoned() -> None:
     """Remove the directories that killed processes of this user have left; those of living ones are locked."""
     for path in Path(tempfile.gettempdir()).glob(f"{_prefix()}*"):
         try:
+            found = path.lstat()
+            if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+                continue
             lock = _lock(path)
-        except OSError:  # somebody else removes it too, or it is no directory of ours
+        except OSError:  # somebody else has removed it, or it cannot be: no reason not to run
             continue
-        if os.fstat(lock.file).st_uid == os.geteuid() and lock.exclusive():
+        if lock.exclusive():
             shutil.rmtree(path, ignore_errors=True)
         lock.release()
 
@@ -61,5 +65,5 @@ def _prefix() -> str:
 
 
 def _lock(path: Path) -> ProcessLock:
-    """Raises OSError where there is no such directory; what a link names is none."""
-    return ProcessLock(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    """Raises FileNotFoundError where there is no such directory."""
+    return ProcessLock(path / "lock")  # a file and not the directory: NFS locks only what is open for writing

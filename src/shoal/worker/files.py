@@ -55,7 +55,7 @@ def inherit(directory: Path, trial: Trial) -> None:
         trial: one with an origin; if it has checkpoints already, nothing is done.
 
     Raises:
-        CheckpointError: the other trial has no checkpoint at the end of that epoch any more.
+        CheckpointError: the other trial has no checkpoint at the end of that epoch any more, or never had one.
         OSError: the disk is full or cannot be written.
     """
     origin = trial.origin
@@ -64,6 +64,11 @@ def inherit(directory: Path, trial: Trial) -> None:
     begins = f"{origin.epoch:06d}-{0:06d}-"
     there = [*checkpoints(directory, origin.trial), *published(directory, origin.trial)]
     source = next((x for x in there if x.name.startswith(begins)), None)
+    if source is None and (folder(directory, origin.trial) / "live").exists():
+        raise CheckpointError(
+            f"trial {trial.number} was to go on from trial {origin.trial} at epoch {origin.epoch}, and nothing was put "
+            "aside there: a program's files are copied when it calls shoal.report, not when it prints"
+        )
     if source is None:
         raise CheckpointError(
             f"trial {trial.number} was to go on from trial {origin.trial} at epoch {origin.epoch}, whose checkpoint is "
