@@ -118,3 +118,62 @@ def test_a_task_that_keeps_a_trial_on_itself_is_refused_with_the_remedy(notebook
     )
     assert 'with scheduler_interval = "step"' in refused
     assert trained == "trained 2 True"
+
+
+NOISY = """
+import torch
+import torch.nn.functional as F
+import shoal
+from torch.utils.data import TensorDataset
+
+torch.set_num_threads(1)
+x = torch.linspace(-1, 1, 60, dtype=torch.float64).view(-1, 1)
+
+
+class Noisy(shoal.Task):
+    def data(self, config):
+        return TensorDataset(x, x.square()), TensorDataset(x, x.square())
+
+    def model(self, config):
+        return torch.nn.Sequential(torch.nn.Linear(1, 16), torch.nn.Dropout(0.2), torch.nn.Linear(16, 1)).double()
+
+    def optimizer(self, model, config):
+        return torch.optim.Adam(model.parameters(), lr=config["lr"])
+
+    def loss(self, model, batch):
+        return F.mse_loss(model(batch[0]), batch[1])
+
+
+def search(backend):
+    return shoal.tune(
+        Noisy(), {"lr": [0.001, 0.002, 0.004]}, metric="valid_loss", mode="min", algorithm=shoal.Grid(epochs=2),
+        backend=backend, devices="cpu:1", directory=f"{folder}/{backend}", show_progress=False,
+    )
+"""
+
+LOOP = """
+def loop(trial):
+    torch.manual_seed(trial.seed)
+    model = Noisy().model(trial.config)
+    optimizer = Noisy().optimizer(model, trial.config)
+    for epoch in range(trial.epoch):
+        for number, rows in enumerate(shoal.sample_order(trial, epoch, len(x)).split(32)):
+            with shoal.randomness(trial, 2 * epoch + number):
+                loss = F.mse_loss(model(x[rows]), x[rows].square())
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    return F.mse_loss(model.eval()(x), x.square()).item()
+"""
+
+COMPARED = """
+for backend in ("inline", "local"):
+    study = search(backend)
+    apart = [abs(loop(trial) / trial.metrics["valid_loss"] - 1) for trial in study.trials]
+    print("compared", len(apart), max(apart) < 1e-9, study.rerun(study.best_trial.number).largest < 1e-9)
+"""
+
+
+def test_a_plain_loop_of_a_notebook_equals_the_trials_of_a_study(notebook: Notebook) -> None:
+    lines = notebook(NOISY, LOOP, COMPARED).splitlines()
+    assert [line for line in lines if line.startswith("compared")] == ["compared 3 True True"] * 2
