@@ -1,12 +1,11 @@
 """The code on the front page and in the guides runs as it stands."""
 
-import os
 import re
-import subprocess
-import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from warm import Warm
 
 ROOT = Path(__file__).parents[1]
 BLOCKS = [
@@ -16,15 +15,19 @@ BLOCKS = [
 ]
 
 
+@pytest.fixture(scope="module")
+def warm() -> Iterator[Warm]:
+    process = Warm()
+    yield process
+    process.close()
+
+
 @pytest.mark.parametrize("code", BLOCKS)
-def test_python_block_runs(code: str, tmp_path: Path) -> None:
+def test_python_block_runs(code: str, warm: Warm, tmp_path: Path) -> None:
     script = tmp_path / "readme.py"
     script.write_text(code)
-    environment = {**os.environ, "SHOAL_CACHE": str(tmp_path / "cache")}
-    done = subprocess.run(
-        [sys.executable, "-W", "error", str(script)], cwd=tmp_path, env=environment, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
+    status, printed = warm.run(script, tmp_path, {"SHOAL_CACHE": str(tmp_path / "cache")})
+    assert status == 0, printed
 
 
 def test_there_is_code() -> None:
