@@ -41,12 +41,11 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.option.turn is None:
         config.option.turn = int(time.time() / 86400) % TURNS
     settings.load_profile("thorough" if config.option.thorough else "fast")
-    if not hasattr(config, "workerinput"):
-        _begin_alike(config)
+    _begin_alike(config)
 
 
 def _begin_alike(config: pytest.Config) -> None:
-    """Plain output, one thread a process, an empty job history, and interrupts heard.
+    """Plain output, one thread a process, interrupts heard, and a job history and compiled code of this run's own.
 
     A shell that begins a process in the background has it ignore them, and all that it starts.
     """
@@ -56,7 +55,7 @@ def _begin_alike(config: pytest.Config) -> None:
         os.environ.pop(name, None)
     cache = tempfile.mkdtemp(prefix="shoal-tests-")
     config.add_cleanup(lambda: shutil.rmtree(cache, ignore_errors=True))
-    os.environ.update(SHOAL_CACHE=cache, TERM="dumb", OMP_NUM_THREADS="1")
+    os.environ.update(SHOAL_CACHE=cache, TORCHINDUCTOR_CACHE_DIR=cache, TERM="dumb", OMP_NUM_THREADS="1")
 
 
 def pytest_report_header(config: pytest.Config) -> str:
@@ -98,7 +97,8 @@ def _two_counts(cases: list[pytest.Item]) -> list[pytest.Item]:
 
 def _pairwise(cases: list[pytest.Item]) -> Iterator[pytest.Item]:
     """Cases that have each pair of values of two parameters between them; the one with most new pairs comes first."""
-    pairs = {item: set(combinations(sorted(item.callspec.indices.items()), 2)) for item in cases}
+    values = {item: sorted((name, id(value)) for name, value in _parameters(item).items()) for item in cases}
+    pairs = {item: set(combinations(each, 2)) for item, each in values.items()}
     missing = set().union(*pairs.values())
     while missing:
         best = max(cases, key=lambda item: len(pairs[item] & missing))

@@ -77,6 +77,7 @@ def test_peak_is_of_what_is_held_and_of_what_lives_at_once() -> None:
     assert peak_of_step(step, [held, held[10:]], CPU) == 4 * (1000 + 1000 + 2000)
 
 
+@pytest.mark.thorough  # fast, benchmarks/fusion.py --quick shows it
 def test_a_race_measures_and_says_why_a_rival_fails() -> None:
     cell = Cell(WORKLOADS["lstm"](False), 2, CPU, None, torch.get_num_threads())
     findings = race(cell, {"serial": Serial, "vmap": VMap}, seconds=0.02, rounds=2)

@@ -626,6 +626,7 @@ MAKERS: dict[str, Callable[[], Algorithm]] = {
 }
 
 
+@pytest.mark.in_turns
 @pytest.mark.parametrize(
     "method", ["asked", "reported", "decided", "job_started", "joined", "job_ended", "waiting_reasons"]
 )

@@ -78,7 +78,13 @@ CASES = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("make", "optimizer", "count"), CASES.values(), ids=CASES)
+@pytest.mark.parametrize(
+    ("make", "optimizer", "count"),
+    [
+        pytest.param(*case, id=name, marks=[pytest.mark.thorough] if "B=1" in name else [])
+        for name, case in CASES.items()
+    ],
+)
 def test_captured_steps_equal_eager_ones(make: Any, optimizer: Any, count: int) -> None:
     array, fused = members(make, optimizer, count)
     twin, fused_twin = members(make, optimizer, count)
@@ -113,7 +119,10 @@ class Recurrent(nn.Module):
         return self.out(self.rows(x.squeeze(1))[0][:, -1])
 
 
-@pytest.mark.parametrize("kind", [nn.RNN, nn.LSTM, nn.GRU])
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param(nn.RNN, marks=pytest.mark.thorough), nn.LSTM, pytest.param(nn.GRU, marks=pytest.mark.thorough)],
+)
 def test_recurrent_steps_are_captured(kind: type[nn.RNNBase]) -> None:
     """Recurrent modules keep a list of their weights as an attribute, and gather it anew where weights are replaced."""
     array, fused = members(lambda: Recurrent(kind), torch.optim.Adam, 3)

@@ -68,11 +68,14 @@ def steps_agree(name: str, compiling: bool) -> None:
         same(mine.state_dict(), other.state_dict(), 1e-9, "weights")
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.thorough] if name != "BERT" else []) for name in CASES]
+)
 def test_traced_steps(name: str) -> None:
     steps_agree(name, compiling=False)
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_a_compiled_step() -> None:
     steps_agree("BERT", compiling=True)

@@ -2,6 +2,7 @@ from dataclasses import dataclass, replace
 from math import inf
 
 import pytest
+from hypothesis import settings
 from schedule_samples import cluster, gpu, job, needs, placed, refused
 
 import shoal.schedule.auto as auto_module
@@ -36,12 +37,12 @@ TWICE_AS_FAST = {"A100": needs(compute=1.0, seconds=10), "H100": needs(compute=1
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_conforms_by_every_objective(objective):
-    check_policy(lambda: Auto(objective, _OneByOne()), examples=50)
+    check_policy(lambda: Auto(objective, _OneByOne()), examples=settings.default.max_examples // 2)
 
 
 def test_conforms_where_it_keeps_books(monkeypatch):
     monkeypatch.setattr(auto_module, "_LARGE", 15)
-    check_policy(lambda: Auto("mean_completion"), examples=50)
+    check_policy(lambda: Auto("mean_completion"), examples=settings.default.max_examples // 2)
 
 
 SHARING = {

@@ -1,4 +1,5 @@
 import pytest
+from hypothesis import settings
 from schedule_samples import cluster, gpu, job, needs, placed, refused
 
 from shoal.cluster.device import Cluster, Node
@@ -10,7 +11,7 @@ TWO = cluster(gpu(0), gpu(1))
 
 @pytest.mark.parametrize("name", sorted(POLICIES))
 def test_every_policy_conforms(name):
-    check_policy(POLICIES[name], examples=50)
+    check_policy(POLICIES[name], examples=settings.default.max_examples // 2)
 
 
 def plan(policy, jobs, where):

@@ -33,7 +33,9 @@ def reference() -> tuple[dict[int, Any], dict[int, Any]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("backend", "devices"), [("inline", "cpu:1"), ("local", "cpu:2")])
+@pytest.mark.parametrize(
+    ("backend", "devices"), [pytest.param("inline", "cpu:1", marks=pytest.mark.thorough), ("local", "cpu:2")]
+)
 def test_a_search_of_32_rates_is_32_plain_loops(
     backend: str, devices: str, reference: tuple[dict[int, Any], dict[int, Any]], tmp_path: Path
 ) -> None:

@@ -79,7 +79,13 @@ def structures(directory: Path) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    "options", [{"packing": "cost"}, {"packing": "random"}, {"packing": "knn", "fuse": False}], ids=str
+    "options",
+    [
+        {"packing": "cost"},
+        pytest.param({"packing": "random"}, marks=pytest.mark.thorough),
+        pytest.param({"packing": "knn", "fuse": False}, marks=pytest.mark.thorough),
+    ],
+    ids=str,
 )
 def test_a_packed_search_is_the_search_of_trials_by_themselves(options: dict[str, Any], tmp_path: Path) -> None:
     alone = searched(tmp_path / "alone", packing="none", fuse=False)

@@ -93,7 +93,7 @@ jobs = st.fixed_dictionaries(
 )
 
 
-@settings(deadline=None, max_examples=15)
+@settings(deadline=None, max_examples=max(3, settings.default.max_examples * 15 // 100))
 @given(kind=st.sampled_from(sorted(TASKS)), script=st.lists(jobs, max_size=3), seconds=st.sampled_from([0.0, 30.0]))
 def test_whatever_is_done_to_packs_each_member_is_as_if_alone(
     kind: str, script: list[dict[str, Any]], seconds: float

@@ -26,7 +26,9 @@ sys.exit(early)
 """
 
 
-@pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW"])
+@pytest.mark.parametrize(
+    "name", [pytest.param("SGD", marks=pytest.mark.thorough), "Adam", pytest.param("AdamW", marks=pytest.mark.thorough)]
+)
 def test_making_an_optimizer_does_not_import_the_compiler(name: str) -> None:
     done = subprocess.run([sys.executable, "-c", CODE.format(name=name)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr or "torch._dynamo was imported"
