@@ -222,7 +222,8 @@ class _OneByOne(Policy):
     def plan(self, jobs, cluster, now):
         plan = WFD().plan(jobs, cluster, now)
         waiting = [view for view in jobs if view.state is JobState.WAITING]
-        held = [view for view in jobs if view.devices and view.preemptible]
+        healthy = {device.name for _, device in cluster if device.healthy}
+        held = [view for view in jobs if view.devices and healthy.issuperset(view.devices) and view.preemptible]
         if plan.actions or not waiting or not held or waiting[0].demand != held[0].demand:
             return replace(plan, wake=now + self.quantum)
         old, new = held[0], waiting[0]
