@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch._C._dynamo.eval_frame import set_eval_frame
 from torch.utils.data import TensorDataset
 
 import shoal
 from shoal.worker.data import DataSets
-from shoal.worker.reading import ReadConfig
+from shoal.worker.reading import values_read
 
 CPU = torch.device("cpu")
 
@@ -80,6 +81,20 @@ def test_what_is_drawn_while_loading_is_the_same_in_every_process() -> None:
     ],
 )
 def test_all_is_read_once_a_config_is_walked_through(walk: Callable[[Any], Any]) -> None:
-    config = ReadConfig({"b": 2, "a": 1})
-    walk(config)
-    assert config.read() == {"a": 1, "b": 2}
+    _, read = values_read(lambda config: bool(walk(config)), {"b": 2, "a": 1})
+    assert read == {"a": 1, "b": 2}
+
+
+def test_what_a_config_that_is_kept_holds_counts_as_read() -> None:
+    kept: list[Any] = []
+    assert values_read(kept.append, {"b": 2, "a": 1}) == (None, {"a": 1, "b": 2})
+
+
+def test_a_config_is_not_taken_to_be_kept_while_torch_compiles() -> None:
+    """A hook on the evaluation of frames, as of torch.compile or a debugger, adds references of its own."""
+    before = set_eval_frame(False)
+    try:
+        found = values_read(lambda config: config["a"], {"b": 2, "a": 1})
+    finally:
+        set_eval_frame(before)
+    assert found == (1, {"a": 1})

@@ -10,7 +10,7 @@ from shoal.fuse.generators import reseed
 from shoal.pack.batches import Batches
 from shoal.task import Task
 from shoal.trial import Config
-from shoal.worker.reading import ReadConfig
+from shoal.worker.reading import values_read
 
 __all__ = ["DataSets"]
 
@@ -44,9 +44,8 @@ class DataSets:
         for entry in self._known:
             if _agrees(config, entry[0]):
                 return entry
-        reading = ReadConfig(config)
         reseed(0, self._device)  # a random split is the same one in every process, and after a resume
-        sets = self._task.data(reading)
+        sets, read = values_read(self._task.data, config)
         if not isinstance(sets, (tuple, list)) or len(sets) != 2:
             raise TaskError(f"the task's `data` must return a training and a validation set, got {type(sets).__name__}")
         shared = self._task.shared_augmentation
@@ -54,7 +53,7 @@ class DataSets:
             Batches(sets[0], self._device, "training", shared),
             Batches(sets[1], self._device, "validation", shared),
         )
-        self._known = [*self._known[1 - KEPT :], (reading.read(), batches)]
+        self._known = [*self._known[1 - KEPT :], (read, batches)]
         return self._known[-1]
 
 

@@ -3,6 +3,7 @@
 import logging
 import traceback
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from shoal.task import Task, call
 from shoal.trial import Trial
 from shoal.worker.data import DataSets
 from shoal.worker.learner import batch_size, check_optimizer, checked, optimizers_in, ownership
-from shoal.worker.reading import ReadConfig
+from shoal.worker.reading import values_read
 
 __all__ = ["Describer"]
 
@@ -81,15 +82,14 @@ class Describer:
         for read, model, structure in self._known:
             if all(trial.config.get(key) == value for key, value in read.items()):
                 return model, structure
-        config = ReadConfig(trial.config)
+        make = partial(call, self._task, "model")
         try:
             with torch.device("meta"):
-                model = call(self._task, "model", config)
+                model, read = values_read(make, trial.config)
         except Exception:  # it needs real numbers, or is wrong: then it raises again here
-            config = ReadConfig(trial.config)
-            model = call(self._task, "model", config)
+            model, read = values_read(make, trial.config)
         structure = structure_digest(checked("model", model, nn.Module))
-        self._known.append((config.read(), model.to("meta"), structure))
+        self._known.append((read, model.to("meta"), structure))
         return self._known[-1][1:]
 
     def _optimizer(self, model: nn.Module, trial: Trial) -> Any:

@@ -1,17 +1,16 @@
 """Configs that see which of their values are read: to note it, or to have members run one by one."""
 
 import copy
-import sys
+import weakref
 from abc import ABC, abstractmethod
-from collections.abc import ItemsView, Iterator, KeysView, Mapping, Sequence, ValuesView
-from typing import Any
+from collections.abc import Callable, ItemsView, Iterator, KeysView, Mapping, Sequence, ValuesView
+from typing import Any, TypeVar
 
 from shoal.fuse.stacked import NeedsMemberError, Stacked
 
-__all__ = ["MembersConfig", "ReadConfig"]
+__all__ = ["MembersConfig", "values_read"]
 
-_OWN_REFERENCES = 3
-"""The variable of the caller of `read`, `self` in it, and the argument of `getrefcount`."""
+T = TypeVar("T")
 
 
 class _SeenConfig(ABC, dict[str, Any]):
@@ -82,28 +81,38 @@ class _SeenConfig(ABC, dict[str, Any]):
         return super().items()
 
 
-class ReadConfig(_SeenConfig):
-    """A copy of a config that notes the keys that were looked up, or all of them once it is walked through.
+def values_read(function: Callable[[dict[str, Any]], T], config: Mapping[str, Any]) -> tuple[T, dict[str, Any]]:
+    """Call a function of a config, and find out which of the config's values it reads.
 
-    A value that is itself a dict counts as read when it is taken out.
+    Args:
+        function: gets a copy of its own, which it may change.
+        config: nested as its space is; a value that is itself a dict counts as read when it is taken out.
+
+    Returns:
+        What the function returns; and name -> value of all that it looked up, None for a name that is absent. These are
+        all values if it walked through the config, or if something keeps the config and may read on later.
     """
+    given = _NotedConfig(config)
+    names, kept = given.names, weakref.ref(given)
+    result = function(given)
+    del given
+    if kept() is not None:
+        names.update(config)
+    return result, {name: config.get(name) for name in sorted(names)}
+
+
+class _NotedConfig(_SeenConfig):
+    """A copy of a config that notes the names that are looked up, or all of them once it is walked through."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         super().__init__(copy.deepcopy(dict(config)))
-        self._original = dict(config)
-        self._read: set[str] = set()
-
-    def read(self) -> dict[str, Any]:
-        """What was read so far, with the values before any change; all where somebody has kept it to read on later."""
-        if sys.getrefcount(self) > _OWN_REFERENCES:
-            self._read.update(self._original)
-        return {key: self._original.get(key) for key in sorted(self._read)}
+        self.names: set[str] = set()
 
     def _look_up(self, key: str) -> None:
-        self._read.add(key)
+        self.names.add(key)
 
     def _look_through(self) -> None:
-        self._read.update(dict.keys(self))
+        self.names.update(dict.keys(self))
 
 
 class MembersConfig(_SeenConfig):
