@@ -12,7 +12,7 @@ from plain import RELATIVE, curves, jobs, plain_loop, tune
 from torch.utils.data import default_collate
 
 import shoal
-from shoal.errors import CheckpointError, ShoalError
+from shoal.errors import CheckpointError, ShoalError, StudyFailedError
 from shoal.pack.batches import epoch_order
 from shoal.planner.job import Purpose
 from shoal.trial import TrialState
@@ -68,9 +68,10 @@ def test_without_a_checkpoint_there_is_no_best_model(tmp_path: Path) -> None:
 
 
 def test_without_a_number_there_is_no_best_trial(tmp_path: Path) -> None:
-    study = tune(tasks.Blobs(), {"lr": 1e300}, tmp_path / "study")
+    with pytest.raises(StudyFailedError, match="loss is not finite at step 2 of epoch 1"):
+        tune(tasks.Blobs(), {"lr": 1e300}, tmp_path / "study")
     with pytest.raises(ShoalError, match=r"no trial of the study .* has a value of 'accuracy'"):
-        study.best_trial  # noqa: B018
+        shoal.Study(tmp_path / "study").best_trial  # noqa: B018
 
 
 def test_the_data_frame_has_a_row_a_trial(tmp_path: Path) -> None:
