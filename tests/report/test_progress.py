@@ -166,7 +166,8 @@ def test_a_pipe_gets_a_line_for_each_new_cause_of_failures(study, pipe):
 
 
 def at_work(purpose):
-    return (DeviceUse(device("cpu:0"), (JobUse("job-00001", purpose, 17),)),)
+    """Two jobs, of 17 trials together."""
+    return tuple(DeviceUse(device(f"cpu:{slot}"), (JobUse(f"job-0000{slot}", purpose, 8 + slot),)) for slot in range(2))
 
 
 def test_a_pipe_gets_a_line_at_once_for_each_thing_that_is_done_for_the_first_time(study, pipe):

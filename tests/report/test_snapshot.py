@@ -115,6 +115,14 @@ def test_nothing_runs_when_nobody_runs_it(journal, clock, tmp_path):
     assert seen.devices == ()
 
 
+def test_a_study_that_never_reported_ran_until_its_last_job_ended(journal, clock, tmp_path):
+    clock.now = 104.0
+    journal.job_ended("1", "raised", "ValueError: x", failed=True)
+    journal.close()
+    with Journal.read(tmp_path) as view:
+        assert snapshot(view, 5000.0).elapsed == 4.0
+
+
 def test_finished(journal):
     report(journal, 0, 4, 0.5, TrialState.PAUSED)
     journal.decided([Decision(number, TrialState.COMPLETE) for number in range(4)])

@@ -231,10 +231,12 @@ class JournalView:
         """The processes that ran the study, the last one last."""
         return [Run(*row) for row in self._rows("SELECT pid, started, epochs FROM runs ORDER BY number")]
 
-    def last_report_time(self) -> float | None:
-        """When the newest report came, in seconds since 1970; None before the first."""
-        rows = self._rows("SELECT time FROM reports ORDER BY seq DESC LIMIT 1")
-        return rows[0][0] if rows else None
+    def last_moment(self) -> float | None:
+        """When the newest report came or a job ended last, in seconds since 1970; None before that."""
+        rows = self._rows(
+            "SELECT time FROM (SELECT time FROM reports ORDER BY seq DESC LIMIT 1) UNION SELECT max(ended) FROM jobs"
+        )
+        return max((time for (time,) in rows if time is not None), default=None)
 
     def writer(self) -> int | None:
         """The id of the process that is running the study now, or None."""

@@ -3,6 +3,7 @@
 import sys
 import time
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Self
@@ -179,10 +180,12 @@ class LineProgress(Progress):
 
     def _tell_phases(self, snapshot: Snapshot) -> None:
         """What is being done, each thing when it is done for the first time."""
-        purposes = {job.purpose: job for use in snapshot.devices for job in use.jobs}
+        members = Counter[Purpose]()
+        for job in (job for use in snapshot.devices for job in use.jobs):
+            members[job.purpose] += job.members
         found = {"starting workers": ""} if snapshot.starting else {}
         if not snapshot.starting:
-            found |= {_PHASES[purpose]: f" {trials_text(job.members)}" for purpose, job in sorted(purposes.items())}
+            found |= {_PHASES[purpose]: f" {trials_text(count)}" for purpose, count in sorted(members.items())}
         for phase, what in found.items():
             if phase not in self._phases:
                 self._phases.add(phase)
