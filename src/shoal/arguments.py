@@ -1,6 +1,7 @@
 """The arguments of a study: checked, and as its journal keeps them."""
 
 import base64
+import functools
 import reprlib
 from collections.abc import Mapping
 from os import PathLike, fspath
@@ -14,7 +15,17 @@ from shoal.schedule.base import Policy
 from shoal.space import Space
 from shoal.worker.outcome import user_traceback
 
-__all__ = ["blueprint", "bound", "check", "own_batch_size", "pickled", "single", "strategy_of", "strategy_text"]
+__all__ = [
+    "blueprint",
+    "bound",
+    "check",
+    "is_kept",
+    "own_batch_size",
+    "pickled",
+    "single",
+    "strategy_of",
+    "strategy_text",
+]
 
 _PICKLED = "pickled:"
 
@@ -36,6 +47,14 @@ def pickled(task: object) -> bytes:
     content = dumped(task, "the task cannot be pickled for its workers", TaskError, remedy)
     remember(content, task)
     return content
+
+
+def is_kept(task: object) -> bool:
+    """Whether the journal keeps the definition of a task, as of what a script or a notebook defines, not its name."""
+    while isinstance(task, functools.partial):
+        task = task.func
+    defined = task if hasattr(task, "__qualname__") else type(task)
+    return defined.__module__ == "__main__" or "<locals>" in defined.__qualname__
 
 
 def own_batch_size(task: object) -> str | None:

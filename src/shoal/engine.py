@@ -457,7 +457,7 @@ class Engine:
         if alike := first.hopeless(left):
             self._journal.excuse(alike)
             self._journal.put("stopped", first.record(alike))
-            raise first.error(alike, self._journal.directory)
+            raise first.error(alike, self._journal.directory, kept=self._journal.study.get("kept", False))
 
     def _failure(self, standing: Standing, reason: str) -> Report:
         return Report(standing.number, standing.epoch, state=TrialState.FAILED, reason=reason)

@@ -14,7 +14,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from shoal.algorithms.base import Algorithm, check_whole
-from shoal.arguments import blueprint, bound, check, own_batch_size, pickled, single, strategy_of, strategy_text
+from shoal.arguments import (
+    blueprint,
+    bound,
+    check,
+    is_kept,
+    own_batch_size,
+    pickled,
+    single,
+    strategy_of,
+    strategy_text,
+)
 from shoal.backend.base import Backend
 from shoal.backend.registry import backend_class
 from shoal.backend.sharing import check_sharing
@@ -30,6 +40,7 @@ from shoal.journal.view import JournalView
 from shoal.journal.writer import Journal
 from shoal.opaque import RUNNER, TIME_LIMIT, Command, opaque, structure
 from shoal.planner.asked import Asked, hand_over
+from shoal.planner.fatal import remedy
 from shoal.planner.fleet import Fleet
 from shoal.planner.grouping import Grouping
 from shoal.planner.job import Workplace
@@ -366,6 +377,7 @@ def tune(
     search = bound(plan, spec)
     spec["totals"] = None if search.totals is None else asdict(search.totals)
     content = pickled(task) if training is None else pickle.dumps(training)
+    spec["kept"] = is_kept(task)
     spec["batches"] = batch_text(space, own_batch_size(task)) if training is None else ""
     hand_over(Asked(spec, content, means.fleet.given, means.packing))
     place = chosen["directory"] or _new_directory(str(spec["task"]))
@@ -506,8 +518,8 @@ def _check_results(journal: Journal) -> None:
     raise StudyFailedError(
         f"{'the only trial' if count == 1 else f'all {count} trials'} failed:\n{lines}\n\n"
         f"Trial {found[0].trials[0]}: {found[0].reason}\n\n"
-        f"Look at all of them with: shoal trials {journal.directory}; mend that, then try them again: "
-        f"shoal trial retry {journal.directory} --failed",
+        f"Look at all of them with: shoal trials {journal.directory}\n"
+        f"{remedy(journal.directory, kept=journal.study.get('kept', False), lost=True)}",
         journal.directory,
     )
 

@@ -141,11 +141,14 @@ def test_the_error_has_the_traceback_the_logs_and_the_remedy(lost):
     study = Study(RATES)
     for number in range(ALIKE):
         study.fail(number, lost=lost)
-    error = study.first.error(range(ALIKE), Path("runs/one"))
+    error = study.first.error(range(ALIKE), Path("runs/one"), kept=False)
     text = str(error)
     assert text.startswith("the first 5 trials failed alike, and none has reported anything; trial 0:\n\nTraceback\n")
     assert "ValueError: x" in text
     assert "trials 0, 1, 2, 3, 4; logs: logs/0.log, logs/1.log" in text
-    assert "Mend that, then go on with: shoal resume runs/one" in text
-    assert ("shoal trial retry runs/one --failed" in text) is lost
+    again = "shoal trial retry runs/one --failed, and then " if lost else ""
+    assert text.endswith(f"Mend that, then go on with: {again}shoal resume runs/one")
     assert error.directory == Path("runs/one")
+    kept = str(study.first.error(range(ALIKE), Path("runs/one"), kept=True))
+    assert "mend that and begin a new study" in kept
+    assert kept.endswith(f"go on with: {again}shoal resume runs/one")

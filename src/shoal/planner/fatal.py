@@ -13,7 +13,7 @@ from shoal.planner.standings import Standing, Standings
 from shoal.space import flatten
 from shoal.trial import TrialState
 
-__all__ = ["ALIKE", "FirstFailures", "fatal"]
+__all__ = ["ALIKE", "FirstFailures", "fatal", "remedy"]
 
 ALIKE = 5
 """So many trials that fail of one cause, each by itself, end a study in which no trial has reported anything."""
@@ -48,6 +48,25 @@ def fatal(
         config = dict(first.trial.config)
         return TaskError(f"{failed.message}\nIt was met with trial {first.trial.number}{company}: {config}")
     return None
+
+
+def remedy(directory: Path, *, kept: bool, lost: bool) -> str:
+    """What to do about a task that fails in all trials.
+
+    Args:
+        directory: of the study.
+        kept: whether the study keeps the task's definition, so that an edit does not reach it.
+        lost: whether trials have failed for good.
+    """
+    again = f"shoal resume {directory}"
+    if lost:
+        again = f"shoal trial retry {directory} --failed, and then {again}"
+    if not kept:
+        return f"Mend that, then go on with: {again}"
+    return (
+        "The study keeps what a script or a notebook defines as it was: mend that and begin a new study. Where the "
+        f"fault is elsewhere, in a module, in data or in the machine, mend it and go on with: {again}"
+    )
 
 
 @dataclass(frozen=True)
@@ -123,23 +142,23 @@ class FirstFailures:
                 return tuple(alike)
         return ()
 
-    def error(self, alike: Sequence[int], directory: Path) -> StudyFailedError:
+    def error(self, alike: Sequence[int], directory: Path, *, kept: bool) -> StudyFailedError:
         """What ends the study.
 
         Args:
             alike: the trials of `hopeless`.
             directory: of the study.
+            kept: see `remedy`.
         """
         certain = [number for number in alike if self._failures[number].counts]
         first = self._failures[certain[0]]
         logs = dict.fromkeys(log for number in certain if (log := log_of(self._failures[number].message)))
         lost = any(self._trials[number].state.final for number in alike)
-        again = f"; trials that have failed for good: shoal trial retry {directory} --failed" if lost else ""
         return StudyFailedError(
             f"the first {len(certain)} trials failed alike, and none has reported anything; trial {certain[0]}:\n\n"
             f"{first.message}\n\n"
             f"Failed so: trials {', '.join(map(str, certain))}; logs: {', '.join(logs) or 'none'}\n"
-            f"Nothing is lost, the others stay open. Mend that, then go on with: shoal resume {directory}{again}",
+            f"Nothing is lost, the others stay open. {remedy(directory, kept=kept, lost=lost)}",
             directory,
         )
 
