@@ -1,15 +1,23 @@
 """Studies of commands that print their reports, in real processes that are killed at the worst moments."""
 
+import pickle
 import sys
+import time
 from pathlib import Path
+from threading import Timer
 from typing import Any
 
 import pytest
 from programs import curve, search
 
 import shoal
+from shoal.cluster.device import Device
 from shoal.opaque import Command
-from shoal.trial import TrialState
+from shoal.planner.event import Reported
+from shoal.planner.job import Array, ArrayKey, Job, Member, Purpose, Workplace
+from shoal.planner.orders import Orders
+from shoal.trial import Trial, TrialState
+from shoal.worker.opaque import run
 
 PROGRAM = """
 import json, os, signal, sys, time
@@ -111,3 +119,34 @@ def test_a_command_without_steps_goes_on_where_it_was(tmp_path: Path, command: A
     study = search(command("no steps"), tmp_path, {"slope": shoal.grid([1, 2])}, algorithm=algorithm)
     (best,) = [row for row in study.trials if row.epoch == 8]
     assert [report.metrics["loss"] for report in curve(study, best.number)] == [float(n) for n in range(1, 9)]
+
+
+THINKS = """
+import json, os, sys, time
+directory, step = sys.argv[1], 0
+while True:
+    step += 1
+    open(directory + "/state", "w").write(str(step))
+    while step == 2 and not os.path.exists(directory + "/go"):
+        time.sleep(0.005)
+    print(json.dumps({"loss": 1.0, "step": step}), flush=True)
+    time.sleep(0.5)
+"""
+
+
+def test_a_command_that_is_to_stop_is_let_report_what_it_has_saved(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(THINKS)
+    command = Command((sys.executable, str(tmp_path / "program.py"), "{directory}"), ("loss",), tmp_path)
+    array = Array(ArrayKey("thinks", "", 1, opaque=True), (Member(Trial(0, {}, 0, 0), 0, 9),))
+    workplace, orders = Workplace(tmp_path, pickle.dumps(command)), Orders()
+    live, steps = tmp_path / "checkpoints" / "000000" / "live", []
+    for event in run(Job("job", (array,), Purpose.TRAIN), Device("cpu:0", "cpu", memory=2**30), workplace, orders):
+        if isinstance(event, Reported):
+            steps += [report.epoch for report in event.reports]
+        if steps == [1] and not orders.noticed:
+            while (live / "state").read_text() != "2":
+                time.sleep(0.005)
+            orders.stop()
+            Timer(0.2, (live / "go").touch).start()
+    assert steps == [1, 2]
+    assert (live / "state").read_text() == "2"

@@ -172,7 +172,7 @@ class _Course:
             self._end(0)
             message.answer(go_on=False)
             return
-        now = time.monotonic()
+        now, stopping = time.monotonic(), self._stopping
         report = self._curve.add(message, now - self._heard)
         self._heard = now
         self._reached = report.epoch == self._member.target
@@ -188,12 +188,14 @@ class _Course:
         message.answer(go_on=self._phase is _Phase.RUNS and not self._reached)
         if self._reached:
             self._end(GRACE_SECONDS if self._waits else 0)
+        elif stopping and not self._waits:  # it has just reported all that it has saved
+            self._end(0)
 
     def _listen(self) -> None:
         """Whether the trial is to stop now, or is over."""
         if self._orders.stopping() and not self._stopping:
             self._stopping = True
-            self._end(GRACE_SECONDS if self._waits else 0)
+            self._end(GRACE_SECONDS)
         for change in self._orders.changes():
             if self._member.trial.number in change.leave:
                 self._leaving = True
