@@ -303,6 +303,7 @@ NESTED = pytest.mark.filterwarnings(
 """What torch says of the members' own run: it leaves padding out where it can."""
 
 
+@pytest.mark.pairwise
 @NESTED
 @pytest.mark.parametrize("norm_first", [False, True], ids=["norm last", "norm first"])
 @pytest.mark.parametrize("mode", ["train", "eval", "eval without gradients"])

@@ -47,6 +47,7 @@ NETS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("own", [False, True], ids=["shared", "own"])
 @pytest.mark.parametrize("members", [1, 2, 5, 10])
 @pytest.mark.parametrize("make", NETS.values(), ids=NETS)

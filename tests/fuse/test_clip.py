@@ -190,6 +190,7 @@ OF_THE_USER: dict[str, Callable[[nn.Module], Tensor]] = {
 }
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("apart", [False, True], ids=["at once", "member by member"])
 @pytest.mark.parametrize("members", [1, 2, 5])
 @pytest.mark.parametrize("clip", OF_THE_USER.values(), ids=OF_THE_USER)

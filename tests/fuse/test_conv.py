@@ -72,6 +72,7 @@ def going(way: str) -> Any:
     return forced({name: way for names in NAMES.values() for name in names})
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("members", [2, 5, 10])
 @pytest.mark.parametrize("name", CASES)
@@ -109,6 +110,7 @@ ARGUMENTS: dict[str, Callable[[nn.Module, Tensor], tuple[Any, Any]]] = {
 }
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("arguments", ARGUMENTS)
 @pytest.mark.parametrize("layout", LAYOUTS)

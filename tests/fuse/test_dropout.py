@@ -67,6 +67,7 @@ def compare_with_members_alone(make: Make, x: Tensor, members: int, apart: bool 
     assert bool(array._single) == apart or members == 1
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("members", [1, 2, 5, 10])
 @pytest.mark.parametrize("rates", [[0.4] * 10, RATES], ids=["one rate", "own rates"])
 @pytest.mark.parametrize("name", KINDS)

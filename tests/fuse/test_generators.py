@@ -42,6 +42,7 @@ def next_numbers() -> tuple[float, ...]:
     return random.gauss(0, 1), random.random(), np.random.randn(), np.random.randn(), np.random.random()
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("before", BEFORE)
 @pytest.mark.parametrize("draw", DRAWS)
 def test_what_is_drawn_is_seen_and_taken_back(before: str, draw: str, kind: None) -> None:

@@ -36,6 +36,7 @@ def all_large(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(linear, "_LARGE", 0)
 
 
+@pytest.mark.pairwise
 @pytest.mark.usefixtures("all_large")
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("bias", [True, False])
@@ -61,6 +62,7 @@ ARGUMENTS: dict[str, Callable[[nn.Module], tuple[Any, ...]]] = {
 }
 
 
+@pytest.mark.pairwise
 @pytest.mark.usefixtures("all_large")
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("arguments", ARGUMENTS)

@@ -14,6 +14,7 @@ from shoal.fuse.optim.fused import fuse_optimizers
 from shoal.fuse.optim.loop import MemberLoop
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("lowering", LOWERINGS)
 @pytest.mark.parametrize("members", [1, 2, 5, 10])
 @pytest.mark.parametrize("make", [*RULES.values(), *OTHERS.values()], ids=[*RULES, *OTHERS])

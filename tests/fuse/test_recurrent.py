@@ -103,6 +103,7 @@ KINDS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", INPUTS)
