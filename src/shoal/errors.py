@@ -19,6 +19,7 @@ __all__ = [
     "StudyExistsError",
     "StudyFailedError",
     "StudyInterrupted",
+    "TaskChangedError",
     "TaskError",
     "UnusableTaskError",
 ]
@@ -62,6 +63,10 @@ class MpsError(ShoalError, RuntimeError):
 
 class TaskError(ShoalError, ValueError):
     """A task breaks its contract: a loss that is no scalar, a metric it never reports, no data."""
+
+
+class TaskChangedError(TaskError):
+    """The files of a task have changed since its study last ran; names what changed and the remedy."""
 
 
 class UnusableTaskError(TaskError):

@@ -14,10 +14,11 @@ from typing import Any
 
 from shoal.errors import ShoalError, SpaceError, TaskError
 from shoal.pickling import dumped
+from shoal.sources import files_named, modules_named
 from shoal.space import Space, flatten
 from shoal.trial import Trial
 
-__all__ = ["RUNNER", "TIME_LIMIT", "Command", "Function", "Opaque", "opaque", "structure"]
+__all__ = ["RUNNER", "TIME_LIMIT", "Command", "Function", "Opaque", "opaque", "source_files", "structure"]
 
 RUNNER = "shoal.worker.opaque:run"
 """Does their jobs; see `Workplace.runner`. It imports no torch."""
@@ -39,12 +40,14 @@ class Function:
         content: pickled by cloudpickle.
         identity: what tells it from others; functions that share it share what is known of their cost.
         time_limit: seconds that may pass without a report.
+        module: name of the one that defines it.
     """
 
     name: str
     content: bytes
     identity: str
     time_limit: float = TIME_LIMIT
+    module: str = "__main__"
 
 
 @dataclass(frozen=True)
@@ -120,6 +123,13 @@ class Command:
 Opaque = Function | Command
 
 
+def source_files(training: Opaque) -> list[Path]:
+    """The files that define it: the function's module and those of its project, or those that a command names."""
+    if isinstance(training, Command):
+        return files_named(training.arguments, training.directory)
+    return modules_named(training.content, training.module)
+
+
 def structure(training: Opaque) -> str:
     """By what its trials are known in the job history; equal in every study of the same function or command."""
     digest = hashlib.blake2b(training.identity.encode(), digest_size=8).hexdigest()
@@ -153,7 +163,9 @@ def opaque(task: object, space: Space, time_limit: float) -> Opaque | None:
     place = code.co_filename if code is not None else getattr(function, "__module__", "")
     what = f"the function {name} cannot be pickled for its workers"
     content = dumped(task, what, TaskError, "make what it uses inside it")
-    return Function(name.rpartition(".")[2], content, f"{place}:{name}", time_limit)
+    return Function(
+        name.rpartition(".")[2], content, f"{place}:{name}", time_limit, getattr(function, "__module__", None) or ""
+    )
 
 
 def _check_signature(task: Callable[..., Any]) -> None:

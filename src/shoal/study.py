@@ -33,12 +33,12 @@ from shoal.cluster.nvml_monitor import NvmlMonitor
 from shoal.cluster.temporary import remove_abandoned
 from shoal.cost.history import History, environment
 from shoal.engine import Engine
-from shoal.errors import ShoalError, StudyFailedError
-from shoal.journal.requests import leave
+from shoal.errors import ShoalError, StudyFailedError, TaskChangedError
+from shoal.journal.requests import leave, pending
 from shoal.journal.rows import TrialRow
 from shoal.journal.view import JournalView
 from shoal.journal.writer import Journal
-from shoal.opaque import RUNNER, TIME_LIMIT, Command, opaque, structure
+from shoal.opaque import RUNNER, TIME_LIMIT, Command, opaque, source_files, structure
 from shoal.planner.asked import Asked, hand_over
 from shoal.planner.fatal import remedy
 from shoal.planner.fleet import Fleet
@@ -63,6 +63,7 @@ from shoal.schedule.base import Policy
 from shoal.schedule.oversubscription import OversubscriptionTuner
 from shoal.schedule.registry import make_policy
 from shoal.setting import Setting
+from shoal.sources import edits, modules_named, sources
 from shoal.space import Space
 from shoal.trial import Config, TrialState, derive_seed
 from shoal.worker.files import kept
@@ -378,6 +379,8 @@ def tune(
     spec["totals"] = None if search.totals is None else asdict(search.totals)
     content = pickled(task) if training is None else pickle.dumps(training)
     spec["kept"] = is_kept(task)
+    files = modules_named(content, type(task).__module__) if training is None else source_files(training)
+    spec["sources"] = sources(files)
     spec["batches"] = batch_text(space, own_batch_size(task)) if training is None else ""
     hand_over(Asked(spec, content, means.fleet.given, means.packing))
     place = chosen["directory"] or _new_directory(str(spec["task"]))
@@ -394,6 +397,7 @@ def resume(
     backend: str | None = None,
     sharing: str | None = None,
     show_progress: bool = True,
+    accept_changes: bool = False,
 ) -> Study:
     """Go on with a study that was stopped or killed; one that has ended is just returned.
 
@@ -408,13 +412,16 @@ def resume(
         backend: instead of the study's own.
         sharing: instead of the study's own.
         show_progress: as of `tune`.
+        accept_changes: go on although files of the task were edited since the study last ran; the journal notes it.
 
     Raises:
+        TaskChangedError: they were, and that is not accepted; nothing is changed.
         JournalError: there is no study, or another process is running it.
         StudyInterrupted: stopped again.
         StudyFailedError: as of `tune`.
     """
     with closing(Journal.open(directory, called=time.time())) as journal:
+        _check_edits(journal, accept_changes)
         spec = journal.study
         sys.path.extend(path for path in spec["paths"] if path not in sys.path)
         search = bound(journal.blob("algorithm"), spec)
@@ -522,6 +529,29 @@ def _check_results(journal: Journal) -> None:
         f"{remedy(journal.directory, kept=journal.study.get('kept', False), lost=True)}",
         journal.directory,
     )
+
+
+def _check_edits(journal: Journal, accepted: bool) -> None:
+    """Have the journal note that the task was edited; or refuse that, before anything of the task is run.
+
+    Raises:
+        TaskChangedError: it was, and that is not accepted.
+    """
+    found = edits(journal.study.get("sources", {}))
+    states, totals = journal.states(), journal.study.get("totals")
+    ended = all(state.final for state, count in states.items() if count)
+    if ended and totals is not None and sum(states.values()) >= totals["trials"] and not pending(journal.directory):
+        return
+    if found and not accepted:
+        what = "\n".join(f"{edit.path}:\n{edit.text}" for edit in found)
+        raise TaskChangedError(
+            f"files of the task were edited since the study in {journal.directory} last ran:\n\n{what}\n\n"
+            "What trials report from now on would be of another task than what they reported before. Undo that; or go "
+            f"on with it, which the journal notes: shoal resume {journal.directory} --accept-changes (in Python: "
+            "accept_changes=True)"
+        )
+    if found:
+        journal.edited(found)
 
 
 @contextmanager

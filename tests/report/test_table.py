@@ -13,10 +13,11 @@ from shoal.objective import objectives
 from shoal.planner.job import Purpose
 from shoal.report.causes import Cause, causes
 from shoal.report.device_text import cause_lines
+from shoal.report.edits import Edited
 from shoal.report.ranking import ranked
 from shoal.report.snapshot import Best, DeviceUse, Failing, JobUse
 from shoal.report.table import best_table, snapshot_json, status_table, trial_json, trials_table
-from shoal.report.text import best_texts, config_text, duration, number, rate_text, rounded
+from shoal.report.text import best_texts, config_text, duration, edited_text, number, rate_text, rounded
 from shoal.trial import TrialState
 
 
@@ -290,6 +291,17 @@ def test_many_trials_that_failed_are_counted():
     assert any("3 trials more, see shoal report" in line for line in rendered(status_table(snapshot(failing=failing))))
 
 
+def test_an_edit_of_the_task_says_who_trains_with_it():
+    edits = (Edited(0.0, {"/mine/task.py": "-a\n+b", "/mine/nets.py": "cannot be read any more"}, (0, 1, 2, 5), 7),)
+    line = edited_text(*edits)
+    assert line.startswith("task.py, nets.py edited when it went on at ")
+    assert line.endswith(": trials 0-2, 5 and those from 7 on train with that since")
+    shown = rendered(status_table(snapshot(edits=edits)))
+    assert any(each.startswith("task     task.py, nets.py edited") for each in shown)
+    (told,) = snapshot_json(snapshot(edits=edits))["edits"]
+    assert told == {"time": 0.0, "files": dict(edits[0].files), "open": [0, 1, 2, 5], "next": 7}
+
+
 def test_long_texts_stay_within_the_width():
     long = {"waiting": {"word " * 60: [1]}, "best": None}
     assert max(map(len, rendered(status_table(snapshot(**long))))) <= 100
@@ -372,6 +384,7 @@ def test_snapshot_json_is_strict_and_complete():
         ],
         "stopped": None,
         "causes": [],
+        "edits": [],
         "failing": [],
     }
 

@@ -1,10 +1,12 @@
 """A task that was edited between two runs of its study: what cannot go on with it loses nothing."""
 
 import importlib
+import json
 import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +16,7 @@ from typer.testing import CliRunner
 
 import shoal
 from shoal.cli.app import app
-from shoal.errors import AlgorithmError, UnusableTaskError
+from shoal.errors import AlgorithmError, TaskChangedError, UnusableTaskError
 from shoal.journal.view import JournalView
 from shoal.planner.job import Purpose
 from shoal.trial import TrialState
@@ -52,6 +54,37 @@ def check_open(study: shoal.Study, before: list[tuple[Any, ...]]) -> None:
     assert {row.failures for row in study.trials} == {0}
 
 
+def test_an_edit_is_told_and_has_to_be_accepted(tmp_path: Path, module: Path) -> None:
+    study = interrupted(edited(tmp_path), tmp_path / "study")
+    before = table(study)
+    module.write_text(MODULE.replace("    pass", "    factor = 2"))
+    words = r"edited\.py.*\n(.|\n)*-    pass\n\+    factor = 2\n(.|\n)*--accept-changes"
+    with pytest.raises(TaskChangedError, match=words):
+        shoal.resume(study.directory, show_progress=False)
+    done = CliRunner().invoke(app, ["resume", str(study.directory)])
+    assert isinstance(done.exception, TaskChangedError), "not on a terminal"
+    check_open(study, before)
+    shoal.resume(study.directory, accept_changes=True, show_progress=False)
+    status = CliRunner().invoke(app, ["status", str(study.directory)]).output
+    assert re.search(r"task +edited\.py edited when it went on at .*: trials 0 and those from 1 on train with", status)
+    told = json.loads(CliRunner().invoke(app, ["status", str(study.directory), "--json"]).output)["edits"]
+    assert [(list(map(Path, edit["files"])), edit["open"], edit["next"]) for edit in told] == [([module], [0], 1)]
+    module.write_text("1 / 0\n")
+    shoal.resume(study.directory, show_progress=False)  # it has ended
+
+
+def test_an_edit_is_asked_about_on_a_terminal(tmp_path: Path, module: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    study = interrupted(edited(tmp_path), tmp_path / "study")
+    module.write_text(f"# edited\n{MODULE}")
+    monkeypatch.setattr("shoal.cli.app.sys", SimpleNamespace(stdin=SimpleNamespace(isatty=lambda: True), stderr=None))
+    refused = CliRunner().invoke(app, ["resume", str(study.directory)], input="n\n")
+    assert refused.exit_code == 1
+    assert "+# edited" in refused.output
+    assert shoal.Study(study.directory).trials[0].state is TrialState.PENDING
+    assert CliRunner().invoke(app, ["resume", str(study.directory)], input="y\n").exit_code == 0
+    assert shoal.Study(study.directory).trials[0].state is TrialState.COMPLETE
+
+
 @pytest.mark.parametrize(
     ("content", "words"),
     [
@@ -67,11 +100,11 @@ def test_a_task_that_cannot_be_loaded_any_more_ends_the_run_with_its_traceback(
     before = table(study)
     module.write_text(content)
     with pytest.raises(UnusableTaskError, match=words) as caught:
-        shoal.resume(study.directory, backend="local", show_progress=False)
+        shoal.resume(study.directory, backend="local", accept_changes=True, show_progress=False)
     assert f"shoal resume {study.directory}" in str(caught.value)
     check_open(study, before)
     module.write_text(MODULE)
-    check_plain(shoal.resume(study.directory, show_progress=False), tasks.Momentum())
+    check_plain(shoal.resume(study.directory, accept_changes=True, show_progress=False), tasks.Momentum())
 
 
 def other_model(task: Any, config: Any) -> Any:

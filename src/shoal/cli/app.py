@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stdout
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any
@@ -37,7 +38,7 @@ from shoal.cli.profile import profile
 from shoal.cli.report import report
 from shoal.cli.rerun import rerun
 from shoal.cli.script import run_script
-from shoal.errors import ShoalError, StudyFailedError, StudyInterrupted
+from shoal.errors import ShoalError, StudyFailedError, StudyInterrupted, TaskChangedError
 from shoal.journal.view import JournalView
 from shoal.report.drawing import check_drawing
 from shoal.report.gantt import draw_gantt
@@ -145,6 +146,9 @@ def resume(
     packing: Packing = None,
     backend: Backend = None,
     sharing: Sharing = None,
+    accept_changes: Annotated[
+        bool, typer.Option("--accept-changes", help="Go on although the task was edited; the journal notes it.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Go on with a study that was stopped or killed, or that has failed trials to try again (shoal trial retry).
@@ -153,7 +157,8 @@ def resume(
     algorithm: go on with studies of people you trust only. Looking (status, trials, best, report) runs none.
     """
     with _stoppable([directory], as_json):
-        study.resume(
+        go_on = partial(
+            study.resume,
             directory,
             policy=policy,
             packing=packing,
@@ -162,6 +167,14 @@ def resume(
             sharing=sharing,
             show_progress=not as_json,
         )
+        try:
+            go_on(accept_changes=accept_changes)
+        except TaskChangedError as change:
+            if not sys.stdin.isatty():
+                raise
+            typer.echo(f"{change}\n", err=True)
+            typer.confirm("Go on with the edited task?", abort=True, err=True)
+            go_on(accept_changes=True)
     _conclude(directory, as_json)
 
 

@@ -20,6 +20,7 @@ from shoal.journal.view import JournalView
 from shoal.objective import objectives
 from shoal.planner.event import Outcome
 from shoal.planner.job import Array, Job, Purpose
+from shoal.sources import Edit, sources
 from shoal.trial import Decision, Report, TrialGroup, TrialState
 
 __all__ = ["Journal"]
@@ -168,6 +169,22 @@ class Journal(JournalView):
         text = encode(value, f"the study's {key!r}")
         self._rows("INSERT OR REPLACE INTO study (key, value) VALUES (?, ?)", key, text)
         self.study[key] = json.loads(text)
+
+    def edited(self, edits: Sequence[Edit]) -> None:
+        """The study goes on although files of its task have changed: what they are now counts from here.
+
+        `study["edits"]` keeps each time: which files, what changed, and the trials that had not ended.
+        """
+        open_ = [row.number for row in self.trials() if not row.state.final]
+        entry = {
+            "time": self._clock(),
+            "files": {edit.path: edit.text for edit in edits},
+            "open": open_,
+            "next": sum(self.states().values()),
+        }
+        with self.transaction():
+            self.put("edits", [*self.study.get("edits", []), entry])
+            self.put("sources", sources(map(Path, self.study["sources"])))
 
     def asked(self, free: int, groups: Sequence[TrialGroup]) -> None:
         """The algorithm was asked for groups: their trials are new, or promoted, and wait.

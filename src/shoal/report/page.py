@@ -10,7 +10,17 @@ from shoal.errors import ShoalError
 from shoal.planner.job import Purpose
 from shoal.report.device_text import cause_text, failing_json, failing_text
 from shoal.report.overview import SHARES, Overview, Usage
-from shoal.report.text import best_text, config_text, duration, epochs_text, finite, number, numbers_text, states_text
+from shoal.report.text import (
+    best_text,
+    config_text,
+    duration,
+    edited_text,
+    epochs_text,
+    finite,
+    number,
+    numbers_text,
+    states_text,
+)
 from shoal.schedule.ledger import bytes_text
 
 __all__ = ["overview_json", "page", "write_page"]
@@ -55,6 +65,7 @@ def page(study: Overview, picture: bytes) -> str:
         f"<style>{_STYLE}</style></head>\n<body>\n<h1>{name}</h1>",
         _facts(study),
         f'<h2>Timeline</h2>\n<img alt="what each device did and when" src="data:image/png;base64,{image}">',
+        _section("Edits of the task", [edited_text(edit) for edit in study.state.edits]),
         _section("Best trials", _best(study)),
         _section("Devices", _devices(study)),
         f"<p>{escape(SHARES)}</p>" if study.usage else "",

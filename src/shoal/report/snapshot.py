@@ -8,6 +8,7 @@ from shoal.journal.rows import DeviceRow, JobRow, TrialRow
 from shoal.journal.view import JournalView
 from shoal.planner.job import Purpose
 from shoal.report.causes import Cause, causes
+from shoal.report.edits import Edited, edited
 from shoal.report.ranking import all_nan, front, ranked, values
 from shoal.trial import Config, TrialState
 
@@ -112,6 +113,7 @@ class Snapshot:
         causes: what trials have failed for good of, the most frequent first.
         stopped: what its first trials failed of, alike, so that it was stopped; None if it was not, or goes on.
         epochs_lost: of `totals`, what trials that have failed will not do.
+        edits: each time that it went on with an edited task.
         starting: whether its workers are being started, and nothing can run before; only its own process knows.
         all_nan: no trial is the best since a metric was never a number.
     """
@@ -133,6 +135,7 @@ class Snapshot:
     causes: tuple[Cause, ...] = ()
     stopped: Cause | None = None
     epochs_lost: int = 0
+    edits: tuple[Edited, ...] = ()
     starting: bool = False
     all_nan: bool = False
 
@@ -204,6 +207,7 @@ def snapshot(journal: JournalView, now: float, *, starting: bool = False) -> Sna
         failing=tuple(Failing(*found, retries=journal.study.get("retries")) for found in journal.failures()),
         totals=None if told is None else Totals(**told),
         causes=causes(journal.lost()),
+        edits=edited(journal.study),
         stopped=None if stopped is None else Cause(stopped["text"], tuple(stopped["trials"]), stopped["log"]),
         epochs_lost=journal.epochs_lost(),
         starting=starting,

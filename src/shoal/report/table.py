@@ -20,12 +20,14 @@ from shoal.report.device_text import (
     failing_lines,
     stop_text,
 )
+from shoal.report.edits import Edited
 from shoal.report.ranking import front, ranked
 from shoal.report.snapshot import Best, Snapshot
 from shoal.report.text import (
     best_texts,
     config_text,
     duration,
+    edited_text,
     epochs_text,
     finite,
     leaf_text,
@@ -135,6 +137,8 @@ def status_table(snapshot: Snapshot) -> Table:
     stopped = [] if snapshot.stopped is None else [stop_text(snapshot.stopped)]
     for place, line in enumerate([*stopped, *cause_lines(snapshot.causes), *failing_lines(snapshot.failing)]):
         table.add_row("" if place else "failed", Text(line, style="red"))
+    for place, edit in enumerate(snapshot.edits):
+        table.add_row("" if place else "task", Text(edited_text(edit)))
     for place, line in enumerate(best_texts(snapshot)):
         table.add_row("" if place else "best", Text(line))
     for use in snapshot.devices:
@@ -162,6 +166,11 @@ def trial_json(row: TrialRow) -> dict[str, Any]:
     }
 
 
+def _edited_json(edit: Edited) -> dict[str, Any]:
+    """An edit of the task as plain values."""
+    return {"time": edit.time, "files": dict(edit.files), "open": list(edit.open), "next": edit.next}
+
+
 def snapshot_json(snapshot: Snapshot) -> dict[str, Any]:
     """A study at one moment as plain values; numbers that JSON has no word for are None."""
     several = {} if isinstance(snapshot.metric, str) else {"front": [_best_json(best) for best in snapshot.front]}
@@ -185,6 +194,7 @@ def snapshot_json(snapshot: Snapshot) -> dict[str, Any]:
         "seconds_left": snapshot.seconds_left,
         "stopped": snapshot.stopped and cause_json(snapshot.stopped),
         "causes": [cause_json(cause) for cause in snapshot.causes],
+        "edits": [_edited_json(edit) for edit in snapshot.edits],
         "failing": [failing_json(failing) for failing in snapshot.failing],
         "devices": [device_json(use) for use in snapshot.devices],
     }

@@ -2,9 +2,12 @@
 
 import math
 import re
+import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
+from shoal.report.edits import Edited
 from shoal.report.snapshot import Best, Snapshot
 from shoal.space import flatten
 from shoal.trial import Config, TrialState
@@ -14,6 +17,7 @@ __all__ = [
     "best_texts",
     "config_text",
     "duration",
+    "edited_text",
     "epochs_text",
     "finite",
     "key_text",
@@ -165,6 +169,18 @@ def numbers_text(numbers: Sequence[int]) -> str:
         else:
             ranges.append([value])
     return ", ".join("-".join(map(str, each)) for each in ranges)
+
+
+def edited_text(edit: Edited) -> str:
+    """In a line: when a task was edited, which files, and what was trained with them since."""
+    when = time.strftime("%Y-%m-%d %H:%M", time.localtime(edit.time))
+    files = ", ".join(Path(path).name for path in edit.files)
+    since = (
+        f"trials {numbers_text(edit.open)} and those from {edit.next} on"
+        if edit.open
+        else f"trials from {edit.next} on"
+    )
+    return f"{files} edited when it went on at {when}: {since} train with that since"
 
 
 def structure_text(structure: str) -> str:
