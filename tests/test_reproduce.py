@@ -95,6 +95,22 @@ def test_what_cannot_be_drawn_within_is_refused() -> None:
         shoal.fuse([nn.Linear(4, 1).double()])(X)
 
 
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: shoal.sample_order(3, 0, 10), "`trial` must be a trial, such as study.best_trial .*, got 3"),
+        (lambda: shoal.sample_order(TRIAL, -1, 10), "`epoch` must be an integer of at least 0, got -1"),
+        (lambda: shoal.sample_order(TRIAL, 0, [1, 2]), r"`samples` must be an integer of at least 1, got \[1, 2\]"),
+        (lambda: shoal.randomness(TRIAL, 0.5).__enter__(), "`step` must be an integer, got 0.5"),
+        (lambda: shoal.sample_randomness(TRIAL, 0, -1).__enter__(), "`batch` must be an integer of at least 0, got -1"),
+    ],
+    ids=["no trial", "epoch", "samples", "step", "batch"],
+)
+def test_arguments_that_mean_nothing_are_refused(call: Callable[[], object], words: str) -> None:
+    with pytest.raises(shoal.ShoalError, match=words):
+        call()
+
+
 class Hooked(shoal.Task):
     """No array takes its model, not even one of its own."""
 

@@ -57,7 +57,7 @@ _HOMES = {
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 
-_PACKAGES = ("algorithms", "backend", "pack", "schedule", "testing")
+_PACKAGES = ("algorithms", "backend", "pack", "reproduce", "schedule", "testing")
 """What else may be reached without an import of its own: `shoal.schedule.POLICIES`."""
 
 __version__ = "0.1.0"

@@ -19,6 +19,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from shoal.errors import ShoalError
 from shoal.fuse.generators import OtherGenerators, reseed, undrawn
 from shoal.fuse.intercept import member_run
 from shoal.fuse.randomness import Randomness, member_keys
@@ -50,7 +51,11 @@ def sample_order(trial: Seeded, epoch: int, samples: int) -> Tensor:
 
     Returns:
         Indices, int64 [samples]; `.split(batch_size)` are those of the batches.
+
+    Raises:
+        ShoalError: an argument is not what it is to be.
     """
+    _check(trial, epoch=(epoch, 0), samples=(samples, 1))
     return epoch_order(samples, trial.data_seed, epoch)
 
 
@@ -71,12 +76,14 @@ def randomness(trial: Seeded, step: int, array: bool = True) -> Iterator[None]:
             trial's seed and the step.
 
     Raises:
+        ShoalError: an argument is not what it is to be.
         FusionError: within, a random function runs under `torch.utils.checkpoint`, or an array of `shoal.fuse` runs.
 
     Example:
         with shoal.randomness(study.best_trial, step=0):
             loss = F.cross_entropy(model(x), y)
     """
+    _check(trial, step=(step, None))
     with _generators(step_seed(trial.data_seed if array else trial.seed, step)):
         if not array:
             yield
@@ -97,12 +104,26 @@ def sample_randomness(trial: Seeded, epoch: int | None, batch: int) -> Iterator[
         epoch: from 0; None for the validation set, which draws the same numbers at each epoch.
         batch: from 0, within the epoch.
 
+    Raises:
+        ShoalError: an argument is not what it is to be.
+
     Example:
         with shoal.sample_randomness(trial, epoch, batch):
             x, y = default_collate([train[i] for i in rows])
     """
+    _check(trial, epoch=(0 if epoch is None else epoch, 0), batch=(batch, 0))
     with _generators(noise_seed(trial.data_seed, epoch) + batch):
         yield
+
+
+def _check(trial: object, **numbers: tuple[object, int | None]) -> None:
+    """Refuse what has no seeds, and numbers that are no integers of at least the second of the pair."""
+    if not all(isinstance(getattr(trial, name, None), int) for name in ("seed", "data_seed")):
+        raise ShoalError(f"`trial` must be a trial, such as study.best_trial or study.trials[0], got {trial!r}")
+    for name, (value, least) in numbers.items():
+        if not isinstance(value, int) or isinstance(value, bool) or (least is not None and value < least):
+            bound = "" if least is None else f" of at least {least}"
+            raise ShoalError(f"`{name}` must be an integer{bound}, got {value!r}")
 
 
 @contextmanager

@@ -31,7 +31,7 @@ class Task(ABC):
     `loss`. Then `metrics` and `loss` are averaged over the validation set, weighted by batch size, `scheduler` steps
     once (`ReduceLROnPlateau` with the validation loss; see `scheduler_interval`), and the averages are reported, the
     loss as `valid_loss`. Where the config has no "batch_size" and `batch_size` is not overridden, a batch has 32
-    samples.
+    samples. `help(shoal.reproduce)` says how a loop of your own draws the same random numbers.
 
     Every process that needs the data calls `data`, with all random generators seeded alike. Batches are what
     `torch.utils.data.default_collate` makes of samples, on the trial's device. A sample is to depend on its index, and
