@@ -2,6 +2,7 @@
 
 import json
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -13,6 +14,7 @@ import torch
 from typer.testing import CliRunner
 
 from shoal.cli.app import app
+from shoal.errors import ShoalError
 from shoal.journal.view import JournalView
 from shoal.journal.writer import Journal
 from shoal.space import Space, choice, loguniform, uniform
@@ -606,3 +608,35 @@ def test_a_second_ctrl_c_ends_at_once(begin, tmp_path):
     assert process.returncode == 1
     assert "shoal: go on with: shoal resume stopped\n" in told
     assert "Traceback" not in told
+
+
+@pytest.mark.parametrize(
+    ("change", "place"),
+    [
+        pytest.param(
+            "UPDATE trials SET epoch = 'abc' WHERE number = 1", "`epoch` is 'abc' where `number` is 1", id="text"
+        ),
+        pytest.param("UPDATE trials SET config = '[1, {' WHERE number = 1", "trial 1 is not understood", id="JSON"),
+        pytest.param("UPDATE trials SET config = '[1]' WHERE number = 1", "trial 1 is not understood", id="a list"),
+        pytest.param('UPDATE trials SET metrics = \'{"loss": "low"}\'', "the metric 'loss' is 'low'", id="metric"),
+        pytest.param("UPDATE trials SET state = 'lost'", "'lost' is not a valid TrialState", id="state"),
+        pytest.param("UPDATE trials SET objective = 'good'", "`objective` is 'good'", id="objective"),
+        pytest.param("UPDATE trials SET reason = x'ff'", "`reason` is b'\\xff'", id="bytes"),
+        pytest.param("UPDATE study SET value = '{' WHERE key = 'space'", "its study is not understood", id="study"),
+        pytest.param("UPDATE study SET value = '\"{}\"' WHERE key = 'space'", "the space of its study", id="space"),
+        pytest.param("UPDATE study SET value = '3' WHERE key = 'metric'", "`metric` must be", id="no metric"),
+        pytest.param("DELETE FROM study WHERE key = 'mode'", "its study is not understood (KeyError", id="no mode"),
+        pytest.param("UPDATE runs SET started = 'then'", "`started` is 'then'", id="a run"),
+        pytest.param("DELETE FROM runs", "nobody has run the study in", id="no run"),
+    ],
+)
+def test_a_journal_with_bad_values_is_an_error_that_names_the_place(begun, change, place):
+    directory = begun(2)
+    with closing(sqlite3.connect(directory / "journal.sqlite")) as connection, connection:
+        connection.execute(change)
+    told = []
+    for command in (["status"], ["trials"], ["best"], ["report", "--json"]):
+        error = CliRunner().invoke(app, [*command, str(directory)]).exception
+        assert isinstance(error, ShoalError | None | SystemExit), repr(error)
+        told.append(str(error))
+    assert any(place in each for each in told), told

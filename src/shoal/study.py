@@ -142,7 +142,7 @@ class Study:
     def grid(self) -> StudyGrid:
         """The trials by the values of the parameters that are searched: `grid().project("lr", "width").cells`."""
         with self._journal() as journal:
-            return study_grid(Space.from_json(journal.study["space"]), journal.trials(), self.objectives[0])
+            return study_grid(journal.space, journal.trials(), self.objectives[0])
 
     def to_optuna(
         self, storage: "str | optuna.storages.BaseStorage | None" = None, name: str | None = None
@@ -160,7 +160,7 @@ class Study:
         """
         with self._journal() as journal:
             trials = [(row, journal.curve(row.number)) for row in journal.trials()]
-            space = Space.from_json(journal.study["space"])
+            space = journal.space
         return optuna_study(trials, space, self.objectives, name or self.directory.resolve().name, storage)
 
     def mirror_to_optuna(

@@ -50,7 +50,6 @@ from shoal.report.table import best_table, snapshot_json, status_table, trial_js
 from shoal.schedule.registry import POLICIES
 from shoal.simulate.result import faults, outcome_json, outcomes_table
 from shoal.simulate.scenario import DATA, load
-from shoal.space import Space
 from shoal.worker.files import checkpoints, published
 
 __all__ = ["app", "main"]
@@ -195,7 +194,7 @@ def status(
     """
     with JournalView.read(directory) as journal:
         now = snapshot(journal, time.time())
-        grid = study_grid(Space.from_json(journal.study["space"]), journal.trials(), journal.objectives[0])
+        grid = study_grid(journal.space, journal.trials(), journal.objectives[0])
     if axes is not None:
         grid = _projected(grid, axes)
     if as_json:

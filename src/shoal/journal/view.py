@@ -4,17 +4,19 @@ import heapq
 import json
 import sqlite3
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from operator import itemgetter
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from shoal.errors import JournalError
 from shoal.journal.lock import holder
 from shoal.journal.rows import UNFAILED, Ask, DeviceRow, JobRow, Promise, Run, TrialRow
-from shoal.journal.schema import open_existing, readable, translated
+from shoal.journal.schema import FILE_NAME, open_existing, readable, translated
 from shoal.objective import objectives
 from shoal.planner.job import Purpose
+from shoal.space import Space, is_number
 from shoal.trial import Budget, Origin, Report, Trial, TrialGroup, TrialState
 
 __all__ = ["JournalView"]
@@ -31,6 +33,19 @@ _JOB = (
 _LATELY = 500
 """So many of the last reports, of all jobs together, say how fast jobs are now."""
 _UNENDED = (TrialState.PENDING, TrialState.RUNNING)
+
+_WHOLE = ("number", "seed", "data_seed", "start", "epoch", "target", "failures", "seq", "trial", "pid", "epochs")
+_NUMBER = ("seconds", "started")
+_TEXT = ("config", "state", "reason", "device", "array", "metrics", "best", "id", "purpose", "trials", "outcome")
+_KINDS: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(_WHOLE, (int,)),
+    **dict.fromkeys(_NUMBER, (int, float)),
+    **dict.fromkeys((*_TEXT, "message", "keys", "key", "value", "proposed", "job", "name", "node", "kind"), (str,)),
+    **dict.fromkeys(("origin", "memory"), (int, type(None))),
+    **dict.fromkeys(("objective", "ended", "time", "compute", "cores", "node_cores"), (int, float, type(None))),
+    **dict.fromkeys(("data",), (bytes,)),
+}
+"""What columns hold, by their names, which mean the same in all tables. SQLite itself takes any value."""
 
 
 class JournalView:
@@ -49,10 +64,11 @@ class JournalView:
     def __init__(self, directory: Path, connection: sqlite3.Connection) -> None:
         self.directory = directory
         self._connection = connection
-        self.study: dict[str, Any] = {
-            key: json.loads(value) for key, value in self._rows("SELECT key, value FROM study")
-        }
-        self.objectives = objectives(self.study["metric"], self.study["mode"])
+        with self.sound("its study"):
+            self.study: dict[str, Any] = {
+                key: json.loads(value) for key, value in self._rows("SELECT key, value FROM study")
+            }
+            self.objectives = objectives(self.study["metric"], self.study["mode"])
 
     @staticmethod
     def read(directory: Path | str) -> "JournalView":
@@ -74,9 +90,15 @@ class JournalView:
         ((data,),) = self._rows("SELECT data FROM blobs WHERE name = ?", name)
         return bytes(data)
 
+    @property
+    def space(self) -> Space:
+        """What the study searches."""
+        with self.sound("the space of its study"):
+            return Space.from_json(self.study["space"])
+
     def trials(self) -> list[TrialRow]:
         """All trials, by number."""
-        return [_trial_row(row) for row in self._rows(f"{_TRIAL} ORDER BY number")]
+        return [self._trial(row) for row in self._rows(f"{_TRIAL} ORDER BY number")]
 
     def best(self) -> TrialRow | None:
         """The trial with the best last value of the study's metric that has not failed; the older one of equals.
@@ -88,11 +110,11 @@ class JournalView:
             f"{_TRIAL} WHERE objective IS NOT NULL AND state <> ? ORDER BY objective {direction}, number LIMIT 1",
             TrialState.FAILED,
         )
-        return _trial_row(rows[0]) if rows else None
+        return self._trial(rows[0]) if rows else None
 
     def curve(self, trial: int) -> list[Report]:
         """A trial's reports, in the order they came."""
-        return [_report(row) for row in self._rows(f"{_REPORT} WHERE trial = ? ORDER BY seq", trial)]
+        return [self._report(row) for row in self._rows(f"{_REPORT} WHERE trial = ? ORDER BY seq", trial)]
 
     @property
     def retried(self) -> dict[int, int]:
@@ -115,14 +137,14 @@ class JournalView:
             for seq, free, proposed in self._rows("SELECT seq, free, proposed FROM asks ORDER BY seq")
         ]
         rows = self._rows(f"{_REPORT} ORDER BY seq")
-        reports = ((seq, _report((seq, *row))) for seq, *row in rows if seq <= retried.get(row[0], seq))
+        reports = ((seq, self._report((seq, *row))) for seq, *row in rows if seq <= retried.get(row[0], seq))
         for _, event in heapq.merge(asks, reports, key=itemgetter(0)):
             yield event
 
     def jobs(self, *, running: bool = False) -> list[JobRow]:
         """All jobs in the order they were started, or only those that have not ended."""
         where = "WHERE ended IS NULL" if running else ""
-        return [_job_row(row) for row in self._rows(f"{_JOB} {where} ORDER BY jobs.rowid")]
+        return [self._job(row) for row in self._rows(f"{_JOB} {where} ORDER BY jobs.rowid")]
 
     def failures(self) -> list[tuple[TrialRow, JobRow | None]]:
         """The trials that wait to be tried again, or are: each with the newest of its jobs that failed.
@@ -131,14 +153,14 @@ class JournalView:
         """
         rows = self._rows(f"{_TRIAL} WHERE failures > 0 AND state IN (?, ?) ORDER BY number", *_UNENDED)
         found = []
-        for trial in map(_trial_row, rows):
+        for trial in map(self._trial, rows):
             jobs = self._rows(
                 f"{_JOB} WHERE outcome NOT IN ({', '.join('?' * len(UNFAILED))}) "
                 "AND EXISTS (SELECT 1 FROM json_each(trials) WHERE value = ?) ORDER BY jobs.rowid DESC LIMIT 1",
                 *UNFAILED,
                 trial.number,
             )
-            found.append((trial, _job_row(jobs[0]) if jobs else None))
+            found.append((trial, self._job(jobs[0]) if jobs else None))
         return found
 
     def lost(self) -> list[tuple[int, str]]:
@@ -174,7 +196,8 @@ class JournalView:
         """Every value of the study's metric that was reported, of several the first: (seconds since 1970, value)."""
         name = self.objectives[0].metric
         rows = self._rows("SELECT time, metrics FROM reports ORDER BY seq")
-        return [(time, value) for time, text in rows if (value := json.loads(text).get(name)) is not None]
+        with self.sound("the metrics of a report"):
+            return [(time, value) for time, text in rows if (value := _metrics(text).get(name)) is not None]
 
     def moments(self) -> list[float]:
         """Every moment at which a job began or ended, or a trial reported, in order: seconds since 1970."""
@@ -188,7 +211,11 @@ class JournalView:
 
     def states(self) -> dict[TrialState, int]:
         """How many trials are in each state, all states named."""
-        counts = dict(self._rows("SELECT state, count(*) FROM trials GROUP BY state"))
+        with self.sound("the state of a trial"):
+            counts = {
+                TrialState(state): count
+                for state, count in self._rows("SELECT state, count(*) FROM trials GROUP BY state")
+            }
         return {state: counts.get(state, 0) for state in TrialState}
 
     def training(self) -> dict[str, int]:
@@ -229,7 +256,12 @@ class JournalView:
 
     def runs(self) -> list[Run]:
         """The processes that ran the study, the last one last."""
-        return [Run(*row) for row in self._rows("SELECT pid, started, epochs FROM runs ORDER BY number")]
+        runs = [Run(*row) for row in self._rows("SELECT pid, started, epochs FROM runs ORDER BY number")]
+        if not runs:
+            raise JournalError(
+                f"nobody has run the study in {self.directory} yet; begin with: shoal resume {self.directory}"
+            )
+        return runs
 
     def last_moment(self) -> float | None:
         """When the newest report came or a job ended last, in seconds since 1970; None before that."""
@@ -257,7 +289,45 @@ class JournalView:
 
     def _rows(self, sql: str, *values: object) -> list[Any]:
         with translated(self.directory):
-            return self._connection.execute(sql, values).fetchall()
+            cursor = self._connection.execute(sql, values)
+            rows = cursor.fetchall()
+        names = [column for column, *_ in cursor.description or ()]
+        kinds = [(place, _KINDS[name]) for place, name in enumerate(names) if name in _KINDS]
+        for row in rows:
+            for place, kind in kinds:
+                if not isinstance(row[place], kind):
+                    raise self._damaged(f"`{names[place]}` is {row[place]!r} where `{names[0]}` is {row[0]!r}")
+        return rows
+
+    def _trial(self, row: tuple[Any, ...]) -> TrialRow:
+        with self.sound(f"trial {row[0]}"):
+            return _trial_row(row)
+
+    def _job(self, row: tuple[Any, ...]) -> JobRow:
+        with self.sound(f"job {row[0]!r}"):
+            return _job_row(row)
+
+    def _report(self, row: tuple[Any, ...]) -> Report:
+        with self.sound(f"report {row[0]}"):
+            return _report(row)
+
+    @contextmanager
+    def sound(self, what: str) -> Iterator[None]:
+        """Say what of the journal cannot be understood.
+
+        Raises:
+            JournalError: something within could not be.
+        """
+        try:
+            yield
+        except (ValueError, TypeError, KeyError, AttributeError) as error:  # JSON, states and types of other values
+            raise self._damaged(f"{what} is not understood ({type(error).__name__}: {error})") from error
+
+    def _damaged(self, how: str) -> JournalError:
+        file = self.directory / FILE_NAME
+        return JournalError(
+            f"the journal {file} is damaged: {how}; take a copy of it from before that, if there is one"
+        )
 
 
 def _trial_row(row: tuple[Any, ...]) -> TrialRow:
@@ -280,7 +350,7 @@ def _trial_row(row: tuple[Any, ...]) -> TrialRow:
     ) = row
     metrics, best, objective = scores
     return TrialRow(
-        trial=Trial(number, json.loads(config), seed, data_seed, None if origin is None else Origin(origin, start)),
+        trial=Trial(number, _object(config), seed, data_seed, None if origin is None else Origin(origin, start)),
         state=TrialState(state),
         reason=reason,
         epoch=epoch,
@@ -289,8 +359,8 @@ def _trial_row(row: tuple[Any, ...]) -> TrialRow:
         device=device,
         array=array,
         seconds=seconds,
-        metrics=json.loads(metrics),
-        best=json.loads(best),
+        metrics=_metrics(metrics),
+        best=_metrics(best),
         objective=objective,
     )
 
@@ -298,6 +368,8 @@ def _trial_row(row: tuple[Any, ...]) -> TrialRow:
 def _job_row(row: tuple[Any, ...]) -> JobRow:
     job, purpose, device, trials, started, ended, outcome, message, text, *promise = row
     keys = json.loads(text)
+    if not all(isinstance(key, str) for key in keys):
+        raise ValueError(f"the keys {text}")
     return JobRow(
         id=job,
         purpose=Purpose(purpose),
@@ -315,7 +387,22 @@ def _job_row(row: tuple[Any, ...]) -> JobRow:
 
 def _report(row: tuple[Any, ...]) -> Report:
     _, trial, epoch, metrics, seconds, state, reason = row
-    return Report(trial, epoch, json.loads(metrics), seconds, TrialState(state), reason)
+    return Report(trial, epoch, _metrics(metrics), seconds, TrialState(state), reason)
+
+
+def _object(text: str) -> dict[str, Any]:
+    value = json.loads(text)
+    if not isinstance(value, dict):
+        raise ValueError(f"{value!r} is no JSON object")
+    return value
+
+
+def _metrics(text: str) -> dict[str, float]:
+    values = _object(text)
+    for name, value in values.items():
+        if not is_number(value):
+            raise ValueError(f"the metric {name!r} is {value!r}")
+    return values
 
 
 def _ask(free: int, proposed: str, trials: dict[int, Trial]) -> Ask:

@@ -11,7 +11,6 @@ from shoal.journal.rows import TrialRow
 from shoal.journal.view import JournalView
 from shoal.report.optuna_study import attributes, created, curve, frozen, metrics, opened, state
 from shoal.report.ranking import values
-from shoal.space import Space
 
 if TYPE_CHECKING:
     import optuna
@@ -68,7 +67,7 @@ class _Follower:
     def __init__(self, journal: JournalView, storage: "optuna.storages.BaseStorage", name: str) -> None:
         self._journal = journal
         self._goals = journal.objectives
-        self._space = Space.from_json(journal.study["space"])
+        self._space = journal.space
         self._storage = storage
         first = journal.runs()[0]
         mark = f"{first.started:.6f} {first.pid}"

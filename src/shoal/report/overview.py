@@ -180,7 +180,7 @@ def _usage(
     """Sweep over the moments at which a device's jobs began, ended or were promised something else."""
     changes: list[tuple[float, bool, JobRow, float]] = []
     for bar in bars:
-        for promise in promises[bar.job.id]:
+        for promise in promises.get(bar.job.id, ()):
             whole = promise.compute is None
             compute = device.compute if whole else min(promise.compute or 0.0, device.compute)
             changes.append((min(elapsed(promise.time), bar.end), True, bar.job, compute))

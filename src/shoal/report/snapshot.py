@@ -190,6 +190,8 @@ def snapshot(journal: JournalView, now: float, *, starting: bool = False) -> Sna
     goals = journal.objectives
     several = len(goals) > 1
     told, stopped = journal.study.get("totals"), journal.study.get("stopped")
+    with journal.sound("how much its algorithm asks for"):
+        totals = None if told is None else Totals(**told)
     best = None if several else journal.best()
     seen = Snapshot(
         metric=tuple(goal.metric for goal in goals) if several else goals[0].metric,
@@ -205,7 +207,7 @@ def snapshot(journal: JournalView, now: float, *, starting: bool = False) -> Sna
         pid=pid,
         front=_front(journal) if several else (),
         failing=tuple(Failing(*found, retries=journal.study.get("retries")) for found in journal.failures()),
-        totals=None if told is None else Totals(**told),
+        totals=totals,
         causes=causes(journal.lost()),
         edits=edited(journal.study),
         stopped=None if stopped is None else Cause(stopped["text"], tuple(stopped["trials"]), stopped["log"]),

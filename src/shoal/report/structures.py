@@ -35,7 +35,7 @@ def structure_names(jobs: Iterable[JobRow], rows: Iterable[TrialRow]) -> dict[st
             members.setdefault(key, {}).update(dict.fromkeys(trials))
     if len(members) == 1:
         return {key: f"batches of {_batch_size(key)}" for key in members}
-    agreed = {key: _agreed([configs[trial] for trial in trials]) for key, trials in members.items()}
+    agreed = {key: _agreed([configs[trial] for trial in trials if trial in configs]) for key, trials in members.items()}
     differing = _differing([found for found in agreed.values() if found])
     same_size = len({_batch_size(key) for key in members}) == 1
     names = {}
