@@ -33,22 +33,19 @@ from shoal.cluster.nvml_monitor import NvmlMonitor
 from shoal.cluster.temporary import remove_abandoned
 from shoal.cost.history import History, environment
 from shoal.engine import Engine
-from shoal.errors import ShoalError, StudyFailedError, TaskChangedError
+from shoal.errors import ShoalError, TaskChangedError
 from shoal.journal.requests import leave, pending
 from shoal.journal.rows import TrialRow
 from shoal.journal.view import JournalView
 from shoal.journal.writer import Journal
 from shoal.opaque import RUNNER, TIME_LIMIT, Command, opaque, source_files, structure
 from shoal.planner.asked import Asked, hand_over
-from shoal.planner.fatal import remedy
 from shoal.planner.fleet import Fleet
 from shoal.planner.grouping import Grouping
 from shoal.planner.job import Workplace
 from shoal.planner.packing.base import Packing
 from shoal.planner.packing.registry import make_packing
 from shoal.planner.silence import HANG_SECONDS, check_hang_seconds
-from shoal.report.causes import causes
-from shoal.report.device_text import cause_lines
 from shoal.report.frame import dataframe
 from shoal.report.grid import StudyGrid, study_grid
 from shoal.report.optuna_mirror import mirror
@@ -59,6 +56,7 @@ from shoal.report.rerun import Rerun, check_rerun
 from shoal.report.snapshot import Snapshot, snapshot
 from shoal.report.summary import batch_text, summary
 from shoal.report.text import epochs_text
+from shoal.report.verdict import check_results
 from shoal.schedule.base import Policy
 from shoal.schedule.oversubscription import OversubscriptionTuner
 from shoal.schedule.registry import make_policy
@@ -507,28 +505,8 @@ def _run(journal: Journal, algorithm: Algorithm, means: _Means) -> Study:
         engine.replay()
         with _interruptible(engine):
             engine.run()
-    _check_results(journal)
+    check_results(journal)
     return Study(journal.directory)
-
-
-def _check_results(journal: Journal) -> None:
-    """Refuse to hand back a study that brought nothing.
-
-    Raises:
-        StudyFailedError: every trial has failed.
-    """
-    count = journal.states()[TrialState.FAILED]
-    if not count or count < sum(journal.states().values()):
-        return
-    found = causes(journal.lost())
-    lines = "\n".join(f"  {line}" for line in cause_lines(found))
-    raise StudyFailedError(
-        f"{'the only trial' if count == 1 else f'all {count} trials'} failed:\n{lines}\n\n"
-        f"Trial {found[0].trials[0]}: {found[0].reason}\n\n"
-        f"Look at all of them with: shoal trials {journal.directory}\n"
-        f"{remedy(journal.directory, kept=journal.study.get('kept', False), lost=True)}",
-        journal.directory,
-    )
 
 
 def _check_edits(journal: Journal, accepted: bool) -> None:
