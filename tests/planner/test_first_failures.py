@@ -147,8 +147,8 @@ def test_the_error_has_the_traceback_the_logs_and_the_remedy(lost):
     assert "ValueError: x" in text
     assert "trials 0, 1, 2, 3, 4; logs: logs/0.log, logs/1.log" in text
     again = "shoal trial retry runs/one --failed, and then " if lost else ""
-    assert text.endswith(f"Mend that, then go on with: {again}shoal resume runs/one")
+    assert text.endswith(f"Mend that, then go on with: {again}shoal resume runs/one --accept-changes")
     assert error.directory == Path("runs/one")
     kept = str(study.first.error(range(ALIKE), Path("runs/one"), kept=True))
     assert "mend that and begin a new study" in kept
-    assert kept.endswith(f"go on with: {again}shoal resume runs/one")
+    assert kept.endswith(f"go on with: {again}shoal resume runs/one --accept-changes")

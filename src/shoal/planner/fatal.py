@@ -58,7 +58,7 @@ def remedy(directory: Path, *, kept: bool, lost: bool) -> str:
         kept: whether the study keeps the task's definition, so that an edit does not reach it.
         lost: whether trials have failed for good.
     """
-    again = f"shoal resume {directory}"
+    again = f"shoal resume {directory} --accept-changes"  # to mend is to edit
     if lost:
         again = f"shoal trial retry {directory} --failed, and then {again}"
     if not kept:
