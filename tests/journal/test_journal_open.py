@@ -120,9 +120,12 @@ FORKING = """
 import multiprocessing, os, subprocess, sys, time
 from journal_samples import create
 
+def outlive():
+    print(os.getpid(), flush=True)
+    time.sleep(600)
+
 journal = create(sys.argv[1])
 {start}
-print(child, flush=True)
 time.sleep(600)
 """
 
@@ -130,14 +133,11 @@ time.sleep(600)
 @pytest.mark.parametrize(
     "start",
     [
-        pytest.param("child = os.fork()\nif child == 0: time.sleep(600)", id="os.fork"),
+        pytest.param("if os.fork() == 0: outlive()", id="os.fork"),
+        pytest.param("multiprocessing.get_context('fork').Process(target=outlive).start()", id="multiprocessing"),
         pytest.param(
-            "process = multiprocessing.get_context('fork').Process(target=time.sleep, args=(600,))\n"
-            "process.start()\nchild = process.pid",
-            id="multiprocessing",
-        ),
-        pytest.param(
-            "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'], close_fds=False).pid",
+            "code = 'import os, time; print(os.getpid(), flush=True); time.sleep(600)'\n"
+            "subprocess.Popen([sys.executable, '-c', code], close_fds=False)",
             id="subprocess",
         ),
     ],
