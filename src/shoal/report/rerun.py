@@ -34,8 +34,8 @@ def check_rerun(row: TrialRow, opaque: object) -> None:
         )
     if trial.origin is not None:
         raise ShoalError(
-            f"{name} began with what trial {trial.origin.trial} had learnt in {trial.origin.epoch} epochs, of which "
-            "only the newest checkpoint is kept; train a trial again that began with weights of its own"
+            f"{name} began with what trial {trial.origin.trial} had learnt by its epoch {trial.origin.epoch}, and of "
+            "that trial only the newest checkpoint is kept; train a trial again that began with weights of its own"
         )
     if row.state is TrialState.FAILED:
         raise ShoalError(f"{name} failed, so there is no whole record to compare with: {row.reason}")
