@@ -65,6 +65,7 @@ class Colour(str, Enum):  # noqa: UP042  (str() of a StrEnum is its value alread
         pytest.param({"a": {"b": [[64], [128]]}}, ["`a.b`", "write choice([[64], [128]])"], id="lists in a list"),
         pytest.param({"a": []}, ["`a`", "at least one option"], id="empty list"),
         pytest.param({"a": [1, {"b": [2, {3}]}]}, ["`a[1].b[1]`", "a set"], id="set in a list"),
+        pytest.param({"a": choice([1, 10**5000])}, ["`a[1]`", "below 10^4000"], id="huge integer"),
         pytest.param({"w": range(3)}, ["`w`", "of type range", "Write choice(...) around it"], id="range"),
         pytest.param({"w": np.ones(2)}, ["`w`", "of type ndarray", "Write choice(...) around it"], id="numpy"),
         pytest.param({"w": torch.zeros(2)}, ["`w`", "JSON", "of type Tensor"], id="tensor"),

@@ -26,6 +26,9 @@ from shoal.errors import SpaceError
 
 __all__ = ["Constant", "Leaf", "Space", "choice", "flatten", "grid", "loguniform", "quniform", "randint", "uniform"]
 
+_MOST_DIGITS = 4000
+"""Of an integer: Python makes text of no more than 4300."""
+_MOST_BITS = int(_MOST_DIGITS * 3.32)
 _MOST_POINTS = 10**6
 """Configurations of a grid."""
 
@@ -266,6 +269,10 @@ def _constant(value: Any, path: str) -> Any:
             return value
         case str():
             return str.__str__(value)  # the text also of a string that is a member of an Enum
+        case numbers.Integral() if int(value).bit_length() > _MOST_BITS:
+            raise SpaceError(
+                f"`{path}`: an integer must be below 10^{_MOST_DIGITS}, as text of which a journal keeps it"
+            )
         case numbers.Integral():
             return int(value)
         case numbers.Real() if math.isfinite(value):

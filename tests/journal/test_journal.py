@@ -331,3 +331,13 @@ def test_best_values_pass_over_nan():
         "accuracy": 0.5,
         "valid_loss": 2.0,
     }
+
+
+def test_half_a_character_in_a_reason_is_kept_escaped(journal):
+    journal.asked(1, [group([0], 5)])
+    journal.waiting_reasons({0: "a\udc80"})
+    journal.job_started(job("1", [0]), "cpu:0")
+    journal.job_ended("1", "crashed", "b\udc80", failed=True)
+    journal.reported("", [replace(report(0, 1, state=TrialState.FAILED), reason="c\udc80")])
+    assert journal.trials()[0].reason == r"c\udc80"
+    assert journal.jobs()[0].message == r"b\udc80"

@@ -17,8 +17,8 @@ from shoal.report.edits import Edited
 from shoal.report.ranking import ranked
 from shoal.report.snapshot import Best, DeviceUse, Failing, JobUse
 from shoal.report.table import best_table, snapshot_json, status_table, trial_json, trials_table
-from shoal.report.text import best_texts, config_text, duration, edited_text, number, rate_text, rounded
-from shoal.trial import TrialState
+from shoal.report.text import best_texts, config_text, duration, edited_text, number, rate_text, rounded, shown
+from shoal.trial import Trial, TrialState
 
 
 def rendered(table):
@@ -461,3 +461,27 @@ def test_trials_that_nothing_dominates_come_first_and_are_marked():
 )
 def test_rates_have_the_unit_that_reads_well(rate, text):
     assert rate_text(rate) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        pytest.param("a\x1b[31mb", r"a\x1b[31mb", id="colour"),
+        pytest.param("a\nb\tc\0", r"a\nb\tc\x00", id="lines"),
+        pytest.param("a\udc80b", r"a\udc80b", id="half a character"),
+        pytest.param("a\u202eb", r"a\u202eb", id="writing from right to left"),
+        pytest.param("größe 大\u00a0[b]", "größe 大\u00a0[b]", id="letters"),
+    ],
+)
+def test_what_would_control_a_terminal_is_escaped(text, line):
+    assert shown(text) == line
+    goals = objectives(text, "max")
+    seen = row(1, trial=Trial(1, {text: text}, 0, 0), metrics={text: 0.5}, best={text: 0.5}, reason=text)
+    for table in (trials_table([seen], goals), best_table(seen, goals)):
+        lines = "\n".join(rendered(table))
+        assert line.split("\\")[0] in lines
+        assert all(bad not in lines for bad in "\x1b\0\udc80\u202e")
+
+
+def test_the_lines_of_a_reason_are_lines():
+    assert shown("a\n\tb\x07", lines=True) == "a\n\tb\\x07"

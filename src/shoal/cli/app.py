@@ -47,6 +47,7 @@ from shoal.report.heat_map import HeatMap
 from shoal.report.ranking import front, nobody, ranked
 from shoal.report.snapshot import snapshot
 from shoal.report.table import best_table, snapshot_json, status_table, trial_json, trials_table
+from shoal.report.text import shown
 from shoal.schedule.registry import POLICIES
 from shoal.simulate.result import faults, outcome_json, outcomes_table
 from shoal.simulate.scenario import DATA, load
@@ -332,7 +333,7 @@ def main() -> None:
     except ShoalError as error:
         if os.environ.get("SHOAL_DEBUG"):
             raise
-        typer.echo(f"error: {error}", err=True)
+        typer.echo(f"error: {shown(str(error), lines=True)}", err=True)
         sys.exit(1)
 
 

@@ -12,6 +12,7 @@ from rich.console import Console, RenderableType
 from shoal.backend.registry import BACKENDS
 from shoal.backend.sharing import SHARINGS
 from shoal.planner.packing.registry import PACKINGS
+from shoal.report.text import shown
 from shoal.schedule.registry import POLICIES
 
 __all__ = [
@@ -93,4 +94,4 @@ def print_json(value: object) -> None:
 
 def say(line: str) -> None:
     """Tell the user something that is no result."""
-    typer.echo(f"shoal: {line}", err=True)
+    typer.echo(f"shoal: {shown(line, lines=True)}", err=True)

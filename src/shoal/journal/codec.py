@@ -5,7 +5,7 @@ from typing import Any
 
 from shoal.errors import JournalError
 
-__all__ = ["encode"]
+__all__ = ["encode", "storable"]
 
 
 def encode(value: Any, what: str) -> str:
@@ -25,3 +25,8 @@ def encode(value: Any, what: str) -> str:
             f"{what} cannot be kept in the journal ({error}): {value!r}; use None, bool, int, float, str, or lists and "
             "string-keyed dicts of these"
         ) from error
+
+
+def storable(text: str) -> str:
+    """A text as SQLite can keep it: half a character, which UTF-8 has no word for, is escaped."""
+    return text.encode("utf-8", "backslashreplace").decode()

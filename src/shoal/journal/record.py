@@ -6,6 +6,7 @@ import sqlite3
 from collections.abc import Mapping, Sequence
 
 from shoal.errors import JournalError
+from shoal.journal.codec import storable
 from shoal.objective import Objective
 from shoal.trial import Report, TrialState
 
@@ -56,7 +57,7 @@ def record(
             "trial": report.trial,
             "epoch": report.epoch,
             "state": report.state,
-            "reason": report.reason,
+            "reason": storable(report.reason),
             "seconds": report.seconds,
             "metrics": json.dumps(dict(report.metrics)),
         },
@@ -66,7 +67,7 @@ def record(
         "metrics = :last, best = :best, objective = :objective WHERE number = :trial",
         {
             "state": report.state,
-            "reason": report.reason,
+            "reason": storable(report.reason),
             "epoch": report.epoch,
             "seconds": report.seconds,
             "last": json.dumps(last),

@@ -12,7 +12,7 @@ from typing import Any, Self
 from shoal.cluster.device import Cluster
 from shoal.cost.demand import Demand
 from shoal.errors import AlgorithmError, JournalError
-from shoal.journal.codec import encode
+from shoal.journal.codec import encode, storable
 from shoal.journal.lock import WriterLock
 from shoal.journal.record import record
 from shoal.journal.schema import connect, fill, open_existing, translated
@@ -258,7 +258,7 @@ class Journal(JournalView):
         """The algorithm has ended trials; one whose state is final already keeps it."""
         self._many(
             f"UPDATE trials SET state = ?, reason = ? WHERE number = ? AND state NOT IN {_FINAL}",
-            [(decision.state, decision.reason, decision.trial) for decision in decisions],
+            [(decision.state, storable(decision.reason), decision.trial) for decision in decisions],
         )
 
     def retry(self, numbers: Iterable[int], request: str) -> dict[int, int]:
@@ -293,7 +293,7 @@ class Journal(JournalView):
         Args:
             reasons: trial number to reason.
         """
-        changed = [(reason, trial) for trial, reason in reasons.items() if self._waiting.get(trial) != reason]
+        changed = [(storable(reason), trial) for trial, reason in reasons.items() if self._waiting.get(trial) != reason]
         if changed:
             self._many("UPDATE trials SET reason = ? WHERE number = ? AND state = 'pending'", changed)
         self._waiting = dict(reasons)
@@ -324,7 +324,8 @@ class Journal(JournalView):
 
     def _add(self, job: str, message: str) -> None:
         """One more line of what is to be said of a job."""
-        self._rows("UPDATE jobs SET message = trim(message || char(10) || ?, char(10)) WHERE id = ?", message, job)
+        sql = "UPDATE jobs SET message = trim(message || char(10) || ?, char(10)) WHERE id = ?"
+        self._rows(sql, storable(message), job)
 
     def joined(self, job: str, device: str, arrays: Sequence[Array]) -> None:
         """The members of arrays are about to join a running job; they are now RUNNING."""

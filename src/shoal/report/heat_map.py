@@ -10,7 +10,7 @@ from rich.text import Text
 
 from shoal.report.axis import Axis
 from shoal.report.grid import Cell, StudyGrid
-from shoal.report.text import rounded, state_text
+from shoal.report.text import rounded, shown, state_text
 from shoal.trial import TrialState
 
 __all__ = ["HeatMap"]
@@ -70,10 +70,10 @@ class HeatMap:
     runs: bool
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
-        names = [axis.name for axis in self.grid.axes]
+        names = [shown(axis.name) for axis in self.grid.axes]
         places = f"{names[0]} down, {names[1]} across" if len(names) == 2 else f"{names[0]} across"
         better = "lower" if self.grid.mode == "min" else "higher"
-        yield _line(Text(f"best {self.grid.metric}, {better} is better: {places}", "bold"))
+        yield _line(Text(f"best {shown(self.grid.metric)}, {better} is better: {places}", "bold"))
         shades = _FEW_SHADES if console.color_system in ("standard", "windows") else _SHADES
         for block in self._blocks(options.max_width, self._styles(shades)):
             for parts in zip(*block, strict=True):
@@ -107,7 +107,7 @@ class HeatMap:
 
     def _side(self, form: _Form, widest: int) -> _Column:
         down = self.grid.axes[:-1]
-        name, labels = (down[0].name, down[0].labels) if down else ("", ("",))
+        name, labels = (shown(down[0].name), down[0].labels) if down else ("", ("",))
         width = min(max(map(cell_len, (name, *labels))), _LONGEST_LABEL, widest)
         heading = [""] * (form.heading - 1) + [name]
         lines = [text for label in labels for text in (label, *[""] * (form.lines - 1))]
@@ -143,7 +143,7 @@ class HeatMap:
     def _explained(self) -> str:
         """How much the parameters of the map explain; nothing as long as that is not known."""
         known = self.grid.explained
-        parts = [f"{axis.name} {known[axis.name]:.0%}" for axis in self.grid.axes if axis.name in known]
+        parts = [f"{shown(axis.name)} {known[axis.name]:.0%}" for axis in self.grid.axes if axis.name in known]
         return f"explained of the ranking so far: {', '.join(parts)}" if parts else ""
 
 

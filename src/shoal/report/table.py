@@ -32,6 +32,7 @@ from shoal.report.text import (
     finite,
     leaf_text,
     number,
+    shown,
     states_text,
     trials_text,
 )
@@ -70,13 +71,13 @@ def trials_table(rows: Sequence[TrialRow], objectives: Sequence[Objective], best
     if len(objectives) > 1:
         table.add_column("front", justify="center", no_wrap=True)
     for objective in objectives:
-        table.add_column(Text(objective.metric), justify="right", no_wrap=True)
+        table.add_column(Text(shown(objective.metric)), justify="right", no_wrap=True)
         table.add_column("best", justify="right", no_wrap=True)
     table.add_column("epochs", justify="right", no_wrap=True)
     table.add_column("seconds", justify="right", no_wrap=True)
     table.add_column("config", overflow="fold")
     for row in ranked(rows, objectives, best):
-        reason = ("\n" + row.reason, "dim") if row.reason else ""
+        reason = ("\n" + shown(row.reason, lines=True), "dim") if row.reason else ""
         table.add_row(
             Text(str(row.number)),
             Text(row.state, style=_COLOURS.get(row.state, "")),
@@ -93,7 +94,7 @@ def _columns_text(objectives: Sequence[Objective]) -> str:
     """What the columns of all trials say, and by which they are ranked."""
     first = objectives[0]
     better = "lower" if first.mode == "min" else "higher"
-    ranked_by = f"ranked by {first.metric}, the last value ({better} is better)"
+    ranked_by = f"ranked by {shown(first.metric)}, the last value ({better} is better)"
     if len(objectives) > 1:
         ranked_by = f"*: no other trial is better in all metrics; these first, each part {ranked_by}"
     return f"{ranked_by}\nbest: of all epochs; seconds: of training, a trial's share of its array's"
@@ -113,9 +114,9 @@ def best_table(row: TrialRow, objectives: Sequence[Objective]) -> Table:
     table.add_row("trial", f"{row.number}, {row.state}, {row.epoch} epochs")
     for name in sorted(row.metrics, key=lambda name: (first.index(name) if name in first else len(first), name)):
         best = f" (best {number(row.best[name])})" if name in row.best else ""
-        table.add_row(Text(name), f"{number(row.metrics[name])}{best}")
+        table.add_row(Text(shown(name)), f"{number(row.metrics[name])}{best}")
     for name, value in flatten(row.config).items():
-        table.add_row(Text(f"config.{name}"), Text(leaf_text(value)))
+        table.add_row(Text(f"config.{shown(name)}"), Text(leaf_text(value)))
     return table
 
 

@@ -3,6 +3,7 @@
 import math
 import re
 import time
+import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ __all__ = [
     "rate_text",
     "rounded",
     "shortened",
+    "shown",
     "state_text",
     "states_text",
     "structure_text",
@@ -42,10 +44,25 @@ _HEXADECIMAL = re.compile(r"[0-9a-f]{16,}")
 
 
 def number(value: Any) -> str:
-    """Floats to four significant digits, "–" for None, everything else as it is."""
+    """Floats to four significant digits, "–" for None, everything else as it is, see `shown`."""
     if value is None:
         return "–"
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    return f"{value:.4g}" if isinstance(value, float) else shown(str(value))
+
+
+def shown(text: str, lines: bool = False) -> str:
+    """A text of a user's as a terminal may have it: what would control it, or cannot be written, is escaped.
+
+    Args:
+        text: a name, a value, an error.
+        lines: whether it may have several.
+    """
+    return "".join(char if _is_harmless(char, lines) else char.encode("unicode_escape").decode() for char in text)
+
+
+def _is_harmless(char: str, lines: bool) -> bool:
+    """Whether it is neither a control or format character nor half of one; spaces of all kinds are harmless."""
+    return char.isprintable() or (lines and char in "\n\t") or unicodedata.category(char) == "Zs"
 
 
 def finite(value: float | None) -> float | None:
@@ -91,7 +108,7 @@ def duration(seconds: float | None) -> str:
 
 def config_text(config: Config) -> str:
     """A config on one line: "lr=0.001 optimizer.name=sgd"."""
-    return " ".join(f"{name}={leaf_text(value)}" for name, value in flatten(config).items())
+    return " ".join(f"{shown(name)}={leaf_text(value)}" for name, value in flatten(config).items())
 
 
 def best_text(snapshot: Snapshot) -> str:
@@ -121,8 +138,8 @@ def _none(snapshot: Snapshot) -> str:
 def _best_line(snapshot: Snapshot, best: Best) -> str:
     names = (snapshot.metric,) if isinstance(snapshot.metric, str) else snapshot.metric
     values = best.value if isinstance(best.value, tuple) else (best.value,)
-    shown = " ".join(f"{name} {number(value)}" for name, value in zip(names, values, strict=True))
-    return f"{shown} by trial {best.trial} with {config_text(best.config)}"
+    reached = " ".join(f"{shown(name)} {number(value)}" for name, value in zip(names, values, strict=True))
+    return f"{reached} by trial {best.trial} with {config_text(best.config)}"
 
 
 def epochs_text(snapshot: Snapshot) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from shoal.planner.job import Purpose
 from shoal.report.drawing import lanes, literal, save
 from shoal.report.overview import SHARES, Bar, Overview, Usage
-from shoal.report.text import duration, numbers_text, rounded, state_text
+from shoal.report.text import duration, numbers_text, rounded, shown, state_text
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -320,7 +320,7 @@ def _draw_curve(axes: "Axes", study: Overview, seconds: float) -> None:
     else:
         axes.text(0.5, 0.5, "no value yet", transform=axes.transAxes, ha="center", va="center", color="0.5", fontsize=9)
         axes.set_yticks([])
-    name = study.objectives[0].metric
+    name = shown(study.objectives[0].metric)
     axes.set_ylabel(literal(f"best {name if len(name) <= 18 else name[:17] + '…'}"), fontsize=8)
     axes.tick_params(axis="both", labelsize=7)
     axes.spines[["top", "right"]].set_visible(False)
