@@ -171,8 +171,11 @@ def test_a_trial_that_failed_goes_on_from_its_checkpoint_once_its_task_is_mended
         f"shoal: trial 1 will be tried again when the study goes on: shoal resume {study.directory}\n",
     )
     assert [row.state for row in study.trials] == [TrialState.COMPLETE, TrialState.FAILED], "nothing runs it yet"
+    said = "shoal: to be tried again: trials 1; go on with: shoal resume"
+    assert said in CliRunner().invoke(app, ["status", str(study.directory)]).output
     shoal.resume(study.directory, show_progress=False)
     assert [row.state for row in study.trials] == [TrialState.COMPLETE] * 2
+    assert said not in CliRunner().invoke(app, ["status", str(study.directory)]).output
     with JournalView.read(study.directory) as journal:
         found = {report.epoch: dict(report.metrics) for report in journal.curve(1) if report.metrics}
     check_equal({1: found}, {1: plain_loop(tasks.Disturbed(), study.trials[1].trial, 4)})

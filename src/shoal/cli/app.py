@@ -39,6 +39,7 @@ from shoal.cli.report import report
 from shoal.cli.rerun import rerun
 from shoal.cli.script import run_script
 from shoal.errors import ShoalError, StudyFailedError, StudyInterrupted, TaskChangedError
+from shoal.journal.requests import pending
 from shoal.journal.view import JournalView
 from shoal.report.drawing import check_drawing
 from shoal.report.gantt import draw_gantt
@@ -47,7 +48,7 @@ from shoal.report.heat_map import HeatMap
 from shoal.report.ranking import front, nobody, ranked
 from shoal.report.snapshot import snapshot
 from shoal.report.table import best_table, snapshot_json, status_table, trial_json, trials_table
-from shoal.report.text import shown
+from shoal.report.text import numbers_text, shown
 from shoal.schedule.registry import POLICIES
 from shoal.simulate.result import faults, outcome_json, outcomes_table
 from shoal.simulate.scenario import DATA, load
@@ -206,7 +207,9 @@ def status(
     if shown.axes and (shown.has_results or axes is not None):
         typer.echo()
         print_table(HeatMap(shown, runs=now.pid is not None))
-    if now.pid is None and not now.finished:
+    if again := numbers_text(sorted({number for each in pending(directory) for number in each.trials})):
+        say(f"to be tried again: trials {again}{'' if now.pid else f'; go on with: {_resume_command(directory)}'}")
+    elif now.pid is None and not now.finished:
         say(f"nobody runs it; resume with: {_resume_command(directory)}")
 
 

@@ -22,7 +22,7 @@ def _trial() -> None:
 @app.command()
 def retry(
     directory: StudyDirectory,
-    numbers: Annotated[list[int] | None, typer.Argument(metavar="[N...]", help="Of trials that failed.")] = None,
+    numbers: Annotated[list[int] | None, typer.Argument(metavar="N", help="Of trials that failed.")] = None,
     failed: Annotated[bool, typer.Option("--failed", help="All that have failed.")] = False,
     as_json: AsJson = False,
 ) -> None:
