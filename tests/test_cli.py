@@ -514,8 +514,8 @@ def test_a_run_says_at_once_what_it_does(tmp_path):
     assert lines[4] == "shoal: batch size 32 (default: the config has no batch_size); cpu:0; directory piped"
     done = shoal("resume", "piped", cwd=tmp_path)
     lines = done.stderr.splitlines()
-    assert lines[1].startswith("shoal: Line: 4 trials, 12 epochs in all")
-    assert lines[2].endswith("; cpu:0; goes on after 12 of 12 epochs; directory piped")
+    assert lines[0].startswith("shoal: Line: 4 trials, 12 epochs in all")
+    assert lines[1].endswith("; cpu:0; goes on after 12 of 12 epochs; directory piped")
 
 
 def test_a_study_in_which_all_fail_is_status_1(tmp_path):

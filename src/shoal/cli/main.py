@@ -16,6 +16,6 @@ def main() -> None:
 
 
 def _says_so(arguments: Sequence[str]) -> bool:
-    """Whether a study is begun, or gone on with, whose progress is shown."""
+    """Whether a study is begun whose progress is shown."""
     own = arguments[: arguments.index("--")] if "--" in arguments else arguments
-    return own[:1] in (["run"], ["resume"]) and len(own) > 1 and not {"--json", "-h", "--help"} & set(own)
+    return own[:1] == ["run"] and len(own) > 1 and not {"--json", "-h", "--help"} & set(own)
