@@ -23,6 +23,7 @@ X = torch.randn(6, 4, generator=torch.Generator().manual_seed(0), dtype=torch.fl
 @pytest.fixture(autouse=True)
 def own_history(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHOAL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(torch, "set_num_threads", lambda threads: None)
 
 
 def test_orders_are_those_of_the_data_seed_and_the_epoch() -> None:

@@ -43,9 +43,9 @@ class Noisy(shoal.Task):
 @pytest.fixture(scope="module")
 def study(tmp_path_factory: pytest.TempPathFactory) -> Iterator[shoal.Study]:
     directory = tmp_path_factory.mktemp("rerun")
-    threads = torch.get_num_threads()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SHOAL_CACHE", str(directory / "cache"))
+        patch.setattr(torch, "set_num_threads", lambda threads: None)
         yield shoal.tune(
             Noisy(),
             {"lr": shoal.loguniform(1e-3, 1e-1)},
@@ -57,7 +57,6 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Iterator[shoal.Study]:
             devices="cpu:1",
             show_progress=False,
         )
-    torch.set_num_threads(threads)
 
 
 def rerun(*arguments: object) -> Result:

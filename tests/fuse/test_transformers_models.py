@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,11 +18,11 @@ from torch.utils.data import TensorDataset
 from twins import build, check, close, compare, compare_state
 
 import shoal
+from shoal.cost.demand import Profile
 from shoal.fuse.batch import stack
 from shoal.fuse.making import fuse
 from shoal.fuse.optim.fused import fuse_optimizers
 from shoal.worker import run
-from shoal.worker.profile import measure
 
 hf = pytest.importorskip("transformers")
 pytestmark = pytest.mark.filterwarnings("default")  # of the models, about themselves
@@ -506,7 +506,9 @@ def test_a_trial_of_a_study_is_a_plain_loop_that_draws_its_numbers(
 ) -> None:
     """Fused and with `fuse=False`; the loop has the order and the random numbers by public names alone."""
     monkeypatch.setenv("SHOAL_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(run, "measure", lambda *given: replace(measure(*given), step_seconds={1: 1.0, 16: 1.0}))
+    monkeypatch.setattr(torch, "set_num_threads", lambda threads: None)  # one is fastest for a model this small
+    pays = Profile({1: 1.0, 16: 1.0}, 3, 3, base_memory=10**8, member_memory=10**6, compute=1.0, cores=1.0)
+    monkeypatch.setattr(run, "measure", lambda *given: pays)
     fused, alone = (
         shoal.tune(
             Classes(),
