@@ -242,3 +242,13 @@ def test_a_model_that_lives_on_the_meta_device_alone_is_not_needed(tmp_path: Pat
 
     study = tune(overriding(model=model), {"lr": shoal.grid([0.01, 0.02])}, tmp_path / "study", retries=0)
     assert [str(row.state) for row in study.trials] == ["complete", "complete"]
+
+
+def test_an_error_that_no_text_file_can_hold_is_told_escaped(tmp_path: Path) -> None:
+    def loss(self: shoal.Task, model: nn.Module, batch: Any) -> torch.Tensor:
+        raise ValueError("half a character: \udc80")
+
+    with pytest.raises(ShoalError, match=r"ValueError: half a character: "):
+        tune(overriding(loss=loss), LR, tmp_path / "study", retries=0)
+    logs = [file.read_text() for file in (tmp_path / "study" / "logs").iterdir()]
+    assert any(r"half a character: \udc80" in log for log in logs)

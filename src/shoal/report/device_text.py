@@ -7,7 +7,7 @@ from shoal.planner.event import Outcome
 from shoal.planner.job import Purpose
 from shoal.report.causes import Cause
 from shoal.report.snapshot import DeviceUse, Failing, JobUse
-from shoal.report.text import numbers_text, rate_text, shortened, trials_text
+from shoal.report.text import numbers_text, rate_text, shortened, shown, trials_text
 from shoal.schedule.ledger import bytes_text
 from shoal.trial import TrialState
 
@@ -50,7 +50,7 @@ def _line(cause: Cause) -> str:
     more = ", …" if len(cause.trials) > _TRIALS else ""
     named = f"{'trial' if len(cause.trials) == 1 else 'trials'} {numbers_text(cause.trials[:_TRIALS])}{more}"
     log = f"; log: {cause.log}" if cause.log else ""
-    return f"{len(cause.trials)} failed: {shortened(cause.text)} ({named}{log})"
+    return f"{len(cause.trials)} failed: {shown(shortened(cause.text))} ({named}{log})"
 
 
 def cause_json(cause: Cause) -> dict[str, Any]:

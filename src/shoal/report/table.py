@@ -134,7 +134,7 @@ def status_table(snapshot: Snapshot) -> Table:
     if snapshot.starting:
         table.add_row("workers", "are being started")
     for place, line in enumerate(_waiting(snapshot)):
-        table.add_row("" if place else "waiting", Text(line, style="dim"))
+        table.add_row("" if place else "waiting", Text(shown(line), style="dim"))
     stopped = [] if snapshot.stopped is None else [stop_text(snapshot.stopped)]
     for place, line in enumerate([*stopped, *cause_lines(snapshot.causes), *failing_lines(snapshot.failing)]):
         table.add_row("" if place else "failed", Text(line, style="red"))

@@ -76,7 +76,7 @@ def recorded(error: BaseException, log: Path) -> tuple[Outcome, str]:
     # A disk without room for the log must not hide why the job failed.
     with suppress(OSError):
         log.parent.mkdir(parents=True, exist_ok=True)
-        with log.open("a", encoding="utf-8") as file:
+        with log.open("a", encoding="utf-8", errors="backslashreplace") as file:
             file.writelines(traceback.format_exception(error))
     outcome, text = described(error)
     return outcome, f"{text.rstrip()}\nLog: {log}"
