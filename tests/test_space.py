@@ -88,6 +88,13 @@ def test_a_bad_space_is_refused_by_path_and_value(parameters, words):
         assert word in str(error.value)
 
 
+def test_a_space_that_holds_itself_is_refused():
+    parameters = {"a": 1}
+    parameters["b"] = parameters
+    with pytest.raises(SpaceError, match="a part of it holds itself"):
+        Space(parameters)
+
+
 @pytest.mark.parametrize("options", ["abc", {1, 2}, {"a": 1}, 3, b"ab"], ids=["str", "set", "dict", "int", "bytes"])
 @pytest.mark.parametrize("function", [choice, grid])
 def test_options_without_an_order_are_refused(function, options):

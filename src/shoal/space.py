@@ -120,7 +120,10 @@ class Space:
     def __init__(self, parameters: Mapping[str, Any]) -> None:
         if not isinstance(parameters, Mapping):
             raise SpaceError(f"a search space is a dict of names to values, got {reprlib.repr(parameters)}")
-        self._root = _checked(parameters, "")
+        try:
+            self._root = _checked(parameters, "")
+        except RecursionError as error:
+            raise SpaceError("a search space is nested too deeply, or a part of it holds itself") from error
 
     def sample(self, seed: int | Random) -> dict[str, Any]:
         """One configuration; the same for the same seed."""
