@@ -34,7 +34,7 @@ from rivals.vmap import VMap
 RIVALS: dict[str, type[Rival]] = {
     rival.name: rival for rival in (Serial, CompiledSerial, Processes, VMap, Eager, Compiled, Chosen)
 }
-QUICK = ("mlp", "transformer", "bert-tiny")
+QUICK = ("mlp", "transformer")
 LARGEST = 1024
 """Members of an array on a GPU, if memory does not end before."""
 
@@ -78,7 +78,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--reduced", action="store_true", help="small models on a GPU as well")
     parser.add_argument("--output", type=Path, help="a JSON file, written after each cell")
     parser.add_argument("--plot", type=Path, help="a PNG file")
-    parser.add_argument("--quick", action="store_true", help="three models, B = 4, nothing compiled; judges no speed")
+    parser.add_argument("--quick", action="store_true", help="two models, B = 4, nothing compiled; judges no speed")
     options = parser.parse_args()
     if options.plot and find_spec("matplotlib") is None:
         parser.error("--plot needs matplotlib; install it with: pip install matplotlib")
