@@ -18,12 +18,18 @@ FEW_RATES = shoal.grid([0.003, 0.01, 0.03, 0.1])
 
 
 @pytest.fixture(scope="module")
-def reference() -> tuple[dict[int, Any], dict[int, Any]]:
-    """The 32 trials of the benchmark in a plain loop, and how far another order of rounding takes that.
+def rates(pytestconfig: pytest.Config) -> list[float]:
+    """Those of the benchmark; in a fast run some of the calm ones, which are the same to the last digits."""
+    return RATES if pytestconfig.getoption("thorough") else RATES[:20:3]
+
+
+@pytest.fixture(scope="module")
+def reference(rates: list[float]) -> tuple[dict[int, Any], dict[int, Any]]:
+    """The trials of the benchmark in a plain loop, and how far another order of rounding takes that.
 
     At rates above 0.02 training is chaotic: torch's own two implementations of Adam are 1e-6 apart after ten epochs.
     """
-    problem = Problem(Space({"lr": shoal.grid(RATES)}), "accuracy", "max", 0, derive_seed(0, "data"))
+    problem = Problem(Space({"lr": shoal.grid(rates)}), "accuracy", "max", 0, derive_seed(0, "data"))
     trials = [problem.trial(number, config) for number, config in enumerate(problem.space.grid())]
     plain = {trial.number: plain_loop(tasks.Digits(), trial, 10) for trial in trials}
     calm = {number: dict.fromkeys(range(1, 11), 0.0) for number in plain}
@@ -36,14 +42,18 @@ def reference() -> tuple[dict[int, Any], dict[int, Any]]:
 @pytest.mark.parametrize(
     ("backend", "devices"), [pytest.param("inline", "cpu:1", marks=pytest.mark.thorough), ("local", "cpu:2")]
 )
-def test_a_search_of_32_rates_is_32_plain_loops(
-    backend: str, devices: str, reference: tuple[dict[int, Any], dict[int, Any]], tmp_path: Path
+def test_a_search_is_as_many_plain_loops_as_it_has_trials(
+    backend: str,
+    devices: str,
+    rates: list[float],
+    reference: tuple[dict[int, Any], dict[int, Any]],
+    tmp_path: Path,
 ) -> None:
-    space = {"lr": shoal.grid(RATES)}
+    space = {"lr": shoal.grid(rates)}
     algorithm = shoal.Grid(epochs=10)
     study = tune(tasks.Digits(), space, tmp_path / "study", algorithm=algorithm, backend=backend, devices=devices)
     check_equal(curves(study.directory), *reference)
-    assert max(array_sizes(study.directory)) >= 4
+    assert max(array_sizes(study.directory)) >= max(2, len(rates) // 8)
     assert {str(row.state) for row in study.trials} == {"complete"}
 
 
