@@ -27,7 +27,7 @@ from invented import machine, task
 from invented.faults import KINDS, Fault, Faults, LiveRun, left_behind
 
 import shoal
-import shoal.study
+import shoal.api
 from shoal.backend.registry import BACKENDS
 from shoal.cluster.device import Cluster
 from shoal.errors import JournalError
@@ -48,7 +48,7 @@ TIGHT = 0.75
 def engine(directory: Path, trials: int) -> None:
     """Begin the study on the invented machine or go on with it, whatever was done before the last kill."""
     sys.modules["pynvml"] = machine.InventedNvml()
-    shoal.study.discover = lambda devices: machine.CLUSTER
+    shoal.api.discover = lambda devices: machine.CLUSTER
     BACKENDS["local"] = machine.InventedLocal
     try:
         shoal.resume(directory, show_progress=False)

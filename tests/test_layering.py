@@ -15,7 +15,7 @@ ORDER = [
     *("errors", "pickling", "sources", "domain", "space", "objective", "trial", "algorithms"),
     *("cost", "cluster", "schedule", "planner"),
     *("task", "opaque", "trainable", "fuse", "pack", "reproduce", "worker"),
-    *("backend", "simulate", "journal", "report", "upkeep", "setting", "engine", "arguments", "study", "cli"),
+    *("backend", "simulate", "journal", "report", "upkeep", "setting", "engine", "arguments", "study", "api", "cli"),
 ]
 """Rooms from the bottom up: a module imports only from its own room and from those before it."""
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from shoal.algorithms.pbt import PBT
     from shoal.algorithms.random import Random
     from shoal.algorithms.successive_halving import SuccessiveHalving
+    from shoal.api import resume, tune
     from shoal.errors import ShoalError, StudyFailedError, StudyInterrupted
     from shoal.fuse.array import ModelArray
     from shoal.fuse.batch import stack
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from shoal.fuse.step import TrainingStep
     from shoal.reproduce import randomness, sample_order, sample_randomness
     from shoal.space import choice, grid, loguniform, quniform, randint, uniform
-    from shoal.study import Study, resume, tune
+    from shoal.study import Study
     from shoal.task import Task
     from shoal.trainable import checkpoint, step
 
@@ -44,6 +45,7 @@ _HOMES = {
     "shoal.algorithms.pbt": ("PBT",),
     "shoal.algorithms.random": ("Random",),
     "shoal.algorithms.successive_halving": ("SuccessiveHalving",),
+    "shoal.api": ("resume", "tune"),
     "shoal.errors": ("ShoalError", "StudyFailedError", "StudyInterrupted"),
     "shoal.fuse": (
         *("FusedOptimizer", "GradScaler", "ModelArray", "TrainingStep", "clip_grad_norm_", "clip_grad_value_"),
@@ -51,7 +53,7 @@ _HOMES = {
     ),
     "shoal.reproduce": ("randomness", "sample_order", "sample_randomness"),
     "shoal.space": ("choice", "grid", "loguniform", "quniform", "randint", "uniform"),
-    "shoal.study": ("Study", "resume", "tune"),
+    "shoal.study": ("Study",),
     "shoal.task": ("Task",),
     "shoal.trainable": ("checkpoint", "step"),
 }

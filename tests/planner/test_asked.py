@@ -6,9 +6,9 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import shoal
+from shoal.api import overridden
 from shoal.errors import ShoalError
 from shoal.planner.asked import asked
-from shoal.study import overridden
 
 SPACE = {"lr": shoal.loguniform(1e-3, 1e-1), "width": shoal.choice([4, 8])}
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from shoal import study
+from shoal import api
 from shoal.cli import devices as devices_command
 from shoal.cli import trial as trial_command
 from shoal.cli.command import AlgorithmName, Asked, Epochs, Metric, Mode, SpaceFile, TimeLimit, Trials, run_command
@@ -52,6 +52,7 @@ from shoal.report.text import numbers_text, shown
 from shoal.schedule.registry import POLICIES
 from shoal.simulate.result import faults, outcome_json, outcomes_table
 from shoal.simulate.scenario import DATA, load
+from shoal.study import Study
 from shoal.worker.files import checkpoints, published
 
 __all__ = ["app", "main"]
@@ -118,7 +119,7 @@ def run(
     chosen = {name: value for name, value in given.items() if value is not None}
     if as_json:
         chosen["show_progress"] = False
-    with study.overridden(**chosen) as begun:
+    with api.overridden(**chosen) as begun:
         with _stoppable(begun, as_json), redirect_stdout(sys.stderr) if as_json else nullcontext():
             if space is None:
                 if not as_json:
@@ -159,7 +160,7 @@ def resume(
     """
     with _stoppable([directory], as_json):
         go_on = partial(
-            study.resume,
+            api.resume,
             directory,
             policy=policy,
             packing=packing,
@@ -243,7 +244,7 @@ def best(directory: StudyDirectory, as_json: AsJson = False) -> None:
 
     Of several metrics, all trials that no other dominates; with --json a list.
     """
-    found = study.Study(directory)
+    found = Study(directory)
     several = len(found.objectives) > 1
     rows = found.best_trials if several else found.best_trials[:1]
     if not rows:
@@ -277,7 +278,7 @@ def mirror(
 
     Look with: optuna-dashboard STORAGE. Called again, it goes on in the same study of Optuna's.
     """
-    found = study.Study(directory)
+    found = Study(directory)
     try:
         theirs = found.mirror_to_optuna(storage, name, interval)
     except KeyboardInterrupt as stop:

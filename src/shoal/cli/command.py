@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from shoal import study
+from shoal import api
 from shoal.algorithms.base import Algorithm
 from shoal.algorithms.registry import ALGORITHMS
 from shoal.cli.options import one_of, say
@@ -98,7 +98,7 @@ def run_command(asked: Asked, line: Sequence[str]) -> None:
     for name in command.check(space):
         say(f"the command does not name {{{name}}}, so trials differ in it for nothing")
     mode: Any = asked.mode
-    study.tune(command, space, metric=asked.metric, mode=mode, algorithm=algorithm, time_limit=limit)
+    api.tune(command, space, metric=asked.metric, mode=mode, algorithm=algorithm, time_limit=limit)
 
 
 def _algorithm(name: str, given: Mapping[str, int | None]) -> Algorithm:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from shoal import study
+from shoal import api
 from shoal.cli.options import AsJson, Devices, File, Packing, Script, device_list, print_json, print_table, say
 from shoal.cli.script import run_script
 from shoal.cost.history import History, environment
@@ -49,7 +49,7 @@ def profile(
     chosen: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     try:
         with redirect_stdout(sys.stderr) if as_json else nullcontext():
-            with study.overridden(**chosen):
+            with api.overridden(**chosen):
                 wanted = asked(lambda: run_script(file, arguments or []))
             if wanted is None:
                 raise ShoalError(f"{file} ended without a call of shoal.tune, so there is nothing to measure")

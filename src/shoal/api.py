@@ -1,0 +1,354 @@
+"""The face: `tune` starts a study, `resume` goes on with one."""
+
+import pickle
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import asdict, dataclass, replace
+from importlib.metadata import version
+from itertools import chain, count
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from shoal.algorithms.base import Algorithm, check_whole
+from shoal.arguments import (
+    blueprint,
+    bound,
+    check,
+    is_kept,
+    own_batch_size,
+    pickled,
+    single,
+    strategy_of,
+    strategy_text,
+)
+from shoal.backend.base import Backend
+from shoal.backend.registry import backend_class
+from shoal.backend.sharing import check_sharing
+from shoal.cluster.discover import discover
+from shoal.cluster.nvml_monitor import NvmlMonitor
+from shoal.cluster.temporary import remove_abandoned
+from shoal.cost.history import History, environment
+from shoal.engine import Engine
+from shoal.errors import TaskChangedError
+from shoal.journal.requests import pending
+from shoal.journal.writer import Journal
+from shoal.opaque import RUNNER, TIME_LIMIT, Command, opaque, source_files, structure
+from shoal.planner.asked import Asked, hand_over
+from shoal.planner.fleet import Fleet
+from shoal.planner.grouping import Grouping
+from shoal.planner.job import Workplace
+from shoal.planner.packing.base import Packing
+from shoal.planner.packing.registry import make_packing
+from shoal.planner.silence import HANG_SECONDS, check_hang_seconds
+from shoal.report.progress import progress
+from shoal.report.snapshot import Snapshot, snapshot
+from shoal.report.summary import batch_text, summary
+from shoal.report.text import epochs_text
+from shoal.report.verdict import check_results
+from shoal.schedule.base import Policy
+from shoal.schedule.oversubscription import OversubscriptionTuner
+from shoal.schedule.registry import make_policy
+from shoal.setting import Setting
+from shoal.sources import edits, modules_named, sources
+from shoal.space import Space
+from shoal.study import Study
+from shoal.trial import Config, derive_seed
+
+if TYPE_CHECKING:
+    from shoal.task import Task
+
+__all__ = ["overridden", "resume", "tune"]
+
+_overrides: dict[str, Any] = {}
+"""What the command line says of the next study, whatever the script says."""
+
+_directories: list[Path] = []
+"""Of the studies that this process has run, the last one last."""
+
+
+def tune(
+    task: "Task | Callable[[Config], object] | Command",
+    space: Mapping[str, Any] | Space,
+    *,
+    metric: str | Sequence[str],
+    mode: Literal["min", "max"] | Sequence[Literal["min", "max"]],
+    algorithm: Algorithm,
+    policy: str | Policy = "auto",
+    packing: str | Packing = "cost",
+    fuse: bool = True,
+    devices: str | Sequence[str] = "auto",
+    backend: str = "local",
+    sharing: str = "auto",
+    directory: Path | str | None = None,
+    seed: int = 0,
+    data_seed: int | Literal["trial"] | None = None,
+    retries: int = 2,
+    checkpoint_seconds: float = 30.0,
+    hang_seconds: float = HANG_SECONDS,
+    time_limit: float = TIME_LIMIT,
+    show_progress: bool = True,
+) -> Study:
+    """Search a space for the configuration with which a task does best.
+
+    Args:
+        task: what is trained; or a function of a config that trains by itself and calls `shoal.report`, of whatever
+            framework: it has a process of its own, and budgets count its reports.
+        space: names to domains (`shoal.loguniform` ...), lists (each a choice), Optuna distributions, constants, or
+            nested mappings of these.
+        metric: the reported value to compare trials by; `valid_loss` is always there. Or several, for `OptunaSearch`.
+        mode: "min" or "max": which end of it is good; of several metrics a list with one for each.
+        algorithm: which configurations are tried and for how long.
+        policy: which job runs where; a name in `shoal.schedule.POLICIES` or a `Policy`.
+        packing: which arrays share a process; a name in `shoal.planner.PACKINGS` or a `Packing`.
+        fuse: whether trials of one structure are trained as one model.
+        devices: "auto" (all GPUs, else all cores), "cpu:2", "cuda", "mig", ["cuda:0", "mig:1"]; see `discover`.
+        backend: "local" (a process per job) or "inline" (in this one).
+        sharing: how jobs share a GPU: by NVIDIA's MPS ("mps"), side by side without ("plain"), or as it goes ("auto").
+        directory: of the study; by default a new one below `runs`.
+        seed: of everything that is random.
+        data_seed: of the order of samples, shared by all trials so that they can share batches; "trial" gives each
+            trial its own, and so an array of its own.
+        retries: how often a trial whose job failed is tried again.
+        checkpoint_seconds: longest wall time between two checkpoints of a running trial.
+        hang_seconds: a job that shows no progress for so long is killed and its trials are tried again; one whose steps
+            are longer is given ten times its longest step, and loading data or compiling ten times as long.
+        time_limit: seconds that a function may take for a report; then its trial has failed.
+        show_progress: on a terminal a table, elsewhere a few lines, on standard error.
+
+    Raises:
+        StudyExistsError: the directory holds a study.
+        StudyInterrupted: stopped by Ctrl-C or SIGTERM; `resume` goes on.
+        StudyFailedError: all trials failed; or five did, each by itself, of one cause, before any trial reported
+            anything, and nothing says that the others would do better: then the others stay open, and `resume` goes on.
+        ShoalError: something in the arguments or the task is wrong; the message says what.
+    """
+    called = time.time()
+    chosen: dict[str, Any] = {"policy": policy, "packing": packing, "devices": devices, "backend": backend}
+    chosen |= {"sharing": sharing, "directory": directory, "seed": seed, "show_progress": show_progress} | _overrides
+    space = space if isinstance(space, Space) else Space(space)
+    training = opaque(task, space, time_limit)
+    spec = {
+        "task": type(task).__name__ if training is None else training.name,
+        "opaque": "" if training is None else structure(training),
+        "space": space.to_json(),
+        "metric": single(metric),
+        "mode": single(mode),
+        "algorithm": repr(algorithm),
+        "policy": strategy_text(chosen["policy"]),
+        "packing": strategy_text(chosen["packing"]),
+        "fuse": fuse,
+        "devices": chosen["devices"],
+        "backend": chosen["backend"],
+        "sharing": chosen["sharing"],
+        "seed": chosen["seed"],
+        "data_seed": derive_seed(chosen["seed"], "data") if data_seed is None else data_seed,
+        "retries": retries,
+        "checkpoint_seconds": checkpoint_seconds,
+        "hang_seconds": hang_seconds,
+        "paths": [str(Path(path).absolute()) for path in sys.path],
+        "shoal": version("shoal"),
+    }
+    # All that can be wrong is looked at before there is a directory.
+    places = chosen["directory"], chosen["show_progress"]
+    check(algorithm, metric, checkpoint_seconds, chosen["seed"], data_seed, chosen["devices"], fuse, *places)
+    check_whole("retries", retries, least=0)
+    check_hang_seconds(hang_seconds)
+    means = _Means(
+        Fleet(discover(chosen["devices"]), chosen["devices"]),
+        make_policy(chosen["policy"]),
+        make_packing(chosen["packing"]),
+        backend_class(chosen["backend"]),
+        chosen["sharing"],
+        chosen["show_progress"],
+    )
+    check_sharing(means.sharing, means.fleet.given, processes=means.backend.concurrent)
+    plan = blueprint(algorithm)
+    search = bound(plan, spec)
+    spec["totals"] = None if search.totals is None else asdict(search.totals)
+    content = pickled(task) if training is None else pickle.dumps(training)
+    spec["kept"] = is_kept(task)
+    files = modules_named(content, type(task).__module__) if training is None else source_files(training)
+    spec["sources"] = sources(files)
+    spec["batches"] = batch_text(space, own_batch_size(task)) if training is None else ""
+    hand_over(Asked(spec, content, means.fleet.given, means.packing))
+    place = chosen["directory"] or _new_directory(str(spec["task"]))
+    with closing(Journal.create(place, spec, task=content, algorithm=plan, called=called)) as journal:
+        return _run(journal, search, means)
+
+
+def resume(
+    directory: Path | str,
+    *,
+    policy: str | Policy | None = None,
+    packing: str | Packing | None = None,
+    devices: str | Sequence[str] | None = None,
+    backend: str | None = None,
+    sharing: str | None = None,
+    show_progress: bool = True,
+    accept_changes: bool = False,
+) -> Study:
+    """Go on with a study that was stopped or killed; one that has ended is just returned.
+
+    One that has ended goes on where failed trials are to be tried again (`Study.retry`). Going on runs code that the
+    study's directory holds: the pickled task and algorithm. docs/resume.md says what else that means.
+
+    Args:
+        directory: of the study.
+        policy: instead of the study's own.
+        packing: instead of the study's own.
+        devices: instead of the study's own, as they were last changed by `shoal devices`.
+        backend: instead of the study's own.
+        sharing: instead of the study's own.
+        show_progress: as of `tune`.
+        accept_changes: go on although files of the task were edited since the study last ran; the journal notes it.
+
+    Raises:
+        TaskChangedError: they were, and that is not accepted; nothing is changed.
+        JournalError: there is no study, or another process is running it.
+        StudyInterrupted: stopped again.
+        StudyFailedError: as of `tune`.
+    """
+    with closing(Journal.open(directory, called=time.time())) as journal:
+        _check_edits(journal, accept_changes)
+        spec = journal.study
+        sys.path.extend(path for path in spec["paths"] if path not in sys.path)
+        search = bound(journal.blob("algorithm"), spec)
+        record = {"devices": spec["devices"], "added": [], "removed": []} | spec.get("fleet", {})
+        means = _Means(
+            Fleet(discover(devices), devices) if devices else Fleet.again(record, discover),
+            make_policy(policy or strategy_of(spec["policy"])),
+            make_packing(packing or strategy_of(spec["packing"])),
+            backend_class(backend or spec["backend"]),
+            sharing or spec["sharing"],
+            show_progress,
+        )
+        check_sharing(means.sharing, means.fleet.given, processes=means.backend.concurrent)
+        return _run(journal, search, means)
+
+
+@contextmanager
+def overridden(**arguments: Any) -> Iterator[list[Path]]:
+    """Within, these arguments of `tune` count instead of what the caller gives.
+
+    Yields:
+        The directories of the studies that are run within, the last one last; it grows.
+    """
+    _overrides.update(arguments)
+    _directories.clear()
+    try:
+        yield _directories
+    finally:
+        for name in arguments:
+            del _overrides[name]
+
+
+@dataclass(frozen=True)
+class _Means:
+    """What a study is run with, which may be another each time it is gone on with."""
+
+    fleet: Fleet
+    policy: Policy
+    packing: Packing
+    backend: type[Backend]
+    sharing: str
+    show_progress: bool
+
+
+def _run(journal: Journal, algorithm: Algorithm, means: _Means) -> Study:
+    _directories.append(journal.directory)
+    remove_abandoned()
+    spec = journal.study
+    workplace = Workplace(
+        journal.directory.absolute(),
+        journal.blob("task"),
+        checkpoint_seconds=spec["checkpoint_seconds"],
+        sharing=means.sharing,
+    )
+    if spec["opaque"]:
+        workplace = replace(workplace, runner=RUNNER)
+    fleet = means.fleet
+    with closing(means.backend(workplace)) as carrier:
+        history = History(environment=environment())
+        shared = {device.kind for _, device in fleet.given if device.is_cuda and means.backend.concurrent}
+        setting = Setting(
+            fleet.given,
+            means.policy,
+            carrier,
+            history,
+            spec["retries"],
+            OversubscriptionTuner(kinds=shared),
+            Grouping(means.packing, history.paces, Space.from_json(spec["space"]).axes(), spec["seed"]),
+            spec["fuse"],
+            spec["hang_seconds"],
+            fleet,
+            monitor=NvmlMonitor,
+            structure=spec["opaque"],
+        )
+
+        def take() -> Snapshot:
+            return snapshot(journal, time.time(), starting=carrier.starting)
+
+        display = progress(take, silent=not means.show_progress)
+        begun = f"{epochs_text(take())} {'reports' if spec['opaque'] else 'epochs'}" if len(journal.runs()) > 1 else ""
+        display.say(summary(spec, [device.name for _, device in fleet.given], journal.directory, begun))
+        engine = Engine(journal, algorithm, setting, display)
+        engine.replay()
+        with _interruptible(engine):
+            engine.run()
+    check_results(journal)
+    return Study(journal.directory)
+
+
+def _check_edits(journal: Journal, accepted: bool) -> None:
+    """Have the journal note that the task was edited; or refuse that, before anything of the task is run.
+
+    Raises:
+        TaskChangedError: it was, and that is not accepted.
+    """
+    found = edits(journal.study.get("sources", {}))
+    states, totals = journal.states(), journal.study.get("totals")
+    ended = all(state.final for state, count in states.items() if count)
+    if ended and totals is not None and sum(states.values()) >= totals["trials"] and not pending(journal.directory):
+        return
+    if found and not accepted:
+        what = "\n".join(f"{edit.path}:\n{edit.text}" for edit in found)
+        raise TaskChangedError(
+            f"files of the task were edited since the study in {journal.directory} last ran:\n\n{what}\n\n"
+            "What trials report from now on would be of another task than what they reported before. Undo that; or go "
+            f"on with it, which the journal notes: shoal resume {journal.directory} --accept-changes (in Python: "
+            "accept_changes=True)"
+        )
+    if found:
+        journal.edited(found)
+
+
+@contextmanager
+def _interruptible(engine: Engine) -> Iterator[None]:
+    """The first Ctrl-C or SIGTERM lets the engine save and stop; the second does what it always did."""
+    if threading.current_thread() is not threading.main_thread():  # which alone may handle signals
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def first(number: int, frame: object) -> None:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+        engine.interrupt()
+
+    for number in before:
+        signal.signal(number, first)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _new_directory(name: str) -> Path:
+    base = Path("runs") / f"{name.lower()}-{time.strftime('%Y%m%d-%H%M%S')}"
+    others = (base.with_name(f"{base.name}-{number}") for number in count(2))
+    return next(path for path in chain([base], others) if not path.exists())
