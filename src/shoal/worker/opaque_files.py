@@ -98,7 +98,7 @@ class Store:
         for leftover in (*self._folder.glob("*.partial"), *self._folder.glob("*.stale")):
             shutil.rmtree(leftover, ignore_errors=True)
         path = next(iter(published(self._directory, self._trial)), None)
-        if path is None and metrics and self.gather(metrics):
+        if path is None and metrics and (self.gather(metrics) or self._keeps_itself.exists()):
             self.live.mkdir(exist_ok=True)
             self.went_on = any(self.live.iterdir())
             return
@@ -138,7 +138,7 @@ class Store:
 
     def start_over(self) -> None:
         """Forget a program's own state, which is further than what it has reported: it begins once more."""
-        for path in (*self._outputs(), self._reports, self._ended):
+        for path in (*self._outputs(), self._reports, self._ended, self._keeps_itself):
             path.unlink(missing_ok=True)
         shutil.rmtree(self.live, ignore_errors=True)
         self.live.mkdir()
@@ -257,6 +257,11 @@ class Store:
     @property
     def _reports(self) -> Path:
         return self._folder / "reports.json"
+
+    @property
+    def _keeps_itself(self) -> Path:
+        """What marked a program that prints its reports when these were in the journal alone."""
+        return self._folder / "keeps-itself"
 
     @property
     def _ended(self) -> Path:
