@@ -17,7 +17,7 @@ from shoal.errors import (
     StorageFullError,
     StudyInterrupted,
 )
-from shoal.journal.requests import carried_out, pending
+from shoal.journal.requests import Request, carried_out, pending
 from shoal.journal.rows import Ask
 from shoal.journal.writer import Journal
 from shoal.planner.aftermath import Aftermath, Scene
@@ -30,7 +30,7 @@ from shoal.planner.lessons import Lessons
 from shoal.planner.planner import Placement, Planner
 from shoal.planner.silence import Silence
 from shoal.planner.speeds import Speeds
-from shoal.planner.standings import Standing, Standings
+from shoal.planner.standings import Standing, Standings, retried_through
 from shoal.planner.surveys import Surveys
 from shoal.report.progress import Progress
 from shoal.schedule.ledger import no_device
@@ -126,19 +126,16 @@ class Engine:
         retried = self._trials.retried = set(self._journal.retried)
         paused = {row.number for row in self._journal.trials() if row.state is TrialState.PAUSED}
         decisions = [decision for decision in decisions if decision.trial not in retried]
-        self._journal.decided([*decisions, *map(_through, retried & paused)])
+        self._journal.decided([*decisions, *map(retried_through, retried & paused)])
         for row in self._journal.trials():
-            self._trials.move(Standing(row.trial, row.target, row.epoch, failures=row.failures), row.state)
-            if row.failures > 0 and row.state is TrialState.PENDING:
-                self._trials.alone.add(row.number)
-                self._trials[row.number].story = f"failed in {row.failures} jobs before, is tried again by itself"
+            self._trials.restore(Standing(row.trial, row.target, row.epoch, failures=row.failures), row.state)
         for standing in self._trials.waiting():
             self._inherit(standing)
 
     def _loop(self) -> None:
         self._heed()
         while not self._finished:
-            self._upkeep.turn(self._running)
+            self._upkeep.watch(self._running)
             self._ask()
             self._survey()
             self._place()
@@ -156,15 +153,21 @@ class Engine:
         return self._algorithm.finished and not self._trials.retrying()
 
     def _heed(self) -> None:
-        """Let trials that failed be tried again, as users ask; what was recorded before a kill is not done twice."""
+        """Do what users ask for."""
         for request in pending(self._journal.directory):
-            if request.verb != "retry":
-                continue
-            if request.name != self._journal.study.get("retried", {}).get("request"):
-                for number, epoch in self._journal.retry(request.trials, request.name).items():
-                    self._trials.try_again(self._trials[number], epoch)
-                    self._inherit(self._trials[number])
-            carried_out(self._journal.directory, request)
+            match request.verb:
+                case "add" | "remove":
+                    self._upkeep.change(request)
+                case "retry":
+                    self._retry(request)
+
+    def _retry(self, request: Request) -> None:
+        """Let trials that failed be tried again; what was recorded before a kill is not done twice."""
+        if request.name != self._journal.study.get("retried", {}).get("request"):
+            for number, epoch in self._journal.retry(request.trials, request.name).items():
+                self._trials.try_again(self._trials[number], epoch)
+                self._inherit(self._trials[number])
+        carried_out(self._journal.directory, request)
 
     def _ask(self) -> None:
         """What does the algorithm want next?"""
@@ -189,7 +192,7 @@ class Engine:
         try:
             inherit(self._journal.directory, standing.trial)
         except CheckpointError as error:
-            self._observe("", [self._failure(standing, str(error))])
+            self._observe("", [standing.failed(str(error))])
 
     def _survey(self) -> None:
         """Have the models of new trials looked at, so that the planner knows which are one structure.
@@ -352,23 +355,18 @@ class Engine:
                     self._lessons.epoch(event, job.arrays, device.kind, alone=alone)
             case Surveyed():
                 self._surveys.note(event)
-            case Profiled():
-                self._remember(event)
-            case Paced():
-                self._lessons.paced(event, self._running[event.job][1].kind)
-            case Measured():
-                _, device = self._running[event.job]
-                self._lessons.measured(event, device.kind, device.memory)
+            case Profiled() | Paced() | Measured():
+                self._learn(event)
             case Dropped():
                 self._drop(event)
             case Ended():
                 self._end(event)
 
-    def _remember(self, measured: Profiled) -> None:
-        job, device = self._running[measured.job]
-        self._lessons.profiled(measured, job, device.kind)
-        if job.purpose is Purpose.PROFILE:
-            still_to_come = tuple(array for array in job.arrays if array.key != measured.key)
+    def _learn(self, found: Profiled | Paced | Measured) -> None:
+        job, device = self._running[found.job]
+        self._lessons.learn(found, job, device)
+        if isinstance(found, Profiled) and job.purpose is Purpose.PROFILE:
+            still_to_come = tuple(array for array in job.arrays if array.key != found.key)
             self._running[job.id] = (replace(job, arrays=still_to_come), device)
 
     def _observe(self, job: str, reports: Iterable[Report]) -> None:
@@ -400,7 +398,7 @@ class Engine:
     def _decide(self, report: Report) -> list[Decision]:
         """What the algorithm says to a report; one of a trial that it has done without is none of its business."""
         if report.trial in self._trials.retried:
-            return [_through(report.trial)] if report.state is TrialState.PAUSED else []
+            return [retried_through(report.trial)] if report.state is TrialState.PAUSED else []
         return [x for x in self._algorithm.observe(report) if x.trial not in self._trials.retried]
 
     def _end(self, ended: Ended) -> None:
@@ -409,7 +407,7 @@ class Engine:
         self._speeds.end(job.id)
         error = fatal(ended, job.purpose, job.members, self._trials, self._journal.directory)
         failed = ended.outcome not in BLAMELESS and error is None
-        self._surveys.end(job.id, failed=failed)
+        self._surveys.end(job, device.kind, failed=failed)
         arrays = self._trials.present(job).arrays if job.purpose is Purpose.TRAIN else job.arrays
         outcome = self._planner.courses.outcome(ended)
         left = self._journal.job_ended(ended.job, outcome, ended.message, failed=failed)
@@ -418,10 +416,6 @@ class Engine:
         if error is not None:
             raise error
         if failed:
-            if job.purpose is Purpose.PROFILE:
-                self._surveys.unmeasurable.update((array.key, device.kind) for array in job.arrays[:1])
-            elif job.purpose is Purpose.SURVEY:
-                self._surveys.crashed(job)
             self._judge(ended, Scene(arrays, device, company=len(job.members) > 1), left)
         self._lessons.end(job.id)
 
@@ -452,15 +446,12 @@ class Engine:
         largest = max((other.memory for _, other in self.fleet.cluster if other.healthy), default=0)
         scene = replace(scene, device=device, shared=shared, largest=largest)
         spent = self._aftermath.judge(failed, scene, frozenset(left))
-        self._observe("", [self._failure(self._trials[number], why) for number, why in spent.items()])
+        self._observe("", [self._trials[number].failed(why) for number, why in spent.items()])
         first = self._aftermath.first
         if alike := first.hopeless(left):
             self._journal.excuse(alike)
             self._journal.put("stopped", first.record(alike))
             raise first.error(alike, self._journal.directory, kept=self._journal.study.get("kept", False))
-
-    def _failure(self, standing: Standing, reason: str) -> Report:
-        return Report(standing.number, standing.epoch, state=TrialState.FAILED, reason=reason)
 
     def _wind_up(self, *, record: bool = True) -> list[str]:
         """However the study ends, let all jobs save their trials and end, and record what they still say.
@@ -488,10 +479,8 @@ class Engine:
     def _note(self, event: Event, *, record: bool) -> None:
         """Record an event without acting on it."""
         match event:
-            case Profiled():
-                self._remember(event)
-            case Paced():
-                self._lessons.paced(event, self._running[event.job][1].kind)
+            case Profiled() | Paced():
+                self._learn(event)
             case Dropped() if record:
                 self._journal.dropped(event.job, event.trials, event.message, failed=False)
             case Reported() if record:
@@ -508,8 +497,3 @@ class Engine:
     def _new_id(self) -> str:
         self._jobs += 1
         return f"job-{self._jobs:05d}"
-
-
-def _through(number: int) -> Decision:
-    """A trial that failed has come as far as it was to, when it was tried again."""
-    return Decision(number, TrialState.COMPLETE, "failed and was tried again, up to the budget at which it had failed")

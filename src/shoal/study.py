@@ -162,6 +162,7 @@ class Study:
 
         Raises:
             ShoalError: a number is no trial's, or of one that has not failed; or none has failed.
+            JournalError: nothing can be asked of the study, as its directory cannot be written.
         """
         states = {row.number: row.state for row in self.trials}
         failed = [number for number, state in states.items() if state is TrialState.FAILED]
@@ -177,7 +178,7 @@ class Study:
                 )
         if not asked:
             raise ShoalError(f"no trial of the study in {self.directory} has failed, so none can be tried again")
-        leave(self.directory, "retry", asked)
+        leave(self.directory, "retry", trials=asked)
         return asked
 
     def rerun(self, number: int, devices: str | Sequence[str] | None = None) -> Rerun:

@@ -9,7 +9,7 @@ from shoal.backend.base import Backend
 from shoal.cluster.device import Cluster, Device
 from shoal.cluster.monitor import Monitor
 from shoal.errors import DeviceError
-from shoal.journal.requests import Request, answer, pending
+from shoal.journal.requests import Request, answer
 from shoal.journal.writer import Journal
 from shoal.planner.event import Ended, Event, Outcome
 from shoal.planner.fleet import Finder, Fleet
@@ -38,7 +38,7 @@ class Upkeep:
     Args:
         fleet: the devices.
         backend: runs the jobs.
-        journal: of the study; users leave their requests in its directory.
+        journal: of the study; users are answered in its directory.
         find: finds devices that a user adds.
         make_monitor: makes what looks at the devices; None: nobody does.
         silence: knows which jobs hang.
@@ -68,15 +68,30 @@ class Upkeep:
         self._vacated: set[str] = set()
         self._unrecorded = False
 
-    def turn(self, running: Running) -> None:
-        """Do what is due, before anything is placed and after all that came of jobs was heard."""
-        for request in pending(self._journal.directory):
-            if request.verb != "retry":
-                self._act(request)
-        self.watch(running)
+    def change(self, request: Request) -> None:
+        """Change the devices as a user asks, and say so; or say why not.
+
+        What was recorded and not answered before the engine was killed is only answered.
+        """
+        fleet, error = self.fleet, ""
+        if request.name != self._journal.study.get("fleet", {}).get("request"):
+            try:
+                if request.verb == "add":
+                    fleet.add(request.devices, self._find)
+                else:
+                    fleet.remove(request.devices)
+            except DeviceError as refused:
+                error = str(refused)
+            else:
+                self._journal.put("fleet", {**fleet.record(), "request": request.name})
+                self._journal.devices_are(fleet.whole)
+                self._renew()
+        answer(self._journal.directory, request, fleet.used, error)
 
     def watch(self, running: Running, *, record: bool = True) -> None:
         """Look at the devices and the jobs, and end those that must not go on where they are.
+
+        It is to be called before anything is placed, and after all that came of jobs was heard.
 
         Args:
             running: the jobs.
@@ -114,26 +129,6 @@ class Upkeep:
             note = self.fleet.cluster.device(device.name).note
             return replace(event, outcome=Outcome.LOST, message=f"{device.name} {note}\n{event.message}")
         return event
-
-    def _act(self, request: Request) -> None:
-        """Change the devices as a user asks, and say so; or say why not.
-
-        What was recorded and not answered before the engine was killed is only answered.
-        """
-        fleet, error = self.fleet, ""
-        if request.name != self._journal.study.get("fleet", {}).get("request"):
-            try:
-                if request.verb == "add":
-                    fleet.add(request.devices, self._find)
-                else:
-                    fleet.remove(request.devices)
-            except DeviceError as refused:
-                error = str(refused)
-            else:
-                self._journal.put("fleet", {**fleet.record(), "request": request.name})
-                self._journal.devices_are(fleet.whole)
-                self._renew()
-        answer(self._journal.directory, request, fleet.used, error)
 
     def _renew(self) -> None:
         """Look at the devices that there are now."""

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from planner_samples import FUSES, GB, A
 
+from shoal.cluster.device import Device
 from shoal.cost.catalogue import records
 from shoal.cost.history import History
 from shoal.planner.event import Profiled
@@ -27,6 +28,7 @@ def member(number: int, **config: object) -> Member:
     return Member(Trial(number, config, 0, 0), 0, 3)
 
 
+H200 = Device("cuda:0", "H200", 141 * GB)
 PROFILE, TRAIN = job(0, 1), job(0, 1, purpose=Purpose.TRAIN)
 
 
@@ -36,23 +38,23 @@ def lessons(tmp_path: Path) -> Lessons:
 
 
 def test_what_only_training_jobs_show_outlasts_a_measurement(lessons: Lessons) -> None:
-    lessons.profiled(Profiled("one", A, KNOWN), PROFILE, "H200")
-    lessons.profiled(Profiled("two", A, FOUND), PROFILE, "H200")
+    lessons.learn(Profiled("one", A, KNOWN), PROFILE, H200)
+    lessons.learn(Profiled("two", A, FOUND), PROFILE, H200)
     assert lessons.profile(A, "H200") == replace(
         FOUND, member_memory=3 * GB, compiled_gain={4: 2.0, 8: 1.5}, compile_seconds=5.0, crowding={2: 1.5}
     )
 
 
 def test_a_training_job_adds_to_what_was_measured(lessons: Lessons) -> None:
-    lessons.profiled(Profiled("one", A, KNOWN), PROFILE, "H200")
-    lessons.profiled(Profiled("two", A, FOUND), TRAIN, "H200")
+    lessons.learn(Profiled("one", A, KNOWN), PROFILE, H200)
+    lessons.learn(Profiled("two", A, FOUND), TRAIN, H200)
     assert lessons.profile(A, "H200") == replace(KNOWN, compiled_gain={4: 2.0, 8: 1.5}, fused_gain={4: 1.1, 16: 4.0})
 
 
 def test_company_is_learnt_once(lessons: Lessons) -> None:
     lessons.crowded(A, "H200", 2, 1.5)
     assert (lessons.profile(A, "H200"), lessons.learnt) == (None, 0), "nothing is known of the key yet"
-    lessons.profiled(Profiled("one", A, FUSES), PROFILE, "H200")
+    lessons.learn(Profiled("one", A, FUSES), PROFILE, H200)
     for _ in range(3):
         lessons.crowded(A, "H200", 2, 1.5)
     assert lessons.profile(A, "H200") == replace(FUSES, crowding={2: 1.5})
@@ -61,8 +63,8 @@ def test_company_is_learnt_once(lessons: Lessons) -> None:
 
 def test_where_a_structure_came_from_is_kept_across_studies(tmp_path: Path) -> None:
     path = tmp_path / "history.sqlite"
-    Lessons(History(path), "Digits").profiled(Profiled("one", A, FUSES), job(3), "H200")
+    Lessons(History(path), "Digits").learn(Profiled("one", A, FUSES), job(3), H200)
     assert [record.origins for record in records(path)] == [{"Digits": {"lr": 0.3, "width": 64}}]
-    Lessons(History(path), "Digits").profiled(Profiled("one", A, FUSES), job(3, 4), "H200")
-    Lessons(History(path), "Letters").profiled(Profiled("one", A, FUSES), job(3, 4), "H200")
+    Lessons(History(path), "Digits").learn(Profiled("one", A, FUSES), job(3, 4), H200)
+    Lessons(History(path), "Letters").learn(Profiled("one", A, FUSES), job(3, 4), H200)
     assert [record.origins for record in records(path)] == [{"Digits": {"width": 64}, "Letters": {"width": 64}}]

@@ -1,6 +1,6 @@
 """What users ask of a study that another process runs: a file for each request, and one for its answer.
 
-A journal has one writer, so whoever wants its study changed writes `<directory>/requests/<name>.request`; the engine
+A journal has one writer, so whoever wants its study changed leaves `<directory>/requests/<name>.request`; the engine
 looks for requests in every turn of its loop. Names are of the time, and never used again. Whoever asks for devices
 waits for `<name>.answer`. A request for trials is kept until a process runs the study, and has no answer.
 """
@@ -15,14 +15,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from shoal.errors import DeviceError
+from shoal.errors import DeviceError, JournalError
 from shoal.journal.lock import holder
-from shoal.journal.schema import translated
+from shoal.journal.schema import readable, translated
 
 __all__ = ["Request", "answer", "ask", "carried_out", "leave", "pending"]
 
 _PAUSE_SECONDS = 0.05
 """Between two looks for an answer."""
+
+Verb = Literal["add", "remove", "retry"]
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,7 @@ class Request:
     """
 
     name: str
-    verb: Literal["add", "remove", "retry"]
+    verb: Verb
     devices: tuple[str, ...] = ()
     trials: tuple[int, ...] = ()
 
@@ -64,11 +66,9 @@ def ask(
 
     Raises:
         DeviceError: it refuses, and nothing is changed; or nobody answers.
+        JournalError: nothing can be asked of the study, as its directory cannot be written.
     """
-    folder = directory / "requests"
-    with translated(directory):
-        folder.mkdir(exist_ok=True)
-        file = _write(folder, {"verb": verb, "devices": list(devices)})
+    file = leave(directory, verb, devices=devices)
     waited = 0.0
     try:
         while not (reply := file.with_suffix(".answer")).exists():
@@ -88,43 +88,64 @@ def ask(
     return list(said["devices"])
 
 
-def leave(directory: Path, verb: Literal["retry"], trials: Sequence[int]) -> None:
-    """Have the process that runs a study, now or later, do something with trials.
+def leave(directory: Path, verb: Verb, *, devices: Sequence[str] = (), trials: Sequence[int] = ()) -> Path:
+    """Have the process that runs a study, now or later, do something; nobody waits for it.
 
     Args:
         directory: of the study.
         verb: what is to be done.
-        trials: their numbers.
+        devices: with which.
+        trials: numbers of the trials.
+
+    Returns:
+        The file of the request, which is there wholly or not at all.
+
+    Raises:
+        JournalError: nothing can be asked of the study, as its directory cannot be written.
     """
     folder = directory / "requests"
+    place = folder if folder.exists() else directory
+    if not os.access(place, os.W_OK):
+        raise JournalError(
+            f"nothing can be asked of the study in {directory}, for {place} cannot be written; have its owner ask, or "
+            "let you write there"
+        )
+    name = f"{time.time_ns():020d}-{secrets.token_hex(4)}"
+    partial = folder / f"{name}.partial"
     with translated(directory):
         folder.mkdir(exist_ok=True)
-        _write(folder, {"verb": verb, "trials": list(trials)})
+        partial.write_text(json.dumps({"verb": verb, "devices": devices, "trials": trials}), encoding="utf-8")
+        return partial.rename(folder / f"{name}.request")
 
 
 def carried_out(directory: Path, request: Request) -> None:
-    """What was asked for with `leave` is done: it is no longer pending."""
+    """What was asked for is done: it is no longer pending."""
     with translated(directory):
         (directory / "requests" / f"{request.name}.request").unlink(missing_ok=True)
 
 
 def pending(directory: Path) -> list[Request]:
-    """The requests that nobody has answered or carried out, in order."""
-    try:
-        names = os.listdir(directory / "requests")
-    except FileNotFoundError:
-        return []
+    """The requests that nobody has carried out, in order.
+
+    Raises:
+        JournalError: this process may not read them.
+    """
     requests = []
-    for name in sorted(name for name in names if name.endswith(".request")):
-        with suppress(FileNotFoundError):  # withdrawn just now
-            said = json.loads((directory / "requests" / name).read_text(encoding="utf-8"))
-            asked = (tuple(said.get(key, ())) for key in ("devices", "trials"))
-            requests.append(Request(Path(name).stem, said["verb"], *asked))
+    with readable(directory):
+        try:
+            names = os.listdir(directory / "requests")
+        except FileNotFoundError:
+            return []
+        for name in sorted(name for name in names if name.endswith(".request")):
+            with suppress(FileNotFoundError):  # withdrawn just now
+                said = json.loads((directory / "requests" / name).read_text(encoding="utf-8"))
+                asked = (tuple(said.get(key, ())) for key in ("devices", "trials"))
+                requests.append(Request(Path(name).stem, said["verb"], *asked))
     return requests
 
 
 def answer(directory: Path, request: Request, devices: Sequence[str], error: str = "") -> None:
-    """Say what became of a request, which is then no longer pending.
+    """Say what became of a request to whoever waits for that; it is then no longer pending.
 
     Args:
         directory: of the study.
@@ -133,19 +154,11 @@ def answer(directory: Path, request: Request, devices: Sequence[str], error: str
         error: why it was refused; "" if it was not.
     """
     file = directory / "requests" / f"{request.name}.request"
+    partial = file.with_suffix(".partial")
     with translated(directory):
-        partial = file.with_suffix(".partial")
         partial.write_text(json.dumps({"error": error, "devices": list(devices)}), encoding="utf-8")
         os.replace(partial, file.with_suffix(".answer"))
-        file.unlink(missing_ok=True)
-
-
-def _write(folder: Path, content: object) -> Path:
-    """Write a request; whole, or not at all."""
-    name = f"{time.time_ns():020d}-{secrets.token_hex(4)}"
-    partial = folder / f"{name}.partial"
-    partial.write_text(json.dumps(content), encoding="utf-8")
-    return partial.rename(folder / f"{name}.request")
+    carried_out(directory, request)
 
 
 def _withdrawn(file: Path) -> bool:

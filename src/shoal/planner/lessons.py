@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+from shoal.cluster.device import Device
 from shoal.cost.correct import after_running_out, with_memory
 from shoal.cost.crowding import with_crowding
 from shoal.cost.demand import Profile
@@ -38,51 +39,15 @@ class Lessons:
         """What is known of a key on a kind of device."""
         return self._history.get(key.structure, key.data, key.batch_size, kind)
 
-    def profiled(self, found: Profiled, job: Job, kind: str) -> None:
-        """A job measured a key; what a training job found is added to what others may have found meanwhile.
-
-        What was measured anew is not held against what only jobs show that train: what they ran out of, what they lose
-        in company, what compiling gains.
-        """
-        key = found.key
-        mine = [member for array in job.arrays if array.key == key for member in array.members]
-        if mine:
-            configs = [flatten(member.trial.config) for member in mine]
-            self._history.belongs(key.structure, key.data, key.batch_size, self._task, configs)
-        profile, known = found.profile, self.profile(found.key, kind)
-        if found.key.opaque and known is not None:
-            profile = replace(merged(known, profile), crowding=known.crowding)
-        elif known is not None:
-            compiled_gain = {**known.compiled_gain, **profile.compiled_gain}
-            compile_seconds = profile.compile_seconds or known.compile_seconds
-            if job.purpose is Purpose.PROFILE:
-                memory = max(known.member_memory, profile.member_memory)
-                sample = max(known.sample, profile.sample)
-                profile = replace(profile, member_memory=memory, crowding=known.crowding, sample=sample)
-            else:
-                profile = replace(known, fused_gain={**known.fused_gain, **profile.fused_gain})
-            profile = replace(profile, compiled_gain=compiled_gain, compile_seconds=compile_seconds)
-        self._put(found.key, kind, profile)
-
-    def paced(self, found: Paced, kind: str) -> None:
-        """A job measured what its arrays cost each other."""
-        self._history.put_pace([key.steps for key in found.keys], kind, found.pace)
-        self.learnt += 1
-
-    def measured(self, found: Measured, kind: str, memory: int) -> None:
-        """A training job took so much memory; if that is far above what its profiles say, they are raised.
-
-        Args:
-            found: what it took.
-            kind: of its device.
-            memory: bytes of its device.
-        """
-        self._peaks[found.job] = found.memory
-        known = [(key, self.profile(key, kind), members) for key, members in found.members.items()]
-        arrays = [(profile, members) for _, profile, members in known if profile is not None]
-        raised = with_memory(arrays, found.memory, memory) if 0 < len(arrays) == len(known) else None
-        for (key, _, _), profile in zip(known, raised or (), strict=bool(raised)):
-            self._put(key, kind, profile)
+    def learn(self, found: Profiled | Paced | Measured, job: Job, device: Device) -> None:
+        """A job on a device has measured something."""
+        match found:
+            case Profiled():
+                self._profiled(found, job, device.kind)
+            case Paced():
+                self._paced(found, device.kind)
+            case Measured():
+                self._measured(found, device.kind, device.memory)
 
     def epoch(self, event: Reported, arrays: Sequence[Array], kind: str, *, alone: bool) -> None:
         """Members of a job have finished an epoch; if its time is not what their profile says, that is corrected.
@@ -141,6 +106,52 @@ class Lessons:
         """A job is over."""
         self._peaks.pop(job, None)
         self._tempo.interrupt(job)
+
+    def _profiled(self, found: Profiled, job: Job, kind: str) -> None:
+        """A job measured a key; what a training job found is added to what others may have found meanwhile.
+
+        What was measured anew is not held against what only jobs show that train: what they ran out of, what they lose
+        in company, what compiling gains.
+        """
+        key = found.key
+        mine = [member for array in job.arrays if array.key == key for member in array.members]
+        if mine:
+            configs = [flatten(member.trial.config) for member in mine]
+            self._history.belongs(key.structure, key.data, key.batch_size, self._task, configs)
+        profile, known = found.profile, self.profile(found.key, kind)
+        if found.key.opaque and known is not None:
+            profile = replace(merged(known, profile), crowding=known.crowding)
+        elif known is not None:
+            compiled_gain = {**known.compiled_gain, **profile.compiled_gain}
+            compile_seconds = profile.compile_seconds or known.compile_seconds
+            if job.purpose is Purpose.PROFILE:
+                memory = max(known.member_memory, profile.member_memory)
+                sample = max(known.sample, profile.sample)
+                profile = replace(profile, member_memory=memory, crowding=known.crowding, sample=sample)
+            else:
+                profile = replace(known, fused_gain={**known.fused_gain, **profile.fused_gain})
+            profile = replace(profile, compiled_gain=compiled_gain, compile_seconds=compile_seconds)
+        self._put(found.key, kind, profile)
+
+    def _paced(self, found: Paced, kind: str) -> None:
+        """A job measured what its arrays cost each other."""
+        self._history.put_pace([key.steps for key in found.keys], kind, found.pace)
+        self.learnt += 1
+
+    def _measured(self, found: Measured, kind: str, memory: int) -> None:
+        """A training job took so much memory; if that is far above what its profiles say, they are raised.
+
+        Args:
+            found: what it took.
+            kind: of its device.
+            memory: bytes of its device.
+        """
+        self._peaks[found.job] = found.memory
+        known = [(key, self.profile(key, kind), members) for key, members in found.members.items()]
+        arrays = [(profile, members) for _, profile, members in known if profile is not None]
+        raised = with_memory(arrays, found.memory, memory) if 0 < len(arrays) == len(known) else None
+        for (key, _, _), profile in zip(known, raised or (), strict=bool(raised)):
+            self._put(key, kind, profile)
 
     def _put(self, key: ArrayKey, kind: str, profile: Profile) -> None:
         self._history.put(key.structure, key.data, key.batch_size, kind, profile)

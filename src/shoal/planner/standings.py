@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 
 from shoal.planner.job import Job, Member, Purpose
 from shoal.planner.limit import Limit
-from shoal.trial import Trial, TrialState
+from shoal.trial import Decision, Report, Trial, TrialState
 
-__all__ = ["Standing", "Standings"]
+__all__ = ["Standing", "Standings", "retried_through"]
 
 
 @dataclass
@@ -46,6 +46,10 @@ class Standing:
         """The stretch that it is to be trained next."""
         return Member(self.trial, self.epoch, self.target)
 
+    def failed(self, reason: str) -> Report:
+        """A report that it has failed where it stands."""
+        return Report(self.number, self.epoch, state=TrialState.FAILED, reason=reason)
+
 
 class Standings:
     """All trials of a study by their numbers; who waits is known without a look at the others."""
@@ -76,6 +80,13 @@ class Standings:
         self._all[standing.number] = standing
         standing.state = state
         (self._waiting.add if state is TrialState.PENDING else self._waiting.discard)(standing.number)
+
+    def restore(self, standing: Standing, state: TrialState) -> None:
+        """A trial stands where it did before its engine ended."""
+        self.move(standing, state)
+        if standing.failures > 0 and state is TrialState.PENDING:
+            self.alone.add(standing.number)
+            standing.story = f"failed in {standing.failures} jobs before, is tried again by itself"
 
     def begin(self, job: str, members: Iterable[Member]) -> None:
         """A job trains these from now on."""
@@ -141,3 +152,8 @@ class Standings:
     def waiting(self) -> list[Standing]:
         """The trials that wait: those that failed last, else in the order of their numbers."""
         return sorted(map(self._all.__getitem__, self._waiting), key=lambda x: (x.failures, x.number))
+
+
+def retried_through(number: int) -> Decision:
+    """A trial that failed has come as far as it was to, when it was tried again."""
+    return Decision(number, TrialState.COMPLETE, "failed and was tried again, up to the budget at which it had failed")

@@ -5,7 +5,7 @@ from dataclasses import replace
 from itertools import chain
 
 from shoal.planner.event import Surveyed
-from shoal.planner.job import Array, ArrayKey, Job, Member
+from shoal.planner.job import Array, ArrayKey, Job, Member, Purpose
 from shoal.trial import Trial
 
 __all__ = ["Surveys"]
@@ -63,13 +63,24 @@ class Surveys:
             self._unseen |= looks.pop(0) - found.keys.keys()
         self._give_up_measuring(found.keys[number] for number in found.alone)
 
-    def end(self, job: str, *, failed: bool) -> None:
-        """A job is over; if it failed, one that it was still to look at may be why."""
-        left = set(chain(*self._looks.pop(job, [])))
-        if failed:
-            self._suspects |= left
+    def end(self, job: Job, kind: str, *, failed: bool) -> None:
+        """A job is over; if it failed, one that it was still to look at, or to measure, may be why.
 
-    def crashed(self, survey: Job) -> None:
+        Args:
+            job: with the arrays that it still had.
+            kind: of its device.
+            failed: whether it did.
+        """
+        left = set(chain(*self._looks.pop(job.id, [])))
+        if not failed:
+            return
+        self._suspects |= left
+        if job.purpose is Purpose.PROFILE:
+            self.unmeasurable.update((array.key, kind) for array in job.arrays[:1])
+        elif job.purpose is Purpose.SURVEY:
+            self._crashed(job)
+
+    def _crashed(self, survey: Job) -> None:
         """After a survey that crashed: one trial after another, and not again one that crashes alone."""
         numbers = {member.trial.number for member in survey.members}
         if len(numbers) > 1:
