@@ -81,7 +81,7 @@ CASES = {
 @pytest.mark.parametrize(
     ("make", "optimizer", "count"),
     [
-        pytest.param(*case, id=name, marks=[pytest.mark.thorough] if "B=1" in name else [])
+        pytest.param(*case, id=name, marks=[pytest.mark.thorough] if "conv" in name else [])
         for name, case in CASES.items()
     ],
 )

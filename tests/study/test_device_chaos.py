@@ -10,6 +10,7 @@ import pytest
 CHAOS = Path(__file__).parents[2] / "benchmarks" / "device_chaos.py"
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [0])
 def test_a_search_to_which_everything_happens_ends_as_if_nothing_had(seed: int) -> None:
