@@ -153,11 +153,20 @@ def tune(
         "shoal": version("shoal"),
     }
     # All that can be wrong is looked at before there is a directory.
-    places = chosen["directory"], chosen["show_progress"]
-    check(algorithm, metric, checkpoint_seconds, chosen["seed"], data_seed, chosen["devices"], fuse, *places)
+    check(
+        algorithm=algorithm,
+        metric=metric,
+        checkpoint_seconds=checkpoint_seconds,
+        seed=chosen["seed"],
+        data_seed=data_seed,
+        devices=chosen["devices"],
+        fuse=fuse,
+        directory=chosen["directory"],
+        show_progress=chosen["show_progress"],
+    )
     check_whole("retries", retries, least=0)
     check_hang_seconds(hang_seconds)
-    means = _Means(
+    options = _RunOptions(
         Fleet(discover(chosen["devices"]), chosen["devices"]),
         make_policy(chosen["policy"]),
         make_packing(chosen["packing"]),
@@ -165,7 +174,7 @@ def tune(
         chosen["sharing"],
         chosen["show_progress"],
     )
-    check_sharing(means.sharing, means.fleet.given, processes=means.backend.concurrent)
+    check_sharing(options.sharing, options.fleet.given, processes=options.backend.concurrent)
     plan = blueprint(algorithm)
     search = bound(plan, spec)
     spec["totals"] = None if search.totals is None else asdict(search.totals)
@@ -174,10 +183,10 @@ def tune(
     files = modules_named(content, type(task).__module__) if training is None else source_files(training)
     spec["sources"] = sources(files)
     spec["batches"] = batch_text(space, own_batch_size(task)) if training is None else ""
-    hand_over(Asked(spec, content, means.fleet.given, means.packing))
+    hand_over(Asked(spec, content, options.fleet.given, options.packing))
     place = chosen["directory"] or _new_directory(str(spec["task"]))
     with closing(Journal.create(place, spec, task=content, algorithm=plan, called=called)) as journal:
-        return _run(journal, search, means)
+        return _run(journal, search, options)
 
 
 def resume(
@@ -194,7 +203,7 @@ def resume(
     """Go on with a study that was stopped or killed; one that has ended is just returned.
 
     One that has ended goes on where failed trials are to be tried again (`Study.retry`). Going on runs code that the
-    study's directory holds: the pickled task and algorithm. docs/resume.md says what else that means.
+    study's directory holds: the pickled task and algorithm. docs/resume.md says what else that options.
 
     Args:
         directory: of the study.
@@ -218,7 +227,7 @@ def resume(
         sys.path.extend(path for path in spec["paths"] if path not in sys.path)
         search = bound(journal.blob("algorithm"), spec)
         record = {"devices": spec["devices"], "added": [], "removed": []} | spec.get("fleet", {})
-        means = _Means(
+        options = _RunOptions(
             Fleet(discover(devices), devices) if devices else Fleet.again(record, discover),
             make_policy(policy or strategy_of(spec["policy"])),
             make_packing(packing or strategy_of(spec["packing"])),
@@ -226,8 +235,8 @@ def resume(
             sharing or spec["sharing"],
             show_progress,
         )
-        check_sharing(means.sharing, means.fleet.given, processes=means.backend.concurrent)
-        return _run(journal, search, means)
+        check_sharing(options.sharing, options.fleet.given, processes=options.backend.concurrent)
+        return _run(journal, search, options)
 
 
 @contextmanager
@@ -247,7 +256,7 @@ def overridden(**arguments: Any) -> Iterator[list[Path]]:
 
 
 @dataclass(frozen=True)
-class _Means:
+class _RunOptions:
     """What a study is run with, which may be another each time it is gone on with."""
 
     fleet: Fleet
@@ -258,7 +267,7 @@ class _Means:
     show_progress: bool
 
 
-def _run(journal: Journal, algorithm: Algorithm, means: _Means) -> Study:
+def _run(journal: Journal, algorithm: Algorithm, options: _RunOptions) -> Study:
     _directories.append(journal.directory)
     remove_abandoned()
     spec = journal.study
@@ -266,22 +275,22 @@ def _run(journal: Journal, algorithm: Algorithm, means: _Means) -> Study:
         journal.directory.absolute(),
         journal.blob("task"),
         checkpoint_seconds=spec["checkpoint_seconds"],
-        sharing=means.sharing,
+        sharing=options.sharing,
     )
     if spec["opaque"]:
         workplace = replace(workplace, runner=RUNNER)
-    fleet = means.fleet
-    with closing(means.backend(workplace)) as carrier:
+    fleet = options.fleet
+    with closing(options.backend(workplace)) as carrier:
         history = History(environment=environment())
-        shared = {device.kind for _, device in fleet.given if device.is_cuda and means.backend.concurrent}
+        shared = {device.kind for _, device in fleet.given if device.is_cuda and options.backend.concurrent}
         setting = Setting(
             fleet.given,
-            means.policy,
+            options.policy,
             carrier,
             history,
             spec["retries"],
             OversubscriptionTuner(kinds=shared),
-            Grouping(means.packing, history.paces, Space.from_json(spec["space"]).axes(), spec["seed"]),
+            Grouping(options.packing, history.paces, Space.from_json(spec["space"]).axes(), spec["seed"]),
             spec["fuse"],
             spec["hang_seconds"],
             fleet,
@@ -292,7 +301,7 @@ def _run(journal: Journal, algorithm: Algorithm, means: _Means) -> Study:
         def take() -> Snapshot:
             return snapshot(journal, time.time(), starting=carrier.starting)
 
-        display = progress(take, silent=not means.show_progress)
+        display = progress(take, silent=not options.show_progress)
         begun = f"{epochs_text(take())} {'reports' if spec['opaque'] else 'epochs'}" if len(journal.runs()) > 1 else ""
         display.say(summary(spec, [device.name for _, device in fleet.given], journal.directory, begun))
         engine = Engine(journal, algorithm, setting, display)

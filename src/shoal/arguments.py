@@ -131,9 +131,10 @@ def single(value: object) -> object:
 
 
 def check(
+    *,
     algorithm: object,
     metric: object,
-    seconds: object,
+    checkpoint_seconds: object,
     seed: object,
     data_seed: object,
     devices: object,
@@ -175,8 +176,10 @@ def check(
             'a name such as "auto" or "cpu:2", or a list of names',
         ),
         "checkpoint_seconds": (
-            isinstance(seconds, (int, float)) and not isinstance(seconds, bool) and seconds >= 0,
-            seconds,
+            isinstance(checkpoint_seconds, (int, float))
+            and not isinstance(checkpoint_seconds, bool)
+            and checkpoint_seconds >= 0,
+            checkpoint_seconds,
             "a number of seconds, at least 0",
         ),
     }

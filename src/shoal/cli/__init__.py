@@ -1,5 +1,9 @@
-"""The command line: `shoal run`, `resume`, `status`, `report`, `trials`, `best`, `devices`, `history`, `simulate`."""
+"""The command line, `shoal COMMAND`.
 
-from shoal.cli.main import main
+Commands: `run`, `profile`, `devices`, `report`, `rerun`, `history`, `trial`, `resume`, `status`, `trials`, `best`,
+`mirror`, `simulate`.
+"""
+
+from shoal.cli.start import main
 
 __all__ = ["main"]

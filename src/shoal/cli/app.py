@@ -1,6 +1,5 @@
 """The commands and what they print: results on standard output, everything else on standard error."""
 
-import os
 import shlex
 import sys
 import time
@@ -48,14 +47,14 @@ from shoal.report.heat_map import HeatMap
 from shoal.report.ranking import front, nobody, ranked
 from shoal.report.snapshot import snapshot
 from shoal.report.table import best_table, snapshot_json, status_table, trial_json, trials_table
-from shoal.report.text import numbers_text, shown
+from shoal.report.text import numbers_text
 from shoal.schedule.registry import POLICIES
 from shoal.simulate.result import faults, outcome_json, outcomes_table
 from shoal.simulate.scenario import DATA, load
 from shoal.study import Study
 from shoal.worker.files import checkpoints, published
 
-__all__ = ["app", "main"]
+__all__ = ["app"]
 
 app = typer.Typer(
     help="Train a whole hyper-parameter search as a few full jobs.\n\nTry: shoal run examples/digits.py",
@@ -328,17 +327,6 @@ def simulate(
         for line in unfinished:
             say(line)
         raise typer.Exit(1)
-
-
-def main() -> None:
-    """Run the command line of this process; an error of Shoal is one line, and exit status 1."""
-    try:
-        app()
-    except ShoalError as error:
-        if os.environ.get("SHOAL_DEBUG"):
-            raise
-        typer.echo(f"error: {shown(str(error), lines=True)}", err=True)
-        sys.exit(1)
 
 
 @contextmanager

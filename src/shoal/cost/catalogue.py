@@ -59,7 +59,11 @@ def records(path: Path) -> list[Record]:
             known.setdefault(tuple(key), {})[task] = json.loads(text)
     return [
         Record(
-            *(environment, kind, structure, data, batch_size),
+            environment,
+            kind,
+            structure,
+            data,
+            batch_size,
             profile_from(text),
             known.get((structure, data, batch_size), {}),
         )

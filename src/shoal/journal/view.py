@@ -163,7 +163,7 @@ class JournalView:
             found.append((trial, self._job(jobs[0]) if jobs else None))
         return found
 
-    def lost(self) -> list[tuple[int, str]]:
+    def failed(self) -> list[tuple[int, str]]:
         """Number of each trial that has failed for good, in order, and why."""
         return self._rows("SELECT number, reason FROM trials WHERE state = ? ORDER BY number", TrialState.FAILED)
 

@@ -360,8 +360,15 @@ class Journal(JournalView):
         """
         rows: dict[str, tuple[object, ...]] = {
             device.name: (
-                *(device.name, node.name, node.cores, device.kind, device.memory, device.cores, device.compute),
-                *(device.healthy, "" if device.healthy else device.note),
+                device.name,
+                node.name,
+                node.cores,
+                device.kind,
+                device.memory,
+                device.cores,
+                device.compute,
+                device.healthy,
+                "" if device.healthy else device.note,
             )
             for node, device in cluster
         }

@@ -66,7 +66,7 @@ class Aftermath:
         Returns:
             Number of each trial that has failed for good -> why.
         """
-        lost: dict[int, str] = {}
+        given_up: dict[int, str] = {}
         cause = cause_of(failed.message) or "no reason was given"
         log = log_of(failed.message)
         for array in scene.arrays:
@@ -77,15 +77,18 @@ class Aftermath:
                 else:
                     why, then = self._again(standing, failed.outcome, cause, scene.company, isinstance(failed, Ended))
                 self.first.note(
-                    *(standing.number, failed.outcome, cause, failed.message),
+                    standing.number,
+                    failed.outcome,
+                    cause,
+                    failed.message,
                     alone=not scene.company,
                     lost=why is not None,
                 )
                 if why is not None:
-                    lost[standing.number] = f"{failed.outcome} {why}: {failed.message}"
+                    given_up[standing.number] = f"{failed.outcome} {why}: {failed.message}"
                 where = f"; log: {log}" if log else ""
                 standing.story = f"failed before ({failed.outcome}: {cause}), is tried again {then}{where}"
-        return lost
+        return given_up
 
     def _again(
         self, standing: Standing, outcome: Outcome, cause: str, company: bool, with_job: bool

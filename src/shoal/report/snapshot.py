@@ -208,7 +208,7 @@ def snapshot(journal: JournalView, now: float, *, starting: bool = False) -> Sna
         front=_front(journal) if several else (),
         failing=tuple(Failing(*found, retries=journal.study.get("retries")) for found in journal.failures()),
         totals=totals,
-        causes=causes(journal.lost()),
+        causes=causes(journal.failed()),
         edits=edited(journal.study),
         stopped=None if stopped is None else Cause(stopped["text"], tuple(stopped["trials"]), stopped["log"]),
         epochs_lost=journal.epochs_lost(),

@@ -156,7 +156,9 @@ def _name_devices(axes: "Axes", usage: Sequence[Usage], middles: Sequence[float]
         (1.09, "promised", [each.occupancy for each in usage]),
     ):
         axes.annotate(
-            *(name, (place, 1), (0, 2)),
+            name,
+            (place, 1),
+            (0, 2),
             xycoords="axes fraction",
             textcoords="offset points",
             fontsize=7,

@@ -22,7 +22,7 @@ def check_results(journal: JournalView) -> None:
     count = journal.states()[TrialState.FAILED]
     if not count or count < sum(journal.states().values()):
         return
-    found = causes(journal.lost())
+    found = causes(journal.failed())
     lines = "\n".join(f"  {line}" for line in cause_lines(found))
     raise StudyFailedError(
         f"{'the only trial' if count == 1 else f'all {count} trials'} failed:\n{lines}\n\n"

@@ -22,10 +22,10 @@ from shoal.planner.orders import Orders
 from shoal.trial import Report, TrialState
 from shoal.worker.opaque_channel import Channel
 from shoal.worker.opaque_child import Child, surroundings
-from shoal.worker.opaque_curve import Curve
 from shoal.worker.opaque_files import Store
 from shoal.worker.opaque_output import Output
-from shoal.worker.opaque_said import Failed, Said
+from shoal.worker.opaque_reports import ProgramReports
+from shoal.worker.opaque_said import FunctionFailure, Said
 from shoal.worker.opaque_watch import Watch
 from shoal.worker.outcome import EndedElsewhere, log_path, outcome_of
 
@@ -84,14 +84,14 @@ class _Course:
         self._log_began = log.tell()
         self._store = Store(directory, self._member.trial.number)
         self._metrics = training.metrics if isinstance(training, Command) else ()
-        self._curve = Curve(self._member.trial.number, [], 0)  # all reports of the trial that are known here
+        self._reports = ProgramReports(self._member.trial.number, [], 0)  # all reports of the trial that are known here
         self._told = self._member.start  # the last epoch that the engine knows of
         self._waits = not isinstance(training, Command)  # whether it waits for an answer to its reports
         self._heard = 0.0
         self._phase, self._until = _Phase.RUNS, math.inf
         self._reached = self._stopping = self._leaving = self._silent = False
         self._lags = False  # whether the program has not reported all that its own state has behind it
-        self._failure: Failed | None = None
+        self._failure: FunctionFailure | None = None
 
     def run(self) -> Iterator[Event]:
         """Yields the reports of the trial, and what was learnt of its cost.
@@ -101,9 +101,9 @@ class _Course:
             TaskError: it ended without a report, or its reports break their contract.
         """
         self._begin()
-        for report in self._curve.reports:
+        for report in self._reports.reports:
             yield from self._tell(report)
-        if self._curve.last >= self._member.target:
+        if self._reports.last >= self._member.target:
             return
         yield from self._through()
         if self._lags and not self._stopping and not self._leaving:
@@ -116,7 +116,7 @@ class _Course:
         store, trial = self._store, self._member.trial.number
         store.begin(self._metrics)
         wanted = self._metrics or None
-        self._curve = Curve(trial, store.reports, store.step, wanted, self._told, own=store.went_on)
+        self._reports = ProgramReports(trial, store.reports, store.step, wanted, self._told, own=store.went_on)
 
     def _through(self) -> Iterator[Event]:
         """The program, from its start to its end."""
@@ -153,31 +153,31 @@ class _Course:
         finally:
             child.clear()
 
-    def _take(self, message: Said | Failed, watch: Watch) -> Iterator[Event]:
-        if isinstance(message, Failed):
+    def _take(self, message: Said | FunctionFailure, watch: Watch) -> Iterator[Event]:
+        if isinstance(message, FunctionFailure):
             self._failure = message
             return
         if self._reached or self._leaving or self._silent or self._lags:
             message.answer(go_on=False)
             return
         self._waits = self._waits or message.caller is not None
-        fault = self._curve.fault(message)
+        fault = self._reports.fault(message)
         if fault and message.caller is not None:
             message.answer(refused=fault)
             return
         if fault:
             raise TaskError(fault)
-        if self._curve.skips(message):
+        if self._reports.skips(message):
             self._lags = True
             self._end(0)
             message.answer(go_on=False)
             return
         now, stopping = time.monotonic(), self._stopping
-        report = self._curve.add(message, now - self._heard)
+        report = self._reports.add(message, now - self._heard)
         self._heard = now
         self._reached = report.epoch == self._member.target
         if message.caller is not None:
-            self._store.put_aside(self._curve.reports)
+            self._store.put_aside(self._reports.reports)
         found = watch.report(report.seconds)
         if self._reached:
             found = found or watch.finish()
@@ -231,12 +231,12 @@ class _Course:
             return
         number, target = self._member.trial.number, self._member.target
         if self._silent:
-            said = "has never reported" if self._curve.begins else "has not reported any more"
+            said = "has never reported" if self._reports.begins else "has not reported any more"
             reason = (
                 f"{self._training.name} {said} for {self._training.time_limit:g} s, its time limit; "
                 f"if it needs longer, raise that (time_limit=, --time-limit)\nLog: {self._log.name}"
             )
-            epoch = self._curve.last or self._member.start
+            epoch = self._reports.last or self._member.start
             yield Reported(self._job, (Report(number, epoch, state=TrialState.FAILED, reason=reason),))
             return
         if self._failure is not None:
@@ -245,15 +245,15 @@ class _Course:
             return
         if status != 0:
             raise self._broken(status)
-        if self._curve.begins and self._store.went_on and not self._store.ended:
+        if self._reports.begins and self._store.went_on and not self._store.ended:
             self._lags = True  # it may have been killed when it had saved the last step, and not yet reported it
             return
-        if not self._curve.reports or (self._curve.begins and not self._store.step and not self._store.ended):
+        if not self._reports.reports or (self._reports.begins and not self._store.step and not self._store.ended):
             raise TaskError(f"{self._training.name} ended without a report; {self._remedy()}")
         self._store.note_end()
         if (found := watch.finish()) is not None:
             yield Profiled(self._job, self._key, found)
-        last = self._curve.reports[-1]
+        last = self._reports.reports[-1]
         yield Reported(self._job, (Report(number, target, last.metrics, 0.0, TrialState.PAUSED),))
 
     def _broken(self, status: int) -> EndedElsewhere:

@@ -7,7 +7,7 @@ import time
 
 from shoal.cluster.temporary import TemporaryFolder
 from shoal.worker.opaque_output import Output
-from shoal.worker.opaque_said import Failed, Said
+from shoal.worker.opaque_said import FunctionFailure, Said
 
 __all__ = ["Channel"]
 
@@ -36,20 +36,20 @@ class Channel:
         """Read the output of a program as well."""
         self._output = output
 
-    def wait(self, seconds: float) -> list[Said | Failed]:
+    def wait(self, seconds: float) -> list[Said | FunctionFailure]:
         """What was said since the last call; waits so long at most for anything."""
         deadline = time.monotonic() + seconds
         while True:
-            messages: list[Said | Failed] = [] if self._output is None else [*self._output.read()]
+            messages: list[Said | FunctionFailure] = [] if self._output is None else [*self._output.read()]
             left = 0.0 if messages else max(0.0, deadline - time.monotonic())
             for _ in self._selector.select(left if self._output is None else min(left, _LOOK_SECONDS)):
                 messages += self._accept()
             if messages or left == 0:
                 return messages
 
-    def finish(self) -> list[Said | Failed]:
+    def finish(self) -> list[Said | FunctionFailure]:
         """The last words of a program that has ended: all that is there now."""
-        messages: list[Said | Failed] = []
+        messages: list[Said | FunctionFailure] = []
         while self._selector.select(0):
             messages += self._accept()
         return messages if self._output is None else [*messages, *self._output.rest()]
@@ -64,7 +64,7 @@ class Channel:
             self._output.close()
         self._folder.close()
 
-    def _accept(self) -> list[Said | Failed]:
+    def _accept(self) -> list[Said | FunctionFailure]:
         caller, _ = self._listener.accept()
         caller.settimeout(_PATIENCE_SECONDS)
         try:
@@ -75,6 +75,6 @@ class Channel:
             return []
         if "outcome" in message:
             caller.close()
-            return [Failed(message["outcome"], message["message"])]
+            return [FunctionFailure(message["outcome"], message["message"])]
         self._callers = [*(other for other in self._callers if other.fileno() >= 0), caller]
         return [Said(message["metrics"], message["step"], caller)]

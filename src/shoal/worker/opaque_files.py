@@ -19,8 +19,8 @@ from typing import Any
 from shoal.cluster.processes import created, end
 from shoal.trial import Report
 from shoal.worker.files import folder, published
-from shoal.worker.opaque_curve import Curve
 from shoal.worker.opaque_output import Output
+from shoal.worker.opaque_reports import ProgramReports
 
 __all__ = ["Store"]
 
@@ -120,14 +120,14 @@ class Store:
         self.reports = self._read(self._reports) if self._reports.exists() else []
         outputs = self._outputs()
         for path in outputs:
-            curve = Curve(self._trial, self.reports, int(path.name.rpartition("-")[2]), metrics)
+            record = ProgramReports(self._trial, self.reports, int(path.name.rpartition("-")[2]), metrics)
             printed = Output(path, metrics)
             for said in printed.rest():
-                if curve.fault(said) or curve.skips(said):
+                if record.fault(said) or record.skips(said):
                     break
-                curve.add(said, 0.0)
+                record.add(said, 0.0)
             printed.close()
-            self.reports = curve.reports
+            self.reports = record.reports
         if outputs and self.reports:
             partial_ = self._reports.with_suffix(".partial")
             self._write(partial_, self.reports)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Failed", "Said"]
+__all__ = ["FunctionFailure", "Said"]
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Said:
 
 
 @dataclass(frozen=True)
-class Failed:
+class FunctionFailure:
     """A function has raised: the outcome, and what its user can act on."""
 
     outcome: str

@@ -183,7 +183,7 @@ class FusedStepper(Stepper):
         """All members on one pass over the batches."""
         if self._apart is not None:
             return self._apart.validate(batches)
-        means = _Means(len(self.learners))
+        means = _MetricMeans(len(self.learners))
         self._array.eval()
         self._array.watched = True
         with torch.no_grad():
@@ -225,7 +225,7 @@ class SerialStepper(Stepper):
 
     def validate(self, batches: Iterable[Any]) -> list[dict[str, float]]:
         """One pass over the batches, each shown to every learner."""
-        means = _Means(len(self.learners))
+        means = _MetricMeans(len(self.learners))
         for learner in self.learners:
             learner.model.eval()
         with torch.no_grad():
@@ -309,7 +309,7 @@ class _Alone:
     values: dict[str, Any]
 
 
-class _Means:
+class _MetricMeans:
     """The means of metrics of several learners, each over the samples of the batches that have it.
 
     Args:

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from shoal.trial import Report
 from shoal.worker.opaque_said import Said
 
-__all__ = ["Curve"]
+__all__ = ["ProgramReports"]
 
 
-class Curve:
+class ProgramReports:
     """The reports of one trial, in the order of their steps, from one start of its program on.
 
     Args:

@@ -1,18 +1,28 @@
 """Where the command line begins: a first word to the user, then the imports."""
 
+import os
 import sys
 from collections.abc import Sequence
+
+from shoal.errors import ShoalError
 
 __all__ = ["main"]
 
 
 def main() -> None:
-    """Run the command line of this process."""
+    """Run the command line of this process; an error of Shoal is one line, and exit status 1."""
     if _says_so(sys.argv[1:]):
         print("shoal: starting", file=sys.stderr, flush=True)
-    from shoal.cli.app import main as run  # half a second, of which the user should know what it is
+    from shoal.cli.app import app  # half a second, of which the user should know what it is
+    from shoal.report.text import shown
 
-    run()
+    try:
+        app()
+    except ShoalError as error:
+        if os.environ.get("SHOAL_DEBUG"):
+            raise
+        print(f"error: {shown(str(error), lines=True)}", file=sys.stderr)
+        sys.exit(1)
 
 
 def _says_so(arguments: Sequence[str]) -> bool:
