@@ -34,15 +34,17 @@ def pickled(task: object) -> bytes:
     """The task as workers get it.
 
     Raises:
-        TaskError: it is none, cannot be pickled, or its `scheduler_interval` is unknown.
+        TaskError: it is none, cannot be pickled, its `scheduler_interval` is unknown, or its `step` takes other
+            arguments than it is given.
     """
-    from shoal.task import Task, check_interval  # torch, which a look at a table does not need
+    from shoal.task import Task, check_interval, takes_config  # torch, which a look at a table does not need
 
     if not isinstance(task, Task):
         raise TaskError(
             f"`task` must be a function of a config, or an instance of a subclass of shoal.Task, got {task!r}"
         )
     check_interval(task)
+    takes_config(task)
     remedy = "make what its attributes hold in `data` or `model`"
     content = dumped(task, "the task cannot be pickled for its workers", TaskError, remedy)
     remember(content, task)

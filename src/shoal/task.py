@@ -1,9 +1,11 @@
 """What a user writes: one class, plain PyTorch inside."""
 
 import copy
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
+from inspect import Parameter
 from typing import Any, Literal
 
 from torch import Tensor, nn
@@ -13,7 +15,7 @@ from torch.utils.data import Dataset
 from shoal.errors import TaskError
 from shoal.trial import Config
 
-__all__ = ["Task", "call", "check_interval"]
+__all__ = ["Task", "call", "check_interval", "takes_config"]
 
 _running: ContextVar["tuple[Task, str] | None"] = ContextVar("shoal_running", default=None)
 """The task that may not be written to now, and the method of it that runs."""
@@ -103,11 +105,12 @@ class Task(ABC):
         size: int = config.get("batch_size", 32)
         return size
 
-    def step(self, model: nn.Module, batch: Any, optimizer: Any, config: Config | None = None) -> Tensor:
+    def step(self, model: nn.Module, batch: Any, optimizer: Any, *config: Any, **_: Any) -> Tensor:
         """One training step; returns the loss.
 
         To be overridden for several optimizers (a GAN), several losses, gradient clipping: whatever a training loop may
-        do. It may leave `config` out: it is passed to a step that takes four arguments (or any number, `*args`).
+        do, as `step(self, model, batch, optimizer)` or, where it needs the config of its trial, as
+        `step(self, model, batch, optimizer, config)`; type checkers take both. Other arguments are refused by `tune`.
 
         Trials are still trained at once: `model` and `optimizer` then stand for all of them. So does `config`: what is
         equal in all trials is that value, and a float in which they differ stands for all of theirs in arithmetic and
@@ -119,7 +122,7 @@ class Task(ABC):
             model: set to training.
             batch: as for `loss`.
             optimizer: what `optimizer` returned.
-            config: of the trial.
+            config: of the trial; not looked at here.
         """
         optimizer.zero_grad()
         loss: Tensor = call(self, "loss", model, batch)
@@ -175,3 +178,25 @@ def check_interval(task: Task) -> None:
     """
     if task.scheduler_interval not in ("epoch", "step"):
         raise TaskError(f'`scheduler_interval` of a task must be "epoch" or "step", got {task.scheduler_interval!r}')
+
+
+def takes_config(task: Task) -> bool:
+    """Whether the task's `step` is to be given the config: it has one argument after the optimizer, or any number.
+
+    Raises:
+        TaskError: that cannot be said for sure, or it takes no optimizer; shows what it takes.
+    """
+    signature = inspect.signature(task.step)
+    parameters = list(signature.parameters.values())
+    kinds = {each.kind for each in parameters}
+    named = [x for x in parameters if x.kind in (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)]
+    fourth_fits = all(each.default is Parameter.empty or each.name == "config" for each in named[3:])
+    if Parameter.KEYWORD_ONLY not in kinds and len(named) <= 4 and fourth_fits:
+        if Parameter.VAR_POSITIONAL in kinds or len(named) == 4:
+            return True
+        if len(named) == 3 and Parameter.VAR_KEYWORD not in kinds:
+            return False
+    raise TaskError(
+        "the task's `step` must be step(self, model, batch, optimizer), or step(self, model, batch, optimizer, config) "
+        f"to be given the config, but takes {signature}; make settings of your own attributes of the task"
+    )

@@ -14,7 +14,7 @@ from shoal.planner.job import Member
 from shoal.task import Task
 from shoal.trial import Trial
 from shoal.worker.learner import build
-from shoal.worker.own_step import OwnStep, takes_config
+from shoal.worker.own_step import OwnStep
 from shoal.worker.stepper import FusedStepper, SerialStepper
 
 X = torch.randn(5, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -232,33 +232,6 @@ def test_a_float_of_the_config_leaves_the_type_as_it_is_alone(dtype: torch.dtype
     task = Typed()
     losses = FusedStepper(task, configured(task)).train_step([X.to(dtype)] * 3, [0] * 3)
     assert losses.dtype == dtype
-
-
-def three(model: Any, batch: Any, optimizer: Any) -> None: ...
-def four(model: Any, batch: Any, optimizer: Any, settings: Any) -> None: ...
-def named(model: Any, batch: Any, optimizer: Any, config: Any = None) -> None: ...
-def other(model: Any, batch: Any, optimizer: Any, clip: float = 1.0) -> None: ...
-def by_keyword(model: Any, batch: Any, optimizer: Any, *, clip: float = 1.0) -> None: ...
-def any_number(*args: Any) -> None: ...
-def some(model: Any, *rest: Any) -> None: ...
-
-
-@pytest.mark.parametrize(
-    ("step", "expected"),
-    [
-        (three, False),
-        (four, True),
-        (named, True),
-        (other, False),
-        (by_keyword, False),
-        (any_number, True),
-        (some, True),
-    ],
-)
-def test_the_signature_says_whether_a_step_takes_the_config(step: Any, expected: bool) -> None:
-    task = Two()
-    task.step = step  # type: ignore[method-assign]
-    assert takes_config(task) == expected
 
 
 def test_several_optimizers_need_a_step() -> None:

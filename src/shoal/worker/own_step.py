@@ -1,9 +1,8 @@
 """Training steps that the user has written: several optimizers, several losses, anything a loop may do."""
 
-import inspect
+import copy
 import logging
 from collections.abc import Sequence
-from inspect import Parameter
 from typing import Any
 
 import torch
@@ -14,27 +13,14 @@ from shoal.errors import FusionError
 from shoal.fuse.array import ModelArray
 from shoal.fuse.optim.fused import FusedOptimizer, fuse_optimizers
 from shoal.fuse.stacked import NeedsMemberError, Stacked, events
-from shoal.task import Task, call
-from shoal.trial import Config
+from shoal.task import Task, call, takes_config
 from shoal.worker.learner import Learner, check_scalar, optimizers_in
 from shoal.worker.reading import MembersConfig
 from shoal.worker.way_back import WayBack
 
-__all__ = ["OwnStep", "take_step", "takes_config"]
+__all__ = ["OwnStep", "take_step"]
 
 _log = logging.getLogger("shoal.worker")
-
-
-def takes_config(task: Task) -> bool:
-    """Whether the task's `step` is to be given the config: it has a fourth argument after itself, or takes any number.
-
-    A fourth one with a default is another setting of the user's, unless it is called `config`.
-    """
-    parameters = list(inspect.signature(task.step).parameters.values())
-    if any(each.kind is Parameter.VAR_POSITIONAL for each in parameters):
-        return True
-    positional = [x for x in parameters if x.kind in (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)]
-    return len(positional) > 3 and (positional[3].default is Parameter.empty or positional[3].name == "config")
 
 
 def take_step(task: Task, learner: Learner, batch: Any, with_config: bool) -> Tensor:
@@ -44,7 +30,7 @@ def take_step(task: Task, learner: Learner, batch: Any, with_config: bool) -> Te
         task: the user's.
         learner: who takes it.
         batch: its own, which the step may change.
-        with_config: see `takes_config`.
+        with_config: see `shoal.task.takes_config`.
 
     Raises:
         TaskError: the loss is no real scalar.
@@ -76,7 +62,7 @@ class OwnStep:
         self._task = task
         self._own = {id(learner.model): learner for learner in learners}
         self._with_config = takes_config(task)
-        self._configs: list[Config] = [learner.trial.config for learner in learners]
+        self._config = MembersConfig([learner.trial.config for learner in learners])
         self._shown: Any = None
         self._at_once = len(learners) > 1
         specs = [pytree.tree_structure(learner.optimizer) for learner in learners]
@@ -112,8 +98,8 @@ class OwnStep:
         bypassed = events.bypasses
         try:
             with self._array.open() as model:
-                configs = (MembersConfig(self._configs),) if self._with_config else ()
-                loss: Tensor = call(self._task, "step", model, batch, self._shown, *configs)
+                config = (copy.deepcopy(self._config),) if self._with_config else ()  # each step may change its own
+                loss: Tensor = call(self._task, "step", model, batch, self._shown, *config)
         except (NeedsMemberError, RuntimeError) as reason:
             if not isinstance(reason, NeedsMemberError) and events.bypasses == bypassed:
                 raise

@@ -144,6 +144,14 @@ class MembersConfig(_SeenConfig):
             else:
                 self._differing[key] = f"{name!r} differs between the members' configs and is no float in all"
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> "MembersConfig":
+        """A copy that may be changed; floats in which members differ are never changed, and stay what they are."""
+        other = MembersConfig(())
+        other._differing = self._differing
+        for key, value in dict.items(self):
+            other[key] = value if isinstance(value, Stacked) else copy.deepcopy(value, memo)
+        return other
+
     def _look_up(self, key: str) -> None:
         if key in self._differing:
             raise NeedsMemberError(self._differing[key])

@@ -19,10 +19,10 @@ from shoal.fuse.generators import OtherGenerators, reseed
 from shoal.fuse.held import Held
 from shoal.fuse.making import fuse
 from shoal.fuse.optim.fused import fuse_optimizers
-from shoal.task import Task, call
+from shoal.task import Task, call, takes_config
 from shoal.trial import step_seed
 from shoal.worker.learner import Learner, check_scalar, optimizers_in
-from shoal.worker.own_step import OwnStep, take_step, takes_config
+from shoal.worker.own_step import OwnStep, take_step
 from shoal.worker.pace import Pace
 from shoal.worker.remember import remembered
 from shoal.worker.snapshot import Snapshot
