@@ -82,9 +82,11 @@ def test_outside_of_a_study_there_is_no_directory(tmp_path: Path, monkeypatch: p
         pytest.param({"loss": "0.5"}, None, "the metric 'loss' must be a number, got '0.5'", id="a string"),
         pytest.param({"loss": None}, None, "the metric 'loss' must be a number, got None", id="nothing"),
         pytest.param({"loss": torch.zeros(2)}, None, "the metric 'loss' must be a number", id="two"),
-        pytest.param({"loss": 10**400}, None, "'loss' is too large for a float; report its logarithm", id="10**400"),
+        pytest.param(
+            {"loss": 10**400}, None, "'loss' is an integer too large for a float; report its logarithm", id="10**400"
+        ),
         pytest.param({"loss": 1j}, None, "the metric 'loss' must be a number, got 1j", id="complex"),
-        pytest.param({3: 0.5}, None, "the name of a metric must be a string, got 3", id="a name"),
+        pytest.param({3: 0.5}, None, "a metric is named 3; names must be strings", id="a name"),
         pytest.param({"loss": 0.5}, 0, "`step` of shoal.report must be a whole number, at least 1, got 0", id="step 0"),
         pytest.param({"loss": 0.5}, 1.5, "`step` of shoal.report must be .*got 1.5", id="half a step"),
     ],

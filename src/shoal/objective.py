@@ -1,11 +1,13 @@
 """What is good: the metrics that trials are compared by, and which trials no other beats."""
 
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from shoal.errors import AlgorithmError, TaskError
+from shoal.space import is_number
 
-__all__ = ["Objective", "check_reported", "missing", "named", "objectives", "undominated"]
+__all__ = ["Objective", "check_reported", "metric_fault", "missing", "named", "objectives", "undominated"]
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,17 @@ def check_reported(objectives: Iterable[Objective], metrics: Mapping[str, object
         raise TaskError(
             f"metric {metric!r} is not reported by the task; it reports {named(metrics)}. Name one of these as metric="
         )
+
+
+def metric_fault(name: object, value: object) -> str:
+    """What is wrong with a reported metric, in words; "" if nothing is. NaN and infinities are numbers."""
+    if not isinstance(name, str):
+        return f"a metric is named {name!r}; names must be strings, such as {str(name)!r}"
+    if not is_number(value):
+        return f"the metric {name!r} must be a number, got {value!r}"
+    if isinstance(value, int) and abs(value) > sys.float_info.max:
+        return f"the metric {name!r} is an integer too large for a float; report its logarithm"
+    return ""
 
 
 def undominated(losses: Mapping[int, Iterable[float]]) -> set[int]:

@@ -8,10 +8,12 @@ import json
 import os
 import socket
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from shoal.errors import ShoalError, TaskError
+from shoal.objective import metric_fault
 
 __all__ = ["Stop", "checkpoint", "report", "step"]
 
@@ -46,7 +48,7 @@ def report(metrics: Mapping[str, Any], step: int | None = None) -> None:
     if not isinstance(metrics, Mapping):
         raise TaskError(f"`metrics` of a report must be a mapping of names to numbers, got {metrics!r}")
     number = _step(step)
-    values = {_name(name): _number(name, value) for name, value in metrics.items()}
+    values = {name: _number(name, value) for name, value in metrics.items()}
     if address := os.environ.get("SHOAL_REPORT"):
         answer = _ask(address, {"metrics": values, "step": number})
         if refusal := answer.get("refused"):
@@ -94,22 +96,14 @@ def _step(given: int | None) -> int:
     return given
 
 
-def _name(name: object) -> str:
-    if not isinstance(name, str):
-        raise TaskError(f"the name of a metric must be a string, got {name!r}")
-    return name
-
-
-def _number(name: str, value: Any) -> float:
+def _number(name: object, value: Any) -> float:
     single = value.item() if getattr(value, "size", None) == 1 or _elements(value) == 1 else value
-    if isinstance(single, (str, bytes)):
-        raise TaskError(f"the metric {name!r} must be a number, got {value!r}")
-    try:
-        return float(single)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise TaskError(f"the metric {name!r} must be a number, got {value!r}") from error
-    except OverflowError as error:
-        raise TaskError(f"the metric {name!r} is too large for a float; report its logarithm") from error
+    if not isinstance(single, (str, bytes)):
+        with suppress(TypeError, ValueError, RuntimeError, OverflowError):
+            single = float(single)
+    if fault := metric_fault(name, single):
+        raise TaskError(fault)
+    return float(single)
 
 
 def _elements(value: Any) -> object:

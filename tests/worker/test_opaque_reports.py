@@ -50,7 +50,7 @@ def test_a_report_is_of_the_step_that_it_says(reports: ProgramReports, step: Any
         pytest.param(said(True), "got True", id="a bool"),
         pytest.param(said(1.0), "got 1.0", id="a float"),
         pytest.param(said(1, "low"), "the metric 'loss' must be a number, got 'low'", id="a word"),
-        pytest.param(said(1, 10**400), "too large for a float, of 401 digits", id="too large"),
+        pytest.param(said(1, 10**400), "too large for a float; report its logarithm", id="too large"),
     ],
 )
 def test_what_is_wrong_is_said(message: Said, words: str) -> None:

@@ -1,10 +1,9 @@
 """Reports that lack a metric of their study, or hold what is none."""
 
-import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from shoal.objective import Objective, check_reported, missing, named
+from shoal.objective import Objective, check_reported, metric_fault, missing, named
 from shoal.planner.standings import Standings
 from shoal.trial import Report, TrialState
 
@@ -24,7 +23,7 @@ def checked(report: Report, objectives: Sequence[Objective], trials: Standings) 
         TaskError: no trial has reported it so far, so it is the task's fault or the study's.
     """
     if malformed := _malformed(report):
-        sound = {name: value for name, value in report.metrics.items() if not _fault(name, value)}
+        sound = {name: value for name, value in report.metrics.items() if not metric_fault(name, value)}
         reason = report.reason or f"at epoch {report.epoch} {malformed}"
         return replace(report, state=TrialState.FAILED, reason=reason, metrics=sound)
     metric = _lacks(report, objectives)
@@ -43,14 +42,4 @@ def _lacks(report: Report, objectives: Sequence[Objective]) -> str | None:
 
 def _malformed(report: Report) -> str:
     """What a report holds that is no metric, in words; "" if there is nothing."""
-    return next((fault for name, value in report.metrics.items() if (fault := _fault(name, value))), "")
-
-
-def _fault(name: object, value: object) -> str:
-    if not isinstance(name, str):
-        return f"a metric is named {name!r}; names must be strings, such as {str(name)!r}"
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return f"the metric {name!r} is {value!r}, which is no number"
-    if isinstance(value, int) and abs(value) > sys.float_info.max:
-        return f"the metric {name!r} is an integer too large for a float"
-    return ""
+    return next((fault for name, value in report.metrics.items() if (fault := metric_fault(name, value))), "")

@@ -475,11 +475,7 @@ class Lane:
             bad = learner.bad
             report = learner.end_epoch(values, seconds)
             self._owed.discard(learner.trial.number)
-            if (name := next((name for name in values if not isinstance(name, str)), None)) is not None:
-                reason = f"the task's `metrics` names a metric {name!r}; names must be strings, such as {str(name)!r}"
-                named = {each: value for each, value in values.items() if isinstance(each, str)}
-                report = dataclasses.replace(report, state=TrialState.FAILED, reason=reason, metrics=named)
-            elif bad:
+            if bad:
                 reason = f"loss is not finite at step {bad} of epoch {learner.epoch}"
                 report = dataclasses.replace(report, state=TrialState.FAILED, reason=reason)
             else:

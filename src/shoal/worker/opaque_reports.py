@@ -1,8 +1,9 @@
 """The reports of a trial whose program makes them: each keeps its own step, and none is missing before another."""
 
-import sys
 from collections.abc import Sequence
 
+from shoal.objective import metric_fault
+from shoal.space import is_number
 from shoal.trial import Report
 from shoal.worker.opaque_said import Said
 
@@ -49,10 +50,8 @@ class ProgramReports:
         """What is wrong with a report; "" if nothing is."""
         for name, value in said.metrics.items():
             wanted = self._metrics is None or name in self._metrics
-            if wanted and (isinstance(value, bool) or not isinstance(value, (int, float))):
-                return f"the metric {name!r} must be a number, got {value!r}"
-            if wanted and isinstance(value, int) and abs(value) > sys.float_info.max:
-                return f"the metric {name!r} is an integer too large for a float, of {len(str(abs(value)))} digits"
+            if wanted and (fault := metric_fault(name, value)):
+                return fault
         step = said.step
         if step is None:
             return ""
@@ -88,5 +87,4 @@ class ProgramReports:
 
 def _numbers(said: Said) -> dict[str, float]:
     """The metrics of a report; what else a line of output holds is left out."""
-    values = said.metrics.items()
-    return {name: float(x) for name, x in values if isinstance(x, (int, float)) and not isinstance(x, bool)}
+    return {name: float(value) for name, value in said.metrics.items() if is_number(value)}
