@@ -587,7 +587,7 @@ def test_ctrl_c_saves_and_resume_goes_on_to_the_same_end(begin, tmp_path):
     assert "shoal: go on with: shoal resume stopped\n" in told
     assert "Traceback" not in told
     left = shoal("status", "stopped", cwd=tmp_path)
-    assert left.stderr == "shoal: nobody runs it; resume with: shoal resume stopped\n"
+    assert left.stderr == "shoal: nobody runs it; go on with: shoal resume stopped\n"
     assert not status(directory)["finished"]
     done = shoal("resume", "stopped", "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from journal_samples import STUDY, create, group, report
 
+from shoal.cluster.temporary import remove_abandoned
 from shoal.errors import JournalError, StudyExistsError
 from shoal.journal.lock import holder
 from shoal.journal.writer import Journal
@@ -235,6 +236,27 @@ def test_a_study_of_somebody_else_is_read_whole_and_left_alone(shared, state, fo
     assert {path.name for path in directory.iterdir()} == before
     directory.chmod(0o755)
     journal.close()
+
+
+DYING = """
+import os, signal, sys
+from pathlib import Path
+from shoal.journal import schema
+schema.writable = lambda directory: False
+schema.connect = lambda *arguments: os.kill(os.getpid(), signal.SIGKILL)
+schema.open_existing(Path(sys.argv[1]), write=False)
+"""
+
+
+def test_the_next_run_removes_the_copy_of_a_reader_that_was_killed(journal, tmp_path, monkeypatch):
+    place = tmp_path / "temporary"
+    place.mkdir()
+    reader = [sys.executable, "-c", DYING, str(journal.directory)]
+    subprocess.run(reader, env=environment() | {"TMPDIR": str(place)}, check=False)
+    assert list(place.glob("*/journal.sqlite"))
+    monkeypatch.setattr(tempfile, "tempdir", str(place))
+    remove_abandoned()
+    assert not list(place.iterdir())
 
 
 def test_a_study_that_may_not_be_read_is_an_error_that_says_so(shared):

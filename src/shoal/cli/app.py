@@ -39,6 +39,7 @@ from shoal.cli.rerun import rerun
 from shoal.cli.script import run_script
 from shoal.errors import ShoalError, StudyFailedError, StudyInterrupted, TaskChangedError
 from shoal.journal.requests import pending
+from shoal.journal.schema import writable
 from shoal.journal.view import JournalView
 from shoal.report.drawing import check_drawing
 from shoal.report.gantt import draw_gantt
@@ -208,9 +209,9 @@ def status(
         typer.echo()
         print_table(HeatMap(shown, runs=now.pid is not None))
     if again := numbers_text(sorted({number for each in pending(directory) for number in each.trials})):
-        say(f"to be tried again: trials {again}{'' if now.pid else f'; go on with: {_resume_command(directory)}'}")
+        say(f"to be tried again: trials {again}{'' if now.pid else f'; {_how_to_go_on(directory)}'}")
     elif now.pid is None and not now.finished:
-        say(f"nobody runs it; resume with: {_resume_command(directory)}")
+        say(f"nobody runs it; {_how_to_go_on(directory)}")
 
 
 @app.command()
@@ -290,7 +291,7 @@ def mirror(
         return
     say(f"{len(trials)} trials are in {theirs.study_name!r} in {storage}")
     if unfinished:
-        say(f"{unfinished} are open, and nobody runs the study; go on with: {_resume_command(directory)}")
+        say(f"{unfinished} are open, and nobody runs the study; {_how_to_go_on(directory)}")
 
 
 @app.command()
@@ -383,6 +384,10 @@ def _newest_checkpoint(directory: Path, trial: int) -> Path | None:
     """By name alone: reading them would need torch."""
     own = (path / "files" for path in published(directory, trial))
     return next(iter(checkpoints(directory, trial)), None) or next(own, None)
+
+
+def _how_to_go_on(directory: Path) -> str:
+    return f"go on with: {_resume_command(directory)}{'' if writable(directory) else ' (as one who may write there)'}"
 
 
 def _resume_command(directory: Path) -> str:

@@ -1,5 +1,6 @@
 """The command that draws what each device of a study did, and writes it down for a browser."""
 
+import os
 import time
 from pathlib import Path
 from typing import Annotated
@@ -30,8 +31,9 @@ def report(
     """What each device of a study did and when, the best trials, and what failed and why.
 
     Draws a timeline of every device: jobs as bars, with the trials in them, coloured by the structure that they train;
-    above it the best value so far. Without --output a page and the timeline are written below DIR/report. Works on a
-    study that is running, too. With --json the same is printed, and drawn only where --output says so.
+    above it the best value so far. Without --output a page and the timeline are written below DIR/report or, where you
+    may not write there, below the working directory. Works on a study that is running, too. With --json the same is
+    printed, and drawn only where --output says so.
     """
     if output is not None:
         check_drawing(output, _WHAT, "report", (".html", *PICTURES))
@@ -41,7 +43,7 @@ def report(
     if output is not None:
         written = [_write(found, output)]
     elif not as_json:
-        written = _write_all(found, directory / "report")
+        written = _write_all(found, _folder(directory))
     if as_json:
         print_json({"directory": str(directory), **overview_json(found), "files": [str(path) for path in written]})
     for path in written:
@@ -57,6 +59,16 @@ def _write(study: Overview, path: Path) -> Path:
         draw_timeline(study, picture)
         write_page(study, picture.read_bytes(), path)
     return path
+
+
+def _folder(directory: Path) -> Path:
+    """Below the study or, where this process may not write there, below the working directory."""
+    own = directory / "report"
+    if os.access(own if own.exists() else directory, os.W_OK):
+        return own
+    other = Path(f"{directory.resolve().name}-report")
+    say(f"{own} cannot be written; the report is written below the working directory")
+    return other
 
 
 def _write_all(study: Overview, folder: Path) -> list[Path]:

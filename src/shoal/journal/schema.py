@@ -6,14 +6,14 @@ import sqlite3
 import stat
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Literal
 
+from shoal.cluster.temporary import TemporaryFolder
 from shoal.errors import JournalError, StorageFullError, StudyExistsError
 
-__all__ = ["FILE_NAME", "VERSION", "connect", "fill", "open_existing", "readable", "translated"]
+__all__ = ["FILE_NAME", "VERSION", "connect", "fill", "open_existing", "readable", "translated", "writable"]
 
 FILE_NAME = "journal.sqlite"
 VERSION = 3
@@ -81,17 +81,19 @@ def open_existing(directory: Path, *, write: bool) -> sqlite3.Connection:
     with translated(directory), readable(directory):
         if not _there(directory / FILE_NAME):
             raise nothing
-        own = all(os.access(path, os.W_OK) for path in (directory, directory / FILE_NAME))
+        own = writable(directory)
         if write and not own:
             raise JournalError(
                 f"the study in {directory} cannot be gone on with, for it cannot be written; looking at it needs no "
                 "more than to read it (shoal status), and a copy of the directory can be gone on with"
             )
-        connection = _opened(directory, "rw" if write else "ro") if own else _copied(directory)
-        version = _version(connection)
-    if version == VERSION:
-        return connection
-    connection.close()
+        with ExitStack() as undo:
+            connection = connect(directory, "rw" if write else "ro") if own else _copied(directory)
+            undo.callback(connection.close)
+            version = _version(connection)
+            if version == VERSION:
+                undo.pop_all()
+                return connection
     if version == 0:
         raise nothing
     raise JournalError(
@@ -129,21 +131,11 @@ def fill(directory: Path, connection: sqlite3.Connection, study: Mapping[str, st
     connection.execute("COMMIT")
 
 
-def _opened(directory: Path, mode: Literal["ro", "rw"]) -> sqlite3.Connection:
-    connection = connect(directory, mode)
-    try:
-        _version(connection)
-    except sqlite3.DatabaseError:
-        connection.close()
-        raise
-    return connection
-
-
 def _copied(directory: Path) -> sqlite3.Connection:
-    with TemporaryDirectory(prefix="shoal-look-") as temporary:
+    with TemporaryFolder() as temporary:
         for path, content in _steady(directory).items():
-            (Path(temporary) / path.name).write_bytes(content)
-        with closing(_opened(Path(temporary), "rw")) as source:
+            (temporary.path / path.name).write_bytes(content)
+        with closing(connect(temporary.path, "rw")) as source:
             memory = sqlite3.connect(":memory:", isolation_level=None)
             source.backup(memory)
     return memory
@@ -174,6 +166,11 @@ def _there(path: Path) -> bool:
         return stat.S_ISREG(path.stat().st_mode)
     except (FileNotFoundError, NotADirectoryError, ValueError):  # a path with a NUL in it
         return False
+
+
+def writable(directory: Path) -> bool:
+    """Whether this process may go on with the study in a directory."""
+    return all(os.access(path, os.W_OK) for path in (directory, directory / FILE_NAME))
 
 
 @contextmanager
