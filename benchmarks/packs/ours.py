@@ -46,7 +46,7 @@ class Chosen(Way):
         task, cpu = cell.task, torch.device("cpu")
         sets = DataSets(task, cpu)
         trials = [Trial(number, config, seed=number, data_seed=0) for number, config in enumerate(cell.configs)]
-        keys, _ = Describer(task, sets).survey(trials)
+        keys, *_ = Describer(task, sets).survey(trials)
         members: dict[ArrayKey, list[Member]] = {}
         for trial in trials:
             members.setdefault(keys[trial.number], []).append(Member(trial, 0, 1_000_000))

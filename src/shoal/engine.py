@@ -355,6 +355,8 @@ class Engine:
                     self._lessons.epoch(event, job.arrays, device.kind, alone=alone)
             case Surveyed():
                 self._surveys.note(event)
+                if event.note and "note" not in self._journal.study:  # every worker finds it
+                    self._journal.put("note", event.note)
             case Profiled() | Paced() | Measured():
                 self._learn(event)
             case Dropped():

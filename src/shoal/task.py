@@ -78,7 +78,11 @@ class Task(ABC):
 
     @abstractmethod
     def optimizer(self, model: nn.Module, config: Config) -> Optimizer | Sequence[Optimizer] | Mapping[str, Optimizer]:
-        """A new optimizer of the model's parameters; several for a `step` of your own."""
+        """A new optimizer of the model's parameters; several for a `step` of your own.
+
+        The study notes once, in its progress and in `shoal status`, where they leave out parameters that are not
+        frozen, or train others than the model's.
+        """
 
     @abstractmethod
     def loss(self, model: nn.Module, batch: Any) -> Tensor:

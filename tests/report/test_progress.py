@@ -76,6 +76,15 @@ def interrupt(live, study):
     raise KeyboardInterrupt
 
 
+def test_a_pipe_gets_a_line_for_what_is_unusual_once(study, pipe):
+    with LineProgress(study.take, pipe, study.clock) as line:
+        for second in range(5):
+            study.now = float(second)
+            line.update()
+            study.changes["note"] = "trial 0: is unusual"
+    assert [text for text in lines(pipe) if "unusual" in text] == ["shoal: 0:00:01 note: trial 0: is unusual"]
+
+
 def test_a_pipe_gets_a_line_at_the_start_for_each_new_best_and_at_the_end(study, pipe):
     with LineProgress(study.take, pipe, study.clock) as line:
         for second, value in [(0, None), (1, 0.5), (2, 0.6), (3, 0.7), (12, 0.7), (13, 0.6), (30, 0.65), (31, 0.8)]:

@@ -384,6 +384,7 @@ def test_snapshot_json_is_strict_and_complete():
         ],
         "stopped": None,
         "causes": [],
+        "note": "",
         "edits": [],
         "failing": [],
     }

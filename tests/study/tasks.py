@@ -94,6 +94,13 @@ class Blobs(Classify):
         return size
 
 
+class WithoutBiases(Blobs):
+    """Its optimizer owns only some of the parameters."""
+
+    def optimizer(self, model: nn.Module, config: Any) -> Optimizer:
+        return torch.optim.SGD([each for each in model.parameters() if each.dim() > 1], lr=config["lr"])
+
+
 class Momentum(Blobs):
     def optimizer(self, model: nn.Module, config: Any) -> Optimizer:
         return torch.optim.SGD(model.parameters(), lr=config["lr"], momentum=config["momentum"], nesterov=True)

@@ -10,8 +10,10 @@ import tasks
 import torch
 from plain import RELATIVE, curves, jobs, plain_loop, tune
 from torch.utils.data import default_collate
+from typer.testing import CliRunner
 
 import shoal
+from shoal.cli.app import app
 from shoal.errors import CheckpointError, ShoalError, StudyFailedError
 from shoal.pack.batches import epoch_order
 from shoal.planner.job import Purpose
@@ -185,3 +187,26 @@ def test_the_paths_of_the_first_run_are_there_in_the_next(tmp_path: Path, monkey
     monkeypatch.setattr(sys, "path", [path for path in sys.path if path != here])
     shoal.resume(tmp_path / "study", show_progress=False)
     assert here in sys.path
+
+
+def test_an_optimizer_of_some_parameters_is_said_once_whoever_finds_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    space = RATES | {"width": shoal.choice([6, 8])}
+    study = tune(
+        tasks.WithoutBiases(),
+        space,
+        tmp_path / "study",
+        algorithm=shoal.Grid(epochs=1),
+        backend="local",
+        devices="cpu:2",
+        show_progress=True,
+    )
+    assert len({job.device for job in jobs(study.directory) if job.purpose is Purpose.SURVEY}) == 2
+    unusual = "the task's `optimizer` leaves out parameters of the model ('0.bias', '2.bias')"
+    (said,) = [line for line in capsys.readouterr().err.splitlines() if unusual in line]
+    assert " note: trial " in said
+    assert not [path for path in (study.directory / "logs").iterdir() if unusual in path.read_text()]
+    status = CliRunner().invoke(app, ["status", str(study.directory)]).output
+    assert sum(line.startswith("note") for line in status.splitlines()) == 1
+    assert "keep their initial values" in " ".join(status.split())

@@ -82,11 +82,13 @@ class Surveyed:
         job: its id.
         keys: trial number -> array key.
         alone: numbers of trials whose models could not be looked at; their keys are nobody else's.
+        note: what is unusual in the task, in words, so that its user should know; "" if nothing is.
     """
 
     job: str
     keys: Mapping[int, ArrayKey]
     alone: frozenset[int] = frozenset()
+    note: str = ""
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from shoal.planner.job import Purpose
 from shoal.report.device_text import cause_lines, failing_text
 from shoal.report.snapshot import Best, Snapshot
 from shoal.report.table import status_table
-from shoal.report.text import best_text, duration, states_text, trials_text
+from shoal.report.text import best_text, duration, shown, states_text, trials_text
 
 __all__ = ["LineProgress", "LiveProgress", "Progress", "SilentProgress", "progress"]
 
@@ -116,7 +116,7 @@ class LiveProgress(Progress):
 
 class LineProgress(Progress):
     """Plain lines for a file or a pipe: one at the start, one for each thing that jobs do for the first time, one for a
-    new best at most every ten seconds, one for each new cause of failures, one at the end.
+    new best at most every ten seconds, one for each new cause of failures, one for what is unusual, one at the end.
 
     Args:
         take: makes a snapshot of the study as it is.
@@ -142,6 +142,7 @@ class LineProgress(Progress):
         self._devices = ""
         self._causes: set[str] = set()
         self._phases: set[str] = set()
+        self._note = ""
 
     def say(self, lines: Sequence[str]) -> None:
         """Like all others."""
@@ -162,6 +163,7 @@ class LineProgress(Progress):
         if self._started and (devices := _devices_text(snapshot)) != self._devices:
             self._devices = devices
             self._print(f"{duration(snapshot.elapsed)} goes on with {devices}")
+        self._tell_note(snapshot)
         self._tell_causes(snapshot)
         if now >= self._best_due and self._improved(snapshot):
             self._best_due = now + self._BEST_PERIOD
@@ -175,6 +177,7 @@ class LineProgress(Progress):
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         snapshot = self._take()
+        self._tell_note(snapshot)
         self._tell_causes(snapshot)
         self._print(f"{duration(snapshot.elapsed)} {states_text(snapshot)}; best: {best_text(snapshot)}")
 
@@ -190,6 +193,12 @@ class LineProgress(Progress):
             if phase not in self._phases:
                 self._phases.add(phase)
                 self._print(f"{duration(snapshot.elapsed)} {phase}{what}")
+
+    def _tell_note(self, snapshot: Snapshot) -> None:
+        """What is unusual in the task, once."""
+        if snapshot.note != self._note:
+            self._note = snapshot.note
+            self._print(f"{duration(snapshot.elapsed)} note: {shown(snapshot.note)}")
 
     def _tell_causes(self, snapshot: Snapshot) -> None:
         """Of what trials failed, each cause once: when a trial is to be tried again for it, or has failed for good."""

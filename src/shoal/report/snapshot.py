@@ -116,6 +116,7 @@ class Snapshot:
         edits: each time that it went on with an edited task.
         starting: whether its workers are being started, and nothing can run before; only its own process knows.
         all_nan: no trial is the best since a metric was never a number.
+        note: what is unusual in the task, in words; "" if nothing is known to be.
     """
 
     metric: str | tuple[str, ...]
@@ -138,6 +139,7 @@ class Snapshot:
     edits: tuple[Edited, ...] = ()
     starting: bool = False
     all_nan: bool = False
+    note: str = ""
 
     @property
     def epochs_total(self) -> int:
@@ -214,6 +216,7 @@ def snapshot(journal: JournalView, now: float, *, starting: bool = False) -> Sna
         epochs_lost=journal.epochs_lost(),
         starting=starting,
         all_nan=best is None and done > 0 and all_nan(journal.trials(), goals) is not None,
+        note=journal.study.get("note", ""),
     )
     left = None if pid is None else _seconds_left(done - run.epochs, seen.epochs_total - done, elapsed)
     return replace(seen, seconds_left=left)

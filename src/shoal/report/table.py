@@ -138,6 +138,8 @@ def status_table(snapshot: Snapshot) -> Table:
     stopped = [] if snapshot.stopped is None else [stop_text(snapshot.stopped)]
     for place, line in enumerate([*stopped, *cause_lines(snapshot.causes), *failing_lines(snapshot.failing)]):
         table.add_row("" if place else "failed", Text(line, style="red"))
+    if snapshot.note:
+        table.add_row("note", Text(shown(snapshot.note), style="yellow"))
     for place, edit in enumerate(snapshot.edits):
         table.add_row("" if place else "task", Text(edited_text(edit)))
     for place, line in enumerate(best_texts(snapshot)):
@@ -195,6 +197,7 @@ def snapshot_json(snapshot: Snapshot) -> dict[str, Any]:
         "seconds_left": snapshot.seconds_left,
         "stopped": snapshot.stopped and cause_json(snapshot.stopped),
         "causes": [cause_json(cause) for cause in snapshot.causes],
+        "note": snapshot.note,
         "edits": [_edited_json(edit) for edit in snapshot.edits],
         "failing": [failing_json(failing) for failing in snapshot.failing],
         "devices": [device_json(use) for use in snapshot.devices],

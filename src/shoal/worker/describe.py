@@ -36,10 +36,10 @@ class Describer:
         self._task = task
         self._sets = sets
         self._known: list[tuple[dict[str, Any], nn.Module, str]] = []
-        self._told_of_parameters = False
+        self._note = ""  # what is unusual in the first trial in which anything is
 
-    def survey(self, trials: Sequence[Trial], load: bool = True) -> tuple[dict[int, ArrayKey], frozenset[int]]:
-        """The keys of trials by number, and which could not be looked at.
+    def survey(self, trials: Sequence[Trial], load: bool = True) -> tuple[dict[int, ArrayKey], frozenset[int], str]:
+        """The keys of trials by number, which could not be looked at, and what is unusual in the task.
 
         Args:
             trials: any.
@@ -59,7 +59,7 @@ class Describer:
                 _log.warning("trial %d cannot be looked at:\n%s", trial.number, traceback.format_exc())
                 keys[trial.number] = ArrayKey(f"trial {trial.number}", "", 1)
                 alone.add(trial.number)
-        return keys, frozenset(alone)
+        return keys, frozenset(alone), self._note
 
     def key(self, trial: Trial) -> ArrayKey:
         """The key of one trial.
@@ -99,7 +99,6 @@ class Describer:
             model = checked("model", call(self._task, "model", config=trial.config), nn.Module)
             optimizer = call(self._task, "optimizer", model, config=trial.config)
         checked_ones = check_optimizer(self._task, optimizer)
-        if not self._told_of_parameters and (text := ownership(model, optimizers_in(checked_ones))):
-            self._told_of_parameters = True
-            _log.warning("trial %d: %s", trial.number, text)
+        if not self._note and (text := ownership(model, optimizers_in(checked_ones))):
+            self._note = f"trial {trial.number}: {text}"
         return checked_ones
