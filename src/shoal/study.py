@@ -1,11 +1,11 @@
 """A study in its directory: its trials, the best of them and their models, while it runs or after."""
 
+import logging
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shoal.cluster.discover import discover
 from shoal.errors import ShoalError
 from shoal.journal.requests import leave
 from shoal.journal.rows import TrialRow
@@ -15,7 +15,8 @@ from shoal.report.grid import StudyGrid, study_grid
 from shoal.report.optuna_mirror import mirror
 from shoal.report.optuna_study import optuna_study
 from shoal.report.ranking import front, nobody, ranked
-from shoal.report.rerun import Rerun, check_rerun
+from shoal.report.rerun import Rerun, to_rerun
+from shoal.sources import edits
 from shoal.trial import TrialState
 from shoal.worker.files import kept
 
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
 
 __all__ = ["Study"]
+
+_log = logging.getLogger("shoal.study")
 
 
 class Study:
@@ -113,7 +116,8 @@ class Study:
         """Keep a study of Optuna's up to date with this one until nobody runs it any more; see `mirror`.
 
         To be called while the study runs, from another process or thread: `optuna-dashboard` and Optuna's plots then
-        show it live. Called again, as after `resume`, it goes on in the same study of Optuna's.
+        show it live. Called again, as after `resume`, it goes on in the same study of Optuna's. There a trial that has
+        failed stays so, also when it is tried again.
 
         Args:
             storage: where it is kept: an address such as "sqlite:///optuna.db", the path of a file for Optuna's
@@ -130,7 +134,8 @@ class Study:
         """The best trial's model with its trained weights, on the CPU and in evaluation mode.
 
         The task's `model` is called: as the study was given it, or as its module has it now if that can be imported.
-        In a process that did not begin the study this runs code that the study's directory holds.
+        In a process that did not begin the study this runs code that the study's directory holds. Files of the task
+        that were edited since the study last ran are logged as a warning.
 
         Raises:
             ShoalError: no trial has a value of the metric, there are several metrics, or no `Task` was trained.
@@ -143,6 +148,9 @@ class Study:
                     f"the study in {self.directory} trained a program of yours, which knows what its model is; what it "
                     f"kept of trial {best.number} is in {kept(self.directory, best.number)}"
                 )
+            if changed := edits(journal.study.get("sources", {})):
+                names = ", ".join(edit.path for edit in changed)
+                _log.warning("the best model may not be what was trained, as the task was edited since: %s", names)
             from shoal.worker.restore import trained_model  # torch, which a look at a table does not need
 
             return trained_model(journal.blob("task"), best, self.directory)
@@ -194,7 +202,8 @@ class Study:
 
         Returns:
             Its `differences` by metric, the `largest` of them, and both curves. In float64 they differ by rounding,
-            unless training is chaotic; see docs/fusion.md.
+            unless training is chaotic; see docs/fusion.md. Files of the task that were edited since the study last ran
+            are in `changed`, those that it went on with after the trial was proposed in `edits`.
 
         Raises:
             ShoalError: there is no such trial; a program of the user's trained it; it began with another trial's
@@ -202,19 +211,16 @@ class Study:
             Exception: whatever the task's methods raise.
         """
         with self._journal() as journal:
-            spec, rows = journal.study, {row.number: row for row in journal.trials()}
-            if number not in rows:
-                raise ShoalError(
-                    f"the study in {self.directory} has no trial {number!r}; it has {len(rows)}, numbered from 0"
-                )
-            check_rerun(rows[number], spec["opaque"])
-            recorded, task = journal.curve(number), journal.blob("task")
+            row, device = to_rerun(journal, number, devices)
+            spec, task = journal.study, journal.blob("task")
+            # how a trial failed that was tried again is no report of an epoch
+            recorded = [report for report in journal.curve(number) if report.state is not TrialState.FAILED]
         sys.path.extend(path for path in spec["paths"] if path not in sys.path)
-        device = next(device for _, device in discover(devices or spec["devices"]))
         from shoal.worker.rerun import trained_again  # torch, which a look at a table does not need
 
-        trial, epochs = rows[number].trial, recorded[-1].epoch
-        return Rerun.of(trial, device.name, recorded, trained_again(task, trial, epochs, device))
+        return Rerun.of(
+            row.trial, device.name, recorded, trained_again(task, row.trial, recorded[-1].epoch, device), spec
+        )
 
     def __repr__(self) -> str:
         return f"Study({str(self.directory)!r})"

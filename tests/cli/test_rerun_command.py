@@ -117,5 +117,7 @@ def test_a_loss_that_becomes_no_number_ends_it(study: shoal.Study, monkeypatch: 
 def test_a_trial_that_is_not_there_is_refused(study: shoal.Study) -> None:
     with pytest.raises(ShoalError, match="has no trial 99; it has 4, numbered from 0"):
         study.rerun(99)
-    assert isinstance(rerun(study.directory, 99).exception, ShoalError)
+    for refused in (rerun(study.directory, 99), rerun(study.directory, 0, "--devices", "cuda:77")):
+        assert isinstance(refused.exception, ShoalError)
+        assert refused.output == "", "it does not begin before it is refused"
     assert rerun(study.directory, -1).exit_code == 2

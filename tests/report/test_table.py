@@ -291,11 +291,11 @@ def test_many_trials_that_failed_are_counted():
     assert any("3 trials more, see shoal report" in line for line in rendered(status_table(snapshot(failing=failing))))
 
 
-def test_an_edit_of_the_task_says_who_trains_with_it():
+def test_an_edit_of_the_task_says_which_trials_were_not_through():
     edits = (Edited(0.0, {"/mine/task.py": "-a\n+b", "/mine/nets.py": "cannot be read any more"}, (0, 1, 2, 5), 7),)
     line = edited_text(*edits)
     assert line.startswith("task.py, nets.py edited when it went on at ")
-    assert line.endswith(": trials 0-2, 5 and those from 7 on train with that since")
+    assert line.endswith(": trials 0-2, 5 had not ended, those from 7 on had not begun")
     shown = rendered(status_table(snapshot(edits=edits)))
     assert any(each.startswith("task     task.py, nets.py edited") for each in shown)
     (told,) = snapshot_json(snapshot(edits=edits))["edits"]

@@ -54,7 +54,7 @@ def check_open(study: shoal.Study, before: list[tuple[Any, ...]]) -> None:
     assert {row.failures for row in study.trials} == {0}
 
 
-def test_an_edit_is_told_and_has_to_be_accepted(tmp_path: Path, module: Path) -> None:
+def test_an_edit_is_told_and_has_to_be_accepted(tmp_path: Path, module: Path, caplog: pytest.LogCaptureFixture) -> None:
     study = interrupted(edited(tmp_path), tmp_path / "study")
     before = table(study)
     module.write_text(MODULE.replace("    pass", "    factor = 2"))
@@ -66,9 +66,21 @@ def test_an_edit_is_told_and_has_to_be_accepted(tmp_path: Path, module: Path) ->
     check_open(study, before)
     shoal.resume(study.directory, accept_changes=True, show_progress=False)
     status = CliRunner().invoke(app, ["status", str(study.directory)]).output
-    assert re.search(r"task +edited\.py edited when it went on at .*: trials 0 and those from 1 on train with", status)
+    words = r"edited\.py edited when it went on at .*: trials 0 had not ended, those from 1 on had not begun"
+    assert re.search(f"task +{words}", status)
     told = json.loads(CliRunner().invoke(app, ["status", str(study.directory), "--json"]).output)["edits"]
     assert [(list(map(Path, edit["files"])), edit["open"], edit["next"]) for edit in told] == [([module], [0], 1)]
+    module.write_text(f"# edited again\n{MODULE}")
+    done = CliRunner().invoke(app, ["rerun", str(study.directory), "0"])
+    assert re.search(rf"{words}; what trial 0 had reported by then is of the task before\n", done.stderr)
+    assert f"edited since the study last ran, so that this may be another task: {module}\n" in done.stderr
+    shown = json.loads(CliRunner().invoke(app, ["rerun", str(study.directory), "0", "--json"]).stdout)
+    assert (shown["changed"], [edit["open"] for edit in shown["edits"]]) == ([str(module)], [[0]])
+    with caplog.at_level("WARNING", "shoal.study"):
+        study.best_model()
+    assert caplog.messages == [
+        f"the best model may not be what was trained, as the task was edited since: {module}",
+    ]
     module.write_text("1 / 0\n")
     shoal.resume(study.directory, show_progress=False)  # it has ended
 
@@ -181,6 +193,7 @@ def test_a_trial_that_failed_goes_on_from_its_checkpoint_once_its_task_is_mended
     check_equal({1: found}, {1: plain_loop(tasks.Disturbed(), study.trials[1].trial, 4)})
     (row,) = [row for row in study.trials if row.number == 1]
     assert "was tried again" in row.reason
+    assert study.rerun(1).largest < 1e-9, "how it failed is no part of what is compared"
     last = [job for job in jobs(study.directory) if job.purpose is Purpose.TRAIN][-1]
     assert last.trials == (1,)
 

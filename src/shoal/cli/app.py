@@ -276,7 +276,8 @@ def mirror(
 ) -> None:
     """Show a study in Optuna's dashboard while it runs: keep a study of Optuna's up to date until nobody runs it.
 
-    Look with: optuna-dashboard STORAGE. Called again, it goes on in the same study of Optuna's.
+    Look with: optuna-dashboard STORAGE. Called again, it goes on in the same study of Optuna's. There a trial that has
+    failed stays so, also when it is tried again.
     """
     found = Study(directory)
     try:

@@ -7,7 +7,8 @@ from typing import Annotated
 import typer
 
 from shoal.cli.options import AsJson, Devices, StudyDirectory, device_list, print_json, print_table, say
-from shoal.report.rerun import rerun_json, rerun_table
+from shoal.journal.view import JournalView
+from shoal.report.rerun import rerun_json, rerun_notes, rerun_table, to_rerun
 from shoal.study import Study
 
 __all__ = ["rerun"]
@@ -23,21 +24,25 @@ def rerun(
 
     The trial is trained from its start for as many epochs as it has reported, in this process, on the first of the
     study's devices or of --devices, with its own seed, order of samples and random numbers. Nothing in DIR is changed.
-    This runs your code: the task as DIR holds it, or as its module is now if that can be imported.
+    This runs code that the study's directory holds, the pickled task: rerun trials of people you trust only. A class of
+    a module is imported as it is now; files of the task that were edited since the study last ran are named.
 
     Shown is, for each metric, the largest relative difference over the epochs. In float64 it is that of rounding; in
     float32, on another device or with another number of threads rounding is coarser or different, and training that is
     chaotic makes more of it: see docs/fusion.md. With --json both curves are printed, and what the task prints goes to
     standard error.
     """
-    found = Study(directory)
+    with JournalView.read(directory) as journal:
+        _, device = to_rerun(journal, trial, device_list(devices))
+    say(f"training trial {trial} again, alone, on {device.name}")
     with redirect_stdout(sys.stderr) if as_json else nullcontext():
-        say(f"training trial {trial} again, alone")
-        done = found.rerun(trial, device_list(devices))
+        done = Study(directory).rerun(trial, device_list(devices))
     if as_json:
         print_json(rerun_json(done))
         return
     print_table(rerun_table(done))
+    for note in rerun_notes(done):
+        say(note)
     if len(done.found) < len(done.recorded):
         say(f"it ended after {len(done.found)} of {len(done.recorded)} epochs, as its loss was no number")
     say(f"{len(done.found)} epochs on {done.device}")

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Edited", "edited"]
+__all__ = ["Edited", "edited", "edited_json"]
 
 
 @dataclass(frozen=True)
@@ -32,3 +32,8 @@ def edited(study: Mapping[str, Any]) -> tuple[Edited, ...]:
     """
     entries = study.get("edits", ())
     return tuple(Edited(each["time"], each["files"], tuple(each["open"]), each["next"]) for each in entries)
+
+
+def edited_json(edit: Edited) -> dict[str, Any]:
+    """The same as plain values."""
+    return {"time": edit.time, "files": dict(edit.files), "open": list(edit.open), "next": edit.next}

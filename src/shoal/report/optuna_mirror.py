@@ -27,7 +27,8 @@ def mirror(
     """Read a study's journal again and again, and write what is new to a study of Optuna's, until nobody runs it.
 
     The trials there have the same numbers. What is in the storage is the only memory, so that a mirror that was killed
-    is followed by another. There must be one at a time.
+    is followed by another. There must be one at a time. A trial that has failed there stays so, also when it is tried
+    again: Optuna changes no trial that has ended.
 
     Args:
         directory: of the study.

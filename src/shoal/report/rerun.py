@@ -4,16 +4,42 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any
 
 from rich.table import Table
 
+from shoal.cluster.device import Device
+from shoal.cluster.discover import discover
 from shoal.errors import ShoalError
 from shoal.journal.rows import TrialRow
-from shoal.report.text import finite, number, rounded
+from shoal.journal.view import JournalView
+from shoal.report.edits import Edited, edited, edited_json
+from shoal.report.text import edited_text, finite, number, rounded
+from shoal.sources import edits
 from shoal.trial import Report, Trial, TrialState
 
-__all__ = ["Difference", "Rerun", "check_rerun", "rerun_json", "rerun_table"]
+__all__ = ["Difference", "Rerun", "check_rerun", "rerun_json", "rerun_notes", "rerun_table", "to_rerun"]
+
+
+def to_rerun(journal: JournalView, number: int, devices: str | Sequence[str] | None = None) -> tuple[TrialRow, Device]:
+    """A trial that can be trained again, and the device for that.
+
+    Args:
+        journal: of its study.
+        number: of the trial.
+        devices: as of `shoal.tune`; the first one counts. None: the study's own.
+
+    Raises:
+        ShoalError: there is no such trial or device; or as of `check_rerun`.
+    """
+    rows = {row.number: row for row in journal.trials()}
+    if number not in rows:
+        raise ShoalError(
+            f"the study in {journal.directory} has no trial {number!r}; it has {len(rows)}, numbered from 0"
+        )
+    check_rerun(rows[number], journal.study["opaque"])
+    return rows[number], next(device for _, device in discover(devices or journal.study["devices"]))
 
 
 def check_rerun(row: TrialRow, opaque: object) -> None:
@@ -69,18 +95,37 @@ class Rerun:
         device: where.
         recorded: epoch to the metrics that the study recorded.
         found: epoch to those of the training now; it has fewer epochs if a loss was no number.
+        changed: paths of files of the task that were edited since the study last ran.
+        edits: each time that the study went on with an edited task after the trial had been proposed.
     """
 
     trial: Trial
     device: str
     recorded: Mapping[int, Mapping[str, float]]
     found: Mapping[int, Mapping[str, float]]
+    changed: tuple[str, ...] = ()
+    edits: tuple[Edited, ...] = ()
 
     @staticmethod
-    def of(trial: Trial, device: str, recorded: Sequence[Report], found: Sequence[Report]) -> "Rerun":
-        """The comparison of reports."""
+    def of(
+        trial: Trial,
+        device: str,
+        recorded: Sequence[Report],
+        found: Sequence[Report],
+        study: Mapping[str, Any] = MappingProxyType({}),
+    ) -> "Rerun":
+        """The comparison of reports.
+
+        Args:
+            trial: that.
+            device: where.
+            recorded: its curve.
+            found: what it reports now.
+            study: as of `JournalView.study`.
+        """
         one, other = ({report.epoch: report.metrics for report in side} for side in (recorded, found))
-        return Rerun(trial, device, one, other)
+        changed = tuple(edit.path for edit in edits(study.get("sources", {})))
+        return Rerun(trial, device, one, other, changed, tuple(x for x in edited(study) if trial.number < x.next))
 
     @cached_property
     def differences(self) -> Mapping[str, Difference]:
@@ -114,6 +159,17 @@ def rerun_table(rerun: Rerun) -> Table:
     return table
 
 
+def rerun_notes(rerun: Rerun) -> list[str]:
+    """Why the record, or a part of it, may be of another task than what was trained now."""
+    notes = [
+        f"{edited_text(edit)}; what trial {rerun.trial.number} had reported by then is of the task before"
+        for edit in rerun.edits
+    ]
+    if rerun.changed:
+        notes.append(f"edited since the study last ran, so that this may be another task: {', '.join(rerun.changed)}")
+    return notes
+
+
 def rerun_json(rerun: Rerun) -> dict[str, Any]:
     """The same as plain values, with both curves; None for NaN and the infinities."""
     return {
@@ -121,6 +177,8 @@ def rerun_json(rerun: Rerun) -> dict[str, Any]:
         "device": rerun.device,
         "epochs": max(rerun.recorded),
         "largest": finite(rerun.largest),
+        "changed": list(rerun.changed),
+        "edits": [edited_json(edit) for edit in rerun.edits],
         "metrics": {
             name: {
                 "relative": finite(most.relative),

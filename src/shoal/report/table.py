@@ -20,7 +20,7 @@ from shoal.report.device_text import (
     failing_lines,
     stop_text,
 )
-from shoal.report.edits import Edited
+from shoal.report.edits import edited_json
 from shoal.report.ranking import front, ranked
 from shoal.report.snapshot import Best, Snapshot
 from shoal.report.text import (
@@ -169,11 +169,6 @@ def trial_json(row: TrialRow) -> dict[str, Any]:
     }
 
 
-def _edited_json(edit: Edited) -> dict[str, Any]:
-    """An edit of the task as plain values."""
-    return {"time": edit.time, "files": dict(edit.files), "open": list(edit.open), "next": edit.next}
-
-
 def snapshot_json(snapshot: Snapshot) -> dict[str, Any]:
     """A study at one moment as plain values; numbers that JSON has no word for are None."""
     several = {} if isinstance(snapshot.metric, str) else {"front": [_best_json(best) for best in snapshot.front]}
@@ -198,7 +193,7 @@ def snapshot_json(snapshot: Snapshot) -> dict[str, Any]:
         "stopped": snapshot.stopped and cause_json(snapshot.stopped),
         "causes": [cause_json(cause) for cause in snapshot.causes],
         "note": snapshot.note,
-        "edits": [_edited_json(edit) for edit in snapshot.edits],
+        "edits": [edited_json(edit) for edit in snapshot.edits],
         "failing": [failing_json(failing) for failing in snapshot.failing],
         "devices": [device_json(use) for use in snapshot.devices],
     }

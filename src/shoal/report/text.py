@@ -189,15 +189,11 @@ def numbers_text(numbers: Sequence[int]) -> str:
 
 
 def edited_text(edit: Edited) -> str:
-    """In a line: when a task was edited, which files, and what was trained with them since."""
+    """In a line: when a task was edited, which files, and which trials were not through by then."""
     when = time.strftime("%Y-%m-%d %H:%M", time.localtime(edit.time))
     files = ", ".join(Path(path).name for path in edit.files)
-    since = (
-        f"trials {numbers_text(edit.open)} and those from {edit.next} on"
-        if edit.open
-        else f"trials from {edit.next} on"
-    )
-    return f"{files} edited when it went on at {when}: {since} train with that since"
+    unended = f"trials {numbers_text(edit.open)} had not ended, those" if edit.open else "trials"
+    return f"{files} edited when it went on at {when}: {unended} from {edit.next} on had not begun"
 
 
 def structure_text(structure: str) -> str:
