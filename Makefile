@@ -15,12 +15,12 @@ TWO_AT_A_TIME := --no-print-directory --jobs 2 $(if $(filter output-sync,$(.FEAT
 demo: $(READY)  ## search hyper-parameters of two models on handwritten digits
 	$(BIN)/shoal run examples/digits.py
 
-# test: everything CI checks, in at most 8 minutes on two cores. test-thorough: every case of the tests' products.
+# test: everything CI checks, meant to take at most 8 minutes on two cores. test-thorough: every case of the tests' products.
 test test-thorough: $(READY)
 	@began=$$(date +%s); $(MAKE) --no-print-directory $@-steps; status=$$?; took=$$(($$(date +%s) - began)); \
 	echo "make $@: $$((took / 60)) min $$((took % 60)) s$(LIMIT)"; exit $$status
 
-test: LIMIT = , of at most 8
+test: LIMIT = ; it is to take at most 8 on two cores, which is not checked, as machines differ
 
 test-steps:
 	$(MAKE) $(TWO_AT_A_TIME) lint types benchmarks-quick

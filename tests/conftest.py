@@ -15,7 +15,6 @@ A case that is named on the command line always runs.
 import os
 import shutil
 import signal
-import tempfile
 import time
 from collections.abc import Iterable, Iterator
 from itertools import combinations, groupby
@@ -36,8 +35,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--turn", type=int, metavar=f"0..{TURNS - 1}", help="which cases of those that take turns")
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Options and environment go on to the processes of xdist."""
+    """Options and environment go on to the processes of xdist. Last, so that pytest has its temporary directory."""
     config.option.thorough |= os.environ.get("SHOAL_TESTS") == "thorough"
     if config.option.turn is None:
         config.option.turn = int(time.time() / 86400) % TURNS
@@ -54,7 +54,7 @@ def _begin_alike(config: pytest.Config) -> None:
     os.umask(0o022)
     for name in [*CONSOLE, *(name for name in os.environ if name.startswith("SHOAL_"))]:
         os.environ.pop(name, None)
-    cache = tempfile.mkdtemp(prefix="shoal-tests-")
+    cache = str(config._tmp_path_factory.mktemp("cache"))  # after a kill a later run of pytest removes it
     config.add_cleanup(lambda: shutil.rmtree(cache, ignore_errors=True))
     os.environ.update(SHOAL_CACHE=cache, TORCHINDUCTOR_CACHE_DIR=cache, TERM="dumb", OMP_NUM_THREADS="1")
 
