@@ -5,6 +5,8 @@ import math
 import socket
 import threading
 from collections.abc import Iterator
+from decimal import Decimal
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +70,26 @@ def test_outside_of_a_study_reports_are_printed(capsys: pytest.CaptureFixture[st
     assert shoal.step() == 7
 
 
+@pytest.mark.parametrize(
+    "value",
+    [
+        *(0.25, Decimal("0.25"), Fraction(1, 4)),
+        *(np.float16(0.25), np.float32(0.25), np.longdouble(0.25), np.array(0.25), np.array([[0.25]])),
+        *(torch.tensor(0.25), torch.tensor([0.25], dtype=torch.bfloat16), torch.tensor(0.25, requires_grad=True)),
+    ],
+    ids=repr,
+)
+def test_what_is_a_number_is_reported_as_its_float(value: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    shoal.report({"loss": value})
+    assert json.loads(capsys.readouterr().out) == {"loss": 0.25, "step": 1}
+
+
+@pytest.mark.parametrize("value", [np.int64(3), np.uint8(3), torch.tensor(3), 3], ids=repr)
+def test_integers_too(value: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    shoal.report({"loss": value})
+    assert json.loads(capsys.readouterr().out) == {"loss": 3.0, "step": 1}
+
+
 def test_outside_of_a_study_there_is_no_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ShoalError, match=r"outside of a study; start the program with .*SHOAL_CHECKPOINT"):
         shoal.checkpoint()
@@ -85,6 +107,7 @@ def test_outside_of_a_study_there_is_no_directory(tmp_path: Path, monkeypatch: p
         pytest.param(
             {"loss": 10**400}, None, "'loss' is an integer too large for a float; report its logarithm", id="10**400"
         ),
+        pytest.param({"loss": Decimal("sNaN")}, None, "the metric 'loss' must be a number", id="a signalling NaN"),
         pytest.param({"loss": 1j}, None, "the metric 'loss' must be a number, got 1j", id="complex"),
         pytest.param({3: 0.5}, None, "a metric is named 3; names must be strings", id="a name"),
         pytest.param({"loss": 0.5}, 0, "`step` of shoal.report must be a whole number, at least 1, got 0", id="step 0"),

@@ -3,6 +3,7 @@
 import base64
 import functools
 import reprlib
+import unicodedata
 from collections.abc import Mapping
 from os import PathLike, fspath
 from typing import Any
@@ -158,7 +159,11 @@ def check(
 
     good = {
         "algorithm": (isinstance(algorithm, Algorithm), algorithm, "an algorithm, such as shoal.Random(32, epochs=10)"),
-        "metric": (isinstance(metric, str) or names(metric), metric, "the name of a reported value, or a list of such"),
+        "metric": (
+            all(map(_is_name, metric if isinstance(metric, (list, tuple)) else [metric])),
+            metric,
+            "the name of a reported value, without control characters in it, or a list of such",
+        ),
         "seed": (whole(seed), seed, "an integer"),
         "fuse": (isinstance(fuse, bool), fuse, "True or False"),
         "data_seed": (
@@ -188,6 +193,10 @@ def check(
     for name, (right, value, wanted) in good.items():
         if not right:
             raise ShoalError(f"`{name}` must be {wanted}, got {reprlib.repr(value)}")
+
+
+def _is_name(metric: object) -> bool:
+    return isinstance(metric, str) and all(unicodedata.category(char) != "Cc" for char in metric)
 
 
 def _is_path(path: object) -> bool:

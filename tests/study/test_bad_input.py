@@ -41,6 +41,10 @@ LR = {"lr": 0.01}
         pytest.param({"algorithm": lambda: shoal.Grid(0)}, AlgorithmError, "`epochs`.*got 0", id="no epochs"),
         pytest.param({"mode": "least"}, AlgorithmError, '"min" or "max", got \'least\'', id="mode"),
         pytest.param({"metric": 3}, ShoalError, "`metric` must be .*got 3", id="metric"),
+        pytest.param({"metric": "loss\0"}, ShoalError, "without control .*, got 'loss.x00'", id="NUL in a metric"),
+        pytest.param(
+            {"metric": ["loss", "cost\n"], "mode": ["min", "min"]}, ShoalError, "without control .*cost", id="new line"
+        ),
         pytest.param({"seed": 1.5}, ShoalError, "`seed` must be an integer, got 1.5", id="seed"),
         pytest.param({"data_seed": "trail"}, ShoalError, "`data_seed` must be .*got 'trail'", id="data seed"),
         pytest.param({"data_seed": 2**80}, ShoalError, "`data_seed` must be an integer of 64 bits.*got 12", id="huge"),
