@@ -15,10 +15,10 @@ from shoal.task import Task
 from shoal.trial import Report, Trial
 from shoal.worker.data import DataSets
 from shoal.worker.describe import Describer
-from shoal.worker.lane import Workshop
 from shoal.worker.learner import Learner, build
 from shoal.worker.paused import Paused
 from shoal.worker.train import Trainer
+from shoal.worker.workshop import Workshop
 
 CPU = torch.device("cpu")
 SAMPLES, SIZE = 10, 4

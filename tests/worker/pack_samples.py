@@ -22,9 +22,9 @@ from shoal.trial import Report, Trial
 from shoal.worker.checkpoint import load_newest
 from shoal.worker.data import DataSets
 from shoal.worker.describe import Describer
-from shoal.worker.lane import Workshop
 from shoal.worker.paused import Paused
 from shoal.worker.train import Trainer
+from shoal.worker.workshop import Workshop
 
 CPU = torch.device("cpu")
 SAMPLES, EPOCHS = 14, 3

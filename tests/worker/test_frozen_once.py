@@ -17,12 +17,12 @@ from shoal.task import Task
 from shoal.trial import Trial
 from shoal.worker.data import DataSets
 from shoal.worker.describe import Describer
-from shoal.worker.lane import Workshop
 from shoal.worker.learner import build
 from shoal.worker.paused import Paused
 from shoal.worker.profile import measure
 from shoal.worker.stepper import SerialStepper
 from shoal.worker.train import Trainer
+from shoal.worker.workshop import Workshop
 
 CPU = torch.device("cpu")
 LARGE = 1003

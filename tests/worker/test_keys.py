@@ -14,9 +14,10 @@ from shoal.task import Task
 from shoal.trial import Trial
 from shoal.worker.data import DataSets
 from shoal.worker.describe import Describer
-from shoal.worker.lane import Lane, Workshop
+from shoal.worker.lane import Lane
 from shoal.worker.paused import Paused
 from shoal.worker.train import Trainer
+from shoal.worker.workshop import Workshop
 
 CPU = torch.device("cpu")
 

@@ -15,10 +15,10 @@ from shoal.trial import Trial
 from shoal.worker import lane
 from shoal.worker.data import DataSets
 from shoal.worker.describe import Describer
-from shoal.worker.lane import Workshop
 from shoal.worker.learner import build
 from shoal.worker.paused import Paused
 from shoal.worker.train import Trainer
+from shoal.worker.workshop import Workshop
 
 EPOCHS = 3
 

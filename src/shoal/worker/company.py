@@ -16,8 +16,9 @@ from shoal.pack.memory import give_back
 from shoal.pack.turns import Turns
 from shoal.planner.job import Array, Member
 from shoal.planner.rehearsal.result import Company
-from shoal.worker.lane import Lane, Workshop
+from shoal.worker.lane import Lane
 from shoal.worker.learner import Learner, wait
+from shoal.worker.workshop import Workshop
 
 __all__ = ["fetch_kept", "measure_company", "measure_switching"]
 

@@ -6,8 +6,6 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,16 +16,14 @@ from shoal.fuse.frozen import lend_frozen
 from shoal.fuse.generators import Unseeded
 from shoal.pack.batches import Batches, epoch_order, noise_seed
 from shoal.planner.event import Event, Profiled, Reported
-from shoal.planner.job import Array, ArrayKey, Member
+from shoal.planner.job import Array, Member
 from shoal.schedule.base import Quantum
-from shoal.task import Task
 from shoal.trial import Report, TrialState, step_seed
-from shoal.worker.data import DataSets
 from shoal.worker.learner import Learner, UnfitError, batch_size, build, side_by_side
-from shoal.worker.paused import Paused
 from shoal.worker.stepper import MixedEpochsError, Stepper, make_stepper
+from shoal.worker.workshop import Workshop
 
-__all__ = ["Lane", "Workshop"]
+__all__ = ["Lane"]
 
 _log = logging.getLogger("shoal.worker")
 
@@ -37,29 +33,6 @@ LINGER, LONGEST_LINGER = 0.1, 0.05
 LOOK_STEPS, LOOK_SECONDS = 64, 1.0
 """Steps or seconds after which it is looked what the losses were, if nothing else asks for it before. They are told so
 often too, however long an epoch is."""
-
-
-@dataclass(frozen=True)
-class Workshop:
-    """What all lanes of a process use.
-
-    Args:
-        task: the user's.
-        sets: of the task, on `device`.
-        paused: learners of the task that have paused in this process.
-        device: where to train.
-        directory: of the study; checkpoints are written there.
-        drawing: keys of arrays that have begun to draw random numbers after steps that drew none.
-        restored: numbers of trials that went on from their checkpoints.
-    """
-
-    task: Task
-    sets: DataSets
-    paused: Paused
-    device: torch.device
-    directory: Path
-    drawing: set[ArrayKey] = field(default_factory=set)
-    restored: set[int] = field(default_factory=set)
 
 
 class Lane:

@@ -16,11 +16,11 @@ from shoal.planner.orders import Orders
 from shoal.task import Task
 from shoal.worker.data import DataSets
 from shoal.worker.describe import Describer
-from shoal.worker.lane import Workshop
 from shoal.worker.paused import Paused
 from shoal.worker.profile import UNNOTICED, measure
 from shoal.worker.startup import postpone_compiler
 from shoal.worker.train import Trainer
+from shoal.worker.workshop import Workshop
 
 __all__ = ["prepare", "run"]
 

@@ -13,9 +13,10 @@ from shoal.planner.event import Dropped, Event, Outcome, Paced, Surveyed
 from shoal.planner.job import Array, Job
 from shoal.planner.orders import Orders
 from shoal.worker.describe import Describer
-from shoal.worker.lane import Lane, Workshop
+from shoal.worker.lane import Lane
 from shoal.worker.outcome import log_path, outcome_of, recorded
 from shoal.worker.peak import Peak
+from shoal.worker.workshop import Workshop
 
 __all__ = ["Trainer"]
 
