@@ -74,7 +74,10 @@ class Task(ABC):
 
     @abstractmethod
     def model(self, config: Config) -> nn.Module:
-        """A new model with its initial weights."""
+        """A new model with its initial weights, at each call: what trains, and running statistics, are its own.
+
+        Frozen parameters may be those of a module that the task holds.
+        """
 
     @abstractmethod
     def optimizer(self, model: nn.Module, config: Config) -> Optimizer | Sequence[Optimizer] | Mapping[str, Optimizer]:

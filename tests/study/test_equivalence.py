@@ -53,7 +53,6 @@ def test_a_search_is_as_many_plain_loops_as_it_has_trials(
     algorithm = shoal.Grid(epochs=10)
     study = tune(tasks.Digits(), space, tmp_path / "study", algorithm=algorithm, backend=backend, devices=devices)
     check_equal(curves(study.directory), *reference)
-    assert max(array_sizes(study.directory)) >= max(2, len(rates) // 8)
     assert {str(row.state) for row in study.trials} == {"complete"}
 
 

@@ -39,6 +39,6 @@ def backend_class(name: str) -> type[Backend]:
             f"back end 'ray' is not part of this version of Shoal, known are {known}; "
             "'local' uses every device of this machine"
         )
-    nearest = difflib.get_close_matches(name, BACKENDS, n=1)
+    nearest = difflib.get_close_matches(str(name), BACKENDS, n=1)
     hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
     raise BackendError(f"unknown back end {name!r}, known are {known}{hint}")

@@ -1,5 +1,6 @@
 """What a configuration is to the planner: its array key, found by looking at the model it builds."""
 
+import copy
 import logging
 import traceback
 from collections.abc import Sequence
@@ -8,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from shoal.fuse.generators import reseed
 from shoal.fuse.optim.table import company_of
@@ -17,7 +19,7 @@ from shoal.planner.job import ArrayKey
 from shoal.task import Task, call
 from shoal.trial import Trial
 from shoal.worker.data import DataSets
-from shoal.worker.learner import batch_size, check_optimizer, checked, optimizers_in, ownership
+from shoal.worker.learner import batch_size, check_optimizer, new_model, optimizers_in, ownership
 from shoal.worker.reading import values_read
 
 __all__ = ["Describer"]
@@ -88,17 +90,29 @@ class Describer:
                 model, read = values_read(make, trial.config)
         except Exception:  # it needs real numbers, or is wrong: then it raises again here
             model, read = values_read(make, trial.config)
-        structure = structure_digest(checked("model", model, nn.Module))
-        self._known.append((read, model.to("meta"), structure))
+        structure = structure_digest(new_model(model))
+        self._known.append((read, _without_data(model), structure))
         return self._known[-1][1:]
 
     def _optimizer(self, model: nn.Module, trial: Trial) -> Any:
         try:
             optimizer = call(self._task, "optimizer", model, config=trial.config)
         except Exception:  # as above
-            model = checked("model", call(self._task, "model", config=trial.config), nn.Module)
+            model = new_model(call(self._task, "model", config=trial.config))
             optimizer = call(self._task, "optimizer", model, config=trial.config)
         checked_ones = check_optimizer(self._task, optimizer)
         if not self._note and (text := ownership(model, optimizers_in(checked_ones))):
             self._note = f"trial {trial.number}: {text}"
         return checked_ones
+
+
+def _without_data(model: nn.Module) -> nn.Module:
+    """A model on the meta device: itself if it was made there, else a copy, for the task may hold parts of it."""
+    tensors = [each for each in (*model.parameters(), *model.buffers()) if not is_lazy(each)]
+    if all(each.is_meta for each in tensors):
+        return model
+    memo: dict[int, Any] = {}
+    for each in tensors:
+        empty = each.detach().to("meta")
+        memo[id(each)] = nn.Parameter(empty, each.requires_grad) if isinstance(each, nn.Parameter) else empty
+    return copy.deepcopy(model, memo)

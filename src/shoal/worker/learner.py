@@ -1,14 +1,17 @@
 """A trial as a worker holds it: the user's model, optimizer and scheduler, and how far they have come."""
 
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from operator import index
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils import _pytree as pytree
@@ -28,6 +31,7 @@ __all__ = [
     "check_optimizer",
     "check_scalar",
     "checked",
+    "new_model",
     "optimizers_in",
     "ownership",
     "side_by_side",
@@ -36,6 +40,9 @@ __all__ = [
 
 _SHOWN = 5
 """Parameters that a message names."""
+
+_returned: WeakValueDictionary[int, Tensor] = WeakValueDictionary()
+"""Id -> each tensor that training changes, of all models that tasks have returned in this process and that live."""
 
 
 @dataclass(eq=False)
@@ -167,7 +174,7 @@ def build(task: Task, member: Member, device: torch.device) -> Learner:
     check_interval(task)
     config = member.trial.config
     reseed(member.trial.seed, device)
-    model = checked("model", call(task, "model", config=config), nn.Module).to(device).train()
+    model = new_model(call(task, "model", config=config)).to(device).train()
     optimizer = check_optimizer(task, call(task, "optimizer", model, config=config))
     scheduler = call(task, "scheduler", optimizer, config=config)
     by_step = task.scheduler_interval == "step"
@@ -180,6 +187,34 @@ def build(task: Task, member: Member, device: torch.device) -> Learner:
                 'and scheduler_interval is "step"; set it to "epoch", or return another scheduler'
             )
     return Learner(member, model, optimizer, scheduler, device, by_step)
+
+
+def new_model(returned: Any) -> nn.Module:
+    """What the task's `model` returned.
+
+    Frozen parameters may be the same each time: trials share a backbone that the task holds.
+
+    Raises:
+        TaskError: it is no module, or trials would change each other's: it holds parameters to be trained, or running
+            statistics, of a module that was returned before.
+    """
+    model: nn.Module = checked("model", returned, nn.Module)
+    changing = {
+        **{path: each for path, each in model.named_parameters() if each.requires_grad},
+        **{
+            f"{path}.running_mean".removeprefix("."): module.running_mean
+            for path, module in model.named_modules()
+            if isinstance(module, _NormBase) and module.running_mean is not None
+        },
+    }
+    for path, tensor in changing.items():
+        if _returned.get(id(tensor)) is tensor:
+            raise TaskError(
+                f"the task's `model` returns {path!r} of a model that it returned before, so that each trial would "
+                "change the others'; return a new model each time: build it in `model`, or return a copy.deepcopy"
+            )
+    _returned.update((id(tensor), tensor) for tensor in changing.values())
+    return model
 
 
 def check_optimizer(task: Task, optimizer: Any) -> Any:
@@ -249,10 +284,10 @@ def batch_size(task: Task, config: Config) -> int:
     if not isinstance(returned, bool) and getattr(returned, "dtype", None) != torch.bool:
         with suppress(TypeError):
             size = index(returned)
-    if size < 1:
+    if not 1 <= size <= sys.maxsize:
         raise TaskError(
             f"the task's `batch_size` must return a positive integer, got {returned!r} for {dict(config)}; "
-            "return an int of at least 1"
+            f"return an int from 1 to {sys.maxsize}"
         )
     return size
 

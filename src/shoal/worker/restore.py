@@ -10,6 +10,7 @@ from shoal.pickling import recalled, why_not_loaded
 from shoal.task import Task, call
 from shoal.trial import Trial
 from shoal.worker.checkpoint import load_newest, unfit
+from shoal.worker.learner import new_model
 from shoal.worker.outcome import user_traceback
 
 __all__ = ["trained_model"]
@@ -36,7 +37,7 @@ def trained_model(task: bytes, trial: Trial, directory: Path) -> nn.Module:
         message = f"the task of the study in {directory} cannot be loaded: {why_not_loaded(error)}"
         raise UnusableTaskError(f"{message}\n\n{user_traceback(error)}") from error
     with torch.random.fork_rng(devices=[]):
-        model: nn.Module = call(owner, "model", config=trial.config)
+        model = new_model(call(owner, "model", config=trial.config))
     try:
         model.load_state_dict(checkpoint.model)
     except RuntimeError as error:
