@@ -25,11 +25,14 @@ from shoal.errors import (
     DeviceError,
     ShoalError,
     StorageFullError,
+    StudyFailedError,
     StudyInterrupted,
     TaskError,
     UnusableTaskError,
 )
 from shoal.journal.writer import Journal
+from shoal.planner.cause import causes
+from shoal.planner.fatal import ALIKE
 from shoal.planner.grouping import Grouping
 from shoal.planner.job import ArrayKey, Change, Job, Member, Purpose
 from shoal.planner.packing import Packing, Single
@@ -220,7 +223,7 @@ def test_a_trial_whose_array_fails_again_and_again_fails_with_the_reason(tmp_pat
     stage.run(backend(packed(well, dropping=[1], times=9)))
     assert [row[2] for row in stage.outcome()] == [TrialState.COMPLETE, TrialState.FAILED]
     with closing(stage.open()) as journal:
-        assert "raised after 2 retries: as the script says" in journal.trials()[1].reason
+        assert "raised after 2 retries:\nas the script says" in journal.trials()[1].reason
 
 
 def test_an_array_that_is_rejected_before_anything_was_reported_ends_the_study(tmp_path: Path) -> None:
@@ -673,7 +676,7 @@ def test_who_fails_in_company_gets_its_tries_alone(retries: int, tmp_path: Path)
     with closing(stage.open()) as journal:
         row = journal.trials()[2]
         assert (row.failures, row.epoch) == (max(1, retries) + 1, 0)
-        assert row.reason == f"raised after {max(1, retries)} retries: as the script says"
+        assert row.reason == f"raised after {max(1, retries)} retries:\nas the script says"
 
 
 def test_a_trial_that_was_well_alone_is_in_company_again_when_promoted(stage: Stage) -> None:
@@ -697,6 +700,77 @@ def test_a_key_that_cannot_be_measured_is_not_measured_again_and_not_fused(tmp_p
     assert [purpose for purpose, _ in stage.jobs()].count("profile") == 1
     assert [len(job) for job in carrier.trained()] == [1] * 4
     assert {row[2] for row in stage.outcome()} == {TrialState.COMPLETE}
+
+
+ALL = range(ALIKE)
+
+
+def twelve(directory: Path) -> Stage:
+    """Twelve trials of two epochs."""
+    return Stage(directory, lambda: Grid(2), Space({"x": grid([float(n) for n in range(12)])}))
+
+
+def test_first_trials_that_fail_alike_end_a_study_and_others_come_first_when_it_goes_on(tmp_path: Path) -> None:
+    """As in a grid whose first values are at fault: it gets through by being resumed."""
+    stage, carrier = twelve(tmp_path / "study"), backend(failing(*range(8)))
+    with pytest.raises(StudyFailedError, match="5 trials failed alike"):
+        stage.run(carrier)
+    assert [[member.trial.number for member in job] for job in carrier.trained()] == [[*range(12)], *([n] for n in ALL)]
+    assert {row[2] for row in stage.outcome()} == {TrialState.PENDING}
+    again = backend(failing(*range(8)))
+    stage.run(again)
+    first, *alone = [[member.trial.number for member in job] for job in again.trained()]
+    assert sorted(first) == [*range(12)]
+    assert alone[:4] == [[5], [6], [7], [8]]
+    assert [row[2] for row in stage.outcome()] == [TrialState.FAILED] * 8 + [TrialState.COMPLETE] * 4
+
+
+def test_trials_of_one_job_that_fail_one_by_one_end_a_study_as_soon(tmp_path: Path) -> None:
+    dropped = []
+
+    def script(job: Job) -> Sequence[Event]:
+        if job.purpose is not Purpose.TRAIN:
+            return well(job)
+        dropped.append(len(job.members))
+        each = [Dropped(job.id, frozenset({m.trial.number}), Outcome.RAISED, "ValueError: x") for m in job.members]
+        return [*each, Ended(job.id, Outcome.FINISHED)]
+
+    stage = twelve(tmp_path / "study")
+    with pytest.raises(StudyFailedError, match=r"ValueError: x \(trials 0-4\)"):
+        stage.run(backend(script))
+    assert dropped == [12]
+
+
+def test_profiles_that_raise_alike_end_a_study_as_soon(tmp_path: Path) -> None:
+    def script(job: Job) -> Sequence[Event]:
+        if job.purpose is Purpose.SURVEY:
+            keys = {m.trial.number: replace(KEY, structure=f"net {m.trial.number}") for m in job.members}
+            return [Surveyed(job.id, keys), Ended(job.id, Outcome.FINISHED)]
+        return [Ended(job.id, Outcome.RAISED, "Traceback\nValueError: x\nLog: a.log")]
+
+    stage = twelve(tmp_path / "study")
+    with pytest.raises(StudyFailedError, match=r"ValueError: x \(trials 0-4; log: a.log\)"):
+        stage.run(backend(script))
+    assert [purpose for purpose, _ in stage.jobs()] == ["survey", *["profile"] * ALIKE]
+    with closing(stage.open()) as journal:
+        assert [(cause.text, cause.trials) for cause in causes(journal.unmeasured(0.0))] == [("ValueError: x", (*ALL,))]
+
+
+def test_once_a_trial_has_reported_all_may_fail_alike_after_a_resume_too(tmp_path: Path) -> None:
+    def one_reports(job: Job) -> Sequence[Event]:
+        if job.purpose is not Purpose.TRAIN:
+            return well(job)
+        return [next(reports(job)), Ended(job.id, Outcome.CRASHED, "another cause")]
+
+    def die_alone(job: Job) -> None:
+        if len(job.members) == 1:
+            raise Killed
+
+    stage = twelve(tmp_path / "study")
+    with pytest.raises(Killed):
+        stage.run(backend(one_reports, on_start=die_alone))
+    stage.run(backend(failing(*range(12))))
+    assert {row[2] for row in stage.outcome()} == {TrialState.FAILED}
 
 
 def test_after_a_survey_that_crashed_trials_are_looked_at_one_by_one(tmp_path: Path) -> None:

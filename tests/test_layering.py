@@ -12,7 +12,7 @@ import shoal
 
 ROOT = Path(shoal.__file__).parent
 ORDER = [
-    *("errors", "pickling", "sources", "domain", "space", "objective", "trial", "algorithms"),
+    *("errors", "remedy", "pickling", "sources", "domain", "space", "objective", "trial", "algorithms"),
     *("cost", "cluster", "schedule", "planner"),
     *("task", "opaque", "trainable", "fuse", "pack", "reproduce", "worker"),
     *("backend", "simulate", "journal", "report", "upkeep", "setting", "engine", "arguments", "study", "api", "cli"),

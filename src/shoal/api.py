@@ -44,6 +44,7 @@ from shoal.planner.job import Workplace
 from shoal.planner.packing.base import Packing
 from shoal.planner.packing.registry import make_packing
 from shoal.planner.silence import HANG_SECONDS, check_hang_seconds
+from shoal.remedy import command
 from shoal.report.progress import progress
 from shoal.report.snapshot import Snapshot, snapshot
 from shoal.report.summary import batch_text, summary
@@ -123,7 +124,7 @@ def tune(
         StudyExistsError: the directory holds a study.
         StudyInterrupted: stopped by Ctrl-C or SIGTERM; `resume` goes on.
         StudyFailedError: all trials failed; or five did, each by itself, of one cause, before any trial reported
-            anything, and nothing says that the others would do better: then the others stay open, and `resume` goes on.
+            anything: then the others stay open, and `resume` tries them first.
         ShoalError: something in the arguments or the task is wrong; the message says what.
     """
     called = time.time()
@@ -328,8 +329,8 @@ def _check_edits(journal: Journal, accepted: bool) -> None:
         raise TaskChangedError(
             f"files of the task were edited since the study in {journal.directory} last ran:\n\n{what}\n\n"
             "What trials report from now on would be of another task than what they reported before. Undo that; or go "
-            f"on with it, which the journal notes: shoal resume {journal.directory} --accept-changes (in Python: "
-            "accept_changes=True)"
+            f"on with it, which the journal notes: {command('resume', journal.directory, '--accept-changes')} (in "
+            "Python: accept_changes=True)"
         )
     if found:
         journal.edited(found)

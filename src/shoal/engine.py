@@ -25,14 +25,16 @@ from shoal.planner.checked import checked, whole
 from shoal.planner.event import BLAMELESS, Dropped, Ended, Event, Measured, Outcome, Paced, Profiled, Reported, Surveyed
 from shoal.planner.fatal import fatal
 from shoal.planner.fleet import Fleet
-from shoal.planner.job import Array, Change, Job, Purpose, with_more, without
+from shoal.planner.job import Array, Change, Job, Member, Purpose, with_more, without
 from shoal.planner.lessons import Lessons
 from shoal.planner.planner import Placement, Planner
 from shoal.planner.silence import Silence
 from shoal.planner.speeds import Speeds
 from shoal.planner.standings import Standing, Standings, retried_through
 from shoal.planner.surveys import Surveys
+from shoal.remedy import command
 from shoal.report.progress import Progress
+from shoal.report.verdict import first_failed
 from shoal.schedule.ledger import no_device
 from shoal.setting import Setting
 from shoal.trial import Decision, Report, TrialGroup, TrialState
@@ -127,7 +129,10 @@ class Engine:
         paused = {row.number for row in self._journal.trials() if row.state is TrialState.PAUSED}
         decisions = [decision for decision in decisions if decision.trial not in retried]
         self._journal.decided([*decisions, *map(retried_through, retried & paused)])
+        self._trials.tried = set(self._journal.study.get("tried", ()))
         for row in self._journal.trials():
+            if row.metrics:
+                self._aftermath.first.reported()
             self._trials.restore(Standing(row.trial, row.target, row.epoch, failures=row.failures), row.state)
         for standing in self._trials.waiting():
             self._inherit(standing)
@@ -145,7 +150,7 @@ class Engine:
             self._progress.update()
             if self._interrupted:
                 raise StudyInterrupted(
-                    f"stopped; everything is saved. Go on with: shoal resume {self._journal.directory}"
+                    f"stopped; everything is saved. Go on with: {command('resume', self._journal.directory)}"
                 )
 
     @property
@@ -332,7 +337,7 @@ class Engine:
             reason = next(iter(at_best.refusals.values()), reason)
         raise DeviceError(
             f"{len(numbers)} trials can never start: {reason}. Everything is saved; choose devices that suffice, such "
-            f"as fewer CPU slots: shoal resume {self._journal.directory} --devices ..."
+            f"as fewer CPU slots: {command('resume', self._journal.directory, '--devices ...')}"
         )
 
     def _hear(self, timeout: float) -> None:
@@ -407,7 +412,7 @@ class Engine:
         """A job is over; its trials that have not reached their targets wait again."""
         job, device = self._running.pop(ended.job)
         self._speeds.end(job.id)
-        error = fatal(ended, job.purpose, job.members, self._trials, self._journal.directory)
+        error = self._fatal(ended, job.purpose, job.members)
         failed = ended.outcome not in BLAMELESS and error is None
         self._surveys.end(job, device.kind, failed=failed)
         arrays = self._trials.present(job).arrays if job.purpose is Purpose.TRAIN else job.arrays
@@ -418,6 +423,9 @@ class Engine:
         if error is not None:
             raise error
         if failed:
+            if job.purpose is Purpose.PROFILE and ended.outcome is Outcome.RAISED:
+                for member in job.members[:1]:  # the code would raise in its training, too
+                    self._aftermath.first.note(member.trial.number, ended.message)
             self._judge(ended, Scene(arrays, device, company=len(job.members) > 1), left)
         self._lessons.end(job.id)
 
@@ -427,7 +435,7 @@ class Engine:
         present = self._trials.present(job).arrays
         members = [member for member in job.members if member.trial.number in dropped.trials]
         others = without(job.arrays, dropped.trials)
-        error = fatal(dropped, job.purpose, members, self._trials, self._journal.directory)
+        error = self._fatal(dropped, job.purpose, members)
         message = f"{dropped.outcome}: {dropped.message}"
         left = self._journal.dropped(job.id, dropped.trials, message, failed=error is None)
         self._trials.wait_again(left)
@@ -449,11 +457,17 @@ class Engine:
         scene = replace(scene, device=device, shared=shared, largest=largest)
         spent = self._aftermath.judge(failed, scene, frozenset(left))
         self._observe("", [self._trials[number].failed(why) for number, why in spent.items()])
-        first = self._aftermath.first
-        if alike := first.hopeless(left):
-            self._journal.excuse(alike)
-            self._journal.put("stopped", first.record(alike))
-            raise first.error(alike, self._journal.directory, kept=self._journal.study.get("kept", False))
+        self._check_first()
+
+    def _check_first(self) -> None:
+        """End a study whose first trials fail alike."""
+        if (cause := self._aftermath.first.alike()) is not None:
+            self._journal.stopped(cause)
+            raise first_failed(cause, self._journal)
+
+    def _fatal(self, failed: Ended | Dropped, purpose: Purpose, members: Sequence[Member]) -> ShoalError | None:
+        kept = self._journal.study.get("kept", False)
+        return fatal(failed, purpose, members, self._trials, self._journal.directory, kept=kept)
 
     def _wind_up(self, *, record: bool = True) -> list[str]:
         """However the study ends, let all jobs save their trials and end, and record what they still say.

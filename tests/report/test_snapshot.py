@@ -83,6 +83,12 @@ def test_the_rate_of_a_job_is_that_of_all_its_trials_by_its_last_reports(journal
     assert [job.rate for use in snapshot(journal, 110.0).devices for job in use.jobs] == [4.0]
 
 
+def test_a_last_report_that_took_no_time_is_left_out_of_the_rate(journal):
+    journal.reported("1", [Report(0, epoch, {"accuracy": 0.5}, 0.5) for epoch in (1, 2)])
+    journal.reported("1", [Report(0, 2, {"accuracy": 0.5}, 0.0, TrialState.PAUSED)])
+    assert [job.rate for use in snapshot(journal, 110.0).devices for job in use.jobs] == [2.0]
+
+
 def test_time_counts_from_the_call(journal, clock, tmp_path):
     journal.close()
     with Journal.open(tmp_path, clock=clock, called=97.5) as again:

@@ -3,6 +3,7 @@
 import io
 import json
 import math
+from dataclasses import replace
 
 import pytest
 from report_samples import device, failed_job, row, snapshot
@@ -10,8 +11,8 @@ from rich.console import Console
 
 from shoal.algorithms.base import Totals
 from shoal.objective import objectives
+from shoal.planner.cause import Cause, causes
 from shoal.planner.job import Purpose
-from shoal.report.causes import Cause, causes
 from shoal.report.device_text import cause_lines
 from shoal.report.edits import Edited
 from shoal.report.ranking import ranked
@@ -249,12 +250,12 @@ def test_what_becomes_of_a_trial_that_failed(changes, job, retries, line):
 
 
 def reason(text, log=""):
-    return f"raised after 2 retries: Traceback\n  here\n{text}" + (f"\nLog: {log}" if log else "")
+    return f"raised after 2 retries:\nTraceback\n  here\n{text}" + (f"\nLog: {log}" if log else "")
 
 
 def test_causes_are_named_once_with_all_trials_that_failed_of_them():
     failed = [(0, "loss is not finite at step 2"), *((n, reason("ValueError: x", f"logs/{n}.log")) for n in (1, 4, 7))]
-    found = causes([*failed, (9, "rejected after 0 retries: no metrics\nLog: a.log"), (8, "")])
+    found = causes([*failed, (9, "rejected after 0 retries:\nno metrics\nLog: a.log"), (8, "")])
     assert cause_lines(found) == [
         "3 failed: ValueError: x (trials 1, 4, 7; log: logs/1.log)",
         "1 failed: loss is not finite at step 2 (trial 0)",
@@ -273,10 +274,39 @@ def test_causes_are_named_once_with_all_trials_that_failed_of_them():
 
 def test_a_study_that_was_stopped_since_its_first_trials_failed_says_so():
     stopped = snapshot(stopped=Cause("ValueError: x", (0, 1, 2), "0.log"), pid=None)
-    line = "stopped, since the first trials failed alike: 3 failed: ValueError: x (trials 0-2; log: 0.log)"
+    line = "stopped, as trials failed alike before any had reported: ValueError: x (trials 0-2; log: 0.log)"
     assert f"failed {line}" in " ".join(" ".join(rendered(status_table(stopped))).split())
+    again = replace(stopped, causes=causes([(0, reason("ValueError: x")), (7, reason("ValueError: y"))]))
+    shown = " ".join(" ".join(rendered(status_table(again))).split())
+    assert f"failed {line} 1 failed: ValueError: y (trial 7)" in shown
+    assert shown.count("ValueError: x") == 1
     shown = {"cause": "ValueError: x", "count": 3, "trials": [0, 1, 2], "log": "0.log"}
     assert snapshot_json(stopped)["stopped"] == shown
+
+
+def test_what_profiles_failed_of_is_said():
+    seen = snapshot(unmeasured=causes([(0, "ValueError: x\nLog: a.log"), (3, "ValueError: x")]))
+    assert "failed   measuring failed: ValueError: x (trials 0, 3; log: a.log)" in rendered(status_table(seen))
+
+
+def test_the_epochs_of_programs_are_reports():
+    use = DeviceUse(device("cpu:0"), (JobUse("job-00001", Purpose.TRAIN, 1, rate=2.0),))
+    shown = rendered(status_table(snapshot(unit="reports", devices=(use,))))
+    assert shown[0].startswith("reports")
+    assert any("job-00001 trains 1 trial, 2 reports/s" in line for line in shown)
+    assert not any("epochs" in line for line in shown)
+
+
+def test_no_line_of_the_status_controls_a_terminal():
+    evil = "\x1b[31mx"
+    failing = Failing(row(7, TrialState.PENDING, failures=1), failed_job("raised", f"ValueError: {evil}\nLog: {evil}"))
+    seen = snapshot(
+        failing=(failing,),
+        edits=(Edited(0.0, {evil: ""}, (), 0),),
+        causes=causes([(1, evil)]),
+        unmeasured=causes([(1, evil)]),
+    )
+    assert "\x1b" not in "".join(rendered(status_table(seen)))
 
 
 def test_of_many_causes_and_trials_the_first_are_named():
@@ -387,6 +417,7 @@ def test_snapshot_json_is_strict_and_complete():
         "note": "",
         "edits": [],
         "failing": [],
+        "unmeasured": [],
     }
 
 
@@ -453,15 +484,15 @@ def test_trials_that_nothing_dominates_come_first_and_are_marked():
 @pytest.mark.parametrize(
     ("rate", "text"),
     [
-        (123.4, "120 epochs/s"),
-        (1.0, "1 epochs/s"),
-        (0.25, "15 epochs/min"),
-        (0.002, "7.2 epochs/h"),
-        (0.0, "0 epochs/h"),
+        (123.4, "120 reports/s"),
+        (1.0, "1 reports/s"),
+        (0.25, "15 reports/min"),
+        (0.002, "7.2 reports/h"),
+        (0.0, "0 reports/h"),
     ],
 )
 def test_rates_have_the_unit_that_reads_well(rate, text):
-    assert rate_text(rate) == text
+    assert rate_text(rate, "reports") == text
 
 
 @pytest.mark.parametrize(

@@ -113,7 +113,7 @@ def test_a_task_that_cannot_be_loaded_any_more_ends_the_run_with_its_traceback(
     module.write_text(content)
     with pytest.raises(UnusableTaskError, match=words) as caught:
         shoal.resume(study.directory, backend="local", accept_changes=True, show_progress=False)
-    assert f"shoal resume {study.directory}" in str(caught.value)
+    assert f"go on with: shoal resume {study.directory} --accept-changes" in str(caught.value)
     check_open(study, before)
     module.write_text(MODULE)
     check_plain(shoal.resume(study.directory, accept_changes=True, show_progress=False), tasks.Momentum())
@@ -185,6 +185,7 @@ def test_a_trial_that_failed_goes_on_from_its_checkpoint_once_its_task_is_mended
     assert [row.state for row in study.trials] == [TrialState.COMPLETE, TrialState.FAILED], "nothing runs it yet"
     said = "shoal: to be tried again: trials 1; go on with: shoal resume"
     assert said in CliRunner().invoke(app, ["status", str(study.directory)]).output
+    assert json.loads(CliRunner().invoke(app, ["status", str(study.directory), "--json"]).output)["retry"] == [1]
     shoal.resume(study.directory, show_progress=False)
     assert [row.state for row in study.trials] == [TrialState.COMPLETE] * 2
     assert said not in CliRunner().invoke(app, ["status", str(study.directory)]).output

@@ -1,6 +1,5 @@
 """The commands and what they print: results on standard output, everything else on standard error."""
 
-import shlex
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -41,6 +40,7 @@ from shoal.errors import ShoalError, StudyFailedError, StudyInterrupted, TaskCha
 from shoal.journal.requests import pending
 from shoal.journal.schema import writable
 from shoal.journal.view import JournalView
+from shoal.remedy import command
 from shoal.report.drawing import check_drawing
 from shoal.report.gantt import draw_gantt
 from shoal.report.grid import StudyGrid, grid_json, study_grid
@@ -200,16 +200,17 @@ def status(
         grid = study_grid(journal.space, journal.trials(), journal.objectives[0])
     if axes is not None:
         grid = _projected(grid, axes)
+    again = sorted({number for each in pending(directory) for number in each.trials})
     if as_json:
-        print_json({"directory": str(directory), **snapshot_json(now), "grid": grid_json(grid)})
+        print_json({"directory": str(directory), **snapshot_json(now), "retry": again, "grid": grid_json(grid)})
         return
     print_table(status_table(now))
     shown = grid.project(*grid.main_axes) if axes is None else grid
     if shown.axes and (shown.has_results or axes is not None):
         typer.echo()
         print_table(HeatMap(shown, runs=now.pid is not None))
-    if again := numbers_text(sorted({number for each in pending(directory) for number in each.trials})):
-        say(f"to be tried again: trials {again}{'' if now.pid else f'; {_how_to_go_on(directory)}'}")
+    if again:
+        say(f"to be tried again: trials {numbers_text(again)}{'' if now.pid else f'; {_how_to_go_on(directory)}'}")
     elif now.pid is None and not now.finished:
         say(f"nobody runs it; {_how_to_go_on(directory)}")
 
@@ -347,7 +348,7 @@ def _stoppable(directories: Sequence[Path], as_json: bool) -> Iterator[None]:
         saved = "; everything is saved" if isinstance(stop, StudyInterrupted) else ""
         say(f"stopped{saved}")
         if directories:
-            say(f"go on with: {_resume_command(directories[-1])}")
+            say(f"go on with: {command('resume', directories[-1])}")
             if as_json:
                 _print_study(directories[-1])
         raise typer.Exit(1) from stop
@@ -358,7 +359,7 @@ def _conclude(directory: Path, as_json: bool) -> None:
     if as_json:
         _print_study(directory)
     else:
-        say(f"look at all trials with: shoal trials {_quoted(directory)}")
+        say(f"look at all trials with: {command('trials', directory)}")
 
 
 def _print_study(directory: Path) -> None:
@@ -388,12 +389,4 @@ def _newest_checkpoint(directory: Path, trial: int) -> Path | None:
 
 
 def _how_to_go_on(directory: Path) -> str:
-    return f"go on with: {_resume_command(directory)}{'' if writable(directory) else ' (as one who may write there)'}"
-
-
-def _resume_command(directory: Path) -> str:
-    return f"shoal resume {_quoted(directory)}"
-
-
-def _quoted(directory: Path) -> str:
-    return shlex.quote(str(directory))
+    return f"go on with: {command('resume', directory)}{'' if writable(directory) else ' (as one who may write there)'}"

@@ -1,6 +1,5 @@
 """`shoal devices add` and `shoal devices remove`: other devices for a study that runs."""
 
-import shlex
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -10,6 +9,7 @@ from shoal.cli.options import AsJson, print_json, say
 from shoal.errors import DeviceError
 from shoal.journal.requests import ask
 from shoal.journal.view import JournalView
+from shoal.remedy import command
 
 __all__ = ["add", "remove"]
 
@@ -34,10 +34,9 @@ def _change(verb: Literal["add", "remove"], directory: Path, names: list[str], a
     with JournalView.read(directory) as journal:
         runs = journal.writer() is not None
     if not runs:
-        place = shlex.quote(str(directory))
         raise DeviceError(
-            f"nobody runs the study in {directory}; choose its devices when it goes on: shoal resume {place} "
-            "--devices ..."
+            f"nobody runs the study in {directory}; choose its devices when it goes on: "
+            f"{command('resume', directory, '--devices ...')}"
         )
     devices = ask(directory, verb, names)
     if as_json:

@@ -1,12 +1,12 @@
 """`shoal trial retry`: what users ask of single trials."""
 
-import shlex
 from typing import Annotated
 
 import typer
 
 from shoal.cli.options import AsJson, StudyDirectory, print_json, say
 from shoal.journal.view import JournalView
+from shoal.remedy import command
 from shoal.study import Study
 
 __all__ = ["app"]
@@ -40,5 +40,5 @@ def retry(
         print_json({"directory": str(directory), "trials": asked, "runs": runs})
         return
     named = f"trial{'s' if len(asked) > 1 else ''} {', '.join(map(str, asked))}"
-    when = "now" if runs else f"when the study goes on: shoal resume {shlex.quote(str(directory))}"
+    when = "now" if runs else f"when the study goes on: {command('resume', directory)}"
     say(f"{named} will be tried again {when}")

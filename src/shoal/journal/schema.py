@@ -12,6 +12,7 @@ from typing import Literal
 
 from shoal.cluster.temporary import TemporaryFolder
 from shoal.errors import JournalError, StorageFullError, StudyExistsError
+from shoal.remedy import command
 
 __all__ = ["FILE_NAME", "VERSION", "connect", "fill", "open_existing", "readable", "translated", "writable"]
 
@@ -117,7 +118,8 @@ def fill(directory: Path, connection: sqlite3.Connection, study: Mapping[str, st
     """
     if _version(connection):
         raise StudyExistsError(
-            f"{directory} already holds a study; go on with it (shoal resume {directory}) or choose another directory"
+            f"{directory} already holds a study; go on with it ({command('resume', directory)}) or choose another "
+            "directory"
         )
     ((tables,),) = connection.execute("SELECT count(*) FROM sqlite_master").fetchall()
     if tables:
@@ -229,5 +231,5 @@ def translated(directory: Path) -> Iterator[None]:
 def _full(directory: Path, error: Exception) -> StorageFullError:
     return StorageFullError(
         f"no space is left for the journal in {directory} ({error}); everything recorded so far is intact. "
-        f"Free some space, then: shoal resume {directory}"
+        f"Free some space, then: {command('resume', directory)}"
     )

@@ -16,6 +16,7 @@ from shoal.journal.rows import UNFAILED, Ask, DeviceRow, JobRow, Promise, Run, T
 from shoal.journal.schema import FILE_NAME, open_existing, readable, translated
 from shoal.objective import objectives
 from shoal.planner.job import Purpose
+from shoal.remedy import command
 from shoal.space import Space, is_number
 from shoal.trial import Budget, Origin, Report, Trial, TrialGroup, TrialState
 
@@ -163,6 +164,18 @@ class JournalView:
             found.append((trial, self._job(jobs[0]) if jobs else None))
         return found
 
+    def unmeasured(self, since: float) -> list[tuple[int, str]]:
+        """The first trial of each profile that failed, in the order of trials, and why.
+
+        Args:
+            since: seconds since 1970; profiles that began before are left out.
+        """
+        return self._rows(
+            "SELECT json_extract(trials, '$[0]') AS trial, message FROM jobs WHERE purpose = ? AND started >= ? "
+            f"AND outcome NOT IN ({', '.join('?' * len(UNFAILED))}) ORDER BY trial",
+            *(Purpose.PROFILE, since, *UNFAILED),
+        )
+
     def failed(self) -> list[tuple[int, str]]:
         """Number of each trial that has failed for good, in order, and why."""
         return self._rows("SELECT number, reason FROM trials WHERE state = ? ORDER BY number", TrialState.FAILED)
@@ -227,7 +240,7 @@ class JournalView:
         rows = self._rows(
             "SELECT job, count(*) / sum(seconds) FROM "
             f"(SELECT job, seconds FROM reports WHERE job <> '' ORDER BY seq DESC LIMIT {_LATELY}) "
-            "GROUP BY job HAVING sum(seconds) > 0"
+            "WHERE seconds > 0 GROUP BY job"  # a last report that only says that the trial has ended takes none
         )
         return dict(rows)
 
@@ -259,7 +272,7 @@ class JournalView:
         runs = [Run(*row) for row in self._rows("SELECT pid, started, epochs FROM runs ORDER BY number")]
         if not runs:
             raise JournalError(
-                f"nobody has run the study in {self.directory} yet; begin with: shoal resume {self.directory}"
+                f"nobody has run the study in {self.directory} yet; begin with: {command('resume', self.directory)}"
             )
         return runs
 

@@ -18,6 +18,7 @@ from shoal.journal.record import record
 from shoal.journal.schema import connect, fill, open_existing, translated
 from shoal.journal.view import JournalView
 from shoal.objective import objectives
+from shoal.planner.cause import Cause
 from shoal.planner.event import Outcome
 from shoal.planner.job import Array, Job, Purpose
 from shoal.sources import Edit, sources
@@ -434,16 +435,18 @@ class Journal(JournalView):
                 )
             )
 
-    def excuse(self, trials: Iterable[int]) -> None:
-        """What trials that wait to be tried again failed of was not their fault: it counts no more against them.
+    def stopped(self, cause: Cause) -> None:
+        """The study ends, since its first trials fail alike: that counts not against those that are still open.
+
+        `study["tried"]` keeps the trials of all such ends, which others come before when it goes on.
 
         Args:
-            trials: their numbers, also of trials that do not wait.
+            cause: what they failed of.
         """
-        self._many(
-            "UPDATE trials SET failures = 0 WHERE number = ? AND state = ?",
-            [(number, TrialState.PENDING) for number in trials],
-        )
+        with self.transaction():
+            self._rows(f"UPDATE trials SET failures = 0 WHERE state NOT IN {_FINAL}")
+            self.put("stopped", {"text": cause.text, "trials": cause.trials, "log": cause.log})
+            self.put("tried", sorted({*self.study.get("tried", ()), *cause.trials}))
 
     def requeue_running(self) -> None:
         """Nothing runs any more, since the process that ran it is gone: RUNNING trials wait, open jobs are ended."""

@@ -52,7 +52,7 @@ class Aftermath:
     def __init__(self, trials: Standings, retries: int) -> None:
         self._trials = trials
         self._retries = retries
-        self.first = FirstFailures(trials)
+        self.first = FirstFailures()
         """Knows whether there is any use in going on."""
 
     def judge(self, failed: Ended | Dropped, scene: Scene, left: Collection[int]) -> Mapping[int, str]:
@@ -76,16 +76,10 @@ class Aftermath:
                     why, then = self._short_of_memory(standing, len(present), scene)
                 else:
                     why, then = self._again(standing, failed.outcome, cause, scene.company, isinstance(failed, Ended))
-                self.first.note(
-                    standing.number,
-                    failed.outcome,
-                    cause,
-                    failed.message,
-                    alone=not scene.company,
-                    lost=why is not None,
-                )
                 if why is not None:
-                    given_up[standing.number] = f"{failed.outcome} {why}: {failed.message}"
+                    given_up[standing.number] = f"{failed.outcome} {why}:\n{failed.message}"
+                if why is not None or not (scene.company or failed.outcome is Outcome.OUT_OF_MEMORY):
+                    self.first.note(standing.number, failed.message)  # one that ran out of memory may do well elsewhere
                 where = f"; log: {log}" if log else ""
                 standing.story = f"failed before ({failed.outcome}: {cause}), is tried again {then}{where}"
         return given_up

@@ -23,7 +23,6 @@ class Standing:
         job: id of the one that trains it, or trained it last.
         story: of its last failure, and how it is tried again; "" before the first one, and once it was well.
         cause: epochs that it had reported when it last failed by itself, and of what; None if it did not.
-        begun: greater than that of every trial that was begun before it was last begun.
     """
 
     trial: Trial
@@ -34,7 +33,6 @@ class Standing:
     job: str = ""
     story: str = ""
     cause: tuple[int, str] | None = None
-    begun: int = 0
 
     @property
     def number(self) -> int:
@@ -61,9 +59,10 @@ class Standings:
         """Number of a trial that ran out of memory -> what it is held to."""
         self.retried: set[int] = set()
         """Numbers of trials that are or were tried again after they had failed: no algorithm decides about them."""
+        self.tried: set[int] = set()
+        """Numbers of trials that an earlier run ended on, as they failed alike: others come before them."""
         self._all: dict[int, Standing] = {}
         self._waiting: set[int] = set()
-        self._begun = 0
 
     def __getitem__(self, number: int) -> Standing:
         return self._all[number]
@@ -90,10 +89,9 @@ class Standings:
 
     def begin(self, job: str, members: Iterable[Member]) -> None:
         """A job trains these from now on."""
-        self._begun += 1
         for member in members:
             standing = self._all[member.trial.number]
-            standing.job, standing.begun = job, self._begun
+            standing.job = job
             self.move(standing, TrialState.RUNNING)
 
     def wait_again(self, failures: Mapping[int, int]) -> None:
@@ -151,7 +149,8 @@ class Standings:
 
     def waiting(self) -> list[Standing]:
         """The trials that wait: those that failed last, else in the order of their numbers."""
-        return sorted(map(self._all.__getitem__, self._waiting), key=lambda x: (x.failures, x.number))
+        waiting = map(self._all.__getitem__, self._waiting)
+        return sorted(waiting, key=lambda x: (x.failures, x.number in self.tried, x.number))
 
 
 def retried_through(number: int) -> Decision:

@@ -3,17 +3,17 @@
 from collections.abc import Sequence
 from typing import Any
 
+from shoal.planner.cause import Cause
 from shoal.planner.event import Outcome
 from shoal.planner.job import Purpose
-from shoal.report.causes import Cause
 from shoal.report.snapshot import DeviceUse, Failing, JobUse
 from shoal.report.text import numbers_text, rate_text, shortened, shown, trials_text
 from shoal.schedule.ledger import bytes_text
 from shoal.trial import TrialState
 
 __all__ = [
-    *("cause_json", "cause_lines", "cause_text", "device_json", "device_lines"),
-    *("failing_json", "failing_lines", "failing_text", "stop_text"),
+    *("cause_json", "cause_line", "cause_lines", "cause_text", "device_json", "device_lines"),
+    *("failing_json", "failing_lines", "failing_text", "unmeasured_lines"),
 ]
 
 _VERBS = {Purpose.SURVEY: "looks at", Purpose.PROFILE: "measures", Purpose.TRAIN: "trains"}
@@ -26,31 +26,32 @@ _FAILING = 4
 """So many trials that failed are told of, a line each."""
 
 
-def device_lines(use: DeviceUse) -> list[str]:
-    """What a device is, how much of it is promised and what it runs; its jobs below if they are several."""
-    jobs = [_job_text(job) for job in use.jobs]
+def device_lines(use: DeviceUse, unit: str) -> list[str]:
+    """What a device is, how much of it is promised and what it runs; its jobs below if they are several.
+
+    Args:
+        use: of the device.
+        unit: see `Snapshot`.
+    """
+    jobs = [_job_text(job, unit) for job in use.jobs]
     head = f"{use.device.kind}, {_state(use)}"
     return [f"{head}: {jobs[0]}"] if len(jobs) == 1 else [head, *jobs]
 
 
 def cause_lines(found: Sequence[Cause]) -> list[str]:
     """A line a cause, the first ones: "3 failed: ValueError: x (trials 1, 4, 7; log: logs/job-00003.log)"."""
-    lines = [_line(cause) for cause in found[:_CAUSES]]
+    lines = [f"{len(cause.trials)} failed: {cause_line(cause)}" for cause in found[:_CAUSES]]
     if rest := found[_CAUSES:]:
         lines.append(f"{sum(len(cause.trials) for cause in rest)} failed of {len(rest)} other causes, see shoal trials")
     return lines
 
 
-def stop_text(cause: Cause) -> str:
-    """ "stopped, since the first trials failed alike: 5 failed: ValueError: x (trials 0-4; log: ...)"."""
-    return f"stopped, since the first trials failed alike: {_line(cause)}"
-
-
-def _line(cause: Cause) -> str:
+def cause_line(cause: Cause) -> str:
+    """ "ValueError: x (trials 1, 4, 7; log: logs/job-00003.log)"."""
     more = ", …" if len(cause.trials) > _TRIALS else ""
     named = f"{'trial' if len(cause.trials) == 1 else 'trials'} {numbers_text(cause.trials[:_TRIALS])}{more}"
     log = f"; log: {cause.log}" if cause.log else ""
-    return f"{len(cause.trials)} failed: {shown(shortened(cause.text))} ({named}{log})"
+    return f"{shown(shortened(cause.text))} ({named}{log})"
 
 
 def cause_json(cause: Cause) -> dict[str, Any]:
@@ -61,6 +62,11 @@ def cause_json(cause: Cause) -> dict[str, Any]:
         "trials": list(cause.trials),
         "log": cause.log or None,
     }
+
+
+def unmeasured_lines(found: Sequence[Cause]) -> list[str]:
+    """A line for each cause that profiles failed of, the first ones; the trials train unfused."""
+    return [f"measuring failed: {cause_line(cause)}" for cause in found[:_CAUSES]]
 
 
 def failing_lines(failing: Sequence[Failing]) -> list[str]:
@@ -150,6 +156,6 @@ def _of_bytes(part: int, whole: int) -> str:
     return f"{bytes_text(part)} of {bytes_text(whole)}"
 
 
-def _job_text(job: JobUse) -> str:
-    rate = "" if job.rate is None else f", {rate_text(job.rate)}"
+def _job_text(job: JobUse, unit: str) -> str:
+    rate = "" if job.rate is None else f", {rate_text(job.rate, unit)}"
     return f"{job.job} {_VERBS[job.purpose]} {trials_text(job.members)}{rate}"

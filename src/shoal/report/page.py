@@ -19,6 +19,7 @@ from shoal.report.text import (
     finite,
     number,
     numbers_text,
+    shown,
     states_text,
 )
 from shoal.schedule.ledger import bytes_text
@@ -58,7 +59,7 @@ def write_page(study: Overview, picture: bytes, path: Path) -> None:
 
 def page(study: Overview, picture: bytes) -> str:
     """The HTML; for the arguments see `write_page`."""
-    name = escape(study.name)
+    name = _text(study.name)
     image = base64.b64encode(picture).decode()
     parts = [
         f'<!DOCTYPE html>\n<html lang="en">\n<head><meta charset="utf-8"><title>{name}</title>'
@@ -68,7 +69,7 @@ def page(study: Overview, picture: bytes) -> str:
         _section("Edits of the task", [edited_text(edit) for edit in study.state.edits]),
         _section("Best trials", _best(study)),
         _section("Devices", _devices(study)),
-        f"<p>{escape(SHARES)}</p>" if study.usage else "",
+        f"<p>{_text(SHARES)}</p>" if study.usage else "",
         _section("Tried again", [failing_text(each) for each in study.state.failing]),
         _section("Jobs that failed", _failures(study)),
         _section("Trials that failed for good", _buried(study)),
@@ -201,8 +202,8 @@ def _by_purpose(seconds: Mapping[Purpose, float]) -> str:
 def _section(title: str, content: str | Sequence[str]) -> str:
     """A heading with its content, a table or lines; nothing where there is none."""
     if not isinstance(content, str):
-        content = "\n".join(f"<p>{escape(line)}</p>" for line in content)
-    return f"<h2>{escape(title)}</h2>\n{content}" if content else ""
+        content = "\n".join(f"<p>{_text(line)}</p>" for line in content)
+    return f"<h2>{_text(title)}</h2>\n{content}" if content else ""
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[object]], count: int = 0) -> str:
@@ -217,7 +218,7 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[object]], count: int = 0
         return ""
     lines = ["<table>"]
     if head:
-        lines.append(f"<tr>{''.join(f'<th>{escape(title)}</th>' for title in head)}</tr>")
+        lines.append(f"<tr>{''.join(f'<th>{_text(title)}</th>' for title in head)}</tr>")
     for row in rows:
         lines.append(f"<tr>{''.join(_cell(value, not head and place == 0) for place, value in enumerate(row))}</tr>")
     lines.append("</table>")
@@ -228,8 +229,13 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[object]], count: int = 0
 
 def _cell(value: object, title: bool) -> str:
     if title:
-        return f"<th>{escape(str(value))}</th>"
+        return f"<th>{_text(value)}</th>"
     if isinstance(value, int):
         return f'<td class="number">{value}</td>'
-    text = escape(str(value))
+    text = _text(value)
     return f"<td><pre>{text}</pre></td>" if "\n" in text else f'<td class="wide">{text}</td>'
+
+
+def _text(what: object) -> str:
+    """As HTML may have it, see `shown`."""
+    return escape(shown(str(what), lines=True))

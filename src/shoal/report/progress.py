@@ -13,7 +13,7 @@ from rich.live import Live
 from rich.text import Text
 
 from shoal.planner.job import Purpose
-from shoal.report.device_text import cause_lines, failing_text
+from shoal.report.device_text import cause_lines, failing_text, unmeasured_lines
 from shoal.report.snapshot import Best, Snapshot
 from shoal.report.table import status_table
 from shoal.report.text import best_text, duration, shown, states_text, trials_text
@@ -89,7 +89,7 @@ class LiveProgress(Progress):
     def say(self, lines: Sequence[str]) -> None:
         """Above the table."""
         for line in lines:
-            self._console.print(Text(f"shoal: {line}"))
+            self._console.print(Text(f"shoal: {shown(line)}"))
 
     def update(self) -> None:
         """Draw the study anew if the last time is long enough ago."""
@@ -198,13 +198,16 @@ class LineProgress(Progress):
         """What is unusual in the task, once."""
         if snapshot.note != self._note:
             self._note = snapshot.note
-            self._print(f"{duration(snapshot.elapsed)} note: {shown(snapshot.note)}")
+            self._print(f"{duration(snapshot.elapsed)} note: {snapshot.note}")
 
     def _tell_causes(self, snapshot: Snapshot) -> None:
-        """Of what trials failed, each cause once: when a trial is to be tried again for it, or has failed for good."""
-        found = {cause.text: line for cause, line in zip(snapshot.causes, cause_lines(snapshot.causes), strict=False)}
-        tried_again = {each.job.cause: failing_text(each) for each in snapshot.failing if each.job is not None}
-        for cause, line in (tried_again | found).items():
+        """Of what profiles and trials failed, each cause once: as it is met, also if a trial is to be tried again."""
+        unmeasured = zip(snapshot.unmeasured, unmeasured_lines(snapshot.unmeasured), strict=False)
+        lost = zip(snapshot.causes, cause_lines(snapshot.causes), strict=False)
+        found = {cause.text: line for cause, line in unmeasured}
+        found |= {each.job.cause: failing_text(each) for each in snapshot.failing if each.job is not None}
+        found |= {cause.text: line for cause, line in lost}
+        for cause, line in found.items():
             if cause not in self._causes and len(self._causes) < self._CAUSES:
                 self._causes.add(cause)
                 self._print(f"{duration(snapshot.elapsed)} {line}")
@@ -224,7 +227,7 @@ class LineProgress(Progress):
         return True
 
     def _print(self, line: str) -> None:
-        self._console.print(Text(f"shoal: {line}"), soft_wrap=True)
+        self._console.print(Text(f"shoal: {shown(line)}"), soft_wrap=True)
 
 
 def progress(take: Callable[[], Snapshot], *, silent: bool = False, console: Console | None = None) -> Progress:

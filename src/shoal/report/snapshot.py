@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from shoal.algorithms.base import Totals
 from shoal.journal.rows import DeviceRow, JobRow, TrialRow
 from shoal.journal.view import JournalView
+from shoal.planner.cause import Cause, causes
 from shoal.planner.job import Purpose
-from shoal.report.causes import Cause, causes
 from shoal.report.edits import Edited, edited
 from shoal.report.ranking import all_nan, front, ranked, values
 from shoal.trial import Config, TrialState
@@ -35,7 +35,7 @@ class JobUse:
         compute: fraction of the device.
         memory: bytes.
         cores: CPU cores of the node.
-        rate: epochs of all its trials together that it trains a second, by what it reported lately.
+        rate: epochs, or reports, of all its trials together a second, by what it reported lately.
     """
 
     job: str
@@ -115,6 +115,8 @@ class Snapshot:
         epochs_lost: of `totals`, what trials that have failed will not do.
         edits: each time that it went on with an edited task.
         starting: whether its workers are being started, and nothing can run before; only its own process knows.
+        unmeasured: what profiles of this run failed of, each with the first trial that it was to measure.
+        unit: what epochs are: "epochs", or "reports" of programs.
         all_nan: no trial is the best since a metric was never a number.
         note: what is unusual in the task, in words; "" if nothing is known to be.
     """
@@ -138,6 +140,8 @@ class Snapshot:
     epochs_lost: int = 0
     edits: tuple[Edited, ...] = ()
     starting: bool = False
+    unmeasured: tuple[Cause, ...] = ()
+    unit: str = "epochs"
     all_nan: bool = False
     note: str = ""
 
@@ -215,6 +219,8 @@ def snapshot(journal: JournalView, now: float, *, starting: bool = False) -> Sna
         stopped=None if stopped is None else Cause(stopped["text"], tuple(stopped["trials"]), stopped["log"]),
         epochs_lost=journal.epochs_lost(),
         starting=starting,
+        unmeasured=causes(journal.unmeasured(run.started)),
+        unit="reports" if journal.study.get("opaque") else "epochs",
         all_nan=best is None and done > 0 and all_nan(journal.trials(), goals) is not None,
         note=journal.study.get("note", ""),
     )

@@ -13,12 +13,13 @@ from shoal.journal.rows import TrialRow
 from shoal.objective import Objective
 from shoal.report.device_text import (
     cause_json,
+    cause_line,
     cause_lines,
     device_json,
     device_lines,
     failing_json,
     failing_lines,
-    stop_text,
+    unmeasured_lines,
 )
 from shoal.report.edits import edited_json
 from shoal.report.ranking import front, ranked
@@ -129,24 +130,23 @@ def status_table(snapshot: Snapshot) -> Table:
     table = Table.grid(padding=(0, 2))
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
-    table.add_row("epochs", _epochs(snapshot))
+    table.add_row(snapshot.unit, _epochs(snapshot))
     table.add_row("trials", states_text(snapshot))
     if snapshot.starting:
         table.add_row("workers", "are being started")
     for place, line in enumerate(_waiting(snapshot)):
         table.add_row("" if place else "waiting", Text(shown(line), style="dim"))
-    stopped = [] if snapshot.stopped is None else [stop_text(snapshot.stopped)]
-    for place, line in enumerate([*stopped, *cause_lines(snapshot.causes), *failing_lines(snapshot.failing)]):
-        table.add_row("" if place else "failed", Text(line, style="red"))
+    for place, line in enumerate(_failed(snapshot)):
+        table.add_row("" if place else "failed", Text(shown(line), style="red"))
     if snapshot.note:
         table.add_row("note", Text(shown(snapshot.note), style="yellow"))
     for place, edit in enumerate(snapshot.edits):
-        table.add_row("" if place else "task", Text(edited_text(edit)))
+        table.add_row("" if place else "task", Text(shown(edited_text(edit))))
     for place, line in enumerate(best_texts(snapshot)):
         table.add_row("" if place else "best", Text(line))
     for use in snapshot.devices:
-        for place, line in enumerate(device_lines(use)):
-            table.add_row(Text("" if place else use.device.name), Text(line))
+        for place, line in enumerate(device_lines(use, snapshot.unit)):
+            table.add_row(Text("" if place else use.device.name), Text(shown(line)))
     return table
 
 
@@ -195,6 +195,7 @@ def snapshot_json(snapshot: Snapshot) -> dict[str, Any]:
         "note": snapshot.note,
         "edits": [edited_json(edit) for edit in snapshot.edits],
         "failing": [failing_json(failing) for failing in snapshot.failing],
+        "unmeasured": [cause_json(cause) for cause in snapshot.unmeasured],
         "devices": [device_json(use) for use in snapshot.devices],
     }
 
@@ -213,6 +214,15 @@ def _waiting(snapshot: Snapshot) -> list[str]:
     if rest := reasons[_REASONS:]:
         lines.append(f"{trials_text(sum(len(each) for _, each in rest))}: {len(rest)} other reasons, see shoal trials")
     return lines
+
+
+def _failed(snapshot: Snapshot) -> list[str]:
+    """What trials failed of, each cause once, and what becomes of those that are still open."""
+    stop = snapshot.stopped
+    told = [] if stop is None else [f"stopped, as trials failed alike before any had reported: {cause_line(stop)}"]
+    others = [cause for cause in snapshot.causes if stop is None or cause.text != stop.text]
+    unmeasured = [] if told else unmeasured_lines(snapshot.unmeasured)
+    return [*told, *cause_lines(others), *failing_lines(snapshot.failing), *unmeasured]
 
 
 def _named(numbers: Sequence[int]) -> str:

@@ -85,16 +85,17 @@ def shortened(text: str) -> str:
     return text if len(text) <= _CAUSE else text[: _CAUSE - 1] + "…"
 
 
-def rate_text(rate: float) -> str:
-    """Epochs in the unit of time that leaves a number people read well: "12 epochs/s", "4.5 epochs/min".
+def rate_text(rate: float, what: str) -> str:
+    """A rate in the unit of time that leaves a number people read well: "12 epochs/s", "4.5 epochs/min".
 
     Args:
-        rate: epochs a second.
+        rate: so many a second.
+        what: is counted, in the plural.
     """
     for seconds, unit in ((1, "s"), (60, "min")):
         if rate * seconds >= 1:
-            return f"{rounded(rate * seconds, 2)} epochs/{unit}"
-    return f"{rounded(rate * 3600, 2)} epochs/h"
+            return f"{rounded(rate * seconds, 2)} {what}/{unit}"
+    return f"{rounded(rate * 3600, 2)} {what}/h"
 
 
 def duration(seconds: float | None) -> str:
