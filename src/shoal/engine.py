@@ -31,7 +31,7 @@ from shoal.planner.planner import Placement, Planner
 from shoal.planner.silence import Silence
 from shoal.planner.speeds import Speeds
 from shoal.planner.standings import Standing, Standings, retried_through
-from shoal.planner.surveys import Surveys
+from shoal.planner.surveys import Surveys, surveyed
 from shoal.remedy import command
 from shoal.report.progress import Progress
 from shoal.report.verdict import first_failed
@@ -205,7 +205,7 @@ class Engine:
         Workers do it, as many as there are idle devices: none of them starts later than it must, and user code that
         crashes does not take the engine along. Where none is idle, those that train do it between two steps.
         """
-        asked = self._surveyed()
+        asked = surveyed(job for job, _ in self._running.values())
         known = self._surveys.keys
         unknown = [x.member for x in self._trials.waiting() if x.number not in known and x.number not in asked]
         if self._setting.structure:
@@ -218,14 +218,9 @@ class Engine:
             for job, trials in self._surveys.looks([member.trial for member in unknown], training).items():
                 self._setting.backend.change(job, Change(look=trials))
 
-    def _surveyed(self) -> set[int]:
-        """The trials that surveys are looking at."""
-        surveys = [job for job, _ in self._running.values() if job.purpose is Purpose.SURVEY]
-        return {member.trial.number for job in surveys for member in job.members}
-
     def _place(self) -> None:
         """Fuse and place what waits, once surveys have looked at all of it; note why the rest does."""
-        surveyed = self._surveyed()
+        asked = surveyed(job for job, _ in self._running.values())
         everyone = self._trials.waiting()
         keys = self._surveys.keys
         waiting = [x for x in everyone if x.number in keys]
@@ -234,7 +229,7 @@ class Engine:
         looked_at = any(device.healthy for _, device in cluster)
         why = "its model has to be looked at first" if looked_at else no_device(cluster)
         reasons = {x.number: why for x in unknown}
-        if any(x.number in surveyed for x in unknown):
+        if any(x.number in asked for x in unknown):
             reasons |= {x.number: "waits for those whose models are looked at" for x in waiting}
             self._journal.waiting_reasons(self._trials.told(reasons))
             self._placed = None

@@ -8,7 +8,7 @@ from shoal.planner.event import Surveyed
 from shoal.planner.job import Array, ArrayKey, Job, Member, Purpose
 from shoal.trial import Trial
 
-__all__ = ["Surveys"]
+__all__ = ["Surveys", "surveyed"]
 
 _NO_KEY = ArrayKey("not looked at", "", 1)
 
@@ -92,3 +92,8 @@ class Surveys:
 
     def _give_up_measuring(self, keys: Iterable[ArrayKey]) -> None:
         self.unmeasurable.update((key, kind) for key in keys for kind in self._kinds)
+
+
+def surveyed(jobs: Iterable[Job]) -> set[int]:
+    """The trials that surveys among running jobs are looking at."""
+    return {member.trial.number for job in jobs if job.purpose is Purpose.SURVEY for member in job.members}
