@@ -12,13 +12,12 @@ from shoal.errors import (
     AlgorithmError,
     CheckpointError,
     DeviceError,
-    JournalError,
     ShoalError,
     StorageFullError,
     StudyInterrupted,
 )
+from shoal.journal.replay import replay
 from shoal.journal.requests import Request, carried_out, pending
-from shoal.journal.rows import Ask
 from shoal.journal.writer import Journal
 from shoal.planner.aftermath import Aftermath, Scene
 from shoal.planner.checked import checked, whole
@@ -113,18 +112,7 @@ class Engine:
             JournalError: the algorithm does not do again what it did.
         """
         self._journal.requeue_running()
-        decisions: list[Decision] = []
-        for event in self._journal.events():
-            if isinstance(event, Ask):
-                groups = tuple(self._algorithm.next_groups(event.free))
-                if groups != event.groups:
-                    raise JournalError(
-                        f"the algorithm of the study in {self._journal.directory} proposes other trials than it did; "
-                        "go on with the version of shoal that began it, and with a sampler that does the same again"
-                    )
-                self._planner.courses.enlist(groups)
-            else:
-                decisions += self._algorithm.observe(event)
+        decisions = replay(self._journal, self._algorithm, self._planner.courses.enlist)
         retried = self._trials.retried = set(self._journal.retried)
         paused = {row.number for row in self._journal.trials() if row.state is TrialState.PAUSED}
         decisions = [decision for decision in decisions if decision.trial not in retried]
