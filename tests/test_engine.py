@@ -756,6 +756,22 @@ def test_profiles_that_raise_alike_end_a_study_as_soon(tmp_path: Path) -> None:
         assert [(cause.text, cause.trials) for cause in causes(journal.unmeasured(0.0))] == [("ValueError: x", (*ALL,))]
 
 
+def test_profiles_of_trials_that_ended_a_run_do_not_end_the_next(tmp_path: Path) -> None:
+    """They come before any training."""
+
+    def script(job: Job) -> Sequence[Event]:
+        if job.purpose is Purpose.SURVEY:
+            keys = {m.trial.number: replace(KEY, structure=f"net {m.trial.number}") for m in job.members}
+            return [Surveyed(job.id, keys), Ended(job.id, Outcome.FINISHED)]
+        return [Ended(job.id, Outcome.RAISED, "ValueError: x")] if job.members[0].trial.number < 8 else well(job)
+
+    stage = twelve(tmp_path / "study")
+    with pytest.raises(StudyFailedError):
+        stage.run(backend(script))
+    stage.run(backend(script))
+    assert [row[2] for row in stage.outcome()] == [TrialState.FAILED] * 8 + [TrialState.COMPLETE] * 4
+
+
 def test_once_a_trial_has_reported_all_may_fail_alike_after_a_resume_too(tmp_path: Path) -> None:
     def one_reports(job: Job) -> Sequence[Event]:
         if job.purpose is not Purpose.TRAIN:

@@ -4,6 +4,7 @@ import pytest
 
 from shoal.planner.cause import Cause
 from shoal.planner.fatal import ALIKE, FirstFailures
+from shoal.planner.standings import Standings
 
 ALL = range(ALIKE)
 
@@ -14,7 +15,7 @@ def message(number, text="ValueError: x"):
 
 def noted(*failures):
     """After failures of (number, text)."""
-    first = FirstFailures()
+    first = FirstFailures(Standings())
     for number, text in failures:
         assert first.alike() is None
         first.note(number, message(number, text))
@@ -46,3 +47,13 @@ def test_once_a_trial_has_reported_no_failures_end_a_study(before):
     for number in range(12):
         first.note(number, message(number))
     assert first.alike() is None
+
+
+def test_trials_that_an_earlier_run_ended_on_do_not_count_again():
+    trials = Standings()
+    trials.tried = {*ALL}
+    first = FirstFailures(trials)
+    for number in range(2 * ALIKE):
+        assert first.alike() is None
+        first.note(number, message(number))
+    assert first.alike().trials == tuple(range(ALIKE, 2 * ALIKE))

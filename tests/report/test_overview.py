@@ -113,7 +113,7 @@ def test_a_page_shows_every_name_as_it_is(journal, clock):
     journal.reported("1", [Report(0, 1, {"accuracy": 0.5}, 1.0)])
     clock.now += 90.0
     journal.job_ended("1", "raised", "Traceback\nValueError: <b>&\nLog: logs/1.log", failed=True)
-    journal.reported("", [Report(1, 0, state=TrialState.FAILED, reason="first line\n<second>")])
+    journal.reported("", [Report(1, 0, state=TrialState.FAILED, reason="first line\n<second>\x1b[1m")])
     seen = overview(journal, clock.now)
     text = page(seen, b"a picture")
     assert text.startswith("<!DOCTYPE html>")
@@ -121,7 +121,7 @@ def test_a_page_shows_every_name_as_it_is(journal, clock):
     for part in (
         "<h1>a &lt;study&gt;</h1>",
         '<td class="wide">raised: ValueError: &lt;b&gt;&amp;</td><td class="wide">logs/1.log</td>',
-        "<pre>first line\n&lt;second&gt;</pre>",
+        "<pre>first line\n&lt;second&gt;\\x1b[1m</pre>",
         "trial 0 failed once (raised: ValueError: &lt;b&gt;&amp;), waits to be tried again alone (try 2 of 3)",
         "accuracy (max)",
         "training 0:01:30",
@@ -129,6 +129,7 @@ def test_a_page_shows_every_name_as_it_is(journal, clock):
     ):
         assert part in text
     assert "<b>" not in text
+    assert "\x1b" not in text
 
 
 def test_a_page_of_a_study_without_failures_has_no_such_table(journal):

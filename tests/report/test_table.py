@@ -276,7 +276,8 @@ def test_a_study_that_was_stopped_since_its_first_trials_failed_says_so():
     stopped = snapshot(stopped=Cause("ValueError: x", (0, 1, 2), "0.log"), pid=None)
     line = "stopped, as trials failed alike before any had reported: ValueError: x (trials 0-2; log: 0.log)"
     assert f"failed {line}" in " ".join(" ".join(rendered(status_table(stopped))).split())
-    again = replace(stopped, causes=causes([(0, reason("ValueError: x")), (7, reason("ValueError: y"))]))
+    found = causes([(0, reason("ValueError: x")), (7, reason("ValueError: y"))])
+    again = replace(stopped, causes=found, unmeasured=found)
     shown = " ".join(" ".join(rendered(status_table(again))).split())
     assert f"failed {line} 1 failed: ValueError: y (trial 7)" in shown
     assert shown.count("ValueError: x") == 1
@@ -304,7 +305,7 @@ def test_no_line_of_the_status_controls_a_terminal():
         failing=(failing,),
         edits=(Edited(0.0, {evil: ""}, (), 0),),
         causes=causes([(1, evil)]),
-        unmeasured=causes([(1, evil)]),
+        unmeasured=causes([(1, f"another {evil}")]),
     )
     assert "\x1b" not in "".join(rendered(status_table(seen)))
 

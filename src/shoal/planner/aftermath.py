@@ -52,7 +52,7 @@ class Aftermath:
     def __init__(self, trials: Standings, retries: int) -> None:
         self._trials = trials
         self._retries = retries
-        self.first = FirstFailures()
+        self.first = FirstFailures(trials)
         """Knows whether there is any use in going on."""
 
     def judge(self, failed: Ended | Dropped, scene: Scene, left: Collection[int]) -> Mapping[int, str]:

@@ -55,10 +55,15 @@ def fatal(
 class FirstFailures:
     """Notices that the first trials of a study fail of one cause: `ALIKE` of them, each by itself.
 
-    Once any trial of the study has reported anything it notices nothing more, and failures are a matter of retries.
+    Once any trial of the study has reported anything it notices nothing more, and failures are a matter of retries. So
+    are those of trials that it has ended an earlier run on.
+
+    Args:
+        trials: of the study.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, trials: Standings) -> None:
+        self._trials = trials
         self._failures: dict[int, str] = {}
         self._over = False
 
@@ -74,7 +79,7 @@ class FirstFailures:
             number: the trial's.
             message: all that was said of it.
         """
-        if not self._over:
+        if not self._over and number not in self._trials.tried:
             self._failures[number] = message
 
     def alike(self) -> Cause | None:

@@ -60,7 +60,7 @@ class Standings:
         self.retried: set[int] = set()
         """Numbers of trials that are or were tried again after they had failed: no algorithm decides about them."""
         self.tried: set[int] = set()
-        """Numbers of trials that an earlier run ended on, as they failed alike: others come before them."""
+        """Numbers of trials that earlier runs ended on, as they failed alike: others come before them."""
         self._all: dict[int, Standing] = {}
         self._waiting: set[int] = set()
 

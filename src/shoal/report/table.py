@@ -218,11 +218,15 @@ def _waiting(snapshot: Snapshot) -> list[str]:
 
 def _failed(snapshot: Snapshot) -> list[str]:
     """What trials failed of, each cause once, and what becomes of those that are still open."""
-    stop = snapshot.stopped
-    told = [] if stop is None else [f"stopped, as trials failed alike before any had reported: {cause_line(stop)}"]
-    others = [cause for cause in snapshot.causes if stop is None or cause.text != stop.text]
-    unmeasured = [] if told else unmeasured_lines(snapshot.unmeasured)
-    return [*told, *cause_lines(others), *failing_lines(snapshot.failing), *unmeasured]
+    stop = () if snapshot.stopped is None else (snapshot.stopped,)
+    others = [cause for cause in snapshot.causes if cause.text not in {x.text for x in stop}]
+    told = {cause.text for cause in (*stop, *others)}
+    return [
+        *(f"stopped, as trials failed alike before any had reported: {cause_line(cause)}" for cause in stop),
+        *cause_lines(others),
+        *failing_lines(snapshot.failing),
+        *unmeasured_lines([cause for cause in snapshot.unmeasured if cause.text not in told]),
+    ]
 
 
 def _named(numbers: Sequence[int]) -> str:
