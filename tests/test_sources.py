@@ -3,7 +3,9 @@
 import importlib
 import sys
 from collections.abc import Iterator
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType
 
 import cloudpickle
 import pytest
@@ -29,16 +31,17 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         (tmp_path / name).write_text(text)
     monkeypatch.syspath_prepend(tmp_path / "venv" / "site-packages")
     monkeypatch.syspath_prepend(tmp_path)
-    for name in ("mine.task", "mine.late", "mine.unused"):
+    for name in ("mine.task", "mine.unused"):
         importlib.import_module(name)
     yield tmp_path
-    for name in ("mine", "mine.task", "mine.base", "mine.nets", "mine.late", "mine.unused", "lone", "installed"):
+    for name in ("mine", "mine.task", "mine.base", "mine.nets", "mine.unused", "lone", "installed"):
         del sys.modules[name]
 
 
 def test_the_modules_of_its_own_project_define_a_task(project: Path) -> None:
     mine = importlib.import_module("mine.task").Mine
-    found = modules_named(cloudpickle.dumps(mine()), mine.__module__)
+    root, found = modules_named(cloudpickle.dumps(mine()), mine.__module__)
+    assert root == project
     names = ["lone.py", "mine/__init__.py", "mine/base.py", "mine/late.py", "mine/nets.py", "mine/task.py"]
     assert [str(path.relative_to(project)) for path in found] == names
 
@@ -47,7 +50,31 @@ def test_what_is_pickled_whole_is_defined_by_what_it_imports(project: Path, monk
     monkeypatch.chdir(project)
     names = {"lone": importlib.import_module("lone"), "__name__": "__main__"}
     exec("def train(config):\n    return lone", names)
-    assert modules_named(cloudpickle.dumps(names["train"]), "nowhere") == [project / "lone.py"]
+    assert modules_named(cloudpickle.dumps(names["train"]), "nowhere") == (project, [project / "lone.py"])
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        pytest.param("train", "def model(): import mine.late\n", id="python train.py"),
+        pytest.param("mine.train", "def model(): from . import late\n", id="python -m mine.train"),
+    ],
+)
+def test_what_a_script_imports_defines_a_task_and_the_script_does_not(
+    name: str, text: str, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    main = ModuleType("__main__")
+    main.__file__ = str(project / f"{name.replace('.', '/')}.py")
+    main.__spec__ = ModuleSpec(name, None) if "." in name else None
+    Path(main.__file__).write_text(text)
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    files = [project / "mine" / "__init__.py", project / "mine" / "late.py"]
+    assert modules_named(cloudpickle.dumps("train"), "__main__") == (project, files)
+
+
+def test_what_is_installed_is_no_project(project: Path) -> None:
+    importlib.import_module("lone")
+    assert modules_named(cloudpickle.dumps("installed"), "installed") == (None, [])
 
 
 def test_files_among_its_arguments_define_a_command(tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ from shoal.schedule.base import Policy
 from shoal.schedule.oversubscription import OversubscriptionTuner
 from shoal.schedule.registry import make_policy
 from shoal.setting import Setting
-from shoal.sources import edits, modules_named, sources
+from shoal.sources import Edit, edits, modules_named, sources
 from shoal.space import Space
 from shoal.study import Study
 from shoal.trial import Config, derive_seed
@@ -177,16 +177,18 @@ def tune(
     )
     check_sharing(options.sharing, options.fleet.given, processes=options.backend.concurrent)
     plan = blueprint(algorithm)
-    search = bound(plan, spec)
+    search = bound(plan, spec, Space.from_json(spec["space"]))  # as a resume has it
     spec["totals"] = None if search.totals is None else asdict(search.totals)
     content = pickled(task) if training is None else pickle.dumps(training)
     spec["kept"] = is_kept(task)
-    files = modules_named(content, type(task).__module__) if training is None else source_files(training)
-    spec["sources"] = sources(files)
+    home = type(task).__module__
+    project, files = modules_named(content, home) if training is None else source_files(training)
+    spec["project"], spec["sources"] = project and str(project), sources(files)
     spec["batches"] = batch_text(space, own_batch_size(task)) if training is None else ""
     hand_over(Asked(spec, content, options.fleet.given, options.packing))
     place = chosen["directory"] or _new_directory(str(spec["task"]))
     with closing(Journal.create(place, spec, task=content, algorithm=plan, called=called)) as journal:
+        _directories.append(journal.directory)
         return _run(journal, search, options)
 
 
@@ -204,7 +206,7 @@ def resume(
     """Go on with a study that was stopped or killed; one that has ended is just returned.
 
     One that has ended goes on where failed trials are to be tried again (`Study.retry`). Going on runs code that the
-    study's directory holds: the pickled task and algorithm. docs/resume.md says what else that options.
+    study's directory holds: the pickled task and algorithm. docs/resume.md says what else that means.
 
     Args:
         directory: of the study.
@@ -222,11 +224,15 @@ def resume(
         StudyInterrupted: stopped again.
         StudyFailedError: as of `tune`.
     """
-    with closing(Journal.open(directory, called=time.time())) as journal:
-        _check_edits(journal, accept_changes)
+    called = time.time()
+    with closing(Journal.open(directory)) as journal:
+        _directories.append(journal.directory)
         spec = journal.study
+        if spec.get("finished") and not pending(journal.directory):
+            return _found(journal)
+        changed = _edits(journal, accept_changes)
         sys.path.extend(path for path in spec["paths"] if path not in sys.path)
-        search = bound(journal.blob("algorithm"), spec)
+        search = bound(journal.blob("algorithm"), spec, journal.space)
         record = {"devices": spec["devices"], "added": [], "removed": []} | spec.get("fleet", {})
         options = _RunOptions(
             Fleet(discover(devices), devices) if devices else Fleet.again(record, discover),
@@ -237,6 +243,10 @@ def resume(
             show_progress,
         )
         check_sharing(options.sharing, options.fleet.given, processes=options.backend.concurrent)
+        with journal.transaction():
+            journal.begin_run(called)
+            if changed:
+                journal.edited(changed)
         return _run(journal, search, options)
 
 
@@ -269,7 +279,6 @@ class _RunOptions:
 
 
 def _run(journal: Journal, algorithm: Algorithm, options: _RunOptions) -> Study:
-    _directories.append(journal.directory)
     remove_abandoned()
     spec = journal.study
     workplace = Workplace(
@@ -291,7 +300,7 @@ def _run(journal: Journal, algorithm: Algorithm, options: _RunOptions) -> Study:
             history,
             spec["retries"],
             OversubscriptionTuner(kinds=shared),
-            Grouping(options.packing, history.paces, Space.from_json(spec["space"]).axes(), spec["seed"]),
+            Grouping(options.packing, history.paces, journal.space.axes(), spec["seed"]),
             spec["fuse"],
             spec["hang_seconds"],
             fleet,
@@ -309,21 +318,26 @@ def _run(journal: Journal, algorithm: Algorithm, options: _RunOptions) -> Study:
         engine.replay()
         with _interruptible(engine):
             engine.run()
+    return _found(journal)
+
+
+def _found(journal: Journal) -> Study:
+    """A study that has ended.
+
+    Raises:
+        StudyFailedError: all trials failed.
+    """
     check_results(journal)
     return Study(journal.directory)
 
 
-def _check_edits(journal: Journal, accepted: bool) -> None:
-    """Have the journal note that the task was edited; or refuse that, before anything of the task is run.
+def _edits(journal: Journal, accepted: bool) -> list[Edit]:
+    """How the task was edited since the study last ran; or refuse that, before anything of the task is run.
 
     Raises:
         TaskChangedError: it was, and that is not accepted.
     """
     found = edits(journal.study.get("sources", {}))
-    states, totals = journal.states(), journal.study.get("totals")
-    ended = all(state.final for state, count in states.items() if count)
-    if ended and totals is not None and sum(states.values()) >= totals["trials"] and not pending(journal.directory):
-        return
     if found and not accepted:
         what = "\n".join(f"{edit.path}:\n{edit.text}" for edit in found)
         raise TaskChangedError(
@@ -332,8 +346,7 @@ def _check_edits(journal: Journal, accepted: bool) -> None:
             f"on with it, which the journal notes: {command('resume', journal.directory, '--accept-changes')} (in "
             "Python: accept_changes=True)"
         )
-    if found:
-        journal.edited(found)
+    return found
 
 
 @contextmanager

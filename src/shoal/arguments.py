@@ -79,7 +79,7 @@ def blueprint(algorithm: Algorithm) -> bytes:
     return dumped(algorithm, f"{algorithm!r} cannot be pickled for the journal", AlgorithmError, remedy)
 
 
-def bound(blueprint: bytes, spec: Mapping[str, Any]) -> Algorithm:
+def bound(blueprint: bytes, spec: Mapping[str, Any], space: Space) -> Algorithm:
     """The algorithm that the journal keeps, with the problem of its study.
 
     Raises:
@@ -90,7 +90,6 @@ def bound(blueprint: bytes, spec: Mapping[str, Any]) -> Algorithm:
     except (Exception, SystemExit) as error:
         raise AlgorithmError(f"the algorithm of the study cannot be loaded: {_cause(error)}") from error
     shared = None if spec["data_seed"] == "trial" else spec["data_seed"]
-    space = Space.from_json(spec["space"])
     algorithm.bind(space, metric=spec["metric"], mode=spec["mode"], seed=spec["seed"], data_seed=shared)
     return algorithm
 

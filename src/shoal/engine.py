@@ -91,6 +91,7 @@ class Engine:
         """
         self._journal.devices_are(self.fleet.whole)
         self._journal.put("stopped", None)
+        self._journal.put("finished", False)
         with self._progress:
             try:
                 self._loop()
@@ -100,6 +101,7 @@ class Engine:
                     error.add_note(f"while stopping: {'; '.join(unsaved)}; these trials go on from older checkpoints")
                 raise
             self._wind_up()
+        self._journal.put("finished", True)
 
     def interrupt(self) -> None:
         """Let `run` save everything and stop at its next turn. Safe to call from a signal handler."""

@@ -123,10 +123,10 @@ class Command:
 Opaque = Function | Command
 
 
-def source_files(training: Opaque) -> list[Path]:
-    """The files that define it: the function's module and those of its project, or those that a command names."""
+def source_files(training: Opaque) -> tuple[Path | None, list[Path]]:
+    """As `modules_named` of a function; of a command no project, and the files that it names."""
     if isinstance(training, Command):
-        return files_named(training.arguments, training.directory)
+        return None, files_named(training.arguments, training.directory)
     return modules_named(training.content, training.module)
 
 

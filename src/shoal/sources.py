@@ -7,11 +7,10 @@ import pickletools
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.util import resolve_name
 from pathlib import Path
 from types import ModuleType
 
-__all__ = ["Edit", "Sources", "edits", "files_named", "modules_named", "sources"]
+__all__ = ["Edit", "Sources", "edits", "files_named", "followed", "modules_named", "sources"]
 
 Sources = Mapping[str, Mapping[str, str | None]]
 """Path of each file -> its "digest" and its "text"; None of a text that is none, or too long to be kept."""
@@ -57,29 +56,43 @@ def edits(then: Sources) -> list[Edit]:
     return found
 
 
-def modules_named(content: bytes, home: str) -> list[Path]:
-    """Files of the modules that a pickled object names and, in turn, of those that they import, in order.
+def modules_named(content: bytes, home: str) -> tuple[Path | None, list[Path]]:
+    """The project of a pickled object; and, in order, the files there of the modules that it names or that its script
+    imports, with those of `followed`.
 
-    Only modules of its own project count: those in the directory from which the one that defines it is imported, or in
-    that of the script. What is installed beside them is not its own.
+    The project is the directory from which the module that defines it is imported, that of the script, or the working
+    directory of a notebook; None of what is installed, which has no files.
 
     Args:
-        content: pickled; every name of a module in it counts.
-        home: name of the module that defines the object, "__main__" too.
+        content: pickled; every name in it of a module that was imported counts.
+        home: name of the module that defines the object. Of "__main__" only what it imports counts: what is defined
+            there is pickled whole.
     """
-    root = _root(home)
-    to_do = sorted({argument for _, argument, _ in pickletools.genops(content) if argument in sys.modules})
-    known: dict[str, Path] = {}
+    path = _file(sys.modules.get(home))
+    project = Path.cwd() if path is None else _project(path, home)
+    if _INSTALLED & set(project.parts):
+        return None, []
+    names = {text for _, text, _ in pickletools.genops(content) if isinstance(text, str) and text in sys.modules}
+    named = {file for name in names for file in _files(name.split("."), project)}
+    if path is None or home != "__main__":
+        return project, followed(named, project)
+    return project, [file for file in followed({path, *named}, project) if file != path]
+
+
+def followed(paths: Iterable[Path], project: Path) -> list[Path]:
+    """Files, and those of the modules of a project that they import, anywhere in them, and so on; in order.
+
+    Args:
+        paths: of the files, in the project.
+        project: directory in which modules are found. None of them need be imported.
+    """
+    known: set[Path] = set()
+    to_do = list(paths)
     while to_do:
-        name = to_do.pop()
-        module = sys.modules.get(name)
-        if name in known or module is None or name == "__main__" or name.partition(".")[0] == "shoal":
-            continue
-        path = _file(module)
-        if path is not None and path.is_relative_to(root) and not _INSTALLED & set(path.relative_to(root).parts):
-            known[name] = path
-            to_do += _imports(path, module)
-    return sorted(set(known.values()))
+        if (path := to_do.pop()) not in known:
+            known.add(path)
+            to_do += [file for name in _imports(path, project) for file in _files(name, project)]
+    return sorted(known)
 
 
 def files_named(arguments: Sequence[str], directory: Path) -> list[Path]:
@@ -93,34 +106,38 @@ def files_named(arguments: Sequence[str], directory: Path) -> list[Path]:
     return sorted(path for text in named if text and "\0" not in text and (path := directory / text).is_file())
 
 
-def _root(home: str) -> Path:
-    """The directory from which a module is imported; of a notebook, the working directory."""
-    path = _file(sys.modules[home]) if home in sys.modules else None
-    if path is None:
-        return Path.cwd()
-    package = home.count(".") + (path.name == "__init__.py")
+def _project(path: Path, home: str) -> Path:
+    """The directory from which a module is imported, or in which a script is."""
+    spec = sys.modules[home].__spec__  # of `python -m`, which knows it by its name; a script has none
+    package = (home if spec is None else spec.name).count(".") + (path.name == "__init__.py")
     return path.parents[min(package, len(path.parents) - 1)]
 
 
-def _file(module: ModuleType) -> Path | None:
+def _file(module: ModuleType | None) -> Path | None:
     name = getattr(module, "__file__", None)
     return Path(name).absolute() if isinstance(name, str) and name.endswith(".py") else None
 
 
-def _imports(path: Path, module: ModuleType) -> Iterator[str]:
-    """Names of what a module's file imports, anywhere in it; some are no modules."""
+def _files(name: Sequence[str], project: Path) -> Iterator[Path]:
+    """Those of a module and of the packages that it is in, as far as they are there."""
+    for end in range(1, len(name) + 1):
+        place = project.joinpath(*name[:end])
+        yield from [file for file in (place / "__init__.py", place.with_name(f"{place.name}.py")) if file.is_file()][:1]
+
+
+def _imports(path: Path, project: Path) -> Iterator[Sequence[str]]:
+    """Names of what a file imports, anywhere in it, in their parts; some are no modules."""
     try:
         tree = ast.parse(path.read_bytes())
-    except (OSError, SyntaxError, ValueError):  # it has been edited since it was imported
+    except (OSError, SyntaxError, ValueError):
         return
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            yield from (alias.name.split(".") for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            package = getattr(module, "__package__", None) or ""
-            base = resolve_name("." * node.level + (node.module or ""), package) if node.level else node.module or ""
-            yield base
-            yield from (f"{base}.{alias.name}" for alias in node.names)
+            package = path.relative_to(project).parts[: -node.level] if node.level else ()
+            base = [*package, *node.module.split(".")] if node.module else package
+            yield from ([*base, alias.name] for alias in node.names)
 
 
 def _read(path: Path) -> dict[str, str | None] | None:

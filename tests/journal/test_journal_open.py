@@ -24,11 +24,13 @@ def journal(tmp_path):
         yield journal
 
 
-def test_each_opening_is_a_run(tmp_path):
+def test_a_study_that_is_only_opened_was_not_run(tmp_path):
     with create(tmp_path) as journal:
         journal.asked(1, [group([0], 5)])
         journal.reported("1", [report(0, 1), report(0, 2)])
     with Journal.open(tmp_path) as journal:
+        assert [run.epochs for run in journal.runs()] == [0]
+        journal.begin_run()
         assert [run.epochs for run in journal.runs()] == [0, 2]
 
 

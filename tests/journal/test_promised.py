@@ -89,10 +89,12 @@ def test_each_run_has_its_own_devices(journal):
     journal.devices_are(machines("cuda:0"))
     journal.close()
     with Journal.open(journal.directory) as again:
+        again.begin_run()
         assert [row.name for row in again.devices()] == ["cuda:0"]
         again.devices_are(machines("cuda:0", "cuda:3"))
         again.devices_are(machines("cuda:3"))
     with Journal.open(journal.directory) as again:
+        again.begin_run()
         again.devices_are(machines("cpu:0"))
     with JournalView.read(journal.directory) as view:
         assert [row.name for row in view.devices()] == ["cpu:0"]

@@ -101,6 +101,7 @@ def test_devices_that_only_an_earlier_run_had_are_told_of(journal, clock):
     journal.close()
     clock.now = 2000.0
     with Journal.open(journal.directory, clock=clock) as again:
+        again.begin_run()
         again.requeue_running()
         again.devices_are(machines(1))
         seen = overview(again, 2001.0)

@@ -91,7 +91,8 @@ def test_a_last_report_that_took_no_time_is_left_out_of_the_rate(journal):
 
 def test_time_counts_from_the_call(journal, clock, tmp_path):
     journal.close()
-    with Journal.open(tmp_path, clock=clock, called=97.5) as again:
+    with Journal.open(tmp_path, clock=clock) as again:
+        again.begin_run(97.5)
         assert snapshot(again, 110.0).elapsed == 12.5
     study = {"metric": "accuracy", "mode": "max"}
     with Journal.create(tmp_path / "other", study, task=b"", algorithm=b"", clock=clock, called=90.0) as new:
@@ -103,6 +104,7 @@ def test_the_pace_is_that_of_the_process_that_runs_it(journal, clock, tmp_path):
     journal.close()
     clock.now = 1000.0
     with Journal.open(tmp_path, clock=clock) as again:
+        again.begin_run()
         assert snapshot(again, 1010.0).seconds_left is None
         report(again, 0, 2, 0.5)
         report(again, 0, 3, 0.5)

@@ -71,6 +71,7 @@ def test_a_study_that_was_gone_on_with(tmp_path):
     clock = Clock()
     clock.now = 90_000.0
     with Journal.open(tmp_path / "study", clock=clock) as again:
+        again.begin_run()
         again.requeue_running()
         text = drawn(again, tmp_path / "timeline.svg", 90_001.0).read_text()
     assert "gone on with at the dashed lines" in text

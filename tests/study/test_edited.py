@@ -37,10 +37,21 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def interrupted(task: shoal.Task, directory: Path, **arguments: Any) -> shoal.Study:
+class OpenEnded(shoal.Grid):
+    """An algorithm that does not say beforehand how much it will try."""
+
+    totals = None
+
+
+def interrupted(task: shoal.Task, directory: Path, space: Any = SPACE, **arguments: Any) -> shoal.Study:
     with pytest.raises(shoal.StudyInterrupted):
-        tune(task, SPACE, directory, checkpoint_seconds=0.0, retries=0, **arguments)
+        tune(task, space, directory, checkpoint_seconds=0.0, retries=0, **arguments)
     return shoal.Study(directory)
+
+
+def runs(study: shoal.Study) -> int:
+    with JournalView.read(study.directory) as journal:
+        return len(journal.runs())
 
 
 def edited(tmp_path: Path) -> Any:
@@ -57,14 +68,19 @@ def check_open(study: shoal.Study, before: list[tuple[Any, ...]]) -> None:
 def test_an_edit_is_told_and_has_to_be_accepted(tmp_path: Path, module: Path, caplog: pytest.LogCaptureFixture) -> None:
     study = interrupted(edited(tmp_path), tmp_path / "study")
     before = table(study)
-    module.write_text(MODULE.replace("    pass", "    factor = 2"))
+    helper = module.with_name("helper.py")
+    helper.touch()
+    module.write_text(MODULE.replace("    pass", "    factor = 2\n    import helper"))
     words = r"edited\.py.*\n(.|\n)*-    pass\n\+    factor = 2\n(.|\n)*--accept-changes"
     with pytest.raises(TaskChangedError, match=words):
         shoal.resume(study.directory, show_progress=False)
     done = CliRunner().invoke(app, ["resume", str(study.directory)])
     assert isinstance(done.exception, TaskChangedError), "not on a terminal"
     check_open(study, before)
+    assert runs(study) == 1, "what is refused is no run"
     shoal.resume(study.directory, accept_changes=True, show_progress=False)
+    with JournalView.read(study.directory) as journal:
+        assert list(map(Path, journal.study["sources"])) == [module, helper]
     status = CliRunner().invoke(app, ["status", str(study.directory)]).output
     words = r"edited\.py edited when it went on at .*: trials 0 had not ended, those from 1 on had not begun"
     assert re.search(f"task +{words}", status)
@@ -81,8 +97,14 @@ def test_an_edit_is_told_and_has_to_be_accepted(tmp_path: Path, module: Path, ca
     assert caplog.messages == [
         f"the best model may not be what was trained, as the task was edited since: {module}",
     ]
+
+
+def test_a_study_that_has_ended_is_not_asked_about(tmp_path: Path, module: Path) -> None:
+    (tmp_path / "count").touch()
+    study = tune(edited(tmp_path), SPACE, tmp_path / "study", algorithm=OpenEnded(epochs=1))
     module.write_text("1 / 0\n")
-    shoal.resume(study.directory, show_progress=False)  # it has ended
+    shoal.resume(study.directory, show_progress=False)
+    assert runs(study) == 1
 
 
 def test_an_edit_is_asked_about_on_a_terminal(tmp_path: Path, module: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,6 +180,23 @@ def test_what_a_task_makes_that_fits_no_checkpoint_ends_the_run(
             with pytest.raises(UnusableTaskError, match=words):
                 study.best_model()
     check_plain(shoal.resume(study.directory, show_progress=False), tasks.Momentum())
+
+
+def test_one_trial_that_fits_no_checkpoint_ends_the_run_in_any_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = tasks.InterruptedAfter(3, str(tmp_path / "count"))
+    study = interrupted(task, tmp_path / "study", {**SPACE, "lr": shoal.grid([0.01, 0.02])})
+    before = table(study)
+    monkeypatch.setattr(
+        tasks.InterruptedAfter, "model", lambda task, config: tasks.mlp(6, 8 if config["lr"] == 0.01 else 9, 3)
+    )
+    run._prepared.cache_clear()
+    with pytest.raises(UnusableTaskError, match=r"model .* does not fit the checkpoint of trial 1"):
+        shoal.resume(study.directory, show_progress=False)
+    after = shoal.Study(study.directory)
+    assert {(row.state, row.failures) for row in after.trials} == {(TrialState.PENDING, 0)}
+    assert [row[:3] for row in table(after)] == [row[:3] for row in before]
 
 
 def test_an_algorithm_that_cannot_be_loaded_any_more_is_said_to_be(tmp_path: Path, module: Path) -> None:

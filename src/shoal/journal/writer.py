@@ -21,7 +21,7 @@ from shoal.objective import objectives
 from shoal.planner.cause import Cause
 from shoal.planner.event import Outcome
 from shoal.planner.job import Array, Job, Purpose
-from shoal.sources import Edit, sources
+from shoal.sources import Edit, followed, sources
 from shoal.trial import Decision, Report, TrialGroup, TrialState
 
 __all__ = ["Journal"]
@@ -40,16 +40,10 @@ class Journal(JournalView):
         connection: to its journal.
         lock: held on it.
         clock: seconds since 1970.
-        called: when the user asked for what this process does; None: now.
     """
 
     def __init__(
-        self,
-        directory: Path,
-        connection: sqlite3.Connection,
-        lock: WriterLock,
-        clock: Callable[[], float],
-        called: float | None = None,
+        self, directory: Path, connection: sqlite3.Connection, lock: WriterLock, clock: Callable[[], float]
     ) -> None:
         super().__init__(directory, connection)
         self._lock = lock
@@ -62,12 +56,6 @@ class Journal(JournalView):
         ((self._seq,),) = self._rows(
             "SELECT max((SELECT coalesce(max(seq), 0) FROM asks), (SELECT coalesce(max(seq), 0) FROM reports))"
         )
-        with self.transaction():
-            self._rows(
-                "INSERT INTO runs (pid, started, epochs) SELECT ?, ?, coalesce(sum(epoch - start), 0) FROM trials",
-                os.getpid(),
-                clock() if called is None else called,
-            )
 
     @classmethod
     def create(
@@ -80,7 +68,7 @@ class Journal(JournalView):
         clock: Callable[[], float] = time.time,
         called: float | None = None,
     ) -> Self:
-        """Begin a study in a directory, which is made if need be.
+        """Begin a study in a directory, which is made if need be, and its first run.
 
         Args:
             directory: where the journal is to be.
@@ -89,7 +77,7 @@ class Journal(JournalView):
             task: the pickled task.
             algorithm: the pickled algorithm, before its first use.
             clock: seconds since 1970.
-            called: when the user asked for it, from which the time of the study counts; None: now.
+            called: as of `begin_run`.
 
         Raises:
             StudyExistsError: the directory holds a study.
@@ -110,20 +98,18 @@ class Journal(JournalView):
             connection = connect(directory, "rwc")
             undo.callback(connection.close)
             fill(directory, connection, values, {"task": task, "algorithm": algorithm})
-            journal = cls(directory, connection, lock, clock, called)
+            journal = cls(directory, connection, lock, clock)
+            journal.begin_run(called)
             undo.pop_all()
         return journal
 
     @classmethod
-    def open(
-        cls, directory: Path | str, *, clock: Callable[[], float] = time.time, called: float | None = None
-    ) -> Self:
-        """Go on with a study.
+    def open(cls, directory: Path | str, *, clock: Callable[[], float] = time.time) -> Self:
+        """Go on with a study; nothing of it changes before `begin_run`.
 
         Args:
             directory: of the study.
             clock: seconds since 1970.
-            called: as of `create`.
 
         Raises:
             JournalError: there is none, another process is running it, or this version cannot read it.
@@ -135,9 +121,23 @@ class Journal(JournalView):
             undo.callback(lock.release)
             connection = open_existing(directory, write=True)
             undo.callback(connection.close)
-            journal = cls(directory, connection, lock, clock, called)
+            journal = cls(directory, connection, lock, clock)
             undo.pop_all()
         return journal
+
+    def begin_run(self, called: float | None = None) -> None:
+        """This process runs the study from now on.
+
+        Args:
+            called: when the user asked for that, from which the time of the run counts, in seconds since 1970; None:
+                now.
+        """
+        with self.transaction():
+            self._rows(
+                "INSERT INTO runs (pid, started, epochs) SELECT ?, ?, coalesce(sum(epoch - start), 0) FROM trials",
+                os.getpid(),
+                self._clock() if called is None else called,
+            )
 
     def close(self) -> None:
         """Free the file and let another process write; may be called twice."""
@@ -185,7 +185,9 @@ class Journal(JournalView):
         }
         with self.transaction():
             self.put("edits", [*self.study.get("edits", []), entry])
-            self.put("sources", sources(map(Path, self.study["sources"])))
+            files = [Path(path) for path in self.study["sources"]]
+            project = self.study.get("project")
+            self.put("sources", sources(followed(files, Path(project)) if project else files))
 
     def asked(self, free: int, groups: Sequence[TrialGroup]) -> None:
         """The algorithm was asked for groups: their trials are new, or promoted, and wait.

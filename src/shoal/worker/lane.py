@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from shoal.errors import UnusableTaskError
 from shoal.fuse.frozen import lend_frozen
 from shoal.fuse.generators import Unseeded
 from shoal.pack.batches import Batches, epoch_order, noise_seed
@@ -19,7 +18,7 @@ from shoal.planner.event import Event, Profiled, Reported
 from shoal.planner.job import Array, Member
 from shoal.schedule.base import Quantum
 from shoal.trial import Report, TrialState, step_seed
-from shoal.worker.learner import Learner, UnfitError, batch_size, build, side_by_side
+from shoal.worker.learner import Learner, batch_size, build, side_by_side
 from shoal.worker.stepper import MixedEpochsError, Stepper, make_stepper
 from shoal.worker.workshop import Workshop
 
@@ -85,7 +84,6 @@ class Lane:
         self._company: list[Learner] = []  # who is within an epoch now
         self._losses: list[Tensor] = []  # of the company, [B] each, since it was last looked whether they are numbers
         self._drawing = workshop.drawing
-        self._restored = workshop.restored
         self._unseeded = Unseeded(workshop.device, possible=array.key not in self._drawing)
         self._spoilt = False  # steps of the company may have drawn from generators that were not seeded for them
         self._looked = self._told = time.perf_counter()  # when losses were last looked at, and told
@@ -240,14 +238,7 @@ class Lane:
         learner = self._paused.take(member, self._directory)
         if learner is None:
             learner = build(self._task, member, self._device)
-            try:
-                learner.restore(self._directory, self._epoch_steps(member))
-            except UnfitError as error:
-                if self._restored:  # others did fit
-                    raise
-                raise UnusableTaskError(str(error)) from error.__cause__
-            if learner.saved != (0, 0):
-                self._restored.add(member.trial.number)
+            learner.restore(self._directory, self._epoch_steps(member))
         return learner
 
     def _epoch_steps(self, member: Member) -> int:

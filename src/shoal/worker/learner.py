@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils import _pytree as pytree
 
-from shoal.errors import TaskError
+from shoal.errors import TaskError, UnusableTaskError
 from shoal.fuse.generators import reseed
 from shoal.planner.job import Member
 from shoal.task import Task, call, check_interval
@@ -25,7 +25,6 @@ from shoal.worker.checkpoint import Checkpoint, load_newest, save, unfit
 
 __all__ = [
     "Learner",
-    "UnfitError",
     "batch_size",
     "build",
     "check_optimizer",
@@ -128,7 +127,7 @@ class Learner:
             epoch_steps: training steps of this trial in an epoch.
 
         Raises:
-            UnfitError: the model or the optimizer is another than the trial's own checkpoint is of.
+            UnusableTaskError: the model or the optimizer is another than the trial's own checkpoint is of.
         """
         state = load_newest(directory, self.trial.number)
         if state is None:
@@ -140,13 +139,13 @@ class Learner:
             self.model.load_state_dict(state.model)
         except RuntimeError as error:
             if own and not _fits(self.model.state_dict(), state.model):
-                raise UnfitError(unfit("model", state, error)) from error
+                raise UnusableTaskError(unfit("model", state, error)) from error
             raise
         if own:
             try:
                 _load_state(self.optimizer, state.optimizer)
             except ValueError as error:  # torch's, of groups that differ
-                raise UnfitError(unfit("optimizer", state, error)) from error
+                raise UnusableTaskError(unfit("optimizer", state, error)) from error
             if state.scheduler is not None:
                 _load_state(self.scheduler, state.scheduler)
         else:
@@ -159,10 +158,6 @@ class Learner:
                     self._step_schedulers(report.metrics)
         self.epoch, self.step, self.reports = state.epoch, state.step, list(state.reports)
         self.saved = (state.epoch, state.step)
-
-
-class UnfitError(Exception):
-    """A trial cannot go on from its own checkpoint, since the task makes another model or optimizer than it did."""
 
 
 def build(task: Task, member: Member, device: torch.device) -> Learner:

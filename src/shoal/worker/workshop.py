@@ -24,7 +24,6 @@ class Workshop:
         device: where to train.
         directory: of the study; checkpoints are written there.
         drawing: keys of arrays that have begun to draw random numbers after steps that drew none.
-        restored: numbers of trials that went on from their checkpoints.
     """
 
     task: Task
@@ -33,4 +32,3 @@ class Workshop:
     device: torch.device
     directory: Path
     drawing: set[ArrayKey] = field(default_factory=set)
-    restored: set[int] = field(default_factory=set)
