@@ -1,8 +1,10 @@
 """Temporary directories end with their process, or with the next run after a kill."""
 
+import socket
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -21,10 +23,23 @@ time.sleep(600)
 
 
 @pytest.fixture(autouse=True)
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    return tmp_path
+def place(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A directory for temporary ones whose path is short enough for sockets."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as path:
+        monkeypatch.setenv("TMPDIR", path)
+        monkeypatch.setattr(tempfile, "tempdir", path)
+        yield Path(path)
+
+
+def test_a_place_whose_path_is_too_long_for_sockets_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deep = tmp_path / ("d" * 60)
+    deep.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(deep))
+    with TemporaryFolder() as mine, socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(mine.path / "report"))
+        assert mine.path.parent == Path("/tmp")
 
 
 def test_what_a_killed_process_left_is_removed_and_what_a_living_one_has_is_not(place: Path) -> None:

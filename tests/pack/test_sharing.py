@@ -31,7 +31,10 @@ def sometimes(index: int) -> Any:
 
 
 def walk(batches: Batches, size: int, epoch: int = 0) -> Any:
-    return batches.walk(size, epoch_order(batches.samples, 7, epoch), seed=1000 * (epoch + 1))
+    seed = 1000 * (epoch + 1)
+    return batches.walk(
+        size, epoch_order(batches.samples, 7, epoch), seed=seed, after=lambda number: 10 * seed + number
+    )
 
 
 def test_a_sample_is_decoded_once_for_all_walks_and_epochs() -> None:

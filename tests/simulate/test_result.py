@@ -58,7 +58,7 @@ def test_json(outcomes):
 
 def test_a_policy_under_which_nothing_ends_is_not_the_best(outcomes):
     none = Simulation(JOBS, cluster(1), Fifo(), events=[ClusterEvent(10.0, failed=("gpu0",))]).run()
-    console = Console(width=200, record=True, file=StringIO(), force_terminal=True)
+    console = Console(width=200, height=25, record=True, file=StringIO(), force_terminal=True)
     console.print(outcomes_table(SCENARIO, {"lost": none, **outcomes}))
     lines = console.export_text(styles=True).splitlines()[2:]
     assert ["\x1b[1m" in line for line in lines[:3]] == [False, False, True]

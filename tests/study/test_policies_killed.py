@@ -26,13 +26,13 @@ class KilledOnce(tasks.Momentum):
 
     def __init__(self, study: Path, marker: Path) -> None:
         self.study, self.marker = study, marker
-        self.epochs = 0
+        self.validated: list[bool] = []  # a task may not be written to while it trains
 
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
         x, _ = batch
         if not torch.is_grad_enabled() and x.shape[-2] == 8:  # the last batch of a validation, which profiles have not
-            self.epochs += 1
-        if torch.is_grad_enabled() and self.epochs:
+            self.validated.append(True)
+        if torch.is_grad_enabled() and self.validated:
             time.sleep(0.02)  # so that a turn ends within an epoch
             if any(job.outcome == "suspended" for job in jobs(self.study)):
                 with suppress(FileExistsError):  # another was faster

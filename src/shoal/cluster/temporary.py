@@ -12,6 +12,9 @@ from shoal.cluster.process_lock import ProcessLock
 
 __all__ = ["TemporaryFolder", "remove_abandoned"]
 
+_LONGEST = 60
+"""Bytes of a path to which the name of a directory and of a socket in it are added; 107 in all are allowed."""
+
 
 class TemporaryFolder:
     """A new directory of this process alone, with a short path; removed by `close`, or by whoever runs Shoal next.
@@ -21,7 +24,7 @@ class TemporaryFolder:
 
     def __init__(self) -> None:
         while True:
-            self.path = Path(tempfile.mkdtemp(prefix=_prefix()))
+            self.path = Path(tempfile.mkdtemp(prefix=_prefix(), dir=_place()))
             try:
                 self._lock = _lock(self.path)
             except FileNotFoundError:  # it was taken for abandoned before it was locked
@@ -47,7 +50,7 @@ class TemporaryFolder:
 
 def remove_abandoned() -> None:
     """Remove the directories that killed processes of this user have left; those of living ones are locked."""
-    for path in Path(tempfile.gettempdir()).glob(f"{_prefix()}*"):
+    for path in _place().glob(f"{_prefix()}*"):
         try:
             found = path.lstat()
             if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
@@ -58,6 +61,12 @@ def remove_abandoned() -> None:
         if lock.exclusive():
             shutil.rmtree(path, ignore_errors=True)
         lock.release()
+
+
+def _place() -> Path:
+    """Where temporary directories are, unless sockets in them would have longer paths than there may be."""
+    place = tempfile.gettempdir()
+    return Path(place if len(os.fsencode(place)) <= _LONGEST else "/tmp")
 
 
 def _prefix() -> str:
