@@ -440,7 +440,7 @@ def test_the_same_error_twice_by_itself_is_not_tried_a_third_time(message: str, 
     stage.run(backend(script), retries=6)
     assert len(tried) - 1 == jobs
     assert stage.rows()[1].state is TrialState.FAILED
-    assert ("twice alike at epoch 0: ValueError: bad" in stage.rows()[1].reason) == (jobs == 2)
+    assert ("twice alike at epoch 0:\nValueError: bad" in stage.rows()[1].reason) == (jobs == 2)
 
 
 def test_a_study_on_a_full_disk_winds_up_without_recording_its_devices(

@@ -125,7 +125,7 @@ def _facts(study: Overview) -> str:
         [
             ("compared by", goals),
             ("trials", states_text(state)),
-            ("epochs", epochs_text(state)),
+            (state.unit, epochs_text(state)),
             ("time", f"{duration(study.elapsed.total)}{left}; run by {runs}"),
             ("device time", _by_purpose(_sum(usage.seconds for usage in study.usage))),
             ("best", best_text(state)),
