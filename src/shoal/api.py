@@ -188,7 +188,6 @@ def tune(
     hand_over(Asked(spec, content, options.fleet.given, options.packing))
     place = chosen["directory"] or _new_directory(str(spec["task"]))
     with closing(Journal.create(place, spec, task=content, algorithm=plan, called=called)) as journal:
-        _directories.append(journal.directory)
         return _run(journal, search, options)
 
 
@@ -226,11 +225,9 @@ def resume(
     """
     called = time.time()
     with closing(Journal.open(directory)) as journal:
-        _directories.append(journal.directory)
         spec = journal.study
-        if spec.get("finished") and not pending(journal.directory):
-            return _found(journal)
-        changed = _edits(journal, accept_changes)
+        ended = spec.get("finished") and not pending(journal.directory)
+        changed = [] if ended else _edits(journal, accept_changes)
         sys.path.extend(path for path in spec["paths"] if path not in sys.path)
         search = bound(journal.blob("algorithm"), spec, journal.space)
         record = {"devices": spec["devices"], "added": [], "removed": []} | spec.get("fleet", {})
@@ -279,6 +276,7 @@ class _RunOptions:
 
 
 def _run(journal: Journal, algorithm: Algorithm, options: _RunOptions) -> Study:
+    _directories.append(journal.directory)
     remove_abandoned()
     spec = journal.study
     workplace = Workplace(
@@ -318,15 +316,6 @@ def _run(journal: Journal, algorithm: Algorithm, options: _RunOptions) -> Study:
         engine.replay()
         with _interruptible(engine):
             engine.run()
-    return _found(journal)
-
-
-def _found(journal: Journal) -> Study:
-    """A study that has ended.
-
-    Raises:
-        StudyFailedError: all trials failed.
-    """
     check_results(journal)
     return Study(journal.directory)
 
