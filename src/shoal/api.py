@@ -13,7 +13,7 @@ from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from shoal.algorithms.base import Algorithm, check_whole
+from shoal.algorithms.base import Algorithm, call_text, check_whole
 from shoal.arguments import (
     blueprint,
     bound,
@@ -138,7 +138,7 @@ def tune(
         "space": space.to_json(),
         "metric": single(metric),
         "mode": single(mode),
-        "algorithm": repr(algorithm),
+        "algorithm": call_text(algorithm),
         "policy": strategy_text(chosen["policy"]),
         "packing": strategy_text(chosen["packing"]),
         "fuse": fuse,

@@ -6,7 +6,8 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from shoal.algorithms.base import Problem, check_whole
+import shoal
+from shoal.algorithms.base import Algorithm, Problem, call_text, check_whole
 from shoal.errors import AlgorithmError, TaskError
 from shoal.objective import Objective
 from shoal.space import Space, uniform
@@ -51,3 +52,15 @@ def test_settings_that_count(value, wanted):
     with pytest.raises(AlgorithmError) as error:
         check_whole("n", value)
     assert str(error.value) == f"`n` must be {wanted}"
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "wanted"),
+    [
+        (shoal.Hyperband(9), "Hyperband(max_epochs=9)"),
+        (shoal.Hyperband(9, eta=2), "Hyperband(max_epochs=9, eta=2)"),
+        (shoal.Random(3, epochs=2), "Random(n=3, epochs=2)"),
+    ],
+)
+def test_an_algorithm_is_told_without_its_defaults(algorithm: Algorithm, wanted: str) -> None:
+    assert call_text(algorithm) == wanted

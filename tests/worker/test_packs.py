@@ -177,7 +177,7 @@ def test_who_comes_within_an_epoch_catches_up_and_shares_the_samples(
     everybody = sorted((0, 4, newcomer))
     assert sorted((r.trial, r.epoch) for r in reports) == [(number, epoch) for number in everybody for epoch in (1, 2)]
     missed = sum(task.train_set.asked.values()) - 2 * 40 * BLOCK
-    assert 8 * BLOCK < missed < 40 * BLOCK, "those that were over when it came, how many depends on how soon it is built"
+    assert 8 * BLOCK < missed < 40 * BLOCK, "those that were over when it came"
     lone = reports_in(Shop(Long(), tmp_path / "alone").run([whole(newcomer, 2)]))
     expected = {report.epoch: report.metrics for report in lone}
     for report in reports:

@@ -5,7 +5,7 @@ import math
 import reprlib
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from numbers import Integral, Real
 from typing import ClassVar
 
@@ -14,7 +14,7 @@ from shoal.objective import Objective, check_reported, objectives
 from shoal.space import Space, flatten
 from shoal.trial import Config, Decision, Origin, Report, Trial, TrialGroup, TrialState, derive_seed
 
-__all__ = ["Algorithm", "Problem", "Totals", "check_trials", "check_whole"]
+__all__ = ["Algorithm", "Problem", "Totals", "call_text", "check_trials", "check_whole"]
 
 _MOST = 10**12
 _MOST_TRIALS = 10**6
@@ -300,6 +300,16 @@ class Algorithm(ABC):
     @abstractmethod
     def finished(self) -> bool:
         """Whether no trial is outstanding and none will come."""
+
+
+def call_text(algorithm: "Algorithm") -> str:
+    """The call that makes an algorithm, without the settings that are as by default: "Hyperband(max_epochs=9)"."""
+    if not is_dataclass(algorithm):
+        return repr(algorithm)
+    settings = {field.name: getattr(algorithm, field.name) for field in fields(algorithm) if field.init}
+    defaults = {field.name: field.default for field in fields(algorithm)}
+    chosen = [f"{name}={value!r}" for name, value in settings.items() if value != defaults[name]]
+    return f"{type(algorithm).__name__}({', '.join(chosen)})"
 
 
 def check_whole(name: str, value: object, least: int = 1) -> None:
