@@ -194,8 +194,8 @@ def test_one_trial_that_fits_no_checkpoint_ends_the_run_in_any_order(
     with pytest.raises(UnusableTaskError, match=r"model .* does not fit the checkpoint of trial 1"):
         shoal.resume(study.directory, show_progress=False)
     after = shoal.Study(study.directory)
-    assert {(row.state, row.failures) for row in after.trials} == {(TrialState.PENDING, 0)}
-    assert [row[:3] for row in table(after)] == [row[:3] for row in before]
+    assert all(row.failures == 0 and row.state is not TrialState.FAILED for row in after.trials)
+    assert table(after)[1][:4] == before[1][:4], "the other trial fits, and may have gone on meanwhile"
 
 
 def test_an_algorithm_that_cannot_be_loaded_any_more_is_said_to_be(tmp_path: Path, module: Path) -> None:
