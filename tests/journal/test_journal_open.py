@@ -250,15 +250,14 @@ schema.open_existing(Path(sys.argv[1]), write=False)
 """
 
 
-def test_the_next_run_removes_the_copy_of_a_reader_that_was_killed(journal, tmp_path, monkeypatch):
-    place = tmp_path / "temporary"
-    place.mkdir()
+def test_the_next_run_removes_the_copy_of_a_reader_that_was_killed(journal, monkeypatch):
+    place = Path(tempfile.mkdtemp(dir="/tmp"))  # tmp_path is too long for sockets
     reader = [sys.executable, "-c", DYING, str(journal.directory)]
     subprocess.run(reader, env=environment() | {"TMPDIR": str(place)}, check=False)
     assert list(place.glob("*/journal.sqlite"))
     monkeypatch.setattr(tempfile, "tempdir", str(place))
     remove_abandoned()
-    assert not list(place.iterdir())
+    place.rmdir()  # which it can be only if nothing is left
 
 
 def test_a_study_that_may_not_be_read_is_an_error_that_says_so(shared):

@@ -304,7 +304,7 @@ class Algorithm(ABC):
 
 def call_text(algorithm: "Algorithm") -> str:
     """The call that makes an algorithm, without the settings that are as by default: "Hyperband(max_epochs=9)"."""
-    if not is_dataclass(algorithm):
+    if isinstance(algorithm, type) or not is_dataclass(algorithm):  # a class is refused later, in words
         return repr(algorithm)
     settings = {field.name: getattr(algorithm, field.name) for field in fields(algorithm) if field.init}
     defaults = {field.name: field.default for field in fields(algorithm)}
