@@ -65,10 +65,10 @@ if TYPE_CHECKING:
 __all__ = ["overridden", "resume", "tune"]
 
 _overrides: dict[str, Any] = {}
-"""What the command line says of the next study, whatever the script says."""
+"""Arguments of the next `tune` that the command line gives; they override those of the script."""
 
 _directories: list[Path] = []
-"""Of the studies that this process has run, the last one last."""
+"""Directories of the studies that this process has run, in order."""
 
 
 def tune(
@@ -265,7 +265,7 @@ def overridden(**arguments: Any) -> Iterator[list[Path]]:
 
 @dataclass(frozen=True)
 class _RunOptions:
-    """What a study is run with, which may be another each time it is gone on with."""
+    """Options of one run of a study; a resume may choose others."""
 
     fleet: Fleet
     policy: Policy

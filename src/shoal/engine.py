@@ -388,7 +388,7 @@ class Engine:
             self._setting.backend.change(running, Change(leave=frozenset(numbers)))
 
     def _decide(self, report: Report) -> list[Decision]:
-        """What the algorithm says to a report; one of a trial that it has done without is none of its business."""
+        """The algorithm's decisions after a report; reports of retried trials are kept from it."""
         if report.trial in self._trials.retried:
             return [retried_through(report.trial)] if report.state is TrialState.PAUSED else []
         return [x for x in self._algorithm.observe(report) if x.trial not in self._trials.retried]

@@ -155,19 +155,26 @@ def test_the_display_suits_where_it_goes(study, terminal, pipe, capfd):
     assert "shoal: 23 trials" in err
 
 
+def follow(study, line, *moments):
+    """Let the study change, and the line look at it, at each of some seconds."""
+    for second, changes in moments:
+        study.now = float(second)
+        study.changes |= changes
+        line.update()
+
+
 def test_a_pipe_gets_a_line_for_each_new_cause_of_failures(study, pipe):
     """When a trial is to be tried again for it, and not once more when it has failed for good of it."""
     again = Failing(row(3, TrialState.PENDING, failures=1), failed_job("raised", "ValueError: x", trials=(3,)), 2)
     with LineProgress(study.take, pipe, study.clock) as line:
-        for second, changes in [
+        follow(
+            study,
+            line,
             (1, {}),
             (2, {"failing": (again,)}),
             (3, {"failing": (), "causes": causes([(3, "ValueError: x")])}),
             (4, {"causes": causes([(3, "ValueError: x"), (4, "ValueError: y")])}),
-        ]:
-            study.now = float(second)
-            study.changes |= changes
-            line.update()
+        )
     assert lines(pipe)[2:-1] == [
         "shoal: 0:00:02 trial 3 failed once (raised: ValueError: x), waits to be tried again alone (try 2 of 3)",
         "shoal: 0:00:04 1 failed: ValueError: y (trial 4)",
@@ -185,16 +192,15 @@ def test_a_pipe_gets_a_line_at_once_for_each_thing_that_is_done_for_the_first_ti
     line.say(["Digits: 17 trials"])
     with line:
         assert lines(pipe) == ["shoal: Digits: 17 trials", "shoal: 0:00:00 starting workers"]
-        for second, changes in [
+        follow(
+            study,
+            line,
             (1, {}),
             (2, {"starting": False}),
             (3, {"devices": at_work(Purpose.PROFILE)}),
             (4, {"devices": at_work(Purpose.TRAIN)}),
             (5, {"devices": at_work(Purpose.SURVEY)}),
-        ]:
-            study.now = float(second)
-            study.changes |= changes
-            line.update()
+        )
     assert lines(pipe)[2:-1] == [
         "shoal: 0:00:02 looking at the models of 17 trials",
         "shoal: 0:00:03 measuring 17 trials",

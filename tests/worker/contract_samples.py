@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
+import shoal
 from shoal.planner.event import Reported
 from shoal.planner.job import Array, ArrayKey, Job, Member
 from shoal.planner.orders import Orders
@@ -80,3 +81,9 @@ def work(
     job = Job("job", (Array(ArrayKey("net", "data", SIZE), tuple(members)),))
     trainer = Trainer(job, workshop, Describer(task, sets), orders or Orders(prompt=True), checkpoint_seconds=30.0)
     return [report for event in trainer.run() if isinstance(event, Reported) for report in event.reports]
+
+
+def search(task: Task, space: Mapping[str, Any], directory: Path, **arguments: Any) -> shoal.Study:
+    """`shoal.tune` in this process, by the validation loss unless another metric is named."""
+    usual: dict[str, Any] = {"metric": "valid_loss", "mode": "min", "backend": "inline", "show_progress": False}
+    return shoal.tune(task, space, directory=directory, **{**usual, **arguments})

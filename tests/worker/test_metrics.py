@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from contract_samples import Small, X, Y, learners, trial
+from contract_samples import Small, X, Y, learners, search, trial
 from torch import Tensor, nn
 
 import shoal
@@ -134,16 +134,8 @@ class Misnamed(Small):
 
 
 def test_a_search_in_which_one_trial_misnames_goes_on(tmp_path: Path) -> None:
-    study = shoal.tune(
-        Misnamed(),
-        {"lr": 0.1, "number": shoal.choice([0, 1, 2])},
-        metric="error",
-        mode="min",
-        algorithm=shoal.Grid(epochs=2),
-        backend="inline",
-        directory=tmp_path / "study",
-        show_progress=False,
-    )
+    space = {"lr": 0.1, "number": shoal.choice([0, 1, 2])}
+    study = search(Misnamed(), space, tmp_path / "study", metric="error", algorithm=shoal.Grid(epochs=2))
     assert [row.state for row in study.trials] == [TrialState.COMPLETE, TrialState.FAILED, TrialState.COMPLETE]
     assert study.trials[1].reason == "at epoch 1 a metric is named 3; names must be strings, such as '3'"
     assert sorted(study.trials[1].metrics) == ["error", "valid_loss"]
@@ -156,16 +148,8 @@ class NoNumber(Small):
 
 
 def test_a_metric_that_was_never_a_number_is_said_to_be_that(tmp_path: Path) -> None:
-    study = shoal.tune(
-        NoNumber(),
-        {"lr": shoal.loguniform(0.01, 0.1)},
-        metric="error",
-        mode="min",
-        algorithm=shoal.Random(2, epochs=2),
-        backend="inline",
-        directory=tmp_path / "study",
-        show_progress=False,
-    )
+    space = {"lr": shoal.loguniform(0.01, 0.1)}
+    study = search(NoNumber(), space, tmp_path / "study", metric="error", algorithm=shoal.Random(2, epochs=2))
     with JournalView.read(study.directory) as journal:
         assert best_text(snapshot(journal, 0.0)) == "– (all reported values of error are NaN)"
     with pytest.raises(shoal.ShoalError, match="has a value of 'error': all that were reported are NaN"):

@@ -7,19 +7,19 @@ from typing import Any
 
 import pytest
 import torch
+from contract_samples import Small, search
 from torch import nn
-from torch.utils.data import TensorDataset
 
 import shoal
 from shoal.errors import TaskError
 
 NETS: dict[str, Callable[[], nn.Module]] = {
-    "linear": lambda: nn.Linear(4, 4),
-    "norm": lambda: nn.BatchNorm1d(4),
+    "linear": lambda: nn.Linear(3, 3),
+    "norm": lambda: nn.BatchNorm1d(3),
 }
 
 
-class Keeping(shoal.Task):
+class Keeping(Small):
     """Makes models of a net that it keeps.
 
     Args:
@@ -32,37 +32,20 @@ class Keeping(shoal.Task):
         self.net = NETS[net]().double().requires_grad_(trains)
         self.make = make
 
-    def data(self, config: Any) -> Any:
-        generator = torch.Generator().manual_seed(0)
-        x = torch.randn(16, 4, dtype=torch.float64, generator=generator)
-        return TensorDataset(x, x.sum(1, keepdim=True)), TensorDataset(x, x.sum(1, keepdim=True))
-
     def model(self, config: Any) -> nn.Module:
         return self.make(self.net)
 
-    def optimizer(self, model: nn.Module, config: Any) -> Any:
-        return torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=config["lr"])
 
-    def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
-        return ((model(batch[0]) - batch[1]) ** 2).mean()
+class Sized(Small):
+    batch_size = shoal.Task.batch_size
 
 
-def search(task: shoal.Task, directory: Path, **space: Any) -> shoal.Study:
-    return shoal.tune(
-        task,
-        {"lr": [0.1, 0.01], **space},
-        metric="valid_loss",
-        mode="min",
-        algorithm=shoal.Grid(epochs=2),
-        backend="inline",
-        devices="cpu:1",
-        directory=directory,
-        show_progress=False,
-    )
+SEARCH: dict[str, Any] = {"algorithm": shoal.Grid(epochs=2), "devices": "cpu:1"}
+RATES = {"lr": [0.1, 0.01]}
 
 
 def headed(net: nn.Module) -> nn.Module:
-    return nn.Sequential(net, nn.Linear(4, 1).double())
+    return nn.Sequential(net, nn.Linear(3, 2).double())
 
 
 @pytest.mark.parametrize(
@@ -77,13 +60,13 @@ def test_a_model_that_trials_would_share_is_refused(
     net: str, trains: bool, make: Callable[[nn.Module], nn.Module], named: str, tmp_path: Path
 ) -> None:
     with pytest.raises(TaskError, match=f"returns {named} of a model that it returned before.*copy.deepcopy"):
-        search(Keeping(net, trains, make), tmp_path / "study")
+        search(Keeping(net, trains, make), RATES, tmp_path / "study", **SEARCH)
 
 
 def test_a_copy_of_what_the_task_keeps_is_a_new_model(tmp_path: Path) -> None:
     task = Keeping("linear", True, lambda net: headed(copy.deepcopy(net)))
     before = copy.deepcopy(task.net.state_dict())
-    study = search(task, tmp_path / "study")
+    study = search(task, RATES, tmp_path / "study", **SEARCH)
     assert {row.state for row in study.trials} == {"complete"}
     assert all(torch.equal(value, before[name]) for name, value in task.net.state_dict().items())
 
@@ -92,7 +75,7 @@ def test_a_frozen_backbone_of_the_task_stays_as_it_is(tmp_path: Path) -> None:
     """It was moved to the meta device in the caller's process when a model was looked at: its weights were gone."""
     task = Keeping("linear", False, headed)
     before = copy.deepcopy(task.net.state_dict())
-    study = search(task, tmp_path / "study")
+    study = search(task, RATES, tmp_path / "study", **SEARCH)
     study.best_model()
     assert {row.state for row in study.trials} == {"complete"}
     assert all(torch.equal(value, before[name]) for name, value in task.net.state_dict().items())
@@ -100,4 +83,4 @@ def test_a_frozen_backbone_of_the_task_stays_as_it_is(tmp_path: Path) -> None:
 
 def test_a_batch_size_that_no_computer_counts_to_is_refused(tmp_path: Path) -> None:
     with pytest.raises(TaskError, match="`batch_size` must return a positive integer"):
-        search(Keeping("linear", False, headed), tmp_path / "study", batch_size=10**20)
+        search(Sized(), {**RATES, "batch_size": 10**20}, tmp_path / "study", **SEARCH)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from contract_samples import CPU, SIZE, Small, X, Y, learners, trial, work
+from contract_samples import CPU, SIZE, Small, X, Y, learners, search, trial, work
 from torch import Tensor, nn
 
 import shoal
@@ -111,16 +111,12 @@ def test_a_plain_loop_may_write() -> None:
 @pytest.mark.parametrize("fuse", [True, False])
 def test_a_search_ends_with_the_method_and_the_attribute(fuse: bool, tmp_path: Path) -> None:
     with pytest.raises(TaskError, match="the task's `optimizer` sets its attribute 'warm'"):
-        shoal.tune(
+        search(
             writing("optimizer")(),
             {"lr": shoal.loguniform(0.01, 0.1)},
-            metric="valid_loss",
-            mode="min",
+            tmp_path / "study",
             algorithm=shoal.Random(2, epochs=1),
-            backend="inline",
             fuse=fuse,
-            directory=tmp_path / "study",
-            show_progress=False,
         )
 
 
@@ -159,16 +155,8 @@ class Changing(Small):
 
 
 def test_each_call_has_a_config_of_its_own(tmp_path: Path) -> None:
-    study = shoal.tune(
-        Changing(),
-        {"lr": shoal.loguniform(0.01, 0.1), "net": {"width": 4, "rate": 0.1}},
-        metric="valid_loss",
-        mode="min",
-        algorithm=shoal.Random(3, epochs=2),
-        backend="inline",
-        directory=tmp_path / "study",
-        show_progress=False,
-    )
+    space = {"lr": shoal.loguniform(0.01, 0.1), "net": {"width": 4, "rate": 0.1}}
+    study = search(Changing(), space, tmp_path / "study", algorithm=shoal.Random(3, epochs=2))
     assert [row.epoch for row in study.trials] == [2, 2, 2]
     assert all(row.trial.config["net"] == {"width": 4, "rate": 0.1} for row in study.trials)
     assert all(row.trial.config["lr"] > 0 for row in study.trials)

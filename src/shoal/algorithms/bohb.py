@@ -97,7 +97,7 @@ class SyncBOHB(BracketedAlgorithm):
 
     @property
     def totals(self) -> Totals | None:
-        """Of all brackets: the model decides what they begin with, not how large they are."""
+        """Sums over all brackets: the model decides their first configurations, not their sizes."""
         return totals_of(self._tables())
 
     def _tables(self) -> Iterator[list[Rung]]:

@@ -131,7 +131,7 @@ class Bracket:
 
 
 def totals_of(tables: Iterable[Sequence[Rung]]) -> Totals:
-    """What brackets ask for in all.
+    """Trials and epochs of brackets, summed.
 
     Args:
         tables: the rungs of each.

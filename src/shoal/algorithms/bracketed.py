@@ -48,7 +48,7 @@ class BracketedAlgorithm(Algorithm):
 
     @property
     def totals(self) -> Totals | None:
-        """Of all brackets, where all begin at once; to be overridden where some begin later."""
+        """Sums over all brackets, if all begin at once; an algorithm that begins some later overrides this."""
         self.check_bound()
         return totals_of(bracket.rungs for bracket in self._brackets) if self._at_once else None
 

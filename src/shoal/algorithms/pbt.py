@@ -81,7 +81,7 @@ class PBT(Algorithm):
 
     @property
     def totals(self) -> Totals | None:
-        """Of all generations, whose members are as many; each but the first has new trials in the places of the worst.
+        """Sums over all generations, of equal size; each but the first has new trials in the places of the worst.
 
         A member that fails or measures NaN is replaced, too: by one trial more than is said here.
         """
