@@ -59,6 +59,13 @@ def _begin_alike(config: pytest.Config) -> None:
     os.environ.update(SHOAL_CACHE=cache, TORCHINDUCTOR_CACHE_DIR=cache, TERM="dumb", OMP_NUM_THREADS="1")
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Iterator[None]:
+    """All tests have one environment, so that a local back end has the server of the last one."""
+    os.environ["PYTEST_CURRENT_TEST"] = "a test"
+    return (yield)
+
+
 def pytest_report_header(config: pytest.Config) -> str:
     if config.option.thorough:
         return "thorough: every case"

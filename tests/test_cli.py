@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from typer.testing import CliRunner
+from warm import Warm
 
 from shoal.cli.app import app
 from shoal.errors import ShoalError
@@ -85,12 +86,16 @@ def written(directory, text):
     return path
 
 
-def shoal(*arguments, cwd):
-    return subprocess.run([*SHOAL, *map(str, arguments)], cwd=cwd, capture_output=True, text=True, timeout=120)
+@pytest.fixture(scope="module")
+def shoal():
+    """A command as a process that need not import anything."""
+    warm = Warm()
+    yield lambda *arguments, cwd: warm.shoal(arguments, cwd)
+    warm.close()
 
 
 @pytest.fixture(scope="module")
-def ended(tmp_path_factory):
+def ended(shoal, tmp_path_factory):
     """A study that was run with `--json`: the process and the study's directory."""
     place = tmp_path_factory.mktemp("ended")
     with pytest.MonkeyPatch.context() as patch:
@@ -138,7 +143,7 @@ def test_wrong_usage_is_status_2(arguments, hint):
 
 
 @pytest.mark.parametrize("command", ["resume", "status", "report", "trials", "best"])
-def test_a_directory_without_a_study_is_one_line(command, tmp_path):
+def test_a_directory_without_a_study_is_one_line(shoal, command, tmp_path):
     done = shoal(command, tmp_path, cwd=tmp_path)
     assert done.returncode == 1
     assert done.stderr.startswith("error: ")
@@ -168,20 +173,20 @@ def toy(tmp_path):
     return tmp_path
 
 
-def test_simulate_compares_the_policies_of_the_file(toy):
+def test_simulate_compares_the_policies_of_the_file(shoal, toy):
     done = shoal("simulate", "toy.toml", cwd=toy)
     assert (done.returncode, done.stderr) == (0, "")
     assert [line.split()[:2] for line in done.stdout.splitlines()[2:]] == [["fifo", "4:00"], ["wfd", "2:00"]]
 
 
-def test_simulate_prints_json_and_draws(toy):
+def test_simulate_prints_json_and_draws(shoal, toy):
     done = shoal("simulate", "toy.toml", "--policy", "wfd", "--json", "--gantt", "chart.svg", cwd=toy)
     assert [(each["policy"], each["makespan"]) for each in json.loads(done.stdout)] == [("wfd", 120)]
     assert done.stderr == "shoal: drawn in chart.svg\n"
     assert (toy / "chart.svg").is_file()
 
 
-def test_simulate_ends_with_status_1_where_jobs_do_not_end(toy):
+def test_simulate_ends_with_status_1_where_jobs_do_not_end(shoal, toy):
     (toy / "toy.toml").write_text(TOY + "memory_gb = 90\n")
     done = shoal("simulate", "toy.toml", "--policy", "fifo", cwd=toy)
     assert done.returncode == 1
@@ -199,7 +204,7 @@ def test_simulate_ends_with_status_1_where_jobs_do_not_end(toy):
         pytest.param(["--gantt", "chart.txt"], "", 1, "a .png or .svg file", id="unknown kind of chart"),
     ],
 )
-def test_simulate_in_vain(toy, arguments, text, status, hint):
+def test_simulate_in_vain(shoal, toy, arguments, text, status, hint):
     (toy / "toy.toml").write_text(TOY + text + "\n")
     done = shoal("simulate", "toy.toml", *arguments, cwd=toy)
     assert done.returncode == status
@@ -207,7 +212,7 @@ def test_simulate_in_vain(toy, arguments, text, status, hint):
     assert "Traceback" not in done.stderr
 
 
-def test_debug_shows_the_traceback(tmp_path, monkeypatch):
+def test_debug_shows_the_traceback(shoal, tmp_path, monkeypatch):
     monkeypatch.setenv("SHOAL_DEBUG", "1")
     assert "Traceback" in shoal("status", tmp_path, cwd=tmp_path).stderr
 
@@ -232,7 +237,7 @@ def test_options_count_instead_of_the_script_s(ended):
         assert (journal.study["seed"], journal.study["backend"], journal.study["devices"]) == (7, "inline", "cpu:1")
 
 
-def test_status_of_an_ended_study(ended):
+def test_status_of_an_ended_study(shoal, ended):
     _, directory = ended
     shown = shoal("status", directory, cwd=directory)
     assert shown.returncode == 0
@@ -243,7 +248,7 @@ def test_status_of_an_ended_study(ended):
     assert (study["pid"], study["epochs_done"], study["directory"]) == (None, 12, str(directory))
 
 
-def test_status_of_an_ended_study_draws_the_one_parameter_there_is(ended):
+def test_status_of_an_ended_study_draws_the_one_parameter_there_is(shoal, ended):
     _, directory = ended
     lines = shoal("status", directory, cwd=directory).stdout.splitlines()
     assert lines[lines.index("") + 1].rstrip() == "best valid_loss, lower is better: lr across"
@@ -385,7 +390,7 @@ def test_status_of_trials_without_a_number(begun):
     assert [cell["best"] for cell in cells] == [None] * len(cells)
 
 
-def test_trials_come_best_first(ended):
+def test_trials_come_best_first(shoal, ended):
     _, directory = ended
     rows = json.loads(shoal("trials", directory, "--json", cwd=directory).stdout)
     losses = [row["metrics"]["valid_loss"] for row in rows]
@@ -396,7 +401,7 @@ def test_trials_come_best_first(ended):
     assert few.stderr == "shoal: 2 of 4 trials\n"
 
 
-def test_best_names_a_checkpoint_that_plain_torch_loads(ended):
+def test_best_names_a_checkpoint_that_plain_torch_loads(shoal, ended):
     _, directory = ended
     best = json.loads(shoal("best", directory, "--json", cwd=directory).stdout)
     assert best["trial"] == json.loads(shoal("trials", directory, "--json", cwd=directory).stdout)[0]["trial"]
@@ -421,7 +426,7 @@ def test_a_look_at_a_study_imports_nothing_heavy(command, ended):
     assert done.stdout.splitlines()[-1] == "heavy:"
 
 
-def test_resuming_an_ended_study_changes_nothing(ended):
+def test_resuming_an_ended_study_changes_nothing(shoal, ended):
     _, directory = ended
     before = shoal("trials", directory, "--json", cwd=directory).stdout
     done = shoal("resume", directory, "--json", cwd=directory)
@@ -463,7 +468,7 @@ def test_resuming_an_ended_study_changes_nothing(ended):
         ),
     ],
 )
-def test_an_error_of_the_file_is_shown_as_python_shows_it(text, expected, tmp_path):
+def test_an_error_of_the_file_is_shown_as_python_shows_it(shoal, text, expected, tmp_path):
     path = written(tmp_path, text)
     done = shoal("run", path, cwd=tmp_path)
     assert done.returncode == 1
@@ -474,7 +479,7 @@ def test_an_error_of_the_file_is_shown_as_python_shows_it(text, expected, tmp_pa
     assert shown == subprocess.run([sys.executable, path], capture_output=True, text=True).stderr
 
 
-def test_a_file_finds_its_neighbours_and_sets_the_status(tmp_path):
+def test_a_file_finds_its_neighbours_and_sets_the_status(shoal, tmp_path):
     folder = tmp_path / "folder"
     folder.mkdir()
     (folder / "neighbour.py").write_text("STATUS = 5\n")
@@ -483,14 +488,14 @@ def test_a_file_finds_its_neighbours_and_sets_the_status(tmp_path):
     assert (done.stdout, done.returncode) == ("__main__ ['a']\n", 5)
 
 
-def test_a_file_without_a_study_is_told_so(tmp_path):
+def test_a_file_without_a_study_is_told_so(shoal, tmp_path):
     path = written(tmp_path, "print('nothing')\n")
     done = shoal("run", path, cwd=tmp_path)
     assert done.returncode == 1
     assert done.stderr.splitlines()[2:] == [f"error: {path} ended without a call of shoal.tune, so there is no study"]
 
 
-def test_an_error_of_shoal_is_one_line(tmp_path):
+def test_an_error_of_shoal_is_one_line(shoal, tmp_path):
     done = shoal("run", script(tmp_path, space='{"lr": shoal.choice([])}'), cwd=tmp_path)
     assert done.returncode == 1
     *begun, error = done.stderr.splitlines()
@@ -499,13 +504,14 @@ def test_an_error_of_shoal_is_one_line(tmp_path):
     assert "choice" in error
 
 
-def test_a_run_says_at_once_what_it_does(tmp_path):
+def test_a_run_says_at_once_what_it_does(shoal, tmp_path):
     """The file is run after that, and torch is imported by the file."""
     path = script(tmp_path)
     path.write_text(
         f"import sys\nassert 'torch' not in sys.modules\nprint('mine', file=sys.stderr)\n{path.read_text()}"
     )
-    done = shoal("run", path, "--directory", "piped", "--backend", "inline", cwd=tmp_path)
+    options = ["--directory", "piped", "--backend", "inline"]
+    done = subprocess.run([*SHOAL, "run", path, *options], cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     lines = done.stderr.splitlines()
     assert lines[:3] == ["shoal: starting", f"shoal: running {path}", "mine"]
@@ -518,7 +524,7 @@ def test_a_run_says_at_once_what_it_does(tmp_path):
     assert lines[1].endswith("; cpu:0; goes on after 12 of 12 epochs; directory piped")
 
 
-def test_a_study_in_which_all_fail_is_status_1(tmp_path):
+def test_a_study_in_which_all_fail_is_status_1(shoal, tmp_path):
     path = script(tmp_path, loss='return F.mse_loss(model(batch[0]), batch[1]) * float("nan")')
     done = shoal("run", path, "--directory", "nan", "--backend", "inline", "--json", cwd=tmp_path)
     assert done.returncode == 1
@@ -553,7 +559,7 @@ def begin(tmp_path):
         process.communicate()
 
 
-def status(directory):
+def status(shoal, directory):
     done = shoal("status", directory.name, "--json", cwd=directory.parent)
     return json.loads(done.stdout) if done.returncode == 0 else None
 
@@ -565,18 +571,18 @@ def wait_for(condition, seconds=60):
         time.sleep(0.05)
 
 
-def table(directory):
+def table(shoal, directory):
     """What a study found, to the last digit, but nothing that depends on the time."""
     rows = json.loads(shoal("trials", directory, "--json", cwd=directory).stdout)
     return [{name: row[name] for name in ("trial", "state", "config", "metrics", "best", "epochs")} for row in rows]
 
 
-def test_ctrl_c_saves_and_resume_goes_on_to_the_same_end(begin, tmp_path):
+def test_ctrl_c_saves_and_resume_goes_on_to_the_same_end(shoal, begin, tmp_path):
     directory = tmp_path / "stopped"
     (tmp_path / "slow").touch()
     process = begin(loss=SLOW, epochs="40")
-    wait_for(lambda: (now := status(directory)) is not None and now["epochs_done"] > 0)
-    running = status(directory)
+    wait_for(lambda: (now := status(shoal, directory)) is not None and now["epochs_done"] > 0)
+    running = status(shoal, directory)
     assert running["pid"] == process.pid
     assert running["seconds_left"] > 0
     assert {job["purpose"] for use in running["devices"] for job in use["jobs"]} == {"train"}
@@ -588,13 +594,13 @@ def test_ctrl_c_saves_and_resume_goes_on_to_the_same_end(begin, tmp_path):
     assert "Traceback" not in told
     left = shoal("status", "stopped", cwd=tmp_path)
     assert left.stderr == "shoal: nobody runs it; go on with: shoal resume stopped\n"
-    assert not status(directory)["finished"]
+    assert not status(shoal, directory)["finished"]
     done = shoal("resume", "stopped", "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["epochs_done"] == 160
     whole = shoal("run", script(tmp_path, epochs="40"), "--directory", "whole", cwd=tmp_path)
     assert whole.returncode == 0, whole.stderr
-    assert table(directory) == table(tmp_path / "whole")
+    assert table(shoal, directory) == table(shoal, tmp_path / "whole")
 
 
 def test_a_second_ctrl_c_ends_at_once(begin, tmp_path):

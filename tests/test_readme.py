@@ -17,7 +17,7 @@ BLOCKS = [
 
 @pytest.fixture(scope="module")
 def warm() -> Iterator[Warm]:
-    process = Warm()
+    process = Warm("-W", "error")
     yield process
     process.close()
 
@@ -26,7 +26,7 @@ def warm() -> Iterator[Warm]:
 def test_python_block_runs(code: str, warm: Warm, tmp_path: Path) -> None:
     script = tmp_path / "readme.py"
     script.write_text(code)
-    status, printed = warm.run(script, tmp_path, {"SHOAL_CACHE": str(tmp_path / "cache")})
+    status, printed = warm.script(script, tmp_path)
     assert status == 0, printed
 
 

@@ -11,6 +11,7 @@ import cloudpickle
 import pytest
 
 from shoal.sources import edits, files_named, modules_named, sources
+from shoal.task import Task
 
 PROJECT = {
     "mine/__init__.py": "",
@@ -72,9 +73,12 @@ def test_what_a_script_imports_defines_a_task_and_the_script_does_not(
     assert modules_named(cloudpickle.dumps("train"), "__main__") == (project, files)
 
 
-def test_what_is_installed_is_no_project(project: Path) -> None:
+def test_what_is_installed_or_standard_is_no_project(project: Path) -> None:
     importlib.import_module("lone")
     assert modules_named(cloudpickle.dumps("installed"), "installed") == (None, [])
+    made = type("Made", (Task,), {})
+    assert made.__module__ == "abc"
+    assert modules_named(cloudpickle.dumps(made), "abc") == (None, [])
 
 
 def test_files_among_its_arguments_define_a_command(tmp_path: Path) -> None:

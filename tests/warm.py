@@ -1,8 +1,7 @@
-"""Scripts run as `python -W error SCRIPT` runs them, in children forked from one process that has torch and Shoal.
+"""Programs run by a process that has imported torch and Shoal: to import both takes longer than most programs do then.
 
-To import both takes longer than what most scripts of the documentation do then. The process is started by `Warm`; run
-as a program, this file is that process: each line of its input is a script to be run, each line of its output an exit
-status.
+The process is started by `Warm`; run as a program, this file is that process: each line of its input is a request, each
+line of its output an exit status.
 """
 
 import json
@@ -10,66 +9,127 @@ import os
 import runpy
 import subprocess
 import sys
-from collections.abc import Mapping
+import traceback
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 __all__ = ["Warm"]
 
+OUTPUT, ERRORS = "printed.txt", "errors.txt"
+
 
 class Warm:
-    """A process that has imported what scripts need, and forks a child for each of them; close it after use."""
+    """A process that has imported what programs need; close it after use.
 
-    def __init__(self) -> None:
+    Args:
+        options: of Python, such as "-W error".
+    """
+
+    def __init__(self, *options: str) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-W", "error", __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [sys.executable, *options, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
 
-    def run(self, script: Path, directory: Path, environment: Mapping[str, str]) -> tuple[int, str]:
-        """Run a script in a directory.
+    def script(self, path: Path, directory: Path) -> tuple[int, str]:
+        """Run a script in the process itself, so that its study has the server of the one before.
 
         Args:
-            script: its path.
-            directory: the working directory; what the script prints is kept there in `printed.txt`.
-            environment: variables that are set beside those that this process has.
+            path: of the script.
+            directory: the working directory.
 
         Returns:
-            The exit status, below 0 for a signal, and all that was printed.
+            The exit status, and all that was printed.
         """
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        request = [str(script), str(directory), dict(environment)]
-        print(json.dumps(request), file=self._process.stdin, flush=True)
-        status = self._process.stdout.readline()
-        return int(status), (directory / "printed.txt").read_text()
+        status, printed, errors = self._ask(directory, script=str(path))
+        return status, printed + errors
+
+    def shoal(self, arguments: Sequence[object], directory: Path) -> subprocess.CompletedProcess[str]:
+        """Run a command of `shoal` in a child.
+
+        Args:
+            arguments: of the command.
+            directory: the working directory.
+
+        Returns:
+            The exit status, below 0 for a signal, and what was printed.
+        """
+        command = list(map(str, arguments))
+        return subprocess.CompletedProcess(
+            command, *self._ask(directory, command=command, environment=dict(os.environ))
+        )
 
     def close(self) -> None:
         self._process.communicate()
 
+    def _ask(self, directory: Path, **request: object) -> tuple[int, str, str]:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        print(json.dumps({"directory": str(directory), **request}), file=self._process.stdin, flush=True)
+        status = int(self._process.stdout.readline())
+        files = [directory / name for name in (OUTPUT, ERRORS)]
+        printed = [file.read_text() for file in files]
+        for file in files:
+            file.unlink()
+        return status, *printed
 
-def serve() -> str:
-    """Answer one request after another; returns in the children alone, with the script that they are to run."""
+
+def serve() -> None:
+    """Answer one request after another."""
     answers = os.fdopen(os.dup(1), "w")
+    home = sys.path[0]
     for line in sys.stdin:
-        script, directory, environment = json.loads(line)
-        child = os.fork()
-        if child == 0:
-            answers.close()
-            os.chdir(directory)
-            os.environ.update(environment)
-            printed = os.open("printed.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-            for number, file in ((0, os.open(os.devnull, os.O_RDONLY)), (1, printed), (2, printed)):
-                os.dup2(file, number)
-            return script
-        _, status = os.waitpid(child, 0)
-        print(os.waitstatus_to_exitcode(status), file=answers, flush=True)
-    sys.exit()
+        request = json.loads(line)
+        if "script" in request:
+            answer = _script(home, **request)
+        elif (child := os.fork()) == 0:
+            _command(**request)
+        else:
+            answer = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        print(answer, file=answers, flush=True)
+
+
+def _enter(directory: str) -> None:
+    """Go to a working directory, and print to files there."""
+    os.chdir(directory)
+    for number, name in (1, OUTPUT), (2, ERRORS):
+        file = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND)
+        os.dup2(file, number)
+        os.close(file)
+
+
+def _script(home: str, *, directory: str, script: str) -> int:
+    _enter(directory)
+    sys.argv[:] = [script]
+    sys.path[0] = home  # modules are found where they were, as a server needs
+    try:
+        runpy.run_path(script, run_name="__main__")
+    except BaseException as error:
+        traceback.print_exc()
+        return error.code if isinstance(error, SystemExit) and isinstance(error.code, int) else 1
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    return 0
+
+
+def _command(*, directory: str, command: list[str], environment: Mapping[str, str]) -> Any:
+    """Be `shoal` in this child."""
+    _enter(directory)
+    os.environ.clear()
+    os.environ.update(environment)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    sys.argv[:] = ["shoal", *command]
+    sys.path[0] = ""
+    from shoal.cli import main
+
+    sys.exit(main())
 
 
 if __name__ == "__main__":
     import shoal
+    import shoal.cli.app
 
     for name in shoal.__all__:
         getattr(shoal, name)
-    sys.argv[:] = [serve()]
-    sys.path[0] = str(Path(sys.argv[0]).parent)
-    runpy.run_path(sys.argv[0], run_name="__main__")
+    serve()

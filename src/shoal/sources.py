@@ -5,6 +5,7 @@ import difflib
 import hashlib
 import pickletools
 import sys
+import sysconfig
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ _LONGEST = 200_000
 _SHOWN = 40
 """Lines of the difference between two texts that are told."""
 _INSTALLED = {"site-packages", "dist-packages"}
+_STANDARD = Path(sysconfig.get_path("stdlib"))
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,7 @@ def modules_named(content: bytes, home: str) -> tuple[Path | None, list[Path]]:
     imports, with those of `followed`.
 
     The project is the directory from which the module that defines it is imported, that of the script, or the working
-    directory of a notebook; None of what is installed, which has no files.
+    directory of a notebook; None of what is installed or of the standard library, which has no files.
 
     Args:
         content: pickled; every name in it of a module that was imported counts.
@@ -70,7 +72,7 @@ def modules_named(content: bytes, home: str) -> tuple[Path | None, list[Path]]:
     """
     path = _file(sys.modules.get(home))
     project = Path.cwd() if path is None else _project(path, home)
-    if _INSTALLED & set(project.parts):
+    if _INSTALLED & set(project.parts) or project.is_relative_to(_STANDARD):  # a class that `type` made is of "abc"
         return None, []
     names = {text for _, text, _ in pickletools.genops(content) if isinstance(text, str) and text in sys.modules}
     named = {file for name in names for file in _files(name.split("."), project)}

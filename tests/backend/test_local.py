@@ -54,7 +54,12 @@ def kill_the_server(backend: Backend) -> None:
     """Before it is ready: it has just been begun."""
     assert isinstance(backend, Local)
     assert not backend._server.ready
-    backend._server._process.kill()
+    os.kill(backend._server.pid, signal.SIGKILL)
+
+
+def another_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What begins from now on has a server of its own."""
+    monkeypatch.setenv("ANOTHER", str(time.monotonic_ns()))
 
 
 def alive(pid: int) -> bool:
@@ -249,7 +254,10 @@ class TestCrashes:
             histories = events_until_ended(backend, ["job", "late"])
         assert [ended(history[-1]).outcome for history in histories.values()] == [Outcome.ORPHANED] * 2
 
-    def test_a_server_that_is_killed_while_it_starts_is_replaced_but_not_for_ever(self, tmp_path: Path) -> None:
+    def test_a_server_that_is_killed_while_it_starts_is_replaced_but_not_for_ever(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        another_environment(monkeypatch)
         with local(tmp_path / "sometimes", scripts.waits) as backend:
             for _ in range(4):
                 kill_the_server(backend)
@@ -314,16 +322,49 @@ class TestEnd:
         [scripts.waits, scripts.waits_with_child, scripts.holds_the_interpreter],
         ids=["waits", "with a child", "holds the GIL"],
     )
-    def test_closing_ends_all_processes_and_leaves_no_zombie(self, script: Script, tmp_path: Path) -> None:
+    def test_closing_ends_all_workers_and_leaves_no_zombie(self, script: Script, tmp_path: Path) -> None:
         with local(tmp_path, script) as backend:
             backend.start(scripted_job("job"), CPU)
             pids = first_metrics(backend)
             begin = time.monotonic()
             backend.close()
             assert time.monotonic() - begin < 10.0, "closing waits for no job"
-            assert not psutil.pid_exists(pids["server"])
-            assert not psutil.pid_exists(pids["worker"])
+            server = pids.pop("server")
             assert vanish(list(pids.values()))
+            assert not psutil.pid_exists(pids["worker"])
+            assert psutil.Process(server).children() == []
+
+    def test_the_next_study_has_the_server_of_the_last_and_nothing_else_of_it(self, tmp_path: Path) -> None:
+        servers = set()
+        for name, script in [("first", scripts.returns), ("second", scripts.waits), ("third", scripts.returns)]:
+            with local(tmp_path / name, script) as backend:
+                backend.start(scripted_job("job"), CPU)
+                pids = first_metrics(backend)
+                servers.add(pids["server"])
+            assert vanish([pids["worker"]])
+        assert len(servers) == 1
+        assert {path.name for path in (tmp_path / "third" / "logs").iterdir()} == {"server.log", "job.log"}
+
+    def test_a_change_of_the_environment_or_of_the_module_path_needs_another_server(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def server(name: str) -> int:
+            with local(tmp_path / name, scripts.returns) as backend:
+                return metrics(run(backend, "job")[0])["server"]
+
+        one = server("one")
+        another_environment(monkeypatch)
+        two = server("two")
+        assert not psutil.pid_exists(one)
+        monkeypatch.syspath_prepend(str(tmp_path))
+        assert len({one, two, server("three")}) == 3
+
+    def test_a_server_that_died_after_its_study_is_replaced(self, tmp_path: Path) -> None:
+        with local(tmp_path / "first", scripts.returns) as backend:
+            server = metrics(run(backend, "job")[0])["server"]
+        os.kill(server, signal.SIGKILL)
+        with local(tmp_path / "second", scripts.returns) as backend:
+            assert metrics(run(backend, "job")[0])["server"] != server
 
     def test_closing_does_not_wait_for_the_imports_of_the_server(self, tmp_path: Path) -> None:
         begin = time.monotonic()

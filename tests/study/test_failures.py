@@ -51,7 +51,10 @@ def test_a_trial_that_raises_fails_after_its_retries_with_its_traceback(backend:
     assert 'raise ZeroDivisionError("planted in the step of one trial")' in failed.reason
     assert "tasks.py" in failed.reason
     assert "logs" in failed.reason
-    assert array_sizes(study.directory)[1:] == [1] * (len(array_sizes(study.directory)) - 1)
+    done = jobs(study.directory)
+    first = next(number for number, job in enumerate(done) if job.outcome == "raised")
+    assert len(done[first].trials) > 1
+    assert {len(job.trials) for job in done[first + 1 :]} == {1}
 
 
 def test_without_retries_the_neighbours_still_get_their_try_alone(tmp_path: Path) -> None:

@@ -10,7 +10,13 @@ The engine holds one end of the control socket; this process, the other:
 
 - engine to server: a `REQUEST` with the worker's number, and the worker's end of its connection as a file descriptor;
   one without a descriptor asks for the end of that worker, and of all that it started;
-- server to engine: a `NOTICE` when the server is ready, and one when a worker has ended.
+- of number `STUDY`, it begins a study: its descriptors are a file with a pickled `Setup`, and the log for what the
+  server prints; one without descriptors ends the study, with all its workers;
+- server to engine: a `NOTICE` of number `STUDY` when the server has begun or ended a study, and one when a worker has
+  ended.
+
+A server outlives its study, so that the next one of the same process need not import torch again; without a study for
+`IDLE_SECONDS`, it exits. User code runs in workers only, so a study leaves nothing behind in the server.
 
 End of file on that socket means the engine is gone: the server kills all its workers and exits. It has a session of its
 own, so a Ctrl-C or hang-up of the terminal reaches the engine alone. It stays single-threaded, as `fork` needs.
@@ -34,7 +40,7 @@ from shoal.backend.perform import resolve
 from shoal.backend.process import work
 from shoal.cluster.processes import family, kill
 
-__all__ = ["NOTICE", "READY", "REQUEST", "Setup", "main"]
+__all__ = ["NOTICE", "REQUEST", "STUDY", "Setup", "main"]
 
 REQUEST = struct.Struct("!Q")
 """The number of the worker to fork or to kill, 1 or more."""
@@ -42,46 +48,43 @@ REQUEST = struct.Struct("!Q")
 NOTICE = struct.Struct("!QQq")
 """A worker's number; its pid and its status as of `waitpid`, or pid 0 and the errno of the fork that failed."""
 
-READY = 0
-"""In place of a worker's number: the server has imported everything."""
+STUDY = 0
+"""In place of a worker's number: the request or notice is about a study."""
+
+IDLE_SECONDS = 300.0
+"""Without a study, after which a server exits."""
 
 
 @dataclass(frozen=True)
 class Setup:
-    """What a server reads from its standard input.
+    """What a server is to know of a study.
 
     Args:
         argv: `sys.argv` of the engine.
-        control: file descriptor of the control socket.
-        workplace: for all its workers.
+        directory: working directory of the engine.
+        workplace: for all workers.
     """
 
     argv: list[str]
-    control: int
+    directory: str
     workplace: Workplace
 
 
 def main() -> None:
-    """Import what the workers need, then serve until the engine is gone."""
-    setup: Setup = pickle.load(sys.stdin.buffer)
-    sys.argv[:] = setup.argv
+    """Serve one study after another until the engine is gone; the program's argument is the control socket's number."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    with socket.socket(fileno=setup.control) as control:
+    with socket.socket(fileno=int(sys.argv[1])) as control:
         control.set_inheritable(False)
-        gc.disable()  # importing torch makes much and frees nothing: looking for garbage takes a fifth of its time
-        resolve(setup.workplace.runner)
-        gc.enable()
-        gc.freeze()  # what is alive now stays out of the workers' collections, and so on pages they share
-        _Server(control, setup.workplace).serve()
+        _Server(control).serve()
     os._exit(0)  # nothing is left to flush, and taking torch down in order takes a sixth of a second
 
 
 class _Server:
     """The loop of the server and its children."""
 
-    def __init__(self, control: socket.socket, workplace: Workplace) -> None:
+    def __init__(self, control: socket.socket) -> None:
         self._control = control
-        self._workplace = workplace
+        self._workplace: Workplace | None = None
         self._numbers: dict[int, int] = {}  # pid -> number
         self._wakeup, self._alarm = socket.socketpair()
 
@@ -91,10 +94,8 @@ class _Server:
         self._alarm.setblocking(False)
         signal.set_wakeup_fd(self._alarm.fileno(), warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda number, frame: None)  # the wake-up needs a handler
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the end of the control socket ends the server, and in order
         try:
             with suppress(BrokenPipeError, ConnectionResetError):
-                self._control.sendall(NOTICE.pack(READY, os.getpid(), 0))
                 while self._turn():
                     pass
         finally:
@@ -105,20 +106,48 @@ class _Server:
 
     def _turn(self) -> bool:
         """Wait for something and handle it; whether to go on."""
-        ready = wait([self._control, self._wakeup])
+        ready = wait([self._control, self._wakeup], IDLE_SECONDS if self._workplace is None else None)
         if self._wakeup in ready:
             self._wakeup.recv(4096)
             self._reap()
         if self._control in ready:
-            data, descriptors, _, _ = socket.recv_fds(self._control, REQUEST.size, 1)
+            data, descriptors, _, _ = socket.recv_fds(self._control, REQUEST.size, 2)
             if not data:
                 return False
             (number,) = REQUEST.unpack(data)
-            if descriptors:
+            if number == STUDY and descriptors:
+                self._begin(*descriptors)
+            elif number == STUDY:
+                self._end()
+            elif descriptors:
                 self._fork(number, descriptors[0])
             else:
                 self._kill(number)
-        return True
+        return bool(ready)
+
+    def _begin(self, setup: int, log: int) -> None:
+        """Begin a study: import what its workers need, which SIGTERM ends."""
+        for printed in (1, 2):
+            os.dup2(log, printed)
+        os.close(log)
+        with open(setup, "rb") as file:
+            study: Setup = pickle.load(file)
+        sys.argv[:] = study.argv
+        os.chdir(study.directory)
+        gc.disable()  # importing torch makes much and frees nothing: looking for garbage takes a fifth of its time
+        resolve(study.workplace.runner)
+        gc.enable()
+        gc.freeze()  # what is alive now stays out of the workers' collections, and so on pages they share
+        self._workplace = study.workplace
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the end of the control socket ends the server, and in order
+        self._control.sendall(NOTICE.pack(STUDY, os.getpid(), 0))
+
+    def _end(self) -> None:
+        """End the study, if there is one, and its workers."""
+        self._kill_all()
+        self._workplace = None
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        self._control.sendall(NOTICE.pack(STUDY, os.getpid(), 0))
 
     def _kill(self, number: int) -> None:
         """Kill a worker, if there is one of that number; its end is told as any other."""
@@ -151,6 +180,7 @@ class _Server:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             for end in (self._control, self._wakeup, self._alarm):
                 end.close()
+            assert self._workplace is not None
             work(Connection(descriptor), self._workplace)
             status = 0
         except BaseException:

@@ -1,5 +1,6 @@
 """The engine's side of the fork server: starting it, asking it for workers, hearing of their ends."""
 
+import json
 import os
 import pickle
 import signal
@@ -8,19 +9,21 @@ import subprocess
 import sys
 import tempfile
 import weakref
+from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
+from typing import IO
 
 from shoal.backend.base import Workplace
-from shoal.backend.forkserver import NOTICE, READY, REQUEST, Setup
+from shoal.backend.forkserver import NOTICE, REQUEST, STUDY, Setup
 
 __all__ = ["Exit", "ForkServer", "describe_status"]
 
 # The path comes first, so that the server finds Shoal where the engine found it.
 _BOOTSTRAP = (
-    "import pickle, sys; sys.path[:] = pickle.load(sys.stdin.buffer); from shoal.backend.forkserver import main; main()"
+    "import json, sys; sys.path[:] = json.loads(sys.argv[2]); from shoal.backend.forkserver import main; main()"
 )
 _GRACE_SECONDS = 10.0
 """How long a server may take to kill its workers before it is killed itself."""
@@ -45,10 +48,62 @@ class Exit:
     reason: str
 
 
+class _Process:
+    """A server process and the socket to it; both end with this object.
+
+    Args:
+        path: for its modules.
+        environment: its variables.
+        log: for what it prints until it serves a study.
+    """
+
+    def __init__(self, path: list[str], environment: dict[str, str], log: IO[bytes]) -> None:
+        self.path = path
+        self.environment = environment
+        self.control, remote = socket.socketpair()
+        with remote:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-u", "-c", _BOOTSTRAP, str(remote.fileno()), json.dumps(path)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                pass_fds=[remote.fileno()],
+                start_new_session=True,
+                env={**_ALLOCATOR, **environment},
+            )
+        self.pid = self._process.pid
+        self.close = weakref.finalize(self, _shut, self._process, self.control)
+        _PROCESSES.add(self)
+
+    def rests(self) -> bool:
+        """Have it end its study and all workers, and say whether it has, so that it can serve another study."""
+        try:
+            self.control.settimeout(_GRACE_SECONDS)
+            self.control.sendall(REQUEST.pack(STUDY))
+            while data := self.control.recv(NOTICE.size, socket.MSG_WAITALL):
+                number, _, _ = NOTICE.unpack(data)
+                if number == STUDY:
+                    self.control.settimeout(None)
+                    return True
+        except OSError:  # it is gone, or does not answer
+            pass
+        return False
+
+    def wait(self) -> int:
+        """Wait for its end and return its exit status."""
+        return self._process.wait()
+
+    def disown(self) -> None:
+        """Leave it to another process: this one is a fork of its engine."""
+        self.close.detach()
+        self.control.close()
+
+
 class ForkServer:
-    """A server process under the engine.
+    """The server process of a study.
 
     Making one returns at once, while the process imports torch. Requests made before it is ready wait in its socket.
+    The process that the last study has left serves this one, unless the environment or the module path has changed.
 
     Args:
         workplace: for all its workers.
@@ -58,23 +113,24 @@ class ForkServer:
         self.log = workplace.directory / "logs" / "server.log"
         self.log.parent.mkdir(parents=True, exist_ok=True)
         self.ready = False
-        self.control, remote = socket.socketpair()
+        self._closed = False
         # A file and not a pipe: a task of any size is handed over without waiting for the reader.
-        with remote, self.log.open("ab") as log, tempfile.TemporaryFile() as setup:
-            pickle.dump([entry or os.getcwd() for entry in sys.path], setup)
-            pickle.dump(Setup(sys.argv, remote.fileno(), workplace), setup)
+        with self.log.open("ab") as log, tempfile.TemporaryFile() as setup:
+            pickle.dump(Setup(sys.argv, os.getcwd(), workplace), setup)
             setup.seek(0)
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-u", "-c", _BOOTSTRAP],
-                stdin=setup,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                pass_fds=[remote.fileno()],
-                start_new_session=True,
-                env={**_ALLOCATOR, **os.environ},
-            )
-        self._finalizer = weakref.finalize(self, _shut, self._process, self.control)
-        _SERVERS.add(self)
+            self._process = _process(log)
+            with suppress(BrokenPipeError, ConnectionResetError):
+                socket.send_fds(self.control, [REQUEST.pack(STUDY)], [setup.fileno(), log.fileno()])
+
+    @property
+    def pid(self) -> int:
+        """Of the process."""
+        return self._process.pid
+
+    @property
+    def control(self) -> socket.socket:
+        """Can be read when there is something to `hear`."""
+        return self._process.control
 
     def fork(self, number: int) -> Connection:
         """Ask for a worker and return the connection to it, which may be used at once.
@@ -104,7 +160,7 @@ class ForkServer:
         if len(data) < NOTICE.size:
             raise EOFError
         number, pid, status = NOTICE.unpack(data)
-        if number == READY:
+        if number == STUDY:
             self.ready = True
             return None
         if pid == 0:
@@ -116,13 +172,14 @@ class ForkServer:
         return describe_status(self._process.wait())
 
     def close(self) -> None:
-        """End the server and, before that, all its workers; may be called twice."""
-        self._finalizer()
-
-    def disown(self) -> None:
-        """Leave the server to another process: this one is a fork of its engine."""
-        self._finalizer.detach()
-        self.control.close()
+        """End all workers, and leave the process to the next study if it is in order; may be called twice."""
+        if self._closed:
+            return
+        self._closed = True
+        if self.ready and self._process.rests():
+            _LEFT.append(self._process)
+        else:
+            self._process.close()
 
 
 def describe_status(status: int) -> str:
@@ -144,12 +201,26 @@ def _shut(process: subprocess.Popen[bytes], control: socket.socket) -> None:
         process.wait()
 
 
-_SERVERS: weakref.WeakSet[ForkServer] = weakref.WeakSet()
+_PROCESSES: weakref.WeakSet[_Process] = weakref.WeakSet()
+_LEFT: deque[_Process] = deque(maxlen=1)
+"""The process that the last study has left; one that is displaced ends."""
+
+
+def _process(log: IO[bytes]) -> _Process:
+    """The process that is left, if it was started alike and is still there, or a new one."""
+    path, environment = [entry or os.getcwd() for entry in sys.path], dict(os.environ)
+    with suppress(IndexError):
+        left = _LEFT.pop()
+        if (left.path, left.environment) == (path, environment) and left.rests():
+            return left
+        left.close()
+    return _Process(path, environment, log)
 
 
 def _disown_all() -> None:
-    for server in list(_SERVERS):
-        server.disown()
+    for process in list(_PROCESSES):
+        process.disown()
+    _LEFT.clear()
 
 
 # A fork of the engine (a DataLoader's worker, a user's pool) would keep the control socket open, and so the server and
