@@ -1,0 +1,37 @@
+"""Studies that older versions of Shoal have begun, and a kill interrupted, still open, report and go on."""
+
+import json
+import tarfile
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+import shoal
+from shoal.trial import TrialState
+
+HERE = Path(__file__).parent
+
+
+@pytest.fixture(params=[3], ids="version {}".format)
+def begun(request, tmp_path):
+    """A Hyperband of `old_task.Line`; `undisturbed.json` is what the same one found that nobody killed."""
+    with tarfile.open(HERE / f"begun_by_version_{request.param}.tar.gz") as archive:
+        archive.extractall(tmp_path / "study", filter="data")
+    return tmp_path / "study"
+
+
+def test_it_is_read(begun):
+    study = shoal.Study(begun)
+    states = Counter(row.state for row in study.trials)
+    assert states == {TrialState.STOPPED: 10, TrialState.RUNNING: 6, TrialState.PENDING: 1}
+    assert study.best_trial.number == 15
+
+
+def test_it_goes_on_to_the_end_that_it_would_have_had(begun):
+    undisturbed = json.loads((begun / "undisturbed.json").read_text())
+    study = shoal.resume(begun, accept_changes=True, show_progress=False)
+    found = [(row.number, dict(row.config), row.state, row.epoch) for row in study.trials]
+    assert found == [(row["number"], row["config"], row["state"], row["epoch"]) for row in undisturbed]
+    for row, expected in zip(study.trials, undisturbed, strict=True):
+        assert row.metrics == pytest.approx(expected["metrics"], rel=1e-9)
