@@ -28,10 +28,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
-import torch
-import torch.nn.functional as F
-from torch import nn
-from torch.utils.data import TensorDataset
 
 import shoal
 from shoal.errors import JournalError
@@ -41,41 +37,10 @@ from shoal.planner.job import Purpose
 from shoal.trial import Report, TrialState
 
 CHECKPOINT_SECONDS = 0.2
-STEP_SECONDS = 0.02
 SLACK_SECONDS = 2.0
 """A step, an epoch's end and the writing of a checkpoint, on a machine that is busy with other things."""
 TOLERANCE = 1e-9
 PATIENCE_SECONDS = 120.0
-
-
-class Spiral(shoal.Task):
-    def data(self, config):
-        generator = torch.Generator().manual_seed(0)
-        x = torch.randn(140, 6, generator=generator, dtype=torch.float64)
-        y = (x.prod(1) > 0).long()
-        return TensorDataset(x[:100], y[:100]), TensorDataset(x[100:], y[100:])
-
-    def model(self, config):
-        return nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Dropout(0.1), nn.Linear(16, 2)).double()
-
-    def optimizer(self, model, config):
-        return torch.optim.SGD(model.parameters(), lr=config["lr"], momentum=config["momentum"])
-
-    def scheduler(self, optimizer, config):
-        return torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma=0.7)
-
-    def loss(self, model, batch):
-        if torch.is_grad_enabled():
-            time.sleep(STEP_SECONDS)
-        x, y = batch
-        return F.cross_entropy(model(x), y)
-
-    def metrics(self, model, batch):
-        x, y = batch
-        return {"accuracy": (model(x).argmax(1) == y).double().mean()}
-
-    def batch_size(self, config):
-        return 16
 
 
 def descent(config):
@@ -96,16 +61,19 @@ def descent(config):
 
 
 PROGRAM = Path(__file__).with_name("chaos_command.py")
-TRAININGS = {
-    "task": (Spiral(), "valid_loss", shoal.Hyperband(9, eta=3)),
-    "function": (descent, "loss", shoal.SuccessiveHalving(9, 9, eta=3)),
-    "command": (
-        Command((sys.executable, str(PROGRAM), "{lr}", "{momentum}", "{directory}"), ("loss",), PROGRAM.parent),
-        "loss",
-        shoal.SuccessiveHalving(9, 9, eta=3),
-    ),
-}
-"""What is searched, the metric of it, and the algorithm."""
+
+
+def training(kind):
+    """What is searched, the metric of it, and the algorithm; only an engine of tasks imports torch."""
+    if kind == "task":
+        from chaos_task import Spiral
+
+        return Spiral(), "valid_loss", shoal.Hyperband(9, eta=3)
+    if kind == "function":
+        return descent, "loss", shoal.SuccessiveHalving(9, 9, eta=3)
+    line = (sys.executable, str(PROGRAM), "{lr}", "{momentum}", "{directory}")
+    return Command(line, ("loss",), PROGRAM.parent), "loss", shoal.SuccessiveHalving(9, 9, eta=3)
+
 
 TARGETS = {
     "task": {"engine": 5, "worker": 4, "server": 1},
@@ -117,12 +85,12 @@ TARGETS = {
 
 def engine(directory: Path) -> None:
     """Begin the study or go on with it, whatever was done before the last kill; its name says what it searches."""
-    training, metric, algorithm = TRAININGS[directory.name.partition("-")[0]]
+    trained, metric, algorithm = training(directory.name.partition("-")[0])
     try:
         shoal.resume(directory, show_progress=False)
     except JournalError:
         shoal.tune(
-            training,
+            trained,
             {"lr": shoal.loguniform(1e-3, 1.0), "momentum": shoal.uniform(0.0, 0.9)},
             metric=metric,
             mode="min",
@@ -197,7 +165,7 @@ class Run:
         while not self.ended() and not self.training():
             if time.monotonic() > deadline:
                 raise SystemExit(f"nothing trains after {PATIENCE_SECONDS:.0f} s:\n{self.log.read_text()[-3000:]}")
-            time.sleep(0.02)
+            time.sleep(0.05)
 
     def training(self) -> dict[int, float]:
         """Trials that train now, and when their jobs began; not those that a killed engine left so."""
@@ -309,13 +277,13 @@ def main() -> int:
     random.seed(options.seed)
     folder = Path(tempfile.mkdtemp())
     os.environ["SHOAL_CACHE"] = str(folder / "cache")
-    undisturbed = {kind: Run(folder / f"{kind}-undisturbed") for kind in TRAININGS}
+    undisturbed = {kind: Run(folder / f"{kind}-undisturbed") for kind in TARGETS}
     while not all(run.ended() for run in undisturbed.values()):
         time.sleep(0.05)
     print(f"{'round':>6}  {'study':>10}  {'killed':8}  {'trials running':>14}  {'unsaved (s)':>14}")
     rounds = 4 if options.quick else options.rounds
     found = {
-        kind: disturbed(folder, kind, len(range(place, rounds, len(TRAININGS))), outcome(run.directory))
+        kind: disturbed(folder, kind, len(range(place, rounds, len(TARGETS))), outcome(run.directory))
         for place, (kind, run) in enumerate(undisturbed.items())
     }
     wrong = [f"{kind}: {each}" for kind, run in undisturbed.items() for each in missing(run.directory)]

@@ -48,7 +48,8 @@ def pytest_configure(config: pytest.Config) -> None:
 def _begin_alike(config: pytest.Config) -> None:
     """Plain output, one thread a process, interrupts heard, and a job history and compiled code of this run's own.
 
-    A shell that begins a process in the background has it ignore them, and all that it starts.
+    A shell that begins a process in the background has it ignore them, and all that it starts. A worker asks for as
+    many threads as its device has cores, whatever OMP_NUM_THREADS says; where cores are busy, they spin for each other.
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.umask(0o022)
@@ -56,7 +57,8 @@ def _begin_alike(config: pytest.Config) -> None:
         os.environ.pop(name, None)
     cache = str(config._tmp_path_factory.mktemp("cache"))  # after a kill a later run of pytest removes it
     config.add_cleanup(lambda: shutil.rmtree(cache, ignore_errors=True))
-    os.environ.update(SHOAL_CACHE=cache, TORCHINDUCTOR_CACHE_DIR=cache, TERM="dumb", OMP_NUM_THREADS="1")
+    os.environ.update(SHOAL_CACHE=cache, TORCHINDUCTOR_CACHE_DIR=cache)
+    os.environ.update(TERM="dumb", OMP_NUM_THREADS="1", OMP_THREAD_LIMIT="1")
 
 
 @pytest.hookimpl(wrapper=True)

@@ -2,20 +2,21 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from shoal.cost.demand import Profile
+from shoal.cost.history import history_path
 from shoal.worker import run
 from shoal.worker.profile import measure
 
 
 @pytest.fixture(autouse=True)
-def own_history(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SHOAL_CACHE", str(tmp_path / "cache"))
+def own_history() -> None:
+    """An empty one where the last test had its own: in an environment of its own a test would have no warm server."""
+    history_path().unlink(missing_ok=True)
 
 
 @pytest.fixture(autouse=True, scope="module")
