@@ -4,11 +4,14 @@ The process is started by `Warm`; run as a program, this file is that process: e
 line of its output an exit status.
 """
 
+import atexit
+import gc
 import json
 import os
 import runpy
 import subprocess
 import sys
+import threading
 import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -123,7 +126,17 @@ def _command(*, directory: str, command: list[str], environment: Mapping[str, st
     sys.path[0] = ""
     from shoal.cli import main
 
-    sys.exit(main())
+    try:
+        status = main()
+    except SystemExit as error:
+        if isinstance(error.code, str):
+            raise
+        status = error.code
+    threading._shutdown()  # the end of a process, less the half second in which Python visits all objects of torch
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status or 0)
 
 
 if __name__ == "__main__":
@@ -132,4 +145,5 @@ if __name__ == "__main__":
 
     for name in shoal.__all__:
         getattr(shoal, name)
+    gc.freeze()  # children share what is here, as long as no collection touches it
     serve()
