@@ -78,7 +78,7 @@ def test_the_rival_without_shoal_trains_a_job(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(torch, "set_num_threads", lambda threads: None)
     places: Any = SimpleQueue()
     places.put(("cpu", 1))
-    plain.begin(Pictures(QUICK.changed(samples=40, epochs=10)), places)
+    plain.begin(Pictures(QUICK.changed(samples=40, epochs=1)), places)
     config = {"model": "ViT", "batch_size": 8}
     losses = {}
     for rate in (0.0, 1e-2, math.inf):

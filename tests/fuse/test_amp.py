@@ -190,6 +190,7 @@ def test_autocast(name: str, dtype: torch.dtype, own: bool) -> None:
         check_half(array, twins, lambda model, x: model(x), x, own, ROUNDING[dtype])
 
 
+@pytest.mark.in_turns
 @pytest.mark.parametrize(("name", "dtype"), SUPPORTED, ids=str)
 def test_models_in_half_precision(name: str, dtype: torch.dtype) -> None:
     make, x = CASES[name]

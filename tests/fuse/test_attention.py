@@ -212,7 +212,7 @@ def _headed(name: str, train: bool, dropout: float = 0.0) -> Callable[[], nn.Mod
     return make
 
 
-@pytest.mark.parametrize("train", [True, False], ids=["train", "eval"])
+@pytest.mark.parametrize("train", [True, pytest.param(False, marks=pytest.mark.thorough)], ids=["train", "eval"])
 @pytest.mark.parametrize("name", HEADED)
 def test_multi_head_attention(name: str, train: bool) -> None:
     check_ruled(_headed(name, train), TOKENS, members=3)

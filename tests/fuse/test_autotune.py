@@ -295,6 +295,7 @@ def test_a_way_that_is_clearly_beaten_is_tried_a_few_times_only() -> None:
 
 
 def test_a_race_imports_no_sympy(tmp_path: Path) -> None:
+    """Nor is any variable asked for, that there are races."""
     code = (
         "import sys, torch\n"
         "from shoal.fuse.autotune import fastest\n"
@@ -332,7 +333,9 @@ def test_forced_takes_a_way_by_name() -> None:
     assert len(ways.ran) == 2
 
 
-@pytest.mark.parametrize(("value", "active"), [("0", False), ("1", True), (None, True)])
+@pytest.mark.parametrize(
+    ("value", "active"), [("0", False), *(pytest.param(on, True, marks=pytest.mark.thorough) for on in ("1", None))]
+)
 def test_the_environment_turns_it_off(value: str | None, active: bool, tmp_path: Path) -> None:
     code = (
         "import torch\n"

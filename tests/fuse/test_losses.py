@@ -358,6 +358,7 @@ def test_the_error_of_a_wrong_call_is_that_of_one_member(name: str) -> None:
     assert str(caught.value).split("\n")[0] == str(own.value).split("\n")[0]
 
 
+@pytest.mark.in_turns
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["single logits", "half logits"])
 @pytest.mark.parametrize("name", [*CLASSES, *PAIRS, *DISTANCES])
 def test_loss_under_autocast(name: str, dtype: torch.dtype) -> None:

@@ -42,6 +42,7 @@ def test_a_parameter_without_gradient_is_skipped(make: Make, lowering: Any) -> N
         twins.check()
 
 
+@pytest.mark.in_turns
 @pytest.mark.parametrize("lowering", LOWERINGS)
 @pytest.mark.parametrize("make", RULES.values(), ids=RULES)
 def test_a_nan_stays_with_its_member(make: Make, lowering: Any) -> None:

@@ -11,8 +11,10 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adadelta, Adagrad, Adam, AdamW, Optimizer, RMSprop
 from torch.optim.lr_scheduler import ExponentialLR
 
+import shoal.fuse.step as step_module
 from shoal.errors import FusionError
 from shoal.fuse.batch import stack
+from shoal.fuse.capture import CapturedStep
 from shoal.fuse.making import fuse
 from shoal.fuse.optim.cohort import _MOST_LIVE, Cohort
 from shoal.fuse.optim.fused import fuse_optimizers
@@ -307,11 +309,21 @@ def test_the_array_may_move(taken: list[int]) -> None:
     assert len(taken) == 5
 
 
-def test_what_is_compiled_later_goes_on_from_there(taken: list[int]) -> None:
-    """And has all the gradients that there are."""
+@pytest.mark.parametrize(
+    "compiling", [False, pytest.param(True, marks=pytest.mark.thorough)], ids=["traced", "compiled"]
+)
+def test_what_is_compiled_later_goes_on_from_there(
+    compiling: bool, taken: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And has all the gradients that there are; also if only the graph is made that would be compiled."""
+
+    def capture(array: Any, optimizer: Any, loss: Any, batch: Any, compiled: bool, trained: Any) -> CapturedStep:
+        assert compiled
+        return CapturedStep(array, optimizer, loss, batch, compiling, trained)
+
+    monkeypatch.setattr(step_module, "CapturedStep", capture)
     quick, slow = (Twin(OPTIMIZERS["adam"], looked_at, HalfFrozen) for looked_at in (False, True))
-    for twin in (quick, slow):
-        twin.training = TrainingStep(twin.array, twin.fused, loss, compiling=lambda seconds: True)
+    quick.training = TrainingStep(quick.array, quick.fused, loss, compiling=lambda seconds: True)
     while quick.training.way is None:
         quick.step()
     while slow.array.tick < quick.array.tick:

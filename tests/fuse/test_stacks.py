@@ -337,7 +337,12 @@ def near(actual: Tensor, expected: Tensor, scale: float, what: str) -> None:
     close(actual, expected, what)
 
 
-@settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@settings(
+    max_examples=settings.default.max_examples * 2 // 5,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow],
+)
 @given(case=cases())
 def test_a_stack_trains_like_its_members_alone(case: Case) -> None:
     models, twins = build(case.make, case.members), build(case.make, case.members)

@@ -63,6 +63,7 @@ def test_serial_steps_equal_eager_ones(members: int, rate: float, own: bool) -> 
             close(other_weights[b][name], value, f"{name} of {b}")
 
 
+@pytest.mark.slow
 def test_a_compiled_step_equals_the_others() -> None:
     results = []
     for ways in (("eager",), ("eager", "compiled")):

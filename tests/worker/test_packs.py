@@ -155,11 +155,11 @@ def test_samples_disturbed_for_all_alike_are_made_once_in_an_epoch(tmp_path: Pat
 
 
 class Long(SharedNoise):
-    """Of forty blocks."""
+    """Of twenty-four blocks."""
 
     def data(self, config: Any) -> tuple[Any, Any]:
         _, valid = super().data(config)
-        x = torch.randn(40 * BLOCK, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        x = torch.randn(24 * BLOCK, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
         self.train_set = Disturbed(TensorDataset(x, torch.arange(len(x)) % 3))
         return self.train_set, valid
 
@@ -172,12 +172,12 @@ def test_who_comes_within_an_epoch_catches_up_and_shares_the_samples(
     task = Long()
     shop = Shop(task, tmp_path)
     (array,) = shop.arrays([whole(newcomer, 2)])
-    plan = Planned({500: Change(join=(replace(array, apart=True),))})  # steps of 2 and of 5: 714 samples
+    plan = Planned({300: Change(join=(replace(array, apart=True),))})  # steps of 2 and of 5: 428 samples
     reports = reports_in(shop.run([whole(0, 2), whole(4, 2)], plan))
     everybody = sorted((0, 4, newcomer))
     assert sorted((r.trial, r.epoch) for r in reports) == [(number, epoch) for number in everybody for epoch in (1, 2)]
-    missed = sum(task.train_set.asked.values()) - 2 * 40 * BLOCK
-    assert 8 * BLOCK < missed < 40 * BLOCK, "those that were over when it came"
+    missed = sum(task.train_set.asked.values()) - 2 * 24 * BLOCK
+    assert 8 * BLOCK < missed < 24 * BLOCK, "those that were over when it came"
     lone = reports_in(Shop(Long(), tmp_path / "alone").run([whole(newcomer, 2)]))
     expected = {report.epoch: report.metrics for report in lone}
     for report in reports:
@@ -185,6 +185,7 @@ def test_who_comes_within_an_epoch_catches_up_and_shares_the_samples(
             assert report.metrics == pytest.approx(expected[report.epoch], rel=1e-9, abs=1e-12)
 
 
+@pytest.mark.in_turns
 @pytest.mark.parametrize("number", EVERYBODY)
 def test_every_member_sees_each_sample_once_in_an_epoch(number: int, tmp_path: Path) -> None:
     seen: list[list[int]] = []

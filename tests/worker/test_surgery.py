@@ -379,7 +379,7 @@ TASKS |= {kind.__name__: kind for kind in (LateDraws, FromNumpy, Ragged, RaggedD
 
 
 @pytest.mark.parametrize("kind", ["LateDraws", "FromNumpy", "Ragged", "DrawsLater", "RaggedDrawsLater"])
-@pytest.mark.parametrize("step", [1, 2, 5])
+@pytest.mark.parametrize("step", [2, *(pytest.param(step, marks=pytest.mark.thorough) for step in (1, 5))])
 def test_what_shows_late_does_no_harm(kind: str, step: int, tmp_path: Path) -> None:
     plan = {step: joining(*(Member(trial(number), 0, EPOCHS) for number in (3, 4)))}
     members = [Member(trial(number), 0, EPOCHS) for number in range(3)]
