@@ -17,8 +17,8 @@ def step():
     optimizer.step()
 optimizer.zero_grad()
 optimizer.load_state_dict(optimizer.state_dict())
-early = "torch._dynamo" in sys.modules
 step()
+early = "torch._dynamo" in sys.modules
 before = model.weight.detach().clone()
 torch.compile(step, backend="eager")()
 assert not torch.equal(before, model.weight)
@@ -29,6 +29,6 @@ sys.exit(early)
 @pytest.mark.parametrize(
     "name", [pytest.param("SGD", marks=pytest.mark.thorough), "Adam", pytest.param("AdamW", marks=pytest.mark.thorough)]
 )
-def test_making_an_optimizer_does_not_import_the_compiler(name: str) -> None:
+def test_an_optimizer_does_not_import_the_compiler(name: str) -> None:
     done = subprocess.run([sys.executable, "-c", CODE.format(name=name)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr or "torch._dynamo was imported"
