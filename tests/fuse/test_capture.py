@@ -9,6 +9,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._guards import TracingContext
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import shoal
 from shoal.errors import FusionError
@@ -320,6 +322,21 @@ def captured(count: int = 2, optimizer: Any = torch.optim.SGD) -> tuple[ModelArr
     (batch,) = batches(1)
     eager(array, fused, batch)
     return array, fused, CapturedStep(array, fused, loss, batch, compiling=False)
+
+
+def test_the_shapes_of_a_trace_are_noted_in_one_mode(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`make_fx` makes a mode for each tensor where there is none, which takes longer than all else."""
+    modes: list[FakeTensorMode] = []
+    begin = FakeTensorMode.__init__
+
+    def counted(mode: FakeTensorMode, **options: Any) -> None:
+        modes.append(mode)
+        begin(mode, **options)
+
+    monkeypatch.setattr(FakeTensorMode, "__init__", counted)
+    captured()
+    assert len(modes) == 1
+    assert TracingContext.try_get() is None
 
 
 OUTDATING: dict[str, Callable[[nn.Module], Any]] = {

@@ -22,6 +22,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._guards import TracingContext, tracing
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
@@ -162,7 +164,7 @@ class CapturedStep:
     def _trace(self, leaves: Sequence[Any], compiling: bool) -> Callable[..., Tensor]:
         example = [*self._inputs(), *self._given(leaves)]
         try:
-            with NothingUnseen(), _compiling():
+            with NothingUnseen(), _compiling(), _one_fake_mode():
                 graph, again = (make_fx(self._step(leaves), tracing_mode="real")(*_copies(example)) for _ in range(2))
             if graph.code != again.code:  # it counts, or draws numbers that are not torch's: a trace would freeze them
                 raise FusionError("two traces of it differ")
@@ -240,6 +242,14 @@ def _compiling() -> Iterator[None]:
             yield
         finally:
             torch.compiler._is_compiling_flag = before
+
+
+@contextmanager
+def _one_fake_mode() -> Iterator[None]:
+    """Let `make_fx` note the shapes of all that it traces in one mode: it makes a mode for each else, and most of the
+    time that a trace takes is theirs."""
+    with tracing(TracingContext(FakeTensorMode(allow_fallback_kernels=True))):
+        yield
 
 
 def _gather_weights(model: nn.Module) -> None:
