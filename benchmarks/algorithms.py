@@ -257,7 +257,7 @@ def main() -> int:
     parser.add_argument(
         "--quick",
         action="store_true",
-        help="Hyperband on digits unless named, one round, 3 epochs, 320 samples, no new processes; checks no figure",
+        help="Hyperband on digits unless named, one round, 3 epochs, 64 samples, no new processes; checks no figure",
     )
     options = parser.parse_args()
     options.tasks = options.tasks or (["digits"] if options.quick else list(TASKS))
@@ -268,7 +268,7 @@ def main() -> int:
         options.tasks.remove("cifar")
     if options.quick and "processes" in options.ways:
         options.ways.remove("processes")
-    rounds, most, rows = (1, 3, 320) if options.quick else (options.rounds, 27, None)
+    rounds, most, rows = (1, 3, 64) if options.quick else (options.rounds, 27, None)
     BACKENDS.update(gathered=Gathered, fixed=Fixed)
     os.environ["SHOAL_CACHE"] = tempfile.mkdtemp()
     logging.getLogger("shoal").setLevel(logging.ERROR)

@@ -84,7 +84,7 @@ def arguments() -> argparse.Namespace:
         parser.error("--plot needs matplotlib; install it with: pip install matplotlib")
     if options.quick:
         options.models, options.sizes = options.models or QUICK, options.sizes or [4]
-        options.seconds, options.threads = min(options.seconds, 0.5), 1
+        options.seconds, options.rounds, options.threads = min(options.seconds, 0.1), 1, 1
     if not options.rivals:
         left_out = {Compiled} if options.quick else set()
         if options.quick or not options.device.startswith("cuda"):

@@ -55,7 +55,7 @@ def main() -> int:
     missed: list[str] = []
     with tempfile.TemporaryDirectory() as folder:
         os.environ["SHOAL_CACHE"] = f"{folder}/cache"
-        options.folder = write(Path(folder)) if "png" in options.pipelines else Path(folder)
+        options.folder = write(Path(folder), options.pictures) if "png" in options.pipelines else Path(folder)
         for part in options.parts:
             figures[part] = PARTS[part](options, missed)
     missed = [] if options.quick else missed
@@ -82,12 +82,14 @@ def arguments() -> argparse.Namespace:
         "--threads", type=int, default=os.cpu_count(), help="of torch; where others use the machine 1 is the fastest"
     )
     parser.add_argument(
-        "--quick", action="store_true", help="100 samples, 2 members, 3 epochs, 1 thread, one case; judges nothing"
+        "--quick", action="store_true", help="100 samples, 2 members, 3 epochs, 1 thread, one case, 3 packings; judges nothing"
     )
     options = parser.parse_args()
     look_for_data(parser, quick=options.quick)
-    options.samples = SAMPLES
+    options.samples, options.pictures, options.packings = SAMPLES, None, ours.PACKINGS
     if options.quick:
+        WAYS["shoal"] = partial(ours.Chosen, settled=1)
+        options.pictures, options.packings = 400, ("cost", "knn", "none")
         options.samples, options.rounds, options.sizes, options.most, options.searches = 100, 1, [2], 3, 1
         options.seconds = 0.0
         options.tasks, options.pipelines, options.threads = options.tasks[:1], ["tensors", "png"], 1
@@ -168,8 +170,8 @@ def one_search(options: argparse.Namespace, name: str, pipeline: str, missed: li
             if feed is kindest(pipeline):
                 reference = found
         packed: dict[str, Search] = {}
-        shift = seed % len(ours.PACKINGS)  # none is always the one that finds the machine as the original left it
-        for packing in (*ours.PACKINGS[shift:], *ours.PACKINGS[:shift]) if "shoal" in options.ways else ():
+        shift = seed % len(options.packings)  # none is always the one that finds the machine as the original left it
+        for packing in (*options.packings[shift:], *options.packings[:shift]) if "shoal" in options.ways else ():
             took, reports = ours.searched(task, options.most, seed, packing)
             print(f"{title:16} {packing:24} {took:8.1f}  seed {seed}", flush=True)
             packed[packing] = replayed(make(), reports)
@@ -214,7 +216,7 @@ def decodes(options: argparse.Namespace, missed: list[str]) -> dict[str, Any]:
     print(f"\ndecode: pictures decoded in an epoch of 4 members, of {options.samples} samples")
     print(f"{'differs':11} " + " ".join(f"{name:>8}" for name in makers))
     figures: dict[str, Any] = {}
-    write(options.folder)
+    write(options.folder, options.pictures)
     for case in (case for case in CASES if case.pipeline == "png" and len(case.parts) == 1):
         if options.quick and case.name != "batch size":
             continue

@@ -84,7 +84,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--samples", type=int, help="of the training set")
     parser.add_argument("--epochs", type=int, help="of each job")
     parser.add_argument("--rows", nargs="*", help="some of them, by name")
-    parser.add_argument("--quick", action="store_true", help="8 jobs of 64 pictures, 40 starts; judges nothing")
+    parser.add_argument("--quick", action="store_true", help="4 jobs of 24 pictures, 10 starts; judges nothing")
     options = parser.parse_args()
     look_for_data(parser, quick=options.quick)
     options.gpu = not options.devices.startswith("cpu")
@@ -172,7 +172,7 @@ def judged(makespans: Mapping[str, float], gpu: bool) -> list[str]:
 
 def dispatched(options: argparse.Namespace, missed: list[str]) -> dict[str, float]:
     """What lies between two jobs of a slot, in milliseconds."""
-    starts = 40 if options.quick else STARTS
+    starts = 10 if options.quick else STARTS
     with tempfile.TemporaryDirectory() as folder:
         found = gaps(starts, "auto", Path(folder))
     columns = {

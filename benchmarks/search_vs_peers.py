@@ -122,7 +122,7 @@ def with_optuna(epochs: int) -> float:
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     study = optuna.create_study(direction="maximize", sampler=optuna.samplers.GridSampler({"lr": RATES}))
     study.optimize(
-        lambda trial: train(trial.suggest_float("lr", 1e-4, 1e-1, log=True), trial.number, epochs), n_trials=TRIALS
+        lambda trial: train(trial.suggest_float("lr", 1e-4, 1e-1, log=True), trial.number, epochs), n_trials=len(RATES)
     )
     return study.best_value
 
@@ -140,7 +140,7 @@ def with_ray_tune(epochs: int) -> float:
     try:
         results = tune.Tuner(
             trainable,
-            param_space={"number": tune.grid_search(list(range(TRIALS))), "lr": tune.sample_from(_rate)},
+            param_space={"number": tune.grid_search(list(range(len(RATES)))), "lr": tune.sample_from(_rate)},
             tune_config=tune.TuneConfig(metric="accuracy", mode="max"),
             run_config=tune.RunConfig(storage_path=folder, verbose=0),
         ).fit()
@@ -186,10 +186,12 @@ RIVALS = {
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--quick", action="store_true", help="one round, 1 epoch, without Ray; checks no figure")
+    parser.add_argument("--quick", action="store_true", help="one round, 4 trials of 1 epoch, without Ray; checks no figure")
     parser.add_argument("--only", nargs="*", help="some rivals, by name")
     options = parser.parse_args()
     rounds, epochs = (1, 1) if options.quick else (options.rounds, EPOCHS)
+    if options.quick:
+        del RATES[4:]
     names = options.only or [name for name in RIVALS if not (options.quick and name == "Ray Tune")]
     os.environ["SHOAL_CACHE"] = tempfile.mkdtemp()
     warnings.simplefilter("ignore")
@@ -203,7 +205,7 @@ def main() -> int:
                 seconds[name].append(time.perf_counter() - began)
     median = {name: statistics.median(times) for name, times in seconds.items()}
     print(f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, "
-          f"torch {torch.__version__}; {TRIALS} trials, {epochs} epochs, median of {rounds}")  # fmt: skip
+          f"torch {torch.__version__}; {len(RATES)} trials, {epochs} epochs, median of {rounds}")  # fmt: skip
     print(f"{'':28} {'seconds':>8} {'of plain loop':>14} {'best accuracy':>14}")
     for name in names:
         share = median[name] / median.get("plain loop", median[name])

@@ -226,12 +226,12 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--data", type=Path, default=ROOT / DATA, help="folder of the measured curves")
     parser.add_argument("--bins", type=int, default=1000, help="of each task and type")
-    parser.add_argument("--quick", action="store_true", help="5 bins")
+    parser.add_argument("--quick", action="store_true", help="2 bins")
     options = parser.parse_args()
     if options.bins < 1:
         parser.error(f"--bins must be at least 1, got {options.bins}")
     if options.quick:
-        options.bins = 5
+        options.bins = 2
     if not (options.data / CURVES_FILE).is_file():
         print(f"{options.data / CURVES_FILE} is not there: nothing can be measured. Name its folder with --data")
         print(json.dumps({"missed": [], "skipped": f"no {CURVES_FILE}"}))

@@ -33,15 +33,20 @@ PACKINGS = ("cost", "knn", "batch_size", "random", "none")
 """`cost` fuses before it packs; the others pack single configurations, as in the paper; `none` does neither."""
 
 SETTLED = 30
-"""Epochs after which the ways that are still open are not waited for."""
+"""Epochs by which almost all ways of training have been chosen."""
 
 
 class Chosen(Way):
-    """What Shoal makes of a cell's members: arrays, in as many packs as a search on one device would have."""
+    """What Shoal makes of a cell's members: arrays, in as many packs as a search on one device would have.
+
+    Args:
+        cell: to be trained.
+        settled: epochs after which the ways that are still open are not waited for.
+    """
 
     name = "shoal"
 
-    def __init__(self, cell: Cell) -> None:
+    def __init__(self, cell: Cell, settled: int = SETTLED) -> None:
         super().__init__(cell)
         task, cpu = cell.task, torch.device("cpu")
         sets = DataSets(task, cpu)
@@ -59,7 +64,7 @@ class Chosen(Way):
         groups = Grouping().groups(arrays, lambda key, kind: profiles[key], [device], {}, frozenset())
         workshop = Workshop(task, sets, Paused(), cpu, Path(tempfile.gettempdir()))
         self.packs = [(Turns(cpu), [Lane("pack", array, workshop) for array in group]) for group in groups]
-        while self.epochs < SETTLED and not self.settled:
+        while self.epochs < settled and not self.settled:
             self.run()
 
     @property

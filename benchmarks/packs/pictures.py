@@ -123,12 +123,20 @@ def made(
     return TensorDataset(x, torch.from_numpy(pictures.labels))
 
 
-def write(folder: Path) -> Path:
-    """Both sets as PNG files below a folder, once: who comes second finds them there. Returns the folder."""
+def write(folder: Path, most: int | None = None) -> Path:
+    """Both sets as PNG files below a folder, once: who comes second finds them there.
+
+    Args:
+        folder: of the files.
+        most: pictures of a set that are written; all if None.
+
+    Returns:
+        The folder.
+    """
     for name in ("train", "test"):
         if (folder / f"{name}.npy").exists():
             continue
-        images, labels = arrays()[f"x_{name}"], arrays()[f"y_{name}"]
+        images, labels = arrays()[f"x_{name}"][:most], arrays()[f"y_{name}"][:most]
         (folder / name).mkdir(parents=True, exist_ok=True)
         for number, image in enumerate(images):
             Image.fromarray(image).save(folder / name / f"{number}.png")

@@ -100,7 +100,7 @@ class Sizes:
 
 SMALL = Sizes(False, tuple(MODELS[False]), (4, 8, 16, 32), rates=4, samples=2000, valid=200, epochs=1)
 FULL = Sizes(True, tuple(MODELS[True]), (64, 128, 256, 512), rates=4, samples=5000, valid=1000, epochs=3)
-QUICK = Sizes(False, ("ViT", "ResNet-8"), (8, 16), rates=2, samples=64, valid=16, epochs=1)
+QUICK = Sizes(False, ("ViT", "ResNet-8"), (8,), rates=2, samples=24, valid=8, epochs=1)
 
 
 class Pictures(shoal.Task):
