@@ -15,12 +15,14 @@ A case that is named on the command line always runs.
 import os
 import shutil
 import signal
+import subprocess
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import combinations, groupby
 
 import pytest
 from hypothesis import settings
+from warm import Warm
 
 TURNS = 10
 CONSOLE = ("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR", "CLICOLOR_FORCE", "PY_COLORS", "GITHUB_ACTIONS")
@@ -59,6 +61,14 @@ def _begin_alike(config: pytest.Config) -> None:
     config.add_cleanup(lambda: shutil.rmtree(cache, ignore_errors=True))
     os.environ.update(SHOAL_CACHE=cache, TORCHINDUCTOR_CACHE_DIR=cache)
     os.environ.update(TERM="dumb", OMP_NUM_THREADS="1", OMP_THREAD_LIMIT="1")
+
+
+@pytest.fixture(scope="session")
+def shoal() -> Iterator[Callable[..., subprocess.CompletedProcess[str]]]:
+    """A command of `shoal` as a process that need not import anything."""
+    warm = Warm()
+    yield lambda *arguments, cwd: warm.shoal(arguments, cwd)
+    warm.close()
 
 
 @pytest.hookimpl(wrapper=True)

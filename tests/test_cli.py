@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 import torch
 from typer.testing import CliRunner
-from warm import Warm
 
 from shoal.cli.app import app
 from shoal.errors import ShoalError
@@ -84,14 +83,6 @@ def written(directory, text):
     path = directory / "study.py"
     path.write_text(text)
     return path
-
-
-@pytest.fixture(scope="module")
-def shoal():
-    """A command as a process that need not import anything."""
-    warm = Warm()
-    yield lambda *arguments, cwd: warm.shoal(arguments, cwd)
-    warm.close()
 
 
 @pytest.fixture(scope="module")

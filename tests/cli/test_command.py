@@ -1,10 +1,10 @@
 """`shoal run --space ... -- COMMAND` as a user calls it: real programs, real processes."""
 
 import json
-import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,6 @@ from shoal.cli.space_file import read_space
 from shoal.errors import SpaceError
 from shoal.space import Constant, Space, choice, loguniform, randint, uniform
 
-SHOAL = [sys.executable, "-c", "from shoal.cli import main; main()"]
 SPACE = "lr = [0.1, 0.2]\nwidth = 8\n"
 
 LINES = """
@@ -27,6 +26,8 @@ try:
 except FileNotFoundError:
     epoch = 0
 print("goes on after", epoch)
+if epoch:
+    print(json.dumps({"loss": lr * epoch, "step": epoch}))  # once more: a kill may have come before it was printed
 print('{"event": "start", "lr": 0.5}')
 print('{"loss": 0.3')
 while True:
@@ -63,21 +64,32 @@ def surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "calls.py").write_text(CALLS)
 
 
-def shoal_run(command: list[str], *options: str, **settings: str) -> subprocess.CompletedProcess[str]:
-    chosen = {"metric": "loss", "mode": "min", "algorithm": "grid", "epochs": "3", "devices": "cpu:2"} | settings
-    given = [text for name, value in chosen.items() for text in (f"--{name}", value)]
-    line = [*SHOAL, "run", "--space", "space.toml", *given, "--directory", "study", *options, "--", *command]
-    return subprocess.run(line, capture_output=True, text=True, timeout=60, env=dict(os.environ))
+Run = Callable[..., subprocess.CompletedProcess[str]]
+Trials = Callable[[], list[dict[str, Any]]]
 
 
-def trials() -> list[dict[str, Any]]:
-    shown = subprocess.run([*SHOAL, "trials", "study", "--json"], capture_output=True, text=True, check=True)
-    rows: list[dict[str, Any]] = json.loads(shown.stdout)
-    return sorted(rows, key=lambda row: row["trial"])
+@pytest.fixture
+def run(shoal: Run) -> Run:
+    def run(command: list[str], *options: str, **settings: str) -> subprocess.CompletedProcess[str]:
+        chosen = {"metric": "loss", "mode": "min", "algorithm": "grid", "epochs": "3", "devices": "cpu:2"} | settings
+        given = [text for name, value in chosen.items() for text in (f"--{name}", value)]
+        line = ["run", "--space", "space.toml", *given, "--directory", "study", *options, "--", *command]
+        return shoal(*line, cwd=Path.cwd())
+
+    return run
 
 
-def test_a_command_that_prints_lines_of_json() -> None:
-    done = shoal_run([sys.executable, "lines.py", "{lr}", "{directory}", "none"])
+@pytest.fixture
+def trials(shoal: Run) -> Trials:
+    def trials() -> list[dict[str, Any]]:
+        rows: list[dict[str, Any]] = json.loads(shoal("trials", "study", "--json", cwd=Path.cwd()).stdout)
+        return sorted(rows, key=lambda row: row["trial"])
+
+    return trials
+
+
+def test_a_command_that_prints_lines_of_json(run: Run, trials: Trials) -> None:
+    done = run([sys.executable, "lines.py", "{lr}", "{directory}", "none"])
     assert done.returncode == 0, done.stderr
     rows = trials()
     assert [(row["state"], row["epochs"]) for row in rows] == [("complete", 3)] * 2
@@ -88,10 +100,10 @@ def test_a_command_that_prints_lines_of_json() -> None:
     assert '{"event": "start", "lr": 0.5}' in logs
 
 
-def test_a_command_that_is_paused_goes_on_from_what_it_kept() -> None:
+def test_a_command_that_is_paused_goes_on_from_what_it_kept(run: Run, trials: Trials) -> None:
     Path("space.toml").write_text("lr = {low = 0.1, high = 0.2}\n")
     command = [sys.executable, "lines.py", "{lr}", "{directory}", "none"]
-    done = shoal_run(command, "--trials", "3", algorithm="successive_halving")
+    done = run(command, "--trials", "3", algorithm="successive_halving")
     assert done.returncode == 0, done.stderr
     assert sorted(row["epochs"] for row in trials()) == [1, 1, 3]
     logs = [path.read_text() for path in Path("study/logs").glob("job-*.log")]
@@ -99,18 +111,18 @@ def test_a_command_that_is_paused_goes_on_from_what_it_kept() -> None:
     assert len(logs) == 4
 
 
-def test_a_command_that_calls_report() -> None:
-    done = shoal_run([sys.executable, "calls.py", "{lr}"])
+def test_a_command_that_calls_report(run: Run, trials: Trials, shoal: Run) -> None:
+    done = run([sys.executable, "calls.py", "{lr}"])
     assert done.returncode == 0, done.stderr
     assert "does not name" not in done.stderr
     assert [row["metrics"]["loss"] for row in trials()] == pytest.approx([0.3, 0.6])
-    best = subprocess.run([*SHOAL, "best", "study", "--json"], capture_output=True, text=True, check=True)
+    best = shoal("best", "study", "--json", cwd=Path.cwd())
     checkpoint = Path(json.loads(best.stdout)["checkpoint"])
     assert (checkpoint / "epoch").read_text() == "3"
 
 
-def test_a_status_other_than_0_shows_the_last_output() -> None:
-    done = shoal_run([sys.executable, "lines.py", "{lr}", "{directory}", "status"])
+def test_a_status_other_than_0_shows_the_last_output(run: Run, trials: Trials) -> None:
+    done = run([sys.executable, "lines.py", "{lr}", "{directory}", "status"])
     assert done.returncode == 0, done.stderr
     fine, failed = trials()
     assert fine["state"] == "complete"
@@ -121,14 +133,14 @@ def test_a_status_other_than_0_shows_the_last_output() -> None:
     assert "study/logs/job-" in failed["reason"]
 
 
-def test_a_metric_that_is_no_number_ends_the_study() -> None:
-    done = shoal_run([sys.executable, "lines.py", "{lr}", "{directory}", "words"])
+def test_a_metric_that_is_no_number_ends_the_study(run: Run) -> None:
+    done = run([sys.executable, "lines.py", "{lr}", "{directory}", "words"])
     assert done.returncode == 1
     assert "the metric 'loss' must be a number, got 'low'" in done.stderr
 
 
-def test_a_program_that_never_reports() -> None:
-    done = shoal_run(["sleep", "60"], "--time-limit", "0.5")
+def test_a_program_that_never_reports(run: Run, trials: Trials) -> None:
+    done = run(["sleep", "60"], "--time-limit", "0.5")
     assert done.returncode == 1
     assert "does not name {lr}" in done.stderr
     assert all(row["state"] == "failed" and "sleep has never reported for 0.5 s" in row["reason"] for row in trials())
@@ -145,13 +157,13 @@ def test_a_program_that_never_reports() -> None:
         pytest.param(["python", "{optimizer.momentum}"], "which only some configurations", id="conditional"),
     ],
 )
-def test_a_command_that_cannot_be_started(line: list[str], words: str) -> None:
+def test_a_command_that_cannot_be_started(run: Run, line: list[str], words: str) -> None:
     if "optimizer" in line[1]:
         Path("space.toml").write_text(
             'optimizer = [{name = "sgd", momentum = {low = 0.0, high = 0.9}}, {name = "adam"}]'
         )
     assert shutil.which("python")
-    done = shoal_run(line)
+    done = run(line)
     assert done.returncode == 1
     assert words in done.stderr
     assert not Path("study").exists()
@@ -187,12 +199,12 @@ def test_wrong_usage(arguments: list[str], words: str) -> None:
     assert words in " ".join(done.output.replace("│", " ").split())
 
 
-def test_a_program_cannot_be_profiled(tmp_path: Path) -> None:
+def test_a_program_cannot_be_profiled(shoal: Run, tmp_path: Path) -> None:
     (tmp_path / "study.py").write_text(
         "import shoal\n"
         "shoal.tune(lambda config: None, {'lr': 1}, metric='loss', mode='min', algorithm=shoal.Random(1, 1))\n"
     )
-    done = subprocess.run([*SHOAL, "profile", "study.py"], capture_output=True, text=True, timeout=60)
+    done = shoal("profile", "study.py", cwd=tmp_path)
     assert done.returncode == 1
     assert "is a program of yours, which cannot be tried for a few steps" in done.stderr
 

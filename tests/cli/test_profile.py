@@ -1,17 +1,13 @@
 """`shoal profile` as a user calls it: a process, a real file, exit statuses."""
 
 import json
-import os
-import subprocess
-import sys
+from functools import partial
 
 import pytest
 from typer.testing import CliRunner
 
 from shoal.cli.app import app
 from shoal.cost.history import History, environment
-
-SHOAL = [sys.executable, "-c", "from shoal.cli import main; main()"]
 
 STUDY = """
 import sys
@@ -81,12 +77,12 @@ def script(directory, **changes):
     return path
 
 
-def profile(*arguments, cwd):
-    command = [*SHOAL, "profile", *map(str, arguments)]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=120, env={**os.environ})
+@pytest.fixture
+def profile(shoal):
+    return partial(shoal, "profile")
 
 
-def test_a_person_sees_before_a_search_that_sharing_pays(tmp_path, monkeypatch):
+def test_a_person_sees_before_a_search_that_sharing_pays(profile, tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")  # a reason is on one line
     options = ["--trials", "4", "--devices", "cpu:2", "--plot", "plot.svg", "--seed", "3"]
     done = profile(script(tmp_path), "first", *options, "--", "--lr", "1", cwd=tmp_path)
@@ -104,7 +100,7 @@ def test_a_person_sees_before_a_search_that_sharing_pays(tmp_path, monkeypatch):
     assert all(profile.fetch_seconds > 0 for profile in known.values())
 
 
-def test_json_is_all_there_is_on_standard_output_and_says_what_the_table_does(tmp_path):
+def test_json_is_all_there_is_on_standard_output_and_says_what_the_table_does(profile, tmp_path):
     text = 'if config["width"] == 6: print("a model"); raise ValueError("six")'
     done = profile(script(tmp_path, model=text), "--trials", "8", "--seed", "3", "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -129,7 +125,7 @@ def test_json_is_all_there_is_on_standard_output_and_says_what_the_table_does(tm
         pytest.param({"model": 'raise ValueError("bad")'}, "no configuration could be measured", id="all raise"),
     ],
 )
-def test_nothing_to_show_is_an_error(tmp_path, changes, message):
+def test_nothing_to_show_is_an_error(profile, tmp_path, changes, message):
     if changes.get("tune") == "print":
         path = tmp_path / "study.py"
         path.write_text("print('no study here')\n")
@@ -155,13 +151,13 @@ def test_wrong_usage_is_status_2(arguments, hint):
     assert hint in result.stderr
 
 
-def test_a_plot_of_another_kind_is_refused_before_anything_runs(tmp_path):
+def test_a_plot_of_another_kind_is_refused_before_anything_runs(profile, tmp_path):
     done = profile(script(tmp_path), "--plot", "plot.gif", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == "error: a plot is a .png or .svg file, got plot.gif\n"
 
 
-def test_an_interrupt_is_a_line_and_status_1(tmp_path):
+def test_an_interrupt_is_a_line_and_status_1(profile, tmp_path):
     endless = "import os, signal; os.kill(os.getpid(), signal.SIGINT); time.sleep(60)"
     done = profile(script(tmp_path, loss=endless), "--trials", "2", cwd=tmp_path)
     assert done.returncode == 1
