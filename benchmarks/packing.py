@@ -82,7 +82,9 @@ def arguments() -> argparse.Namespace:
         "--threads", type=int, default=os.cpu_count(), help="of torch; where others use the machine 1 is the fastest"
     )
     parser.add_argument(
-        "--quick", action="store_true", help="100 samples, 2 members, 3 epochs, 1 thread, one case, 3 packings; judges nothing"
+        "--quick",
+        action="store_true",
+        help="100 samples, 2 members, 3 epochs, 1 thread, one case, 3 packings; judges nothing",
     )
     options = parser.parse_args()
     look_for_data(parser, quick=options.quick)

@@ -186,7 +186,9 @@ RIVALS = {
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--quick", action="store_true", help="one round, 4 trials of 1 epoch, without Ray; checks no figure")
+    parser.add_argument(
+        "--quick", action="store_true", help="one round, 4 trials of 1 epoch, without Ray; checks no figure"
+    )
     parser.add_argument("--only", nargs="*", help="some rivals, by name")
     options = parser.parse_args()
     rounds, epochs = (1, 1) if options.quick else (options.rounds, EPOCHS)
