@@ -1,11 +1,13 @@
-"""A writer to be killed: begins or goes on with a study, and says on standard output how many steps are recorded.
+"""Writers to be killed, in processes that have all imported: one begins a study, one says how many steps it recorded.
 
 Step n of the study proposes trials 4n to 4n + 3, starts their job, lets each report two epochs, and ends the job: three
 transactions, each of which changes all four trials alike. A step that a kill cut short is done again.
 """
 
+import multiprocessing
 import os
-import sys
+import time
+from contextlib import suppress
 
 from journal_samples import create, group, job, report
 
@@ -14,14 +16,19 @@ from shoal.journal.writer import Journal
 from shoal.trial import Decision, TrialState
 
 
-def main(directory: str) -> None:
+def begin(directory, said):
+    said.send(0)
+    create(directory).close()
+
+
+def go_on(directory, said):
     try:
         journal = Journal.open(directory)
     except JournalError:
         journal = create(directory)
     journal.requeue_running()
     step = sum(row.state is TrialState.COMPLETE for row in journal.trials()) // 4
-    print(step, flush=True)
+    said.send(step)
     while True:
         numbers = range(4 * step, 4 * step + 4)
         name = f"{step} of process {os.getpid()}"
@@ -34,7 +41,22 @@ def main(directory: str) -> None:
             journal.decided([Decision(number, TrialState.COMPLETE) for number in numbers])
             journal.job_ended(name, "finished", failed=False)
         step += 1
-        print(step, flush=True)
+        said.send(step)
 
 
-main(sys.argv[1])
+def run_and_kill(writer, directory, seconds):
+    """Let a writer run for a while after its first word; returns the last."""
+    context = multiprocessing.get_context("fork")
+    receiver, said = context.Pipe(duplex=False)
+    with receiver:
+        process = context.Process(target=writer, args=(directory, said))
+        process.start()
+        said.close()
+        word = receiver.recv()
+        time.sleep(seconds)
+        process.kill()
+        process.join()
+        with suppress(EOFError):
+            while True:
+                word = receiver.recv()
+    return word

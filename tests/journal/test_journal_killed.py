@@ -2,33 +2,18 @@
 
 import os
 import random
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 from journal_samples import STUDY, create, group, report
+from killed_writer import begin, go_on, run_and_kill
 
 from shoal.errors import StorageFullError, StudyExistsError
 from shoal.journal.view import JournalView
 from shoal.journal.writer import Journal
 from shoal.trial import Report, TrialState
-
-WRITER = Path(__file__).with_name("killed_writer.py")
-
-
-def run_and_kill(directory, seconds):
-    """Let the writer run for a while after its first word; returns the number of steps it said were recorded."""
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    with subprocess.Popen(
-        [sys.executable, WRITER, directory], env=environment, stdout=subprocess.PIPE, text=True
-    ) as writer:
-        first = writer.stdout.readline()
-        time.sleep(seconds)
-        writer.send_signal(signal.SIGKILL)
-        return int((first + writer.stdout.read()).split()[-1])
 
 
 def check_whole(view, acknowledged):
@@ -51,7 +36,7 @@ def test_kills_at_random_moments_leave_whole_transactions(tmp_path):
     chance = random.Random(0)
     done = 0
     for _ in range(12):
-        acknowledged = run_and_kill(tmp_path, chance.uniform(0.0, 0.05))
+        acknowledged = run_and_kill(go_on, tmp_path, chance.uniform(0.0, 0.05))
         assert acknowledged >= done
         done = acknowledged
         with JournalView.read(tmp_path) as view:
@@ -61,16 +46,9 @@ def test_kills_at_random_moments_leave_whole_transactions(tmp_path):
 
 
 def test_a_kill_while_a_study_begins_leaves_a_study_or_none(tmp_path):
-    code = "import sys; from journal_samples import create; print(flush=True); create(sys.argv[1])"
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(WRITER.parent), *sys.path])}
     for round_ in range(8):
         directory = tmp_path / str(round_)
-        with subprocess.Popen(
-            [sys.executable, "-c", code, directory], env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-        ) as writer:
-            writer.stdout.readline()
-            time.sleep(round_ * 0.001)
-            writer.send_signal(signal.SIGKILL)
+        run_and_kill(begin, directory, round_ * 0.001)
         try:
             create(directory).close()
         except StudyExistsError:
@@ -101,7 +79,7 @@ except StorageFullError as error:
 
 def test_a_full_disk_says_what_to_do_and_loses_nothing(tmp_path):
     """A limit on the size of a file stands for the full disk: SQLite sees a write fail in both."""
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(WRITER.parent), *sys.path])}
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
     filler = subprocess.run(
         [sys.executable, "-c", FILL, tmp_path],
         env=environment,
@@ -129,7 +107,7 @@ create(sys.argv[1])
 
 
 def test_a_study_that_cannot_begin_for_want_of_space_leaves_nothing_open(tmp_path):
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(WRITER.parent), *sys.path])}
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
     command = [sys.executable, "-W", "error", "-c", FULL, tmp_path]
     failed = subprocess.run(command, env=environment, stderr=subprocess.PIPE, text=True, check=False)
     assert failed.stderr.splitlines()[-1].startswith("shoal.errors.")
