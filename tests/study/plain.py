@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils.data import default_collate
+from torch import Tensor
+from torch.utils.data import TensorDataset, default_collate
 
 import shoal
 from shoal.journal.view import JournalView
@@ -33,7 +34,7 @@ def plain_loop(task: shoal.Task, trial: Trial, epochs: int) -> Curve:
         model.train()
         for number, part in enumerate(shoal.sample_order(trial, epoch, len(train)).split(size)):
             with shoal.sample_randomness(trial, epoch, number):
-                batch = default_collate([train[int(i)] for i in part])
+                batch = collated(train, part)
             with shoal.randomness(trial, step):
                 task.step(model, batch, optimizer)
             step += 1
@@ -42,7 +43,7 @@ def plain_loop(task: shoal.Task, trial: Trial, epochs: int) -> Curve:
         with torch.no_grad():
             for number, part in enumerate(torch.arange(len(valid)).split(size)):
                 with shoal.sample_randomness(trial, None, number):
-                    batch = default_collate([valid[int(i)] for i in part])
+                    batch = collated(valid, part)
                 with shoal.randomness(trial, -1 - number):
                     values = {"valid_loss": task.loss(model, batch), **task.metrics(model, batch)}
                 for name, value in values.items():
@@ -54,6 +55,11 @@ def plain_loop(task: shoal.Task, trial: Trial, epochs: int) -> Curve:
             elif one is not None:
                 one.step()
     return curve
+
+
+def collated(data: Any, rows: Tensor) -> Any:
+    """What `default_collate` makes of these samples, at once where they lie in tensors."""
+    return list(data[rows]) if type(data) is TensorDataset else default_collate([data[int(row)] for row in rows])
 
 
 def curves(directory: Path) -> dict[int, Curve]:

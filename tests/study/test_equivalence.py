@@ -20,21 +20,27 @@ FEW_RATES = shoal.grid([0.003, 0.01, 0.03, 0.1])
 @pytest.fixture(scope="module")
 def rates(pytestconfig: pytest.Config) -> list[float]:
     """Those of the benchmark; in a fast run some of the calm ones, which are the same to the last digits."""
-    return RATES if pytestconfig.getoption("thorough") else RATES[:20:3]
+    return RATES if pytestconfig.getoption("thorough") else RATES[:20:4]
 
 
 @pytest.fixture(scope="module")
-def reference(rates: list[float]) -> tuple[dict[int, Any], dict[int, Any]]:
+def epochs(pytestconfig: pytest.Config) -> int:
+    """Those of the benchmark, or some."""
+    return 10 if pytestconfig.getoption("thorough") else 4
+
+
+@pytest.fixture(scope="module")
+def reference(rates: list[float], epochs: int) -> tuple[dict[int, Any], dict[int, Any]]:
     """The trials of the benchmark in a plain loop, and how far another order of rounding takes that.
 
     At rates above 0.02 training is chaotic: torch's own two implementations of Adam are 1e-6 apart after ten epochs.
     """
     problem = Problem(Space({"lr": shoal.grid(rates)}), "accuracy", "max", 0, derive_seed(0, "data"))
     trials = [problem.trial(number, config) for number, config in enumerate(problem.space.grid())]
-    plain = {trial.number: plain_loop(tasks.Digits(), trial, 10) for trial in trials}
-    calm = {number: dict.fromkeys(range(1, 11), 0.0) for number in plain}
+    plain = {trial.number: plain_loop(tasks.Digits(), trial, epochs) for trial in trials}
+    calm = {number: dict.fromkeys(range(1, epochs + 1), 0.0) for number in plain}
     chaotic = [trial for trial in trials if trial.config["lr"] > 0.008]
-    other = {trial.number: plain_loop(tasks.FusedDigits(), trial, 10) for trial in chaotic}
+    other = {trial.number: plain_loop(tasks.FusedDigits(), trial, epochs) for trial in chaotic}
     return plain, calm | {number: rounding(plain[number], curve) for number, curve in other.items()}
 
 
@@ -46,11 +52,12 @@ def test_a_search_is_as_many_plain_loops_as_it_has_trials(
     backend: str,
     devices: str,
     rates: list[float],
+    epochs: int,
     reference: tuple[dict[int, Any], dict[int, Any]],
     tmp_path: Path,
 ) -> None:
     space = {"lr": shoal.grid(rates)}
-    algorithm = shoal.Grid(epochs=10)
+    algorithm = shoal.Grid(epochs)
     study = tune(tasks.Digits(), space, tmp_path / "study", algorithm=algorithm, backend=backend, devices=devices)
     check_equal(curves(study.directory), *reference)
     assert {str(row.state) for row in study.trials} == {"complete"}
