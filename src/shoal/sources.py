@@ -8,6 +8,7 @@ import sys
 import sysconfig
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
 
@@ -130,16 +131,29 @@ def _files(name: Sequence[str], project: Path) -> Iterator[Path]:
 def _imports(path: Path, project: Path) -> Iterator[Sequence[str]]:
     """Names of what a file imports, anywhere in it, in their parts; some are no modules."""
     try:
-        tree = ast.parse(path.read_bytes())
-    except (OSError, SyntaxError, ValueError):
+        found = _imported(path.read_bytes())
+    except OSError:
         return
+    for level, parts in found:
+        package = path.relative_to(project).parts[:-level] if level else ()
+        yield [*package, *parts]
+
+
+@lru_cache(maxsize=256)
+def _imported(source: bytes) -> list[tuple[int, list[str]]]:
+    """What a text imports, by level, 0 if absolute, and the parts of its name; nothing if it is no Python."""
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError):
+        return []
+    found: list[tuple[int, list[str]]] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            yield from (alias.name.split(".") for alias in node.names)
+            found += [(0, alias.name.split(".")) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            package = path.relative_to(project).parts[: -node.level] if node.level else ()
-            base = [*package, *node.module.split(".")] if node.module else package
-            yield from ([*base, alias.name] for alias in node.names)
+            base = node.module.split(".") if node.module else []
+            found += [(node.level, [*base, alias.name]) for alias in node.names]
+    return found
 
 
 def _read(path: Path) -> dict[str, str | None] | None:

@@ -138,11 +138,13 @@ def loop(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], seeded: bool 
     devices = sorted({leaf.device.index for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_cuda})
     if not devices and torch.cuda.is_initialized():  # type: ignore[no-untyped-call] # seeded as well
         devices = [torch.cuda.current_device()]
+    generators = [torch.default_generator, *(torch.cuda.default_generators[index] for index in devices)]
     results, listed = [], list(calls)
     drawing = None if seeded else [draws(func, *call) for call in listed]
     with forked(devices):
         for key, (own_args, own_kwargs) in zip(current(members).next(drawing).tolist(), listed, strict=True):
-            torch.manual_seed(key)
+            for generator in generators:  # `torch.manual_seed` looks for more of them, which takes half a millisecond
+                generator.manual_seed(key)
             results.append(func(*own_args, **own_kwargs))
     return stack(results)
 
