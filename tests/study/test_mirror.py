@@ -4,48 +4,35 @@ import json
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
 
 import optuna
 import pytest
+import tasks
 from optuna.storages import BaseStorage, JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState as There
+from plain import tune
+from torch import Tensor, nn
 
 import shoal
 from shoal.errors import JournalError
 
 SHOAL = [sys.executable, "-c", "from shoal.cli import main; main()"]
 
-SCRIPT = """
-import sys
-import time
-
-import tasks
-import shoal
-
 
 class Slow(tasks.Blobs):
-    def metrics(self, model, batch):
+    def metrics(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
         time.sleep(0.1)
         return super().metrics(model, batch)
 
 
-if __name__ == "__main__":
-    shoal.tune(
-        Slow(),
-        {"lr": shoal.loguniform(0.001, 0.3)},
-        metric="accuracy",
-        mode="max",
-        algorithm=shoal.ASHA(n=6, max_epochs=4, eta=2, concurrency=3, sampler="tpe"),
-        devices="cpu:1",
-        backend="inline",
-        directory=sys.argv[1],
-        show_progress=False,
-    )
-"""
+def search(directory: Path) -> None:
+    algorithm = shoal.ASHA(n=6, max_epochs=4, eta=2, concurrency=3, sampler="tpe")
+    tune(Slow(), {"lr": shoal.loguniform(0.001, 0.3)}, directory, algorithm=algorithm)
 
 
 def started(directory: Path) -> shoal.Study:
@@ -85,22 +72,23 @@ def test_a_study_is_mirrored_while_it_runs(kind: str, end: signal.Signals, tmp_p
     path = tmp_path / "optuna.db"
     address = f"sqlite:///{path}" if kind == "sqlite" else str(path)
     where: BaseStorage = RDBStorage(address) if kind == "sqlite" else JournalStorage(JournalFileBackend(address))
-    script, directory = tmp_path / "run.py", tmp_path / "study"
-    script.write_text(f"import sys\nsys.path.insert(0, {str(Path(__file__).parent)!r})\n{SCRIPT}")
-    study = subprocess.Popen([sys.executable, str(script), str(directory)])
+    directory = tmp_path / "study"
+    study = threading.Thread(target=search, args=[directory])
+    study.start()
     try:
         started(directory)
-        command = [*SHOAL, "mirror", str(directory), address, "--interval", "0.02"]
+        command = [*SHOAL, "mirror", str(directory), address, "--interval", "0.05"]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as first:
             while not (seen := running(where)):
                 assert first.poll() is None, first.stderr and first.stderr.read()
-                time.sleep(0.02)
-            assert study.poll() is None, "the study was over before it was seen to run"
+                time.sleep(0.05)
+            assert study.is_alive(), "the study was over before it was seen to run"
             first.send_signal(end)
         assert all(set(trial.params) == {"lr"} for trial in seen)
         second = subprocess.run([*command, "--json"], capture_output=True, text=True, timeout=60)
     finally:
-        assert study.wait(60) == 0
+        study.join(60)
+    assert not study.is_alive()
     assert second.returncode == 0, second.stderr
     assert json.loads(second.stdout) == {"storage": address, "name": "study", "trials": 6, "open": 0}
     mirrored = optuna.load_study(study_name="study", storage=where)

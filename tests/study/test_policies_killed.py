@@ -41,6 +41,7 @@ class KilledOnce(tasks.Momentum):
         return super().loss(model, batch)
 
 
+@pytest.mark.in_turns
 @pytest.mark.parametrize("policy", [RoundRobin(quantum=0.001), Convergence(quantum=0.001)], ids=["turns", "slopes"])
 def test_a_worker_that_is_killed_while_others_are_suspended_costs_no_number(policy: Policy, tmp_path: Path) -> None:
     task = KilledOnce(tmp_path / "study", tmp_path / "killed")
