@@ -41,7 +41,7 @@ class Twins:
         dtype: torch.dtype = torch.float64,
         seed: int = 0,
     ) -> None:
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)  # that of torch also notes a stack for each kind of GPU
         self.lowering = lowering
         self.alone = [Net(dtype) for _ in range(members)]
         self.optimizers = [make(model, b) for b, model in enumerate(self.alone)]

@@ -31,7 +31,7 @@ def build(make: Callable[[], nn.Module], members: int, dtype: torch.dtype = torc
     """Models with weights and buffers of their own."""
     models = []
     for b in range(members):
-        torch.manual_seed(b)
+        torch.default_generator.manual_seed(b)  # that of torch also notes a stack for each kind of GPU
         model = make().to(dtype)
         with torch.no_grad():
             for tensor in (*model.parameters(), *model.buffers()):
