@@ -1,6 +1,7 @@
 from dataclasses import replace
 
 import pytest
+from hypothesis import Phase, settings
 from schedule_samples import cluster, gpu, job, needs
 
 from shoal.cost.scaling import Scaling
@@ -175,6 +176,17 @@ class Meddling(Broken):
         return plan
 
 
+@pytest.fixture
+def unshrunk():
+    """The first example that fails is good enough."""
+    chosen = settings.get_current_profile_name()
+    settings.register_profile("unshrunk", phases=[Phase.generate])
+    settings.load_profile("unshrunk")
+    yield
+    settings.load_profile(chosen)
+
+
+@pytest.mark.usefixtures("unshrunk")
 @pytest.mark.parametrize(
     ("policy", "message"),
     [

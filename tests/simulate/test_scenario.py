@@ -272,7 +272,16 @@ SCENARIOS = sorted((ROOT / "scenarios").glob("*.toml"))
 
 
 @needs_data
-@pytest.mark.parametrize("path", [path for path in SCENARIOS if path.stem != "large"], ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(
+            path, id=path.stem, marks=[pytest.mark.thorough] * (path.stem == "mixed_day")
+        )  # fast: in the guide
+        for path in SCENARIOS
+        if path.stem != "large"
+    ],
+)
 def test_every_scenario_runs_to_its_end(path):
     scenario = load(path, REAL)
     first, again = scenario.simulate("fifo"), scenario.simulate("fifo")

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import count
 
 from hypothesis import strategies as st
 
@@ -18,73 +19,70 @@ _KINDS = ("small", "large", "cpu/2")
 _SCALINGS = (Scaling(), Scaling(alpha=1.2, sharing=4), Scaling(1.5, 1.1, sharing=2, devices=3, resize_seconds=2.0))
 
 
+# Strategies are made once: making and validating them for each job took longer than all else in the suite.
+_LOSSES = st.floats(0.0, 10.0)
+_QUANTA = st.builds(
+    lambda a, b, steps, seconds: Quantum(max(a, b), min(a, b), b, steps, seconds),
+    _LOSSES,
+    _LOSSES,
+    st.integers(1, 20),
+    st.sampled_from((0.5, 10.0, 30.0)),
+)
+_DEMANDS = st.builds(
+    Demand,
+    compute=st.sampled_from((0.0, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0, 1.5, 4.0)),
+    memory=st.integers(0, 90).map(lambda tenths: tenths * _GB // 10),
+    cores=st.sampled_from((0.0, 0.1, 0.9, 1.0, 3.0)),
+    seconds=st.sampled_from((0.0, 1.0, 10.0, 100.0)),
+)
+_JOBS = st.builds(
+    lambda quanta, **fields: JobView("", ran=sum(each.seconds for each in quanta), quanta=tuple(quanta), **fields),
+    quanta=st.lists(_QUANTA, max_size=3),
+    demand=st.dictionaries(st.sampled_from((*_KINDS, "elsewhere")), _DEMANDS, max_size=len(_KINDS)),
+    since=st.sampled_from((0.0, -5.0, -100.0)),
+    group=st.sampled_from((None, "group-0", "group-1")),
+    budget=st.sampled_from((None, 1, 9)),
+    scaling=st.sampled_from(_SCALINGS),
+    preemptible=st.sampled_from((True, True, False)),
+    switch_seconds=st.sampled_from((0.0, 1.0)),
+    study=st.sampled_from((None, "study")),
+    best=st.sampled_from((None, 0.5)),
+)
+"""Jobs that wait, without names, as they are at 0 seconds."""
+_DEVICES = st.builds(
+    Device,
+    name=st.just(""),
+    kind=st.sampled_from(_KINDS),
+    memory=st.integers(0, 8).map(lambda gigabytes: gigabytes * _GB),
+    oversubscription=st.sampled_from((1.0, 2.5, 3.0)),
+    healthy=st.sampled_from((True, True, True, False)),
+)
+_NODES = st.builds(Node, st.just(""), cores=st.integers(1, 8), devices=st.lists(_DEVICES, max_size=4).map(tuple))
+
+
 @st.composite
 def situations(draw: st.DrawFn) -> tuple[tuple[JobView, ...], Cluster, float]:
     """The arguments of a call of `Policy.plan`: jobs in every state, a cluster of mixed kinds, seconds."""
-    cluster = draw(_clusters())
+    cluster = _named(draw(st.lists(_NODES, min_size=1, max_size=3)))
     now = draw(st.floats(0, 1e6))
-    jobs = [draw(_jobs(f"job-{index}", now)) for index in range(draw(st.integers(0, 12)))]
+    waiting = draw(st.lists(_JOBS, max_size=12))
+    jobs = [replace(job, id=f"job-{index}", since=now + job.since) for index, job in enumerate(waiting)]
     already = draw(st.integers(0, len(jobs)))
     return (*_begun(draw, jobs[:already], cluster), *jobs[already:]), cluster, now
 
 
-@st.composite
-def _jobs(draw: st.DrawFn, name: str, now: float) -> JobView:
-    """One that waits."""
-    quanta = draw(st.lists(_quanta(), max_size=3))
-    return JobView(
-        name,
-        draw(st.dictionaries(st.sampled_from((*_KINDS, "elsewhere")), _demands(), max_size=len(_KINDS))),
-        since=now - draw(st.sampled_from((0.0, 5.0, 100.0))),
-        ran=sum(quantum.seconds for quantum in quanta),
-        group=draw(st.sampled_from((None, "group-0", "group-1"))),
-        budget=draw(st.sampled_from((None, 1, 9))),
-        quanta=tuple(quanta),
-        scaling=draw(st.sampled_from(_SCALINGS)),
-        preemptible=draw(st.sampled_from((True, True, False))),
-        switch_seconds=draw(st.sampled_from((0.0, 1.0))),
-        study=draw(st.sampled_from((None, "study"))),
-        best=draw(st.sampled_from((None, 0.5))),
-    )
-
-
-def _quanta() -> st.SearchStrategy[Quantum]:
-    losses = st.floats(0.0, 10.0)
-    return st.builds(
-        lambda a, b, steps, seconds: Quantum(max(a, b), min(a, b), b, steps, seconds),
-        losses,
-        losses,
-        st.integers(1, 20),
-        st.sampled_from((0.5, 10.0, 30.0)),
-    )
-
-
-@st.composite
-def _clusters(draw: st.DrawFn) -> Cluster:
-    nodes: list[Node] = []
-    names = iter(range(100))
-    for index in range(draw(st.integers(1, 3))):
-        devices = tuple(
-            Device(
-                name=f"gpu:{next(names)}",
-                kind=draw(st.sampled_from(_KINDS)),
-                memory=draw(st.integers(0, 8)) * _GB,
-                oversubscription=draw(st.sampled_from((1.0, 2.5, 3.0))),
-                healthy=draw(st.sampled_from((True, True, True, False))),
+def _named(nodes: Sequence[Node]) -> Cluster:
+    """A cluster in which each node and device has a name of its own."""
+    numbers = count()
+    return Cluster(
+        tuple(
+            replace(
+                node,
+                name=f"node-{index}",
+                devices=tuple(replace(device, name=f"gpu:{next(numbers)}") for device in node.devices),
             )
-            for _ in range(draw(st.integers(0, 4)))
+            for index, node in enumerate(nodes)
         )
-        nodes.append(Node(f"node-{index}", cores=draw(st.integers(1, 8)), devices=devices))
-    return Cluster(tuple(nodes))
-
-
-def _demands() -> st.SearchStrategy[Demand]:
-    return st.builds(
-        Demand,
-        compute=st.sampled_from((0.0, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0, 1.5, 4.0)),
-        memory=st.integers(0, 90).map(lambda tenths: tenths * _GB // 10),
-        cores=st.sampled_from((0.0, 0.1, 0.9, 1.0, 3.0)),
-        seconds=st.sampled_from((0.0, 1.0, 10.0, 100.0)),
     )
 
 
