@@ -6,34 +6,26 @@ import threading
 from enum import Enum
 from pathlib import Path
 
+import torch
 from own_classes import CLASSES, SEARCH
 
+import shoal
 from shoal.errors import ShoalError
 from shoal.pickling import dumped, loaded, recalled, remember
 
-LOOK = """
-import sys
-import torch, shoal
-
-one = torch.ones(1)
-first, second = (shoal.Study(f"{sys.argv[1]}/{name}-inline") for name in ("first", "second"))
-model = first.best_model()
-assert model(one).item() == 1
-assert second.best_model()(one).item() == 10
-assert model(one).item() == first.best_model()(one).item() == 1
-"""
-
-
-def run(file: Path, source: str, *arguments: object) -> None:
-    file.write_text(source)
-    done = subprocess.run([sys.executable, file, *map(str, arguments)], capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-
 
 def test_a_script_searches_what_its_classes_say_now_and_each_study_keeps_its_own(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
     main = 'if __name__ == "__main__":\n    folder = sys.argv[1]\n    check("inline")\n    check("local")\n'
-    run(tmp_path / "script.py", CLASSES + SEARCH + main, tmp_path)
-    run(tmp_path / "look.py", LOOK, tmp_path)
+    script.write_text(CLASSES + SEARCH + main)
+    done = subprocess.run([sys.executable, script, tmp_path], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    one = torch.ones(1)  # this process has no such classes
+    first, second = (shoal.Study(tmp_path / f"{name}-inline") for name in ("first", "second"))
+    model = first.best_model()
+    assert model(one).item() == 1
+    assert second.best_model()(one).item() == 10
+    assert model(one).item() == first.best_model()(one).item() == 1
 
 
 class Counter:

@@ -118,6 +118,7 @@ def test_an_edit_is_asked_about_on_a_terminal(tmp_path: Path, module: Path, monk
     assert shoal.Study(study.directory).trials[0].state is TrialState.COMPLETE
 
 
+@pytest.mark.in_turns
 @pytest.mark.parametrize(
     ("content", "words"),
     [
@@ -181,6 +182,7 @@ def test_what_a_task_makes_that_fits_no_checkpoint_ends_the_run(
     check_plain(shoal.resume(study.directory, show_progress=False), tasks.Momentum())
 
 
+@pytest.mark.usefixtures("fusing_pays")
 def test_one_trial_that_fits_no_checkpoint_ends_the_run_in_any_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

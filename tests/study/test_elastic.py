@@ -84,7 +84,7 @@ def test_a_third_of_memory_and_time_in_the_history_is_corrected_within_the_study
 def running(directory: Path, **arguments: Any) -> Iterator[threading.Thread]:
     """A study in a thread, once a job trains."""
     space = {"lr": shoal.grid([0.01, 0.02, 0.03, 0.04]), "width": shoal.grid([8, 9])}
-    given = {"algorithm": shoal.Grid(epochs=20), "devices": "cpu:2", "backend": "local", **arguments}
+    given = {"algorithm": shoal.Grid(epochs=12), "devices": "cpu:2", "backend": "local", **arguments}
     thread = threading.Thread(target=tune, args=(tasks.Lingering(), space, directory), kwargs=given)
     thread.start()
     deadline = time.monotonic() + 30
