@@ -20,7 +20,7 @@ SEARCH = "shoal.Random(128, epochs=10)"
     ("search", "least", "sample"),
     [
         pytest.param(SEARCH, 0.95, "8", marks=pytest.mark.thorough, id="as it stands"),
-        pytest.param("shoal.Random(12, epochs=3)", 0.8, r"\d", id="short"),
+        pytest.param("shoal.Random(6, epochs=3)", 0.8, r"\d", id="short"),
     ],
 )
 def test_digits(search, least, sample, tmp_path):
