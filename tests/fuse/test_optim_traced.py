@@ -10,6 +10,8 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.optim import SGD, Adam, AdamW
 
+from shoal.fuse.capture import _one_fake_mode
+
 MAKES: dict[str, Make] = {
     "sgd": lambda model, b: SGD(model.parameters(), lr=0.1 + b),
     "dampening": lambda model, b: SGD(model.parameters(), lr=0.1 + b, momentum=0.9, dampening=0.1 * b),
@@ -38,7 +40,8 @@ def test_traced_step(make: Make, dtype: torch.dtype) -> None:
         return [params, [p.grad for p in traced.params], traced.state, traced.numbers]
 
     twins.give_grads()
-    graph = make_fx(lambda *args: step(*[[t.clone() for t in some] for some in args]))(*arguments())
+    with _one_fake_mode():  # as captured steps are traced
+        graph = make_fx(lambda *args: step(*[[t.clone() for t in some] for some in args]))(*arguments())
     version = twins.fused.version
     for n in range(4):
         for side in (twins.own, twins.optimizers):
