@@ -44,13 +44,14 @@ import shoal
 from shoal.algorithms.base import Algorithm
 from shoal.backend.local import Local
 from shoal.backend.registry import BACKENDS
-from shoal.cluster.device import Device
+from shoal.core.array import Member
+from shoal.core.device import Device
+from shoal.core.event import Event, SignaturesFound
+from shoal.core.job import Job, Purpose, WorkerContext
+from shoal.core.space import Space
+from shoal.core.trial import Report, TrialState, derive_seed
 from shoal.journal.view import JournalView
 from shoal.pack.batches import epoch_order
-from shoal.planner.event import Event, Surveyed
-from shoal.planner.job import Job, Member, Purpose, Workplace
-from shoal.space import Space
-from shoal.trial import Report, TrialState, derive_seed
 from shoal.worker.learner import build
 
 CIFAR = Path(__file__).parents[2] / "shared" / "data" / "cifar10_5k_1k.npz"
@@ -141,7 +142,7 @@ class Fixed(Gathered):
     When a job begins its trials get a key of their own, as if a survey had found it; what is known of their cost stays.
     """
 
-    def __init__(self, workplace: Workplace) -> None:
+    def __init__(self, workplace: WorkerContext) -> None:
         super().__init__(workplace)
         self._found: list[Event] = []
 
@@ -149,7 +150,7 @@ class Fixed(Gathered):
         super().start(job, device)
         if job.purpose is Purpose.TRAIN:
             key = replace(job.arrays[0].key, order=derive_seed("home", job.id))
-            self._found.append(Surveyed(job.id, {member.trial.number: key for member in job.members}))
+            self._found.append(SignaturesFound(job.id, {member.trial.number: key for member in job.members}))
 
     def poll(self, timeout: float) -> list[Event]:
         found, self._found = self._found, []

@@ -30,11 +30,11 @@ from pathlib import Path
 import psutil
 
 import shoal
-from shoal.errors import JournalError
+from shoal.core.errors import JournalError
+from shoal.core.job import Purpose
+from shoal.core.trial import Report, TrialState
 from shoal.journal.view import JournalView
 from shoal.opaque import Command
-from shoal.planner.job import Purpose
-from shoal.trial import Report, TrialState
 
 CHECKPOINT_SECONDS = 0.2
 SLACK_SECONDS = 2.0

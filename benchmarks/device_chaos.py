@@ -29,8 +29,8 @@ from invented.faults import KINDS, Fault, Faults, LiveRun, left_behind
 import shoal
 import shoal.api
 from shoal.backend.registry import BACKENDS
-from shoal.cluster.device import Cluster
-from shoal.errors import JournalError
+from shoal.core.device import Cluster
+from shoal.core.errors import JournalError
 from shoal.journal.audit import over_promised
 from shoal.journal.view import JournalView
 

@@ -21,19 +21,20 @@ from pathlib import Path
 import psutil
 
 from shoal.algorithms.asha import ASHA
-from shoal.backend.base import Event, Orders, Profiled, Reported, Surveyed
+from shoal.backend.base import Event, JobControl, Profiled, Reported, SignaturesFound
 from shoal.backend.inline import Inline
-from shoal.cluster.device import Cluster, Device, Node
-from shoal.cost.demand import Profile
+from shoal.core.array import FusionKey, Member
+from shoal.core.demand import Profile
+from shoal.core.device import Cluster, Device, Node
+from shoal.core.job import Job, Purpose, WorkerContext
+from shoal.core.space import Space, uniform
+from shoal.core.trial import Report, TrialState, derive_seed
 from shoal.cost.history import History
 from shoal.engine import Engine
 from shoal.journal.writer import Journal
-from shoal.planner.job import ArrayKey, Job, Member, Purpose, Workplace
 from shoal.report.progress import SilentProgress
 from shoal.schedule.registry import make_policy
 from shoal.setting import Setting
-from shoal.space import Space, uniform
-from shoal.trial import Report, TrialState, derive_seed
 
 SECONDS = 1e-3
 """Of an epoch of one trial."""
@@ -41,7 +42,7 @@ SECONDS = 1e-3
 ASKED = {"ms_a_trial": 1.0, "kib_a_trial": 4.0}
 """At most: what the engine takes, and what it keeps of each trial."""
 
-KEY = ArrayKey("made up", "data", 32)
+KEY = FusionKey("made up", "data", 32)
 PROFILE = Profile({1: SECONDS, 16: 16 * SECONDS}, 1, 0, 0, 1, compute=1.0, cores=1.0, mixing=1.0)
 
 waited = 0.0
@@ -49,11 +50,11 @@ resident: list[int] = []
 """Bytes, whenever another fifty trials have begun."""
 
 
-def train(job: Job, device: Device, workplace: Workplace, orders: Orders) -> Iterator[Event]:
+def train(job: Job, device: Device, workplace: WorkerContext, orders: JobControl) -> Iterator[Event]:
     """A runner of made-up trials."""
     match job.purpose:
         case Purpose.SURVEY:
-            yield Surveyed(job.id, {member.trial.number: KEY for member in job.members})
+            yield SignaturesFound(job.id, {member.trial.number: KEY for member in job.members})
         case Purpose.PROFILE:
             yield Profiled(job.id, job.arrays[0].key, PROFILE)
         case Purpose.TRAIN:
@@ -66,7 +67,7 @@ def train(job: Job, device: Device, workplace: Workplace, orders: Orders) -> Ite
                     for member in (member for array in change.join for member in array.members):
                         members[member.trial.number], epochs[member.trial.number] = member, member.start
                     if change.look:
-                        yield Surveyed(job.id, {trial.number: KEY for trial in change.look})
+                        yield SignaturesFound(job.id, {trial.number: KEY for trial in change.look})
 
 
 def epoch_of(member: Member, epochs: dict[int, int]) -> Report:
@@ -96,7 +97,7 @@ def main() -> int:
         directory = Path(folder) / "study"
         study = {"metric": "loss", "mode": "min"}
         cluster = Cluster((Node("here", 1, (Device("cpu:0", "cpu", 2**40),)),))
-        workplace = Workplace(directory, b"", runner="__main__:train")
+        workplace = WorkerContext(directory, b"", runner="__main__:train")
         history = History(Path(folder) / "history.sqlite")
         began = time.perf_counter()
         with closing(Journal.create(directory, study, task=b"", algorithm=b"")) as journal:

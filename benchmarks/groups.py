@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from shoal.backend.simulated import SimulatedJob, Simulation, Source
-from shoal.cluster.device import Cluster, Device, Node
-from shoal.cost.demand import Demand
+from shoal.core.demand import Demand
+from shoal.core.device import Cluster, Device, Node
 from shoal.cost.scaling import Scaling
 from shoal.schedule import POLICIES
 from shoal.simulate.slowdown import Scalings

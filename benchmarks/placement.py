@@ -40,7 +40,7 @@ from placed.ours import FUSION_AND_PACKING, ONE_JOB, PACKED, SECOND, rows, study
 from placed.plain import plain_processes
 
 from shoal.cluster.discover import discover
-from shoal.errors import ShoalError
+from shoal.core.errors import ShoalError
 
 PLAIN, DISPATCH = "plain processes", "dispatch"
 LEAST = 0.97

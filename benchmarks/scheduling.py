@@ -28,9 +28,9 @@ from itertools import islice
 from pathlib import Path
 from random import Random
 
-from shoal.cluster.device import Cluster, Device, Node
-from shoal.cost.demand import Demand
-from shoal.errors import ScenarioError
+from shoal.core.demand import Demand
+from shoal.core.device import Cluster, Device, Node
+from shoal.core.errors import ScenarioError
 from shoal.schedule import WFD, Changes, Exact, JobState, JobView, Plan, Policy, check_plan, make_policy
 from shoal.simulate.scenario import load
 

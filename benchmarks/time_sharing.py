@@ -33,8 +33,8 @@ from pathlib import Path
 from random import Random
 from statistics import fmean
 
-from shoal.cost.demand import Demand
-from shoal.schedule import Convergence, JobState, JobView, Promise, Quantum, RoundRobin, Slaq
+from shoal.core.demand import Demand
+from shoal.schedule import Convergence, JobState, JobView, Promise, RoundRobin, Slaq, TurnStats
 from shoal.schedule.turns import TimeSharing
 from shoal.simulate.curves import CURVES_FILE, STEPS, Task, read_task
 from shoal.simulate.scenario import DATA
@@ -207,7 +207,7 @@ def demand(steps: int) -> dict[str, Demand]:
 
 def told(view: JobView, seen: Sequence[float], left: int) -> JobView:
     """A trial after a turn."""
-    turn = Quantum(max(seen), min(seen), seen[-1], len(seen), len(seen) * INTERVAL / STEPS)
+    turn = TurnStats(max(seen), min(seen), seen[-1], len(seen), len(seen) * INTERVAL / STEPS)
     return replace(view, demand=demand(left), ran=view.ran + turn.seconds, quanta=(*view.quanta, turn))
 
 

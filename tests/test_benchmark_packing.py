@@ -28,9 +28,9 @@ from packs.tasks import MLP3, SPACE, SmallCNN
 from packs.ways import MOST_ROUNDS, Paper, Sequential, measured
 
 import shoal
+from shoal.core.space import Space
+from shoal.core.trial import Report, TrialState
 from shoal.journal.view import JournalView
-from shoal.space import Space
-from shoal.trial import Report, TrialState
 
 TRAIN, TEST = 240, 40
 ALL = range(TRAIN)

@@ -14,11 +14,11 @@ import torch
 from typer.testing import CliRunner
 
 from shoal.cli.app import app
-from shoal.errors import ShoalError
+from shoal.core.errors import ShoalError
+from shoal.core.space import Space, choice, loguniform, uniform
+from shoal.core.trial import Budget, Report, Trial, TrialGroup, TrialState
 from shoal.journal.view import JournalView
 from shoal.journal.writer import Journal
-from shoal.space import Space, choice, loguniform, uniform
-from shoal.trial import Budget, Report, Trial, TrialGroup, TrialState
 
 SHOAL = [sys.executable, "-c", "from shoal.cli import main; main()"]
 

@@ -14,12 +14,22 @@ from shoal.algorithms.grid import Grid
 from shoal.algorithms.hyperband import Hyperband
 from shoal.algorithms.median import Median
 from shoal.algorithms.optuna_search import OptunaSearch
-from shoal.backend.base import Backend, Dropped, Ended, Event, Outcome, Paced, Profiled, Reported, Surveyed
-from shoal.cluster.device import Cluster, Device, Node
-from shoal.cost.demand import Profile
-from shoal.cost.history import History
-from shoal.engine import Engine
-from shoal.errors import (
+from shoal.backend.base import (
+    ArrayFailed,
+    Backend,
+    Ended,
+    Event,
+    Outcome,
+    PackSpeedMeasured,
+    Profiled,
+    Reported,
+    SignaturesFound,
+)
+from shoal.core.array import FusionKey, Member
+from shoal.core.cause import causes
+from shoal.core.demand import Profile
+from shoal.core.device import Cluster, Device, Node
+from shoal.core.errors import (
     AlgorithmError,
     BackendError,
     DeviceError,
@@ -30,11 +40,14 @@ from shoal.errors import (
     TaskError,
     UnusableTaskError,
 )
+from shoal.core.job import Job, JobUpdate, Purpose
+from shoal.core.space import Space, grid, uniform
+from shoal.core.trial import Decision, Report, Trial, TrialState
+from shoal.cost.history import History
+from shoal.engine import Engine
 from shoal.journal.writer import Journal
-from shoal.planner.cause import causes
 from shoal.planner.fatal import ALIKE
 from shoal.planner.grouping import Grouping
-from shoal.planner.job import ArrayKey, Change, Job, Member, Purpose
 from shoal.planner.packing import Packing, Single
 from shoal.report.progress import SilentProgress
 from shoal.schedule.action import JobState, Plan, Refusal
@@ -42,11 +55,9 @@ from shoal.schedule.base import JobView, Policy
 from shoal.schedule.fifo import Fifo
 from shoal.schedule.oversubscription import OversubscriptionTuner
 from shoal.setting import Setting
-from shoal.space import Space, grid, uniform
 from shoal.study import Study
-from shoal.trial import Decision, Report, Trial, TrialState
 
-KEY = ArrayKey("mlp", "digits", 32)
+KEY = FusionKey("mlp", "digits", 32)
 PROFILE = Profile({1: 1e-3, 16: 1e-3}, 10, 1, base_memory=0, member_memory=1, compute=0.5, cores=1.0, mixing=1.0)
 
 Script = Callable[[Job], Sequence[Event]]
@@ -74,7 +85,10 @@ def well(job: Job) -> list[Event]:
     """A job in which nothing goes wrong."""
     match job.purpose:
         case Purpose.SURVEY:
-            return [Surveyed(job.id, {m.trial.number: KEY for m in job.members}), Ended(job.id, Outcome.FINISHED)]
+            return [
+                SignaturesFound(job.id, {m.trial.number: KEY for m in job.members}),
+                Ended(job.id, Outcome.FINISHED),
+            ]
         case Purpose.PROFILE:
             return [Profiled(job.id, job.arrays[0].key, PROFILE), Ended(job.id, Outcome.FINISHED)]
         case Purpose.TRAIN:
@@ -114,7 +128,7 @@ class Scripted(Backend):
     killed: list[str] = field(default_factory=list)
     devices: dict[str, str] = field(default_factory=dict)
     vacated: list[str] = field(default_factory=list)
-    changes: list[tuple[str, Change]] = field(default_factory=list)
+    changes: list[tuple[str, JobUpdate]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._events: dict[str, list[Event]] = {}
@@ -138,14 +152,14 @@ class Scripted(Backend):
     def vacate(self, device: str) -> None:
         self.vacated.append(device)
 
-    def change(self, job: str, change: Change) -> None:
+    def change(self, job: str, change: JobUpdate) -> None:
         self.changes.append((job, change))
         *before, end = self._events[job] or [None]
         if not isinstance(end, Ended):
             return  # it is over
         before = [event for event in before if not (isinstance(event, Reported) and _trials(event) & change.leave)]
         if change.look:
-            before.insert(0, Surveyed(job, {trial.number: KEY for trial in change.look}))
+            before.insert(0, SignaturesFound(job, {trial.number: KEY for trial in change.look}))
         joining = Job(job, change.join) if change.join else None
         self._events[job] = [*before, *(reports(joining) if joining else ()), end]
 
@@ -175,7 +189,7 @@ def packed(script: Script, dropping: Iterable[int] = (), outcome: Outcome = Outc
         numbers = [member.trial.number for member in job.members]
         if job.purpose is Purpose.SURVEY:
             return [
-                Surveyed(job.id, {number: OTHER if number % 2 else KEY for number in numbers}),
+                SignaturesFound(job.id, {number: OTHER if number % 2 else KEY for number in numbers}),
                 Ended(job.id, Outcome.FINISHED),
             ]
         if job.purpose is Purpose.PROFILE:
@@ -191,7 +205,7 @@ def packed(script: Script, dropping: Iterable[int] = (), outcome: Outcome = Outc
         if len(job.arrays) == 1:
             return [Ended(job.id, outcome, "as the script says")]
         rest = replace(job, arrays=tuple(array for array in job.arrays if array is not mine[0]))
-        return [Dropped(job.id, trials, outcome, "as the script says"), *script(rest)]
+        return [ArrayFailed(job.id, trials, outcome, "as the script says"), *script(rest)]
 
     return run
 
@@ -235,7 +249,7 @@ def test_an_array_that_is_rejected_before_anything_was_reported_ends_the_study(t
 
 def test_what_arrays_cost_each_other_is_kept(tmp_path: Path) -> None:
     def paced(job: Job) -> list[Event]:
-        return [Paced(job.id, tuple(array.key for array in job.arrays), 0.8), *well(job)]
+        return [PackSpeedMeasured(job.id, tuple(array.key for array in job.arrays), 0.8), *well(job)]
 
     stage = four(tmp_path / "study")
     stage.run(backend(packed(paced)))
@@ -373,7 +387,7 @@ def test_a_trial_that_is_ended_while_it_runs_leaves_its_job(tmp_path: Path) -> N
 
     stage.make = impatient
     stage.run(carrier)
-    assert carrier.changes == [("job-00003", Change(leave=frozenset({3})))]
+    assert carrier.changes == [("job-00003", JobUpdate(leave=frozenset({3})))]
     assert [row[2:4] for row in stage.outcome()] == [(TrialState.COMPLETE, 2)] * 3 + [(TrialState.STOPPED, 0)]
 
 
@@ -408,7 +422,7 @@ def test_a_metric_that_one_trial_lacks_fails_that_trial(epoch: int, tmp_path: Pa
     with closing(stage.open()) as journal:
         reason = journal.trials()[2].reason
     assert reason == f"metric 'loss' is missing at epoch {epoch}; the trial reports 'other'"
-    assert (("job-00003", Change(leave=frozenset({2}))) in carrier.changes) is True
+    assert (("job-00003", JobUpdate(leave=frozenset({2}))) in carrier.changes) is True
 
 
 @pytest.mark.parametrize(
@@ -443,7 +457,7 @@ def test_what_is_no_metric_fails_its_trial_and_is_not_recorded(
         row = journal.trials()[2]
     assert row.reason.startswith(f"at epoch 1 {fault}")
     assert list(row.metrics) == ["loss"]
-    assert ("job-00003", Change(leave=frozenset({2}))) in carrier.changes
+    assert ("job-00003", JobUpdate(leave=frozenset({2}))) in carrier.changes
 
 
 def brackets(directory: Path) -> Stage:
@@ -490,7 +504,7 @@ def test_a_device_that_is_idle_waits_for_no_look_at_a_busy_one(tmp_path: Path) -
     """Looks are never answered; the second device is free in the end."""
 
     class Busy(Scripted):
-        def change(self, job: str, change: Change) -> None:
+        def change(self, job: str, change: JobUpdate) -> None:
             if not change.look:
                 super().change(job, change)
 
@@ -503,7 +517,7 @@ def test_a_device_that_is_idle_waits_for_no_look_at_a_busy_one(tmp_path: Path) -
 class Deaf(Scripted):
     """Jobs that are over when they would hear of a change."""
 
-    def change(self, job: str, change: Change) -> None:
+    def change(self, job: str, change: JobUpdate) -> None:
         self.changes.append((job, change))
 
 
@@ -522,7 +536,7 @@ class Rigid(Scripted):
 
     elastic = False
 
-    def change(self, job: str, change: Change) -> None:
+    def change(self, job: str, change: JobUpdate) -> None:
         raise AssertionError("it was asked to")
 
 
@@ -549,7 +563,7 @@ def test_who_was_not_looked_at_when_a_job_crashed_is_a_suspect(tmp_path: Path) -
     stage = Stage(tmp_path / "study", lambda: ASHA(9, max_epochs=9, concurrency=4))
 
     class Fragile(Scripted):
-        def change(self, job: str, change: Change) -> None:
+        def change(self, job: str, change: JobUpdate) -> None:
             if change.look:
                 self.changes.append((job, change))
                 self._events[job] = [Ended(job, Outcome.CRASHED, "as the script says")]
@@ -732,7 +746,7 @@ def test_trials_of_one_job_that_fail_one_by_one_end_a_study_as_soon(tmp_path: Pa
         if job.purpose is not Purpose.TRAIN:
             return well(job)
         dropped.append(len(job.members))
-        each = [Dropped(job.id, frozenset({m.trial.number}), Outcome.RAISED, "ValueError: x") for m in job.members]
+        each = [ArrayFailed(job.id, frozenset({m.trial.number}), Outcome.RAISED, "ValueError: x") for m in job.members]
         return [*each, Ended(job.id, Outcome.FINISHED)]
 
     stage = twelve(tmp_path / "study")
@@ -745,7 +759,7 @@ def test_profiles_that_raise_alike_end_a_study_as_soon(tmp_path: Path) -> None:
     def script(job: Job) -> Sequence[Event]:
         if job.purpose is Purpose.SURVEY:
             keys = {m.trial.number: replace(KEY, structure=f"net {m.trial.number}") for m in job.members}
-            return [Surveyed(job.id, keys), Ended(job.id, Outcome.FINISHED)]
+            return [SignaturesFound(job.id, keys), Ended(job.id, Outcome.FINISHED)]
         return [Ended(job.id, Outcome.RAISED, "Traceback\nValueError: x\nLog: a.log")]
 
     stage = twelve(tmp_path / "study")
@@ -762,7 +776,7 @@ def test_profiles_of_trials_that_ended_a_run_do_not_end_the_next(tmp_path: Path)
     def script(job: Job) -> Sequence[Event]:
         if job.purpose is Purpose.SURVEY:
             keys = {m.trial.number: replace(KEY, structure=f"net {m.trial.number}") for m in job.members}
-            return [Surveyed(job.id, keys), Ended(job.id, Outcome.FINISHED)]
+            return [SignaturesFound(job.id, keys), Ended(job.id, Outcome.FINISHED)]
         return [Ended(job.id, Outcome.RAISED, "ValueError: x")] if job.members[0].trial.number < 8 else well(job)
 
     stage = twelve(tmp_path / "study")
@@ -943,7 +957,7 @@ def test_the_oversubscription_follows_from_what_jobs_report(
         match job.purpose:
             case Purpose.SURVEY:
                 keys = {m.trial.number: replace(KEY, structure=f"net {m.trial.number}") for m in job.members}
-                return [Surveyed(job.id, keys), Ended(job.id, Outcome.FINISHED)]
+                return [SignaturesFound(job.id, keys), Ended(job.id, Outcome.FINISHED)]
             case Purpose.TRAIN:
                 said = [Reported(each.job, (replace(each.reports[0], seconds=1e-9),)) for each in reports(job)]
                 return [*said, Ended(job.id, Outcome.FINISHED)]

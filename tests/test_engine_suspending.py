@@ -13,12 +13,12 @@ from shoal.algorithms.asha import ASHA
 from shoal.algorithms.base import Algorithm
 from shoal.algorithms.hyperband import Hyperband
 from shoal.backend.base import Ended, Event, Outcome, Reported
-from shoal.cluster.device import Cluster, Device
-from shoal.errors import DeviceError
-from shoal.planner.job import Job, Purpose
+from shoal.core.device import Cluster, Device
+from shoal.core.errors import DeviceError
+from shoal.core.job import Job, Purpose
+from shoal.core.trial import TrialState
 from shoal.schedule.action import JobState, Plan, Refusal, Resume, Start, Stop, Suspend
 from shoal.schedule.base import JobView, Policy
-from shoal.trial import TrialState
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal import objective
-from shoal.errors import AlgorithmError
-from shoal.objective import Objective, objectives, undominated
+from shoal.core import objective
+from shoal.core.errors import AlgorithmError
+from shoal.core.objective import Objective, objectives, undominated
 
 
 def test_one_or_several():

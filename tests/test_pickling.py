@@ -10,7 +10,7 @@ import torch
 from own_classes import CLASSES, SEARCH
 
 import shoal
-from shoal.errors import ShoalError
+from shoal.core.errors import ShoalError
 from shoal.pickling import dumped, loaded, recalled, remember
 
 

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import shoal
-from shoal.errors import FusionError
-from shoal.trial import Trial
+from shoal.core.errors import FusionError
+from shoal.core.trial import Trial
 
 TRIAL = Trial(3, {}, seed=11, data_seed=5)
 X = torch.randn(6, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)

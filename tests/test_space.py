@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
-from shoal.domain import DOMAINS, Choice, Domain, LogRandInt, LogUniform, QUniform, RandInt, Uniform, from_optuna
-from shoal.errors import SpaceError
-from shoal.space import Constant, Space, choice, flatten, grid, loguniform, quniform, randint, uniform
+from shoal.core.domain import DOMAINS, Choice, Domain, LogRandInt, LogUniform, QUniform, RandInt, Uniform, from_optuna
+from shoal.core.errors import SpaceError
+from shoal.core.space import Constant, Space, choice, flatten, grid, loguniform, quniform, randint, uniform
 
 NESTED = {
     "lr": loguniform(1e-4, 1e-1),
@@ -375,7 +375,7 @@ def test_from_optuna_leaves_all_else_alone():
 
 
 def test_importing_the_space_imports_neither_torch_nor_optuna_nor_numpy():
-    code = "import sys, shoal.space; print(sorted({'torch', 'optuna', 'numpy', 'pandas'} & set(sys.modules)))"
+    code = "import sys, shoal.core.space; print(sorted({'torch', 'optuna', 'numpy', 'pandas'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 

@@ -10,7 +10,7 @@ from torch.optim import SGD, Optimizer
 from torch.utils.data import Dataset
 
 import shoal
-from shoal.errors import TaskError
+from shoal.core.errors import TaskError
 from shoal.task import takes_config
 
 Config = Mapping[str, Any]

@@ -11,8 +11,8 @@ sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 from time_sharing import INTERVAL, POLICIES, STEPS, at_best, by_order, by_turns, interpolated, steps_to
 
 from shoal.backend.simulated import SimulatedJob, Simulation
-from shoal.cluster.device import Cluster, Device, Node
-from shoal.cost.demand import Demand
+from shoal.core.demand import Demand
+from shoal.core.device import Cluster, Device, Node
 from shoal.simulate.curves import Task
 
 ONE = Cluster((Node("node", 100.0, (Device("cuda:0", "A100", 10**9),)),))

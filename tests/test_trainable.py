@@ -18,7 +18,7 @@ import torch
 import shoal
 import shoal.study
 from shoal import trainable
-from shoal.errors import ShoalError, TaskError
+from shoal.core.errors import ShoalError, TaskError
 
 
 @pytest.fixture(autouse=True)

@@ -9,17 +9,17 @@ from pathlib import Path
 import pytest
 from test_engine import KEY, PROFILE, Killed, Scripted, Stage, backend, brackets, cluster, four, reports, well
 
-from shoal.backend.base import Dropped, Ended, Event, Measured, Outcome, Profiled, Surveyed
-from shoal.cluster.device import Cluster, Device
+from shoal.backend.base import ArrayFailed, Ended, Event, MemoryMeasured, Outcome, Profiled, SignaturesFound
 from shoal.cluster.monitor import Condition, Holder
-from shoal.errors import DeviceError, StorageFullError
+from shoal.core.device import Cluster, Device
+from shoal.core.errors import DeviceError, StorageFullError
+from shoal.core.job import Job, Purpose
+from shoal.core.trial import TrialState
 from shoal.journal.requests import Request, ask, pending
 from shoal.journal.rows import TrialRow
 from shoal.journal.writer import Journal
 from shoal.planner.fleet import Fleet
-from shoal.planner.job import Job, Purpose
 from shoal.schedule.knapsack import WFD
-from shoal.trial import TrialState
 
 LOST = Condition(healthy=False, reason="has fallen off the bus")
 
@@ -335,7 +335,7 @@ def test_what_a_process_held_when_it_ran_out_is_expected_from_then_on(tmp_path: 
 
     def script(job: Job) -> list[Event]:
         if job.purpose is Purpose.TRAIN and len(job.members) > 2:
-            held = Measured(job.id, {KEY: 4}, 400)
+            held = MemoryMeasured(job.id, {KEY: 4}, 400)
             return [held, Ended(job.id, Outcome.OUT_OF_MEMORY, "tried to allocate 2 GB")]
         return well(job)
 
@@ -351,7 +351,7 @@ def test_memory_far_above_the_profile_raises_it_while_the_job_runs(tmp_path: Pat
 
     def script(job: Job) -> list[Event]:
         said = well(job)
-        return [Measured(job.id, {KEY: 4}, 4000), *said] if job.purpose is Purpose.TRAIN else said
+        return [MemoryMeasured(job.id, {KEY: 4}, 4000), *said] if job.purpose is Purpose.TRAIN else said
 
     stage.run(backend(script))
     complete(stage)
@@ -384,7 +384,7 @@ def test_a_trial_that_runs_out_of_a_small_device_is_tried_on_a_larger_one(tmp_pa
     def script(job: Job) -> list[Event]:
         if job.purpose is Purpose.SURVEY:
             keys = {m.trial.number: replace(KEY, structure=f"net {m.trial.number}") for m in job.members}
-            return [Surveyed(job.id, keys), Ended(job.id, Outcome.FINISHED)]
+            return [SignaturesFound(job.id, keys), Ended(job.id, Outcome.FINISHED)]
         if job.purpose is Purpose.PROFILE:
             return [*(Profiled(job.id, x.key, PROFILE) for x in job.arrays), Ended(job.id, Outcome.FINISHED)]
         return well(job)
@@ -413,7 +413,11 @@ def test_why_an_array_was_dropped_stays_in_the_journal_and_with_the_trials_that_
             numbers = frozenset(member.trial.number for member in job.members[:2])
             rest = replace(job, arrays=(replace(job.arrays[0], members=job.members[2:]),))
             message = "Traceback ...\nRuntimeError: planted\nLog: logs/job.log"
-            return [Dropped(job.id, numbers, Outcome.RAISED, message), *reports(rest), Ended(job.id, Outcome.FINISHED)]
+            return [
+                ArrayFailed(job.id, numbers, Outcome.RAISED, message),
+                *reports(rest),
+                Ended(job.id, Outcome.FINISHED),
+            ]
         return well(job)
 
     stage.run(backend(script))

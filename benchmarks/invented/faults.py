@@ -13,12 +13,12 @@ import psutil
 from chaos import Run
 
 from invented import machine, task
-from shoal.cluster.device import Device
 from shoal.cluster.mps import COMMAND
-from shoal.errors import JournalError
+from shoal.core.device import Device
+from shoal.core.errors import JournalError
+from shoal.core.job import Purpose
+from shoal.core.trial import TrialState
 from shoal.journal.view import JournalView
-from shoal.planner.job import Purpose
-from shoal.trial import TrialState
 
 __all__ = ["KINDS", "Fault", "Faults", "LiveRun", "left_behind"]
 

@@ -23,11 +23,11 @@ from invented import task  # noqa: E402
 from shoal.backend.local import Local  # noqa: E402
 from shoal.backend.sharing import Sharing  # noqa: E402
 from shoal.backend.tenants import SharedGpu  # noqa: E402
-from shoal.cluster.device import Cluster, Device, Node  # noqa: E402
 from shoal.cluster.mps import COMMAND, MpsDaemon, is_alive  # noqa: E402
-from shoal.planner.event import Event  # noqa: E402
-from shoal.planner.job import Job, Purpose, Workplace  # noqa: E402
-from shoal.planner.orders import Orders  # noqa: E402
+from shoal.core.device import Cluster, Device, Node  # noqa: E402
+from shoal.core.event import Event  # noqa: E402
+from shoal.core.job import Job, Purpose, WorkerContext  # noqa: E402
+from shoal.worker.control import JobControl  # noqa: E402
 from shoal.worker.run import run  # noqa: E402
 
 __all__ = ["CLUSTER", "PLACE", "InventedLocal", "InventedNvml", "ailments", "install", "pipe", "suffer", "train"]
@@ -102,7 +102,7 @@ class InventedNvml(nvml_samples.FakeNvml):
 class InventedLocal(Local):
     """The local back end, with daemons that are no NVIDIA's."""
 
-    def __init__(self, workplace: Workplace) -> None:
+    def __init__(self, workplace: WorkerContext) -> None:
         workplace = replace(workplace, runner=f"{__name__}:{train.__name__}")
         super().__init__(workplace, Sharing(workplace.sharing, _daemon, shared_gpu=_shared_gpu))
 
@@ -115,7 +115,7 @@ def _shared_gpu(device: str, daemon: MpsDaemon) -> SharedGpu:
     return SharedGpu(device, daemon, device_file=str(_file("nvidia-uvm")))
 
 
-def train(job: Job, device: Device, workplace: Workplace, orders: Orders) -> Iterator[Event]:
+def train(job: Job, device: Device, workplace: WorkerContext, orders: JobControl) -> Iterator[Event]:
     """A runner: that of Shoal on the CPU, in a process which uses the GPU as CUDA would."""
     if job.purpose is not Purpose.SURVEY and _context.server is None:
         _context.make()

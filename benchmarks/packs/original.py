@@ -14,9 +14,9 @@ from packs.feeds import Feed, indexed
 from packs.search import METRIC, Search, driven
 from packs.tasks import Cifar
 from shoal.algorithms.base import Algorithm
+from shoal.core.array import Member
+from shoal.core.trial import Report, Trial, TrialState
 from shoal.pack.batches import epoch_order
-from shoal.planner.job import Member
-from shoal.trial import Report, Trial, TrialState
 
 __all__ = ["Plain", "again", "original"]
 

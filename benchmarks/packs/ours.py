@@ -14,13 +14,13 @@ from packs.search import METRIC
 from packs.tasks import SPACE, Cifar
 from packs.ways import Way
 from shoal.cluster.discover import discover
+from shoal.core.array import Array, FusionKey, Member
+from shoal.core.event import Reported
+from shoal.core.trial import Report, Trial
 from shoal.journal.view import JournalView
 from shoal.pack.turns import Turns
-from shoal.planner.event import Reported
 from shoal.planner.grouping import Grouping
-from shoal.planner.job import Array, ArrayKey, Member
 from shoal.planner.partition import partition
-from shoal.trial import Report, Trial
 from shoal.worker.data import DataSets
 from shoal.worker.describe import Describer
 from shoal.worker.lane import Lane, Workshop
@@ -52,7 +52,7 @@ class Chosen(Way):
         sets = DataSets(task, cpu)
         trials = [Trial(number, config, seed=number, data_seed=0) for number, config in enumerate(cell.configs)]
         keys, *_ = Describer(task, sets).survey(trials)
-        members: dict[ArrayKey, list[Member]] = {}
+        members: dict[FusionKey, list[Member]] = {}
         for trial in trials:
             members.setdefault(keys[trial.number], []).append(Member(trial, 0, 1_000_000))
         device = next(iter(discover("cpu:1")))[1]

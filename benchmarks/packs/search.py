@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 import shoal
 from packs.tasks import SPACE
 from shoal.algorithms.base import Algorithm
-from shoal.planner.job import Member
-from shoal.space import Space
-from shoal.trial import Report, derive_seed
+from shoal.core.array import Member
+from shoal.core.space import Space
+from shoal.core.trial import Report, derive_seed
 
 __all__ = ["METRIC", "Rung", "Search", "driven", "hyperband", "replayed"]
 

@@ -13,7 +13,7 @@ from torch.utils.data import Dataset
 
 import shoal
 from packs.pictures import PIPELINES, made
-from shoal.trial import Config
+from shoal.core.trial import Config
 
 __all__ = ["ACTIVATIONS", "MLP3", "OPTIMIZERS", "SPACE", "TASKS", "AnyModel", "Cifar", "SmallCNN"]
 

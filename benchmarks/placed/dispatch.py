@@ -12,27 +12,28 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from shoal.algorithms.random import Random
-from shoal.backend.base import Ended, Event, Orders, Profiled, Reported, Surveyed, Workplace
+from shoal.backend.base import Ended, Event, JobControl, Profiled, Reported, SignaturesFound, WorkerContext
 from shoal.backend.local import Local
-from shoal.cluster.device import Device
 from shoal.cluster.discover import discover
-from shoal.cost.demand import Profile
+from shoal.core.array import FusionKey
+from shoal.core.demand import Profile
+from shoal.core.device import Device
+from shoal.core.job import Job, Purpose
+from shoal.core.space import Space, uniform
+from shoal.core.trial import Report, TrialState
 from shoal.cost.history import History
 from shoal.engine import Engine
 from shoal.journal.view import JournalView
 from shoal.journal.writer import Journal
 from shoal.planner.grouping import Grouping
-from shoal.planner.job import ArrayKey, Job, Purpose
 from shoal.planner.packing.registry import make_packing
 from shoal.report.progress import SilentProgress
 from shoal.schedule.registry import make_policy
 from shoal.setting import Setting
-from shoal.space import Space, uniform
-from shoal.trial import Report, TrialState
 
 __all__ = ["Gap", "gaps", "run"]
 
-KEY = ArrayKey("nothing", "data", 32)
+KEY = FusionKey("nothing", "data", 32)
 PROFILE = Profile({1: 1e-3}, 1, 0, 0, 1, compute=1.0, cores=1.0)
 
 
@@ -67,7 +68,7 @@ class _Times:
 class _Timed(Local):
     """The local back end, with a clock at the engine's side of it."""
 
-    def __init__(self, workplace: Workplace) -> None:
+    def __init__(self, workplace: WorkerContext) -> None:
         super().__init__(workplace)
         self.times = _Times()
 
@@ -82,12 +83,12 @@ class _Timed(Local):
         return events
 
 
-def run(job: Job, device: Device, workplace: Workplace, orders: Orders) -> Iterator[Event]:
+def run(job: Job, device: Device, workplace: WorkerContext, orders: JobControl) -> Iterator[Event]:
     """A runner whose first and last lines tell the time."""
     began = time.monotonic()
     match job.purpose:
         case Purpose.SURVEY:
-            yield Surveyed(job.id, {member.trial.number: KEY for member in job.members})
+            yield SignaturesFound(job.id, {member.trial.number: KEY for member in job.members})
         case Purpose.PROFILE:
             yield Profiled(job.id, job.arrays[0].key, PROFILE)
         case Purpose.TRAIN:
@@ -102,7 +103,7 @@ def gaps(starts: int, policy: str, folder: Path) -> list[Gap]:
     slots = len(list(cluster))
     algorithm = Random(starts + slots, epochs=1)
     algorithm.bind(Space({"x": uniform(0.0, 1.0)}), metric="loss", mode="min", seed=0, data_seed=0)
-    workplace = Workplace(folder / "study", b"", runner="placed.dispatch:run")
+    workplace = WorkerContext(folder / "study", b"", runner="placed.dispatch:run")
     setting_of = {"grouping": Grouping(make_packing("none")), "fuse": False}
     with closing(
         Journal.create(workplace.directory, {"metric": "loss", "mode": "min"}, task=b"", algorithm=b"")

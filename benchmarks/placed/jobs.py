@@ -16,8 +16,8 @@ from torch.optim import Optimizer
 from torch.utils.data import TensorDataset
 
 import shoal
-from shoal.space import Space
-from shoal.trial import Config
+from shoal.core.space import Space
+from shoal.core.trial import Config
 
 __all__ = ["FULL", "QUICK", "SMALL", "Pictures", "Sizes", "configs", "space"]
 

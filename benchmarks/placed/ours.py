@@ -10,10 +10,10 @@ from statistics import fmean
 import shoal
 from placed.figures import Figures
 from placed.jobs import Pictures, space
+from shoal.core.job import Purpose
+from shoal.core.trial import TrialState
 from shoal.journal.view import JournalView
-from shoal.planner.job import Purpose
 from shoal.report.overview import overview
-from shoal.trial import TrialState
 
 __all__ = ["FUSION", "FUSION_AND_PACKING", "ONE_JOB", "PACKED", "SECOND", "Row", "rows", "study"]
 

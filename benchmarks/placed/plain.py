@@ -11,7 +11,7 @@ from torch.utils.data import TensorDataset
 
 from placed.figures import Figures
 from placed.jobs import Pictures, configs
-from shoal.cluster.device import Cluster
+from shoal.core.device import Cluster
 
 __all__ = ["plain_processes"]
 

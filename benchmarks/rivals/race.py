@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from rivals.rival import Cell, Rival
-from shoal.errors import ShoalError
+from shoal.core.errors import ShoalError
 
 __all__ = ["Finding", "race"]
 

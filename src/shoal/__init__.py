@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from shoal.algorithms.random import Random
     from shoal.algorithms.successive_halving import SuccessiveHalving
     from shoal.api import resume, tune
-    from shoal.errors import ShoalError, StudyFailedError, StudyInterrupted
+    from shoal.core.errors import ShoalError, StudyFailedError, StudyInterrupted
+    from shoal.core.space import choice, grid, loguniform, quniform, randint, uniform
     from shoal.fuse.array import ModelArray
     from shoal.fuse.batch import stack
     from shoal.fuse.clip import clip_grad_norm_, clip_grad_value_
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from shoal.fuse.scaler import GradScaler
     from shoal.fuse.step import TrainingStep
     from shoal.reproduce import randomness, sample_order, sample_randomness
-    from shoal.space import choice, grid, loguniform, quniform, randint, uniform
     from shoal.study import Study
     from shoal.task import Task
     from shoal.trainable import checkpoint, step
@@ -46,13 +46,13 @@ _HOMES = {
     "shoal.algorithms.random": ("Random",),
     "shoal.algorithms.successive_halving": ("SuccessiveHalving",),
     "shoal.api": ("resume", "tune"),
-    "shoal.errors": ("ShoalError", "StudyFailedError", "StudyInterrupted"),
+    "shoal.core.errors": ("ShoalError", "StudyFailedError", "StudyInterrupted"),
     "shoal.fuse": (
         *("FusedOptimizer", "GradScaler", "ModelArray", "TrainingStep", "clip_grad_norm_", "clip_grad_value_"),
         *("concat", "fuse", "fuse_optimizers", "stack"),
     ),
     "shoal.reproduce": ("randomness", "sample_order", "sample_randomness"),
-    "shoal.space": ("choice", "grid", "loguniform", "quniform", "randint", "uniform"),
+    "shoal.core.space": ("choice", "grid", "loguniform", "quniform", "randint", "uniform"),
     "shoal.study": ("Study",),
     "shoal.task": ("Task",),
     "shoal.trainable": ("checkpoint", "step"),

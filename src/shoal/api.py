@@ -31,16 +31,18 @@ from shoal.backend.sharing import check_sharing
 from shoal.cluster.discover import discover
 from shoal.cluster.nvml_monitor import NvmlMonitor
 from shoal.cluster.temporary import remove_abandoned
+from shoal.core.errors import TaskChangedError
+from shoal.core.job import WorkerContext
+from shoal.core.space import Space
+from shoal.core.trial import Config, derive_seed
 from shoal.cost.history import History, environment
+from shoal.dry_run.request import Asked, hand_over
 from shoal.engine import Engine
-from shoal.errors import TaskChangedError
 from shoal.journal.requests import pending
 from shoal.journal.writer import Journal
 from shoal.opaque import RUNNER, TIME_LIMIT, Command, opaque, source_files, structure
-from shoal.planner.asked import Asked, hand_over
 from shoal.planner.fleet import Fleet
 from shoal.planner.grouping import Grouping
-from shoal.planner.job import Workplace
 from shoal.planner.packing.base import Packing
 from shoal.planner.packing.registry import make_packing
 from shoal.planner.silence import HANG_SECONDS, check_hang_seconds
@@ -55,9 +57,7 @@ from shoal.schedule.oversubscription import OversubscriptionTuner
 from shoal.schedule.registry import make_policy
 from shoal.setting import Setting
 from shoal.sources import Edit, edits, modules_named, sources
-from shoal.space import Space
 from shoal.study import Study
-from shoal.trial import Config, derive_seed
 
 if TYPE_CHECKING:
     from shoal.task import Task
@@ -279,7 +279,7 @@ def _run(journal: Journal, algorithm: Algorithm, options: _RunOptions) -> Study:
     _directories.append(journal.directory)
     remove_abandoned()
     spec = journal.study
-    workplace = Workplace(
+    workplace = WorkerContext(
         journal.directory.absolute(),
         journal.blob("task"),
         checkpoint_seconds=spec["checkpoint_seconds"],

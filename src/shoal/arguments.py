@@ -9,11 +9,11 @@ from os import PathLike, fspath
 from typing import Any
 
 from shoal.algorithms.base import Algorithm
-from shoal.errors import AlgorithmError, ShoalError, TaskError
+from shoal.core.errors import AlgorithmError, ShoalError, TaskError
+from shoal.core.space import Space
 from shoal.pickling import dumped, loaded, remember, why_not_loaded
 from shoal.planner.packing.base import Packing
 from shoal.schedule.base import Policy
-from shoal.space import Space
 from shoal.worker.outcome import user_traceback
 
 __all__ = [

@@ -6,9 +6,10 @@ from dataclasses import replace
 from itertools import count
 
 from shoal.algorithms.base import Algorithm
-from shoal.cluster.device import Cluster, Device
-from shoal.cost.demand import Demand
-from shoal.errors import (
+from shoal.core.array import Array, Member, add_members, remove_members
+from shoal.core.demand import Demand
+from shoal.core.device import Cluster, Device
+from shoal.core.errors import (
     AlgorithmError,
     CheckpointError,
     DeviceError,
@@ -16,15 +17,27 @@ from shoal.errors import (
     StorageFullError,
     StudyInterrupted,
 )
+from shoal.core.event import (
+    BLAMELESS,
+    ArrayFailed,
+    Ended,
+    Event,
+    MemoryMeasured,
+    Outcome,
+    PackSpeedMeasured,
+    Profiled,
+    Reported,
+    SignaturesFound,
+)
+from shoal.core.job import Job, JobUpdate, Purpose
+from shoal.core.trial import Decision, Report, TrialGroup, TrialState
 from shoal.journal.replay import replay
 from shoal.journal.requests import Request, carried_out, pending
 from shoal.journal.writer import Journal
 from shoal.planner.aftermath import Aftermath, Scene
 from shoal.planner.checked import checked, whole
-from shoal.planner.event import BLAMELESS, Dropped, Ended, Event, Measured, Outcome, Paced, Profiled, Reported, Surveyed
 from shoal.planner.fatal import fatal
 from shoal.planner.fleet import Fleet
-from shoal.planner.job import Array, Change, Job, Member, Purpose, with_more, without
 from shoal.planner.lessons import Lessons
 from shoal.planner.planner import Placement, Planner
 from shoal.planner.silence import Silence
@@ -36,7 +49,6 @@ from shoal.report.progress import Progress
 from shoal.report.verdict import first_failed
 from shoal.schedule.ledger import no_device
 from shoal.setting import Setting
-from shoal.trial import Decision, Report, TrialGroup, TrialState
 from shoal.upkeep import Upkeep
 from shoal.worker.files import inherit
 
@@ -206,7 +218,7 @@ class Engine:
         elif self._setting.backend.elastic:
             training = [job.id for job, _ in self._running.values() if job.purpose is Purpose.TRAIN]
             for job, trials in self._surveys.looks([member.trial for member in unknown], training).items():
-                self._setting.backend.change(job, Change(look=trials))
+                self._setting.backend.change(job, JobUpdate(look=trials))
 
     def _place(self) -> None:
         """Fuse and place what waits, once surveys have looked at all of it; note why the rest does."""
@@ -278,9 +290,9 @@ class Engine:
         job, device = self._running[number]
         members = [member for array in arrays for member in array.members]
         self._journal.joined(job.id, device.name, arrays)
-        self._setting.backend.change(job.id, Change(join=tuple(arrays)))
-        held = without(self._trials.present(job).arrays, {member.trial.number for member in members})
-        job = replace(job, arrays=with_more(held, arrays))  # who has left is of no account
+        self._setting.backend.change(job.id, JobUpdate(join=tuple(arrays)))
+        held = remove_members(self._trials.present(job).arrays, {member.trial.number for member in members})
+        job = replace(job, arrays=add_members(held, arrays))  # who has left is of no account
         self._running[number] = (job, device)
         self._speeds.change(job)
         self._trials.begin(job.id, members)
@@ -343,18 +355,18 @@ class Engine:
                 alone = sum(where.name == device.name for _, where in self._running.values()) == 1
                 if event.reports:
                     self._lessons.epoch(event, job.arrays, device.kind, alone=alone)
-            case Surveyed():
+            case SignaturesFound():
                 self._surveys.note(event)
                 if event.note and "note" not in self._journal.study:  # every worker finds it
                     self._journal.put("note", event.note)
-            case Profiled() | Paced() | Measured():
+            case Profiled() | PackSpeedMeasured() | MemoryMeasured():
                 self._learn(event)
-            case Dropped():
+            case ArrayFailed():
                 self._drop(event)
             case Ended():
                 self._end(event)
 
-    def _learn(self, found: Profiled | Paced | Measured) -> None:
+    def _learn(self, found: Profiled | PackSpeedMeasured | MemoryMeasured) -> None:
         job, device = self._running[found.job]
         self._lessons.learn(found, job, device)
         if isinstance(found, Profiled) and job.purpose is Purpose.PROFILE:
@@ -385,7 +397,7 @@ class Engine:
             if not standing.state.final:
                 self._trials.move(standing, decision.state)
         for running, numbers in leaving.items():
-            self._setting.backend.change(running, Change(leave=frozenset(numbers)))
+            self._setting.backend.change(running, JobUpdate(leave=frozenset(numbers)))
 
     def _decide(self, report: Report) -> list[Decision]:
         """The algorithm's decisions after a report; reports of retried trials are kept from it."""
@@ -414,12 +426,12 @@ class Engine:
             self._judge(ended, Scene(arrays, device, company=len(job.members) > 1), left)
         self._lessons.end(job.id)
 
-    def _drop(self, dropped: Dropped) -> None:
+    def _drop(self, dropped: ArrayFailed) -> None:
         """An array of a job has failed; its trials wait again."""
         job, device = self._running[dropped.job]
         present = self._trials.present(job).arrays
         members = [member for member in job.members if member.trial.number in dropped.trials]
-        others = without(job.arrays, dropped.trials)
+        others = remove_members(job.arrays, dropped.trials)
         error = self._fatal(dropped, job.purpose, members)
         message = f"{dropped.outcome}: {dropped.message}"
         left = self._journal.dropped(job.id, dropped.trials, message, failed=error is None)
@@ -429,10 +441,10 @@ class Engine:
         job = replace(job, arrays=others)
         self._running[job.id] = (job, device)
         self._speeds.change(job)
-        gone = without(present, {member.trial.number for array in others for member in array.members})
+        gone = remove_members(present, {member.trial.number for array in others for member in array.members})
         self._judge(dropped, Scene(gone, device, company=len(members) > 1), left)
 
-    def _judge(self, failed: Ended | Dropped, scene: Scene, left: Collection[int]) -> None:
+    def _judge(self, failed: Ended | ArrayFailed, scene: Scene, left: Collection[int]) -> None:
         """Decide how trials that failed go on, and correct what was believed of the memory that they take."""
         device = self.fleet.cluster.device(scene.device.name)
         if failed.outcome is Outcome.OUT_OF_MEMORY:
@@ -450,7 +462,7 @@ class Engine:
             self._journal.stopped(cause)
             raise first_failed(cause, self._journal)
 
-    def _fatal(self, failed: Ended | Dropped, purpose: Purpose, members: Sequence[Member]) -> ShoalError | None:
+    def _fatal(self, failed: Ended | ArrayFailed, purpose: Purpose, members: Sequence[Member]) -> ShoalError | None:
         kept = self._journal.study.get("kept", False)
         return fatal(failed, purpose, members, self._trials, self._journal.directory, kept=kept)
 
@@ -480,9 +492,9 @@ class Engine:
     def _note(self, event: Event, *, record: bool) -> None:
         """Record an event without acting on it."""
         match event:
-            case Profiled() | Paced():
+            case Profiled() | PackSpeedMeasured():
                 self._learn(event)
-            case Dropped() if record:
+            case ArrayFailed() if record:
                 self._journal.dropped(event.job, event.trials, event.message, failed=False)
             case Reported() if record:
                 self._journal.reported(event.job, whole(event.reports, self._journal.objectives))

@@ -12,16 +12,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shoal.errors import ShoalError, SpaceError, TaskError
+from shoal.core.errors import ShoalError, SpaceError, TaskError
+from shoal.core.space import Space, flatten
+from shoal.core.trial import Trial
 from shoal.pickling import dumped
 from shoal.sources import files_named, modules_named
-from shoal.space import Space, flatten
-from shoal.trial import Trial
 
 __all__ = ["RUNNER", "TIME_LIMIT", "Command", "Function", "Opaque", "opaque", "source_files", "structure"]
 
 RUNNER = "shoal.worker.opaque:run"
-"""Does their jobs; see `Workplace.runner`. It imports no torch."""
+"""Does their jobs; see `WorkerContext.runner`. It imports no torch."""
 
 TIME_LIMIT = 3600.0
 """Seconds that may pass without a report."""

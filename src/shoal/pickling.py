@@ -8,7 +8,7 @@ from typing import Any
 
 import cloudpickle
 
-from shoal.errors import ShoalError
+from shoal.core.errors import ShoalError
 
 __all__ = ["dumped", "loaded", "recalled", "remember", "why_not_loaded"]
 
@@ -72,9 +72,12 @@ def why_not_loaded(error: BaseException) -> str:
 
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        found = super().find_class(module, name)
+        found = super().find_class(_MOVED.get(module, module), name)
         return _untracked(found) if (module, name) in _MAKERS else found
 
+
+_MOVED = {f"shoal.{name}": f"shoal.core.{name}" for name in ("domain", "objective", "space", "trial")}
+"""Where what a journal of version 3 has pickled is now."""
 
 _MAKERS = {("cloudpickle.cloudpickle", f"_make_skeleton_{kind}") for kind in ("class", "enum")}
 

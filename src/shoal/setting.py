@@ -5,9 +5,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from shoal.backend.base import Backend
-from shoal.cluster.device import Cluster
 from shoal.cluster.discover import discover
 from shoal.cluster.monitor import Monitor
+from shoal.core.device import Cluster
 from shoal.cost.history import History
 from shoal.planner.fleet import Finder, Fleet
 from shoal.planner.grouping import Grouping

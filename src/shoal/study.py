@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shoal.errors import ShoalError
+from shoal.core.errors import ShoalError
+from shoal.core.trial import TrialState
 from shoal.journal.requests import leave
 from shoal.journal.rows import TrialRow
 from shoal.journal.view import JournalView
@@ -17,7 +18,6 @@ from shoal.report.optuna_study import optuna_study
 from shoal.report.ranking import front, nobody, ranked
 from shoal.report.rerun import Rerun, to_rerun
 from shoal.sources import edits
-from shoal.trial import TrialState
 from shoal.worker.files import kept
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
-from shoal.errors import TaskError
-from shoal.trial import Config
+from shoal.core.errors import TaskError
+from shoal.core.trial import Config
 
 __all__ = ["Task", "call", "check_interval", "takes_config"]
 

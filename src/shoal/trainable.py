@@ -12,8 +12,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from shoal.errors import ShoalError, TaskError
-from shoal.objective import metric_fault
+from shoal.core.errors import ShoalError, TaskError
+from shoal.core.objective import metric_fault
 
 __all__ = ["Stop", "checkpoint", "report", "step"]
 

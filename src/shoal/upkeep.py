@@ -6,14 +6,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from shoal.backend.base import Backend
-from shoal.cluster.device import Cluster, Device
 from shoal.cluster.monitor import Monitor
-from shoal.errors import DeviceError
+from shoal.core.device import Cluster, Device
+from shoal.core.errors import DeviceError
+from shoal.core.event import Ended, Event, Outcome
+from shoal.core.job import Job
 from shoal.journal.requests import Request, answer
 from shoal.journal.writer import Journal
-from shoal.planner.event import Ended, Event, Outcome
 from shoal.planner.fleet import Finder, Fleet
-from shoal.planner.job import Job
 from shoal.planner.silence import Silence
 from shoal.worker.outcome import log_path
 

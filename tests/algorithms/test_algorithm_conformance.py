@@ -16,9 +16,9 @@ from shoal.algorithms import (
     SyncBOHB,
     Totals,
 )
-from shoal.space import Space, choice, loguniform, randint, uniform
+from shoal.core.space import Space, choice, loguniform, randint, uniform
+from shoal.core.trial import Budget, Decision, TrialGroup, TrialState, derive_seed
 from shoal.testing import check_algorithm
-from shoal.trial import Budget, Decision, TrialGroup, TrialState, derive_seed
 
 MIXED = Space(
     {"lr": loguniform(1e-4, 1), "optimizer": choice([{"name": "sgd", "momentum": uniform(0, 1)}, {"name": "adam"}])}

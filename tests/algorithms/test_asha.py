@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 
 from shoal.algorithms.asha import ASHA
 from shoal.algorithms.successive_halving import SuccessiveHalving
-from shoal.errors import AlgorithmError
-from shoal.space import Space, uniform
-from shoal.trial import Decision, Report, TrialState
+from shoal.core.errors import AlgorithmError
+from shoal.core.space import Space, uniform
+from shoal.core.trial import Decision, Report, TrialState
 
 NAN = float("nan")
 

@@ -8,10 +8,10 @@ import pytest
 
 import shoal
 from shoal.algorithms.base import Algorithm, Problem, call_text, check_whole
-from shoal.errors import AlgorithmError, TaskError
-from shoal.objective import Objective
-from shoal.space import Space, uniform
-from shoal.trial import Report
+from shoal.core.errors import AlgorithmError, TaskError
+from shoal.core.objective import Objective
+from shoal.core.space import Space, uniform
+from shoal.core.trial import Report
 
 PROBLEM = Problem(Space({"x": uniform(0, 1)}), "loss", "min", 0, None, (Objective("size", "max"),))
 

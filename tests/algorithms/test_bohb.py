@@ -9,9 +9,9 @@ import pytest
 from shoal.algorithms import bohb
 from shoal.algorithms.bohb import BOHB, SyncBOHB
 from shoal.algorithms.hyperband import Hyperband
-from shoal.errors import AlgorithmError
-from shoal.space import Space, choice, loguniform, randint, uniform
-from shoal.trial import Report, TrialState
+from shoal.core.errors import AlgorithmError
+from shoal.core.space import Space, choice, loguniform, randint, uniform
+from shoal.core.trial import Report, TrialState
 
 NAN = float("nan")
 LINE = Space({"x": uniform(0, 1)})

@@ -4,9 +4,9 @@ import pytest
 
 from shoal.algorithms.base import Problem
 from shoal.algorithms.bracket import Bracket, Rung
-from shoal.errors import AlgorithmError, TaskError
-from shoal.space import Space
-from shoal.trial import Budget, Report, TrialState
+from shoal.core.errors import AlgorithmError, TaskError
+from shoal.core.space import Space
+from shoal.core.trial import Budget, Report, TrialState
 
 NAN = float("nan")
 RUNGS = [Rung(4, 1), Rung(2, 3), Rung(1, 9)]

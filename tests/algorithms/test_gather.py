@@ -6,9 +6,9 @@ from itertools import groupby
 import pytest
 
 from shoal.algorithms import ASHA, BOHB, Grid, Hyperband, Median, OptunaSearch, Random, SuccessiveHalving, SyncBOHB
-from shoal.errors import AlgorithmError
-from shoal.space import Space, choice, flatten, loguniform
-from shoal.trial import Report, TrialState
+from shoal.core.errors import AlgorithmError
+from shoal.core.space import Space, choice, flatten, loguniform
+from shoal.core.trial import Report, TrialState
 
 SPACE = Space(
     {

@@ -4,9 +4,9 @@ import pytest
 
 from shoal import algorithms
 from shoal.algorithms import ALGORITHMS, Grid, Hyperband, Random
-from shoal.errors import AlgorithmError, SpaceError
-from shoal.space import Space, choice, loguniform, randint
-from shoal.trial import Budget, Decision, Report, TrialState, derive_seed
+from shoal.core.errors import AlgorithmError, SpaceError
+from shoal.core.space import Space, choice, loguniform, randint
+from shoal.core.trial import Budget, Decision, Report, TrialState, derive_seed
 
 SPACE = Space({"width": choice([64, 128]), "depth": randint(1, 4)})
 

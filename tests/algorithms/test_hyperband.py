@@ -4,9 +4,9 @@ from fractions import Fraction
 import pytest
 
 from shoal.algorithms.hyperband import Hyperband, deepest_bracket, rungs
-from shoal.errors import AlgorithmError
-from shoal.space import Space, uniform
-from shoal.trial import Budget, Report, TrialState
+from shoal.core.errors import AlgorithmError
+from shoal.core.space import Space, uniform
+from shoal.core.trial import Budget, Report, TrialState
 
 # Worked by hand from Li et al. 2018, Algorithm 1: per bracket, s_max first, its rungs as (trials, epochs).
 TABLES = {

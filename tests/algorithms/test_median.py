@@ -3,9 +3,9 @@
 import pytest
 
 from shoal.algorithms.median import Median
-from shoal.errors import AlgorithmError
-from shoal.space import Space, uniform
-from shoal.trial import Decision, Report, TrialState
+from shoal.core.errors import AlgorithmError
+from shoal.core.space import Space, uniform
+from shoal.core.trial import Decision, Report, TrialState
 
 NAN = float("nan")
 

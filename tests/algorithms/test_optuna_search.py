@@ -4,9 +4,9 @@ import optuna
 import pytest
 
 from shoal.algorithms.optuna_search import OptunaSearch
-from shoal.errors import AlgorithmError
-from shoal.space import Space, choice, loguniform, quniform, randint, uniform
-from shoal.trial import Report, TrialState
+from shoal.core.errors import AlgorithmError
+from shoal.core.space import Space, choice, loguniform, quniform, randint, uniform
+from shoal.core.trial import Report, TrialState
 
 FLAT = {"lr": loguniform(1e-4, 1), "width": randint(1, 65), "rate": quniform(0.1, 0.9, 0.1), "kind": choice(["a", "b"])}
 NESTED = {

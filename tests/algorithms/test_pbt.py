@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.algorithms.pbt import PBT
-from shoal.errors import AlgorithmError, SpaceError
-from shoal.space import Space, choice, loguniform, quniform, randint, uniform
-from shoal.trial import Budget, Origin, Report, TrialState
+from shoal.core.errors import AlgorithmError, SpaceError
+from shoal.core.space import Space, choice, loguniform, quniform, randint, uniform
+from shoal.core.trial import Budget, Origin, Report, TrialState
 
 SPACE = Space({"lr": loguniform(1e-4, 1), "width": choice([8, 16, 32]), "momentum": uniform(0, 1)})
 

@@ -9,8 +9,8 @@ from optuna.trial import TrialState as Shown
 from shoal.algorithms.asha import ASHA
 from shoal.algorithms.base import Problem
 from shoal.algorithms.projection import projection
-from shoal.space import Space, choice, uniform
-from shoal.trial import Report, TrialState
+from shoal.core.space import Space, choice, uniform
+from shoal.core.trial import Report, TrialState
 
 LINE = Space({"x": uniform(0, 1)})
 PLANE = Space({"x": uniform(0, 1), "net": choice([{"kind": "deep", "depth": uniform(1, 2)}, {"kind": "flat"}])})

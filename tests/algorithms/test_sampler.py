@@ -10,9 +10,9 @@ import pytest
 from shoal.algorithms import sampler as module
 from shoal.algorithms.asha import ASHA
 from shoal.algorithms.optuna_search import OptunaSearch
-from shoal.errors import AlgorithmError, SpaceError
-from shoal.space import Space, choice, loguniform, randint, uniform
-from shoal.trial import Report, TrialState
+from shoal.core.errors import AlgorithmError, SpaceError
+from shoal.core.space import Space, choice, loguniform, randint, uniform
+from shoal.core.trial import Report, TrialState
 
 CHOICES = {"act": choice(["relu", "tanh"]), "width": choice([1, 2])}
 NESTED = {"lr": uniform(0, 1), "net": choice([{"kind": "mlp", "width": randint(1, 65)}, {"kind": "linear"}])}

@@ -9,10 +9,10 @@ import time
 from collections.abc import Iterator
 
 from shoal.backend.base import Event, Reported
-from shoal.cluster.device import Device
-from shoal.planner.job import Job
-from shoal.planner.orders import Orders
-from shoal.trial import Report
+from shoal.core.device import Device
+from shoal.core.job import Job
+from shoal.core.trial import Report
+from shoal.worker.control import JobControl
 
 
 def measured(job: Job, **metrics: float) -> Reported:
@@ -23,52 +23,52 @@ def pids(job: Job) -> Reported:
     return measured(job, worker=os.getpid(), server=os.getppid())
 
 
-def returns(job: Job, device: Device, orders: Orders) -> Iterator[Event]:
+def returns(job: Job, device: Device, orders: JobControl) -> Iterator[Event]:
     yield pids(job)
     if job.id == "bad":
         raise ValueError("bad job")
 
 
-def waits(job: Job, device: Device, orders: Orders) -> Iterator[Event]:
+def waits(job: Job, device: Device, orders: JobControl) -> Iterator[Event]:
     yield pids(job)
     while not orders.stopping():
         time.sleep(0.005)
 
 
-def waits_with_child(job: Job, device: Device, orders: Orders) -> Iterator[Event]:
+def waits_with_child(job: Job, device: Device, orders: JobControl) -> Iterator[Event]:
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as child:
         yield measured(job, worker=os.getpid(), server=os.getppid(), child=child.pid)
         child.wait()
 
 
-def holds_the_interpreter(job: Job, device: Device, orders: Orders) -> Iterator[Event]:
+def holds_the_interpreter(job: Job, device: Device, orders: JobControl) -> Iterator[Event]:
     yield pids(job)
     ctypes.PyDLL(None).sleep(600)  # unlike CDLL, keeps the GIL: no other thread of the worker runs
 
 
-def kills_its_server(job: Job, device: Device, orders: Orders) -> Iterator[Event]:
+def kills_its_server(job: Job, device: Device, orders: JobControl) -> Iterator[Event]:
     yield pids(job)
     os.kill(os.getppid(), signal.SIGKILL)
     time.sleep(600)
 
 
-def exits(job: Job, device: Device, orders: Orders) -> Iterator[Event]:
+def exits(job: Job, device: Device, orders: JobControl) -> Iterator[Event]:
     yield pids(job)
     os._exit(3)
 
 
-def reads_address_zero(job: Job, device: Device, orders: Orders) -> Iterator[Event]:
+def reads_address_zero(job: Job, device: Device, orders: JobControl) -> Iterator[Event]:
     yield pids(job)
     ctypes.string_at(0)
 
 
-def reports_and_dies(job: Job, device: Device, orders: Orders) -> Iterator[Event]:
+def reports_and_dies(job: Job, device: Device, orders: JobControl) -> Iterator[Event]:
     for number in range(500):
         yield measured(job, number=number)
     os._exit(1)
 
 
-def prints(job: Job, device: Device, orders: Orders) -> Iterator[Event]:
+def prints(job: Job, device: Device, orders: JobControl) -> Iterator[Event]:
     print(f"{job.id}: from print")
     print(f"{job.id}: from stderr", file=sys.stderr)
     os.write(1, f"{job.id}: from C\n".encode())
@@ -80,10 +80,10 @@ def user_code() -> None:
     raise ValueError("no such column")
 
 
-def raises_in_user_code(job: Job, device: Device, orders: Orders) -> Iterator[Event]:
+def raises_in_user_code(job: Job, device: Device, orders: JobControl) -> Iterator[Event]:
     yield measured(job)
     user_code()
 
 
-def looks_around(job: Job, device: Device, orders: Orders) -> Iterator[Event]:
+def looks_around(job: Job, device: Device, orders: JobControl) -> Iterator[Event]:
     yield measured(job, torch="torch" in sys.modules, main_has_file=hasattr(sys.modules["__main__"], "__file__"))

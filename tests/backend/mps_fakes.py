@@ -8,12 +8,12 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from shoal.backend.base import Event, Reported, Surveyed
-from shoal.cluster.device import Device
+from shoal.backend.base import Event, Reported, SignaturesFound
 from shoal.cluster.mps import COMMAND
-from shoal.planner.job import Job
-from shoal.planner.orders import Orders
-from shoal.trial import Report
+from shoal.core.device import Device
+from shoal.core.job import Job
+from shoal.core.trial import Report
+from shoal.worker.control import JobControl
 
 DEVICE_FILE = "FAKE_NVIDIA_UVM"
 """The variable that names the file which stands for /dev/nvidia-uvm."""
@@ -59,7 +59,7 @@ def shown(job: Job) -> Reported:
     return Reported(job.id, (Report(0, 1, metrics),))
 
 
-def uses_gpu(job: Job, device: Device, orders: Orders) -> Iterator[Event]:
+def uses_gpu(job: Job, device: Device, orders: JobControl) -> Iterator[Event]:
     """A job that uses CUDA, and is a client where the environment says so."""
     assert os.environ["CUDA_VISIBLE_DEVICES"] == device.uuid
     with open(os.environ[DEVICE_FILE], "w"):
@@ -71,7 +71,7 @@ def uses_gpu(job: Job, device: Device, orders: Orders) -> Iterator[Event]:
             time.sleep(0.005)
 
 
-def lets_a_child_use_it(job: Job, device: Device, orders: Orders) -> Iterator[Event]:
+def lets_a_child_use_it(job: Job, device: Device, orders: JobControl) -> Iterator[Event]:
     """A job whose command uses CUDA."""
     with (
         open(os.environ[DEVICE_FILE], "w") as file,
@@ -84,7 +84,7 @@ def lets_a_child_use_it(job: Job, device: Device, orders: Orders) -> Iterator[Ev
         child.kill()
 
 
-def escapes(job: Job, device: Device, orders: Orders) -> Iterator[Event]:
+def escapes(job: Job, device: Device, orders: JobControl) -> Iterator[Event]:
     """A job that uses CUDA past the daemon, but for the first, if that is called so."""
     with open(os.environ[DEVICE_FILE], "w"):
         if job.id.startswith("client"):
@@ -94,23 +94,23 @@ def escapes(job: Job, device: Device, orders: Orders) -> Iterator[Event]:
             time.sleep(0.005)
 
 
-def stays_off(job: Job, device: Device, orders: Orders) -> Iterator[Event]:
+def stays_off(job: Job, device: Device, orders: JobControl) -> Iterator[Event]:
     """A job that leaves the GPU alone."""
     yield shown(job)
     while not orders.stopping():
         time.sleep(0.005)
 
 
-def blames_mps(job: Job, device: Device, orders: Orders) -> Iterator[Event]:
+def blames_mps(job: Job, device: Device, orders: JobControl) -> Iterator[Event]:
     """A job that CUDA tells of a fault of MPS, but for those without it."""
     if "CUDA_MPS_PIPE_DIRECTORY" in os.environ:
         raise RuntimeError("CUDA error: MPS server is not ready to accept new MPS client requests")
     yield shown(job)
 
 
-def surveys(job: Job, device: Device, orders: Orders) -> Iterator[Event]:
+def surveys(job: Job, device: Device, orders: JobControl) -> Iterator[Event]:
     """A job that opens the GPU, without a context on it."""
     with open(os.environ[DEVICE_FILE], "w"):
-        yield Surveyed(job.id, {})
+        yield SignaturesFound(job.id, {})
         while not orders.stopping():
             time.sleep(0.005)

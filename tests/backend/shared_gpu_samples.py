@@ -10,13 +10,13 @@ from pathlib import Path
 import mps_fakes as fakes
 import psutil
 
-from shoal.backend import Ended, Event, Local, Outcome, Reported, Workplace
+from shoal.backend import Ended, Event, Local, Outcome, Reported, WorkerContext
 from shoal.backend.sharing import Sharing
 from shoal.backend.tenants import SharedGpu
-from shoal.cluster.device import Device
 from shoal.cluster.mps import MpsDaemon
-from shoal.cost.demand import Demand
-from shoal.planner.job import Job
+from shoal.core.demand import Demand
+from shoal.core.device import Device
+from shoal.core.job import Job
 from shoal.testing.backends import Script, events_until_ended, scripted, scripted_job
 
 GIB = 2**30
@@ -36,7 +36,7 @@ def local(place: Path, script: Script, name: str = "mps", command: str | None = 
     def shared_gpu(device: str, each: MpsDaemon) -> SharedGpu:
         return SharedGpu(device, each, device_file=os.environ[fakes.DEVICE_FILE])
 
-    def make(workplace: Workplace) -> Local:
+    def make(workplace: WorkerContext) -> Local:
         return Local(workplace, Sharing(name, daemon, lambda: 200 * time.monotonic(), shared_gpu, pause=0.02))
 
     with scripted(make, place / "study", script) as backend:

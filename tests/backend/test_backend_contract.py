@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from shoal.backend import BACKENDS, Backend, Workplace, make_backend
-from shoal.errors import BackendError
+from shoal.backend import BACKENDS, Backend, WorkerContext, make_backend
+from shoal.core.errors import BackendError
 from shoal.testing.backends import BACKEND_CHECKS
 
 
@@ -28,11 +28,11 @@ def test_the_back_end_keeps_the_contract(
 )
 def test_an_unknown_back_end_is_an_error_that_names_the_known(name: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(BackendError, match=message):
-        make_backend(name, Workplace(tmp_path, b""))
+        make_backend(name, WorkerContext(tmp_path, b""))
 
 
 def test_a_known_back_end_is_made_for_the_workplace(tmp_path: Path) -> None:
-    workplace = Workplace(tmp_path, b"", runner="shoal.testing.backends:follow")
+    workplace = WorkerContext(tmp_path, b"", runner="shoal.testing.backends:follow")
     backend = make_backend("inline", workplace)
     assert type(backend) is BACKENDS["inline"]
     assert backend.workplace is workplace

@@ -3,22 +3,22 @@ from pathlib import Path
 
 import pytest
 
-from shoal.backend import Ended, Event, Inline, Outcome, Reported, Workplace
-from shoal.cluster.device import Device
-from shoal.errors import BackendError
-from shoal.planner.job import Job
-from shoal.planner.orders import Orders
+from shoal.backend import Ended, Event, Inline, Outcome, Reported, WorkerContext
+from shoal.core.device import Device
+from shoal.core.errors import BackendError
+from shoal.core.job import Job
 from shoal.testing.backends import events_until_ended, scripted, scripted_job
+from shoal.worker.control import JobControl
 
 CPU = Device("cpu:0", "cpu", memory=2**30)
 
 
-def two_reports(job: Job, device: Device, orders: Orders) -> Iterator[Event]:
+def two_reports(job: Job, device: Device, orders: JobControl) -> Iterator[Event]:
     yield Reported(job.id, ())
     yield Reported(job.id, ())
 
 
-def interrupted(job: Job, device: Device, orders: Orders) -> Iterator[Event]:
+def interrupted(job: Job, device: Device, orders: JobControl) -> Iterator[Event]:
     yield Reported(job.id, ())
     if job.id == "a":
         raise KeyboardInterrupt
@@ -29,7 +29,7 @@ def user_code() -> None:
     raise ValueError("no such column")
 
 
-def raises_in_user_code(job: Job, device: Device, orders: Orders) -> Iterator[Event]:
+def raises_in_user_code(job: Job, device: Device, orders: JobControl) -> Iterator[Event]:
     yield Reported(job.id, ())
     user_code()
 
@@ -46,7 +46,7 @@ def test_jobs_take_turns_event_by_event(tmp_path: Path) -> None:
 def test_starting_runs_nothing_of_the_job(tmp_path: Path) -> None:
     ran = tmp_path / "ran"
 
-    def script(job: Job, device: Device, orders: Orders) -> Iterator[Event]:
+    def script(job: Job, device: Device, orders: JobControl) -> Iterator[Event]:
         ran.touch()
         yield Reported(job.id, ())
 
@@ -75,7 +75,7 @@ def test_an_interrupt_of_the_keyboard_goes_through_and_ends_its_job_alone(tmp_pa
 def test_closing_runs_the_finally_blocks_of_the_job(tmp_path: Path) -> None:
     freed = tmp_path / "freed"
 
-    def script(job: Job, device: Device, orders: Orders) -> Iterator[Event]:
+    def script(job: Job, device: Device, orders: JobControl) -> Iterator[Event]:
         try:
             while True:
                 yield Reported(job.id, ())
@@ -110,4 +110,4 @@ def test_the_message_holds_the_traceback_of_the_user_and_the_log_all_of_it(tmp_p
 )
 def test_a_runner_that_cannot_be_used_is_an_error_at_once(runner: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(BackendError, match=message):
-        Inline(Workplace(tmp_path, b"", runner=runner))
+        Inline(WorkerContext(tmp_path, b"", runner=runner))

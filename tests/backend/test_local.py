@@ -14,11 +14,11 @@ import local_scripts as scripts
 import psutil
 import pytest
 
-from shoal.backend import Backend, Ended, Event, Local, Outcome, Reported, Workplace
-from shoal.cluster.device import Device
-from shoal.errors import BackendError
-from shoal.planner.orders import Orders
+from shoal.backend import Backend, Ended, Event, Local, Outcome, Reported, WorkerContext
+from shoal.core.device import Device
+from shoal.core.errors import BackendError
 from shoal.testing.backends import Script, events_until_ended, scripted, scripted_job
+from shoal.worker.control import JobControl
 
 CPU = Device("cpu:0", "cpu", memory=2**30)
 OTHER_CPU = Device("cpu:1", "cpu", memory=2**30)
@@ -138,10 +138,10 @@ class TestWorkers:
     def test_starting_waits_for_no_import_and_for_no_large_task(self, tmp_path: Path) -> None:
         ballast = bytes(50_000_000)
 
-        def script(job: object, device: Device, orders: Orders) -> Iterator[Event]:
+        def script(job: object, device: Device, orders: JobControl) -> Iterator[Event]:
             yield Reported(str(len(ballast)), ())
 
-        workplace = Workplace(tmp_path, cloudpickle.dumps(script), runner="slow_runner:follow")
+        workplace = WorkerContext(tmp_path, cloudpickle.dumps(script), runner="slow_runner:follow")
         begin = time.monotonic()
         backend = Local(workplace)
         try:
@@ -159,7 +159,7 @@ class TestWorkers:
         pytest.importorskip("torch")
         monkeypatch.setenv("PYTHONWARNINGS", "always")  # Python 3.12 warns of a fork of several threads
         monkeypatch.delenv("OMP_THREAD_LIMIT")
-        backend = Local(Workplace(tmp_path, b"", runner="torch_runner:run"))
+        backend = Local(WorkerContext(tmp_path, b"", runner="torch_runner:run"))
         try:
             for name in ("first", "second"):
                 report, end = run(backend, name, Device(name, "cpu", memory=2**30))
@@ -294,7 +294,7 @@ class TestCrashes:
     def test_a_runner_that_cannot_be_imported_is_an_error_with_the_end_of_the_log(
         self, runner: str, message: str, tmp_path: Path
     ) -> None:
-        backend = Local(Workplace(tmp_path, b"", runner=runner))
+        backend = Local(WorkerContext(tmp_path, b"", runner=runner))
         try:
             with pytest.raises(BackendError, match=message) as raised:
                 backend.poll(30.0)
@@ -369,11 +369,13 @@ class TestEnd:
 
     def test_closing_does_not_wait_for_the_imports_of_the_server(self, tmp_path: Path) -> None:
         begin = time.monotonic()
-        Local(Workplace(tmp_path, b"", runner="slow_runner:follow")).close()
+        Local(WorkerContext(tmp_path, b"", runner="slow_runner:follow")).close()
         assert time.monotonic() - begin < 2.4, "slow_runner alone takes 3 s to import"
 
     def test_a_back_end_that_is_dropped_ends_its_processes(self, tmp_path: Path) -> None:
-        dropped = Local(Workplace(tmp_path, cloudpickle.dumps(scripts.waits), runner="shoal.testing.backends:follow"))
+        dropped = Local(
+            WorkerContext(tmp_path, cloudpickle.dumps(scripts.waits), runner="shoal.testing.backends:follow")
+        )
         dropped.start(scripted_job("job"), CPU)
         pids = first_metrics(dropped)
         del dropped
@@ -385,8 +387,8 @@ ENGINE = """
 import os, sys, time
 from pathlib import Path
 import cloudpickle
-from shoal.backend import Local, Workplace
-from shoal.cluster.device import Device
+from shoal.backend import Local, WorkerContext
+from shoal.core.device import Device
 from shoal.testing.backends import events_until_ended, scripted_job
 import local_scripts
 
@@ -397,7 +399,7 @@ def in_main(job, device, orders):
     yield from local_scripts.{script}(job, device, orders)
 
 task = cloudpickle.dumps(in_main)
-backend = Local(Workplace(Path(sys.argv[1]), task, runner="shoal.testing.backends:follow"))
+backend = Local(WorkerContext(Path(sys.argv[1]), task, runner="shoal.testing.backends:follow"))
 backend.start(scripted_job("job"), Device("cpu:0", "cpu", memory=2**30))
 (event,) = backend.poll(30.0)
 pids = event.reports[0].metrics

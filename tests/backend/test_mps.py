@@ -11,12 +11,12 @@ import mps_fakes as fakes
 import psutil
 import pytest
 
-from shoal.cluster.device import Device
 from shoal.cluster.mps import COMMAND, MpsDaemon
 from shoal.cluster.mps_directory import default_directory
 from shoal.cluster.mps_limits import can_share, pinned_limit
-from shoal.cost.demand import Demand
-from shoal.errors import MpsError
+from shoal.core.demand import Demand
+from shoal.core.device import Device
+from shoal.core.errors import MpsError
 
 UUID = "GPU-5d5ba0d6-d33d-2b2c-524d-9e3d8d2b8a77"
 GIB = 2**30

@@ -27,10 +27,10 @@ from shared_gpu_samples import (
 
 from shoal.backend import Ended, Event, Outcome
 from shoal.backend.tenants import SharedGpu
-from shoal.cluster.device import Device
 from shoal.cluster.mps import MpsDaemon
-from shoal.errors import BackendError
-from shoal.planner.job import Job, Purpose
+from shoal.core.device import Device
+from shoal.core.errors import BackendError
+from shoal.core.job import Job, Purpose
 from shoal.testing.backends import events_until_ended, scripted_job
 
 

@@ -21,10 +21,10 @@ from shared_gpu_samples import (
     vanishes,
 )
 
-from shoal.backend import Local, Workplace
+from shoal.backend import Local, WorkerContext
 from shoal.backend.sharing import check_sharing
-from shoal.cluster.device import Cluster, Device, Node
-from shoal.errors import BackendError
+from shoal.core.device import Cluster, Device, Node
+from shoal.core.errors import BackendError
 from shoal.testing.backends import scripted_job
 
 
@@ -133,4 +133,4 @@ def test_settings_that_can_be_had(place: Path, monkeypatch: pytest.MonkeyPatch) 
     check_sharing("mps", cluster(GPU, OTHER_GPU), processes=True)
     for name in ("auto", "plain"):
         check_sharing(name, cluster(CPU, MIG), processes=False)
-    assert Local(Workplace(place / "study", b"", sharing="plain"))._sharing.name == "plain"
+    assert Local(WorkerContext(place / "study", b"", sharing="plain"))._sharing.name == "plain"

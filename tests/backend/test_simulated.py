@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.backend.simulated import ClusterEvent, SimulatedJob, Simulation, SlowDown, Source
-from shoal.cluster.device import Cluster, Device, Node
-from shoal.cost.demand import Demand
+from shoal.core.demand import Demand
+from shoal.core.device import Cluster, Device, Node
+from shoal.core.errors import PolicyError, ScenarioError
 from shoal.cost.scaling import Scaling
-from shoal.errors import PolicyError, ScenarioError
 from shoal.schedule import WFD, Fifo, JobState, Plan, Policy, Refusal, Resize, Resume, Start, Stop, Suspend
 
 GB = 10**9

@@ -5,14 +5,14 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
-from shoal.backend.base import Event, Reported, Workplace
-from shoal.cluster.device import Device
-from shoal.planner.job import Job
-from shoal.planner.orders import Orders
-from shoal.trial import Report
+from shoal.backend.base import Event, Reported, WorkerContext
+from shoal.core.device import Device
+from shoal.core.job import Job
+from shoal.core.trial import Report
+from shoal.worker.control import JobControl
 
 
-def run(job: Job, device: Device, workplace: Workplace, orders: Orders) -> Iterator[Event]:
+def run(job: Job, device: Device, workplace: WorkerContext, orders: JobControl) -> Iterator[Event]:
     torch.set_num_threads(2)
     a = torch.ones(300, 300, requires_grad=True)
     (a @ a).sum().backward()

@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 
 from shoal.cli.app import app
 from shoal.cli.space_file import read_space
-from shoal.errors import SpaceError
-from shoal.space import Constant, Space, choice, loguniform, randint, uniform
+from shoal.core.errors import SpaceError
+from shoal.core.space import Constant, Space, choice, loguniform, randint, uniform
 
 SPACE = "lr = [0.1, 0.2]\nwidth = 8\n"
 

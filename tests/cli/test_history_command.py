@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from shoal.cli.app import app
-from shoal.cost.demand import Profile
+from shoal.core.demand import Profile
 from shoal.cost.history import History, environment
 
 DIGEST = "0123456789abcdef" * 2

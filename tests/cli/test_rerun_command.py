@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 
 import shoal
 from shoal.cli.app import app
-from shoal.errors import ShoalError
+from shoal.core.errors import ShoalError
 
 X = torch.randn(40, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 

@@ -5,7 +5,7 @@ from nvml_samples import Card, divided, instance
 
 from shoal.cluster import Accelerator, Device, Gpu, Listing, ThisMachine, discover, take_inventory
 from shoal.cluster.machine import control_group_limits
-from shoal.errors import DeviceError
+from shoal.core.errors import DeviceError
 
 GB = 10**9
 H200 = Gpu("GPU-aa11", "NVIDIA H200", 140 * GB)

@@ -4,7 +4,7 @@ import pytest
 
 from shoal.cluster.machine import ThisMachine
 from shoal.cluster.torch_devices import Accelerator, torch_devices
-from shoal.errors import DeviceError
+from shoal.core.errors import DeviceError
 
 TORCH = """
 print("a line that an import prints")

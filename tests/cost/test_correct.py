@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
+from shoal.core.demand import Profile
 from shoal.cost.correct import after_running_out, with_memory, with_seconds
-from shoal.cost.demand import Profile
 from shoal.cost.estimate import memory
 
 WRONG = Profile({1: 0.01, 4: 0.02}, 10, 1, base_memory=100, member_memory=10, compute=0.5, cores=1.0)

@@ -2,8 +2,8 @@
 
 import pytest
 
+from shoal.core.demand import Profile
 from shoal.cost.crowding import crowded_scaling, with_crowding
-from shoal.cost.demand import Profile
 
 PROFILE = Profile({1: 1.0}, 10, 0, base_memory=0, member_memory=1, compute=0.5, cores=1.0)
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.cost.demand import Profile
+from shoal.core.demand import Profile
 from shoal.cost.estimate import (
     TURN_SECONDS,
     best_size,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.cost.demand import Profile
+from shoal.core.demand import Profile
 from shoal.cost.history import History, cache_directory
 
 PROFILE = Profile({1: 0.1, 16: 0.4}, 10, 3, 100, 10, 0.5, 1.0)
@@ -117,7 +117,7 @@ def test_a_file_that_breaks_later_warns_once_and_keeps_what_is_known(tmp_path):
 WRITER = """
 import sys
 from pathlib import Path
-from shoal.cost.demand import Profile
+from shoal.core.demand import Profile
 from shoal.cost.history import History
 history = History(Path(sys.argv[1]))
 for index in range(40):

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from twins import close, compare
 
-from shoal.errors import FusionError
+from shoal.core.errors import FusionError
 from shoal.fuse.making import fuse
 from shoal.fuse.optim.fused import fuse_optimizers
 from shoal.fuse.structure import apart_paths, entries, mismatch

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from twins import build, check, compare, compare_state
 
 import shoal.fuse
-from shoal.errors import FusionError
+from shoal.core.errors import FusionError
 from shoal.fuse.array import ModelArray
 from shoal.fuse.making import concat, fuse
 from shoal.fuse.optim.fused import fuse_optimizers

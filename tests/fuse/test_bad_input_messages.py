@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from twins import build
 
-from shoal.errors import FusionError
+from shoal.core.errors import FusionError
 from shoal.fuse.array import ModelArray
 from shoal.fuse.clip import clip_grad_norm_, clip_grad_value_
 from shoal.fuse.making import concat, fuse

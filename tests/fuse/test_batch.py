@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from twins import build, close, compare
 
 import shoal
-from shoal.errors import FusionError
+from shoal.core.errors import FusionError
 from shoal.fuse.making import fuse
 
 generator = torch.Generator().manual_seed(0)

@@ -17,7 +17,7 @@ from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
 from torch.overrides import handle_torch_function, has_torch_function_unary
 from torch.utils.checkpoint import checkpoint
 
-from shoal.errors import FusionError
+from shoal.core.errors import FusionError
 from shoal.fuse import autotune
 from shoal.fuse.array import ModelArray
 from shoal.fuse.beside import accompanied, beside

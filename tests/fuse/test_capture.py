@@ -13,7 +13,7 @@ from torch._guards import TracingContext
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import shoal
-from shoal.errors import FusionError
+from shoal.core.errors import FusionError
 from shoal.fuse.array import ModelArray
 from shoal.fuse.capture import CapturedStep
 from shoal.fuse.making import fuse

@@ -10,7 +10,7 @@ from torch.nn.utils import prune
 from torch.optim import Optimizer
 from twins import build, close
 
-from shoal.errors import FusionError
+from shoal.core.errors import FusionError
 from shoal.fuse.array import ModelArray
 from shoal.fuse.clip import clip_grad_norm_
 from shoal.fuse.making import concat, fuse

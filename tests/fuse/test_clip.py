@@ -11,7 +11,7 @@ from torch.nn.utils import clip_grad_norm_ as clip_alone
 from torch.optim import SGD
 from twins import build, close, compare, compare_state
 
-from shoal.errors import FusionError
+from shoal.core.errors import FusionError
 from shoal.fuse.array import ModelArray
 from shoal.fuse.clip import clip_grad_norm_, clip_grad_value_
 from shoal.fuse.making import fuse

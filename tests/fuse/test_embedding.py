@@ -11,7 +11,7 @@ from mixes import check_mixes
 from torch import Tensor, nn
 from twins import Of, check
 
-from shoal.errors import FusionError
+from shoal.core.errors import FusionError
 from shoal.fuse.making import fuse
 from shoal.fuse.stacked import NeedsMemberError, Stacked
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.utils import prune
 from twins import Of, check
 
-from shoal.errors import FusionError
+from shoal.core.errors import FusionError
 from shoal.fuse.making import fuse
 from shoal.fuse.stacked import Stacked
 

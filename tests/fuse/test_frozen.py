@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from twins import build, close, compare
 
-from shoal.errors import FusionError
+from shoal.core.errors import FusionError
 from shoal.fuse.making import concat, fuse
 from shoal.fuse.optim.fused import fuse_optimizers
 

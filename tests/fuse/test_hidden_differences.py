@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from twins import build, close, compare, compare_state
 
-from shoal.errors import FusionError
+from shoal.core.errors import FusionError
 from shoal.fuse.array import ModelArray
 from shoal.fuse.making import fuse
 from shoal.fuse.structure import entries

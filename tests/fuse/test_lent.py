@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from twins import build, close, compare
 
-from shoal.errors import FusionError
+from shoal.core.errors import FusionError
 from shoal.fuse.array import ModelArray
 from shoal.fuse.making import concat, fuse
 from shoal.fuse.optim.fused import fuse_optimizers

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from twins import build, close, compare, compare_state
 
-from shoal.errors import FusionError
+from shoal.core.errors import FusionError
 from shoal.fuse.array import ModelArray
 from shoal.fuse.making import fuse
 

@@ -7,7 +7,7 @@ from optim_twins import Make, Net, Twins, same
 from torch import nn
 from torch.optim import SGD, Adam, Optimizer, SparseAdam
 
-from shoal.errors import FusionError
+from shoal.core.errors import FusionError
 from shoal.fuse.making import fuse
 from shoal.fuse.optim.cohort import Cohort
 from shoal.fuse.optim.fused import fuse_optimizers

@@ -11,7 +11,7 @@ from optim_twins import Make, same
 from torch import Tensor, nn
 from torch.optim import Adam, Optimizer, Rprop
 
-from shoal.errors import FusionError
+from shoal.core.errors import FusionError
 from shoal.fuse.array import ModelArray
 from shoal.fuse.making import fuse
 from shoal.fuse.optim.fused import FusedOptimizer, fuse_optimizers

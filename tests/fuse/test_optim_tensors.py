@@ -11,7 +11,7 @@ from torch import nn
 from torch.optim import SGD, Adam, AdamW
 from torch.overrides import TorchFunctionMode
 
-from shoal.errors import FusionError
+from shoal.core.errors import FusionError
 from shoal.fuse.making import fuse
 from shoal.fuse.optim import functions
 from shoal.fuse.optim.fused import fuse_optimizers

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from twins import Of, build
 
-from shoal.errors import FusionError
+from shoal.core.errors import FusionError
 from shoal.fuse.array import ModelArray
 from shoal.fuse.draws import draws
 from shoal.fuse.making import fuse

@@ -10,7 +10,7 @@ from beside_plain import BesidePlain
 from torch import Tensor, nn
 from torch.optim import SGD
 
-from shoal.errors import FusionError
+from shoal.core.errors import FusionError
 from shoal.fuse.making import fuse
 from shoal.fuse.optim.fused import fuse_optimizers
 from shoal.fuse.step import TrainingStep

@@ -8,7 +8,7 @@ from optim_twins import Make, Twins, same
 from torch import nn
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer, RMSprop
 
-from shoal.errors import FusionError
+from shoal.core.errors import FusionError
 from shoal.fuse.clip import clip_grad_norm_
 from shoal.fuse.making import fuse
 from shoal.fuse.optim.fused import fuse_optimizers

@@ -12,7 +12,7 @@ from torch.optim import SGD, Adadelta, Adagrad, Adam, AdamW, Optimizer, RMSprop
 from torch.optim.lr_scheduler import ExponentialLR
 
 import shoal.fuse.step as step_module
-from shoal.errors import FusionError
+from shoal.core.errors import FusionError
 from shoal.fuse.batch import stack
 from shoal.fuse.capture import CapturedStep
 from shoal.fuse.making import fuse

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from twins import build, close, compare
 
-from shoal.errors import FusionError
+from shoal.core.errors import FusionError
 from shoal.fuse.array import ModelArray
 from shoal.fuse.making import fuse
 

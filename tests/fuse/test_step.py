@@ -14,7 +14,7 @@ from twins import build, close
 
 import shoal
 import shoal.fuse.step as step_module
-from shoal.errors import FusionError
+from shoal.core.errors import FusionError
 from shoal.fuse.array import ModelArray
 from shoal.fuse.capture import CapturedStep
 from shoal.fuse.making import fuse

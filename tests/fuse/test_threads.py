@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.overrides import _pop_mode, _push_mode
 from torch.utils.checkpoint import CheckpointFunction, checkpoint
 
-from shoal.errors import FusionError
+from shoal.core.errors import FusionError
 from shoal.fuse import autotune
 from shoal.fuse.array import ModelArray
 from shoal.fuse.capture import CapturedStep

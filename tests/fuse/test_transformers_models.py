@@ -18,7 +18,7 @@ from torch.utils.data import TensorDataset
 from twins import build, check, close, compare, compare_state
 
 import shoal
-from shoal.cost.demand import Profile
+from shoal.core.demand import Profile
 from shoal.fuse.batch import stack
 from shoal.fuse.making import fuse
 from shoal.fuse.optim.fused import fuse_optimizers

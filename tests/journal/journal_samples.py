@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from shoal.core.array import Array, FusionKey, Member
+from shoal.core.job import Job, Purpose
+from shoal.core.trial import Budget, Report, Trial, TrialGroup, TrialState
 from shoal.journal.writer import Journal
-from shoal.planner.job import Array, ArrayKey, Job, Member, Purpose
-from shoal.trial import Budget, Report, Trial, TrialGroup, TrialState
 
 STUDY = {"metric": "accuracy", "mode": "max", "seed": 0, "devices": ["cpu:0"], "space": {"lr": 0.1}}
 
@@ -35,7 +36,7 @@ def group(numbers: Sequence[int], epochs: int, name: str = "") -> TrialGroup:
 
 def job(name: str, numbers: Sequence[int], target: int = 3, purpose: Purpose = Purpose.TRAIN) -> Job:
     members = tuple(Member(trial(number), 0, target) for number in numbers)
-    return Job(name, (Array(ArrayKey("s", "d", 32), members),), purpose)
+    return Job(name, (Array(FusionKey("s", "d", 32), members),), purpose)
 
 
 def report(number: int, epoch: int, accuracy: float = 0.5, state: TrialState = TrialState.RUNNING) -> Report:

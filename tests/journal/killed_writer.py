@@ -11,9 +11,9 @@ from contextlib import suppress
 
 from journal_samples import create, group, job, report
 
-from shoal.errors import JournalError
+from shoal.core.errors import JournalError
+from shoal.core.trial import Decision, TrialState
 from shoal.journal.writer import Journal
-from shoal.trial import Decision, TrialState
 
 
 def begin(directory, said):

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 from journal_samples import STUDY, group, job
 
-from shoal.cluster.device import Cluster, Device, Node
-from shoal.cost.demand import Demand
-from shoal.errors import JournalError
+from shoal.core.demand import Demand
+from shoal.core.device import Cluster, Device, Node
+from shoal.core.errors import JournalError
 from shoal.journal.audit import Violation, over_promised
 from shoal.journal.writer import Journal
 

@@ -8,13 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from journal_samples import STUDY, create, group, job, report, trial
 
-from shoal.errors import JournalError
+from shoal.core.errors import JournalError
+from shoal.core.job import Purpose
+from shoal.core.objective import objectives
+from shoal.core.trial import Budget, Decision, Report, Trial, TrialGroup, TrialState
 from shoal.journal.record import lower_is_better, merge_best
 from shoal.journal.rows import Ask, JobRow, Promise
 from shoal.journal.writer import Journal
-from shoal.objective import objectives
-from shoal.planner.job import Purpose
-from shoal.trial import Budget, Decision, Report, Trial, TrialGroup, TrialState
 
 PENDING, RUNNING, PAUSED = TrialState.PENDING, TrialState.RUNNING, TrialState.PAUSED
 COMPLETE, STOPPED, FAILED = TrialState.COMPLETE, TrialState.STOPPED, TrialState.FAILED

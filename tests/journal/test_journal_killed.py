@@ -10,10 +10,10 @@ import pytest
 from journal_samples import STUDY, create, group, report
 from killed_writer import begin, go_on, run_and_kill
 
-from shoal.errors import StorageFullError, StudyExistsError
+from shoal.core.errors import StorageFullError, StudyExistsError
+from shoal.core.trial import Report, TrialState
 from shoal.journal.view import JournalView
 from shoal.journal.writer import Journal
-from shoal.trial import Report, TrialState
 
 
 def check_whole(view, acknowledged):
@@ -60,7 +60,7 @@ def test_a_kill_while_a_study_begins_leaves_a_study_or_none(tmp_path):
 FILL = """
 import resource, sys
 from journal_samples import STUDY, create, group, report
-from shoal.errors import StorageFullError, StudyExistsError
+from shoal.core.errors import StorageFullError, StudyExistsError
 
 limit = 300_000
 resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
@@ -110,7 +110,7 @@ def test_a_study_that_cannot_begin_for_want_of_space_leaves_nothing_open(tmp_pat
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
     command = [sys.executable, "-W", "error", "-c", FULL, tmp_path]
     failed = subprocess.run(command, env=environment, stderr=subprocess.PIPE, text=True, check=False)
-    assert failed.stderr.splitlines()[-1].startswith("shoal.errors.")
+    assert failed.stderr.splitlines()[-1].startswith("shoal.core.errors.")
     assert "Warning" not in failed.stderr
 
 

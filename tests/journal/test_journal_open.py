@@ -13,7 +13,7 @@ import pytest
 from journal_samples import STUDY, create, group, report
 
 from shoal.cluster.temporary import remove_abandoned
-from shoal.errors import JournalError, StudyExistsError
+from shoal.core.errors import JournalError, StudyExistsError
 from shoal.journal.lock import holder
 from shoal.journal.writer import Journal
 
@@ -190,7 +190,7 @@ def test_a_reader_opens_beside_the_writer_in_another_process(journal):
 
 READER = """
 import os, sys
-from shoal.errors import JournalError
+from shoal.core.errors import JournalError
 from shoal.journal.view import JournalView
 from shoal.journal.writer import Journal
 if os.getuid() == 0:  # for whom permissions do not count

@@ -5,7 +5,7 @@ import time
 import pytest
 from journal_samples import create, group, report
 
-from shoal.trial import TrialState
+from shoal.core.trial import TrialState
 
 N = 10_000
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import shoal
-from shoal.trial import TrialState
+from shoal.core.trial import TrialState
 
 HERE = Path(__file__).parent
 

@@ -5,12 +5,13 @@ from dataclasses import replace
 import pytest
 from journal_samples import create, group, job, trial
 
-from shoal.cluster.device import Cluster, Device, Node
-from shoal.cost.demand import Demand
+from shoal.core.array import Array, FusionKey, Member
+from shoal.core.demand import Demand
+from shoal.core.device import Cluster, Device, Node
+from shoal.core.job import Purpose
 from shoal.journal.rows import DeviceRow, JobRow, Promise
 from shoal.journal.view import JournalView
 from shoal.journal.writer import Journal
-from shoal.planner.job import Array, ArrayKey, Member, Purpose
 
 DEMAND = Demand(compute=0.5, memory=700, cores=1.5, seconds=60.0)
 
@@ -52,7 +53,7 @@ def test_what_is_not_known_is_not_promised(journal, demand, known):
 
 def test_a_job_has_the_keys_of_its_arrays_and_of_those_that_joined(journal):
     journal.job_started(job("1", [0]), "cuda:0")
-    come = [Array(ArrayKey(name, "d", 8), (Member(trial(number), 0, 3),)) for name, number in (("t", 1), ("t", 2))]
+    come = [Array(FusionKey(name, "d", 8), (Member(trial(number), 0, 3),)) for name, number in (("t", 1), ("t", 2))]
     journal.joined("1", "cuda:0", come)
     journal.job_started(job("2", [3], purpose=Purpose.PROFILE), "cuda:1")
     assert [(row.trials, row.keys) for row in journal.jobs()] == [((0, 1, 2), ("s x 32", "t x 8")), ((3,), ())]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch.utils import _pytree as pytree
 from torch.utils.data import Dataset, TensorDataset, default_collate
 
-from shoal.errors import TaskError
+from shoal.core.errors import TaskError
 from shoal.fuse.generators import reseed
 from shoal.pack import batches as batches_module
 from shoal.pack import fetch as fetch_module

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import shoal
-from shoal.errors import FusionError, PackError
+from shoal.core.errors import FusionError, PackError
 from shoal.pack import Loaded, Pack, free, load
 from shoal.pack.turns import Turns
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 
-from shoal.errors import PackError
+from shoal.core.errors import PackError
 from shoal.pack.search import PROBES
 from shoal.pack.threads import Threads
 from shoal.pack.turns import Turns

@@ -2,10 +2,10 @@
 
 from planner_samples import GB
 
-from shoal.planner.job import Array, ArrayKey, Member
+from shoal.core.array import Array, FusionKey, Member
+from shoal.core.trial import Trial
 from shoal.planner.packing import Candidate, Scene, predicted
 from shoal.planner.packing.prediction import makespan
-from shoal.trial import Trial
 
 
 def candidate(
@@ -22,7 +22,7 @@ def candidate(
     tail=0.0,
 ):
     """One array of one trial, by default of a structure of its own; gigabytes."""
-    key = ArrayKey(f"S{number}" if structure is None else structure, data, batch_size)
+    key = FusionKey(f"S{number}" if structure is None else structure, data, batch_size)
     trial = Trial(number, dict(config), seed=0, data_seed=0)
     return Candidate(Array(key, (Member(trial, 0, epochs),)), seconds, fetching, memory * GB, base * GB, tail)
 

@@ -2,14 +2,14 @@
 
 from dataclasses import replace
 
-from shoal.cluster.device import Cluster, Device, Node
-from shoal.cost.demand import Profile
-from shoal.planner.job import Array, ArrayKey, Member
+from shoal.core.array import Array, FusionKey, Member
+from shoal.core.demand import Profile
+from shoal.core.device import Cluster, Device, Node
+from shoal.core.trial import Trial
 from shoal.planner.room import Room
-from shoal.trial import Trial
 
 GB = 10**9
-A, B, C = (ArrayKey(name, "", 32) for name in "ABC")
+A, B, C = (FusionKey(name, "", 32) for name in "ABC")
 
 
 def member(number, start=0, target=10, data_seed=0):

@@ -1,10 +1,10 @@
 """Arrays with invented measurements."""
 
-from shoal.cluster.device import Device
-from shoal.cost.demand import Profile
-from shoal.planner.job import Array, ArrayKey, Member
-from shoal.planner.rehearsal.result import Company, Measured
-from shoal.trial import Trial
+from shoal.core.array import Array, FusionKey, Member
+from shoal.core.demand import Profile
+from shoal.core.device import Device
+from shoal.core.trial import Trial
+from shoal.dry_run.result import Company, Measured
 
 DEVICE = Device("cpu:0", "cpu/1", memory=4_200_000_000)
 
@@ -17,7 +17,7 @@ def profile(step=0.01, fused=None, steps=10, fetch=0.0, sharing="resident", base
 
 def measured(numbers, known, structure="mlp", data="data", switching=0.0, **config):
     """An array of the trials of these numbers."""
-    key = ArrayKey(structure, data, config.get("batch_size", 32))
+    key = FusionKey(structure, data, config.get("batch_size", 32))
     trials = [Trial(number, {"lr": 0.1 * (1 + number), **config}, seed=number, data_seed=0) for number in numbers]
     array = Array(key, tuple(Member(trial, 0, 1) for trial in trials), known)
     return Measured(array, known, switching, switching)

@@ -7,8 +7,8 @@ from torch.utils.data import TensorDataset
 
 import shoal
 from shoal.api import overridden
-from shoal.errors import ShoalError
-from shoal.planner.asked import asked
+from shoal.core.errors import ShoalError
+from shoal.dry_run.request import asked
 
 SPACE = {"lr": shoal.loguniform(1e-3, 1e-1), "width": shoal.choice([4, 8])}
 

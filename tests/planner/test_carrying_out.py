@@ -3,8 +3,8 @@
 import pytest
 from planner_samples import GB, slots
 
-from shoal.cluster.device import Cluster, Node
-from shoal.cost.demand import Demand
+from shoal.core.demand import Demand
+from shoal.core.device import Cluster, Node
 from shoal.cost.scaling import Scaling
 from shoal.planner.carrying_out import feasible
 from shoal.schedule import JobState, JobView, Plan, Refusal, Resize, Resume, Start, Stop, Suspend, check_plan

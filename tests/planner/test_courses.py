@@ -5,13 +5,13 @@ from dataclasses import replace
 import pytest
 from planner_samples import A, B, cluster, member, profile, slots
 
-from shoal.cost.demand import Demand
+from shoal.core.demand import Demand
+from shoal.core.event import Ended, Outcome, Reported
+from shoal.core.trial import Budget, Report, TrialGroup
 from shoal.cost.estimate import seconds
 from shoal.planner import Array, Job, Purpose
 from shoal.planner.courses import Courses, Leave
-from shoal.planner.event import Ended, Outcome, Reported
-from shoal.schedule import JobState, JobView, Quantum
-from shoal.trial import Budget, Report, TrialGroup
+from shoal.schedule import JobState, JobView, TurnStats
 
 NEED = {"cpu/1": Demand(0.4, 10, 1.0, 5.0)}
 AWAY = Leave(True, "as the test says")
@@ -22,7 +22,7 @@ def job(name="job-1", *members, resumes=""):
 
 
 def losses(*values, seconds=1.0):
-    return Quantum(max(values), min(values), values[-1], len(values), seconds)
+    return TurnStats(max(values), min(values), values[-1], len(values), seconds)
 
 
 def told(name="job-1", *values, seconds=1.0):
@@ -70,7 +70,7 @@ def test_times_and_losses_add_up_over_all_stretches():
     view = seen(courses, job(), 14.0)
     assert (view.since, view.ran, view.share, view.home, view.quanta) == (10.0, 4.0, 0.5, "cpu/1:0", ())
     suspend(courses, job(), 15.0)
-    first = Quantum(5.0, 3.0, 3.0, 4, 2.0)
+    first = TurnStats(5.0, 3.0, 3.0, 4, 2.0)
     view = courses.off(job(), NEED)
     assert (view.state, view.devices, view.share) == (JobState.SUSPENDED, (), None)
     assert (view.since, view.ran, view.home, view.quanta, view.best) == (15.0, 5.0, "cpu/1:0", (first,), 3.0)
@@ -80,7 +80,7 @@ def test_times_and_losses_add_up_over_all_stretches():
     courses.end_turns(24.0, least=4.0)
     view = seen(courses, again, 25.0)
     assert (view.since, view.ran, view.home, view.best) == (20.0, 10.0, "cpu/1:1", 2.0)
-    assert view.quanta == (first, Quantum(2.0, 2.0, 2.0, 1, 1.0))
+    assert view.quanta == (first, TurnStats(2.0, 2.0, 2.0, 1, 1.0))
     assert courses.suspended == ()
 
 

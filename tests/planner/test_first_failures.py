@@ -2,7 +2,7 @@
 
 import pytest
 
-from shoal.planner.cause import Cause
+from shoal.core.cause import Cause
 from shoal.planner.fatal import ALIKE, FirstFailures
 from shoal.planner.standings import Standings
 

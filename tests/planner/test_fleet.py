@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from shoal.cluster.device import Cluster, Device, Node
 from shoal.cluster.monitor import Condition, Holder
-from shoal.errors import DeviceError
+from shoal.core.device import Cluster, Device, Node
+from shoal.core.errors import DeviceError
 from shoal.planner.fleet import Fleet
 
 GB = 10**9

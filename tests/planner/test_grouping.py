@@ -21,11 +21,11 @@ from planner_samples import (
     waiting,
 )
 
+from shoal.core.trial import Budget, TrialGroup
 from shoal.planner import Array, Grouping, Planner, Random, Single
 from shoal.planner.grouping import START_SECONDS
 from shoal.planner.packing import Packing
 from shoal.schedule import Fifo
-from shoal.trial import Budget, TrialGroup
 
 
 def grouped(arrays, profiles, grouping=None, devices=None, alone=frozenset()):

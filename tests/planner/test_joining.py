@@ -7,9 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from planner_samples import CONSTANT, FUSES, GB, LINEAR, A, B, known, member, numbers, profile, room, slots
 
-from shoal.cost.demand import Demand
+from shoal.core.array import Array
+from shoal.core.demand import Demand
+from shoal.core.job import Job, Purpose
 from shoal.cost.estimate import seconds
-from shoal.planner.job import Array, Job, Purpose
 from shoal.planner.joining import Host, hosts, joined
 
 DEAR = replace(FUSES, fuse_seconds={1: 0.0, 16: 1e4})

@@ -6,13 +6,14 @@ from pathlib import Path
 import pytest
 from planner_samples import FUSES, GB, A
 
-from shoal.cluster.device import Device
+from shoal.core.array import Array, Member
+from shoal.core.device import Device
+from shoal.core.event import Profiled
+from shoal.core.job import Job, Purpose
+from shoal.core.trial import Trial
 from shoal.cost.catalogue import records
 from shoal.cost.history import History
-from shoal.planner.event import Profiled
-from shoal.planner.job import Array, Job, Member, Purpose
 from shoal.planner.lessons import Lessons
-from shoal.trial import Trial
 
 KNOWN = replace(
     FUSES, member_memory=3 * GB, compiled_gain={4: 2.0}, compile_seconds=5.0, crowding={2: 1.5}, fused_gain={4: 1.1}

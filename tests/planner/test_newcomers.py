@@ -21,7 +21,7 @@ from planner_samples import (
     slots,
 )
 
-from shoal.cost.demand import Demand
+from shoal.core.demand import Demand
 from shoal.planner import Array, Grouping, Job, Planner, Purpose, Random
 from shoal.planner.newcomers import MOST_REFUSED, taken_in
 from shoal.schedule import Fifo

@@ -1,13 +1,14 @@
 """Trials of a program of the user's: never fused or packed, never measured before, and placed by what was learnt."""
 
-from shoal.cluster.device import Cluster, Device, Node
-from shoal.cost.demand import Profile
+from shoal.core.array import Array, FusionKey, Member
+from shoal.core.demand import Profile
+from shoal.core.device import Cluster, Device, Node
+from shoal.core.job import Job, Purpose
+from shoal.core.trial import Trial
 from shoal.cost.watched import watched
-from shoal.planner.job import Array, ArrayKey, Job, Member, Purpose
 from shoal.planner.planner import Planner
 from shoal.planner.surveys import Surveys
 from shoal.schedule.registry import make_policy
-from shoal.trial import Trial
 
 
 def cluster(devices: int) -> Cluster:
@@ -20,7 +21,7 @@ def planner(profile: Profile | None) -> Planner:
     return Planner(make_policy("ffd"), lambda key, kind: profile, lambda: f"job-{next(numbers)}")
 
 
-def waiting(count: int) -> list[tuple[Member, ArrayKey]]:
+def waiting(count: int) -> list[tuple[Member, FusionKey]]:
     members = [Member(Trial(number, {}, 0, 0), 0, 4) for number in range(count)]
     surveys = Surveys({"cpu/4"})
     surveys.know("opaque train 1", members)

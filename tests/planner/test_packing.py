@@ -3,7 +3,7 @@
 import pytest
 from packing_samples import candidate, numbers, paces, scene
 
-from shoal.errors import PackError
+from shoal.core.errors import PackError
 from shoal.planner.packing import (
     KNN,
     PACKINGS,

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from packing_samples import candidate, groupings, numbers, paces, scene, together
 
-from shoal.errors import PackError
+from shoal.core.errors import PackError
 from shoal.planner.packing import Cost, check_groups, predicted
 from shoal.planner.packing.improve import improved
 from shoal.planner.packing.prediction import makespan

@@ -4,8 +4,8 @@ from itertools import count
 import pytest
 from planner_samples import CONSTANT, FUSES, GB, A, B, C, cluster, known, member, numbers, profile, slots, waiting
 
-from shoal.cost.demand import Demand
-from shoal.errors import PolicyError
+from shoal.core.demand import Demand
+from shoal.core.errors import PolicyError
 from shoal.planner import Array, Job, Planner, Purpose
 from shoal.schedule import WFD, Fifo, JobState, JobView, Plan, Policy, Refusal, Start, Suspend
 

@@ -5,13 +5,13 @@ import dataclasses
 import pytest
 from rehearsal_samples import DEVICE, company, measured, profile
 
+from shoal.dry_run.parts import Parts, epoch, job, saved, together, total
+from shoal.dry_run.reasons import Reasons
+from shoal.dry_run.result import Company, Rehearsal
 from shoal.planner.candidates import candidate
 from shoal.planner.grouping import START_SECONDS, Grouping
 from shoal.planner.packing.cost import Cost
 from shoal.planner.packing.single import Single
-from shoal.planner.rehearsal.parts import Parts, epoch, job, saved, together, total
-from shoal.planner.rehearsal.reasons import Reasons
-from shoal.planner.rehearsal.result import Company, Rehearsal
 
 
 def test_an_epoch_is_its_steps_the_samples_of_its_batches_and_the_change_to_it():

@@ -2,8 +2,8 @@
 
 import pytest
 
-from shoal.cluster.device import Cluster, Device, Node
-from shoal.cost.demand import Demand
+from shoal.core.demand import Demand
+from shoal.core.device import Cluster, Device, Node
 from shoal.planner.room import Room
 
 ONE, OTHER, LOST = Device("a:0", "a", 100), Device("a:1", "a", 100), Device("b:0", "b", 100, healthy=False)

@@ -4,15 +4,16 @@ from dataclasses import replace
 
 import pytest
 
-from shoal.cluster.device import Cluster, Device, Node
-from shoal.cost.demand import Demand, Profile
-from shoal.planner.job import Array, ArrayKey, Job, Member, Purpose
+from shoal.core.array import Array, FusionKey, Member
+from shoal.core.demand import Demand, Profile
+from shoal.core.device import Cluster, Device, Node
+from shoal.core.job import Job, Purpose
+from shoal.core.trial import Trial
 from shoal.planner.promises import promises
 from shoal.planner.turn import Turn
-from shoal.trial import Trial
 
 DEVICE = Device("cuda:0", "H200", 1000, cores=4)
-KEY, UNKNOWN = ArrayKey("known", "", 32), ArrayKey("unknown", "", 32)
+KEY, UNKNOWN = FusionKey("known", "", 32), FusionKey("unknown", "", 32)
 PROFILE = Profile({1: 0.1}, 10, 0, base_memory=100, member_memory=10, compute=0.5, cores=1.0)
 BEGUN = Demand(0.5, 140, 1.0, 60.0)
 WHOLE = Demand(1.0, 0, 0.0, 0.0)

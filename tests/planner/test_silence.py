@@ -4,12 +4,12 @@ from collections.abc import Sequence
 
 import pytest
 
-from shoal.errors import ShoalError
-from shoal.planner.event import Alive, Event, Surveyed
-from shoal.planner.job import Job
+from shoal.core.errors import ShoalError
+from shoal.core.event import Event, Heartbeat, SignaturesFound
+from shoal.core.job import Job
 from shoal.planner.silence import Silence, check_hang_seconds
 
-STEPS, PREPARES = Alive("job", True), Alive("job", False)
+STEPS, PREPARES = Heartbeat("job", True), Heartbeat("job", False)
 
 
 def hung_at(said: Sequence[tuple[float, Event]], until: float = 2000.0) -> float | None:
@@ -33,7 +33,7 @@ def hung_at(said: Sequence[tuple[float, Event]], until: float = 2000.0) -> float
         pytest.param([(0, STEPS), (30, STEPS)], 330.0, id="ten times the longest step"),
         pytest.param([(0, STEPS), (30, PREPARES)], 1030.0, id="compiling"),
         pytest.param([(0, PREPARES), (900, PREPARES), (950, STEPS)], 1050.0, id="what preparing took is no step"),
-        pytest.param([(0, STEPS), (90, Surveyed("job", {}))], 990.0, id="any event is progress"),
+        pytest.param([(0, STEPS), (90, SignaturesFound("job", {}))], 990.0, id="any event is progress"),
         pytest.param([(50 * place, STEPS) for place in range(60)], None, id="well"),
     ],
 )

@@ -9,13 +9,14 @@ from planner_samples import A as KEY
 from planner_samples import B as OTHER
 from planner_samples import member, profile
 
-from shoal.cluster.device import Cluster, Device, Node
-from shoal.cost.demand import Demand, Profile
-from shoal.planner.event import Reported
-from shoal.planner.job import Array, ArrayKey, Job
+from shoal.core.array import Array, FusionKey
+from shoal.core.demand import Demand, Profile
+from shoal.core.device import Cluster, Device, Node
+from shoal.core.event import Reported
+from shoal.core.job import Job
+from shoal.core.trial import Report
 from shoal.planner.speeds import Speeds
 from shoal.schedule.oversubscription import OversubscriptionTuner
-from shoal.trial import Report
 
 PROFILE = profile({1: 0.1, 2: 0.15}, compute=0.5)
 GPUS = Cluster((Node("here", 8, tuple(Device(f"cuda:{i}", "H200", 2**30) for i in range(2))),))
@@ -33,7 +34,7 @@ class Spy(OversubscriptionTuner):
         super().observe(kind, self.told[-1])
 
 
-def train(name: str, *, members: int = 1, known: Profile | None = PROFILE, key: ArrayKey = KEY) -> Job:
+def train(name: str, *, members: int = 1, known: Profile | None = PROFILE, key: FusionKey = KEY) -> Job:
     return Job(name, (Array(key, tuple(map(member, range(members))), known),))
 
 

@@ -5,11 +5,11 @@ from itertools import count
 import pytest
 from planner_samples import CONSTANT, GB, A, B, cluster, known, profile, slots, waiting
 
+from shoal.core.event import Ended, Outcome, Reported
+from shoal.core.trial import Report
 from shoal.planner import Planner
 from shoal.planner.courses import Leave
-from shoal.planner.event import Ended, Outcome, Reported
-from shoal.schedule import JobState, Plan, Policy, Quantum, Refusal, Resize, Resume, RoundRobin, Start, WaterFilling
-from shoal.trial import Report
+from shoal.schedule import JobState, Plan, Policy, Refusal, Resize, Resume, RoundRobin, Start, TurnStats, WaterFilling
 
 
 class Scene:
@@ -29,7 +29,7 @@ class Scene:
         return placement
 
     def tells(self, name, now):
-        self.planner.courses.heard(Reported(name, (Report(0, 1),), Quantum(2.0, 1.0, 1.0, 3, 0.5)), now)
+        self.planner.courses.heard(Reported(name, (Report(0, 1),), TurnStats(2.0, 1.0, 1.0, 3, 0.5)), now)
 
     def leaves(self, name, now):
         job, _ = self.running.pop(name)

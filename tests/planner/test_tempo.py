@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import pytest
 
-from shoal.cost.demand import Profile
-from shoal.planner.event import Reported
+from shoal.core.demand import Profile
+from shoal.core.event import Reported
+from shoal.core.trial import Report
 from shoal.planner.tempo import Tempo
-from shoal.trial import Report
 
 PROFILE = Profile({1: 0.1, 2: 0.2}, 10, 0, base_memory=0, member_memory=1, compute=1.0, cores=1.0)
 """An epoch of two members takes two seconds."""

@@ -1,9 +1,9 @@
 """Trials and snapshots to be shown."""
 
+from shoal.core.job import Purpose
+from shoal.core.trial import Trial, TrialState
 from shoal.journal.rows import DeviceRow, JobRow, TrialRow
-from shoal.planner.job import Purpose
 from shoal.report.snapshot import Best, DeviceUse, JobUse, Snapshot
-from shoal.trial import Trial, TrialState
 
 
 def device(name, **changes):

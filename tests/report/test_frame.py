@@ -6,9 +6,9 @@ import sys
 import pytest
 from report_samples import row
 
-from shoal.errors import ShoalError
+from shoal.core.errors import ShoalError
+from shoal.core.trial import Trial, TrialState
 from shoal.report.frame import dataframe
-from shoal.trial import Trial, TrialState
 
 pd = pytest.importorskip("pandas")
 

@@ -14,14 +14,14 @@ from report_samples import row
 from rich.cells import cell_len
 from rich.console import Console
 
-from shoal.domain import LogRandInt, RandInt
-from shoal.errors import ShoalError
-from shoal.objective import Objective
+from shoal.core.domain import LogRandInt, RandInt
+from shoal.core.errors import ShoalError
+from shoal.core.objective import Objective
+from shoal.core.space import Space, choice, loguniform, quniform, randint, uniform
+from shoal.core.trial import Trial, TrialState
 from shoal.report.axis import axes
 from shoal.report.grid import Cell, grid_json, study_grid
 from shoal.report.heat_map import HeatMap
-from shoal.space import Space, choice, loguniform, quniform, randint, uniform
-from shoal.trial import Trial, TrialState
 
 NESTED = {
     "lr": loguniform(1e-4, 1e-1),

@@ -13,13 +13,14 @@ from optuna.storages import InMemoryStorage, JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState as There
 
-from shoal.errors import JournalError, ShoalError
+from shoal.core.array import Array, FusionKey, Member
+from shoal.core.errors import JournalError, ShoalError
+from shoal.core.job import Job, Purpose
+from shoal.core.space import Space, choice, loguniform
+from shoal.core.trial import Budget, Decision, Report, Trial, TrialGroup, TrialState
 from shoal.journal.writer import Journal
-from shoal.planner.job import Array, ArrayKey, Job, Member, Purpose
 from shoal.report.optuna_mirror import mirror
-from shoal.space import Space, choice, loguniform
 from shoal.study import Study
-from shoal.trial import Budget, Decision, Report, Trial, TrialGroup, TrialState
 
 SPACE = Space({"lr": loguniform(1e-4, 1), "act": choice(["relu", "tanh"])})
 TRIALS = [Trial(number, SPACE.sample(number), number, 7) for number in range(4)]
@@ -45,7 +46,7 @@ def train(journal, numbers, epochs):
     journal.asked(1, [TrialGroup(tuple(TRIALS[number] for number in numbers), Budget(epochs))])
     members = tuple(Member(TRIALS[number], 0, epochs) for number in numbers)
     name = f"job {len(journal.jobs())}"
-    journal.job_started(Job(name, (Array(ArrayKey("s", "d", 32), members),), Purpose.TRAIN), "cpu:0")
+    journal.job_started(Job(name, (Array(FusionKey("s", "d", 32), members),), Purpose.TRAIN), "cpu:0")
 
 
 def report(journal, number, epoch, accuracy, state=TrialState.RUNNING, **more):

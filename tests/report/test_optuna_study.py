@@ -6,10 +6,10 @@ import optuna
 import pytest
 from report_samples import row
 
-from shoal.objective import objectives
+from shoal.core.objective import objectives
+from shoal.core.space import Space, choice, loguniform, randint
+from shoal.core.trial import Report, Trial, TrialState
 from shoal.report.optuna_study import optuna_study
-from shoal.space import Space, choice, loguniform, randint
-from shoal.trial import Report, Trial, TrialState
 
 SPACE = Space(
     {

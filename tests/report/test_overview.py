@@ -6,14 +6,14 @@ from dataclasses import replace
 import pytest
 from timeline_samples import GB, Clock, machines, pretend, training, trial
 
-from shoal.cost.demand import Demand
+from shoal.core.demand import Demand
+from shoal.core.job import Purpose
+from shoal.core.trial import Budget, Report, TrialGroup, TrialState
 from shoal.journal.rows import Run
 from shoal.journal.view import JournalView
 from shoal.journal.writer import Journal
-from shoal.planner.job import Purpose
 from shoal.report.overview import Elapsed, overview
 from shoal.report.page import overview_json, page
-from shoal.trial import Budget, Report, TrialGroup, TrialState
 
 HALF = Demand(0.5, 10 * GB, 1.0, 10.0)
 

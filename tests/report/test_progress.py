@@ -6,11 +6,11 @@ import pytest
 from report_samples import device, failed_job, row, snapshot
 from rich.console import Console
 
-from shoal.planner.cause import causes
-from shoal.planner.job import Purpose
+from shoal.core.cause import causes
+from shoal.core.job import Purpose
+from shoal.core.trial import TrialState
 from shoal.report.progress import LineProgress, LiveProgress, SilentProgress, progress
 from shoal.report.snapshot import Best, DeviceUse, Failing, JobUse
-from shoal.trial import TrialState
 
 
 class Study:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from timeline_samples import pretend, trial
 
-from shoal.trial import Budget, Report, TrialGroup, TrialState
+from shoal.core.trial import Budget, Report, TrialGroup, TrialState
 
 SHOAL = [sys.executable, "-c", "from shoal.cli import main; main()"]
 DROP, RIGHTS = 24, (1, 2)  # PR_CAPBSET_DROP, CAP_DAC_OVERRIDE and CAP_DAC_READ_SEARCH of Linux

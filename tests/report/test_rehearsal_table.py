@@ -5,13 +5,13 @@ import json
 import pytest
 from rich.console import Console
 
-from shoal.cluster.device import Device
-from shoal.cost.demand import Profile
-from shoal.planner.job import Array, ArrayKey, Member
-from shoal.planner.rehearsal.result import Company, Failed, Measured, Rehearsal
+from shoal.core.array import Array, FusionKey, Member
+from shoal.core.demand import Profile
+from shoal.core.device import Device
+from shoal.core.trial import Trial
+from shoal.dry_run.result import Company, Failed, Measured, Rehearsal
 from shoal.report.rehearsal_plot import draw_rehearsal
 from shoal.report.rehearsal_table import RehearsalTable, rehearsal_json, seconds_text, verdict
-from shoal.trial import Trial
 
 
 def measured(numbers, width, fetch=0.1, data="pictures", steps=None, batch_size=16):
@@ -21,7 +21,7 @@ def measured(numbers, width, fetch=0.1, data="pictures", steps=None, batch_size=
     trials = [
         Trial(number, {"lr": number / 8, "width": width, "batch_size": batch_size}, number, 0) for number in numbers
     ]
-    array = Array(ArrayKey(f"{width}", data, batch_size), tuple(Member(trial, 0, 1) for trial in trials), profile)
+    array = Array(FusionKey(f"{width}", data, batch_size), tuple(Member(trial, 0, 1) for trial in trials), profile)
     return Measured(array, profile, 0.004, 0.02)
 
 

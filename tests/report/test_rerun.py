@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import pytest
 
-from shoal.errors import ShoalError
+from shoal.core.errors import ShoalError
+from shoal.core.trial import Origin, Report, Trial, TrialState
 from shoal.journal.rows import TrialRow
 from shoal.report.rerun import Difference, Rerun, check_rerun, rerun_json
-from shoal.trial import Origin, Report, Trial, TrialState
 
 TRIAL = Trial(2, {"lr": 0.1}, seed=1, data_seed=2)
 ROW = TrialRow(TRIAL, TrialState.COMPLETE, "", 3, 3, 0, "cpu:0", "job", 1.0, {"loss": 1.0}, {"loss": 1.0}, 1.0)

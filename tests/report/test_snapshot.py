@@ -2,12 +2,13 @@
 
 import pytest
 
-from shoal.cluster.device import Cluster, Device, Node
-from shoal.cost.demand import Demand
+from shoal.core.array import Array, FusionKey, Member
+from shoal.core.demand import Demand
+from shoal.core.device import Cluster, Device, Node
+from shoal.core.job import Job, Purpose
+from shoal.core.trial import Budget, Decision, Report, Trial, TrialGroup, TrialState
 from shoal.journal.writer import Journal
-from shoal.planner.job import Array, ArrayKey, Job, Member, Purpose
 from shoal.report.snapshot import Best, JobUse, snapshot
-from shoal.trial import Budget, Decision, Report, Trial, TrialGroup, TrialState
 
 CLUSTER = Cluster((Node("one", 2, tuple(Device(f"cpu:{slot}", "cpu/1", 1000) for slot in range(2))),))
 
@@ -33,7 +34,7 @@ def journal(tmp_path, clock):
         journal.asked(4, [TrialGroup(trials, Budget(4))])
         members = tuple(Member(trial, 0, 4) for trial in trials[:2])
         demand = Demand(0.5, 600, 1.0, 9.0)
-        journal.job_started(Job("1", (Array(ArrayKey("", "", 32), members),), demand=demand), "cpu:1")
+        journal.job_started(Job("1", (Array(FusionKey("", "", 32), members),), demand=demand), "cpu:1")
         journal.waiting_reasons({2: "busy", 3: "busy"})
         yield journal
 
@@ -142,7 +143,7 @@ def test_finished(journal):
 def test_jobs_that_share_a_device_and_trials_that_left(journal):
     report(journal, 0, 4, 0.5, TrialState.PAUSED)
     trial = Trial(2, {"lr": 2}, 2, 0)
-    known = Job("2", (Array(ArrayKey("", "", 32), (Member(trial, 0, 4),)),), demand=Demand(1.5, 300, 0.0, 1.0))
+    known = Job("2", (Array(FusionKey("", "", 32), (Member(trial, 0, 4),)),), demand=Demand(1.5, 300, 0.0, 1.0))
     journal.job_started(known, "cpu:1")
     journal.job_started(Job("3", known.arrays, Purpose.PROFILE), "cpu:0")
     idle, busy = snapshot(journal, 110.0).devices
@@ -156,7 +157,7 @@ def test_a_trial_that_failed_is_told_of_until_it_ends(journal):
     first, second = snapshot(journal, 110.0).failing
     assert (first.trial.number, first.job.id, first.job.cause, first.job.log) == (0, "1", "killed", "logs/1.log")
     assert first.retries is None
-    lone = Job("2", (Array(ArrayKey("", "", 32), (Member(second.trial.trial, 0, 4),)),))
+    lone = Job("2", (Array(FusionKey("", "", 32), (Member(second.trial.trial, 0, 4),)),))
     journal.job_started(lone, "cpu:0")
     first, second = snapshot(journal, 110.0).failing
     assert (second.trial.state, second.trial.array, second.job.id) == (TrialState.RUNNING, "2", "1")

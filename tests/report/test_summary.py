@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from shoal.core.space import Space, choice, randint
 from shoal.report.summary import batch_text, summary
-from shoal.space import Space, choice, randint
 
 STUDY = {
     "task": "Digits",

@@ -10,16 +10,16 @@ from report_samples import device, failed_job, row, snapshot
 from rich.console import Console
 
 from shoal.algorithms.base import Totals
-from shoal.objective import objectives
-from shoal.planner.cause import Cause, causes
-from shoal.planner.job import Purpose
+from shoal.core.cause import Cause, causes
+from shoal.core.job import Purpose
+from shoal.core.objective import objectives
+from shoal.core.trial import Trial, TrialState
 from shoal.report.device_text import cause_lines
 from shoal.report.edits import Edited
 from shoal.report.ranking import ranked
 from shoal.report.snapshot import Best, DeviceUse, Failing, JobUse
 from shoal.report.table import best_table, snapshot_json, status_table, trial_json, trials_table
 from shoal.report.text import best_texts, config_text, duration, edited_text, number, rate_text, rounded, shown
-from shoal.trial import Trial, TrialState
 
 
 def rendered(table):

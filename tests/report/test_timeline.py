@@ -6,15 +6,15 @@ import pytest
 from report_samples import row
 from timeline_samples import Clock, machines, pretend
 
-from shoal.errors import ShoalError
+from shoal.core.errors import ShoalError
+from shoal.core.job import Purpose
+from shoal.core.trial import Trial
 from shoal.journal.rows import JobRow
 from shoal.journal.writer import Journal
-from shoal.planner.job import Purpose
 from shoal.report.overview import overview
 from shoal.report.structures import structure_names
 from shoal.report.text import key_text, numbers_text, structure_text
 from shoal.report.timeline import Piece, draw_timeline, limit, merged
-from shoal.trial import Trial
 
 
 def drawn(journal, path, now=None):

@@ -4,12 +4,13 @@ import random
 from collections.abc import Sequence
 from pathlib import Path
 
-from shoal.cluster.device import Cluster, Device, Node
-from shoal.cost.demand import Demand
+from shoal.core.array import Array, FusionKey, Member
+from shoal.core.demand import Demand
+from shoal.core.device import Cluster, Device, Node
+from shoal.core.job import Job, Purpose
+from shoal.core.space import Space, loguniform
+from shoal.core.trial import Budget, Report, Trial, TrialGroup, TrialState
 from shoal.journal.writer import Journal
-from shoal.planner.job import Array, ArrayKey, Job, Member, Purpose
-from shoal.space import Space, loguniform
-from shoal.trial import Budget, Report, Trial, TrialGroup, TrialState
 
 GB = 10**9
 
@@ -35,7 +36,7 @@ def training(
     *first, last = range(len(structures))
     shares = [*([numbers[place]] for place in first), numbers[last:]]
     arrays = [
-        Array(ArrayKey(structure, "d", 32), tuple(Member(trial(number), 0, 3) for number in share))
+        Array(FusionKey(structure, "d", 32), tuple(Member(trial(number), 0, 3) for number in share))
         for structure, share in zip(structures, shares, strict=True)
     ]
     return Job(name, tuple(arrays), demand=demand)

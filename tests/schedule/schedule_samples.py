@@ -2,10 +2,11 @@
 
 from dataclasses import replace
 
-from shoal.cluster.device import Cluster, Device, Node
-from shoal.cost.demand import Demand
+from shoal.core.demand import Demand
+from shoal.core.device import Cluster, Device, Node
+from shoal.core.event import TurnStats
 from shoal.schedule.action import JobState
-from shoal.schedule.base import JobView, Quantum
+from shoal.schedule.base import JobView
 from shoal.schedule.check import check_plan
 
 GB = 10**9
@@ -40,7 +41,7 @@ def refused(plan):
 
 def turn(*losses, seconds=10.0):
     """A quantum in which these losses were seen."""
-    return Quantum(max(losses), min(losses), losses[-1], len(losses), seconds)
+    return TurnStats(max(losses), min(losses), losses[-1], len(losses), seconds)
 
 
 def waiting(name, *quanta, **changes):

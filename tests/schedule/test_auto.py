@@ -7,8 +7,8 @@ from schedule_samples import cluster, gpu, job, needs, placed, refused
 
 import shoal.schedule.auto as auto_module
 from shoal.backend.simulated import Outcome
+from shoal.core.errors import PolicyError
 from shoal.cost.scaling import Scaling
-from shoal.errors import PolicyError
 from shoal.schedule import (
     OBJECTIVES,
     WFD,

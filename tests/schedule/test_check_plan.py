@@ -4,8 +4,8 @@ import pytest
 from hypothesis import Phase, settings
 from schedule_samples import cluster, gpu, job, needs
 
+from shoal.core.errors import PolicyError
 from shoal.cost.scaling import Scaling
-from shoal.errors import PolicyError
 from shoal.schedule import (
     WFD,
     Auto,

@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 from schedule_samples import LOW, cluster, decide, gpu, needs, refused, running, suspended, turn, waiting
 
-from shoal.errors import PolicyError
+from shoal.core.errors import PolicyError
 from shoal.schedule import Convergence, Resume, Start, Suspend
 from shoal.schedule.convergence import convergence
 

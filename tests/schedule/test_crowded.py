@@ -2,8 +2,8 @@
 
 import pytest
 
-from shoal.cluster.device import Cluster, Device, Node
-from shoal.cost.demand import Demand
+from shoal.core.demand import Demand
+from shoal.core.device import Cluster, Device, Node
 from shoal.schedule.action import JobState
 from shoal.schedule.base import JobView
 from shoal.schedule.check import check_plan

@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from schedule_samples import GB, cluster, gpu, job, needs, placed, refused
 
-from shoal.cluster.device import Cluster, Device, Node
-from shoal.cost.demand import Demand
-from shoal.errors import PolicyError
+from shoal.core.demand import Demand
+from shoal.core.device import Cluster, Device, Node
+from shoal.core.errors import PolicyError
 from shoal.schedule import (
     FF,
     FFD,

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 from schedule_samples import GB, cluster, gpu
 
 from shoal.backend.simulated import SimulatedJob, Simulation, SlowDown
-from shoal.cost.demand import Demand
-from shoal.errors import PolicyError
+from shoal.core.demand import Demand
+from shoal.core.errors import PolicyError
 from shoal.schedule import WFD
 from shoal.schedule.oversubscription import OversubscriptionTuner
 

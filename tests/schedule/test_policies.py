@@ -2,7 +2,7 @@ import pytest
 from hypothesis import settings
 from schedule_samples import cluster, gpu, job, needs, placed, refused
 
-from shoal.cluster.device import Cluster, Node
+from shoal.core.device import Cluster, Node
 from shoal.schedule import POLICIES, WFD, Fifo, check_plan
 from shoal.testing.policies import check_policy
 

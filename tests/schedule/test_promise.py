@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from schedule_samples import decide, running, suspended, turn, waiting
 
-from shoal.errors import PolicyError
+from shoal.core.errors import PolicyError
 from shoal.schedule import Promise, Resume, Suspend
 from shoal.schedule.promise import Trend, trend
 

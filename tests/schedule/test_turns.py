@@ -5,10 +5,10 @@ import pytest
 from schedule_samples import HIGH, LOW, cluster, decide, gpu, needs, refused, running, suspended, turn, waiting
 
 from shoal.backend.simulated import SimulatedJob, Simulation
-from shoal.cluster.device import Cluster, Node
-from shoal.cost.demand import Demand
+from shoal.core.demand import Demand
+from shoal.core.device import Cluster, Node
+from shoal.core.errors import PolicyError
 from shoal.cost.scaling import Scaling
-from shoal.errors import PolicyError
 from shoal.schedule import (
     Convergence,
     Fifo,

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 from schedule_samples import cluster, gpu, job, placed, refused
 
 from shoal.backend.simulated import SimulatedJob, Simulation
-from shoal.cluster.device import Cluster, Node
-from shoal.cost.demand import Demand
+from shoal.core.demand import Demand
+from shoal.core.device import Cluster, Node
 from shoal.cost.scaling import Scaling
 from shoal.schedule import JobState, Resize, Resume, Start, WaterFilling, check_plan
 from shoal.schedule.layout import Place

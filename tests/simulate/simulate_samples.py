@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from shoal.backend.simulated import SimulatedJob, Tenant
-from shoal.cluster.device import Cluster, Device, Node
-from shoal.cost.demand import Demand
+from shoal.core.demand import Demand
+from shoal.core.device import Cluster, Device, Node
 
 ROOT = Path(__file__).parents[2]
 REAL = ROOT / "../shared/data"

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from simulate_samples import cluster, job, tables
 
 from shoal.backend.simulated import Simulation
-from shoal.errors import ScenarioError
+from shoal.core.errors import ScenarioError
 from shoal.schedule import WFD, Fifo
 from shoal.simulate.bound import best_makespan
 from shoal.simulate.slowdown import Shares, read_curves

@@ -2,10 +2,10 @@
 
 import pytest
 
-from shoal.cost.demand import Demand, Profile
+from shoal.core.demand import Demand, Profile
+from shoal.core.errors import ScenarioError
 from shoal.cost.estimate import seconds
 from shoal.cost.history import History, environment
-from shoal.errors import ScenarioError
 from shoal.simulate.scenario import load
 
 PROFILE = Profile({1: 0.01, 8: 0.02}, 100, 0, 800, 100, 0.8, 2.0)

@@ -5,7 +5,7 @@ import tomllib
 import pytest
 from simulate_samples import GB, REAL, ROOT, needs_data, tables
 
-from shoal.errors import ScenarioError
+from shoal.core.errors import ScenarioError
 from shoal.simulate.scenario import load
 
 SMALL = """\

@@ -4,12 +4,12 @@ import pytest
 from simulate_samples import REAL, cluster, job, needs_data
 
 from shoal.backend.simulated import Simulation
-from shoal.cost.demand import Demand
-from shoal.errors import ScenarioError
+from shoal.core.demand import Demand
+from shoal.core.errors import ScenarioError
+from shoal.core.trial import Trial
 from shoal.schedule import Fifo
 from shoal.simulate.curves import Decay, RealCurves, Task, read_task
 from shoal.simulate.search import Search, Structure
-from shoal.trial import Trial
 
 STRUCTURES = tuple(Structure("net", size, {"A100": Demand(0.5, 10**9, 1.0, 2.0)}) for size in (32, 64))
 

@@ -5,9 +5,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulate_samples import DEVICE, REAL, needs_data, tables, tenant
 
-from shoal.cluster.device import Device
+from shoal.core.device import Device
+from shoal.core.errors import ScenarioError
 from shoal.cost.scaling import Scaling
-from shoal.errors import ScenarioError
 from shoal.simulate.curves import read_task
 from shoal.simulate.slowdown import Demands, Pairs, Scalings, Shares, allocate, read_curves
 

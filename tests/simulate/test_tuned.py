@@ -11,11 +11,11 @@ from rich.console import Console
 from simulate_samples import GB, REAL, ROOT, cluster, job, needs_data
 
 from shoal.backend.simulated import ClusterEvent, Simulation, SlowDown
-from shoal.cluster.device import Cluster, Device, Node
-from shoal.cost.demand import Demand
+from shoal.core.demand import Demand
+from shoal.core.device import Cluster, Device, Node
+from shoal.core.errors import ScenarioError
 from shoal.cost.scaling import Scaling
-from shoal.errors import ScenarioError
-from shoal.schedule import POLICIES, WFD, JobState, JobView, OversubscriptionTuner, Quantum, check_plan
+from shoal.schedule import POLICIES, WFD, JobState, JobView, OversubscriptionTuner, TurnStats, check_plan
 from shoal.simulate.result import outcome_json, outcomes_table
 from shoal.simulate.scenario import load
 from shoal.simulate.slowdown import Scalings
@@ -140,7 +140,7 @@ def crowded(draw):
                 (device.name,),
                 draw(st.sampled_from((None, 0.25, 1.0))) if scaling.sharing > 1 else None,
                 ran=10.0,
-                quanta=draw(st.sampled_from(((), (Quantum(2.0, 1.0, 1.0, 3, 10.0),)))),
+                quanta=draw(st.sampled_from(((), (TurnStats(2.0, 1.0, 1.0, 3, 10.0),)))),
                 scaling=scaling,
                 preemptible=draw(st.booleans()),
                 home=device.name,

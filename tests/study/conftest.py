@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from shoal.cost.demand import Profile
+from shoal.core.demand import Profile
 from shoal.cost.history import history_path
 from shoal.worker import run
 from shoal.worker.profile import measure

@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.utils.data import TensorDataset, default_collate
 
 import shoal
+from shoal.core.job import Purpose
+from shoal.core.trial import Report, Trial
 from shoal.journal.view import JournalView
-from shoal.planner.job import Purpose
-from shoal.trial import Report, Trial
 
 Curve = dict[int, dict[str, float]]
 """Epoch to metrics."""

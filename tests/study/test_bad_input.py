@@ -14,7 +14,7 @@ from plain import curves, jobs, tune
 from torch import nn
 
 import shoal
-from shoal.errors import (
+from shoal.core.errors import (
     AlgorithmError,
     BackendError,
     DeviceError,
@@ -26,7 +26,7 @@ from shoal.errors import (
     StudyExistsError,
     TaskError,
 )
-from shoal.space import Space
+from shoal.core.space import Space
 
 LR = {"lr": 0.01}
 

@@ -11,12 +11,13 @@ import pytest
 from programs import curve, search
 
 import shoal
-from shoal.cluster.device import Device
+from shoal.core.array import Array, FusionKey, Member
+from shoal.core.device import Device
+from shoal.core.event import Reported
+from shoal.core.job import Job, Purpose, WorkerContext
+from shoal.core.trial import Trial, TrialState
 from shoal.opaque import Command
-from shoal.planner.event import Reported
-from shoal.planner.job import Array, ArrayKey, Job, Member, Purpose, Workplace
-from shoal.planner.orders import Orders
-from shoal.trial import Trial, TrialState
+from shoal.worker.control import JobControl
 from shoal.worker.opaque import run
 
 PROGRAM = """
@@ -137,8 +138,8 @@ while True:
 def test_a_command_that_is_to_stop_is_let_report_what_it_has_saved(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(THINKS)
     command = Command((sys.executable, str(tmp_path / "program.py"), "{directory}"), ("loss",), tmp_path)
-    array = Array(ArrayKey("thinks", "", 1, opaque=True), (Member(Trial(0, {}, 0, 0), 0, 9),))
-    workplace, orders = Workplace(tmp_path, pickle.dumps(command)), Orders()
+    array = Array(FusionKey("thinks", "", 1, opaque=True), (Member(Trial(0, {}, 0, 0), 0, 9),))
+    workplace, orders = WorkerContext(tmp_path, pickle.dumps(command)), JobControl()
     live, steps = tmp_path / "checkpoints" / "000000" / "live", []
     for event in run(Job("job", (array,), Purpose.TRAIN), Device("cpu:0", "cpu", memory=2**30), workplace, orders):
         if isinstance(event, Reported):

@@ -16,10 +16,10 @@ from typer.testing import CliRunner
 
 import shoal
 from shoal.cli.app import app
-from shoal.errors import AlgorithmError, TaskChangedError, UnusableTaskError
+from shoal.core.errors import AlgorithmError, TaskChangedError, UnusableTaskError
+from shoal.core.job import Purpose
+from shoal.core.trial import TrialState
 from shoal.journal.view import JournalView
-from shoal.planner.job import Purpose
-from shoal.trial import TrialState
 from shoal.worker import run
 
 SPACE = {"lr": shoal.grid([0.01]), "momentum": 0.9, "step_size": 2}

@@ -16,12 +16,12 @@ from typer.testing import CliRunner
 
 import shoal
 from shoal.cli import fleet
+from shoal.core.errors import DeviceError, JournalError
+from shoal.core.job import Purpose
+from shoal.core.trial import TrialState
 from shoal.cost.history import History, environment
-from shoal.errors import DeviceError, JournalError
 from shoal.journal.view import JournalView
 from shoal.journal.writer import Journal
-from shoal.planner.job import Purpose
-from shoal.trial import TrialState
 
 app = typer.Typer(pretty_exceptions_enable=False)
 app.command()(fleet.add)

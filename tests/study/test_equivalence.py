@@ -10,8 +10,8 @@ from plain import array_sizes, check_equal, check_plain, curves, plain_loop, rou
 
 import shoal
 from shoal.algorithms.base import Problem
-from shoal.space import Space
-from shoal.trial import derive_seed
+from shoal.core.space import Space
+from shoal.core.trial import derive_seed
 
 RATES = [1e-4 * 1000 ** (number / 31) for number in range(32)]
 FEW_RATES = shoal.grid([0.003, 0.01, 0.03, 0.1])

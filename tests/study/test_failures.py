@@ -8,12 +8,12 @@ import tasks
 from plain import array_sizes, check_equal, curves, jobs, plain_loop, table, tune
 
 import shoal
-from shoal.errors import StorageFullError
+from shoal.core.cause import Cause, log_of
+from shoal.core.errors import StorageFullError
+from shoal.core.job import Purpose
+from shoal.core.trial import TrialState
 from shoal.journal.view import JournalView
-from shoal.planner.cause import Cause, log_of
-from shoal.planner.job import Purpose
 from shoal.report.snapshot import snapshot
-from shoal.trial import TrialState
 
 
 def disturbed(harm: str) -> dict[str, Any]:

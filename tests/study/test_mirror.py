@@ -19,7 +19,7 @@ from plain import tune
 from torch import Tensor, nn
 
 import shoal
-from shoal.errors import JournalError
+from shoal.core.errors import JournalError
 
 SHOAL = [sys.executable, "-c", "from shoal.cli import main; main()"]
 

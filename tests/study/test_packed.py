@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
 import shoal
+from shoal.core.job import Purpose
 from shoal.journal.view import JournalView
-from shoal.planner.job import Purpose
 
 
 class Slow(Dataset[Any]):

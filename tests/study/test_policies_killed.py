@@ -14,9 +14,9 @@ from plain import check_equal, curves, jobs, plain_loop, tune
 from torch import Tensor, nn
 
 import shoal
-from shoal.planner.job import Purpose
+from shoal.core.job import Purpose
+from shoal.core.trial import TrialState
 from shoal.schedule import Convergence, Policy, RoundRobin
-from shoal.trial import TrialState
 
 WIDTHS = {"lr": shoal.grid([0.02, 0.1]), "width": shoal.grid([4, 5, 6, 7]), "momentum": 0.5, "step_size": 2}
 

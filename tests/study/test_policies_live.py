@@ -11,8 +11,9 @@ import tasks
 from plain import check_equal, check_plain, curves, jobs, tune
 
 import shoal
-from shoal.cluster.device import Cluster
-from shoal.planner.job import Purpose
+from shoal.core.device import Cluster
+from shoal.core.job import Purpose
+from shoal.core.trial import TrialState
 from shoal.schedule import (
     POLICIES,
     Fifo,
@@ -28,7 +29,6 @@ from shoal.schedule import (
     Suspend,
 )
 from shoal.schedule.turns import TimeSharing
-from shoal.trial import TrialState
 
 WIDTHS = {
     "lr": shoal.grid([0.02, 0.1]),

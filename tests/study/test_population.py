@@ -11,9 +11,9 @@ from plain import check_equal, curves
 from torch import nn
 
 import shoal
+from shoal.core.trial import Trial, TrialState
 from shoal.journal.view import JournalView
 from shoal.pack.batches import epoch_order
-from shoal.trial import Trial, TrialState
 from shoal.worker.files import folder
 
 EPOCHS = 6

@@ -10,10 +10,10 @@ import pytest
 from programs import search
 
 import shoal
-from shoal.errors import ShoalError, TaskError
+from shoal.core.errors import ShoalError, TaskError
+from shoal.core.trial import TrialState
 from shoal.journal.view import JournalView
 from shoal.opaque import Command
-from shoal.trial import TrialState
 
 
 def test_functions_that_raise_are_shown(tmp_path: Path) -> None:

@@ -14,12 +14,12 @@ import pytest
 from programs import curve, search
 
 import shoal
+from shoal.core.errors import ShoalError
+from shoal.core.event import Outcome
+from shoal.core.job import Purpose
+from shoal.core.trial import TrialState
 from shoal.cost.history import History, environment
-from shoal.errors import ShoalError
 from shoal.journal.view import JournalView
-from shoal.planner.event import Outcome
-from shoal.planner.job import Purpose
-from shoal.trial import TrialState
 
 
 @pytest.mark.parametrize("backend", ["local", "inline"])

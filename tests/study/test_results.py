@@ -14,10 +14,10 @@ from typer.testing import CliRunner
 
 import shoal
 from shoal.cli.app import app
-from shoal.errors import CheckpointError, ShoalError, StudyFailedError
+from shoal.core.errors import CheckpointError, ShoalError, StudyFailedError
+from shoal.core.job import Purpose
+from shoal.core.trial import TrialState
 from shoal.pack.batches import epoch_order
-from shoal.planner.job import Purpose
-from shoal.trial import TrialState
 
 RATES = {"lr": shoal.grid([0.003, 0.01, 0.03])}
 SGD = {"lr": shoal.grid([0.01, 0.03]), "momentum": 0.9, "step_size": 2}

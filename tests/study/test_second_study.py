@@ -7,7 +7,7 @@ import tasks
 from plain import check_equal, check_plain, curves, jobs, tune
 
 import shoal
-from shoal.planner.job import Purpose
+from shoal.core.job import Purpose
 
 SPACE = {"lr": shoal.grid([0.01, 0.03, 0.1]), "width": shoal.choice([6, 8])}
 

@@ -12,7 +12,7 @@ import shoal
 from shoal.algorithms import ALGORITHMS
 from shoal.algorithms.base import Algorithm
 from shoal.cli.app import app
-from shoal.errors import AlgorithmError, ShoalError, TaskError
+from shoal.core.errors import AlgorithmError, ShoalError, TaskError
 from shoal.report import ranking
 
 SPACE = {"lr": shoal.loguniform(0.001, 0.3), "width": shoal.choice([6, 8])}

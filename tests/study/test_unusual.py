@@ -18,8 +18,8 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import Dataset, TensorDataset, random_split
 
 import shoal
-from shoal.cluster.device import Cluster
-from shoal.cost.demand import Profile
+from shoal.core.demand import Profile
+from shoal.core.device import Cluster
 from shoal.pack.batches import Batches
 from shoal.schedule.action import Plan
 from shoal.schedule.base import JobView, Policy

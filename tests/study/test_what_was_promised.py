@@ -8,9 +8,9 @@ from plain import tune
 
 import shoal
 from shoal.cluster.discover import discover
+from shoal.core.job import Purpose
 from shoal.journal.audit import over_promised
 from shoal.journal.view import JournalView
-from shoal.planner.job import Purpose
 
 
 def test_what_jobs_were_promised_is_known_and_never_too_much(tmp_path: Path) -> None:

@@ -9,11 +9,12 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import shoal
-from shoal.planner.event import Reported
-from shoal.planner.job import Array, ArrayKey, Job, Member
-from shoal.planner.orders import Orders
+from shoal.core.array import Array, FusionKey, Member
+from shoal.core.event import Reported
+from shoal.core.job import Job
+from shoal.core.trial import Report, Trial
 from shoal.task import Task
-from shoal.trial import Report, Trial
+from shoal.worker.control import JobControl
 from shoal.worker.data import DataSets
 from shoal.worker.describe import Describer
 from shoal.worker.learner import Learner, build
@@ -58,7 +59,7 @@ def learners(task: Task, trials: Sequence[Trial]) -> list[Learner]:
     return [build(task, Member(each, 0, 1), CPU) for each in trials]
 
 
-class StopsAfter(Orders):
+class StopsAfter(JobControl):
     """Lets a job go on for so many looks at whether it is to stop; it looks before each step."""
 
     def __init__(self, looks: int) -> None:
@@ -73,13 +74,17 @@ class StopsAfter(Orders):
 
 
 def work(
-    task: Task, directory: Path, members: Sequence[Member], orders: Orders | None = None, paused: Paused | None = None
+    task: Task,
+    directory: Path,
+    members: Sequence[Member],
+    orders: JobControl | None = None,
+    paused: Paused | None = None,
 ) -> list[Report]:
     """What the trials of a job report."""
     sets = DataSets(task, CPU)
     workshop = Workshop(task, sets, paused or Paused(), CPU, directory)
-    job = Job("job", (Array(ArrayKey("net", "data", SIZE), tuple(members)),))
-    trainer = Trainer(job, workshop, Describer(task, sets), orders or Orders(prompt=True), checkpoint_seconds=30.0)
+    job = Job("job", (Array(FusionKey("net", "data", SIZE), tuple(members)),))
+    trainer = Trainer(job, workshop, Describer(task, sets), orders or JobControl(prompt=True), checkpoint_seconds=30.0)
     return [report for event in trainer.run() if isinstance(event, Reported) for report in event.reports]
 
 

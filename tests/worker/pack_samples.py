@@ -14,12 +14,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
-from shoal.planner.event import Event, Reported
-from shoal.planner.job import Array, ArrayKey, Job, Member
-from shoal.planner.orders import Orders
+from shoal.core.array import Array, FusionKey, Member
+from shoal.core.event import Event, Reported
+from shoal.core.job import Job
+from shoal.core.trial import Report, Trial
 from shoal.task import Task
-from shoal.trial import Report, Trial
 from shoal.worker.checkpoint import load_newest
+from shoal.worker.control import JobControl
 from shoal.worker.data import DataSets
 from shoal.worker.describe import Describer
 from shoal.worker.paused import Paused
@@ -203,19 +204,19 @@ class Shop:
         self.describer = Describer(task, self.sets)
         self.workshop = Workshop(task, self.sets, Paused(), CPU, directory)
 
-    def key(self, number: int) -> ArrayKey:
+    def key(self, number: int) -> FusionKey:
         return self.describer.key(trial(number))
 
     def arrays(self, members: Iterable[Member]) -> tuple[Array, ...]:
         """The members by their keys."""
-        by_key: dict[ArrayKey, list[Member]] = {}
+        by_key: dict[FusionKey, list[Member]] = {}
         for member in members:
             by_key.setdefault(self.key(member.trial.number), []).append(member)
         return tuple(Array(key, tuple(some)) for key, some in by_key.items())
 
-    def run(self, members: Sequence[Member], orders: Orders | None = None, seconds: float = 30.0) -> list[Event]:
+    def run(self, members: Sequence[Member], orders: JobControl | None = None, seconds: float = 30.0) -> list[Event]:
         job = Job("job", self.arrays(members))
-        trainer = Trainer(job, self.workshop, self.describer, orders or Orders(prompt=True), seconds)
+        trainer = Trainer(job, self.workshop, self.describer, orders or JobControl(prompt=True), seconds)
         return list(trainer.run())
 
 

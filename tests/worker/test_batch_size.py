@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from shoal.errors import TaskError
-from shoal.trial import Config
+from shoal.core.errors import TaskError
+from shoal.core.trial import Config
 from shoal.worker.learner import batch_size
 
 

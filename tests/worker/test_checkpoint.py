@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from shoal.trial import Report
+from shoal.core.trial import Report
 from shoal.worker.checkpoint import Checkpoint, load_newest, save
 
 

@@ -10,11 +10,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
+from shoal.core.array import Array, FusionKey, Member
+from shoal.core.job import Job
+from shoal.core.trial import Trial
 from shoal.fuse.frozen import lend_frozen
-from shoal.planner.job import Array, ArrayKey, Job, Member
-from shoal.planner.orders import Orders
 from shoal.task import Task
-from shoal.trial import Trial
+from shoal.worker.control import JobControl
 from shoal.worker.data import DataSets
 from shoal.worker.describe import Describer
 from shoal.worker.learner import build
@@ -99,15 +100,15 @@ def test_trials_are_built_with_one_base(kind: type[Headed], tmp_path: Path) -> N
     task = kind()
     sets = DataSets(task, CPU)
     workshop = Workshop(task, sets, Paused(), CPU, tmp_path)
-    job = Job("job", (Array(ArrayKey("", "", 4), members(5)),))
-    for _ in Trainer(job, workshop, Describer(task, sets), Orders(), checkpoint_seconds=30.0).run():
+    job = Job("job", (Array(FusionKey("", "", 4), members(5)),))
+    for _ in Trainer(job, workshop, Describer(task, sets), JobControl(), checkpoint_seconds=30.0).run():
         task.held.append(bases())
     assert max(task.held) == 1
 
 
 def test_a_profile_holds_one_base_for_each_size(tmp_path: Path) -> None:
     task = Headed()
-    measure(task, DataSets(task, CPU), Array(ArrayKey("", "", 4), members(5)), CPU, 10**9)
+    measure(task, DataSets(task, CPU), Array(FusionKey("", "", 4), members(5)), CPU, 10**9)
     assert len(task.held) == 1 + 4 + 5 + 1 + 5, "one and the largest are made anew"
     assert max(task.held) == 3
 

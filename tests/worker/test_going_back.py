@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shoal.planner.job import Member
+from shoal.core.array import Member
+from shoal.core.trial import Trial
 from shoal.task import Task
-from shoal.trial import Trial
 from shoal.worker.learner import build
 from shoal.worker.stepper import ApartStepper, FusedStepper, SerialStepper, Stepper
 

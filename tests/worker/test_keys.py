@@ -8,10 +8,11 @@ from torch import nn
 from torch.optim import SGD, Adadelta, Adagrad, Adam, AdamW, Optimizer, RMSprop
 from torch.utils.data import TensorDataset
 
-from shoal.planner.job import Array, ArrayKey, Job, Member
-from shoal.planner.orders import Orders
+from shoal.core.array import Array, FusionKey, Member
+from shoal.core.job import Job
+from shoal.core.trial import Trial
 from shoal.task import Task
-from shoal.trial import Trial
+from shoal.worker.control import JobControl
 from shoal.worker.data import DataSets
 from shoal.worker.describe import Describer
 from shoal.worker.lane import Lane
@@ -73,7 +74,7 @@ def trial(number: int, optimizer: str) -> Trial:
     return Trial(number, {"optimizer": optimizer}, seed=number, data_seed=0)
 
 
-def key(task: Task, optimizer: str) -> ArrayKey:
+def key(task: Task, optimizer: str) -> FusionKey:
     return Describer(task, DataSets(task, CPU)).key(trial(0, optimizer))
 
 
@@ -114,6 +115,6 @@ def test_those_of_one_class_are_side_by_side_in_an_array(tmp_path: Any, monkeypa
         return stepper
 
     monkeypatch.setattr(Lane, "_stepper_of", noting)
-    list(Trainer(Job("job", (Array(one, members),)), workshop, describer, Orders(prompt=True), 30.0).run())
+    list(Trainer(Job("job", (Array(one, members),)), workshop, describer, JobControl(prompt=True), 30.0).run())
     assert seen
     assert all(order == [3, 1, 4, 0, 2, 5] for order in seen)

@@ -12,12 +12,12 @@ from contract_samples import Small, X, Y, learners, search, trial
 from torch import Tensor, nn
 
 import shoal
-from shoal.errors import TaskError
+from shoal.core.errors import TaskError
+from shoal.core.trial import TrialState
 from shoal.journal.view import JournalView
 from shoal.report.snapshot import snapshot
 from shoal.report.text import best_text
 from shoal.task import Task
-from shoal.trial import TrialState
 from shoal.worker.stepper import FusedStepper, SerialStepper, Stepper
 
 BATCHES = [(X[:4], Y[:4]), (X[4:8], Y[4:8]), (X[8:], Y[8:])]

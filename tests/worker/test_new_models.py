@@ -11,7 +11,7 @@ from contract_samples import Small, search
 from torch import nn
 
 import shoal
-from shoal.errors import TaskError
+from shoal.core.errors import TaskError
 
 NETS: dict[str, Callable[[], nn.Module]] = {
     "linear": lambda: nn.Linear(3, 3),

@@ -9,8 +9,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from shoal.errors import CheckpointError
-from shoal.trial import Origin, Report, Trial
+from shoal.core.errors import CheckpointError
+from shoal.core.trial import Origin, Report, Trial
 from shoal.worker.files import inherit, published
 from shoal.worker.opaque_files import Store
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from shoal.trial import Report
+from shoal.core.trial import Report
 from shoal.worker.opaque_reports import ProgramReports
 from shoal.worker.opaque_said import Said
 

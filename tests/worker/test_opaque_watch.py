@@ -9,7 +9,7 @@ from typing import Any
 import psutil
 import pytest
 
-from shoal.cluster.device import Device
+from shoal.core.device import Device
 from shoal.cost.watched import merged, watched
 from shoal.worker.opaque_child import visible_device
 from shoal.worker.opaque_watch import Watch

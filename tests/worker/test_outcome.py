@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from shoal.backend.perform import resolve
-from shoal.errors import CheckpointError, StorageFullError, TaskError, UnusableTaskError
-from shoal.planner.event import Outcome
+from shoal.core.errors import CheckpointError, StorageFullError, TaskError, UnusableTaskError
+from shoal.core.event import Outcome
 from shoal.worker.outcome import outcome_of, recorded, user_traceback
 
 

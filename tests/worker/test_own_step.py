@@ -9,10 +9,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from shoal.errors import FusionError, TaskError
-from shoal.planner.job import Member
+from shoal.core.array import Member
+from shoal.core.errors import FusionError, TaskError
+from shoal.core.trial import Trial
 from shoal.task import Task
-from shoal.trial import Trial
 from shoal.worker.learner import build
 from shoal.worker.own_step import OwnStep
 from shoal.worker.stepper import FusedStepper, SerialStepper

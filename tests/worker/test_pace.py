@@ -8,9 +8,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import shoal.fuse.step as step_module
+from shoal.core.demand import Profile
+from shoal.core.errors import FusionError
 from shoal.cost.compiling import repays
-from shoal.cost.demand import Profile
-from shoal.errors import FusionError
 from shoal.fuse.array import ModelArray
 from shoal.fuse.making import fuse
 from shoal.fuse.optim.fused import FusedOptimizer, fuse_optimizers

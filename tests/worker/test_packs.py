@@ -29,14 +29,15 @@ from pack_samples import (
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
+from shoal.core.array import Member
+from shoal.core.event import ArrayFailed, Outcome
+from shoal.core.job import JobUpdate
+from shoal.core.trial import Report, TrialState
 from shoal.pack import fetch as fetch_module
 from shoal.pack.batches import LOOKED_AT
 from shoal.pack.window import BLOCK
-from shoal.planner.event import Dropped, Outcome
-from shoal.planner.job import Change, Member
-from shoal.planner.orders import Orders
-from shoal.trial import Report, TrialState
 from shoal.worker.checkpoint import load_newest
+from shoal.worker.control import JobControl
 
 EVERYBODY = range(len(CONFIGS))
 
@@ -60,10 +61,10 @@ def test_each_member_of_a_pack_is_as_if_alone(kind: str, tmp_path: Path) -> None
     check(kind, tmp_path, reports)
 
 
-class Planned(Orders):
+class Planned(JobControl):
     """Comes to what is planned when it is asked for the nth time whether the job is to stop; None stops it."""
 
-    def __init__(self, plan: dict[int, Change | None]) -> None:
+    def __init__(self, plan: dict[int, JobUpdate | None]) -> None:
         super().__init__(prompt=True)
         self.plan = plan
         self.asked = 0
@@ -106,7 +107,7 @@ def test_whatever_is_done_to_packs_each_member_is_as_if_alone(
         def member(number: int, target: int) -> Member:
             return Member(trial(number), epoch[number], max(target, epoch[number] + 1))
 
-        def run(members: list[Member], orders: Orders) -> None:
+        def run(members: list[Member], orders: JobControl) -> None:
             reports = reports_in(shop.run(members, orders, seconds))
             said.extend(reports)
             for report in reports:
@@ -116,18 +117,18 @@ def test_whatever_is_done_to_packs_each_member_is_as_if_alone(
             open_ = [number for number in EVERYBODY if epoch[number] < EPOCHS]
             present = [number for number in sorted(job["members"]) if number in open_]
             free = set(open_) - set(present)
-            plan: dict[int, Change | None] = {}
+            plan: dict[int, JobUpdate | None] = {}
             for step, what in sorted(job["plan"].items()):
                 if what is None:
                     plan[step] = None
                 elif what[0] == "leave":
-                    plan[step] = Change(leave=frozenset({what[1]}))
+                    plan[step] = JobUpdate(leave=frozenset({what[1]}))
                 elif what[1] in free:
                     free.remove(what[1])
-                    plan[step] = Change(join=shop.arrays([member(what[1], job["targets"][what[1]])]))
+                    plan[step] = JobUpdate(join=shop.arrays([member(what[1], job["targets"][what[1]])]))
             if present:
                 run([member(number, job["targets"][number]) for number in present], Planned(plan))
-        run([member(n, EPOCHS) for n in EVERYBODY if epoch[n] < EPOCHS], Orders(prompt=True))
+        run([member(n, EPOCHS) for n in EVERYBODY if epoch[n] < EPOCHS], JobControl(prompt=True))
         check(kind, Path(folder), said)
 
 
@@ -172,7 +173,7 @@ def test_who_comes_within_an_epoch_catches_up_and_shares_the_samples(
     task = Long()
     shop = Shop(task, tmp_path)
     (array,) = shop.arrays([whole(newcomer, 2)])
-    plan = Planned({300: Change(join=(replace(array, apart=True),))})  # steps of 2 and of 5: 428 samples
+    plan = Planned({300: JobUpdate(join=(replace(array, apart=True),))})  # steps of 2 and of 5: 428 samples
     reports = reports_in(shop.run([whole(0, 2), whole(4, 2)], plan))
     everybody = sorted((0, 4, newcomer))
     assert sorted((r.trial, r.epoch) for r in reports) == [(number, epoch) for number in everybody for epoch in (1, 2)]
@@ -236,7 +237,7 @@ class Exiting(Raising):
 @pytest.mark.parametrize("task", [Raising, Exiting])
 def test_who_raises_leaves_and_the_others_go_on(task: type[Raising], tmp_path: Path) -> None:
     events = Shop(task(), tmp_path).run([whole(number) for number in EVERYBODY])
-    (dropped,) = [event for event in events if isinstance(event, Dropped)]
+    (dropped,) = [event for event in events if isinstance(event, ArrayFailed)]
     assert (dropped.trials, dropped.outcome) == ({3}, Outcome.RAISED)
     assert f"{type(task.error).__name__}: no more" in dropped.message
     assert f"{type(task.error).__name__}: no more" in (tmp_path / "logs" / "job.log").read_text()

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from shoal.cluster.device import Device
+from shoal.core.device import Device
 from shoal.worker.run import _place
 
 

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from shoal.planner.job import Array, ArrayKey, Member
+from shoal.core.array import Array, FusionKey, Member
+from shoal.core.trial import Trial
 from shoal.task import Task
-from shoal.trial import Trial
 from shoal.worker.data import DataSets
 from shoal.worker.profile import AFFORDABLE, DEAR, UNNOTICED, measure
 
@@ -58,7 +58,7 @@ def test_sizes_are_measured_that_the_waiting_work_is_worth(
 ) -> None:
     task = Slow()
     members = tuple(Member(Trial(b, {"lr": 0.01 * (b + 1)}, seed=b, data_seed=0), 0, 2) for b in range(5))
-    array = Array(ArrayKey("", "", 4), members, pending=pending)
+    array = Array(FusionKey("", "", 4), members, pending=pending)
     profile = measure(task, DataSets(task, CPU), array, CPU, 10**9, unnoticed)
     assert profile.step_seconds.keys() == sizes
     assert (profile.sample, profile.pending) == (5, noted)
@@ -85,7 +85,7 @@ def test_memory_is_for_members_with_two_tensors_of_state(optimizer: str, monkeyp
     monkeypatch.setattr("shoal.worker.profile._memory", lambda device: next(taken))
     task = Kept()
     member = Member(Trial(0, {"lr": 0.01, "optimizer": optimizer}, seed=0, data_seed=0), 0, 1)
-    profile = measure(task, DataSets(task, CPU), Array(ArrayKey("", "", 4), (member,)), CPU, 10**9)
+    profile = measure(task, DataSets(task, CPU), Array(FusionKey("", "", 4), (member,)), CPU, 10**9)
     weights = 4 * 512 * 512
     assert profile.member_memory == pytest.approx(8 * 10**6 + (2 * weights if optimizer == "SGD" else 0), abs=100)
 
@@ -104,7 +104,7 @@ def test_lone_members_of_all_classes_of_optimizers_stand_for_one(monkeypatch: py
         Member(Trial(number, {"lr": 0.01, "optimizer": name}, seed=0, data_seed=0), 0, 1)
         for number, name in enumerate(["SGD", "Adam", "SGD", "Adagrad"])
     )
-    profile = measure(task, DataSets(task, CPU), Array(ArrayKey("", "", 4), members), CPU, 10**9, inf)
+    profile = measure(task, DataSets(task, CPU), Array(FusionKey("", "", 4), members), CPU, 10**9, inf)
     assert profile.step_seconds == {1: pytest.approx((0.001 + 0.002 + 0.001 + 0.004) / 4), 4: 0.007}
 
 
@@ -121,7 +121,7 @@ def test_other_classes_are_measured_where_a_larger_size_is_too_dear(monkeypatch:
         Member(Trial(number, {"lr": 0.01, "optimizer": name}, seed=0, data_seed=0), 0, 1)
         for number, name in enumerate(["SGD", "Adam"] * 8)
     )
-    array = Array(ArrayKey("", "", 4), members, pending=7)
+    array = Array(FusionKey("", "", 4), members, pending=7)
     profile = measure(task, DataSets(task, CPU), array, CPU, 10**9, 0.2)
     assert profile.step_seconds == {1: pytest.approx(0.0015), 4: 0.003}
     assert profile.pending == 7

@@ -13,16 +13,16 @@ from torch import nn
 from torch.utils.data import Dataset, TensorDataset
 
 import shoal
-from shoal.cluster.device import Cluster, Device, Node
+from shoal.core.device import Cluster, Device, Node
+from shoal.core.errors import TaskError
+from shoal.core.space import Space
+from shoal.core.trial import Trial
 from shoal.cost.history import History
-from shoal.errors import TaskError
-from shoal.planner.asked import Asked
+from shoal.dry_run.rehearse import rehearse
+from shoal.dry_run.request import Asked
 from shoal.planner.packing.cost import Cost
 from shoal.planner.packing.single import Single
-from shoal.space import Space
-from shoal.trial import Trial
 from shoal.worker.profile import measure
-from shoal.worker.rehearse import rehearse
 
 DEVICE = Device("cpu:0", "cpu/1", memory=1 << 40)
 FETCH_SECONDS = 0.0003
@@ -81,7 +81,7 @@ def fusing_pays(monkeypatch):
     def measured(*arguments):
         return replace(measure(*arguments), step_seconds={1: 1e-3, 16: 1e-3}, fuse_seconds={})
 
-    monkeypatch.setattr("shoal.worker.rehearse.measure", measured)
+    monkeypatch.setattr("shoal.dry_run.rehearse.measure", measured)
 
 
 def rehearsed(configs, history, task=None, device=DEVICE, packing=None, **spec):

@@ -10,12 +10,12 @@ from torch import Tensor
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, LinearLR, OneCycleLR, ReduceLROnPlateau, SequentialLR
 
 import shoal
-from shoal.errors import TaskError
+from shoal.core.array import Member
+from shoal.core.errors import TaskError
+from shoal.core.trial import Origin, Trial
 from shoal.fuse.generators import reseed
 from shoal.pack.batches import epoch_order
-from shoal.planner.job import Member
 from shoal.task import Task
-from shoal.trial import Origin, Trial
 from shoal.worker.checkpoint import load_newest
 from shoal.worker.files import inherit
 from shoal.worker.paused import Paused

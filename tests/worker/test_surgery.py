@@ -16,12 +16,13 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
-from shoal.planner.event import Dropped, Reported, Surveyed
-from shoal.planner.job import Array, ArrayKey, Change, Job, Member
-from shoal.planner.orders import Orders
+from shoal.core.array import Array, FusionKey, Member
+from shoal.core.event import ArrayFailed, Reported, SignaturesFound
+from shoal.core.job import Job, JobUpdate
+from shoal.core.trial import Report, Trial, TrialState
 from shoal.task import Task
-from shoal.trial import Report, Trial, TrialState
 from shoal.worker.checkpoint import load_newest
+from shoal.worker.control import JobControl
 from shoal.worker.data import DataSets
 from shoal.worker.describe import Describer
 from shoal.worker.paused import Paused
@@ -30,7 +31,7 @@ from shoal.worker.workshop import Workshop
 
 CPU = torch.device("cpu")
 TRIALS, EPOCHS, STEPS = 5, 4, 3
-KEY = ArrayKey("net", "data", 4)
+KEY = FusionKey("net", "data", 4)
 
 
 class Net(Task):
@@ -155,14 +156,14 @@ def trial(number: int) -> Trial:
     return Trial(number, config, seed=100 + number, data_seed=7)
 
 
-class Planned(Orders):
+class Planned(JobControl):
     """Comes to what is planned when a step has been done.
 
     Args:
         plan: number of a step of the job, from 1 on -> a change, or None to stop.
     """
 
-    def __init__(self, plan: Mapping[int, Change | None]) -> None:
+    def __init__(self, plan: Mapping[int, JobUpdate | None]) -> None:
         super().__init__(prompt=True)
         self.plan = dict(plan)
         self.step = 0
@@ -179,7 +180,7 @@ class Planned(Orders):
 
 
 def work(
-    task: Task, directory: Path, members: Sequence[Member], orders: Orders, paused: Paused | None = None
+    task: Task, directory: Path, members: Sequence[Member], orders: JobControl, paused: Paused | None = None
 ) -> list[Any]:
     """What a job yields."""
     sets = DataSets(task, CPU)
@@ -188,8 +189,8 @@ def work(
     return list(Trainer(job, workshop, Describer(task, sets), orders, checkpoint_seconds=30.0).run())
 
 
-def joining(*members: Member) -> Change:
-    return Change(join=(Array(KEY, members),))
+def joining(*members: Member) -> JobUpdate:
+    return JobUpdate(join=(Array(KEY, members),))
 
 
 def reports_in(events: Iterable[Any]) -> list[Report]:
@@ -200,7 +201,7 @@ def reports_in(events: Iterable[Any]) -> list[Report]:
 def alone(kind: str, number: int) -> tuple[dict[int, Any], dict[str, Tensor]]:
     """What a trial reports and becomes without any company."""
     with TemporaryDirectory() as folder:
-        events = work(TASKS[kind](), Path(folder), [Member(trial(number), 0, EPOCHS)], Orders(prompt=True))
+        events = work(TASKS[kind](), Path(folder), [Member(trial(number), 0, EPOCHS)], JobControl(prompt=True))
         checkpoint = load_newest(Path(folder), number)
     assert checkpoint is not None
     return {report.epoch: report.metrics for report in reports_in(events)}, checkpoint.model
@@ -221,7 +222,7 @@ def check(kind: str, directory: Path, reports: Iterable[Report]) -> None:
 numbers = st.integers(0, TRIALS - 1)
 changes = st.one_of(
     st.none(),
-    st.builds(lambda number: Change(leave=frozenset({number})), numbers),
+    st.builds(lambda number: JobUpdate(leave=frozenset({number})), numbers),
     st.tuples(st.just("join"), numbers),
 )
 jobs = st.fixed_dictionaries(
@@ -246,7 +247,7 @@ def test_whatever_is_done_to_arrays_each_member_is_as_if_alone(kind: str, script
         def member(number: int, target: int) -> Member:
             return Member(trial(number), epoch[number], max(target, epoch[number] + 1))
 
-        def run(members: Sequence[Member], orders: Orders) -> None:
+        def run(members: Sequence[Member], orders: JobControl) -> None:
             reports = reports_in(work(task, directory, members, orders, paused))
             said.extend(reports)
             for report in reports:
@@ -256,7 +257,7 @@ def test_whatever_is_done_to_arrays_each_member_is_as_if_alone(kind: str, script
             open_ = [number for number in range(TRIALS) if epoch[number] < EPOCHS]
             present = [number for number in sorted(job["members"]) if number in open_]
             free = set(open_) - set(present)
-            plan: dict[int, Change | None] = {}
+            plan: dict[int, JobUpdate | None] = {}
             for step, change in sorted(job["plan"].items()):
                 if isinstance(change, tuple):
                     number = change[1]
@@ -268,7 +269,7 @@ def test_whatever_is_done_to_arrays_each_member_is_as_if_alone(kind: str, script
                     plan[step] = change
             if present:
                 run([member(number, job["targets"][number]) for number in present], Planned(plan))
-        run([member(n, EPOCHS) for n in range(TRIALS) if epoch[n] < EPOCHS], Orders(prompt=True))
+        run([member(n, EPOCHS) for n in range(TRIALS) if epoch[n] < EPOCHS], JobControl(prompt=True))
         check(kind, directory, said)
 
 
@@ -284,31 +285,31 @@ def test_survivors_and_newcomers_at_different_epochs(kind: str, tmp_path: Path) 
     paused = Paused()
     reports = reports_in(work(task, tmp_path, first, Planned(plan), paused))
     rest = [Member(trial(2), 1, EPOCHS), Member(trial(4), 2, EPOCHS)]
-    reports += reports_in(work(task, tmp_path, rest, Orders(prompt=True), paused))
+    reports += reports_in(work(task, tmp_path, rest, JobControl(prompt=True), paused))
     assert sorted({(r.trial, r.epoch) for r in reports}) == [(n, e) for n in range(5) for e in range(1, EPOCHS + 1)]
     check(kind, tmp_path, reports)
 
 
 def test_who_is_told_to_leave_reports_no_more_and_the_others_go_on(tmp_path: Path) -> None:
     members = [Member(trial(number), 0, 2) for number in range(3)]
-    plan = {2: Change(leave=frozenset({1}), look=(trial(3),))}
+    plan = {2: JobUpdate(leave=frozenset({1}), look=(trial(3),))}
     events = work(Net(), tmp_path, members, Planned(plan))
     assert sorted((r.trial, r.epoch, r.state) for r in reports_in(events)) == [
         *((0, 1, TrialState.RUNNING), (0, 2, TrialState.PAUSED)),
         *((2, 1, TrialState.RUNNING), (2, 2, TrialState.PAUSED)),
     ]
-    (looked,) = [event for event in events if isinstance(event, Surveyed)]
+    (looked,) = [event for event in events if isinstance(event, SignaturesFound)]
     assert looked.keys.keys() == {3}
-    assert isinstance(events[0], Surveyed), "a look waits for no end of an epoch"
+    assert isinstance(events[0], SignaturesFound), "a look waits for no end of an epoch"
 
 
 def test_a_job_that_all_have_left_is_over(tmp_path: Path) -> None:
     members = [Member(trial(number), 0, 2) for number in range(2)]
-    assert not reports_in(work(Net(), tmp_path, members, Planned({1: Change(leave=frozenset({0, 1}))})))
+    assert not reports_in(work(Net(), tmp_path, members, Planned({1: JobUpdate(leave=frozenset({0, 1}))})))
 
 
 def test_who_is_to_join_and_is_over_before_never_comes(tmp_path: Path) -> None:
-    plan = {1: joining(Member(trial(1), 0, 2)), 2: Change(leave=frozenset({1}))}
+    plan = {1: joining(Member(trial(1), 0, 2)), 2: JobUpdate(leave=frozenset({1}))}
     reports = reports_in(work(Net(), tmp_path, [Member(trial(0), 0, 2)], Planned(plan)))
     assert {report.trial for report in reports} == {0}
 
@@ -411,17 +412,17 @@ class Fails(Net):
     [
         pytest.param({}, id="undisturbed"),
         pytest.param({2: None}, id="stopped within the epoch"),
-        pytest.param({1: Change(leave=frozenset({2}))}, id="a neighbour leaves"),
+        pytest.param({1: JobUpdate(leave=frozenset({2}))}, id="a neighbour leaves"),
         pytest.param({1: joining(Member(trial(3), 0, 2))}, id="another joins"),
     ],
 )
-def test_a_loss_that_was_no_number_is_not_forgotten(plan: dict[int, Change | None], tmp_path: Path) -> None:
+def test_a_loss_that_was_no_number_is_not_forgotten(plan: dict[int, JobUpdate | None], tmp_path: Path) -> None:
     task = Fails()
     members = [Member(trial(number), 0, 2) for number in range(3)]
     reports = reports_in(work(task, tmp_path, members, Planned(plan)))
     if None in plan.values():
         assert load_newest(tmp_path, 1) is None, "what is about to fail is not saved"
-        reports = reports_in(work(task, tmp_path, members, Orders(prompt=True)))
+        reports = reports_in(work(task, tmp_path, members, JobControl(prompt=True)))
     (failed,) = [report for report in reports if report.trial == 1]
     assert (failed.epoch, failed.state) == (1, TrialState.FAILED)
     assert failed.reason == "loss is not finite at step 1 of epoch 1"
@@ -429,7 +430,9 @@ def test_a_loss_that_was_no_number_is_not_forgotten(plan: dict[int, Change | Non
 
 def test_who_leaves_with_a_bad_loss_is_not_saved(tmp_path: Path) -> None:
     members = [Member(trial(number), 0, 2) for number in range(3)]
-    work(Fails(), tmp_path, members, Planned({1: Change(leave=frozenset({1})), 2: Change(leave=frozenset({1, 2}))}))
+    work(
+        Fails(), tmp_path, members, Planned({1: JobUpdate(leave=frozenset({1})), 2: JobUpdate(leave=frozenset({1, 2}))})
+    )
     assert load_newest(tmp_path, 1) is None
     assert load_newest(tmp_path, 2) is not None
 
@@ -446,7 +449,9 @@ def test_newcomers_at_other_epochs_do_not_starve_those_that_are_ahead(tmp_path: 
 
 
 def test_who_leaves_keeps_what_it_has_learnt(tmp_path: Path) -> None:
-    work(Net(), tmp_path, [Member(trial(0), 0, 2), Member(trial(1), 0, 2)], Planned({2: Change(leave=frozenset({1}))}))
+    work(
+        Net(), tmp_path, [Member(trial(0), 0, 2), Member(trial(1), 0, 2)], Planned({2: JobUpdate(leave=frozenset({1}))})
+    )
     kept = load_newest(tmp_path, 1)
     assert kept is not None
     assert (kept.epoch, kept.step) == (0, 1)
@@ -471,7 +476,7 @@ class Exits(Undone):
 def test_a_newcomer_that_cannot_be_built_leaves_and_the_others_go_on(task: type[Undone], tmp_path: Path) -> None:
     plan = {2: joining(Member(trial(3), 0, 2))}
     events = work(task(), tmp_path, [Member(trial(number), 0, 3) for number in range(2)], Planned(plan))
-    (dropped,) = [event for event in events if isinstance(event, Dropped)]
+    (dropped,) = [event for event in events if isinstance(event, ArrayFailed)]
     assert dropped.trials == {3}
     assert "no such model" in dropped.message
     assert [kept.epoch for number in range(2) if (kept := load_newest(tmp_path, number))] == [3, 3]
@@ -486,7 +491,7 @@ class Divided(Net):
 
 
 def test_a_look_loads_no_data(tmp_path: Path) -> None:
-    plan = {1: Change(look=(trial(0), trial(1)))}
+    plan = {1: JobUpdate(look=(trial(0), trial(1)))}
     events = work(Divided(), tmp_path, [Member(trial(0), 0, 1)], Planned(plan))
-    (looked,) = [event for event in events if isinstance(event, Surveyed)]
+    (looked,) = [event for event in events if isinstance(event, SignaturesFound)]
     assert looked.keys.keys() == {0}

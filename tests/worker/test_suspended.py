@@ -7,12 +7,12 @@ import pytest
 import torch
 from pack_samples import CONFIGS, CPU, Mixed
 
-from shoal.planner.event import Reported
-from shoal.planner.job import Array, ArrayKey, Job, Member
-from shoal.planner.orders import Orders
-from shoal.schedule.base import Quantum
-from shoal.trial import Trial
+from shoal.core.array import Array, FusionKey, Member
+from shoal.core.event import Reported, TurnStats
+from shoal.core.job import Job
+from shoal.core.trial import Trial
 from shoal.worker import lane
+from shoal.worker.control import JobControl
 from shoal.worker.data import DataSets
 from shoal.worker.describe import Describer
 from shoal.worker.learner import build
@@ -23,7 +23,7 @@ from shoal.worker.workshop import Workshop
 EPOCHS = 3
 
 
-class After(Orders):
+class After(JobControl):
     """Stops a job when so many steps have been taken."""
 
     def __init__(self, looks: int) -> None:
@@ -40,7 +40,7 @@ class After(Orders):
 def job(*numbers: int, start: dict[int, int]) -> Job:
     arrays = [
         Array(
-            ArrayKey(str(CONFIGS[n]["kind"]), "data", CONFIGS[n]["batch_size"]),
+            FusionKey(str(CONFIGS[n]["kind"]), "data", CONFIGS[n]["batch_size"]),
             (Member(Trial(n, CONFIGS[n], seed=n, data_seed=5), start.get(n, 0), EPOCHS),),
         )
         for n in numbers
@@ -48,7 +48,7 @@ def job(*numbers: int, start: dict[int, int]) -> Job:
     return Job("job", tuple(arrays))
 
 
-def train(directory: Path, paused: Paused, orders: Orders, *numbers: int) -> list[Reported]:
+def train(directory: Path, paused: Paused, orders: JobControl, *numbers: int) -> list[Reported]:
     task = Mixed()
     sets = DataSets(task, CPU)
     workshop = Workshop(task, sets, paused, CPU, directory)
@@ -65,7 +65,7 @@ def metrics(events: list[Reported]) -> dict[tuple[int, int], Any]:
 def test_who_goes_on_learns_what_it_would_have_learnt(
     looks: int, stays: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = metrics(train(tmp_path / "whole", Paused(), Orders(prompt=True), 0, 3))
+    whole = metrics(train(tmp_path / "whole", Paused(), JobControl(prompt=True), 0, 3))
     paused, orders = Paused(), After(looks)
     told = train(tmp_path / "parts", paused, orders, 0, 3)
     assert orders.noticed
@@ -76,13 +76,13 @@ def test_who_goes_on_learns_what_it_would_have_learnt(
         return build(task, member, device)
 
     monkeypatch.setattr(lane, "build", noted)
-    told += train(tmp_path / "parts", paused if stays else Paused(), Orders(prompt=True), 0, 3)
+    told += train(tmp_path / "parts", paused if stays else Paused(), JobControl(prompt=True), 0, 3)
     assert sorted(built) == ([] if stays else [0, 3])
     assert metrics(told) == whole
 
 
 def test_the_losses_are_told_of_the_best_member_with_each_epoch_and_when_it_stops(tmp_path: Path) -> None:
-    events = train(tmp_path / "whole", Paused(), Orders(prompt=True), 0)
+    events = train(tmp_path / "whole", Paused(), JobControl(prompt=True), 0)
     assert [len(event.reports) for event in events] == [1, 1, 1]
     losses = [event.losses for event in events if event.losses is not None]
     assert [quantum.steps for quantum in losses] == [7, 7, 7], "14 samples in batches of 2"
@@ -95,14 +95,14 @@ def test_the_losses_are_told_of_the_best_member_with_each_epoch_and_when_it_stop
 
 def test_losses_are_told_in_the_middle_of_long_epochs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lane, "LOOK_SECONDS", 0.0)
-    events = train(tmp_path / "study", Paused(), Orders(prompt=True), 0)
+    events = train(tmp_path / "study", Paused(), JobControl(prompt=True), 0)
     assert sum(event.losses.steps for event in events if event.losses) == 7 * EPOCHS
     assert sum(not event.reports for event in events) == 7 * EPOCHS
 
 
 def test_quanta_add_up() -> None:
-    one, other = Quantum(3.0, 1.0, 2.0, 4, 0.5), Quantum(5.0, 2.0, 2.5, 2, 0.25)
-    assert one.followed_by(other) == Quantum(5.0, 1.0, 2.5, 6, 0.75)
+    one, other = TurnStats(3.0, 1.0, 2.0, 4, 0.5), TurnStats(5.0, 2.0, 2.5, 2, 0.25)
+    assert one.followed_by(other) == TurnStats(5.0, 1.0, 2.5, 6, 0.75)
     assert one.followed_by(None) is one
 
 

@@ -12,8 +12,8 @@ import torch
 from pack_samples import CPU, EPOCHS, Mixed, Shop, reports_in, trial, whole
 from torch import Tensor, nn
 
+from shoal.core.array import Array, Member
 from shoal.fuse.generators import Unseeded, reseed
-from shoal.planner.job import Array, Member
 from shoal.worker.checkpoint import load_newest
 from shoal.worker.data import DataSets
 from shoal.worker.profile import measure

@@ -10,8 +10,8 @@ from contract_samples import CPU, SIZE, Small, X, Y, learners, search, trial, wo
 from torch import Tensor, nn
 
 import shoal
-from shoal.errors import TaskError
-from shoal.planner.job import Member
+from shoal.core.array import Member
+from shoal.core.errors import TaskError
 from shoal.task import Task
 from shoal.worker.data import DataSets
 from shoal.worker.describe import Describer

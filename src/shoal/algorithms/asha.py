@@ -12,8 +12,8 @@ from shoal.algorithms.bracket import Rung, check_halving, milestones, totals_of
 from shoal.algorithms.concurrent import ConcurrentAlgorithm
 from shoal.algorithms.projection import projection
 from shoal.algorithms.sampler import check_sampler
-from shoal.errors import AlgorithmError
-from shoal.trial import Config, Decision, TrialState
+from shoal.core.errors import AlgorithmError
+from shoal.core.trial import Config, Decision, TrialState
 
 if TYPE_CHECKING:
     import optuna

@@ -9,10 +9,10 @@ from dataclasses import dataclass, fields, is_dataclass
 from numbers import Integral, Real
 from typing import ClassVar
 
-from shoal.errors import AlgorithmError, TaskError
-from shoal.objective import Objective, check_reported, objectives
-from shoal.space import Space, flatten
-from shoal.trial import Config, Decision, Origin, Report, Trial, TrialGroup, TrialState, derive_seed
+from shoal.core.errors import AlgorithmError, TaskError
+from shoal.core.objective import Objective, check_reported, objectives
+from shoal.core.space import Space, flatten
+from shoal.core.trial import Config, Decision, Origin, Report, Trial, TrialGroup, TrialState, derive_seed
 
 __all__ = ["Algorithm", "Problem", "Totals", "call_text", "check_trials", "check_whole"]
 

@@ -11,9 +11,9 @@ from shoal.algorithms.bracket import Bracket, Rung, check_halving, totals_of
 from shoal.algorithms.bracketed import BracketedAlgorithm
 from shoal.algorithms.hyperband import deepest_bracket, rungs
 from shoal.algorithms.kde import Density
-from shoal.domain import Choice, Domain
-from shoal.errors import AlgorithmError
-from shoal.trial import Config, Trial, derive_seed
+from shoal.core.domain import Choice, Domain
+from shoal.core.errors import AlgorithmError
+from shoal.core.trial import Config, Trial, derive_seed
 
 __all__ = ["BOHB", "SyncBOHB"]
 

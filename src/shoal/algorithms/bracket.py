@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from shoal.algorithms.base import Problem, Totals, check_whole
-from shoal.errors import AlgorithmError
-from shoal.trial import Budget, Decision, Report, Trial, TrialGroup, TrialState
+from shoal.core.errors import AlgorithmError
+from shoal.core.trial import Budget, Decision, Report, Trial, TrialGroup, TrialState
 
 __all__ = ["Bracket", "Rung", "check_halving", "milestones", "totals_of"]
 

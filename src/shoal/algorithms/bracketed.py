@@ -5,8 +5,8 @@ from collections.abc import Iterable
 
 from shoal.algorithms.base import Algorithm, Problem, Totals
 from shoal.algorithms.bracket import Bracket, totals_of
-from shoal.errors import AlgorithmError
-from shoal.trial import Decision, Report, TrialGroup
+from shoal.core.errors import AlgorithmError
+from shoal.core.trial import Decision, Report, TrialGroup
 
 __all__ = ["BracketedAlgorithm"]
 

@@ -3,7 +3,7 @@
 from abc import abstractmethod
 
 from shoal.algorithms.base import Algorithm, Problem
-from shoal.trial import Budget, Config, Decision, Report, Trial, TrialGroup, TrialState
+from shoal.core.trial import Budget, Config, Decision, Report, Trial, TrialGroup, TrialState
 
 __all__ = ["ConcurrentAlgorithm"]
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from shoal.algorithms.base import Problem, Totals, check_whole
 from shoal.algorithms.concurrent import ConcurrentAlgorithm
-from shoal.errors import AlgorithmError
-from shoal.trial import Decision, TrialState
+from shoal.core.errors import AlgorithmError
+from shoal.core.trial import Decision, TrialState
 
 __all__ = ["Median"]
 

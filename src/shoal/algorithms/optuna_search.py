@@ -8,7 +8,7 @@ from shoal.algorithms.base import Problem, Totals, check_whole
 from shoal.algorithms.concurrent import ConcurrentAlgorithm
 from shoal.algorithms.projection import projection
 from shoal.algorithms.sampler import check_sampler
-from shoal.trial import Decision, Report, TrialState
+from shoal.core.trial import Decision, Report, TrialState
 
 if TYPE_CHECKING:
     import optuna

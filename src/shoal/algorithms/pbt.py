@@ -7,9 +7,9 @@ from random import Random
 from typing import Any
 
 from shoal.algorithms.base import Algorithm, Problem, Totals, check_whole
-from shoal.domain import Choice, Domain, LogRandInt, LogUniform, QUniform, RandInt, Uniform
-from shoal.errors import AlgorithmError, SpaceError
-from shoal.trial import Budget, Config, Decision, Origin, Report, Trial, TrialGroup, TrialState, derive_seed
+from shoal.core.domain import Choice, Domain, LogRandInt, LogUniform, QUniform, RandInt, Uniform
+from shoal.core.errors import AlgorithmError, SpaceError
+from shoal.core.trial import Budget, Config, Decision, Origin, Report, Trial, TrialGroup, TrialState, derive_seed
 
 __all__ = ["PBT"]
 

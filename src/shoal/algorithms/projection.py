@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.algorithms.base import Problem
 from shoal.algorithms.sampler import check_searchable, directions, heard, made, quiet, sampler_text
-from shoal.domain import Choice, Domain, QUniform
-from shoal.errors import AlgorithmError, ShoalError
-from shoal.trial import Config, derive_seed
+from shoal.core.domain import Choice, Domain, QUniform
+from shoal.core.errors import AlgorithmError, ShoalError
+from shoal.core.trial import Config, derive_seed
 
 if TYPE_CHECKING:
     import optuna

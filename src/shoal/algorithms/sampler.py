@@ -8,10 +8,10 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from shoal.algorithms.base import Problem
-from shoal.domain import Choice, Domain
-from shoal.errors import AlgorithmError, SpaceError
-from shoal.objective import Objective
-from shoal.space import Space
+from shoal.core.domain import Choice, Domain
+from shoal.core.errors import AlgorithmError, SpaceError
+from shoal.core.objective import Objective
+from shoal.core.space import Space
 
 if TYPE_CHECKING:
     import optuna

@@ -1,6 +1,16 @@
 """What carries jobs to processes and their reports back."""
 
-from shoal.backend.base import Backend, Ended, Event, Outcome, Profiled, Reported, Runner, Surveyed, Workplace
+from shoal.backend.base import (
+    Backend,
+    Ended,
+    Event,
+    Outcome,
+    Profiled,
+    Reported,
+    Runner,
+    SignaturesFound,
+    WorkerContext,
+)
 from shoal.backend.inline import Inline
 from shoal.backend.local import Local
 from shoal.backend.registry import BACKENDS, make_backend
@@ -16,7 +26,7 @@ __all__ = [
     "Profiled",
     "Reported",
     "Runner",
-    "Surveyed",
-    "Workplace",
+    "SignaturesFound",
+    "WorkerContext",
     "make_backend",
 ]

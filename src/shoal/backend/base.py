@@ -4,30 +4,41 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from typing import ClassVar
 
-from shoal.cluster.device import Device
-from shoal.planner.event import Alive, Dropped, Ended, Event, Measured, Outcome, Paced, Profiled, Reported, Surveyed
-from shoal.planner.job import Change, Job, Workplace
-from shoal.planner.orders import Orders
+from shoal.core.device import Device
+from shoal.core.event import (
+    ArrayFailed,
+    Ended,
+    Event,
+    Heartbeat,
+    MemoryMeasured,
+    Outcome,
+    PackSpeedMeasured,
+    Profiled,
+    Reported,
+    SignaturesFound,
+)
+from shoal.core.job import Job, JobUpdate, WorkerContext
+from shoal.worker.control import JobControl
 
 __all__ = [
-    "Alive",
+    "ArrayFailed",
     "Backend",
-    "Dropped",
     "Ended",
     "Event",
-    "Measured",
-    "Orders",
+    "Heartbeat",
+    "JobControl",
+    "MemoryMeasured",
     "Outcome",
-    "Paced",
+    "PackSpeedMeasured",
     "Profiled",
     "Reported",
     "Runner",
-    "Surveyed",
-    "Workplace",
+    "SignaturesFound",
+    "WorkerContext",
 ]
 
 
-Runner = Callable[[Job, Device, Workplace, Orders], Iterator[Event]]
+Runner = Callable[[Job, Device, WorkerContext, JobControl], Iterator[Event]]
 """Does a job: `run(job, device, workplace, orders)` yields events; exceptions are the back end's to translate.
 
 It asks `orders.stopping()` between steps and, when that is true, checkpoints and returns. The back end adds `Ended`. It
@@ -51,7 +62,7 @@ class Backend(ABC):
     elastic: ClassVar[bool] = True
     """Whether `change` reaches the jobs, and arrays may hold members that stand at different epochs."""
 
-    def __init__(self, workplace: Workplace) -> None:
+    def __init__(self, workplace: WorkerContext) -> None:
         self.workplace = workplace
 
     @property
@@ -78,7 +89,7 @@ class Backend(ABC):
         """Free what is kept for later jobs on a device that holds none: it is lost, or others are to have it."""
 
     @abstractmethod
-    def change(self, job: str, change: Change) -> None:
+    def change(self, job: str, change: JobUpdate) -> None:
         """Let members of a job leave, or others join. A job that has ended already is left alone."""
 
     @abstractmethod

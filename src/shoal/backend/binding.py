@@ -4,10 +4,10 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from shoal.cluster.device import Device
 from shoal.cluster.mps import MpsDaemon
 from shoal.cluster.mps_limits import pinned_limit
-from shoal.planner.job import Job
+from shoal.core.device import Device
+from shoal.core.job import Job
 
 __all__ = ["Binding", "alone_on", "client_on"]
 

@@ -35,7 +35,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 
-from shoal.backend.base import Workplace
+from shoal.backend.base import WorkerContext
 from shoal.backend.perform import resolve
 from shoal.backend.process import work
 from shoal.cluster.processes import family, kill
@@ -67,7 +67,7 @@ class Setup:
 
     argv: list[str]
     directory: str
-    workplace: Workplace
+    workplace: WorkerContext
 
 
 def main() -> None:
@@ -84,7 +84,7 @@ class _Server:
 
     def __init__(self, control: socket.socket) -> None:
         self._control = control
-        self._workplace: Workplace | None = None
+        self._workplace: WorkerContext | None = None
         self._numbers: dict[int, int] = {}  # pid -> number
         self._wakeup, self._alarm = socket.socketpair()
 

@@ -5,12 +5,12 @@ from collections import deque
 from collections.abc import Generator
 from dataclasses import dataclass
 
-from shoal.backend.base import Backend, Ended, Event, Outcome, Workplace
+from shoal.backend.base import Backend, Ended, Event, Outcome, WorkerContext
 from shoal.backend.perform import perform, resolve
-from shoal.cluster.device import Device
-from shoal.errors import BackendError
-from shoal.planner.job import Change, Job
-from shoal.planner.orders import Orders
+from shoal.core.device import Device
+from shoal.core.errors import BackendError
+from shoal.core.job import Job, JobUpdate
+from shoal.worker.control import JobControl
 
 __all__ = ["Inline"]
 
@@ -21,7 +21,7 @@ class _Run:
 
     job: str
     events: Generator[Event, None, None]
-    orders: Orders
+    orders: JobControl
 
 
 class Inline(Backend):
@@ -33,7 +33,7 @@ class Inline(Backend):
 
     concurrent = False
 
-    def __init__(self, workplace: Workplace) -> None:
+    def __init__(self, workplace: WorkerContext) -> None:
         super().__init__(workplace)
         self._runner = resolve(workplace.runner)
         self._runs: deque[_Run] = deque()
@@ -46,7 +46,7 @@ class Inline(Backend):
             raise BackendError(f"job {job.id!r} cannot start: the back end is closed")
         if any(run.job == job.id for run in self._runs):
             raise BackendError(f"job {job.id!r} cannot start: a job of that id is running")
-        orders = Orders(prompt=True)
+        orders = JobControl(prompt=True)
         # `perform` is a generator: nothing of the job runs before it is asked for the first event.
         self._runs.append(_Run(job.id, perform(self._runner, job, device, self.workplace, orders), orders))
 
@@ -63,7 +63,7 @@ class Inline(Backend):
             run.events.close()
             self._ended.append(Ended(job, Outcome.CRASHED, "was ended in the middle of its work"))
 
-    def change(self, job: str, change: Change) -> None:
+    def change(self, job: str, change: JobUpdate) -> None:
         """Let a job see the change at its next step."""
         for run in self._runs:
             if run.job == job:

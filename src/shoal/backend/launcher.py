@@ -16,7 +16,7 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import IO
 
-from shoal.backend.base import Workplace
+from shoal.backend.base import WorkerContext
 from shoal.backend.forkserver import NOTICE, REQUEST, STUDY, Setup
 
 __all__ = ["Exit", "ForkServer", "describe_status"]
@@ -109,7 +109,7 @@ class ForkServer:
         workplace: for all its workers.
     """
 
-    def __init__(self, workplace: Workplace) -> None:
+    def __init__(self, workplace: WorkerContext) -> None:
         self.log = workplace.directory / "logs" / "server.log"
         self.log.parent.mkdir(parents=True, exist_ok=True)
         self.ready = False

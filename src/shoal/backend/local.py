@@ -10,16 +10,16 @@ from dataclasses import dataclass, field
 from itertools import count
 from multiprocessing.connection import Connection, wait
 
-from shoal.backend.base import Backend, Ended, Event, Outcome, Workplace
+from shoal.backend.base import Backend, Ended, Event, Outcome, WorkerContext
 from shoal.backend.binding import Binding
 from shoal.backend.launcher import Exit, ForkServer
 from shoal.backend.process import CHANGE, JOB, REUSABLE, STOP, Greeting
 from shoal.backend.sharing import Sharing
 from shoal.backend.tenants import Tenant
-from shoal.cluster.device import Device
 from shoal.cluster.processes import created, end
-from shoal.errors import BackendError
-from shoal.planner.job import Change, Job
+from shoal.core.device import Device
+from shoal.core.errors import BackendError
+from shoal.core.job import Job, JobUpdate
 from shoal.worker.outcome import log_path
 
 __all__ = ["Local"]
@@ -100,7 +100,7 @@ class Local(Backend):
         sharing: how jobs share a GPU; by default as the workplace says.
     """
 
-    def __init__(self, workplace: Workplace, sharing: Sharing | None = None) -> None:
+    def __init__(self, workplace: WorkerContext, sharing: Sharing | None = None) -> None:
         super().__init__(workplace)
         self._sharing = sharing if sharing is not None else Sharing(workplace.sharing)
         self._server = ForkServer(workplace)
@@ -161,7 +161,7 @@ class Local(Backend):
         for number in [number for number, x in self._workers.items() if x.job is None and x.device == device]:
             self._retire(number)
 
-    def change(self, job: str, change: Change) -> None:
+    def change(self, job: str, change: JobUpdate) -> None:
         """Send the change to the job's worker."""
         worker = self._worker_of(job)
         if worker is not None:

@@ -3,11 +3,11 @@
 import importlib
 from collections.abc import Generator
 
-from shoal.backend.base import Ended, Event, Outcome, Runner, Workplace
-from shoal.cluster.device import Device
-from shoal.errors import BackendError
-from shoal.planner.job import Job
-from shoal.planner.orders import Orders
+from shoal.backend.base import Ended, Event, Outcome, Runner, WorkerContext
+from shoal.core.device import Device
+from shoal.core.errors import BackendError
+from shoal.core.job import Job
+from shoal.worker.control import JobControl
 from shoal.worker.outcome import log_path, recorded
 
 __all__ = ["perform", "resolve"]
@@ -32,7 +32,7 @@ def resolve(path: str) -> Runner:
 
 
 def perform(
-    runner: Runner, job: Job, device: Device, workplace: Workplace, orders: Orders
+    runner: Runner, job: Job, device: Device, workplace: WorkerContext, orders: JobControl
 ) -> Generator[Event, None, None]:
     """What the runner yields, then exactly one `Ended`.
 

@@ -10,12 +10,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
-from shoal.backend.base import Alive, Ended, Event, Outcome, Workplace
+from shoal.backend.base import Ended, Event, Heartbeat, Outcome, WorkerContext
 from shoal.backend.binding import Binding
 from shoal.backend.perform import perform, resolve
-from shoal.cluster.device import Device
-from shoal.planner.job import Job
-from shoal.planner.orders import Orders
+from shoal.core.device import Device
+from shoal.core.job import Job
+from shoal.worker.control import JobControl
 from shoal.worker.outcome import log_path
 
 __all__ = ["CHANGE", "JOB", "REUSABLE", "STOP", "Greeting", "work"]
@@ -44,10 +44,10 @@ class Greeting:
     pid: int
 
 
-_Inbox = queue.SimpleQueue[tuple[bytes, Orders]]
+_Inbox = queue.SimpleQueue[tuple[bytes, JobControl]]
 
 
-def work(connection: Connection, workplace: Workplace) -> None:
+def work(connection: Connection, workplace: WorkerContext) -> None:
     """Do the jobs that come over the connection and send back their events; returns after the first that fails."""
     faulthandler.enable()
     inbox: _Inbox = queue.SimpleQueue()
@@ -70,7 +70,7 @@ def work(connection: Connection, workplace: Workplace) -> None:
 
 def _listen(connection: Connection, inbox: _Inbox) -> None:
     """Fill the inbox; end the process, whatever it is at, when the engine's end of the connection closes."""
-    orders = Orders()
+    orders = JobControl()
     while True:
         try:
             message = connection.recv_bytes()
@@ -82,7 +82,7 @@ def _listen(connection: Connection, inbox: _Inbox) -> None:
         elif kind == CHANGE:
             orders.change(pickle.loads(content))
         else:
-            orders = Orders()
+            orders = JobControl()
             inbox.put((content, orders))
 
 
@@ -97,9 +97,9 @@ class _Voice:
         self._connection = connection
         self._lock = threading.Lock()
         self._job: str | None = None
-        self._orders = Orders()
+        self._orders = JobControl()
 
-    def begin(self, job: str, orders: Orders) -> None:
+    def begin(self, job: str, orders: JobControl) -> None:
         """A job is about to be done."""
         with self._lock:
             self._job, self._orders = job, orders
@@ -119,7 +119,7 @@ class _Voice:
             with self._lock:
                 if self._job is not None and self._orders.beats != heard:
                     heard = self._orders.beats
-                    self._send(Alive(self._job, self._orders.settled))
+                    self._send(Heartbeat(self._job, self._orders.settled))
 
     def _send(self, event: Event | Greeting) -> None:
         try:
@@ -128,7 +128,7 @@ class _Voice:
             os._exit(_ORPHANED)
 
 
-def _run(job: Job, device: Device, workplace: Workplace, orders: Orders) -> Iterator[Event]:
+def _run(job: Job, device: Device, workplace: WorkerContext, orders: JobControl) -> Iterator[Event]:
     """The runner, with all output of the process going to the job's log, that of C++ libraries too."""
     log = log_path(workplace.directory, job.id)
     log.parent.mkdir(parents=True, exist_ok=True)

@@ -5,8 +5,8 @@ import difflib
 from shoal.backend.base import Backend
 from shoal.backend.inline import Inline
 from shoal.backend.local import Local
-from shoal.errors import BackendError
-from shoal.planner.job import Workplace
+from shoal.core.errors import BackendError
+from shoal.core.job import WorkerContext
 
 __all__ = ["BACKENDS", "backend_class", "make_backend"]
 
@@ -16,7 +16,7 @@ BACKENDS: dict[str, type[Backend]] = {
 }
 
 
-def make_backend(name: str, workplace: Workplace) -> Backend:
+def make_backend(name: str, workplace: WorkerContext) -> Backend:
     """The back end of that name, ready for jobs.
 
     Raises:

@@ -7,14 +7,14 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from shoal.backend.base import Ended, Event, Outcome, Paced, Profiled, Reported
+from shoal.backend.base import Ended, Event, Outcome, PackSpeedMeasured, Profiled, Reported
 from shoal.backend.binding import Binding, alone_on, client_on
 from shoal.backend.tenants import AGAIN_SECONDS, LOOK_SECONDS, SharedGpu, Tenant
-from shoal.cluster.device import Cluster, Device
 from shoal.cluster.mps import COMMAND, MpsDaemon
 from shoal.cluster.mps_limits import can_share
-from shoal.errors import BackendError, MpsError
-from shoal.planner.job import Job, Purpose
+from shoal.core.device import Cluster, Device
+from shoal.core.errors import BackendError, MpsError
+from shoal.core.job import Job, Purpose
 
 __all__ = ["SHARINGS", "Sharing", "check_sharing"]
 
@@ -125,7 +125,7 @@ class Sharing:
     def heard(self, tenant: Tenant | None, event: Event) -> None:
         """Note what a job in that process says."""
         gpu = self._gpus.get(tenant.device) if tenant is not None else None
-        if tenant is not None and gpu is not None and isinstance(event, Reported | Profiled | Paced):
+        if tenant is not None and gpu is not None and isinstance(event, Reported | Profiled | PackSpeedMeasured):
             gpu.heard(tenant)
 
     def judged(self, tenant: Tenant | None, end: Ended) -> Ended:

@@ -14,8 +14,8 @@ from shoal.backend.simulated_job import ClusterEvent, SimulatedJob, SlowDown, So
 from shoal.backend.simulated_life import Life
 from shoal.backend.simulated_outcome import Interval, Outcome, Usage
 from shoal.backend.simulated_watch import Stay, Watch
-from shoal.cluster.device import Cluster, Device
-from shoal.errors import PolicyError, ScenarioError
+from shoal.core.device import Cluster, Device
+from shoal.core.errors import PolicyError, ScenarioError
 from shoal.schedule.action import Action, JobState, Plan, Resize, Resume, Stop, Suspend
 from shoal.schedule.base import Changes, JobView, Policy
 from shoal.schedule.check import check_plan

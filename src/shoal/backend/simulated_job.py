@@ -5,10 +5,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from shoal.cluster.device import Cluster, Device, Node
-from shoal.cost.demand import Demand
+from shoal.core.demand import Demand
+from shoal.core.device import Cluster, Device, Node
+from shoal.core.errors import ScenarioError
 from shoal.cost.scaling import Scaling
-from shoal.errors import ScenarioError
 
 __all__ = ["ClusterEvent", "SimulatedJob", "SlowDown", "Source", "Tenant", "after", "never_fits", "sizes"]
 

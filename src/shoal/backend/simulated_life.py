@@ -5,9 +5,10 @@ from dataclasses import dataclass, field, replace
 from math import floor, inf
 
 from shoal.backend.simulated_job import SimulatedJob
-from shoal.cluster.device import Device
+from shoal.core.device import Device
+from shoal.core.event import TurnStats
 from shoal.schedule.action import JobState
-from shoal.schedule.base import JobView, Quantum
+from shoal.schedule.base import JobView
 
 __all__ = ["Life"]
 
@@ -57,7 +58,7 @@ class Life:
     began: float = 0.0
     version: int = 0
     reached: float | None = None
-    quanta: tuple[Quantum, ...] = ()
+    quanta: tuple[TurnStats, ...] = ()
     turn_progress: float = 0.0
     turn_ran: float = 0.0
     home: str | None = None
@@ -131,7 +132,9 @@ class Life:
         losses = self.job.curve[first:last]
         if not len(losses):
             return
-        turn = Quantum(float(max(losses)), float(min(losses)), float(losses[-1]), len(losses), self.ran - self.turn_ran)
+        turn = TurnStats(
+            float(max(losses)), float(min(losses)), float(losses[-1]), len(losses), self.ran - self.turn_ran
+        )
         self.quanta = (*self.quanta, turn)
         self.turn_progress, self.turn_ran = self.progress, self.ran
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import final
 
 from shoal.backend.simulated_life import Life
-from shoal.cluster.device import Cluster, Device
+from shoal.core.device import Cluster, Device
 from shoal.schedule.oversubscription import OversubscriptionTuner
 
 __all__ = ["Stay", "Watch"]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from shoal.cluster.mps import MpsDaemon, is_alive
 from shoal.cluster.processes import family
-from shoal.errors import MpsError
+from shoal.core.errors import MpsError
 
 __all__ = ["AGAIN_SECONDS", "LOOK_SECONDS", "SharedGpu", "Tenant"]
 

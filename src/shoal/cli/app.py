@@ -36,7 +36,7 @@ from shoal.cli.profile import profile
 from shoal.cli.report import report
 from shoal.cli.rerun import rerun
 from shoal.cli.script import run_script
-from shoal.errors import ShoalError, StudyFailedError, StudyInterrupted, TaskChangedError
+from shoal.core.errors import ShoalError, StudyFailedError, StudyInterrupted, TaskChangedError
 from shoal.journal.requests import pending
 from shoal.journal.schema import writable
 from shoal.journal.view import JournalView

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 import typer
 
 from shoal.cli.options import AsJson, print_json, say
-from shoal.errors import DeviceError
+from shoal.core.errors import DeviceError
 from shoal.journal.requests import ask
 from shoal.journal.view import JournalView
 from shoal.remedy import command

@@ -10,9 +10,9 @@ import typer
 from shoal import api
 from shoal.cli.options import AsJson, Devices, File, Packing, Script, device_list, print_json, print_table, say
 from shoal.cli.script import run_script
+from shoal.core.errors import ShoalError
 from shoal.cost.history import History, environment
-from shoal.errors import ShoalError
-from shoal.planner.asked import asked
+from shoal.dry_run.request import asked
 from shoal.report.drawing import check_drawing
 from shoal.report.rehearsal_plot import draw_rehearsal
 from shoal.report.rehearsal_table import RehearsalTable, rehearsal_json
@@ -58,7 +58,7 @@ def profile(
                     f"{wanted.spec['task']} is a program of yours, which cannot be tried for a few steps; a study "
                     "learns what it costs while it runs, and shoal.Task is what can be fused and packed"
                 )
-            from shoal.worker.rehearse import rehearse  # torch, which `--help` does not need
+            from shoal.dry_run.rehearse import rehearse
 
             history = History(environment=environment())
             found = rehearse(wanted, wanted.trials(trials), history, say)

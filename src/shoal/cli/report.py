@@ -9,7 +9,7 @@ import typer
 
 from shoal.cli.options import AsJson, StudyDirectory, print_json, say
 from shoal.cluster.temporary import TemporaryFolder
-from shoal.errors import ShoalError
+from shoal.core.errors import ShoalError
 from shoal.journal.view import JournalView
 from shoal.report.drawing import PICTURES, check_drawing
 from shoal.report.overview import Overview, overview

@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from shoal.domain import LogRandInt
-from shoal.errors import SpaceError
-from shoal.space import Constant, Space, choice, is_number, loguniform, quniform, randint, uniform
+from shoal.core.domain import LogRandInt
+from shoal.core.errors import SpaceError
+from shoal.core.space import Constant, Space, choice, is_number, loguniform, quniform, randint, uniform
 
 __all__ = ["read_space"]
 

@@ -4,7 +4,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from shoal.errors import ShoalError
+from shoal.core.errors import ShoalError
 
 __all__ = ["main"]
 

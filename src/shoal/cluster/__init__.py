@@ -1,6 +1,5 @@
 """The machines a study may use: nodes, their devices, how they are found, and what becomes of them."""
 
-from shoal.cluster.device import Cluster, Device, Node
 from shoal.cluster.discover import Inventory, discover, take_inventory
 from shoal.cluster.gpu import Gpu
 from shoal.cluster.machine import Machine, ThisMachine
@@ -8,6 +7,7 @@ from shoal.cluster.monitor import Condition, Holder, Monitor
 from shoal.cluster.nvml import Listing
 from shoal.cluster.nvml_monitor import NvmlMonitor
 from shoal.cluster.torch_devices import Accelerator
+from shoal.core.device import Cluster, Device, Node
 
 __all__ = [
     "Accelerator",

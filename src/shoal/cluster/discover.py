@@ -5,12 +5,12 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from shoal.cluster.device import Cluster, Device, Node
 from shoal.cluster.gpu import Gpu
 from shoal.cluster.machine import Machine, ThisMachine
 from shoal.cluster.nvml import Listing, named
 from shoal.cluster.torch_devices import Accelerator
-from shoal.errors import DeviceError
+from shoal.core.device import Cluster, Device, Node
+from shoal.core.errors import DeviceError
 
 __all__ = ["Inventory", "discover", "take_inventory"]
 

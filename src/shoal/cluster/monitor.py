@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from shoal.cluster.device import Cluster
+from shoal.core.device import Cluster
 
 __all__ = ["Condition", "Holder", "Monitor"]
 

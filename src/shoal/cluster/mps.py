@@ -21,7 +21,7 @@ import psutil
 
 from shoal.cluster.mps_directory import MpsDirectory, default_directory
 from shoal.cluster.processes import kill
-from shoal.errors import MpsError
+from shoal.core.errors import MpsError
 
 __all__ = ["COMMAND", "MpsDaemon", "is_alive"]
 

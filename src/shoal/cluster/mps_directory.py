@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from shoal.cluster.process_lock import ProcessLock
-from shoal.errors import MpsError
+from shoal.core.errors import MpsError
 
 __all__ = ["MpsDirectory", "default_directory"]
 

@@ -2,8 +2,8 @@
 
 import math
 
-from shoal.cluster.device import Device
-from shoal.cost.demand import Demand
+from shoal.core.demand import Demand
+from shoal.core.device import Device
 
 __all__ = ["CONTEXT_BYTES", "MEMORY_SLACK", "can_share", "growth_limit", "limit_of", "pinned_limit"]
 

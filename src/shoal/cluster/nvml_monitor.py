@@ -4,10 +4,10 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from shoal.cluster.device import Cluster, Device
 from shoal.cluster.gpu import Gpu, binding, read_gpu, trouble
 from shoal.cluster.monitor import Condition, Holder
 from shoal.cluster.processes import descends, is_visible
+from shoal.core.device import Cluster, Device
 
 __all__ = ["NvmlMonitor"]
 

@@ -5,7 +5,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 
-from shoal.errors import DeviceError
+from shoal.core.errors import DeviceError
 
 __all__ = ["Accelerator", "torch_devices"]
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from shoal.cost.demand import Profile
+from shoal.core.demand import Profile
+from shoal.core.errors import ShoalError
 from shoal.cost.history import profile_from
-from shoal.errors import ShoalError
 
 __all__ = ["Record", "forget", "records"]
 

@@ -1,6 +1,6 @@
 """Whether compiling a training step repays itself within a budget."""
 
-from shoal.cost.demand import Profile
+from shoal.core.demand import Profile
 
 __all__ = ["EXPECTED_COMPILE_SECONDS", "EXPECTED_GAIN", "repays"]
 

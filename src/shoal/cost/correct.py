@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import ceil
 
-from shoal.cost.demand import Profile
+from shoal.core.demand import Profile
 
 __all__ = ["OFF", "after_running_out", "with_memory", "with_seconds"]
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
-from shoal.cost.demand import Profile
+from shoal.core.demand import Profile
 from shoal.cost.marginal import measured_scaling
 from shoal.cost.scaling import Scaling
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from shoal.cost.demand import Demand, Profile
+from shoal.core.demand import Demand, Profile
 
 __all__ = [
     "TURN_SECONDS",

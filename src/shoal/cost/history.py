@@ -13,7 +13,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from shoal.cost.demand import Profile
+from shoal.core.demand import Profile
 
 __all__ = ["History", "cache_directory", "environment", "history_path", "profile_from"]
 
@@ -82,8 +82,8 @@ class History:
         """The profile, or None if this was never measured.
 
         Args:
-            structure: `ArrayKey.structure`.
-            data: digest of what the task's `data` read, `ArrayKey.data`; it decides shapes and the length of an epoch.
+            structure: `FusionKey.structure`.
+            data: digest of what the task's `data` read, `FusionKey.data`; it decides shapes and the length of an epoch.
             batch_size: samples per step and member.
             kind: `Device.kind`.
         """

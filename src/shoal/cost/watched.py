@@ -1,6 +1,6 @@
 """What was learnt of a program's cost by watching it run."""
 
-from shoal.cost.demand import Profile
+from shoal.core.demand import Profile
 
 __all__ = ["merged", "watched"]
 

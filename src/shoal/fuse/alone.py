@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from shoal.errors import FusionError
+from shoal.core.errors import FusionError
 from shoal.fuse.beside import accompanied
 from shoal.fuse.generators import Drawn, OtherGenerators, reseed_again
 from shoal.fuse.held import Held

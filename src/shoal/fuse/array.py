@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from shoal.errors import FusionError
+from shoal.core.errors import FusionError
 from shoal.fuse.absent import forget
 from shoal.fuse.alone import MembersAlone, function_of, tensors_in
 from shoal.fuse.apart import Apart, own_parameters, put_apart

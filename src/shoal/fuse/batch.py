@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
-from shoal.errors import FusionError
+from shoal.core.errors import FusionError
 from shoal.fuse.stacked import NeedsMemberError, Stacked
 from shoal.fuse.stacked import stack as stack_values
 

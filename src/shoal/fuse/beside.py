@@ -6,7 +6,7 @@ from contextvars import ContextVar
 
 import torch
 
-from shoal.errors import FusionError
+from shoal.core.errors import FusionError
 
 __all__ = ["accompanied", "beside", "usual_threads"]
 

@@ -13,7 +13,7 @@ from weakref import ReferenceType
 
 from torch import Tensor, nn
 
-from shoal.errors import FusionError
+from shoal.core.errors import FusionError
 
 __all__ = ["cells", "copy_of", "holder", "unbindable"]
 

@@ -27,7 +27,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
-from shoal.errors import FusionError
+from shoal.core.errors import FusionError
 from shoal.fuse.array import ModelArray
 from shoal.fuse.held import unchanged
 from shoal.fuse.optim.fused import FusedOptimizer

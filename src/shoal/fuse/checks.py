@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from shoal.errors import FusionError
+from shoal.core.errors import FusionError
 from shoal.fuse.bindings import holder
 from shoal.fuse.structure import apart_paths, entries, mismatch, obstacle
 

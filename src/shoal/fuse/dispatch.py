@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from shoal.errors import FusionError
+from shoal.core.errors import FusionError
 from shoal.fuse.copies import note_copy, one_memory, refuse_stale
 from shoal.fuse.draws import draws
 from shoal.fuse.generators import forked

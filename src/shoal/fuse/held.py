@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
 
-from shoal.errors import FusionError
+from shoal.core.errors import FusionError
 from shoal.fuse.stacked import Stacked
 
 __all__ = ["Held", "unchanged"]

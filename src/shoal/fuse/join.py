@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from shoal.errors import FusionError
+from shoal.core.errors import FusionError
 from shoal.fuse.stacked import NeedsMemberError, Stacked, refuse_recorded
 
 __all__ = ["join", "spread"]

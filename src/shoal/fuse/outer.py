@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from shoal.errors import FusionError
+from shoal.core.errors import FusionError
 from shoal.fuse.slots import Slot
 
 __all__ = ["home_of_row", "refuse_outer"]

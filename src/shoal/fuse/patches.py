@@ -10,7 +10,7 @@ from torch.overrides import handle_torch_function
 from torch.utils import checkpoint
 from torch.utils.checkpoint import CheckpointFunction
 
-from shoal.errors import FusionError
+from shoal.core.errors import FusionError
 from shoal.fuse.randomness import active
 
 __all__ = ["stand_in", "step_back"]

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from shoal.errors import FusionError
+from shoal.core.errors import FusionError
 from shoal.fuse.apart import Apart
 from shoal.fuse.stacked import Stacked
 

@@ -16,7 +16,7 @@ import torch.utils.checkpoint
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode
 
-from shoal.errors import FusionError
+from shoal.core.errors import FusionError
 
 __all__ = ["Randomness", "active", "current", "keep_mask", "member_keys", "randomness"]
 

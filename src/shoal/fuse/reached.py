@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from shoal.errors import FusionError
+from shoal.core.errors import FusionError
 from shoal.fuse.stacked import NeedsMemberError, Stacked
 
 __all__ = ["Reached", "nothing_left"]

@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import Tensor
 
-from shoal.errors import FusionError
+from shoal.core.errors import FusionError
 
 __all__ = ["one", "one_for_each"]
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from shoal.errors import FusionError
+from shoal.core.errors import FusionError
 from shoal.fuse.frozen import lent, same
 from shoal.fuse.slots import Slot
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from shoal.errors import FusionError
+from shoal.core.errors import FusionError
 from shoal.fuse.frozen import lent, note_lent
 from shoal.fuse.plain import OF_EVERY_MODULE
 from shoal.fuse.rows import joined, memory_of

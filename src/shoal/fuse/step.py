@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from shoal.errors import FusionError
+from shoal.core.errors import FusionError
 from shoal.fuse.absent import note_row
 from shoal.fuse.array import ModelArray
 from shoal.fuse.capture import CapturedStep

@@ -7,7 +7,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from shoal.errors import FusionError
+from shoal.core.errors import FusionError
 from shoal.fuse.rows import memory_of
 from shoal.fuse.stacked import Stacked
 

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn.modules import module as all_modules
 from torch.overrides import TorchFunctionMode
 
-from shoal.errors import FusionError
+from shoal.core.errors import FusionError
 from shoal.fuse.stacked import Stacked
 
 __all__ = ["NothingUnseen", "hooked", "refuse_hooks"]

@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import nn
 
-from shoal.errors import FusionError
+from shoal.core.errors import FusionError
 from shoal.fuse.slots import Slot
 
 __all__ = ["Watch"]

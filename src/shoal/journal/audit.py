@@ -6,8 +6,8 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Literal
 
-from shoal.cluster.device import Cluster
-from shoal.errors import JournalError
+from shoal.core.device import Cluster
+from shoal.core.errors import JournalError
 from shoal.journal.rows import Promise
 from shoal.journal.view import JournalView
 

@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from shoal.errors import JournalError
+from shoal.core.errors import JournalError
 
 __all__ = ["encode", "storable"]
 

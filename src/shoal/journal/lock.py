@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 from shoal.cluster.process_lock import ProcessLock
-from shoal.errors import JournalError
+from shoal.core.errors import JournalError
 
 __all__ = ["WriterLock", "holder"]
 

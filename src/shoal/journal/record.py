@@ -5,10 +5,10 @@ import math
 import sqlite3
 from collections.abc import Mapping, Sequence
 
-from shoal.errors import JournalError
+from shoal.core.errors import JournalError
+from shoal.core.objective import Objective
+from shoal.core.trial import Report, TrialState
 from shoal.journal.codec import storable
-from shoal.objective import Objective
-from shoal.trial import Report, TrialState
 
 __all__ = ["lower_is_better", "merge_best", "record"]
 

@@ -3,10 +3,10 @@
 from collections.abc import Callable, Sequence
 
 from shoal.algorithms.base import Algorithm
-from shoal.errors import JournalError
+from shoal.core.errors import JournalError
+from shoal.core.trial import Decision, TrialGroup
 from shoal.journal.rows import Ask
 from shoal.journal.view import JournalView
-from shoal.trial import Decision, TrialGroup
 
 __all__ = ["replay"]
 

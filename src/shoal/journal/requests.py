@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from shoal.errors import DeviceError, JournalError
+from shoal.core.errors import DeviceError, JournalError
 from shoal.journal.lock import holder
 from shoal.journal.schema import readable, translated
 

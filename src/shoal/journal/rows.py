@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from shoal.planner.cause import cause_of, log_of
-from shoal.planner.event import BLAMELESS, Outcome
-from shoal.planner.job import Purpose
-from shoal.trial import Config, Trial, TrialGroup, TrialState
+from shoal.core.cause import cause_of, log_of
+from shoal.core.event import BLAMELESS, Outcome
+from shoal.core.job import Purpose
+from shoal.core.trial import Config, Trial, TrialGroup, TrialState
 
 __all__ = ["UNFAILED", "Ask", "DeviceRow", "JobRow", "Promise", "Run", "TrialRow"]
 
@@ -127,7 +127,7 @@ class JobRow:
         outcome: how it ended; "" while it runs.
         message: what the back end said of its end; before it why it dropped arrays, if it did, or was to leave its
             device; or with which job it goes on.
-        keys: what each of its arrays is, as in `ArrayKey.steps`; none if it is no training job.
+        keys: what each of its arrays is, as in `FusionKey.steps`; none if it is no training job.
         promise: what it is promised, or was last.
         members: numbers of the trials of each of `keys`; empty in a journal of an older version.
     """

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from shoal.cluster.temporary import TemporaryFolder
-from shoal.errors import JournalError, StorageFullError, StudyExistsError
+from shoal.core.errors import JournalError, StorageFullError, StudyExistsError
 from shoal.remedy import command
 
 __all__ = ["FILE_NAME", "VERSION", "connect", "fill", "open_existing", "readable", "translated", "writable"]

@@ -10,15 +10,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from shoal.errors import JournalError
+from shoal.core.errors import JournalError
+from shoal.core.job import Purpose
+from shoal.core.objective import objectives
+from shoal.core.space import Space, is_number
+from shoal.core.trial import Budget, Origin, Report, Trial, TrialGroup, TrialState
 from shoal.journal.lock import holder
 from shoal.journal.rows import UNFAILED, Ask, DeviceRow, JobRow, Promise, Run, TrialRow
 from shoal.journal.schema import FILE_NAME, open_existing, readable, translated
-from shoal.objective import objectives
-from shoal.planner.job import Purpose
 from shoal.remedy import command
-from shoal.space import Space, is_number
-from shoal.trial import Budget, Origin, Report, Trial, TrialGroup, TrialState
 
 __all__ = ["JournalView"]
 

@@ -9,20 +9,21 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Self
 
-from shoal.cluster.device import Cluster
-from shoal.cost.demand import Demand
-from shoal.errors import AlgorithmError, JournalError
+from shoal.core.array import Array
+from shoal.core.cause import Cause
+from shoal.core.demand import Demand
+from shoal.core.device import Cluster
+from shoal.core.errors import AlgorithmError, JournalError
+from shoal.core.event import Outcome
+from shoal.core.job import Job, Purpose
+from shoal.core.objective import objectives
+from shoal.core.trial import Decision, Report, TrialGroup, TrialState
 from shoal.journal.codec import encode, storable
 from shoal.journal.lock import WriterLock
 from shoal.journal.record import record
 from shoal.journal.schema import connect, fill, open_existing, translated
 from shoal.journal.view import JournalView
-from shoal.objective import objectives
-from shoal.planner.cause import Cause
-from shoal.planner.event import Outcome
-from shoal.planner.job import Array, Job, Purpose
 from shoal.sources import Edit, followed, sources
-from shoal.trial import Decision, Report, TrialGroup, TrialState
 
 __all__ = ["Journal"]
 

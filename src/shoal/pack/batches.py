@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, Subset, TensorDataset, default_collate
 
-from shoal.cost.demand import ABREAST, Sharing
-from shoal.errors import TaskError
+from shoal.core.demand import ABREAST, Sharing
+from shoal.core.errors import TaskError
+from shoal.core.trial import derive_seed
 from shoal.fuse.generators import OtherGenerators, Unseeded, forked, generators, reseed
 from shoal.pack.fetch import Fetcher
 from shoal.pack.kept import Kept, kept_bytes
@@ -18,7 +19,6 @@ from shoal.pack.samples import kind, same
 from shoal.pack.source import Cut, DrawsError, Source, UnevenError
 from shoal.pack.whole import Whole
 from shoal.pack.window import Window
-from shoal.trial import derive_seed
 
 __all__ = ["Batches", "epoch_order", "noise_seed"]
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils.data import default_collate
 
-from shoal.cost.demand import Sharing
+from shoal.core.demand import Sharing
 from shoal.pack.fetch import Fetcher
 from shoal.pack.samples import kind
 from shoal.pack.source import Cut, Source, UnevenError

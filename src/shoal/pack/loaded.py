@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
 
-from shoal.errors import PackError
+from shoal.core.errors import PackError
 from shoal.fuse.array import ModelArray
 from shoal.fuse.making import fuse
 from shoal.fuse.optim.fused import fuse_optimizers

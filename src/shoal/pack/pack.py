@@ -7,7 +7,7 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from shoal.errors import PackError, ShoalError
+from shoal.core.errors import PackError, ShoalError
 from shoal.pack.loaded import Loaded, Loss, MakeOptimizers, free, load
 from shoal.pack.rows import Rows
 from shoal.pack.turns import Turns

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from shoal.errors import PackError
+from shoal.core.errors import PackError
 
 __all__ = ["Rows"]
 

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from shoal.cost.demand import Sharing
+from shoal.core.demand import Sharing
 
 __all__ = ["Cut", "DrawsError", "Source", "UnevenError"]
 

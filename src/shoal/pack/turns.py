@@ -23,7 +23,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from shoal.errors import PackError
+from shoal.core.errors import PackError
 from shoal.pack.lanes import Failure, Lane, Round
 from shoal.pack.search import Search, Way
 from shoal.pack.threads import Threads

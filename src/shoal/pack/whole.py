@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 import torch
 from torch.utils.data import default_collate
 
-from shoal.cost.demand import Sharing
+from shoal.core.demand import Sharing
 from shoal.fuse.generators import reseed
 from shoal.fuse.lazy import lazily_copied
 from shoal.pack.fetch import Fetcher

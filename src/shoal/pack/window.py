@@ -10,7 +10,8 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils.data import default_collate
 
-from shoal.cost.demand import Sharing
+from shoal.core.demand import Sharing
+from shoal.core.trial import derive_seed
 from shoal.fuse.beside import accompanied
 from shoal.fuse.generators import OtherGenerators, reseed
 from shoal.pack.fetch import Fetcher
@@ -18,7 +19,6 @@ from shoal.pack.newest import Newest
 from shoal.pack.samples import attached, bulky, compact
 from shoal.pack.source import Cut, Source
 from shoal.pack.streams import Handover
-from shoal.trial import derive_seed
 
 __all__ = ["BLOCK", "Window", "moved"]
 

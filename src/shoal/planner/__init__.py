@@ -1,7 +1,8 @@
 """What makes jobs of trials: arrays of trials that are one model, jobs of arrays, and the policy's word on them."""
 
+from shoal.core.array import Array, FusionKey, Member
+from shoal.core.job import Job, Purpose
 from shoal.planner.grouping import Grouping
-from shoal.planner.job import Array, ArrayKey, Job, Member, Purpose
 from shoal.planner.packing import KNN, PACKINGS, BatchSize, Cost, Packing, Random, Single, make_packing
 from shoal.planner.partition import Profiles
 from shoal.planner.planner import Placement, Planner
@@ -10,9 +11,9 @@ __all__ = [
     "KNN",
     "PACKINGS",
     "Array",
-    "ArrayKey",
     "BatchSize",
     "Cost",
+    "FusionKey",
     "Grouping",
     "Job",
     "Member",

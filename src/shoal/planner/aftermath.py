@@ -3,11 +3,11 @@
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from shoal.cluster.device import Device
-from shoal.planner.cause import cause_of, log_of
-from shoal.planner.event import Dropped, Ended, Outcome
+from shoal.core.array import Array
+from shoal.core.cause import cause_of, log_of
+from shoal.core.device import Device
+from shoal.core.event import ArrayFailed, Ended, Outcome
 from shoal.planner.fatal import FirstFailures
-from shoal.planner.job import Array
 from shoal.planner.limit import Limit
 from shoal.planner.standings import Standing, Standings
 from shoal.schedule.ledger import bytes_text
@@ -55,7 +55,7 @@ class Aftermath:
         self.first = FirstFailures(trials)
         """Knows whether there is any use in going on."""
 
-    def judge(self, failed: Ended | Dropped, scene: Scene, left: Collection[int]) -> Mapping[int, str]:
+    def judge(self, failed: Ended | ArrayFailed, scene: Scene, left: Collection[int]) -> Mapping[int, str]:
         """Decide how trials go on, and note it.
 
         Args:

@@ -7,13 +7,13 @@ from math import inf
 from statistics import fmean
 from typing import NamedTuple
 
-from shoal.cluster.device import Device
-from shoal.cost.demand import ABREAST, Profile
+from shoal.core.array import Array, FusionKey, Member
+from shoal.core.demand import ABREAST, Profile
+from shoal.core.device import Device
+from shoal.core.trial import TrialGroup
 from shoal.cost.estimate import fetching, seconds
-from shoal.planner.job import Array, ArrayKey, Member
 from shoal.planner.packing.base import Candidate
 from shoal.planner.partition import Profiles
-from shoal.trial import TrialGroup
 
 __all__ = ["candidate", "candidates", "stream_of"]
 
@@ -99,7 +99,7 @@ def _fetching_alike(profiles: Profiles, arrays: Iterable[Array], kinds: Iterable
             place = key.data, kind
             least[place] = min(least.get(place, inf), profile.fetch_seconds / key.batch_size)
 
-    def agreed(key: ArrayKey, kind: str) -> Profile | None:
+    def agreed(key: FusionKey, kind: str) -> Profile | None:
         profile = profiles(key, kind)
         return profile and replace(profile, fetch_seconds=least[key.data, kind] * key.batch_size)
 

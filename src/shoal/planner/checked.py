@@ -3,9 +3,9 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from shoal.objective import Objective, check_reported, metric_fault, missing, named
+from shoal.core.objective import Objective, check_reported, metric_fault, missing, named
+from shoal.core.trial import Report, TrialState
 from shoal.planner.standings import Standings
-from shoal.trial import Report, TrialState
 
 __all__ = ["checked", "whole"]
 

@@ -5,17 +5,18 @@ from dataclasses import dataclass, replace
 from math import isfinite
 from statistics import median
 
-from shoal.cluster.device import Device
+from shoal.core.array import Array, FusionKey, Member
+from shoal.core.demand import Demand
+from shoal.core.device import Device
+from shoal.core.event import Ended, Outcome, Reported, TurnStats
+from shoal.core.job import Job, Purpose
+from shoal.core.trial import TrialGroup
 from shoal.cost.crowding import crowded_scaling
-from shoal.cost.demand import Demand
 from shoal.cost.estimate import fetching, seconds
 from shoal.cost.scaling import Scaling
-from shoal.planner.event import Ended, Outcome, Reported
-from shoal.planner.job import Array, ArrayKey, Job, Member, Purpose
 from shoal.planner.partition import Profiles
 from shoal.schedule.action import JobState
-from shoal.schedule.base import JobView, Quantum
-from shoal.trial import TrialGroup
+from shoal.schedule.base import JobView
 
 __all__ = ["Courses", "Leave"]
 
@@ -62,8 +63,8 @@ class _Course:
     home: str | None
     share: float | None = None
     ran: float = 0.0
-    quanta: tuple[Quantum, ...] = ()
-    turn: Quantum | None = None
+    quanta: tuple[TurnStats, ...] = ()
+    turn: TurnStats | None = None
     turn_began: float = 0.0
     shown: bool = False
     leave: Leave | None = None
@@ -124,8 +125,8 @@ class Courses:
         return self._groups.get(member.trial.number)
 
     def look(
-        self, waiting: Sequence[tuple[Member, ArrayKey]], now: float
-    ) -> tuple[Sequence[tuple[Member, ArrayKey]], Sequence[Job]]:
+        self, waiting: Sequence[tuple[Member, FusionKey]], now: float
+    ) -> tuple[Sequence[tuple[Member, FusionKey]], Sequence[Job]]:
         """Part those that wait.
 
         Returns:

@@ -3,10 +3,11 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from shoal.errors import ShoalError, StorageFullError, TaskError, UnusableTaskError
-from shoal.planner.cause import Cause, causes
-from shoal.planner.event import Dropped, Ended, Outcome
-from shoal.planner.job import Member, Purpose
+from shoal.core.array import Member
+from shoal.core.cause import Cause, causes
+from shoal.core.errors import ShoalError, StorageFullError, TaskError, UnusableTaskError
+from shoal.core.event import ArrayFailed, Ended, Outcome
+from shoal.core.job import Purpose
 from shoal.planner.standings import Standings
 from shoal.remedy import after_mending, command
 
@@ -17,7 +18,7 @@ ALIKE = 5
 
 
 def fatal(
-    failed: Ended | Dropped,
+    failed: Ended | ArrayFailed,
     purpose: Purpose,
     members: Sequence[Member],
     trials: Standings,

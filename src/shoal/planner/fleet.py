@@ -4,9 +4,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from shoal.cluster.device import Cluster, Device, Node
 from shoal.cluster.monitor import Condition, Holder
-from shoal.errors import DeviceError
+from shoal.core.device import Cluster, Device, Node
+from shoal.core.errors import DeviceError
 from shoal.schedule.ledger import bytes_text
 
 __all__ = ["Finder", "Fleet"]

@@ -5,14 +5,14 @@ from collections.abc import Set as AbstractSet
 from itertools import product
 from statistics import fmean
 
-from shoal.cluster.device import Device
+from shoal.core.array import Array, FusionKey, Member
+from shoal.core.device import Device
+from shoal.core.trial import TrialGroup
 from shoal.planner.candidates import candidates, stream_of
-from shoal.planner.job import Array, ArrayKey, Member
 from shoal.planner.packing.base import Candidate, Packing, Scene
 from shoal.planner.packing.check import check_groups
 from shoal.planner.packing.cost import Cost
 from shoal.planner.partition import Profiles
-from shoal.trial import TrialGroup
 
 __all__ = ["START_SECONDS", "Grouping", "Paces"]
 
@@ -102,12 +102,12 @@ class Grouping:
             seed=self._seed,
         )
 
-    def _known_paces(self, keys: AbstractSet[ArrayKey], kinds: AbstractSet[str]) -> dict[frozenset[ArrayKey], float]:
+    def _known_paces(self, keys: AbstractSet[FusionKey], kinds: AbstractSet[str]) -> dict[frozenset[FusionKey], float]:
         """Of pairs of keys, the mean over the kinds of devices on which they were measured."""
-        by_structure: dict[str, list[ArrayKey]] = {}
+        by_structure: dict[str, list[FusionKey]] = {}
         for key in keys:
             by_structure.setdefault(key.steps, []).append(key)
-        found: dict[frozenset[ArrayKey], list[float]] = {}
+        found: dict[frozenset[FusionKey], list[float]] = {}
         for kind in sorted(kinds):
             for (one, other), pace in self._paces(kind).items():
                 for pair in product(by_structure.get(one, ()), by_structure.get(other, ())):

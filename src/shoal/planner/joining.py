@@ -4,11 +4,12 @@ from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
-from shoal.cluster.device import Device
 from shoal.cluster.mps_limits import limit_of
-from shoal.cost.demand import Profile
+from shoal.core.array import Array, Member
+from shoal.core.demand import Profile
+from shoal.core.device import Device
+from shoal.core.job import Job, Purpose
 from shoal.cost.estimate import best_size, fitting, fuse_seconds, memory, seconds
-from shoal.planner.job import Array, Job, Member, Purpose
 from shoal.planner.partition import Profiles, worth_mixing
 from shoal.planner.room import Room
 

@@ -4,16 +4,17 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from shoal.cluster.device import Device
+from shoal.core.array import Array, FusionKey
+from shoal.core.demand import Profile
+from shoal.core.device import Device
+from shoal.core.event import MemoryMeasured, PackSpeedMeasured, Profiled, Reported
+from shoal.core.job import Job, Purpose
+from shoal.core.space import flatten
 from shoal.cost.correct import after_running_out, with_memory
 from shoal.cost.crowding import with_crowding
-from shoal.cost.demand import Profile
 from shoal.cost.history import History
 from shoal.cost.watched import merged
-from shoal.planner.event import Measured, Paced, Profiled, Reported
-from shoal.planner.job import Array, ArrayKey, Job, Purpose
 from shoal.planner.tempo import Tempo
-from shoal.space import flatten
 
 __all__ = ["Lessons"]
 
@@ -32,21 +33,21 @@ class Lessons:
         self._history = history
         self._task = task
         self._tempo = Tempo()
-        self._done: Counter[ArrayKey] = Counter()
+        self._done: Counter[FusionKey] = Counter()
         self._peaks: dict[str, int] = {}  # bytes that a running job was seen to hold
 
-    def profile(self, key: ArrayKey, kind: str) -> Profile | None:
+    def profile(self, key: FusionKey, kind: str) -> Profile | None:
         """What is known of a key on a kind of device."""
         return self._history.get(key.structure, key.data, key.batch_size, kind)
 
-    def learn(self, found: Profiled | Paced | Measured, job: Job, device: Device) -> None:
+    def learn(self, found: Profiled | PackSpeedMeasured | MemoryMeasured, job: Job, device: Device) -> None:
         """A job on a device has measured something."""
         match found:
             case Profiled():
                 self._profiled(found, job, device.kind)
-            case Paced():
+            case PackSpeedMeasured():
                 self._paced(found, device.kind)
-            case Measured():
+            case MemoryMeasured():
                 self._measured(found, device.kind, device.memory)
 
     def epoch(self, event: Reported, arrays: Sequence[Array], kind: str, *, alone: bool) -> None:
@@ -68,11 +69,11 @@ class Lessons:
         elif (right := self._tempo.epoch(event, profile)) is not None:
             self._put(arrays[0].key, kind, right)
 
-    def done(self, key: ArrayKey) -> int:
+    def done(self, key: FusionKey) -> int:
         """Epochs that trials of a key have trained, whatever their order of samples."""
         return self._done[replace(key, order=0)]
 
-    def crowded(self, key: ArrayKey, kind: str, jobs: int, factor: float) -> None:
+    def crowded(self, key: FusionKey, kind: str, jobs: int, factor: float) -> None:
         """An epoch of a job of a key took so many times as long as alone, for it shared its device.
 
         Args:
@@ -133,12 +134,12 @@ class Lessons:
             profile = replace(profile, compiled_gain=compiled_gain, compile_seconds=compile_seconds)
         self._put(found.key, kind, profile)
 
-    def _paced(self, found: Paced, kind: str) -> None:
+    def _paced(self, found: PackSpeedMeasured, kind: str) -> None:
         """A job measured what its arrays cost each other."""
         self._history.put_pace([key.steps for key in found.keys], kind, found.pace)
         self.learnt += 1
 
-    def _measured(self, found: Measured, kind: str, memory: int) -> None:
+    def _measured(self, found: MemoryMeasured, kind: str, memory: int) -> None:
         """A training job took so much memory; if that is far above what its profiles say, they are raised.
 
         Args:
@@ -153,6 +154,6 @@ class Lessons:
         for (key, _, _), profile in zip(known, raised or (), strict=bool(raised)):
             self._put(key, kind, profile)
 
-    def _put(self, key: ArrayKey, kind: str, profile: Profile) -> None:
+    def _put(self, key: FusionKey, kind: str, profile: Profile) -> None:
         self._history.put(key.structure, key.data, key.batch_size, kind, profile)
         self.learnt += 1

@@ -6,13 +6,14 @@ from dataclasses import replace
 from math import inf
 from typing import NamedTuple
 
-from shoal.cluster.device import Device
 from shoal.cluster.mps_limits import limit_of
-from shoal.cost.demand import Demand
+from shoal.core.array import Array
+from shoal.core.demand import Demand
+from shoal.core.device import Device
+from shoal.core.job import Job, Purpose
 from shoal.cost.estimate import memory, packed_demand
 from shoal.planner.candidates import candidate, stream_of
 from shoal.planner.grouping import START_SECONDS, Grouping
-from shoal.planner.job import Array, Job, Purpose
 from shoal.planner.packing.base import Candidate
 from shoal.planner.packing.prediction import seconds_abreast
 from shoal.planner.partition import Profiles

@@ -7,16 +7,16 @@ from itertools import pairwise
 from statistics import fmean
 from types import MappingProxyType
 
-from shoal.cluster.device import Device
-from shoal.cost.demand import Profile
+from shoal.core.array import Array, FusionKey, Member
+from shoal.core.demand import Profile
+from shoal.core.device import Device
 from shoal.cost.estimate import TURN_SECONDS, best_size, fetching, fitting, fuse_seconds, seconds, step_seconds
-from shoal.planner.job import Array, ArrayKey, Member
 from shoal.planner.limit import Limit
 from shoal.planner.packing.prediction import makespan
 
 __all__ = ["Profiles", "partition", "worth_mixing"]
 
-Profiles = Callable[[ArrayKey, str], Profile | None]
+Profiles = Callable[[FusionKey, str], Profile | None]
 """What is known of a key on a kind of device; None if it was never measured."""
 
 WORTH_MIXING = 0.05
@@ -30,7 +30,7 @@ WORTHWHILE = 0.25
 
 
 def partition(
-    waiting: Sequence[tuple[Member, ArrayKey]],
+    waiting: Sequence[tuple[Member, FusionKey]],
     profiles: Profiles,
     devices: Sequence[Device],
     busy: Mapping[str, float],
@@ -55,7 +55,7 @@ def partition(
         elastic: whether members of an array may start at different epochs.
         limits: number of a trial that ran out of memory -> what it is held to; such are fused with their like alone.
     """
-    members: dict[tuple[ArrayKey, int, int | None, int | None], list[Member]] = {}
+    members: dict[tuple[FusionKey, int, int | None, int | None], list[Member]] = {}
     for member, key in waiting:
         known = [profiles(key, device.kind) is not None for device in devices]
         number = member.trial.number
@@ -108,18 +108,18 @@ class _Costs:
     def __init__(self, profiles: Profiles, devices: Sequence[Device]) -> None:
         self._profiles = profiles
         self._devices = devices
-        self._known: dict[ArrayKey, list[tuple[Device, Profile]]] = {}
-        self._largest: dict[tuple[ArrayKey, _Epochs, int | None], int] = {}
-        self._seconds: dict[tuple[ArrayKey, _Epochs], float] = {}
+        self._known: dict[FusionKey, list[tuple[Device, Profile]]] = {}
+        self._largest: dict[tuple[FusionKey, _Epochs, int | None], int] = {}
+        self._seconds: dict[tuple[FusionKey, _Epochs], float] = {}
 
-    def known(self, key: ArrayKey) -> list[tuple[Device, Profile]]:
+    def known(self, key: FusionKey) -> list[tuple[Device, Profile]]:
         """The devices on whose kind a key was measured, each with what is known."""
         if key not in self._known:
             found = [(device, self._profiles(key, device.kind)) for device in self._devices]
             self._known[key] = [(device, profile) for device, profile in found if profile is not None]
         return self._known[key]
 
-    def largest(self, key: ArrayKey, epochs: _Epochs, most: int | None) -> int:
+    def largest(self, key: FusionKey, epochs: _Epochs, most: int | None) -> int:
         """Members that an array may have: what is possible and efficient on every device that can run one member.
 
         Args:
@@ -137,7 +137,7 @@ class _Costs:
             self._largest[alike] = min(limits, default=1)
         return self._largest[alike]
 
-    def seconds(self, key: ArrayKey, epochs: _Epochs) -> float:
+    def seconds(self, key: FusionKey, epochs: _Epochs) -> float:
         """Expected run time, the mean over the devices that can run it; 0 where nothing is known."""
         alike = (key, epochs)
         if alike not in self._seconds:
@@ -158,13 +158,13 @@ class _Group:
         largest: members an array may have.
     """
 
-    key: ArrayKey
+    key: FusionKey
     members: tuple[Member, ...]
     costs: _Costs
     largest: int
 
     @classmethod
-    def of(cls, key: ArrayKey, members: Sequence[Member], costs: _Costs, most: int | None = None) -> "_Group":
+    def of(cls, key: FusionKey, members: Sequence[Member], costs: _Costs, most: int | None = None) -> "_Group":
         """The group of these members; `most` limits its arrays further."""
         ordered = _ordered(members)
         return cls(key, ordered, costs, costs.largest(key, tuple([member.epochs for member in ordered]), most))
@@ -189,10 +189,10 @@ def _ordered(members: Sequence[Member]) -> tuple[Member, ...]:
 
 
 def _mixed(
-    groups: Sequence[_Group], make: Callable[[ArrayKey, Sequence[Member]], _Group], alone: AbstractSet[int]
+    groups: Sequence[_Group], make: Callable[[FusionKey, Sequence[Member]], _Group], alone: AbstractSet[int]
 ) -> list[_Group]:
     """The groups, those of one key joined to the largest of it where that pays."""
-    by_key: dict[ArrayKey, _Group] = {}
+    by_key: dict[FusionKey, _Group] = {}
     others: list[_Group] = []
     for group in sorted(groups, key=lambda group: -len(group.members)):
         lead = by_key.get(group.key)

@@ -6,12 +6,13 @@ from dataclasses import dataclass, field, replace
 from math import inf
 from types import MappingProxyType
 
-from shoal.cluster.device import Cluster, Device
-from shoal.cost.demand import Demand
+from shoal.core.array import Array, FusionKey, Member, add_members
+from shoal.core.demand import Demand
+from shoal.core.device import Cluster, Device
+from shoal.core.job import Job, Purpose
 from shoal.planner.carrying_out import feasible
 from shoal.planner.courses import Courses, Leave
 from shoal.planner.grouping import Grouping
-from shoal.planner.job import Array, ArrayKey, Job, Member, Purpose, with_more
 from shoal.planner.joining import hosts, joined
 from shoal.planner.limit import Limit
 from shoal.planner.newcomers import taken_in
@@ -95,7 +96,7 @@ class Planner:
         elastic: bool = True,
         grouping: Grouping | None = None,
         fuse: bool = True,
-        done: Callable[[ArrayKey], int] = lambda key: 0,
+        done: Callable[[FusionKey], int] = lambda key: 0,
     ) -> None:
         self._policy = policy
         self._profiles = profiles
@@ -112,13 +113,13 @@ class Planner:
 
     def plan(
         self,
-        waiting: Sequence[tuple[Member, ArrayKey]],
+        waiting: Sequence[tuple[Member, FusionKey]],
         running: Sequence[tuple[Job, Device]],
         cluster: Cluster,
         now: float,
         *,
         alone: AbstractSet[int] = frozenset(),
-        unmeasurable: AbstractSet[tuple[ArrayKey, str]] = frozenset(),
+        unmeasurable: AbstractSet[tuple[FusionKey, str]] = frozenset(),
         limits: Mapping[int, Limit] = MappingProxyType({}),
     ) -> Placement:
         """Decide what starts now.
@@ -202,7 +203,7 @@ class Planner:
         joining = {member.trial.number for some in joins.values() for array in some for member in array.members}
         left = [array for array in sociable if not any(member.trial.number in joining for member in array.members)]
         if joins:
-            held = [(replace(x, arrays=with_more(x.arrays, joins.get(x.id, ()))), device) for x, device in held]
+            held = [(replace(x, arrays=add_members(x.arrays, joins.get(x.id, ()))), device) for x, device in held]
         for name, come in taken_in(left, held, self._grouping, self._profiles, free, alone).items():
             joins[name] = (*joins.get(name, ()), *come)
         return joins

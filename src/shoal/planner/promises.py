@@ -3,9 +3,10 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from shoal.cluster.device import Device
-from shoal.cost.demand import Demand
-from shoal.planner.job import Array, Job, Purpose
+from shoal.core.array import Array
+from shoal.core.demand import Demand
+from shoal.core.device import Device
+from shoal.core.job import Job, Purpose
 from shoal.planner.turn import Turn
 
 __all__ = ["promises"]

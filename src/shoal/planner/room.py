@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable
 
-from shoal.cluster.device import Cluster, Device
-from shoal.cost.demand import Demand
+from shoal.core.demand import Demand
+from shoal.core.device import Cluster, Device
 
 __all__ = ["Room"]
 

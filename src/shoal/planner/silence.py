@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import inf
 
-from shoal.errors import ShoalError
-from shoal.planner.event import Alive, Event
-from shoal.planner.job import Job
+from shoal.core.errors import ShoalError
+from shoal.core.event import Event, Heartbeat
+from shoal.core.job import Job
 
 __all__ = ["HANG_SECONDS", "Silence", "check_hang_seconds"]
 
@@ -79,7 +79,7 @@ class Silence:
         if quiet.settled:
             quiet.longest = max(quiet.longest, quiet.seconds)
         quiet.seconds = 0.0
-        if isinstance(event, Alive):
+        if isinstance(event, Heartbeat):
             quiet.settled = event.settled
 
     def end(self, job: str) -> None:

@@ -5,11 +5,12 @@ from dataclasses import dataclass, field, replace
 from math import inf
 from typing import final
 
-from shoal.cluster.device import Cluster, Device
+from shoal.core.array import FusionKey
+from shoal.core.device import Cluster, Device
+from shoal.core.event import Reported
+from shoal.core.job import Job
 from shoal.cost.estimate import compute, fetching
 from shoal.cost.estimate import seconds as seconds_of
-from shoal.planner.event import Reported
-from shoal.planner.job import ArrayKey, Job
 from shoal.schedule.oversubscription import OversubscriptionTuner
 
 __all__ = ["Speeds"]
@@ -23,7 +24,7 @@ ENOUGH = 2
 SLACK = 0.1
 """By how much of it a share may differ from an even part of a device."""
 
-_Alike = tuple[ArrayKey, int, str]
+_Alike = tuple[FusionKey, int, str]
 """Key and members of an array, and the kind of its device: what takes as long alone."""
 
 

@@ -3,9 +3,10 @@
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from shoal.planner.job import Job, Member, Purpose
+from shoal.core.array import Member
+from shoal.core.job import Job, Purpose
+from shoal.core.trial import Decision, Report, Trial, TrialState
 from shoal.planner.limit import Limit
-from shoal.trial import Decision, Report, Trial, TrialState
 
 __all__ = ["Standing", "Standings", "retried_through"]
 

@@ -4,13 +4,14 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 
-from shoal.planner.event import Surveyed
-from shoal.planner.job import Array, ArrayKey, Job, Member, Purpose
-from shoal.trial import Trial
+from shoal.core.array import Array, FusionKey, Member
+from shoal.core.event import SignaturesFound
+from shoal.core.job import Job, Purpose
+from shoal.core.trial import Trial
 
 __all__ = ["Surveys", "surveyed"]
 
-_NO_KEY = ArrayKey("not looked at", "", 1)
+_NO_KEY = FusionKey("not looked at", "", 1)
 
 
 class Surveys:
@@ -21,9 +22,9 @@ class Surveys:
     """
 
     def __init__(self, kinds: Collection[str]) -> None:
-        self.keys: dict[int, ArrayKey] = {}
+        self.keys: dict[int, FusionKey] = {}
         """By the number of the trial."""
-        self.unmeasurable: set[tuple[ArrayKey, str]] = set()
+        self.unmeasurable: set[tuple[FusionKey, str]] = set()
         """Keys that cannot be measured on a kind of device."""
         self._kinds = frozenset(kinds)
         self._looks: dict[str, list[set[int]]] = {}  # job -> trials that it was asked to look at beside its training
@@ -54,9 +55,9 @@ class Surveys:
             unknown: members without a key.
         """
         for member in unknown:
-            self.keys[member.trial.number] = ArrayKey(structure, "", 1, order=member.trial.number, opaque=True)
+            self.keys[member.trial.number] = FusionKey(structure, "", 1, order=member.trial.number, opaque=True)
 
-    def note(self, found: Surveyed) -> None:
+    def note(self, found: SignaturesFound) -> None:
         """Take over what a job found."""
         self.keys.update(found.keys)
         if looks := self._looks.get(found.job):
@@ -90,7 +91,7 @@ class Surveys:
         self.keys.update(keys)
         self._give_up_measuring(keys.values())
 
-    def _give_up_measuring(self, keys: Iterable[ArrayKey]) -> None:
+    def _give_up_measuring(self, keys: Iterable[FusionKey]) -> None:
         self.unmeasurable.update((key, kind) for key in keys for kind in self._kinds)
 
 

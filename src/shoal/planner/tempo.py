@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
+from shoal.core.demand import Profile
+from shoal.core.event import Reported
 from shoal.cost.correct import with_seconds
-from shoal.cost.demand import Profile
 from shoal.cost.estimate import fetching, seconds
-from shoal.planner.event import Reported
 
 __all__ = ["Tempo"]
 

@@ -5,10 +5,11 @@ from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from types import MappingProxyType
 
-from shoal.cluster.device import Cluster, Device
-from shoal.cost.demand import Demand
+from shoal.core.array import Array, FusionKey, Member
+from shoal.core.demand import Demand
+from shoal.core.device import Cluster, Device
+from shoal.core.job import Job, Purpose
 from shoal.cost.estimate import packed_demand
-from shoal.planner.job import Array, ArrayKey, Job, Member, Purpose
 from shoal.planner.limit import Limit
 from shoal.planner.partition import Profiles
 from shoal.schedule.action import JobState
@@ -43,10 +44,10 @@ class Turn:
         profiles: Profiles,
         cluster: Cluster,
         alone: AbstractSet[int],
-        unmeasurable: AbstractSet[tuple[ArrayKey, str]],
+        unmeasurable: AbstractSet[tuple[FusionKey, str]],
         limits: Mapping[int, Limit] = MappingProxyType({}),
         together: int = PROFILE_MEMBERS,
-        done: Callable[[ArrayKey], int] = lambda key: 0,
+        done: Callable[[FusionKey], int] = lambda key: 0,
     ) -> None:
         self.cluster = cluster
         self.devices = [device for _, device in cluster if device.healthy]
@@ -59,13 +60,13 @@ class Turn:
         self._demands: dict[object, Mapping[str, Demand]] = {}
 
     def samples(
-        self, waiting: Sequence[tuple[Member, ArrayKey]], running: Sequence[tuple[Job, Device]]
+        self, waiting: Sequence[tuple[Member, FusionKey]], running: Sequence[tuple[Job, Device]]
     ) -> list[tuple[tuple[Array, ...], Device]]:
         """For every idle device its share of the keys that are unknown on its kind, an array of each, the oldest first.
 
         Devices that are busy will have shares too, when they are not.
         """
-        members: dict[ArrayKey, list[Member]] = {}
+        members: dict[FusionKey, list[Member]] = {}
         for member, key in waiting:
             if member.trial.number not in self._alone:
                 members.setdefault(key, []).append(member)
@@ -94,14 +95,14 @@ class Turn:
                 alike[place % len(alike)].append(array)
         return [(tuple(shares[device.name]), device) for device in idle if shares[device.name]]
 
-    def ready(self, member: Member, key: ArrayKey) -> bool:
+    def ready(self, member: Member, key: FusionKey) -> bool:
         """Whether a training job may hold the member: its key is known somewhere, or never will be."""
         if not self.devices:
             return False
         known = any(self._profiles(key, device.kind) is not None for device in self.devices)
         return known or member.trial.number in self._alone or not any(self._unknown(key, d.kind) for d in self.devices)
 
-    def reason(self, key: ArrayKey, held: Sequence[tuple[Job, Device]]) -> str:
+    def reason(self, key: FusionKey, held: Sequence[tuple[Job, Device]]) -> str:
         """Why a member that is not ready waits."""
         if not self.devices:
             return no_device(self.cluster)
@@ -156,7 +157,7 @@ class Turn:
             return replace(whole, memory=job.demand.memory, cores=job.demand.cores)
         return self._demand(job.arrays, device)
 
-    def _unknown(self, key: ArrayKey, kind: str) -> bool:
+    def _unknown(self, key: FusionKey, kind: str) -> bool:
         """Whether the key can be measured on that kind and was not yet."""
         return self._profiles(key, kind) is None and not key.opaque and (key, kind) not in self._unmeasurable
 

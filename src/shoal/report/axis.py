@@ -9,9 +9,9 @@ from functools import cached_property
 from itertools import islice, pairwise
 from typing import Any
 
-from shoal.domain import Domain, LogRandInt, LogUniform, RandInt
+from shoal.core.domain import Domain, LogRandInt, LogUniform, RandInt
+from shoal.core.space import Leaf, Space
 from shoal.report.text import leaf_text, rounded
-from shoal.space import Leaf, Space
 
 __all__ = ["Axis", "axes"]
 

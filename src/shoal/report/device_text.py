@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 from typing import Any
 
-from shoal.planner.cause import Cause
-from shoal.planner.event import Outcome
-from shoal.planner.job import Purpose
+from shoal.core.cause import Cause
+from shoal.core.event import Outcome
+from shoal.core.job import Purpose
+from shoal.core.trial import TrialState
 from shoal.report.snapshot import DeviceUse, Failing, JobUse
 from shoal.report.text import numbers_text, rate_text, shortened, shown, trials_text
 from shoal.schedule.ledger import bytes_text
-from shoal.trial import TrialState
 
 __all__ = [
     *("cause_json", "cause_line", "cause_lines", "cause_text", "device_json", "device_lines"),

@@ -6,10 +6,10 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from shoal.cluster.device import Device
 from shoal.cluster.discover import Inventory
 from shoal.cluster.gpu import Gpu
 from shoal.cluster.monitor import Holder
+from shoal.core.device import Device
 from shoal.schedule.ledger import bytes_text
 
 __all__ = ["devices_json", "devices_table"]

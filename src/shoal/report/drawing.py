@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from shoal.errors import ShoalError
+from shoal.core.errors import ShoalError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

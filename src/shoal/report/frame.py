@@ -4,9 +4,9 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from shoal.errors import ShoalError
+from shoal.core.errors import ShoalError
+from shoal.core.space import flatten
 from shoal.journal.rows import TrialRow
-from shoal.space import flatten
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -7,13 +7,13 @@ from itertools import groupby
 from statistics import fmean
 from typing import Any
 
-from shoal.errors import ShoalError
+from shoal.core.errors import ShoalError
+from shoal.core.objective import Objective
+from shoal.core.space import Space, flatten
+from shoal.core.trial import TrialState
 from shoal.journal.rows import TrialRow
-from shoal.objective import Objective
 from shoal.report.axis import Axis, axes
 from shoal.report.text import finite
-from shoal.space import Space, flatten
-from shoal.trial import TrialState
 
 __all__ = ["Cell", "StudyGrid", "grid_json", "study_grid"]
 

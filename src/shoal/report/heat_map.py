@@ -8,10 +8,10 @@ from rich.console import Console, ConsoleOptions
 from rich.style import Style
 from rich.text import Text
 
+from shoal.core.trial import TrialState
 from shoal.report.axis import Axis
 from shoal.report.grid import Cell, StudyGrid
 from shoal.report.text import rounded, shown, state_text
-from shoal.trial import TrialState
 
 __all__ = ["HeatMap"]
 

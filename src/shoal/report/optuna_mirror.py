@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shoal.algorithms.sampler import directions
-from shoal.errors import ShoalError
+from shoal.core.errors import ShoalError
 from shoal.journal.rows import TrialRow
 from shoal.journal.view import JournalView
 from shoal.report.optuna_study import attributes, created, curve, frozen, metrics, opened, state

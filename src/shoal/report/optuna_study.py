@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shoal.algorithms.sampler import directions, quiet
-from shoal.domain import Choice
-from shoal.errors import ShoalError
+from shoal.core.domain import Choice
+from shoal.core.errors import ShoalError
+from shoal.core.objective import Objective
+from shoal.core.space import Space
+from shoal.core.trial import Report, TrialState
 from shoal.journal.rows import TrialRow
 from shoal.journal.schema import FILE_NAME
-from shoal.objective import Objective
 from shoal.report.ranking import values
-from shoal.space import Space
-from shoal.trial import Report, TrialState
 
 if TYPE_CHECKING:
     import optuna

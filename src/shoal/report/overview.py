@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+from shoal.core.job import Purpose
+from shoal.core.objective import Objective
+from shoal.core.trial import TrialState
 from shoal.journal.rows import DeviceRow, JobRow, Promise, Run, TrialRow
 from shoal.journal.view import JournalView
-from shoal.objective import Objective
-from shoal.planner.job import Purpose
 from shoal.report.ranking import front, ranked
 from shoal.report.snapshot import Snapshot, snapshot
 from shoal.report.structures import structure_names
-from shoal.trial import TrialState
 
 __all__ = ["SHARES", "Bar", "Elapsed", "Overview", "Usage", "overview"]
 

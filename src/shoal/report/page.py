@@ -6,8 +6,8 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from shoal.errors import ShoalError
-from shoal.planner.job import Purpose
+from shoal.core.errors import ShoalError
+from shoal.core.job import Purpose
 from shoal.report.device_text import cause_text, failing_json, failing_text
 from shoal.report.overview import SHARES, Overview, Usage
 from shoal.report.text import (

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from shoal.planner.job import Purpose
+from shoal.core.job import Purpose
 from shoal.report.device_text import cause_lines, failing_text, unmeasured_lines
 from shoal.report.snapshot import Best, Snapshot
 from shoal.report.table import status_table

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence, Set
 
+from shoal.core.objective import Objective, undominated
+from shoal.core.trial import TrialState
 from shoal.journal.rows import TrialRow
-from shoal.objective import Objective, undominated
-from shoal.trial import TrialState
 
 __all__ = ["all_nan", "front", "nobody", "ranked", "values"]
 

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from shoal.planner.rehearsal.parts import Parts, percent, saved
-from shoal.planner.rehearsal.result import Rehearsal
+from shoal.dry_run.parts import Parts, percent, saved
+from shoal.dry_run.result import Rehearsal
 from shoal.report.drawing import literal, save
 from shoal.report.rehearsal_table import TOTALS, seconds_text, verdict
 

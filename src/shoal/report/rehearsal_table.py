@@ -8,11 +8,11 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from shoal.planner.rehearsal.parts import Parts, percent, saved
-from shoal.planner.rehearsal.result import Company, Measured, Rehearsal
+from shoal.core.space import flatten
+from shoal.dry_run.parts import Parts, percent, saved
+from shoal.dry_run.result import Company, Measured, Rehearsal
 from shoal.report.text import leaf_text, rounded
 from shoal.schedule.ledger import bytes_text
-from shoal.space import flatten
 
 __all__ = ["TOTALS", "RehearsalTable", "rehearsal_json", "seconds_text", "verdict"]
 

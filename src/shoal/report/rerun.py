@@ -9,15 +9,15 @@ from typing import Any
 
 from rich.table import Table
 
-from shoal.cluster.device import Device
 from shoal.cluster.discover import discover
-from shoal.errors import ShoalError
+from shoal.core.device import Device
+from shoal.core.errors import ShoalError
+from shoal.core.trial import Report, Trial, TrialState
 from shoal.journal.rows import TrialRow
 from shoal.journal.view import JournalView
 from shoal.report.edits import Edited, edited, edited_json
 from shoal.report.text import edited_text, finite, number, rounded
 from shoal.sources import edits
-from shoal.trial import Report, Trial, TrialState
 
 __all__ = ["Difference", "Rerun", "check_rerun", "rerun_json", "rerun_notes", "rerun_table", "to_rerun"]
 

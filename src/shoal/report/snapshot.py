@@ -4,13 +4,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from shoal.algorithms.base import Totals
+from shoal.core.cause import Cause, causes
+from shoal.core.job import Purpose
+from shoal.core.trial import Config, TrialState
 from shoal.journal.rows import DeviceRow, JobRow, TrialRow
 from shoal.journal.view import JournalView
-from shoal.planner.cause import Cause, causes
-from shoal.planner.job import Purpose
 from shoal.report.edits import Edited, edited
 from shoal.report.ranking import all_nan, front, ranked, values
-from shoal.trial import Config, TrialState
 
 __all__ = ["Best", "DeviceUse", "Failing", "JobUse", "Snapshot", "snapshot"]
 

@@ -4,9 +4,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from shoal.core.space import flatten
 from shoal.journal.rows import JobRow, TrialRow
 from shoal.report.text import key_text, leaf_text
-from shoal.space import flatten
 
 __all__ = ["structure_names"]
 

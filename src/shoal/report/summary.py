@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from shoal.algorithms.base import Totals
-from shoal.objective import objectives
+from shoal.core.objective import objectives
+from shoal.core.space import Space
 from shoal.report.text import trials_text
-from shoal.space import Space
 
 __all__ = ["batch_text", "summary"]
 

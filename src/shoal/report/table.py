@@ -9,8 +9,10 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from shoal.core.objective import Objective
+from shoal.core.space import flatten
+from shoal.core.trial import TrialState
 from shoal.journal.rows import TrialRow
-from shoal.objective import Objective
 from shoal.report.device_text import (
     cause_json,
     cause_line,
@@ -37,8 +39,6 @@ from shoal.report.text import (
     states_text,
     trials_text,
 )
-from shoal.space import flatten
-from shoal.trial import TrialState
 
 __all__ = ["best_table", "snapshot_json", "status_table", "trial_json", "trials_table"]
 

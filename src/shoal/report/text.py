@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from shoal.core.space import flatten
+from shoal.core.trial import Config, TrialState
 from shoal.report.edits import Edited
 from shoal.report.snapshot import Best, Snapshot
-from shoal.space import flatten
-from shoal.trial import Config, TrialState
 
 __all__ = [
     "best_text",

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shoal.planner.job import Purpose
+from shoal.core.job import Purpose
 from shoal.report.drawing import lanes, literal, save
 from shoal.report.overview import SHARES, Bar, Overview, Usage
 from shoal.report.text import duration, numbers_text, rounded, shown, state_text

@@ -1,11 +1,11 @@
 """What a study ends with in which every trial has failed, or the first ones have."""
 
-from shoal.errors import StudyFailedError
+from shoal.core.cause import Cause, causes
+from shoal.core.errors import StudyFailedError
+from shoal.core.trial import TrialState
 from shoal.journal.view import JournalView
-from shoal.planner.cause import Cause, causes
 from shoal.remedy import after_mending, command
 from shoal.report.device_text import cause_line, cause_lines
-from shoal.trial import TrialState
 
 __all__ = ["check_results", "first_failed"]
 

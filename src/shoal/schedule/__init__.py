@@ -1,8 +1,9 @@
 """Which job runs where: the contract of a policy, and the policies."""
 
+from shoal.core.event import TurnStats
 from shoal.schedule.action import Action, JobState, Plan, Refusal, Resize, Resume, Start, Stop, Suspend
 from shoal.schedule.auto import OBJECTIVES, Auto
-from shoal.schedule.base import Changes, JobView, Policy, Quantum, Session
+from shoal.schedule.base import Changes, JobView, Policy, Session
 from shoal.schedule.best_fit import BestFit
 from shoal.schedule.check import check_plan
 from shoal.schedule.convergence import Convergence
@@ -40,7 +41,6 @@ __all__ = [
     "Plan",
     "Policy",
     "Promise",
-    "Quantum",
     "Refusal",
     "Resize",
     "Resume",
@@ -51,6 +51,7 @@ __all__ = [
     "Start",
     "Stop",
     "Suspend",
+    "TurnStats",
     "WaterFilling",
     "begin",
     "check_plan",

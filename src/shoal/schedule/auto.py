@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, final
 
-from shoal.cluster.device import Cluster
-from shoal.errors import PolicyError
+from shoal.core.device import Cluster
+from shoal.core.errors import PolicyError
 from shoal.schedule.action import JobState, Plan
 from shoal.schedule.base import Changes, JobView, Policy, Session
 from shoal.schedule.knapsack import WFD, Knapsack

@@ -4,43 +4,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from shoal.cluster.device import Cluster, Device
-from shoal.cost.demand import Demand
+from shoal.core.demand import Demand
+from shoal.core.device import Cluster, Device
+from shoal.core.event import TurnStats
 from shoal.cost.scaling import Scaling
 from shoal.schedule.action import JobState, Plan
 
-__all__ = ["Changes", "JobView", "Policy", "Quantum", "Session"]
-
-
-@dataclass(frozen=True)
-class Quantum:
-    """What a job measured in one turn on its device (Hermes: L_j(i)).
-
-    Args:
-        highest: of its training losses.
-        lowest: of its training losses.
-        last: the newest training loss.
-        steps: how many losses there were, |L_j(i)|.
-        seconds: how long it took.
-    """
-
-    highest: float
-    lowest: float
-    last: float
-    steps: int
-    seconds: float
-
-    def followed_by(self, later: "Quantum | None") -> "Quantum":
-        """This one and a later one as one."""
-        if later is None:
-            return self
-        return Quantum(
-            max(self.highest, later.highest),
-            min(self.lowest, later.lowest),
-            later.last,
-            self.steps + later.steps,
-            self.seconds + later.seconds,
-        )
+__all__ = ["Changes", "JobView", "Policy", "Session"]
 
 
 @dataclass(frozen=True)
@@ -81,7 +51,7 @@ class JobView:
     group: str | None = None
     budget: int | None = None
     epoch: int = 0
-    quanta: tuple[Quantum, ...] = ()
+    quanta: tuple[TurnStats, ...] = ()
     scaling: Scaling = field(default_factory=Scaling)
     preemptible: bool = True
     switch_seconds: float = 0.0

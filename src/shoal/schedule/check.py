@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import inf, isfinite
 
-from shoal.cluster.device import Cluster, Device, Node
-from shoal.errors import PolicyError
+from shoal.core.device import Cluster, Device, Node
+from shoal.core.errors import PolicyError
 from shoal.schedule.action import Action, JobState, Plan, Resize, Resume, Start, Stop, Suspend
 from shoal.schedule.base import JobView
 

@@ -4,10 +4,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import final
 
-from shoal.cluster.device import Cluster
-from shoal.errors import PolicyError
+from shoal.core.device import Cluster
+from shoal.core.errors import PolicyError
+from shoal.core.event import TurnStats
 from shoal.schedule.action import JobState, Refusal
-from shoal.schedule.base import JobView, Quantum
+from shoal.schedule.base import JobView
 from shoal.schedule.ledger import Ledger
 from shoal.schedule.turns import TimeSharing, holds
 
@@ -94,7 +95,7 @@ class Convergence(TimeSharing):
         return ledger.refusal(job)
 
 
-def convergence(quanta: Sequence[Quantum], *, per_second: bool = False) -> float:
+def convergence(quanta: Sequence[TurnStats], *, per_second: bool = False) -> float:
     """C_j(i) of the newest quantum i (Hermes, section 3.3).
 
     C_j(0) = (max L_j(0) - min L_j(0)) / |L_j(0)|, and C_j(i) = (loss_j(i-1) - loss_j(i)) / |L_j(i)| after that, with
@@ -109,6 +110,6 @@ def convergence(quanta: Sequence[Quantum], *, per_second: bool = False) -> float
     return fallen / (newest.seconds if per_second else newest.steps)
 
 
-def _loss(quantum: Quantum) -> float:
+def _loss(quantum: TurnStats) -> float:
     """loss_j(i), in the middle of the fluctuation."""
     return (quantum.highest + quantum.lowest) / 2

@@ -11,9 +11,9 @@ from logging import getLogger
 from operator import itemgetter
 from typing import NamedTuple, final
 
-from shoal.cluster.device import Cluster
-from shoal.cost.demand import Demand
-from shoal.errors import PolicyError
+from shoal.core.demand import Demand
+from shoal.core.device import Cluster
+from shoal.core.errors import PolicyError
 from shoal.schedule.action import JobState, Plan, Resume, Start
 from shoal.schedule.base import JobView, Policy
 from shoal.schedule.knapsack import WFD

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import count
 from typing import ClassVar, final
 
-from shoal.cluster.device import Cluster
+from shoal.core.device import Cluster
 from shoal.schedule.action import JobState, Plan, Resume, Start
 from shoal.schedule.base import Changes, JobView, Policy, Session
 from shoal.schedule.packing import Charge, DeviceOrder, JobOrder, Numbered, Packing, Placed

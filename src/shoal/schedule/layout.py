@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from shoal.cluster.device import Cluster, Device
+from shoal.core.device import Cluster, Device
 from shoal.schedule.action import JobState
 from shoal.schedule.base import JobView
 

@@ -7,7 +7,7 @@ from heapq import heapify, heapreplace
 from math import inf
 from statistics import fmean
 
-from shoal.cluster.device import Cluster, Device
+from shoal.core.device import Cluster, Device
 from shoal.schedule.action import Plan, Resize, Resume, Start
 from shoal.schedule.base import JobView
 

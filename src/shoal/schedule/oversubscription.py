@@ -4,8 +4,8 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from statistics import fmean
 
-from shoal.cluster.device import Cluster, Device
-from shoal.errors import PolicyError
+from shoal.core.device import Cluster, Device
+from shoal.core.errors import PolicyError
 
 __all__ = ["OversubscriptionTuner"]
 

@@ -7,8 +7,8 @@ from enum import IntEnum
 from heapq import heapify, heappop, heapreplace
 from typing import NamedTuple
 
-from shoal.cluster.device import Cluster, Device
-from shoal.cost.demand import Demand
+from shoal.core.demand import Demand
+from shoal.core.device import Cluster, Device
 from shoal.schedule.action import JobState
 from shoal.schedule.base import JobView
 from shoal.schedule.shelf import Entry, Shelf

@@ -9,8 +9,9 @@ from math import expm1, inf, isfinite, log
 from statistics import median
 from typing import final
 
-from shoal.errors import PolicyError
-from shoal.schedule.base import JobView, Quantum
+from shoal.core.errors import PolicyError
+from shoal.core.event import TurnStats
+from shoal.schedule.base import JobView
 from shoal.schedule.turns import TimeSharing
 
 __all__ = ["Promise", "Trend", "trend"]
@@ -130,7 +131,7 @@ class Promise(TimeSharing):
         return found
 
 
-def trend(quanta: Sequence[Quantum], left: float) -> Trend | None:
+def trend(quanta: Sequence[TurnStats], left: float) -> Trend | None:
     """What a job's turns say of its loss; None if one that counts was not finite.
 
     Args:
@@ -152,5 +153,5 @@ def trend(quanta: Sequence[Quantum], left: float) -> Trend | None:
     return Trend(start, level, slope, ran, left)
 
 
-def _middle(quantum: Quantum) -> float:
+def _middle(quantum: TurnStats) -> float:
     return (quantum.highest + quantum.lowest) / 2

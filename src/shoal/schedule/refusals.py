@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from typing import overload
 
-from shoal.cluster.device import Cluster
+from shoal.core.device import Cluster
 from shoal.schedule.action import JobState, Refusal, Resume, Start
 from shoal.schedule.base import JobView
 from shoal.schedule.ledger import Ledger

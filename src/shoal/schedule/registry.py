@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from difflib import get_close_matches
 
-from shoal.errors import PolicyError
+from shoal.core.errors import PolicyError
 from shoal.schedule.auto import Auto, check_objective
 from shoal.schedule.base import Policy
 from shoal.schedule.best_fit import BestFit

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from math import floor, inf, isfinite, isnan, nextafter
 from typing import final
 
-from shoal.cluster.device import Cluster, Device, Node
-from shoal.errors import PolicyError
+from shoal.core.device import Cluster, Device, Node
+from shoal.core.errors import PolicyError
 from shoal.schedule.action import JobState, Plan, Refusal, Suspend
 from shoal.schedule.base import JobView, Policy
 from shoal.schedule.ledger import ROUNDING, Ledger, Room, begin

@@ -4,7 +4,7 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import final
 
-from shoal.cluster.device import Cluster, Device, Node
+from shoal.core.device import Cluster, Device, Node
 from shoal.schedule.action import Action, JobState, Plan, Resize, Resume, Start
 from shoal.schedule.base import JobView, Policy
 from shoal.schedule.dynamic_fluid import resize, share_out

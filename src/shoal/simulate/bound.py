@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from shoal.backend.simulated import SimulatedJob
-from shoal.cluster.device import Cluster
-from shoal.errors import ScenarioError
+from shoal.core.device import Cluster
+from shoal.core.errors import ScenarioError
 from shoal.simulate.slowdown import Curve
 
 __all__ = ["best_makespan"]

@@ -8,9 +8,9 @@ from random import Random
 from statistics import median
 from typing import final
 
-from shoal.errors import ScenarioError
+from shoal.core.errors import ScenarioError
+from shoal.core.trial import Trial, derive_seed
 from shoal.simulate.measured import reading
-from shoal.trial import Trial, derive_seed
 
 __all__ = ["Curves", "Decay", "RealCurves", "Task", "read_task"]
 

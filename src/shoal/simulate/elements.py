@@ -10,16 +10,16 @@ from typing import Any
 from shoal.algorithms.registry import ALGORITHMS
 from shoal.backend.simulated import ClusterEvent, SimulatedJob
 from shoal.backend.simulated_job import after
-from shoal.cluster.device import Cluster, Device, Node
-from shoal.cost.demand import Demand
+from shoal.core.demand import Demand
+from shoal.core.device import Cluster, Device, Node
+from shoal.core.errors import AlgorithmError, ScenarioError
+from shoal.core.trial import derive_seed
 from shoal.cost.scaling import Scaling
-from shoal.errors import AlgorithmError, ScenarioError
 from shoal.simulate.curves import Curves, Decay, RealCurves, read_task
 from shoal.simulate.profiled import read_profiled
 from shoal.simulate.reader import MOST, Table
 from shoal.simulate.search import Search, Structure
 from shoal.simulate.slowdown import Curve, read_curves
-from shoal.trial import derive_seed
 
 __all__ = ["read_events", "read_jobs", "read_models", "read_nodes", "read_studies"]
 

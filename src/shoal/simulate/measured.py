@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from shoal.errors import ScenarioError
+from shoal.core.errors import ScenarioError
 
 __all__ = ["reading"]
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from math import ceil
 
-from shoal.cost.demand import Demand, Profile
+from shoal.core.demand import Demand, Profile
 from shoal.cost.estimate import compute, memory, seconds, step_seconds
 from shoal.cost.history import History, environment
 from shoal.simulate.reader import Table

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NoReturn
 
-from shoal.errors import ScenarioError
+from shoal.core.errors import ScenarioError
 
 __all__ = ["MOST", "Table", "read_toml"]
 

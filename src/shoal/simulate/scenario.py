@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shoal.backend.simulated import ClusterEvent, Outcome, SimulatedJob, Simulation
-from shoal.cluster.device import Cluster
-from shoal.errors import ScenarioError
+from shoal.core.device import Cluster
+from shoal.core.errors import ScenarioError
 from shoal.schedule.auto import OBJECTIVES
 from shoal.schedule.base import Policy
 from shoal.schedule.oversubscription import OversubscriptionTuner

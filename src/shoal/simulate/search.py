@@ -6,10 +6,10 @@ from typing import Any, final
 
 from shoal.algorithms.registry import ALGORITHMS
 from shoal.backend.simulated import SimulatedJob, Source
-from shoal.cost.demand import Demand
+from shoal.core.demand import Demand
+from shoal.core.space import Space, choice
+from shoal.core.trial import Report, Trial, TrialGroup, TrialState
 from shoal.simulate.curves import Curves, Decay
-from shoal.space import Space, choice
-from shoal.trial import Report, Trial, TrialGroup, TrialState
 
 __all__ = ["Search", "Structure"]
 

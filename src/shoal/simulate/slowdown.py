@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, final
 
 from shoal.backend.simulated import SlowDown, Tenant
-from shoal.cluster.device import Device
-from shoal.errors import ScenarioError
+from shoal.core.device import Device
+from shoal.core.errors import ScenarioError
 from shoal.simulate.measured import reading
 
 __all__ = ["SLOWDOWNS", "Curve", "Demands", "Pairs", "Scalings", "Shares", "allocate", "read_curves"]

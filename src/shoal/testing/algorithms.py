@@ -5,9 +5,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from shoal.algorithms.base import Algorithm
-from shoal.errors import AlgorithmError, ShoalError, TaskError
-from shoal.space import Space
-from shoal.trial import Budget, Decision, Report, Trial, TrialGroup, TrialState, derive_seed
+from shoal.core.errors import AlgorithmError, ShoalError, TaskError
+from shoal.core.space import Space
+from shoal.core.trial import Budget, Decision, Report, Trial, TrialGroup, TrialState, derive_seed
 
 __all__ = [
     "check_algorithm",

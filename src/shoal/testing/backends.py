@@ -8,14 +8,15 @@ from pathlib import Path
 
 import cloudpickle
 
-from shoal.backend.base import Backend, Ended, Event, Outcome, Profiled, Reported, Workplace
-from shoal.cluster.device import Device
-from shoal.cost.demand import Profile
-from shoal.errors import BackendError, StorageFullError, TaskError
+from shoal.backend.base import Backend, Ended, Event, Outcome, Profiled, Reported, WorkerContext
+from shoal.core.array import Array, FusionKey, Member
+from shoal.core.demand import Profile
+from shoal.core.device import Device
+from shoal.core.errors import BackendError, StorageFullError, TaskError
+from shoal.core.job import Job, JobUpdate
+from shoal.core.trial import Report, Trial
 from shoal.pickling import loaded
-from shoal.planner.job import Array, ArrayKey, Change, Job, Member
-from shoal.planner.orders import Orders
-from shoal.trial import Report, Trial
+from shoal.worker.control import JobControl
 
 __all__ = [
     "BACKEND_CHECKS",
@@ -35,9 +36,9 @@ __all__ = [
     "scripted_job",
 ]
 
-MakeBackend = Callable[[Workplace], Backend]
+MakeBackend = Callable[[WorkerContext], Backend]
 
-Script = Callable[[Job, Device, Orders], Iterator[Event]]
+Script = Callable[[Job, Device, JobControl], Iterator[Event]]
 """What a scripted job does: `script(job, device, orders)` yields its events."""
 
 _PATIENCE_SECONDS = 60.0
@@ -67,7 +68,7 @@ def check_events(make: MakeBackend, directory: Path) -> None:
     with scripted(make, directory, _profiles_and_reports) as backend:
         backend.start(job, _CPU)
         events = events_until_ended(backend, ["events"])["events"]
-        expected = [*_profiles_and_reports(job, _CPU, Orders()), Ended("events", Outcome.FINISHED)]
+        expected = [*_profiles_and_reports(job, _CPU, JobControl()), Ended("events", Outcome.FINISHED)]
         assert events == expected, f"the job yielded {expected}, the back end delivered {events}"
         late = backend.poll(0.05)
         assert not late, f"after a job's end the back end delivered {late}"
@@ -164,11 +165,11 @@ def check_changes(make: MakeBackend, directory: Path) -> None:
     """Changes reach the job that they are meant for, each once and in order, however early; no other job sees them."""
     joining = Member(Trial(7, {"lr": 0.1}, seed=1, data_seed=2), start=0, target=3)
     with scripted(make, directory, _reports_changes) as backend:
-        backend.change("unknown", Change(leave=frozenset({1})))
+        backend.change("unknown", JobUpdate(leave=frozenset({1})))
         backend.start(scripted_job("one"), _CPU)
         backend.start(scripted_job("two"), _OTHER_CPU)
-        backend.change("one", Change(leave=frozenset({2})))
-        backend.change("one", Change(join=(Array(ArrayKey("structure", "data", 32), (joining,)),)))
+        backend.change("one", JobUpdate(leave=frozenset({2})))
+        backend.change("one", JobUpdate(join=(Array(FusionKey("structure", "data", 32), (joining,)),)))
         heard: dict[str, list[Report]] = {"one": [], "two": []}
         deadline = time.monotonic() + _PATIENCE_SECONDS
         while len(heard["one"]) < 2:
@@ -183,7 +184,7 @@ def check_changes(make: MakeBackend, directory: Path) -> None:
             heard[name] += [report for event in events if isinstance(event, Reported) for report in event.reports]
         told = {name: [(report.trial, report.epoch) for report in reports] for name, reports in heard.items()}
         assert told == {"one": [(2, _LEFT), (7, _JOINED)], "two": []}, f"the jobs saw the changes {told}"
-        backend.change("one", Change(leave=frozenset({3})))
+        backend.change("one", JobUpdate(leave=frozenset({3})))
         backend.start(scripted_job("next"), _CPU)
         backend.stop("next")
         *_, last = events_until_ended(backend, ["next"])["next"]
@@ -226,7 +227,7 @@ BACKEND_CHECKS: tuple[Callable[[MakeBackend, Path], None], ...] = (
 )
 
 
-def follow(job: Job, device: Device, workplace: Workplace, orders: Orders) -> Iterator[Event]:
+def follow(job: Job, device: Device, workplace: WorkerContext, orders: JobControl) -> Iterator[Event]:
     """A runner whose task is a `Script`."""
     script: Script = loaded(workplace.task)
     yield from script(job, device, orders)
@@ -235,7 +236,7 @@ def follow(job: Job, device: Device, workplace: Workplace, orders: Orders) -> It
 @contextmanager
 def scripted(make: MakeBackend, directory: Path, script: Script) -> Iterator[Backend]:
     """A back end whose jobs all follow the script; closed at the end."""
-    backend = make(Workplace(directory, cloudpickle.dumps(script), runner=f"{__name__}:{follow.__name__}"))
+    backend = make(WorkerContext(directory, cloudpickle.dumps(script), runner=f"{__name__}:{follow.__name__}"))
     try:
         yield backend
     finally:
@@ -245,7 +246,7 @@ def scripted(make: MakeBackend, directory: Path, script: Script) -> Iterator[Bac
 def scripted_job(name: str) -> Job:
     """A job of one trial, for back ends that look at none of it but the id."""
     member = Member(Trial(0, {"lr": 0.1}, seed=1, data_seed=2), start=0, target=3)
-    return Job(name, (Array(ArrayKey("structure", "data", 32), (member,)),))
+    return Job(name, (Array(FusionKey("structure", "data", 32), (member,)),))
 
 
 def events_until_ended(backend: Backend, jobs: Sequence[str]) -> dict[str, list[Event]]:
@@ -297,7 +298,7 @@ def _report(job: str, epoch: int) -> Reported:
     return Reported(job, (Report(0, epoch, {"loss": 1 / epoch}, seconds=0.5),))
 
 
-def _profiles_and_reports(job: Job, device: Device, orders: Orders) -> Iterator[Event]:
+def _profiles_and_reports(job: Job, device: Device, orders: JobControl) -> Iterator[Event]:
     yield Profiled(
         job.id, job.arrays[0].key, Profile({1: 0.001, 8: 0.002}, 40, 10, 2**20, 2**10, compute=0.5, cores=1.0)
     )
@@ -305,7 +306,7 @@ def _profiles_and_reports(job: Job, device: Device, orders: Orders) -> Iterator[
         yield _report(job.id, epoch)
 
 
-def _reports_until_stopped(job: Job, device: Device, orders: Orders) -> Iterator[Event]:
+def _reports_until_stopped(job: Job, device: Device, orders: JobControl) -> Iterator[Event]:
     yield _report(job.id, 1)
     while not orders.stopping():
         time.sleep(0.005)
@@ -313,7 +314,7 @@ def _reports_until_stopped(job: Job, device: Device, orders: Orders) -> Iterator
     yield _report(job.id, _CHECKPOINT)
 
 
-def _reports_changes(job: Job, device: Device, orders: Orders) -> Iterator[Event]:
+def _reports_changes(job: Job, device: Device, orders: JobControl) -> Iterator[Event]:
     while not orders.stopping():
         time.sleep(0.005)
         reports: list[Report] = []
@@ -340,7 +341,7 @@ _FAILURES: dict[str, tuple[BaseException, Outcome]] = {
 }
 
 
-def _fails(job: Job, device: Device, orders: Orders) -> Iterator[Event]:
+def _fails(job: Job, device: Device, orders: JobControl) -> Iterator[Event]:
     yield _report(job.id, 1)
     if job.id in _FAILURES:
         raise _FAILURES[job.id][0]

@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Callable, Sequence
 
-from shoal.errors import PackError
+from shoal.core.errors import PackError
 from shoal.planner.packing.base import Candidate, Packing, Scene
 from shoal.planner.packing.check import check_groups
 

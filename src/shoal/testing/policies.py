@@ -4,8 +4,8 @@ import copy
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from shoal.cluster.device import Cluster
-from shoal.errors import PolicyError
+from shoal.core.device import Cluster
+from shoal.core.errors import PolicyError
 from shoal.schedule.action import JobState, Plan, Resume, Start
 from shoal.schedule.base import Changes, JobView, Policy, Session
 from shoal.schedule.check import check_plan

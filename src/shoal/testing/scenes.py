@@ -5,9 +5,9 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from shoal.planner.job import Array, ArrayKey, Member
+from shoal.core.array import Array, FusionKey, Member
+from shoal.core.trial import Trial
 from shoal.planner.packing.base import Candidate, Scene
-from shoal.trial import Trial
 
 __all__ = ["scenes"]
 
@@ -44,7 +44,7 @@ def scenes(draw: st.DrawFn, most: int = 12) -> tuple[tuple[Candidate, ...], Scen
 @st.composite
 def _candidates(draw: st.DrawFn, numbers: Iterator[int]) -> Candidate:
     batch_size = draw(st.sampled_from(_BATCH_SIZES))
-    key = ArrayKey(draw(st.sampled_from("ABC")), draw(st.sampled_from(("", "", "other"))), batch_size)
+    key = FusionKey(draw(st.sampled_from("ABC")), draw(st.sampled_from(("", "", "other"))), batch_size)
     members = tuple(
         Member(Trial(next(numbers), draw(_configs(batch_size)), seed=0, data_seed=0), start=0, target=1)
         for _ in range(draw(st.integers(1, 2)))

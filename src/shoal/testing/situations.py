@@ -6,11 +6,12 @@ from itertools import count
 
 from hypothesis import strategies as st
 
-from shoal.cluster.device import Cluster, Device, Node
-from shoal.cost.demand import Demand
+from shoal.core.demand import Demand
+from shoal.core.device import Cluster, Device, Node
+from shoal.core.event import TurnStats
 from shoal.cost.scaling import Scaling
 from shoal.schedule.action import JobState
-from shoal.schedule.base import JobView, Quantum
+from shoal.schedule.base import JobView
 
 __all__ = ["situations"]
 
@@ -22,7 +23,7 @@ _SCALINGS = (Scaling(), Scaling(alpha=1.2, sharing=4), Scaling(1.5, 1.1, sharing
 # Strategies are made once: making and validating them for each job took longer than all else in the suite.
 _LOSSES = st.floats(0.0, 10.0)
 _QUANTA = st.builds(
-    lambda a, b, steps, seconds: Quantum(max(a, b), min(a, b), b, steps, seconds),
+    lambda a, b, steps, seconds: TurnStats(max(a, b), min(a, b), b, steps, seconds),
     _LOSSES,
     _LOSSES,
     st.integers(1, 20),

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from shoal.errors import CheckpointError
-from shoal.trial import Report
+from shoal.core.errors import CheckpointError
+from shoal.core.trial import Report
 from shoal.worker.files import NAME, checkpoints, folder
 
 __all__ = ["Checkpoint", "load_newest", "save", "unfit"]

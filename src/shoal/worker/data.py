@@ -5,11 +5,11 @@ from typing import Any
 
 import torch
 
-from shoal.errors import TaskError
+from shoal.core.errors import TaskError
+from shoal.core.trial import Config
 from shoal.fuse.generators import reseed
 from shoal.pack.batches import Batches
 from shoal.task import Task
-from shoal.trial import Config
 from shoal.worker.reading import values_read
 
 __all__ = ["DataSets"]

@@ -11,13 +11,13 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from shoal.core.array import FusionKey
+from shoal.core.trial import Trial
 from shoal.fuse.generators import reseed
 from shoal.fuse.optim.table import company_of
 from shoal.fuse.structure import structure_digest
 from shoal.fuse.written import digest
-from shoal.planner.job import ArrayKey
 from shoal.task import Task, call
-from shoal.trial import Trial
 from shoal.worker.data import DataSets
 from shoal.worker.learner import batch_size, check_optimizer, new_model, optimizers_in, ownership
 from shoal.worker.reading import values_read
@@ -28,7 +28,7 @@ _log = logging.getLogger("shoal.worker")
 
 
 class Describer:
-    """Finds the `ArrayKey` of each trial.
+    """Finds the `FusionKey` of each trial.
 
     Models are built on the meta device, without memory or arithmetic, and once for all configurations that agree on
     what `model` read. What cannot be built so is built on the CPU and dropped.
@@ -40,7 +40,7 @@ class Describer:
         self._known: list[tuple[dict[str, Any], nn.Module, str]] = []
         self._note = ""  # what is unusual in the first trial in which anything is
 
-    def survey(self, trials: Sequence[Trial], load: bool = True) -> tuple[dict[int, ArrayKey], frozenset[int], str]:
+    def survey(self, trials: Sequence[Trial], load: bool = True) -> tuple[dict[int, FusionKey], frozenset[int], str]:
         """The keys of trials by number, which could not be looked at, and what is unusual in the task.
 
         Args:
@@ -50,7 +50,7 @@ class Describer:
         A trial whose methods raise, or return what they should not, gets a key of its own, and raises again when it is
         trained.
         """
-        keys: dict[int, ArrayKey] = {}
+        keys: dict[int, FusionKey] = {}
         alone: set[int] = set()
         for trial in trials:
             if not load and not self._sets.knows(trial.config):
@@ -59,11 +59,11 @@ class Describer:
                 keys[trial.number] = self.key(trial)
             except Exception:
                 _log.warning("trial %d cannot be looked at:\n%s", trial.number, traceback.format_exc())
-                keys[trial.number] = ArrayKey(f"trial {trial.number}", "", 1)
+                keys[trial.number] = FusionKey(f"trial {trial.number}", "", 1)
                 alone.add(trial.number)
         return keys, frozenset(alone), self._note
 
-    def key(self, trial: Trial) -> ArrayKey:
+    def key(self, trial: Trial) -> FusionKey:
         """The key of one trial.
 
         Raises:
@@ -76,7 +76,7 @@ class Describer:
             model, structure = self._model(trial)
             optimizers = optimizers_in(self._optimizer(model, trial))
         companies = map(company_of if type(self._task).step is Task.step else type, optimizers)
-        return ArrayKey(
+        return FusionKey(
             digest((structure, *map(str, companies))), digest(self._sets.key(trial.config)), size, trial.data_seed
         )
 

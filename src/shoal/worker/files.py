@@ -9,8 +9,8 @@ import re
 import shutil
 from pathlib import Path
 
-from shoal.errors import CheckpointError
-from shoal.trial import Trial
+from shoal.core.errors import CheckpointError
+from shoal.core.trial import Trial
 
 __all__ = ["NAME", "checkpoints", "folder", "inherit", "kept", "published"]
 

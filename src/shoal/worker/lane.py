@@ -11,13 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from shoal.core.array import Array, Member
+from shoal.core.event import Event, Profiled, Reported, TurnStats
+from shoal.core.trial import Report, TrialState, step_seed
 from shoal.fuse.frozen import lend_frozen
 from shoal.fuse.generators import Unseeded
 from shoal.pack.batches import Batches, epoch_order, noise_seed
-from shoal.planner.event import Event, Profiled, Reported
-from shoal.planner.job import Array, Member
-from shoal.schedule.base import Quantum
-from shoal.trial import Report, TrialState, step_seed
 from shoal.worker.learner import Learner, batch_size, build, side_by_side
 from shoal.worker.stepper import MixedEpochsError, Stepper, make_stepper
 from shoal.worker.workshop import Workshop
@@ -87,7 +86,7 @@ class Lane:
         self._unseeded = Unseeded(workshop.device, possible=array.key not in self._drawing)
         self._spoilt = False  # steps of the company may have drawn from generators that were not seeded for them
         self._looked = self._told = time.perf_counter()  # when losses were last looked at, and told
-        self._lowest: Quantum | None = None  # the losses since they were told, of the best member at each step
+        self._lowest: TurnStats | None = None  # the losses since they were told, of the best member at each step
         self._began, self._spent = 0.0, 0.0  # this advance, and seconds of this epoch before it
         self._ready = self._abreast = False
         self._size = 0  # of a batch
@@ -371,7 +370,7 @@ class Lane:
         self._judge(finite)
         best = losses.where(finite, torch.inf).amin(1)
         highest, lowest, last = torch.stack([best.max(), best.min(), best[-1]]).tolist()
-        told = Quantum(highest, lowest, last, len(best), time.perf_counter() - self._looked)
+        told = TurnStats(highest, lowest, last, len(best), time.perf_counter() - self._looked)
         self._lowest = told if self._lowest is None else self._lowest.followed_by(told)
 
     def _look_for_draws(self) -> bool:

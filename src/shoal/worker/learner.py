@@ -16,11 +16,11 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils import _pytree as pytree
 
-from shoal.errors import TaskError, UnusableTaskError
+from shoal.core.array import Member
+from shoal.core.errors import TaskError, UnusableTaskError
+from shoal.core.trial import Config, Report, Trial
 from shoal.fuse.generators import reseed
-from shoal.planner.job import Member
 from shoal.task import Task, call, check_interval
-from shoal.trial import Config, Report, Trial
 from shoal.worker.checkpoint import Checkpoint, load_newest, save, unfit
 
 __all__ = [

@@ -12,14 +12,15 @@ from enum import IntEnum
 from pathlib import Path
 from typing import BinaryIO
 
-from shoal.cluster.device import Device
-from shoal.errors import TaskError
+from shoal.core.array import Array
+from shoal.core.device import Device
+from shoal.core.errors import TaskError
+from shoal.core.event import Event, Outcome, Profiled, Reported
+from shoal.core.job import Job, WorkerContext
+from shoal.core.trial import Report, TrialState
 from shoal.opaque import Command, Opaque
 from shoal.pickling import loaded
-from shoal.planner.event import Event, Outcome, Profiled, Reported
-from shoal.planner.job import Array, Job, Workplace
-from shoal.planner.orders import Orders
-from shoal.trial import Report, TrialState
+from shoal.worker.control import JobControl
 from shoal.worker.opaque_channel import Channel
 from shoal.worker.opaque_child import Child, surroundings
 from shoal.worker.opaque_files import Store
@@ -41,7 +42,7 @@ _RAISED = re.compile(r"[A-Za-z_][\w.]*(: |$)")
 """The last line of a traceback."""
 
 
-def run(job: Job, device: Device, workplace: Workplace, orders: Orders) -> Iterator[Event]:
+def run(job: Job, device: Device, workplace: WorkerContext, orders: JobControl) -> Iterator[Event]:
     """Train the members of a job, one after another: the planner gives it one."""
     training: Opaque = loaded(workplace.task)
     path = log_path(workplace.directory, job.id)
@@ -71,7 +72,7 @@ class _Course:
         training: Opaque,
         device: Device,
         directory: Path,
-        orders: Orders,
+        orders: JobControl,
         log: BinaryIO,
     ) -> None:
         self._job = job

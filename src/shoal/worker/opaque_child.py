@@ -11,10 +11,10 @@ from typing import BinaryIO
 
 import psutil
 
-from shoal.cluster.device import Device
 from shoal.cluster.processes import family, kill
+from shoal.core.device import Device
+from shoal.core.trial import Trial
 from shoal.opaque import Command, Opaque
-from shoal.trial import Trial
 
 __all__ = ["Child", "surroundings", "visible_device"]
 

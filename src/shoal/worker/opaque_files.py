@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal.cluster.processes import created, end
-from shoal.trial import Report
+from shoal.core.trial import Report
 from shoal.worker.files import folder, published
 from shoal.worker.opaque_output import Output
 from shoal.worker.opaque_reports import ProgramReports

@@ -9,7 +9,7 @@ import sys
 import traceback
 from contextlib import suppress
 
-from shoal.errors import UnusableTaskError
+from shoal.core.errors import UnusableTaskError
 from shoal.pickling import loaded, why_not_loaded
 from shoal.trainable import Stop
 

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from shoal.objective import metric_fault
-from shoal.space import is_number
-from shoal.trial import Report
+from shoal.core.objective import metric_fault
+from shoal.core.space import is_number
+from shoal.core.trial import Report
 from shoal.worker.opaque_said import Said
 
 __all__ = ["ProgramReports"]

@@ -7,8 +7,8 @@ from typing import Any
 
 import psutil
 
-from shoal.cluster.device import Device
-from shoal.cost.demand import Profile
+from shoal.core.demand import Profile
+from shoal.core.device import Device
 from shoal.cost.watched import watched
 from shoal.worker.opaque_child import visible_device
 

@@ -8,8 +8,8 @@ from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
-from shoal.errors import StorageFullError, TaskError, UnusableTaskError
-from shoal.planner.event import Outcome
+from shoal.core.errors import StorageFullError, TaskError, UnusableTaskError
+from shoal.core.event import Outcome
 
 __all__ = ["EndedElsewhere", "described", "log_path", "outcome_of", "recorded", "user_traceback"]
 

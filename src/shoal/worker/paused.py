@@ -7,8 +7,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from shoal.core.array import Member
 from shoal.fuse.frozen import lent
-from shoal.planner.job import Member
 from shoal.worker.files import checkpoints
 from shoal.worker.learner import Learner, optimizers_in
 

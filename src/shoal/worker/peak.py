@@ -5,8 +5,8 @@ from collections.abc import Iterable
 import psutil
 import torch
 
-from shoal.planner.event import Measured
-from shoal.planner.job import ArrayKey
+from shoal.core.array import FusionKey
+from shoal.core.event import MemoryMeasured
 from shoal.worker.lane import Lane
 
 __all__ = ["Peak"]
@@ -28,9 +28,9 @@ class Peak:
     def __init__(self, job: str, device: torch.device) -> None:
         self._job = job
         self._device = device
-        self._members: dict[ArrayKey, int] = {}
+        self._members: dict[FusionKey, int] = {}
         self._bytes = 0
-        self._told: tuple[int, dict[ArrayKey, int]] = (0, {})
+        self._told: tuple[int, dict[FusionKey, int]] = (0, {})
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
 
@@ -43,11 +43,11 @@ class Peak:
         else:
             self._bytes = max(self._bytes, int(psutil.Process().memory_info().rss))
 
-    def news(self) -> Measured | None:
+    def news(self) -> MemoryMeasured | None:
         """What it has held at most, if that was not told yet."""
         members = {key: count for key, count in self._members.items() if count}
         told, told_members = self._told
         if not members or (self._bytes <= NEWS * told and members == told_members):
             return None
         self._told = self._bytes, members
-        return Measured(self._job, members, self._bytes)
+        return MemoryMeasured(self._job, members, self._bytes)

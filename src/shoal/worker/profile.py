@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from shoal.cost.demand import Profile
+from shoal.core.array import Array, Member
+from shoal.core.demand import Profile
 from shoal.fuse.frozen import lend_frozen
 from shoal.pack.batches import Batches, epoch_order
-from shoal.planner.job import Array, Member
 from shoal.task import Task
 from shoal.worker.data import DataSets
 from shoal.worker.learner import Learner, build, optimizers_in, side_by_side, wait

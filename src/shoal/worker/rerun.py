@@ -1,11 +1,12 @@
 """One trial trained again from its start, alone, in this process."""
 
-from shoal.cluster.device import Device
 from shoal.cluster.temporary import TemporaryFolder
-from shoal.planner.event import Reported
-from shoal.planner.job import Array, ArrayKey, Job, Member, Workplace
-from shoal.planner.orders import Orders
-from shoal.trial import Report, Trial
+from shoal.core.array import Array, FusionKey, Member
+from shoal.core.device import Device
+from shoal.core.event import Reported
+from shoal.core.job import Job, WorkerContext
+from shoal.core.trial import Report, Trial
+from shoal.worker.control import JobControl
 from shoal.worker.run import run
 
 __all__ = ["trained_again"]
@@ -23,7 +24,7 @@ def trained_again(task: bytes, trial: Trial, epochs: int, device: Device) -> lis
     Raises:
         Exception: whatever the user's methods raise.
     """
-    array = Array(ArrayKey(f"trial {trial.number}", "", 1, trial.data_seed), (Member(trial, 0, epochs),))
+    array = Array(FusionKey(f"trial {trial.number}", "", 1, trial.data_seed), (Member(trial, 0, epochs),))
     with TemporaryFolder() as folder:
-        events = run(Job("rerun", (array,)), device, Workplace(folder.path, task), Orders(prompt=True))
+        events = run(Job("rerun", (array,)), device, WorkerContext(folder.path, task), JobControl(prompt=True))
         return [report for event in events if isinstance(event, Reported) for report in event.reports]

@@ -5,10 +5,10 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from shoal.errors import CheckpointError, UnusableTaskError
+from shoal.core.errors import CheckpointError, UnusableTaskError
+from shoal.core.trial import Trial
 from shoal.pickling import recalled, why_not_loaded
 from shoal.task import Task, call
-from shoal.trial import Trial
 from shoal.worker.checkpoint import load_newest, unfit
 from shoal.worker.learner import new_model
 from shoal.worker.outcome import user_traceback

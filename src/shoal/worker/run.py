@@ -7,13 +7,13 @@ from pathlib import Path
 
 import torch
 
-from shoal.cluster.device import Device
-from shoal.errors import UnusableTaskError
+from shoal.core.device import Device
+from shoal.core.errors import UnusableTaskError
+from shoal.core.event import Event, Profiled, SignaturesFound
+from shoal.core.job import Job, Purpose, WorkerContext
 from shoal.pickling import recalled, why_not_loaded
-from shoal.planner.event import Event, Profiled, Surveyed
-from shoal.planner.job import Job, Purpose, Workplace
-from shoal.planner.orders import Orders
 from shoal.task import Task
+from shoal.worker.control import JobControl
 from shoal.worker.data import DataSets
 from shoal.worker.describe import Describer
 from shoal.worker.paused import Paused
@@ -25,7 +25,7 @@ from shoal.worker.workshop import Workshop
 __all__ = ["prepare", "run"]
 
 
-def run(job: Job, device: Device, workplace: Workplace, orders: Orders) -> Iterator[Event]:
+def run(job: Job, device: Device, workplace: WorkerContext, orders: JobControl) -> Iterator[Event]:
     """Do what the job's purpose says."""
     orders.beat(settled=False)
     workshop, describer = prepare(device, workplace)
@@ -34,7 +34,7 @@ def run(job: Job, device: Device, workplace: Workplace, orders: Orders) -> Itera
     orders.beat(settled=False)
     match job.purpose:
         case Purpose.SURVEY:
-            yield Surveyed(job.id, *describer.survey([member.trial for member in job.members]))
+            yield SignaturesFound(job.id, *describer.survey([member.trial for member in job.members]))
         case Purpose.PROFILE:
             unnoticed = UNNOTICED / len(job.arrays)
             for array in job.arrays:
@@ -47,7 +47,7 @@ def run(job: Job, device: Device, workplace: Workplace, orders: Orders) -> Itera
             yield from Trainer(job, workshop, describer, orders, workplace.checkpoint_seconds).run()
 
 
-def prepare(device: Device, workplace: Workplace) -> tuple[Workshop, Describer]:
+def prepare(device: Device, workplace: WorkerContext) -> tuple[Workshop, Describer]:
     """Make this process, and the task in it, ready for work on a device."""
     place = _place(device)
     torch.set_num_threads(device.cores)

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from shoal.cost.demand import Profile
-from shoal.errors import FusionError, TaskError
+from shoal.core.demand import Profile
+from shoal.core.errors import FusionError, TaskError
+from shoal.core.trial import step_seed
 from shoal.fuse.batch import stack
 from shoal.fuse.frozen import lent, take_own
 from shoal.fuse.generators import OtherGenerators, reseed
@@ -20,7 +21,6 @@ from shoal.fuse.held import Held
 from shoal.fuse.making import fuse
 from shoal.fuse.optim.fused import fuse_optimizers
 from shoal.task import Task, call, takes_config
-from shoal.trial import step_seed
 from shoal.worker.learner import Learner, check_scalar, optimizers_in
 from shoal.worker.own_step import OwnStep, take_step
 from shoal.worker.pace import Pace

@@ -6,12 +6,13 @@ from collections.abc import Iterator
 
 from torch import nn
 
+from shoal.core.array import Array
+from shoal.core.event import ArrayFailed, Event, Outcome, PackSpeedMeasured, SignaturesFound
+from shoal.core.job import Job
 from shoal.pack.lanes import Failure
 from shoal.pack.memory import give_back
 from shoal.pack.turns import Turns
-from shoal.planner.event import Dropped, Event, Outcome, Paced, Surveyed
-from shoal.planner.job import Array, Job
-from shoal.planner.orders import Orders
+from shoal.worker.control import JobControl
 from shoal.worker.describe import Describer
 from shoal.worker.lane import Lane
 from shoal.worker.outcome import log_path, outcome_of, recorded
@@ -38,7 +39,7 @@ class Trainer:
     """
 
     def __init__(
-        self, job: Job, workshop: Workshop, describer: Describer, orders: Orders, checkpoint_seconds: float
+        self, job: Job, workshop: Workshop, describer: Describer, orders: JobControl, checkpoint_seconds: float
     ) -> None:
         self._job = job
         self._workshop = workshop
@@ -50,7 +51,7 @@ class Trainer:
         self._lanes += [self._lane(array) for array in job.arrays]
         self._peak = Peak(job.id, workshop.device)
         self._turns = Turns(workshop.device)
-        self._paced: Paced | None = None
+        self._paced: PackSpeedMeasured | None = None
         self._held = len(self._lanes)
 
     def run(self) -> Iterator[Event]:
@@ -121,7 +122,7 @@ class Trainer:
                 self._let_in(array)
             if change.look:
                 self._orders.beat(settled=False)
-                yield Surveyed(self._job.id, *self._describer.survey(change.look, load=False))
+                yield SignaturesFound(self._job.id, *self._describer.survey(change.look, load=False))
 
     def _let_in(self, array: Array) -> None:
         """Members join the lane of their key, or are a new one."""
@@ -168,7 +169,7 @@ class Trainer:
         way, seconds = self._turns.way, self._turns.seconds
         if way is None or "turns" not in seconds:
             return failures, []
-        found = Paced(self._job.id, tuple(lane.key for lane in lanes), seconds[way] / seconds["turns"])
+        found = PackSpeedMeasured(self._job.id, tuple(lane.key for lane in lanes), seconds[way] / seconds["turns"])
         news = found != self._paced
         self._paced = found
         return failures, [found] if news else []
@@ -204,7 +205,7 @@ class Trainer:
             raise error
         outcome, message = recorded(error, log_path(self._workshop.directory, self._job.id))
         _log.warning("trials %s are trained here no more: %s", sorted(trials), message)
-        return Dropped(self._job.id, trials, outcome, message)
+        return ArrayFailed(self._job.id, trials, outcome, message)
 
     def _give_back(self) -> None:
         """Let memory of the device that lanes had be used by others."""

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from shoal.planner.job import ArrayKey
+from shoal.core.array import FusionKey
 from shoal.task import Task
 from shoal.worker.data import DataSets
 from shoal.worker.paused import Paused
@@ -31,4 +31,4 @@ class Workshop:
     paused: Paused
     device: torch.device
     directory: Path
-    drawing: set[ArrayKey] = field(default_factory=set)
+    drawing: set[FusionKey] = field(default_factory=set)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from shoal.errors import FusionError
+from shoal.core.errors import FusionError
 
 __all__ = ["Column"]
 

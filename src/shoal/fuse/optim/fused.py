@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
-from shoal.errors import FusionError
+from shoal.core.errors import FusionError
 from shoal.fuse.absent import forget, missing
 from shoal.fuse.array import ModelArray
 from shoal.fuse.checks import listed

@@ -6,7 +6,7 @@ from itertools import groupby
 from torch import nn
 from torch.optim import Optimizer
 
-from shoal.errors import FusionError
+from shoal.core.errors import FusionError
 from shoal.fuse.array import ModelArray
 from shoal.fuse.optim.cohort import Cohort, Lowering
 from shoal.fuse.optim.column import Column

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from torch import Tensor, nn
 from torch.optim import Optimizer, SparseAdam
 
-from shoal.errors import FusionError
+from shoal.core.errors import FusionError
 from shoal.fuse.optim.column import Column
 
 __all__ = ["MemberLoop", "OwnSteps"]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from shoal.errors import FusionError
+from shoal.core.errors import FusionError
 from shoal.fuse.optim.column import Column
 from shoal.fuse.optim.rule import Rule
 from shoal.fuse.rows import joined

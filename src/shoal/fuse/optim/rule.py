@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from shoal.errors import FusionError
+from shoal.core.errors import FusionError
 
 __all__ = ["KernelRule", "Numbers", "Rule", "Tensors", "approach_", "decayed", "unreadable"]
 

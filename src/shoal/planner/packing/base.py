@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
 
-from shoal.planner.job import Array, ArrayKey
+from shoal.core.array import Array, FusionKey
 
 __all__ = ["Candidate", "Packing", "Scene"]
 
@@ -50,7 +50,7 @@ class Candidate:
                 raise ValueError(f"a candidate's `{name}` must not be negative, got {getattr(self, name)!r}")
 
     @property
-    def key(self) -> ArrayKey:
+    def key(self) -> FusionKey:
         """Of its array."""
         return self.array.key
 
@@ -77,7 +77,7 @@ class Scene:
     loads: tuple[float, ...]
     memory: int
     start: float = 0.0
-    paces: Mapping[frozenset[ArrayKey], float] = field(default_factory=dict)
+    paces: Mapping[frozenset[FusionKey], float] = field(default_factory=dict)
     axes: Mapping[str, Sequence[object]] = field(default_factory=dict)
     seed: int = 0
 
@@ -95,7 +95,7 @@ class Scene:
             if not (pace > 0 and isfinite(pace)):
                 raise ValueError(f"a pace must be finite and above 0, got {pace!r} of {sorted(map(str, pair))}")
 
-    def pace(self, one: ArrayKey, other: ArrayKey) -> float | None:
+    def pace(self, one: FusionKey, other: FusionKey) -> float | None:
         """Of an array of each in one process; None if that was never measured."""
         return self.paces.get(frozenset((one, other)))
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from shoal.errors import PackError
+from shoal.core.errors import PackError
 from shoal.planner.packing.base import Candidate, Scene
 from shoal.planner.packing.groups import needed
 

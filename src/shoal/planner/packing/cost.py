@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import final
 
-from shoal.errors import PackError
+from shoal.core.errors import PackError
 from shoal.planner.packing.base import Candidate, Packing, Scene
 from shoal.planner.packing.groups import arranged, needed
 from shoal.planner.packing.improve import Score, improved, score

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
-from shoal.space import flatten, is_number
-from shoal.trial import Config
+from shoal.core.space import flatten, is_number
+from shoal.core.trial import Config
 
 __all__ = ["Metric", "Place", "euclidean", "l1", "places"]
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Literal, final
 
-from shoal.errors import PackError
+from shoal.core.errors import PackError
 from shoal.planner.packing.base import Candidate, Packing, Scene
 from shoal.planner.packing.distance import Metric, Place, euclidean, l1, places
 from shoal.planner.packing.groups import arranged, filled

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import combinations_with_replacement
 from operator import add
 
-from shoal.planner.job import ArrayKey
+from shoal.core.array import FusionKey
 from shoal.planner.packing.base import Candidate, Scene
 
 __all__ = ["Prediction", "makespan", "predicted", "seconds_abreast"]
@@ -69,13 +69,13 @@ def makespan(lengths: Sequence[float], loads: Sequence[float], tails: Sequence[f
     return last
 
 
-def _pace(keys: Sequence[ArrayKey], scene: Scene) -> float:
+def _pace(keys: Sequence[FusionKey], scene: Scene) -> float:
     """Mean over all pairs of a group."""
     if len(keys) < 2 or not scene.paces:
         return 1.0
     count = Counter(keys)
     kinds = len(count)
-    pairs: Iterable[frozenset[ArrayKey]]
+    pairs: Iterable[frozenset[FusionKey]]
     if kinds * (kinds + 1) // 2 < len(scene.paces):
         pairs = map(frozenset, combinations_with_replacement(count, 2))
     else:

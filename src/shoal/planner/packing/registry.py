@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from shoal.errors import PackError
+from shoal.core.errors import PackError
 from shoal.planner.packing.base import Packing
 from shoal.planner.packing.batch_size import BatchSize
 from shoal.planner.packing.cost import Cost

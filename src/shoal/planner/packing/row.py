@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 
-from shoal.planner.job import ArrayKey
+from shoal.core.array import FusionKey
 from shoal.planner.packing.base import Candidate, Scene
 
 __all__ = ["Cut", "Row"]
@@ -124,7 +124,7 @@ class Row:
 
     def __init__(self, candidates: Sequence[Candidate], scene: Scene, worth: float) -> None:
         self._start, self._memory, self._worth = scene.start, scene.memory, worth
-        kinds: dict[ArrayKey, int] = {}
+        kinds: dict[FusionKey, int] = {}
         self._items = [_item(place, candidate, scene, kinds) for place, candidate in enumerate(candidates)]
         self._data = [candidate.key.data for candidate in candidates]
         self._changes = _changes(kinds, scene)
@@ -212,7 +212,7 @@ class Row:
         return self._start + max(group.fetching, item.fetching) + pace * (group.steps + item.steps), change
 
 
-def _item(place: int, candidate: Candidate, scene: Scene, kinds: dict[ArrayKey, int]) -> _Item:
+def _item(place: int, candidate: Candidate, scene: Scene, kinds: dict[FusionKey, int]) -> _Item:
     return _Item(
         place,
         kinds.setdefault(candidate.key, len(kinds)),
@@ -226,7 +226,7 @@ def _item(place: int, candidate: Candidate, scene: Scene, kinds: dict[ArrayKey, 
     )
 
 
-def _changes(kinds: Mapping[ArrayKey, int], scene: Scene) -> list[dict[int, float]]:
+def _changes(kinds: Mapping[FusionKey, int], scene: Scene) -> list[dict[int, float]]:
     """For each kind, those that it was measured with and their pace less 1."""
     changes: list[dict[int, float]] = [{} for _ in kinds]
     for pair, pace in scene.paces.items():

@@ -4,11 +4,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 
-from shoal.cluster.device import Device
-from shoal.cost.demand import Profile
+from shoal.core.array import Array
+from shoal.core.demand import Profile
+from shoal.core.device import Device
 from shoal.cost.estimate import memory, step_seconds
-from shoal.planner.job import Array
-from shoal.planner.rehearsal.parts import Parts, epoch, job, saved, together, total
+from shoal.dry_run.parts import Parts, epoch, job, saved, together, total
 
 __all__ = ["Company", "Failed", "Measured", "Rehearsal", "Stream", "company_of", "in_company"]
 

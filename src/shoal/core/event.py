@@ -4,23 +4,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from shoal.cost.demand import Profile
-from shoal.planner.job import ArrayKey
-from shoal.schedule.base import Quantum
-from shoal.trial import Report
+from shoal.core.array import FusionKey
+from shoal.core.demand import Profile
+from shoal.core.trial import Report
 
 __all__ = [
     "BLAMELESS",
-    "Alive",
-    "Dropped",
+    "ArrayFailed",
     "Ended",
     "Event",
-    "Measured",
+    "Heartbeat",
+    "MemoryMeasured",
     "Outcome",
-    "Paced",
+    "PackSpeedMeasured",
     "Profiled",
     "Reported",
-    "Surveyed",
+    "SignaturesFound",
+    "TurnStats",
 ]
 
 
@@ -59,6 +59,37 @@ BLAMELESS = frozenset({Outcome.FINISHED, Outcome.STOPPED, Outcome.LOST, Outcome.
 
 
 @dataclass(frozen=True)
+class TurnStats:
+    """What a job measured in one turn on its device (Hermes: L_j(i)).
+
+    Args:
+        highest: of its training losses.
+        lowest: of its training losses.
+        last: the newest training loss.
+        steps: how many losses there were, |L_j(i)|.
+        seconds: how long it took.
+    """
+
+    highest: float
+    lowest: float
+    last: float
+    steps: int
+    seconds: float
+
+    def followed_by(self, later: "TurnStats | None") -> "TurnStats":
+        """This one and a later one as one."""
+        if later is None:
+            return self
+        return TurnStats(
+            max(self.highest, later.highest),
+            min(self.lowest, later.lowest),
+            later.last,
+            self.steps + later.steps,
+            self.seconds + later.seconds,
+        )
+
+
+@dataclass(frozen=True)
 class Reported:
     """Some of a job's trials finished an epoch, or failed; or none has, and only its losses are told.
 
@@ -71,11 +102,11 @@ class Reported:
 
     job: str
     reports: tuple[Report, ...]
-    losses: Quantum | None = None
+    losses: TurnStats | None = None
 
 
 @dataclass(frozen=True)
-class Surveyed:
+class SignaturesFound:
     """A survey job found the array keys of its members, or another job those of trials that it was asked to look at.
 
     Args:
@@ -86,7 +117,7 @@ class Surveyed:
     """
 
     job: str
-    keys: Mapping[int, ArrayKey]
+    keys: Mapping[int, FusionKey]
     alone: frozenset[int] = frozenset()
     note: str = ""
 
@@ -96,12 +127,12 @@ class Profiled:
     """A profile job measured an array, or a training job found out more of one of its own."""
 
     job: str
-    key: ArrayKey
+    key: FusionKey
     profile: Profile
 
 
 @dataclass(frozen=True)
-class Paced:
+class PackSpeedMeasured:
     """A training job measured what its arrays cost each other.
 
     Args:
@@ -112,12 +143,12 @@ class Paced:
     """
 
     job: str
-    keys: tuple[ArrayKey, ...]
+    keys: tuple[FusionKey, ...]
     pace: float
 
 
 @dataclass(frozen=True)
-class Measured:
+class MemoryMeasured:
     """A training job has seen how much memory it takes.
 
     Args:
@@ -127,12 +158,12 @@ class Measured:
     """
 
     job: str
-    members: Mapping[ArrayKey, int]
+    members: Mapping[FusionKey, int]
     memory: int
 
 
 @dataclass(frozen=True)
-class Dropped:
+class ArrayFailed:
     """One of a job's arrays failed; its trials are not trained there any more, and those of the others go on.
 
     Args:
@@ -149,7 +180,7 @@ class Dropped:
 
 
 @dataclass(frozen=True)
-class Alive:
+class Heartbeat:
     """A job has made progress since it last said so; at most once a second.
 
     Args:
@@ -170,4 +201,4 @@ class Ended:
     message: str = ""
 
 
-Event = Reported | Surveyed | Profiled | Paced | Measured | Dropped | Alive | Ended
+Event = Reported | SignaturesFound | Profiled | PackSpeedMeasured | MemoryMeasured | ArrayFailed | Heartbeat | Ended

@@ -4,8 +4,8 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from shoal.errors import AlgorithmError, TaskError
-from shoal.space import is_number
+from shoal.core.errors import AlgorithmError, TaskError
+from shoal.core.space import is_number
 
 __all__ = ["Objective", "check_reported", "metric_fault", "missing", "named", "objectives", "undominated"]
 

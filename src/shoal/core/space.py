@@ -21,8 +21,8 @@ from dataclasses import dataclass, fields
 from random import Random
 from typing import Any
 
-from shoal.domain import DOMAINS, Choice, Domain, LogUniform, QUniform, RandInt, Uniform, from_optuna
-from shoal.errors import SpaceError
+from shoal.core.domain import DOMAINS, Choice, Domain, LogUniform, QUniform, RandInt, Uniform, from_optuna
+from shoal.core.errors import SpaceError
 
 __all__ = ["Constant", "Leaf", "Space", "choice", "flatten", "grid", "loguniform", "quniform", "randint", "uniform"]
 

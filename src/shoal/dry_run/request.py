@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from shoal.algorithms.base import Problem
-from shoal.cluster.device import Cluster
-from shoal.objective import objectives
+from shoal.core.device import Cluster
+from shoal.core.objective import objectives
+from shoal.core.space import Space
+from shoal.core.trial import Trial
 from shoal.planner.packing.base import Packing
-from shoal.space import Space
-from shoal.trial import Trial
 
 __all__ = ["Asked", "asked", "hand_over"]
 

@@ -3,14 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from shoal.cluster.device import Device
+from shoal.core.device import Device
 from shoal.cost.estimate import fetching, memory
+from shoal.dry_run.parts import Parts, job, percent, saved, total
+from shoal.dry_run.result import Company, Measured, company_of, in_company
 from shoal.planner.packing.base import Candidate, Packing, Scene
 from shoal.planner.packing.cost import Cost
 from shoal.planner.packing.groups import needed
 from shoal.planner.packing.prediction import predicted
-from shoal.planner.rehearsal.parts import Parts, job, percent, saved, total
-from shoal.planner.rehearsal.result import Company, Measured, company_of, in_company
 from shoal.schedule.ledger import bytes_text
 
 __all__ = ["Reasons"]

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from shoal.cost.demand import Profile
+from shoal.core.demand import Profile
 from shoal.cost.estimate import first_fetching, seconds
 from shoal.planner.grouping import START_SECONDS
 

@@ -3,12 +3,12 @@
 import threading
 from collections import deque
 
-from shoal.planner.job import Change
+from shoal.core.job import JobUpdate
 
-__all__ = ["Orders"]
+__all__ = ["JobControl"]
 
 
-class Orders:
+class JobControl:
     """What the engine asks of one job; the back end fills it, perhaps in another thread than the job's own.
 
     Args:
@@ -24,7 +24,7 @@ class Orders:
         """Whether it only takes steps now, as it last said."""
         self._prompt = prompt
         self._stop = False
-        self._changes: deque[Change] = deque()
+        self._changes: deque[JobUpdate] = deque()
         self._news = threading.Event()
 
     def stop(self) -> None:
@@ -32,7 +32,7 @@ class Orders:
         self._stop = True
         self._news.set()
 
-    def change(self, change: Change) -> None:
+    def change(self, change: JobUpdate) -> None:
         """Let the job's members change."""
         self._changes.append(change)
         self._news.set()
@@ -52,7 +52,7 @@ class Orders:
             self.noticed = True
         return self._stop
 
-    def changes(self) -> list[Change]:
+    def changes(self) -> list[JobUpdate]:
         """Those that came since the last call, in order; quick, to be asked between steps."""
         self._news.clear()
         return [self._changes.popleft() for _ in range(len(self._changes))]

@@ -6,25 +6,26 @@ from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 
-from shoal.cluster.device import Device
 from shoal.cluster.temporary import TemporaryFolder, remove_abandoned
-from shoal.cost.demand import Profile
+from shoal.core.array import Array, FusionKey, Member
+from shoal.core.demand import Profile
+from shoal.core.device import Device
+from shoal.core.errors import TaskError
+from shoal.core.event import Outcome
+from shoal.core.job import WorkerContext
+from shoal.core.trial import Trial
 from shoal.cost.estimate import step_seconds
 from shoal.cost.history import History
-from shoal.errors import TaskError
-from shoal.planner.asked import Asked
+from shoal.dry_run.company import fetch_kept, measure_company, measure_switching
+from shoal.dry_run.reasons import Reasons
+from shoal.dry_run.request import Asked
+from shoal.dry_run.result import Company, Failed, Measured, Rehearsal
 from shoal.planner.candidates import candidate
-from shoal.planner.event import Outcome
 from shoal.planner.grouping import Grouping
-from shoal.planner.job import Array, ArrayKey, Member, Workplace
 from shoal.planner.packing.base import Candidate
 from shoal.planner.packing.groups import filled
 from shoal.planner.partition import partition
-from shoal.planner.rehearsal.reasons import Reasons
-from shoal.planner.rehearsal.result import Company, Failed, Measured, Rehearsal
 from shoal.planner.turn import PROFILE_MEMBERS
-from shoal.trial import Trial
-from shoal.worker.company import fetch_kept, measure_company, measure_switching
 from shoal.worker.outcome import outcome_of, user_traceback
 from shoal.worker.profile import measure
 from shoal.worker.run import prepare
@@ -60,8 +61,8 @@ class _Rehearser:
         self._history = history
         self._tell = tell
         self._device: Device = next(device for _, device in asked.cluster)
-        self._workshop, self._describer = prepare(self._device, Workplace(directory, asked.task))
-        self._profiles: dict[ArrayKey, Profile] = {}
+        self._workshop, self._describer = prepare(self._device, WorkerContext(directory, asked.task))
+        self._profiles: dict[FusionKey, Profile] = {}
         self._failures: dict[str, list[int]] = {}
         self._paces: dict[tuple[str, str], float] = {}
         self._companies: dict[tuple[tuple[int, ...], ...], Company] = {}
@@ -96,9 +97,9 @@ class _Rehearser:
             tuple(Failed(tuple(numbers), reason) for reason, numbers in self._failures.items()),
         )
 
-    def _look(self, trials: Sequence[Trial]) -> dict[ArrayKey, list[Member]]:
+    def _look(self, trials: Sequence[Trial]) -> dict[FusionKey, list[Member]]:
         """The trials by their structure, but for those that cannot be looked at."""
-        members: dict[ArrayKey, list[Member]] = {}
+        members: dict[FusionKey, list[Member]] = {}
         for trial in trials:
             try:
                 key = self._describer.key(trial)
@@ -108,7 +109,7 @@ class _Rehearser:
                 members.setdefault(key, []).append(Member(trial, 0, 1))
         return members
 
-    def _measure(self, key: ArrayKey, members: Sequence[Member]) -> list[Member]:
+    def _measure(self, key: FusionKey, members: Sequence[Member]) -> list[Member]:
         """Measure a structure; returns the members without those with which it cannot be, of which it is noted why."""
         task, sets, device = self._workshop.task, self._workshop.sets, self._workshop.device
         array = Array(key, tuple(members[:PROFILE_MEMBERS]))
@@ -141,12 +142,12 @@ class _Rehearser:
             _log.warning("trials %s could not be measured:\n%s", numbers, user_traceback(error))
         self._failures.setdefault(reason, []).extend(numbers)
 
-    def _arrays(self, waiting: Sequence[tuple[Member, ArrayKey]]) -> list[Array]:
+    def _arrays(self, waiting: Sequence[tuple[Member, FusionKey]]) -> list[Array]:
         alone = set() if self._asked.spec["fuse"] else {member.trial.number for member, _ in waiting}
         arrays = partition(waiting, self._known, [self._device], {}, alone)
         return [replace(array, profile=self._profiles[array.key]) for array in arrays]
 
-    def _known(self, key: ArrayKey, kind: str) -> Profile | None:
+    def _known(self, key: FusionKey, kind: str) -> Profile | None:
         return self._profiles.get(key)
 
     def _switched(self, array: Array) -> Measured | None:
@@ -217,7 +218,7 @@ def _lanes(group: Sequence[Array]) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(member.trial.number for member in array.members) for array in group)
 
 
-def _number(waiting: tuple[Member, ArrayKey]) -> int:
+def _number(waiting: tuple[Member, FusionKey]) -> int:
     return waiting[0].trial.number
 
 

@@ -9,13 +9,13 @@ from statistics import median
 import torch
 from torch import Tensor
 
-from shoal.cost.demand import Profile
+from shoal.core.array import Array, Member
+from shoal.core.demand import Profile
+from shoal.dry_run.result import Company
 from shoal.pack.batches import Batches
 from shoal.pack.lanes import Failure, Round
 from shoal.pack.memory import give_back
 from shoal.pack.turns import Turns
-from shoal.planner.job import Array, Member
-from shoal.planner.rehearsal.result import Company
 from shoal.worker.lane import Lane
 from shoal.worker.learner import Learner, wait
 from shoal.worker.workshop import Workshop
