@@ -30,11 +30,11 @@ from shoal.core.job import Job, Purpose, WorkerContext
 from shoal.core.space import Space, uniform
 from shoal.core.trial import Report, TrialState, derive_seed
 from shoal.cost.history import History
-from shoal.engine import Engine
 from shoal.journal.writer import Journal
 from shoal.report.progress import SilentProgress
 from shoal.schedule.registry import make_policy
-from shoal.setting import Setting
+from shoal.study.config import EngineConfig
+from shoal.study.engine import Engine
 
 SECONDS = 1e-3
 """Of an epoch of one trial."""
@@ -102,7 +102,7 @@ def main() -> int:
         began = time.perf_counter()
         with closing(Journal.create(directory, study, task=b"", algorithm=b"")) as journal:
             with closing(Inline(workplace)) as backend:
-                setting = Setting(cluster, make_policy("auto"), backend, history)
+                setting = EngineConfig(cluster, make_policy("auto"), backend, history)
                 Engine(journal, algorithm, setting, SilentProgress()).run()
             seconds = time.perf_counter() - began
             states = {str(state): count for state, count in journal.states().items() if count}

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -44,18 +45,18 @@ from shoal.core.job import Job, JobUpdate, Purpose
 from shoal.core.space import Space, grid, uniform
 from shoal.core.trial import Decision, Report, Trial, TrialState
 from shoal.cost.history import History
-from shoal.engine import Engine
 from shoal.journal.writer import Journal
-from shoal.planner.fatal import ALIKE
 from shoal.planner.grouping import Grouping
 from shoal.planner.packing import Packing, Single
 from shoal.report.progress import SilentProgress
+from shoal.results import Study
 from shoal.schedule.action import JobState, Plan, Refusal
 from shoal.schedule.base import JobView, Policy
 from shoal.schedule.fifo import Fifo
 from shoal.schedule.oversubscription import OversubscriptionTuner
-from shoal.setting import Setting
-from shoal.study import Study
+from shoal.study.config import EngineConfig
+from shoal.study.engine import Engine
+from shoal.study.study_failures import ALIKE
 
 KEY = FusionKey("mlp", "digits", 32)
 PROFILE = Profile({1: 1e-3, 16: 1e-3}, 10, 1, base_memory=0, member_memory=1, compute=0.5, cores=1.0, mixing=1.0)
@@ -298,14 +299,15 @@ class Stage:
         retries: int = 2,
         tuned: Sequence[str] = (),
         packing: Packing | None = None,
+        **others: Any,
     ) -> Engine:
         algorithm = self.make()
         algorithm.bind(self.space, metric="loss", mode="min", seed=0, data_seed=0)
         history = History(self.directory / "history.sqlite")
         tuner = OversubscriptionTuner(kinds=tuned)
         grouping = Grouping(packing)
-        setting = Setting(cluster(self.slots), policy or Fifo(), backend, history, retries, tuner, grouping)
-        return Engine(journal, algorithm, setting, SilentProgress())
+        setting = EngineConfig(cluster(self.slots), policy or Fifo(), backend, history, retries, tuner, grouping)
+        return Engine(journal, algorithm, replace(setting, **others), SilentProgress())
 
     def run(self, backend: Backend, policy: Policy | None = None, retries: int = 2) -> None:
         with closing(self.open()) as journal:

@@ -12,10 +12,10 @@ import shoal
 
 ROOT = Path(shoal.__file__).parent
 ORDER = [
-    *("core", "remedy", "pickling", "sources", "algorithms"),
-    *("cost", "cluster", "schedule", "planner"),
-    *("task", "opaque", "trainable", "fuse", "pack", "reproduce", "worker", "dry_run"),
-    *("backend", "simulate", "journal", "report", "upkeep", "setting", "engine", "arguments", "study", "api", "cli"),
+    *("core", "remedy", "pickling", "sources", "algorithms", "cost", "cluster"),
+    *("task", "opaque", "trainable", "fuse", "pack", "reproduce", "worker"),
+    *("schedule", "planner", "dry_run"),
+    *("backend", "simulate", "journal", "report", "study", "arguments", "results", "api", "cli"),
 ]
 """Rooms from the bottom up: a module imports only from its own room and from those before it."""
 
@@ -88,6 +88,27 @@ def test_rooms_of_the_core_import_no_torch() -> None:
     code = f"import sys\nfor name in {names!r}:\n    __import__(name)\n    if 'torch' in sys.modules: sys.exit(name)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, f"torch is imported by {done.stderr}"
+
+
+def test_the_state_machine_of_a_study_has_no_clock_and_no_process() -> None:
+    """Nothing that it is made of imports what could wait, write or start anything, but for the profile store."""
+    to_do, found = ["shoal.study.core"], set()
+    while to_do:
+        if (name := to_do.pop()) not in found:
+            found.add(name)
+            to_do += imports(ROOT.parent.joinpath(*name.split(".")).with_suffix(".py"))
+    assert {room(name) for name in found} & {"backend", "journal", "worker", "report", "cli"} == set()
+    outside = {"asyncio", "multiprocessing", "os", "signal", "socket", "sqlite3", "subprocess", "threading", "time"}
+    users = {name for name in found if outside & modules_imported(name)}
+    assert users == {"shoal.cost.history"}, "the profile store, which the state machine is given"
+
+
+def modules_imported(name: str) -> set[str]:
+    """Names at the top of what a module imports."""
+    tree = ast.parse(ROOT.parent.joinpath(*name.split(".")).with_suffix(".py").read_text())
+    froms = {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    plain = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    return {each.split(".")[0] for each in froms | plain}
 
 
 def test_exports_are_declared_and_exist() -> None:

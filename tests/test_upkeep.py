@@ -11,15 +11,17 @@ from test_engine import KEY, PROFILE, Killed, Scripted, Stage, backend, brackets
 
 from shoal.backend.base import ArrayFailed, Ended, Event, MemoryMeasured, Outcome, Profiled, SignaturesFound
 from shoal.cluster.monitor import Condition, Holder
+from shoal.core.demand import Profile
 from shoal.core.device import Cluster, Device
 from shoal.core.errors import DeviceError, StorageFullError
 from shoal.core.job import Job, Purpose
 from shoal.core.trial import TrialState
+from shoal.cost.history import History
 from shoal.journal.requests import Request, ask, pending
 from shoal.journal.rows import TrialRow
 from shoal.journal.writer import Journal
-from shoal.planner.fleet import Fleet
 from shoal.schedule.knapsack import WFD
+from shoal.study.fleet import Fleet
 
 LOST = Condition(healthy=False, reason="has fallen off the bus")
 
@@ -69,19 +71,25 @@ class Guarded(Stage):
                 kept(reasons)
 
             journal.waiting_reasons = note  # type: ignore[method-assign]
-            engine = self.engine(journal, backend, WFD(), retries)
             monitor = self.monitor
-            setting = replace(
-                engine._setting,
+            engine = self.engine(
+                journal,
+                backend,
+                WFD(),
+                retries,
                 clock=Clock(),
                 hang_seconds=hang_seconds,
                 fleet=self.fleet,
                 find=find,
                 monitor=None if monitor is None else lambda cluster: monitor,
             )
-            engine = type(engine)(journal, engine._algorithm, setting, engine._progress)
             engine.replay()
             engine.run()
+
+    def profile(self) -> Profile | None:
+        """What is known of `KEY` by now."""
+        history = History(self.directory / "history.sqlite")
+        return history.get(KEY.structure, KEY.data, KEY.batch_size, "cpu")
 
     def rows(self) -> list[TrialRow]:
         with closing(self.open()) as journal:
@@ -284,7 +292,7 @@ def test_a_request_that_was_recorded_before_the_engine_was_killed_is_answered_by
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr("shoal.upkeep.answer", die)
+        patch.setattr("shoal.study.actuation.answer", die)
         patch.setattr("shoal.journal.requests.holder", lambda directory: 1)
         with pytest.raises(Killed):
             stage.run(backend(on_start=when))
@@ -322,7 +330,7 @@ def test_an_array_that_runs_out_of_memory_is_tried_again_in_halves_of_which_more
     stage.run(carrier, retries=0)
     complete(stage, failures=1)
     assert [len(members) for members in carrier.trained()] == [4, 2, 2]
-    profile = stage.engine(stage.open(), carrier)._lessons.profile(KEY, "cpu")
+    profile = stage.profile()
     assert profile == replace(PROFILE, member_memory=2)
     assert any(
         "failed before (out of memory: tried to allocate 2 GB), is tried again among at most 2; log: here" in reason
@@ -341,7 +349,7 @@ def test_what_a_process_held_when_it_ran_out_is_expected_from_then_on(tmp_path: 
 
     stage.run(backend(script))
     complete(stage, failures=1)
-    profile = stage.engine(stage.open(), backend())._lessons.profile(KEY, "cpu")
+    profile = stage.profile()
     assert profile is not None
     assert profile.member_memory >= 100
 
@@ -355,7 +363,7 @@ def test_memory_far_above_the_profile_raises_it_while_the_job_runs(tmp_path: Pat
 
     stage.run(backend(script))
     complete(stage)
-    profile = stage.engine(stage.open(), backend())._lessons.profile(KEY, "cpu")
+    profile = stage.profile()
     assert profile == replace(PROFILE, member_memory=1000)
 
 

@@ -22,14 +22,14 @@ from shoal.core.job import Job, Purpose
 from shoal.core.space import Space, uniform
 from shoal.core.trial import Report, TrialState
 from shoal.cost.history import History
-from shoal.engine import Engine
 from shoal.journal.view import JournalView
 from shoal.journal.writer import Journal
 from shoal.planner.grouping import Grouping
 from shoal.planner.packing.registry import make_packing
 from shoal.report.progress import SilentProgress
 from shoal.schedule.registry import make_policy
-from shoal.setting import Setting
+from shoal.study.config import EngineConfig
+from shoal.study.engine import Engine
 
 __all__ = ["Gap", "gaps", "run"]
 
@@ -110,7 +110,7 @@ def gaps(starts: int, policy: str, folder: Path) -> list[Gap]:
     ) as log:
         with closing(_Timed(workplace)) as backend:
             history = History(folder / "history.sqlite")
-            setting = Setting(cluster, make_policy(policy), backend, history, **setting_of)
+            setting = EngineConfig(cluster, make_policy(policy), backend, history, **setting_of)
             Engine(log, algorithm, setting, SilentProgress()).run()
         return _read(log, backend.times)
 

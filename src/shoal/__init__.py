@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from shoal.fuse.scaler import GradScaler
     from shoal.fuse.step import TrainingStep
     from shoal.reproduce import randomness, sample_order, sample_randomness
-    from shoal.study import Study
+    from shoal.results import Study
     from shoal.task import Task
     from shoal.trainable import checkpoint, step
 
@@ -53,7 +53,7 @@ _HOMES = {
     ),
     "shoal.reproduce": ("randomness", "sample_order", "sample_randomness"),
     "shoal.core.space": ("choice", "grid", "loguniform", "quniform", "randint", "uniform"),
-    "shoal.study": ("Study",),
+    "shoal.results": ("Study",),
     "shoal.task": ("Task",),
     "shoal.trainable": ("checkpoint", "step"),
 }

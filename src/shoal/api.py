@@ -37,27 +37,27 @@ from shoal.core.space import Space
 from shoal.core.trial import Config, derive_seed
 from shoal.cost.history import History, environment
 from shoal.dry_run.request import Asked, hand_over
-from shoal.engine import Engine
 from shoal.journal.requests import pending
 from shoal.journal.writer import Journal
 from shoal.opaque import RUNNER, TIME_LIMIT, Command, opaque, source_files, structure
-from shoal.planner.fleet import Fleet
 from shoal.planner.grouping import Grouping
 from shoal.planner.packing.base import Packing
 from shoal.planner.packing.registry import make_packing
-from shoal.planner.silence import HANG_SECONDS, check_hang_seconds
 from shoal.remedy import command
 from shoal.report.progress import progress
 from shoal.report.snapshot import Snapshot, snapshot
 from shoal.report.summary import batch_text, summary
 from shoal.report.text import epochs_text
 from shoal.report.verdict import check_results
+from shoal.results import Study
 from shoal.schedule.base import Policy
 from shoal.schedule.oversubscription import OversubscriptionTuner
 from shoal.schedule.registry import make_policy
-from shoal.setting import Setting
 from shoal.sources import Edit, edits, modules_named, sources
-from shoal.study import Study
+from shoal.study.config import EngineConfig
+from shoal.study.engine import Engine
+from shoal.study.fleet import Fleet
+from shoal.study.hangs import HANG_SECONDS, check_hang_seconds
 
 if TYPE_CHECKING:
     from shoal.task import Task
@@ -291,7 +291,7 @@ def _run(journal: Journal, algorithm: Algorithm, options: _RunOptions) -> Study:
     with closing(options.backend(workplace)) as carrier:
         history = History(environment=environment())
         shared = {device.kind for _, device in fleet.given if device.is_cuda and options.backend.concurrent}
-        setting = Setting(
+        setting = EngineConfig(
             fleet.given,
             options.policy,
             carrier,

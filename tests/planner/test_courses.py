@@ -10,11 +10,11 @@ from shoal.core.event import Ended, Outcome, Reported
 from shoal.core.trial import Budget, Report, TrialGroup
 from shoal.cost.estimate import seconds
 from shoal.planner import Array, Job, Purpose
-from shoal.planner.courses import Courses, Leave
+from shoal.planner.job_tracker import JobTracker, PreemptionRequest
 from shoal.schedule import JobState, JobView, TurnStats
 
 NEED = {"cpu/1": Demand(0.4, 10, 1.0, 5.0)}
-AWAY = Leave(True, "as the test says")
+AWAY = PreemptionRequest(True, "as the test says")
 
 
 def job(name="job-1", *members, resumes=""):
@@ -39,7 +39,7 @@ def suspend(courses, one, now, left=(1, 2)):
 
 
 def test_a_job_may_be_preempted_from_its_first_report_on_until_it_is_asked_to_leave():
-    courses = Courses()
+    courses = JobTracker()
     courses.begin(job(), "cpu/1:0", None, 10.0)
     assert not seen(courses, job(), 11.0).preemptible
     courses.heard(told(), 12.0)
@@ -54,7 +54,7 @@ def test_a_job_may_be_preempted_from_its_first_report_on_until_it_is_asked_to_le
 
 @pytest.mark.parametrize("purpose", [Purpose.PROFILE, Purpose.SURVEY])
 def test_who_measures_or_looks_is_left_alone(purpose):
-    courses = Courses()
+    courses = JobTracker()
     one = Job("job-1", job().arrays, purpose)
     courses.begin(one, "cpu/1:0", None, 0.0)
     courses.heard(told(), 1.0)
@@ -62,7 +62,7 @@ def test_who_measures_or_looks_is_left_alone(purpose):
 
 
 def test_times_and_losses_add_up_over_all_stretches():
-    courses = Courses()
+    courses = JobTracker()
     courses.look([(member(1), A), (member(2), A)], 3.0)
     courses.begin(job(), "cpu/1:0", 0.5, 10.0)
     courses.heard(told("job-1", 5.0, 4.0), 12.0)
@@ -85,7 +85,7 @@ def test_times_and_losses_add_up_over_all_stretches():
 
 
 def test_a_turn_that_is_too_short_goes_on():
-    courses = Courses()
+    courses = JobTracker()
     courses.begin(job(), "cpu/1:0", None, 0.0)
     courses.heard(told("job-1", 3.0), 1.0)
     courses.end_turns(1.5, least=2.0)
@@ -97,7 +97,7 @@ def test_a_turn_that_is_too_short_goes_on():
 
 
 def test_a_loss_that_is_no_number_is_not_the_best():
-    courses = Courses()
+    courses = JobTracker()
     courses.begin(job(), "cpu/1:0", None, 0.0)
     courses.heard(told("job-1", float("inf")), 1.0)
     courses.end_turns(2.0, least=0.0)
@@ -105,7 +105,7 @@ def test_a_loss_that_is_no_number_is_not_the_best():
 
 
 def test_the_cost_of_a_switch_is_measured_up_to_the_first_step():
-    courses = Courses()
+    courses = JobTracker()
     assumed = courses.switch_seconds
     courses.begin(job(), "cpu/1:0", None, 0.0)
     suspend(courses, job(), 5.0)
@@ -121,14 +121,14 @@ def test_the_cost_of_a_switch_is_measured_up_to_the_first_step():
     ("outcome", "leave", "ends"),
     [
         (Outcome.STOPPED, AWAY, Outcome.SUSPENDED),
-        (Outcome.STOPPED, Leave(False, "over"), Outcome.STOPPED),
+        (Outcome.STOPPED, PreemptionRequest(False, "over"), Outcome.STOPPED),
         (Outcome.STOPPED, None, Outcome.STOPPED),
         (Outcome.FINISHED, AWAY, Outcome.FINISHED),
         (Outcome.CRASHED, AWAY, Outcome.CRASHED),
     ],
 )
 def test_only_who_was_asked_to_and_has_saved_all_is_suspended(outcome, leave, ends):
-    courses = Courses()
+    courses = JobTracker()
     courses.begin(job(), "cpu/1:0", None, 0.0)
     if leave is not None:
         courses.leave("job-1", leave, 1.0)
@@ -139,7 +139,7 @@ def test_only_who_was_asked_to_and_has_saved_all_is_suspended(outcome, leave, en
 
 
 def test_trials_of_a_suspended_job_are_apart_from_where_they_are_now_until_they_are_over():
-    courses = Courses()
+    courses = JobTracker()
     courses.begin(job(), "cpu/1:0", None, 0.0)
     suspend(courses, job(), 1.0)
     there = [(member(1, start=4), A), (member(2), A), (member(3), B)]
@@ -153,7 +153,7 @@ def test_trials_of_a_suspended_job_are_apart_from_where_they_are_now_until_they_
 
 
 def test_who_had_reached_its_target_is_not_suspended_with_the_others():
-    courses = Courses()
+    courses = JobTracker()
     courses.begin(job(), "cpu/1:0", None, 0.0)
     suspend(courses, job(), 1.0, left=(2,))
     _, suspended = courses.look([(member(2), A)], 2.0)
@@ -161,7 +161,7 @@ def test_who_had_reached_its_target_is_not_suspended_with_the_others():
 
 
 def test_a_job_that_is_dissolved_waits_in_pieces():
-    courses = Courses()
+    courses = JobTracker()
     courses.begin(job(), "cpu/1:0", None, 0.0)
     suspend(courses, job(), 1.0)
     courses.dissolve("job-1")
@@ -170,7 +170,7 @@ def test_a_job_that_is_dissolved_waits_in_pieces():
 
 
 def test_arrays_have_waited_since_the_first_of_their_trials_came():
-    courses = Courses()
+    courses = JobTracker()
     courses.look([(member(1), A)], 3.0)
     courses.look([(member(1), A), (member(2), A)], 5.0)
     assert courses.waiting("w", NEED, [Array(A, (member(2), member(1)))], 9.0).since == 3.0
@@ -181,7 +181,7 @@ def test_arrays_have_waited_since_the_first_of_their_trials_came():
 
 
 def test_a_job_is_described_by_its_members_and_what_they_ask_for():
-    courses = Courses()
+    courses = JobTracker()
     one, two, three = (member(number) for number in (1, 2, 3))
     courses.enlist([TrialGroup((one.trial, two.trial), Budget(9), "rung 1"), TrialGroup((three.trial,), Budget(9))])
     view = courses.waiting("w", NEED, [Array(A, (member(1, start=2, target=9), member(2, start=5, target=9)))], 0.0)
@@ -196,7 +196,7 @@ def test_a_job_is_described_by_its_members_and_what_they_ask_for():
 def test_what_others_wait_for_is_told_with_what_they_will_take():
     fast, slow = profile({1: 0.5}, epoch_steps=4), profile({1: 50.0}, epoch_steps=4)
     known = {(A, "cpu/1"): fast, (A, "slow"): slow}
-    courses = Courses(lambda key, kind: known.get((key, kind)))
+    courses = JobTracker(lambda key, kind: known.get((key, kind)))
     needs = NEED | {"slow": NEED["cpu/1"]}
     low, high, last, unknown = (member(number) for number in range(4))
     courses.enlist([TrialGroup((low.trial, unknown.trial), Budget(1), "0", epochs_ahead=8)])
@@ -227,7 +227,7 @@ def test_what_others_wait_for_is_told_with_what_they_will_take():
 )
 def test_what_follows_counts_from_when_its_trial_is_done(left, sharing, wanted):
     known = replace(profile({1: 0.5}, epoch_steps=4), fetch_seconds=0.1, sharing=sharing)
-    courses = Courses(lambda key, kind: known)
+    courses = JobTracker(lambda key, kind: known)
     rung, long = member(1, target=left), member(2, target=4)
     courses.enlist([TrialGroup((rung.trial,), Budget(left), "0", epochs_ahead=8), TrialGroup((long.trial,), Budget(4))])
     assert NEED["cpu/1"].seconds == 5.0
@@ -249,12 +249,12 @@ def test_what_follows_counts_from_when_its_trial_is_done(left, sharing, wanted):
 def test_how_many_share_a_device_is_what_it_was_worth(crowding, arrays, sharing, alpha):
     known = profile({1: 1.0}, compute=0.4, crowding=crowding)
     some = [Array(A, (member(number),)) for number in range(arrays)]
-    view = Courses(lambda key, kind: known).waiting("w", NEED, some, 0.0)
+    view = JobTracker(lambda key, kind: known).waiting("w", NEED, some, 0.0)
     assert (view.scaling.sharing, view.scaling.alpha) == (sharing, pytest.approx(alpha))
 
 
 def test_the_oldest_job_comes_first_whether_it_runs_or_is_suspended():
-    courses = Courses()
+    courses = JobTracker()
     older, younger = job("older", member(1)), job("younger", member(2))
     courses.look([(member(1), A)], 1.0)
     courses.look([(member(1), A), (member(2), A)], 2.0)

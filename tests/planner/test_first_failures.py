@@ -3,8 +3,8 @@
 import pytest
 
 from shoal.core.cause import Cause
-from shoal.planner.fatal import ALIKE, FirstFailures
-from shoal.planner.standings import Standings
+from shoal.study.study_failures import ALIKE, FirstFailures
+from shoal.study.trials import TrialTable
 
 ALL = range(ALIKE)
 
@@ -15,7 +15,7 @@ def message(number, text="ValueError: x"):
 
 def noted(*failures):
     """After failures of (number, text)."""
-    first = FirstFailures(Standings())
+    first = FirstFailures(TrialTable())
     for number, text in failures:
         assert first.alike() is None
         first.note(number, message(number, text))
@@ -50,7 +50,7 @@ def test_once_a_trial_has_reported_no_failures_end_a_study(before):
 
 
 def test_trials_that_an_earlier_run_ended_on_do_not_count_again():
-    trials = Standings()
+    trials = TrialTable()
     trials.tried = {*ALL}
     first = FirstFailures(trials)
     for number in range(2 * ALIKE):

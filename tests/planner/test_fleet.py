@@ -7,7 +7,7 @@ import pytest
 from shoal.cluster.monitor import Condition, Holder
 from shoal.core.device import Cluster, Device, Node
 from shoal.core.errors import DeviceError
-from shoal.planner.fleet import Fleet
+from shoal.study.fleet import Fleet
 
 GB = 10**9
 LOST = Condition(healthy=False, reason="has fallen off the bus")

@@ -7,8 +7,8 @@ from shoal.core.job import Job, Purpose
 from shoal.core.trial import Trial
 from shoal.cost.watched import watched
 from shoal.planner.planner import Planner
-from shoal.planner.surveys import Surveys
 from shoal.schedule.registry import make_policy
+from shoal.study.signatures import SignatureRegistry
 
 
 def cluster(devices: int) -> Cluster:
@@ -23,7 +23,7 @@ def planner(profile: Profile | None) -> Planner:
 
 def waiting(count: int) -> list[tuple[Member, FusionKey]]:
     members = [Member(Trial(number, {}, 0, 0), 0, 4) for number in range(count)]
-    surveys = Surveys({"cpu/4"})
+    surveys = SignatureRegistry({"cpu/4"})
     surveys.know("opaque train 1", members)
     return [(member, surveys.keys[member.trial.number]) for member in members]
 

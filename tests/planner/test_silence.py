@@ -7,14 +7,14 @@ import pytest
 from shoal.core.errors import ShoalError
 from shoal.core.event import Event, Heartbeat, SignaturesFound
 from shoal.core.job import Job
-from shoal.planner.silence import Silence, check_hang_seconds
+from shoal.study.hangs import HangDetector, check_hang_seconds
 
 STEPS, PREPARES = Heartbeat("job", True), Heartbeat("job", False)
 
 
 def hung_at(said: Sequence[tuple[float, Event]], until: float = 2000.0) -> float | None:
     """When a job of which a limit of 100 seconds is asked is found to hang; it is looked at every second."""
-    silence, left = Silence(100.0), list(said)
+    silence, left = HangDetector(100.0), list(said)
     silence.begin(Job("job", ()))
     for now in range(int(until)):
         while left and left[0][0] <= now:
@@ -46,7 +46,7 @@ def test_a_job_hangs_when_it_has_shown_no_progress_for_long(
 
 
 def test_nothing_hangs_because_the_engine_slept() -> None:
-    silence = Silence(100.0)
+    silence = HangDetector(100.0)
     silence.begin(Job("job", ()))
     silence.hear(STEPS)
     assert not list(silence.look(0.0))
@@ -55,7 +55,7 @@ def test_nothing_hangs_because_the_engine_slept() -> None:
 
 
 def test_a_job_that_has_ended_is_not_watched() -> None:
-    silence = Silence(1.0)
+    silence = HangDetector(1.0)
     silence.begin(Job("job", ()))
     silence.end("job")
     silence.hear(STEPS)

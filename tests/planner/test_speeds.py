@@ -15,8 +15,8 @@ from shoal.core.device import Cluster, Device, Node
 from shoal.core.event import Reported
 from shoal.core.job import Job
 from shoal.core.trial import Report
-from shoal.planner.speeds import Speeds
 from shoal.schedule.oversubscription import OversubscriptionTuner
+from shoal.study.interference import InterferenceTracker
 
 PROFILE = profile({1: 0.1, 2: 0.15}, compute=0.5)
 GPUS = Cluster((Node("here", 8, tuple(Device(f"cuda:{i}", "H200", 2**30) for i in range(2))),))
@@ -52,11 +52,11 @@ def told(*story: Step, tuner: Spy | None = None, waiting: bool = True) -> list[l
     The third of an epoch is the number of its members.
     """
     tuner = tuner or Spy()
-    play(Speeds(tuner), story, waiting)
+    play(InterferenceTracker(tuner), story, waiting)
     return tuner.told
 
 
-def play(speeds: Speeds, story: Iterable[Step], waiting: bool = True) -> list[tuple[int, float] | None]:
+def play(speeds: InterferenceTracker, story: Iterable[Step], waiting: bool = True) -> list[tuple[int, float] | None]:
     """What the epochs of a story show of the company; see `told`."""
     seen = []
     for step in story:
@@ -129,7 +129,7 @@ def test_nothing_of_a_key_that_was_only_seen_where_too_much_was_promised():
 
 def test_a_new_ratio_begins_anew_on_all_devices_of_the_kind():
     tuner = Spy(window=2)
-    speeds = Speeds(tuner)
+    speeds = InterferenceTracker(tuner)
     for name, job in (("cuda:0", FIRST), ("cuda:1", SECOND)):
         speeds.begin(job, GPUS.device(name))
         speeds.epoch(reported(job.id, 9.0), lambda: True)
@@ -178,11 +178,11 @@ CROWDS = {
 
 @pytest.mark.parametrize(("story", "expected"), CROWDS.values(), ids=CROWDS)
 def test_what_an_epoch_takes_in_company(story, expected):
-    assert play(Speeds(Spy()), story) == expected
+    assert play(InterferenceTracker(Spy()), story) == expected
 
 
 def test_a_job_that_becomes_a_pack_is_company_still():
-    speeds = Speeds(Spy())
+    speeds = InterferenceTracker(Spy())
     for job in (FIRST, SECOND):
         speeds.begin(job, GPUS.device("cuda:0"))
     seen = [speeds.epoch(reported("a", 1.5), lambda: True) for _ in range(3)]
@@ -195,7 +195,7 @@ def test_a_job_that_becomes_a_pack_is_company_still():
 
 
 def test_members_at_different_epochs_are_no_measure():
-    speeds = Speeds(Spy())
+    speeds = InterferenceTracker(Spy())
     for job in (PAIR, SECOND):
         speeds.begin(job, GPUS.device("cuda:0"))
     mixed = Reported("pair", (Report(0, 1, {}, 1.0), Report(1, 2, {}, 1.0)))
@@ -207,7 +207,7 @@ def test_a_share_says_nothing_of_a_ratio():
 
 
 def test_other_kinds_are_left_alone():
-    speeds = Speeds(OversubscriptionTuner(kinds=()))
+    speeds = InterferenceTracker(OversubscriptionTuner(kinds=()))
     speeds.begin(FIRST, GPUS.device("cuda:0"))
     for _ in range(3):
         speeds.epoch(reported("a", 1.0), lambda: pytest.fail("nobody has to know"))
@@ -223,7 +223,7 @@ def test_a_device_is_given_what_it_can_hold(holds, least, most, pace):
     alone, whatever its profile says.
     """
     tuner = OversubscriptionTuner(kinds=["H200"])
-    speeds = Speeds(tuner)
+    speeds = InterferenceTracker(tuner)
     device = GPUS.device("cuda:0")
     begun = 0
     here: list[str] = []

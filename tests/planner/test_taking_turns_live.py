@@ -8,7 +8,7 @@ from planner_samples import CONSTANT, GB, A, B, cluster, known, profile, slots, 
 from shoal.core.event import Ended, Outcome, Reported
 from shoal.core.trial import Report
 from shoal.planner import Planner
-from shoal.planner.courses import Leave
+from shoal.planner.job_tracker import PreemptionRequest
 from shoal.schedule import JobState, Plan, Policy, Refusal, Resize, Resume, RoundRobin, Start, TurnStats, WaterFilling
 
 
@@ -29,11 +29,11 @@ class Scene:
         return placement
 
     def tells(self, name, now):
-        self.planner.courses.heard(Reported(name, (Report(0, 1),), TurnStats(2.0, 1.0, 1.0, 3, 0.5)), now)
+        self.planner.tracker.heard(Reported(name, (Report(0, 1),), TurnStats(2.0, 1.0, 1.0, 3, 0.5)), now)
 
     def leaves(self, name, now):
         job, _ = self.running.pop(name)
-        courses = self.planner.courses
+        courses = self.planner.tracker
         outcome = courses.outcome(Ended(name, Outcome.STOPPED))
         courses.end(job, outcome, {member.trial.number for member in job.members}, now)
 
@@ -50,7 +50,7 @@ def test_two_jobs_take_turns_on_a_device():
     assert scene.plan(10.0).leaves == {}, "it has not taken a step yet"
     scene.tells("job-1", 11.0)
     placement = scene.plan(12.0)
-    assert placement.leaves == {"job-1": Leave(True, "suspended by the policy")}
+    assert placement.leaves == {"job-1": PreemptionRequest(True, "suspended by the policy")}
     assert placement.starts == ()
     assert placement.refusals == {2: "waits until job-1 has left cpu/1:0"}
     assert scene.plan(12.5).leaves == {}, "it is asked once"
@@ -126,7 +126,7 @@ def test_a_job_moves_by_way_of_being_suspended():
     scene = Scene(policy, known(A=CONSTANT), cluster(*slots(2)), waiting((A, 1)))
     scene.plan(0.0)
     scene.tells("job-1", 1.0)
-    assert scene.plan(2.0).leaves == {"job-1": Leave(True, "suspended by the policy, to go to cpu/1:1")}
+    assert scene.plan(2.0).leaves == {"job-1": PreemptionRequest(True, "suspended by the policy, to go to cpu/1:1")}
     scene.leaves("job-1", 3.0)
     assert scene.plan(3.0).refusals == {0: "not now"}
     assert starts(scene.plan(4.0)) == [("job-2", "job-1", [0], "cpu/1:1")]

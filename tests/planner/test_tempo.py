@@ -8,7 +8,7 @@ import pytest
 from shoal.core.demand import Profile
 from shoal.core.event import Reported
 from shoal.core.trial import Report
-from shoal.planner.tempo import Tempo
+from shoal.study.drift import ProfileDrift
 
 PROFILE = Profile({1: 0.1, 2: 0.2}, 10, 0, base_memory=0, member_memory=1, compute=1.0, cores=1.0)
 """An epoch of two members takes two seconds."""
@@ -36,7 +36,7 @@ def epoch(number: int, seconds: float, trials: Sequence[int] = (0, 1)) -> Report
 def test_epochs_alike_show_whether_the_profile_is_right(
     profile: Profile, seconds: Sequence[float], factor: float | None
 ) -> None:
-    tempo = Tempo()
+    tempo = ProfileDrift()
     (*_, last) = [tempo.epoch(epoch(number, took), profile) for number, took in enumerate(seconds, start=1)]
     if factor is None:
         assert last is None
@@ -46,7 +46,7 @@ def test_epochs_alike_show_whether_the_profile_is_right(
 
 
 def test_what_changes_in_between_is_no_measure() -> None:
-    tempo = Tempo()
+    tempo = ProfileDrift()
     for number in range(1, 9):
         assert tempo.epoch(epoch(number, 6.0, (0, 1) if number % 3 else (0,)), PROFILE) is None
         if number == 5:

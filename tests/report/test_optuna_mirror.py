@@ -20,7 +20,7 @@ from shoal.core.space import Space, choice, loguniform
 from shoal.core.trial import Budget, Decision, Report, Trial, TrialGroup, TrialState
 from shoal.journal.writer import Journal
 from shoal.report.optuna_mirror import mirror
-from shoal.study import Study
+from shoal.results import Study
 
 SPACE = Space({"lr": loguniform(1e-4, 1), "act": choice(["relu", "tanh"])})
 TRIALS = [Trial(number, SPACE.sample(number), number, 7) for number in range(4)]

@@ -19,8 +19,7 @@ from shoal.backend.tenants import Tenant
 from shoal.cluster.processes import created, end
 from shoal.core.device import Device
 from shoal.core.errors import BackendError
-from shoal.core.job import Job, JobUpdate
-from shoal.worker.outcome import log_path
+from shoal.core.job import Job, JobUpdate, log_path
 
 __all__ = ["Local"]
 

@@ -6,9 +6,9 @@ from collections.abc import Generator
 from shoal.backend.base import Ended, Event, Outcome, Runner, WorkerContext
 from shoal.core.device import Device
 from shoal.core.errors import BackendError
-from shoal.core.job import Job
+from shoal.core.job import Job, log_path
 from shoal.worker.control import JobControl
-from shoal.worker.outcome import log_path, recorded
+from shoal.worker.outcome import recorded
 
 __all__ = ["perform", "resolve"]
 

@@ -14,9 +14,8 @@ from shoal.backend.base import Ended, Event, Heartbeat, Outcome, WorkerContext
 from shoal.backend.binding import Binding
 from shoal.backend.perform import perform, resolve
 from shoal.core.device import Device
-from shoal.core.job import Job
+from shoal.core.job import Job, log_path
 from shoal.worker.control import JobControl
-from shoal.worker.outcome import log_path
 
 __all__ = ["CHANGE", "JOB", "REUSABLE", "STOP", "Greeting", "work"]
 

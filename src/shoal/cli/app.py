@@ -49,10 +49,10 @@ from shoal.report.ranking import front, nobody, ranked
 from shoal.report.snapshot import snapshot
 from shoal.report.table import best_table, snapshot_json, status_table, trial_json, trials_table
 from shoal.report.text import numbers_text
+from shoal.results import Study
 from shoal.schedule.registry import POLICIES
 from shoal.simulate.result import faults, outcome_json, outcomes_table
 from shoal.simulate.scenario import DATA, load
-from shoal.study import Study
 from shoal.worker.files import checkpoints, published
 
 __all__ = ["app"]

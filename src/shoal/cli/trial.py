@@ -7,7 +7,7 @@ import typer
 from shoal.cli.options import AsJson, StudyDirectory, print_json, say
 from shoal.journal.view import JournalView
 from shoal.remedy import command
-from shoal.study import Study
+from shoal.results import Study
 
 __all__ = ["app"]
 

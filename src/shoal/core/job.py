@@ -8,7 +8,7 @@ from shoal.core.array import Array, Member
 from shoal.core.demand import Demand
 from shoal.core.trial import Trial
 
-__all__ = ["Job", "JobUpdate", "Purpose", "WorkerContext"]
+__all__ = ["Job", "JobUpdate", "Purpose", "WorkerContext", "log_path"]
 
 
 class Purpose(StrEnum):
@@ -78,3 +78,13 @@ class WorkerContext:
     runner: str = "shoal.worker.run:run"
     checkpoint_seconds: float = 30.0
     sharing: str = "auto"
+
+
+def log_path(directory: Path, job: str) -> Path:
+    """The file with a job's output and, if it failed, its full traceback.
+
+    Args:
+        directory: of the study.
+        job: its id.
+    """
+    return directory / "logs" / f"{job}.log"

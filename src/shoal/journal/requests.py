@@ -11,37 +11,18 @@ import secrets
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from shoal.core.errors import DeviceError, JournalError
+from shoal.core.request import Request, Verb
 from shoal.journal.lock import holder
 from shoal.journal.schema import readable, translated
 
-__all__ = ["Request", "answer", "ask", "carried_out", "leave", "pending"]
+__all__ = ["answer", "ask", "carried_out", "leave", "pending"]
 
 _PAUSE_SECONDS = 0.05
 """Between two looks for an answer."""
-
-Verb = Literal["add", "remove", "retry"]
-
-
-@dataclass(frozen=True)
-class Request:
-    """A change of the devices of a study, or of its trials.
-
-    Args:
-        name: no other request has it; names are in the order in which the requests were made.
-        verb: what is to be done: devices to be added or removed, trials to be tried again.
-        devices: with which.
-        trials: numbers of the trials.
-    """
-
-    name: str
-    verb: Verb
-    devices: tuple[str, ...] = ()
-    trials: tuple[int, ...] = ()
 
 
 def ask(
@@ -118,10 +99,10 @@ def leave(directory: Path, verb: Verb, *, devices: Sequence[str] = (), trials: S
         return partial.rename(folder / f"{name}.request")
 
 
-def carried_out(directory: Path, request: Request) -> None:
-    """What was asked for is done: it is no longer pending."""
+def carried_out(directory: Path, request: str) -> None:
+    """What was asked for is done: the request of that name is no longer pending."""
     with translated(directory):
-        (directory / "requests" / f"{request.name}.request").unlink(missing_ok=True)
+        (directory / "requests" / f"{request}.request").unlink(missing_ok=True)
 
 
 def pending(directory: Path) -> list[Request]:
@@ -144,16 +125,16 @@ def pending(directory: Path) -> list[Request]:
     return requests
 
 
-def answer(directory: Path, request: Request, devices: Sequence[str], error: str = "") -> None:
+def answer(directory: Path, request: str, devices: Sequence[str], error: str = "") -> None:
     """Say what became of a request to whoever waits for that; it is then no longer pending.
 
     Args:
         directory: of the study.
-        request: which.
+        request: its name.
         devices: names of those that the study has now.
         error: why it was refused; "" if it was not.
     """
-    file = directory / "requests" / f"{request.name}.request"
+    file = directory / "requests" / f"{request}.request"
     partial = file.with_suffix(".partial")
     with translated(directory):
         partial.write_text(json.dumps({"error": error, "devices": list(devices)}), encoding="utf-8")

@@ -117,6 +117,21 @@ class JournalView:
         """A trial's reports, in the order they came."""
         return [self._report(row) for row in self._rows(f"{_REPORT} WHERE trial = ? ORDER BY seq", trial)]
 
+    def reported_states(self) -> dict[int, dict[int, tuple[TrialState, ...]]]:
+        """Of trials that may go on: number -> epoch -> the states with which it was reported, FAILED left out."""
+        rows = self._rows(
+            "SELECT trial, reports.epoch, reports.state FROM reports JOIN trials ON number = trial "
+            "WHERE reports.state <> ?1 AND trials.state NOT IN (?2, ?3) ORDER BY seq",
+            TrialState.FAILED,
+            TrialState.COMPLETE,
+            TrialState.STOPPED,
+        )
+        found: dict[int, dict[int, tuple[TrialState, ...]]] = {}
+        for trial, epoch, state in rows:
+            epochs = found.setdefault(trial, {})
+            epochs[epoch] = (*epochs.get(epoch, ()), TrialState(state))
+        return found
+
     @property
     def retried(self) -> dict[int, int]:
         """Number of each trial that is or was tried again after it had failed -> the `seq` when that was first asked.

@@ -11,8 +11,8 @@ from shoal.core.demand import Demand
 from shoal.core.device import Cluster, Device
 from shoal.core.job import Job, Purpose
 from shoal.planner.carrying_out import feasible
-from shoal.planner.courses import Courses, Leave
 from shoal.planner.grouping import Grouping
+from shoal.planner.job_tracker import JobTracker, PreemptionRequest
 from shoal.planner.joining import hosts, joined
 from shoal.planner.limit import Limit
 from shoal.planner.newcomers import taken_in
@@ -48,7 +48,7 @@ class Placement:
     starts: tuple[tuple[Job, Device], ...]
     refusals: Mapping[int, str]
     joins: Mapping[str, tuple[Array, ...]] = field(default_factory=dict)
-    leaves: Mapping[str, Leave] = field(default_factory=dict)
+    leaves: Mapping[str, PreemptionRequest] = field(default_factory=dict)
     promises: Mapping[str, Demand] = field(default_factory=dict)
 
 
@@ -67,7 +67,7 @@ class _Answer:
     placed: list[tuple[Job, Device]] = field(default_factory=list)
     refused: list[tuple[Array, str]] = field(default_factory=list)
     later: dict[int, str] = field(default_factory=dict)
-    leaves: dict[str, Leave] = field(default_factory=dict)
+    leaves: dict[str, PreemptionRequest] = field(default_factory=dict)
     wake: float = inf
 
 
@@ -75,7 +75,7 @@ class Planner:
     """Fuses what waits, packs the arrays, has measured what is unknown, and asks the policy where to run the jobs.
 
     Who gets no device joins a running array, if that saves time. Arrays that did not start are cut and packed anew at
-    the next turn, from all that waits then. Nothing is kept between turns but the courses of jobs: a suspended one
+    the next turn, from all that waits then. Nothing is kept between turns but the history of jobs: a suspended one
     stays as it was cut until the policy resumes it.
 
     Args:
@@ -86,6 +86,7 @@ class Planner:
         grouping: decides which arrays share a process.
         fuse: whether arrays may have several members.
         done: epochs that trials of a key have trained in the study.
+        tracker: what the jobs of the study have been through; by default nothing yet.
     """
 
     def __init__(
@@ -97,6 +98,7 @@ class Planner:
         grouping: Grouping | None = None,
         fuse: bool = True,
         done: Callable[[FusionKey], int] = lambda key: 0,
+        tracker: JobTracker | None = None,
     ) -> None:
         self._policy = policy
         self._profiles = profiles
@@ -105,8 +107,8 @@ class Planner:
         self._grouping = grouping or Grouping()
         self._fuse = fuse
         self._done = done
-        self.courses = Courses(profiles)
-        """Of the jobs that were started; the engine tells it what becomes of them."""
+        self.tracker = tracker or JobTracker(profiles)
+        """Of the jobs that were started."""
         self.wake = inf
         """When to plan again at the latest; inf: when something has changed."""
         self._asked = 0.0
@@ -142,21 +144,21 @@ class Planner:
         """
         together = PROFILE_MEMBERS if self._fuse else 1
         turn = Turn(self._profiles, cluster, alone, unmeasurable, limits, together, self._done)
-        waiting, suspended = self.courses.look(waiting, now)
-        self.courses.end_turns(now, min(QUANTUM, now - self._asked) if now >= self.wake else QUANTUM)
+        waiting, suspended = self.tracker.look(waiting, now)
+        self.tracker.end_turns(now, min(QUANTUM, now - self._asked) if now >= self.wake else QUANTUM)
         apart = alone | limits.keys()
         samples = turn.samples(waiting, running)
         profiling = [(Job(self._new_id(), arrays, Purpose.PROFILE), device) for arrays, device in samples]
         held = [*running, *profiling]
-        self.courses.meet(held, now)
-        views = [self.courses.running(turn.running_view(job, device, now, now), job, now) for job, device in held]
+        self.tracker.meet(held, now)
+        views = [self.tracker.running(turn.running_view(job, device, now, now), job, now) for job, device in held]
         ready = [(member, key) for member, key in waiting if turn.ready(member, key)]
         groups: list[tuple[Array, ...]] = []
         if ready:
             busy = _busy(views)
             lone = alone if self._fuse else {member.trial.number for member, _ in ready}
             arrays = partition(ready, self._profiles, turn.devices, busy, lone, self._elastic, limits)
-            groups = self._grouping.groups(arrays, self._profiles, turn.devices, busy, apart, self.courses.group)
+            groups = self._grouping.groups(arrays, self._profiles, turn.devices, busy, apart, self.tracker.group)
         answer = self._ask(views, suspended, groups, turn, now)
         joins: Mapping[str, tuple[Array, ...]] = {}
         if self._elastic:
@@ -197,7 +199,7 @@ class Planner:
         everyone = [(device, turn.held(job, device)) for job, device in (*held, *answer.placed)]
         free = Room(turn.cluster, everyone)
         held = [(job, device) for job, device in held if device.name in free]  # not on one that is gone
-        held = [(job, device) for job, device in held if job.id not in self.courses.leaving]
+        held = [(job, device) for job, device in held if job.id not in self.tracker.leaving]
         sociable = [array for array in arrays if not any(member.trial.number in alone for member in array.members)]
         joins = joined(sociable, hosts(held, free, self._profiles, alone)) if self._fuse else {}
         joining = {member.trial.number for some in joins.values() for array in some for member in array.members}
@@ -218,22 +220,22 @@ class Planner:
     ) -> _Answer:
         """Let the policy decide; only groups that start become jobs, so that only they use up an id."""
         candidates = {f"waiting-{index}": group for index, group in enumerate(groups)}
-        known = [*running, *(self.courses.off(job, turn.demands(job.arrays)) for job in suspended)]
+        known = [*running, *(self.tracker.off(job, turn.demands(job.arrays)) for job in suspended)]
         views = [
-            *self.courses.in_order(known),
-            *(self.courses.waiting(name, turn.demands(group), group, now) for name, group in candidates.items()),
+            *self.tracker.in_order(known),
+            *(self.tracker.waiting(name, turn.demands(group), group, now) for name, group in candidates.items()),
         ]
         candidates |= {job.id: job.arrays for job in suspended}
         plan = self._policy.plan(views, turn.cluster, now)
         check_plan(plan, views, turn.cluster, now)
-        doable = feasible(plan, views, turn.cluster, self.courses.leaving)
+        doable = feasible(plan, views, turn.cluster, self.tracker.leaving)
         answer = _Answer(wake=inf if plan.wake is None else plan.wake)
         for action in doable.actions:
             self._act(action, candidates, turn, answer, now)
         reasons = {refusal.job: refusal.reason for refusal in plan.refusals} | doable.later
         for name, reason in reasons.items():
             arrays = candidates.get(name, ())  # of a job that is still on its device nobody waits
-            if name in doable.later or name in self.courses.suspended:
+            if name in doable.later or name in self.tracker.suspended:
                 answer.later |= {member.trial.number: reason for array in arrays for member in array.members}
             else:
                 answer.refused += [(array, reason) for array in arrays]
@@ -251,24 +253,24 @@ class Planner:
                 resumes = action.job if isinstance(action, Resume) else ""
                 demand = turn.demand(arrays, device, action.share)
                 job = Job(self._new_id(), known, demand=demand, resumes=resumes)
-                self.courses.begin(job, device.name, action.share, now)
+                self.tracker.begin(job, device.name, action.share, now)
                 answer.placed.append((job, device))
             case Suspend():
-                answer.leaves[action.job] = Leave(True, "suspended by the policy")
+                answer.leaves[action.job] = PreemptionRequest(True, "suspended by the policy")
             case Stop() if action.job in candidates:
-                self.courses.dissolve(action.job)
+                self.tracker.dissolve(action.job)
                 reason = f"was stopped by the policy: {action.reason}"
                 answer.later |= {m.trial.number: reason for x in candidates[action.job] for m in x.members}
                 answer.wake = now  # they may start at once
             case Stop():
-                answer.leaves[action.job] = Leave(False, f"stopped by the policy: {action.reason}")
-            case Resize() if action.devices == self.courses.devices(action.job):
-                self.courses.reshare(action.job, action.share)
+                answer.leaves[action.job] = PreemptionRequest(False, f"stopped by the policy: {action.reason}")
+            case Resize() if action.devices == self.tracker.devices(action.job):
+                self.tracker.reshare(action.job, action.share)
             case Resize():
                 where = " and ".join(action.devices)
-                answer.leaves[action.job] = Leave(True, f"suspended by the policy, to go to {where}")
+                answer.leaves[action.job] = PreemptionRequest(True, f"suspended by the policy, to go to {where}")
         if action.job in answer.leaves:
-            self.courses.leave(action.job, answer.leaves[action.job], now)
+            self.tracker.leave(action.job, answer.leaves[action.job], now)
 
 
 def _busy(running: Sequence[JobView]) -> dict[str, float]:

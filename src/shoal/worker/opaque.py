@@ -16,7 +16,7 @@ from shoal.core.array import Array
 from shoal.core.device import Device
 from shoal.core.errors import TaskError
 from shoal.core.event import Event, Outcome, Profiled, Reported
-from shoal.core.job import Job, WorkerContext
+from shoal.core.job import Job, WorkerContext, log_path
 from shoal.core.trial import Report, TrialState
 from shoal.opaque import Command, Opaque
 from shoal.pickling import loaded
@@ -28,7 +28,7 @@ from shoal.worker.opaque_output import Output
 from shoal.worker.opaque_reports import ProgramReports
 from shoal.worker.opaque_said import FunctionFailure, Said
 from shoal.worker.opaque_watch import Watch
-from shoal.worker.outcome import EndedElsewhere, log_path, outcome_of
+from shoal.worker.outcome import EndedElsewhere, outcome_of
 
 __all__ = ["run"]
 

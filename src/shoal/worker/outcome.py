@@ -11,7 +11,7 @@ from types import TracebackType
 from shoal.core.errors import StorageFullError, TaskError, UnusableTaskError
 from shoal.core.event import Outcome
 
-__all__ = ["EndedElsewhere", "described", "log_path", "outcome_of", "recorded", "user_traceback"]
+__all__ = ["EndedElsewhere", "described", "outcome_of", "recorded", "user_traceback"]
 
 _PACKAGE = __name__.partition(".")[0]
 _ROOT = f"{Path(__file__).parents[1]}{os.sep}"
@@ -59,16 +59,6 @@ def outcome_of(error: BaseException) -> Outcome:
         if _is_storage_full(link):
             return Outcome.STORAGE_FULL
     return Outcome.RAISED
-
-
-def log_path(directory: Path, job: str) -> Path:
-    """The file with a job's output and, if it failed, its full traceback.
-
-    Args:
-        directory: of the study.
-        job: its id.
-    """
-    return directory / "logs" / f"{job}.log"
 
 
 def recorded(error: BaseException, log: Path) -> tuple[Outcome, str]:

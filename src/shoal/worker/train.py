@@ -8,14 +8,14 @@ from torch import nn
 
 from shoal.core.array import Array
 from shoal.core.event import ArrayFailed, Event, Outcome, PackSpeedMeasured, SignaturesFound
-from shoal.core.job import Job
+from shoal.core.job import Job, log_path
 from shoal.pack.lanes import Failure
 from shoal.pack.memory import give_back
 from shoal.pack.turns import Turns
 from shoal.worker.control import JobControl
 from shoal.worker.describe import Describer
 from shoal.worker.lane import Lane
-from shoal.worker.outcome import log_path, outcome_of, recorded
+from shoal.worker.outcome import outcome_of, recorded
 from shoal.worker.peak import Peak
 from shoal.worker.workshop import Workshop
 

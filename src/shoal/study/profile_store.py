@@ -14,12 +14,12 @@ from shoal.cost.correct import after_running_out, with_memory
 from shoal.cost.crowding import with_crowding
 from shoal.cost.history import History
 from shoal.cost.watched import merged
-from shoal.planner.tempo import Tempo
+from shoal.study.drift import ProfileDrift
 
-__all__ = ["Lessons"]
+__all__ = ["ProfileStore"]
 
 
-class Lessons:
+class ProfileStore:
     """Keeps profiles as they were measured, and corrects them by what jobs take.
 
     Args:
@@ -32,7 +32,7 @@ class Lessons:
         """How often anything was found that a plan may depend on."""
         self._history = history
         self._task = task
-        self._tempo = Tempo()
+        self._tempo = ProfileDrift()
         self._done: Counter[FusionKey] = Counter()
         self._peaks: dict[str, int] = {}  # bytes that a running job was seen to hold
 

@@ -7,7 +7,7 @@ from shoal.core.event import Reported
 from shoal.cost.correct import with_seconds
 from shoal.cost.estimate import fetching, seconds
 
-__all__ = ["Tempo"]
+__all__ = ["ProfileDrift"]
 
 ENOUGH = 2
 """Epochs alike that are compared, by the shortest: a single one may have been disturbed by other programs."""
@@ -22,7 +22,7 @@ class _Course:
     least: float = float("inf")
 
 
-class Tempo:
+class ProfileDrift:
     """Finds profiles whose times are wrong.
 
     The first epoch of a job, and each after its members or its company changed, does not count: something is started,

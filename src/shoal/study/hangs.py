@@ -8,7 +8,7 @@ from shoal.core.errors import ShoalError
 from shoal.core.event import Event, Heartbeat
 from shoal.core.job import Job
 
-__all__ = ["HANG_SECONDS", "Silence", "check_hang_seconds"]
+__all__ = ["HANG_SECONDS", "HangDetector", "check_hang_seconds"]
 
 HANG_SECONDS = 300.0
 """A job that takes steps and shows no progress for so long hangs, by default."""
@@ -51,7 +51,7 @@ class _Quiet:
     longest: float = 0.0
 
 
-class Silence:
+class HangDetector:
     """Watches running jobs by their events, on a clock that is passed in.
 
     What comes before a job's first step, and whenever it prepares other ones, has no measure of its own: loading data

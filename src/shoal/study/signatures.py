@@ -9,12 +9,12 @@ from shoal.core.event import SignaturesFound
 from shoal.core.job import Job, Purpose
 from shoal.core.trial import Trial
 
-__all__ = ["Surveys", "surveyed"]
+__all__ = ["SignatureRegistry", "surveyed"]
 
 _NO_KEY = FusionKey("not looked at", "", 1)
 
 
-class Surveys:
+class SignatureRegistry:
     """Keeps array keys, deals out who is to be looked at, and knows whom no job could look at.
 
     Args:

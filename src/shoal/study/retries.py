@@ -7,16 +7,16 @@ from shoal.core.array import Array
 from shoal.core.cause import cause_of, log_of
 from shoal.core.device import Device
 from shoal.core.event import ArrayFailed, Ended, Outcome
-from shoal.planner.fatal import FirstFailures
 from shoal.planner.limit import Limit
-from shoal.planner.standings import Standing, Standings
 from shoal.schedule.ledger import bytes_text
+from shoal.study.study_failures import FirstFailures
+from shoal.study.trials import TrialRecord, TrialTable
 
-__all__ = ["Aftermath", "Scene"]
+__all__ = ["FailureContext", "RetryPolicy"]
 
 
 @dataclass(frozen=True)
-class Scene:
+class FailureContext:
     """Where a job failed.
 
     Args:
@@ -34,7 +34,7 @@ class Scene:
     largest: int = 0
 
 
-class Aftermath:
+class RetryPolicy:
     """Judges failures.
 
     - Who failed in company is tried again alone: who is at fault is unknown, so each gets at least one try by itself.
@@ -49,13 +49,13 @@ class Aftermath:
         retries: how often a trial whose job failed is tried again.
     """
 
-    def __init__(self, trials: Standings, retries: int) -> None:
+    def __init__(self, trials: TrialTable, retries: int) -> None:
         self._trials = trials
         self._retries = retries
         self.first = FirstFailures(trials)
         """Knows whether there is any use in going on."""
 
-    def judge(self, failed: Ended | ArrayFailed, scene: Scene, left: Collection[int]) -> Mapping[int, str]:
+    def judge(self, failed: Ended | ArrayFailed, scene: FailureContext, left: Collection[int]) -> Mapping[int, str]:
         """Decide how trials go on, and note it.
 
         Args:
@@ -85,7 +85,7 @@ class Aftermath:
         return given_up
 
     def _again(
-        self, standing: Standing, outcome: Outcome, cause: str, company: bool, with_job: bool
+        self, standing: TrialRecord, outcome: Outcome, cause: str, company: bool, with_job: bool
     ) -> tuple[str | None, str]:
         """Why a trial has failed for good, None if it has not; and how it is tried again.
 
@@ -110,7 +110,7 @@ class Aftermath:
             return after, then
         return (f"{after}, twice alike at epoch {standing.epoch}" if same else None), then
 
-    def _short_of_memory(self, standing: Standing, size: int, scene: Scene) -> tuple[str | None, str]:
+    def _short_of_memory(self, standing: TrialRecord, size: int, scene: FailureContext) -> tuple[str | None, str]:
         """As `_again`, of a trial whose array ran out of memory."""
         limits, number, device = self._trials.limits, standing.number, scene.device
         if size > 1:

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from shoal.core.objective import Objective, check_reported, metric_fault, missing, named
 from shoal.core.trial import Report, TrialState
-from shoal.planner.standings import Standings
+from shoal.study.trials import TrialTable
 
 __all__ = ["checked", "whole"]
 
@@ -15,7 +15,7 @@ def whole(reports: Iterable[Report], objectives: Sequence[Objective]) -> list[Re
     return [report for report in reports if _lacks(report, objectives) is None and not _malformed(report)]
 
 
-def checked(report: Report, objectives: Sequence[Objective], trials: Standings) -> Report:
+def checked(report: Report, objectives: Sequence[Objective], trials: TrialTable) -> Report:
     """A report with all metrics of the study, or one that its trial has failed since it lacks one, or holds what is no
     metric. That is left out: the journal could not keep it, or not give it back.
 

@@ -13,7 +13,7 @@ from shoal.cost.estimate import compute, fetching
 from shoal.cost.estimate import seconds as seconds_of
 from shoal.schedule.oversubscription import OversubscriptionTuner
 
-__all__ = ["Speeds"]
+__all__ = ["InterferenceTracker"]
 
 _ROUNDING = 1e-6
 """Compute; what is less is due to rounding."""
@@ -83,7 +83,7 @@ def _has_share(job: Job) -> bool:
 
 
 @final
-class Speeds:
+class InterferenceTracker:
     """Takes from reports what an oversubscription tuner wants to know of jobs that share a device, and what each loses.
 
     A device is observed when each of its jobs has had an epoch that counts: one after another that it has reported

@@ -18,7 +18,7 @@ from shoal.planner.partition import Profiles
 from shoal.schedule.action import JobState
 from shoal.schedule.base import JobView
 
-__all__ = ["Courses", "Leave"]
+__all__ = ["JobTracker", "PreemptionRequest"]
 
 SWITCH_SECONDS = 0.5
 """What suspending and resuming a job is taken to cost, together, until the study has done it."""
@@ -28,7 +28,7 @@ REMEMBERED = 101
 
 
 @dataclass(frozen=True)
-class Leave:
+class PreemptionRequest:
     """What a job was asked for that is to leave its device.
 
     Args:
@@ -67,12 +67,12 @@ class _Course:
     turn: TurnStats | None = None
     turn_began: float = 0.0
     shown: bool = False
-    leave: Leave | None = None
+    leave: PreemptionRequest | None = None
     asked: float = 0.0
     switch: float | None = None
 
 
-class Courses:
+class JobTracker:
     """Keeps the course of every job that trains or is suspended, and tells policies of it.
 
     A job that was suspended has ended for its back end and in the journal; the one that goes on with it has another id
@@ -97,7 +97,7 @@ class Courses:
         self._scalings: dict[object, Scaling] = {}  # of what is alike, in one turn of planning
 
     @property
-    def leaving(self) -> Mapping[str, Leave]:
+    def leaving(self) -> Mapping[str, PreemptionRequest]:
         """The jobs that were asked to leave their devices and have not done so yet."""
         return {name: course.leave for name, course in self._on.items() if course.leave is not None}
 
@@ -174,7 +174,7 @@ class Courses:
         """A job goes on with another share of its device."""
         self._on[job].share = share
 
-    def leave(self, job: str, leave: Leave, now: float) -> None:
+    def leave(self, job: str, leave: PreemptionRequest, now: float) -> None:
         """A job is about to be asked to leave its device."""
         self._on[job].leave, self._on[job].asked = leave, now
 

@@ -1,25 +1,29 @@
-"""What an engine works with."""
+"""What an engine is configured with."""
 
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from shoal.algorithms.base import Algorithm
 from shoal.backend.base import Backend
 from shoal.cluster.discover import discover
 from shoal.cluster.monitor import Monitor
 from shoal.core.device import Cluster
 from shoal.cost.history import History
-from shoal.planner.fleet import Finder, Fleet
+from shoal.journal.view import JournalView
 from shoal.planner.grouping import Grouping
-from shoal.planner.silence import HANG_SECONDS
 from shoal.schedule.base import Policy
 from shoal.schedule.oversubscription import OversubscriptionTuner
+from shoal.study.devices import DeviceTracker
+from shoal.study.fleet import Finder, Fleet
+from shoal.study.hangs import HANG_SECONDS, HangDetector
+from shoal.study.state import Given
 
-__all__ = ["Setting"]
+__all__ = ["EngineConfig"]
 
 
 @dataclass
-class Setting:
+class EngineConfig:
     """What an engine works with.
 
     Args:
@@ -32,7 +36,7 @@ class Setting:
             leaves all of them as they are.
         grouping: decides which arrays share a process.
         fuse: whether trials may share an array.
-        hang_seconds: a job that shows no progress for so long is killed; see `Silence`.
+        hang_seconds: a job that shows no progress for so long is killed; see `HangDetector`.
         fleet: the devices, if its user has changed them since the study was begun.
         find: finds devices that are added while it runs.
         monitor: makes what looks at the devices; None: nobody does.
@@ -54,3 +58,29 @@ class Setting:
     monitor: Callable[[Cluster], Monitor] | None = None
     clock: Callable[[], float] = time.monotonic
     structure: str = ""
+
+    def given(self, journal: JournalView, algorithm: Algorithm) -> Given:
+        """What the state machine of a study is given.
+
+        Args:
+            journal: of the study.
+            algorithm: of the study.
+        """
+        silence = HangDetector(self.hang_seconds) if self.backend.concurrent else None  # else nobody could kill a job
+        fleet = self.fleet or Fleet(self.cluster)
+        return Given(
+            directory=journal.directory,
+            study=journal.study,
+            objectives=journal.objectives,
+            algorithm=algorithm,
+            policy=self.policy,
+            history=self.history,
+            devices=DeviceTracker(fleet, self.find, silence, journal.directory),
+            retries=self.retries,
+            tuner=self.tuner,
+            grouping=self.grouping,
+            fuse=self.fuse,
+            structure=self.structure,
+            elastic=self.backend.elastic,
+            jobs=len(journal.jobs()),
+        )

@@ -8,8 +8,8 @@ from shoal.core.cause import Cause, causes
 from shoal.core.errors import ShoalError, StorageFullError, TaskError, UnusableTaskError
 from shoal.core.event import ArrayFailed, Ended, Outcome
 from shoal.core.job import Purpose
-from shoal.planner.standings import Standings
 from shoal.remedy import after_mending, command
+from shoal.study.trials import TrialTable
 
 __all__ = ["ALIKE", "FirstFailures", "fatal"]
 
@@ -21,7 +21,7 @@ def fatal(
     failed: Ended | ArrayFailed,
     purpose: Purpose,
     members: Sequence[Member],
-    trials: Standings,
+    trials: TrialTable,
     directory: Path,
     *,
     kept: bool,
@@ -63,7 +63,7 @@ class FirstFailures:
         trials: of the study.
     """
 
-    def __init__(self, trials: Standings) -> None:
+    def __init__(self, trials: TrialTable) -> None:
         self._trials = trials
         self._failures: dict[int, str] = {}
         self._over = False

@@ -1,29 +1,30 @@
 """Where the trials of a study stand, at hand: what the journal says of them."""
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
 from shoal.core.array import Member
 from shoal.core.job import Job, Purpose
 from shoal.core.trial import Decision, Report, Trial, TrialState
 from shoal.planner.limit import Limit
 
-__all__ = ["Standing", "Standings", "retried_through"]
+__all__ = ["TrialRecord", "TrialTable", "retried_through"]
 
 
 @dataclass
-class Standing:
+class TrialRecord:
     """Where a trial stands.
 
     Args:
         trial: which.
         target: epochs up to which it was asked for.
         epoch: epochs it has reported.
-        state: set by `Standings.move` alone.
+        state: set by `TrialTable.move` alone.
         failures: jobs that failed while they trained it.
         job: id of the one that trains it, or trained it last.
         story: of its last failure, and how it is tried again; "" before the first one, and once it was well.
         cause: epochs that it had reported when it last failed by itself, and of what; None if it did not.
+        seen: epoch -> states with which it has reported that epoch, but for FAILED.
     """
 
     trial: Trial
@@ -34,11 +35,17 @@ class Standing:
     job: str = ""
     story: str = ""
     cause: tuple[int, str] | None = None
+    seen: dict[int, tuple[TrialState, ...]] = field(default_factory=dict)
 
     @property
     def number(self) -> int:
         """The trial's number."""
         return self.trial.number
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether it has failed for good."""
+        return self.state is TrialState.FAILED
 
     @property
     def member(self) -> Member:
@@ -50,7 +57,7 @@ class Standing:
         return Report(self.number, self.epoch, state=TrialState.FAILED, reason=reason)
 
 
-class Standings:
+class TrialTable:
     """All trials of a study by their numbers; who waits is known without a look at the others."""
 
     def __init__(self) -> None:
@@ -62,29 +69,34 @@ class Standings:
         """Numbers of trials that are or were tried again after they had failed: no algorithm decides about them."""
         self.tried: set[int] = set()
         """Numbers of trials that earlier runs ended on, as they failed alike: others come before them."""
-        self._all: dict[int, Standing] = {}
+        self._all: dict[int, TrialRecord] = {}
         self._waiting: set[int] = set()
+        self._by_job: dict[str, set[int]] = {}
 
-    def __getitem__(self, number: int) -> Standing:
+    def __getitem__(self, number: int) -> TrialRecord:
         return self._all[number]
 
-    def __iter__(self) -> Iterator[Standing]:
+    def __iter__(self) -> Iterator[TrialRecord]:
         return iter(self._all.values())
 
-    def get(self, number: int) -> Standing | None:
+    def get(self, number: int) -> TrialRecord | None:
         """Where a trial stands; None of one that was never asked for."""
         return self._all.get(number)
 
-    def move(self, standing: Standing, state: TrialState) -> None:
+    def move(self, standing: TrialRecord, state: TrialState) -> None:
         """Let a trial, a new one too, be in a state."""
         self._all[standing.number] = standing
+        if standing.state is TrialState.RUNNING and state is not TrialState.RUNNING:
+            self._by_job.get(standing.job, set()).discard(standing.number)
         standing.state = state
         (self._waiting.add if state is TrialState.PENDING else self._waiting.discard)(standing.number)
+        if state.final and state is not TrialState.FAILED:  # one that has failed may be tried again
+            standing.seen.clear()
 
-    def restore(self, standing: Standing, state: TrialState) -> None:
+    def restore(self, standing: TrialRecord) -> None:
         """A trial stands where it did before its engine ended."""
-        self.move(standing, state)
-        if standing.failures > 0 and state is TrialState.PENDING:
+        self.move(standing, standing.state)
+        if standing.failures > 0 and standing.state is TrialState.PENDING:
             self.alone.add(standing.number)
             standing.story = f"failed in {standing.failures} jobs before, is tried again by itself"
 
@@ -94,33 +106,56 @@ class Standings:
             standing = self._all[member.trial.number]
             standing.job = job
             self.move(standing, TrialState.RUNNING)
+            self._by_job.setdefault(job, set()).add(standing.number)
 
-    def wait_again(self, failures: Mapping[int, int]) -> None:
-        """Trials are not trained any more and have not reached their targets.
+    def reported(self, report: Report) -> bool:
+        """Take over a report, if it is news.
+
+        After a resume a worker may repeat epochs that were reported. Such a report is no news, unless it says for the
+        first time that the trial is PAUSED or FAILED there. Nor is a report of a trial whose state is final.
+        """
+        standing = self._all[report.trial]
+        seen = standing.seen.get(report.epoch, ())
+        if standing.state.final or (seen and (report.state is TrialState.RUNNING or report.state in seen)):
+            return False
+        if report.state is not TrialState.FAILED:
+            standing.seen[report.epoch] = (*seen, report.state)
+        standing.epoch = max(standing.epoch, report.epoch)
+        self.move(standing, report.state)
+        if report.state is TrialState.PAUSED:
+            self.was_well(standing)
+        return True
+
+    def wait_again(self, job: str, trials: Collection[int] | None, *, failed: bool) -> set[int]:
+        """Trials of a job that have not reached their targets are not trained there any more.
 
         Args:
-            failures: their numbers, each with the count of jobs that failed.
-        """
-        for number, count in failures.items():
-            standing = self._all[number]
-            standing.failures = count
-            self.move(standing, TrialState.PENDING)
+            job: its id.
+            trials: numbers of those that it trains no more; None: of all that it has.
+            failed: whether that counts as a failure of theirs.
 
-    def was_well(self, standing: Standing) -> None:
+        Returns:
+            Numbers of those that wait again.
+        """
+        numbers = self._by_job.get(job, set())
+        left = set(numbers) if trials is None else numbers & set(trials)
+        for number in left:
+            self._all[number].failures += failed
+            self.move(self._all[number], TrialState.PENDING)
+        if trials is None:
+            self._by_job.pop(job, None)
+        return left
+
+    def was_well(self, standing: TrialRecord) -> None:
         """A trial has reached its target: it may be in company again."""
         self.alone.discard(standing.number)
         self.limits.pop(standing.number, None)
         standing.story, standing.cause = "", None
 
-    def try_again(self, standing: Standing, epoch: int) -> None:
-        """A trial that has failed waits again, as if it had never failed.
-
-        Args:
-            standing: the trial's.
-            epoch: epochs that it had reported before.
-        """
+    def try_again(self, standing: TrialRecord) -> None:
+        """A trial that has failed waits again from the last epoch that it has reported, as if it had never failed."""
         self.was_well(standing)
-        standing.epoch, standing.failures = epoch, 0
+        standing.epoch, standing.failures = max(standing.seen, default=standing.trial.start), 0
         self.retried.add(standing.number)
         self.move(standing, TrialState.PENDING)
 
@@ -148,7 +183,7 @@ class Standings:
         """Whether any trial waits to be trained."""
         return bool(self._waiting)
 
-    def waiting(self) -> list[Standing]:
+    def waiting(self) -> list[TrialRecord]:
         """The trials that wait: those that failed last, else in the order of their numbers."""
         waiting = map(self._all.__getitem__, self._waiting)
         return sorted(waiting, key=lambda x: (x.failures, x.number in self.tried, x.number))

@@ -1,0 +1,275 @@
+"""What the state machine of a study wants done: records for the journal, and commands to the world around it.
+
+The records of a step are committed together, before any of its commands is carried out.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from shoal.core.array import Array
+from shoal.core.cause import Cause
+from shoal.core.demand import Demand
+from shoal.core.device import Cluster, Device
+from shoal.core.event import Outcome
+from shoal.core.job import Job, JobUpdate
+from shoal.core.trial import Decision, Report, Trial, TrialGroup
+
+__all__ = [
+    "AnswerRequest",
+    "ArrayLeft",
+    "Asked",
+    "Command",
+    "CopyCheckpoint",
+    "Decided",
+    "DevicesChanged",
+    "JobEnded",
+    "JobJoined",
+    "JobLeaving",
+    "JobStarted",
+    "KillJob",
+    "Promised",
+    "Record",
+    "Requeued",
+    "StartJob",
+    "Step",
+    "StopJob",
+    "StoppedAlike",
+    "StudyChanged",
+    "TrialsReported",
+    "UpdateJob",
+    "VacateDevice",
+    "Waiting",
+]
+
+
+@dataclass(frozen=True)
+class StartJob:
+    """Start a job on a device."""
+
+    job: Job
+    device: Device
+
+
+@dataclass(frozen=True)
+class UpdateJob:
+    """Let members leave a running job, or others join."""
+
+    job: str
+    update: JobUpdate
+
+
+@dataclass(frozen=True)
+class StopJob:
+    """Ask a job to save a checkpoint and end."""
+
+    job: str
+
+
+@dataclass(frozen=True)
+class KillJob:
+    """End a job at once."""
+
+    job: str
+
+
+@dataclass(frozen=True)
+class VacateDevice:
+    """Free what is kept for later jobs on a device that holds none."""
+
+    device: str
+
+
+@dataclass(frozen=True)
+class CopyCheckpoint:
+    """Give a trial that begins as a copy the checkpoint of its origin, before that one trains on."""
+
+    trial: Trial
+
+
+@dataclass(frozen=True)
+class AnswerRequest:
+    """Tell a user what became of a request.
+
+    Args:
+        request: its name.
+        devices: names of those that the study has now; None of a request that nobody waits for.
+        error: why it was refused; "" if it was not.
+    """
+
+    request: str
+    devices: tuple[str, ...] | None = None
+    error: str = ""
+
+
+Command = StartJob | UpdateJob | StopJob | KillJob | VacateDevice | CopyCheckpoint | AnswerRequest
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The algorithm was asked for groups while `free` more trials could start, and returned these."""
+
+    free: int
+    groups: tuple[TrialGroup, ...]
+
+
+@dataclass(frozen=True)
+class TrialsReported:
+    """Trials of a job have reported what was not known; job "" where the study itself says that a trial failed."""
+
+    job: str
+    reports: tuple[Report, ...]
+
+
+@dataclass(frozen=True)
+class Decided:
+    """The algorithm has ended trials."""
+
+    decisions: tuple[Decision, ...]
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """Why trials wait: all that do, by number."""
+
+    reasons: Mapping[int, str]
+
+
+@dataclass(frozen=True)
+class JobStarted:
+    """A job is about to start on a device; the members of a training job run from now on."""
+
+    job: Job
+    device: str
+
+
+@dataclass(frozen=True)
+class JobJoined:
+    """The members of arrays are about to join a running job."""
+
+    job: str
+    device: str
+    arrays: tuple[Array, ...]
+
+
+@dataclass(frozen=True)
+class Promised:
+    """Id of each job -> what it is promised of its device from now on."""
+
+    demands: Mapping[str, Demand]
+
+
+@dataclass(frozen=True)
+class JobLeaving:
+    """A job is about to be asked to leave its device."""
+
+    job: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class JobEnded:
+    """A job is over; its trials that still run wait again.
+
+    Args:
+        job: its id.
+        outcome: how it ended.
+        message: what was said of it; "" leaves what was noted of the job before.
+        failed: whether that counts as a failure of the trials that wait again.
+    """
+
+    job: str
+    outcome: Outcome
+    message: str
+    failed: bool
+
+
+@dataclass(frozen=True)
+class ArrayLeft:
+    """A job trains some of its trials no more; those that still run there wait again.
+
+    Args:
+        job: its id.
+        trials: their numbers.
+        message: why; it is kept with the job.
+        failed: as of `JobEnded`.
+    """
+
+    job: str
+    trials: frozenset[int]
+    message: str
+    failed: bool
+
+
+@dataclass(frozen=True)
+class DevicesChanged:
+    """These are the devices from now on."""
+
+    cluster: Cluster
+
+
+@dataclass(frozen=True)
+class StudyChanged:
+    """What the study is has changed in one value, a JSON value."""
+
+    key: str
+    value: Any
+
+
+@dataclass(frozen=True)
+class Requeued:
+    """Trials that failed wait again, their failures forgotten; those that did not fail are left alone.
+
+    Args:
+        request: name of the one that asks for it.
+        trials: their numbers.
+    """
+
+    request: str
+    trials: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class StoppedAlike:
+    """The study ends since its first trials fail alike, which does not count against those that are still open."""
+
+    cause: Cause
+
+
+Record = (
+    Asked
+    | TrialsReported
+    | Decided
+    | Waiting
+    | JobStarted
+    | JobJoined
+    | Promised
+    | JobLeaving
+    | JobEnded
+    | ArrayLeft
+    | DevicesChanged
+    | StudyChanged
+    | Requeued
+    | StoppedAlike
+)
+
+
+@dataclass
+class Step:
+    """What one event leads to.
+
+    Args:
+        records: to be committed together, in order.
+        commands: to be carried out after that, in order.
+    """
+
+    records: list[Record] = field(default_factory=list)
+    commands: list[Command] = field(default_factory=list)
+
+    def record(self, *records: Record) -> None:
+        """Add records."""
+        self.records += records
+
+    def command(self, *commands: Command) -> None:
+        """Add commands."""
+        self.commands += commands

@@ -1,0 +1,70 @@
+"""Commits the records of one step of a study: all of them, or after a kill none."""
+
+from collections.abc import Iterable
+
+from shoal.core.command import (
+    ArrayLeft,
+    Asked,
+    Decided,
+    DevicesChanged,
+    JobEnded,
+    JobJoined,
+    JobLeaving,
+    JobStarted,
+    Promised,
+    Record,
+    Requeued,
+    StoppedAlike,
+    StudyChanged,
+    TrialsReported,
+    Waiting,
+)
+from shoal.journal.writer import Journal
+
+__all__ = ["commit"]
+
+
+def commit(journal: Journal, records: Iterable[Record]) -> None:
+    """Write records in one transaction, in order.
+
+    Raises:
+        StorageFullError: the disk is full; none is written.
+    """
+    records = list(records)
+    if not records:
+        return
+    with journal.transaction():
+        for record in records:
+            _write(journal, record)
+
+
+def _write(journal: Journal, record: Record) -> None:
+    match record:
+        case Asked():
+            journal.asked(record.free, record.groups)
+        case TrialsReported():
+            journal.reported(record.job, record.reports)
+        case Decided():
+            journal.decided(record.decisions)
+        case Waiting():
+            journal.waiting_reasons(record.reasons)
+        case JobStarted():
+            journal.job_started(record.job, record.device)
+        case JobJoined():
+            journal.joined(record.job, record.device, record.arrays)
+        case Promised():
+            journal.promised(record.demands)
+        case JobLeaving():
+            journal.leaving(record.job, record.reason)
+        case JobEnded():
+            journal.job_ended(record.job, record.outcome, record.message, failed=record.failed)
+        case ArrayLeft():
+            journal.dropped(record.job, record.trials, record.message, failed=record.failed)
+        case DevicesChanged():
+            journal.devices_are(record.cluster)
+        case StudyChanged():
+            journal.put(record.key, record.value)
+        case Requeued():
+            journal.retry(record.trials, record.request)
+        case StoppedAlike():
+            journal.stopped(record.cause)

@@ -1,0 +1,1 @@
+"""A running study: its state machine, and the loop around it."""

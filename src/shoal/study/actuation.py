@@ -1,0 +1,50 @@
+"""Carries out the commands of a study's state machine."""
+
+from pathlib import Path
+
+from shoal.backend.base import Backend
+from shoal.core.command import (
+    AnswerRequest,
+    Command,
+    CopyCheckpoint,
+    KillJob,
+    StartJob,
+    StopJob,
+    UpdateJob,
+    VacateDevice,
+)
+from shoal.journal.requests import answer, carried_out
+from shoal.worker.files import inherit
+
+__all__ = ["carry_out"]
+
+
+def carry_out(command: Command, backend: Backend, directory: Path) -> None:
+    """Carry out a command.
+
+    Args:
+        command: what is to be done.
+        backend: runs the jobs.
+        directory: of the study.
+
+    Raises:
+        BackendError: a job cannot be started.
+        CheckpointError: there is none to be copied.
+    """
+    match command:
+        case StartJob():
+            backend.start(command.job, command.device)
+        case UpdateJob():
+            backend.change(command.job, command.update)
+        case StopJob():
+            backend.stop(command.job)
+        case KillJob():
+            backend.kill(command.job)
+        case VacateDevice():
+            backend.vacate(command.device)
+        case CopyCheckpoint():
+            inherit(directory, command.trial)
+        case AnswerRequest(devices=None):
+            carried_out(directory, command.request)
+        case AnswerRequest():
+            answer(directory, command.request, command.devices or (), command.error)

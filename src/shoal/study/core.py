@@ -1,0 +1,144 @@
+"""The state machine of a study: what an event changes, what is recorded of it, and what is to be done about it."""
+
+from collections.abc import Iterable
+
+from shoal.core.command import AnswerRequest, CopyCheckpoint, Requeued, Step, StopJob, StudyChanged
+from shoal.core.errors import ShoalError
+from shoal.core.event import (
+    ArrayFailed,
+    Ended,
+    MemoryMeasured,
+    PackSpeedMeasured,
+    Profiled,
+    Reported,
+    SignaturesFound,
+)
+from shoal.core.event import Event as JobEvent
+from shoal.core.request import Request
+from shoal.core.trial import Decision, TrialGroup, TrialState
+from shoal.study.devices import DevicesSeen
+from shoal.study.event import Due, Event, TrialFailed, WindUp
+from shoal.study.failures import drop, end
+from shoal.study.planning import ask, check_alive, place, survey
+from shoal.study.reports import learn, observe, report, settle
+from shoal.study.state import Given, StudyState
+from shoal.study.trials import TrialRecord, retried_through
+from shoal.study.winding import note
+
+__all__ = ["StudyCore"]
+
+
+class StudyCore:
+    """The state machine of a study.
+
+    It has no clock, thread or process, and does nothing itself: `step` returns what to record and, once that is
+    recorded, to do. Another one that is given the same events does the same.
+
+    Args:
+        given: what it works with.
+    """
+
+    def __init__(self, given: Given) -> None:
+        self.state = StudyState(given)
+        """Where the study stands; for reading."""
+
+    def step(self, event: Event, now: float) -> Step:
+        """Let an event happen.
+
+        Args:
+            event: what happened.
+            now: seconds of a clock that never goes back.
+
+        Returns:
+            What to record, and then to do. Where `state.error` or `state.stopped` is set then, the study ends.
+        """
+        state = self.state
+        state.step = Step()
+        try:
+            if state.ending is None:
+                _act(state, event, now)
+            else:
+                note(state, event, now)
+        except ShoalError as error:
+            state.error = error
+        return state.step
+
+    def enlist(self, groups: Iterable[TrialGroup]) -> None:
+        """The algorithm proposed groups before this engine began."""
+        self.state.tracker.enlist(groups)
+
+    def restore(self, standings: Iterable[TrialRecord], decisions: Iterable[Decision], *, reported: bool) -> Step:
+        """Be where a study was when its engine ended; nothing may have run yet.
+
+        Args:
+            standings: of all trials, none of which runs.
+            decisions: all that the algorithm has taken.
+            reported: whether any trial has reported a metric.
+        """
+        state, study = self.state, self.state.given.study
+        state.step = Step()
+        retried = {int(number) for number in study.get("retried", {}).get("after", {})}
+        state.trials.retried, state.trials.tried = retried, set(study.get("tried", ()))
+        for standing in standings:
+            state.trials.restore(standing)
+        paused = [x.number for x in state.trials if x.number in retried and x.state is TrialState.PAUSED]
+        mine = [decision for decision in decisions if decision.trial not in retried]
+        settle(state, [*mine, *map(retried_through, paused)])
+        if reported:
+            state.retries.first.reported()
+        state.step.command(*(CopyCheckpoint(standing.trial) for standing in state.trials.waiting()))
+        return state.step
+
+
+def _act(state: StudyState, event: Event, now: float) -> None:
+    devices, step = state.given.devices, state.step
+    match event:
+        case WindUp():
+            state.ending = event
+            step.command(*map(StopJob, state.running))
+        case Due.LOOK:
+            devices.look(state.running, now, step)
+        case Due.ASK:
+            ask(state)
+        case Due.PLAN:
+            survey(state)
+            place(state, now)
+            check_alive(state, now)
+        case DevicesSeen():
+            devices.see(event, step)
+        case Request(verb="retry"):
+            _retry(state, event)
+        case Request():
+            devices.change(event, state.given.study.get("fleet", {}).get("request"), step)
+        case TrialFailed():
+            observe(state, "", [state.trials[event.trial].failed(event.reason)])
+        case _:
+            _hear(state, devices.understood(event, state.running), now)
+
+
+def _hear(state: StudyState, event: JobEvent, now: float) -> None:
+    """A job has said something."""
+    match event:
+        case Reported():
+            report(state, event, now)
+        case SignaturesFound():
+            state.signatures.note(event)
+            if event.note and "note" not in state.given.study:  # every worker finds it
+                state.step.record(StudyChanged("note", event.note))
+        case Profiled() | PackSpeedMeasured() | MemoryMeasured():
+            learn(state, event)
+        case ArrayFailed():
+            drop(state, event)
+        case Ended():
+            end(state, event, now)
+
+
+def _retry(state: StudyState, request: Request) -> None:
+    """Let trials that failed be tried again; what was recorded before a kill is not done twice."""
+    if request.name != state.given.study.get("retried", {}).get("request"):
+        failed = [x for number in sorted(request.trials) if (x := state.trials.get(number)) and x.has_failed]
+        state.step.record(Requeued(request.name, tuple(x.number for x in failed)))
+        for standing in failed:
+            state.trials.try_again(standing)
+            state.step.command(CopyCheckpoint(standing.trial))
+    state.step.command(AnswerRequest(request.name))

@@ -1,0 +1,140 @@
+"""The devices of a running study, and which jobs must not go on where they are."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from shoal.cluster.monitor import Condition
+from shoal.core.command import AnswerRequest, DevicesChanged, KillJob, Step, StopJob, StudyChanged, VacateDevice
+from shoal.core.device import Device
+from shoal.core.errors import DeviceError
+from shoal.core.event import Ended, Event, Outcome
+from shoal.core.job import Job, log_path
+from shoal.core.request import Request
+from shoal.study.fleet import Finder, Fleet
+from shoal.study.hangs import HangDetector
+
+__all__ = ["DIED", "DeviceTracker", "DevicesSeen", "Running"]
+
+Running = Mapping[str, tuple[Job, Device]]
+"""Id of each running job -> the job and its device."""
+
+DIED = frozenset({Outcome.CRASHED, Outcome.RAISED, Outcome.OUT_OF_MEMORY})
+"""How a job may end because its device is lost."""
+
+
+@dataclass(frozen=True)
+class DevicesSeen:
+    """A monitor has looked at the devices.
+
+    Args:
+        conditions: by name of the device; one that is not there is as it was found.
+    """
+
+    conditions: Mapping[str, Condition]
+
+
+class DeviceTracker:
+    """Knows which devices there are now, and ends jobs that hang or must not go on where they are.
+
+    Jobs on a device that is lost, and jobs that hang, are killed; those on a device that was removed are stopped, after
+    a checkpoint.
+
+    Args:
+        fleet: the devices.
+        find: finds devices that a user adds.
+        silence: knows which jobs hang; None: nothing can be killed that does.
+        directory: of the study.
+    """
+
+    def __init__(self, fleet: Fleet, find: Finder, silence: HangDetector | None, directory: Path) -> None:
+        self.fleet = fleet
+        self._find = find
+        self._silence = silence
+        self._directory = directory
+        self._killed: dict[str, tuple[Outcome, str]] = {}
+        self._stopped: set[str] = set()
+        self._vacated: set[str] = set()
+
+    def change(self, request: Request, recorded: str | None, step: Step) -> None:
+        """Change the devices as a user asks, and say so; or say why not.
+
+        Args:
+            request: what is asked.
+            recorded: name of the last request that was recorded; after a kill of the engine it is only answered.
+            step: what follows.
+        """
+        error = ""
+        if request.name != recorded:
+            try:
+                if request.verb == "add":
+                    self.fleet.add(request.devices, self._find)
+                else:
+                    self.fleet.remove(request.devices)
+            except DeviceError as refused:
+                error = str(refused)
+            else:
+                step.record(StudyChanged("fleet", {**self.fleet.record(), "request": request.name}))
+                step.record(DevicesChanged(self.fleet.whole))
+        step.command(AnswerRequest(request.name, tuple(self.fleet.used), error))
+
+    def see(self, seen: DevicesSeen, step: Step) -> None:
+        """Take over what a monitor has seen."""
+        self.fleet.see(seen.conditions)
+        step.record(DevicesChanged(self.fleet.whole))
+
+    def look(self, running: Running, now: float, step: Step) -> None:
+        """End the jobs that must not go on; to be called before anything is placed.
+
+        Args:
+            running: the jobs.
+            now: seconds of a clock that never goes back.
+            step: what follows.
+        """
+        if self._silence is not None:
+            for job, seconds in self._silence.look(now):
+                self._kill(job, Outcome.HUNG, f"showed no progress for {seconds:.0f} s and was killed", step)
+        gone = self.fleet.gone
+        busy: set[str] = set()
+        for job, (_, device) in running.items():
+            busy.add(device.name)
+            if device.name not in gone:
+                continue
+            if self.fleet.is_lost(device.name):
+                self._kill(job, Outcome.LOST, f"{device.name} {self.fleet.cluster.device(device.name).note}", step)
+            elif job not in self._stopped:
+                self._stopped.add(job)
+                step.command(StopJob(job))
+        step.command(*map(VacateDevice, sorted(gone - busy - self._vacated)))
+        self._vacated = set(gone - busy)
+
+    def begin(self, job: Job) -> None:
+        """A job starts."""
+        if self._silence is not None:
+            self._silence.begin(job)
+
+    def understood(self, event: Event, running: Running) -> Event:
+        """An event as it is to be understood: a job that died may have been killed, or its device may be lost."""
+        if self._silence is not None:
+            self._silence.hear(event)
+        if not isinstance(event, Ended):
+            return event
+        if self._silence is not None:
+            self._silence.end(event.job)
+        self._stopped.discard(event.job)
+        outcome, why = self._killed.pop(event.job, (event.outcome, ""))
+        if event.outcome not in DIED:
+            return event
+        if why:
+            return replace(event, outcome=outcome, message=f"{why}\nLog: {log_path(self._directory, event.job)}")
+        _, device = running[event.job]
+        if self.fleet.is_lost(device.name):
+            note = self.fleet.cluster.device(device.name).note
+            return replace(event, outcome=Outcome.LOST, message=f"{device.name} {note}\n{event.message}")
+        return event
+
+    def _kill(self, job: str, outcome: Outcome, why: str, step: Step) -> None:
+        """Kill a job, once."""
+        if job not in self._killed:
+            self._killed[job] = outcome, why
+            step.command(KillJob(job))

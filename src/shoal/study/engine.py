@@ -1,0 +1,144 @@
+"""The loop of a study: take events, let the state machine step, commit, carry out."""
+
+from collections import deque
+
+from shoal.algorithms.base import Algorithm
+from shoal.core.command import CopyCheckpoint, StartJob, Step
+from shoal.core.errors import CheckpointError, ShoalError, StorageFullError, StudyInterrupted
+from shoal.core.event import Ended, Outcome
+from shoal.journal.commit import commit
+from shoal.journal.requests import pending
+from shoal.journal.writer import Journal
+from shoal.remedy import command
+from shoal.report.progress import Progress
+from shoal.report.verdict import first_failed
+from shoal.study.actuation import carry_out
+from shoal.study.config import EngineConfig
+from shoal.study.core import StudyCore
+from shoal.study.devices import DIED
+from shoal.study.event import Due, Event, TrialFailed, WindUp
+from shoal.study.recovery import recovered
+from shoal.study.watch import DeviceWatch
+
+__all__ = ["Engine"]
+
+TURN_SECONDS = 0.25
+"""Longest wait for an event, after which the display and an interrupt are looked at."""
+
+
+class Engine:
+    """Runs one study to its end.
+
+    Every change is in the journal before anything is done about it, so an engine that is killed at any moment is
+    followed by another that begins with `replay`.
+    """
+
+    def __init__(self, journal: Journal, algorithm: Algorithm, setting: EngineConfig, progress: Progress) -> None:
+        self._journal, self._progress = journal, progress
+        self._backend, self._clock = setting.backend, setting.clock
+        self._core = StudyCore(setting.given(journal, algorithm))
+        self.fleet = self._core.state.fleet
+        """The devices."""
+        self._watch = DeviceWatch(self.fleet, setting.monitor, setting.clock)
+        self._events: deque[Event] = deque()  # polled, not yet handled
+        self._interrupted = False
+
+    def run(self) -> None:
+        """Go on until the algorithm has finished.
+
+        Raises:
+            StudyInterrupted: `interrupt` was called; everything is saved.
+            StudyFailedError: the first trials all fail of one cause; see `FirstFailures`.
+            TaskError: the task breaks its contract.
+            StorageFullError: there is no room for the journal or a checkpoint.
+        """
+        self._journal.devices_are(self.fleet.whole)
+        self._journal.put("stopped", None)
+        self._journal.put("finished", False)
+        with self._progress:
+            try:
+                self._heed()
+                while not self._core.state.finished:
+                    self._turn()
+            except ShoalError as error:
+                self._wind_up(record=not isinstance(error, StorageFullError))
+                if unsaved := self._core.state.unsaved:
+                    error.add_note(f"while stopping: {'; '.join(unsaved)}; these trials go on from older checkpoints")
+                raise
+            self._wind_up()
+        self._journal.put("finished", True)
+
+    def interrupt(self) -> None:
+        """Let `run` save everything and stop at its next turn. Safe to call from a signal handler."""
+        self._interrupted = True
+
+    def replay(self) -> None:
+        """Bring the algorithm and the state machine to where the journal is; nothing may have run yet.
+
+        Raises:
+            JournalError: the algorithm does not do again what it did.
+        """
+        self._do(recovered(self._core, self._journal))
+
+    def _turn(self) -> None:
+        self._look_at_devices()
+        for due in Due:
+            self._happen(due)
+        self._take(self._core.state.planner.patience(self._clock(), TURN_SECONDS))
+        self._heed()
+        self._progress.update()
+        if self._interrupted:
+            raise StudyInterrupted(
+                f"stopped; everything is saved. Go on with: {command('resume', self._journal.directory)}"
+            )
+
+    def _take(self, timeout: float) -> None:
+        """Let happen what the back end says, and what is left of what it said before an error."""
+        if not self._events:
+            self._events.extend(self._backend.poll(timeout))
+        while self._events:
+            event = self._events.popleft()
+            if isinstance(event, Ended) and event.outcome in DIED:  # its device may be lost
+                self._look_at_devices(at_once=True)
+            self._happen(event)
+
+    def _heed(self) -> None:
+        """Let happen what users ask for."""
+        for request in pending(self._journal.directory):
+            self._happen(request)
+
+    def _happen(self, event: Event) -> None:
+        state = self._core.state
+        self._do(self._core.step(event, self._clock()))
+        (error, state.error), (cause, state.stopped) = (state.error, None), (state.stopped, None)
+        if error is not None:
+            raise error
+        if cause is not None:
+            raise first_failed(cause, self._journal)
+
+    def _do(self, step: Step) -> None:
+        """Commit a step, then carry it out; where that fails, jobs that were not started have ended."""
+        commit(self._journal, step.records)
+        for place, each in enumerate(step.commands):
+            try:
+                carry_out(each, self._backend, self._journal.directory)
+            except ShoalError as error:
+                if isinstance(each, CopyCheckpoint) and isinstance(error, CheckpointError):
+                    self._happen(TrialFailed(each.trial.number, str(error)))
+                    continue
+                for left in step.commands[place:]:
+                    if isinstance(left, StartJob):
+                        self._happen(Ended(left.job.id, Outcome.ORPHANED, "was never started"))
+                raise
+
+    def _look_at_devices(self, *, at_once: bool = False) -> None:
+        if (seen := self._watch.look(at_once=at_once)) is not None:
+            self._happen(seen)
+
+    def _wind_up(self, *, record: bool = True) -> None:
+        """However the study ends, let all jobs save their trials and end, and record, if so, what they still say."""
+        self._happen(WindUp(record))
+        while self._core.state.running:
+            self._look_at_devices()
+            self._happen(Due.LOOK)
+            self._take(TURN_SECONDS)

@@ -1,0 +1,79 @@
+"""How jobs end, and what becomes of the trials of those that failed."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+
+from shoal.core.array import Member, remove_members
+from shoal.core.command import ArrayLeft, JobEnded, StoppedAlike
+from shoal.core.errors import ShoalError
+from shoal.core.event import BLAMELESS, ArrayFailed, Ended, Outcome
+from shoal.core.job import Purpose
+from shoal.study.reports import observe
+from shoal.study.retries import FailureContext
+from shoal.study.state import StudyState
+from shoal.study.study_failures import fatal
+
+__all__ = ["drop", "end"]
+
+
+def end(state: StudyState, ended: Ended, now: float) -> None:
+    """A job is over; its trials that have not reached their targets wait again."""
+    job, device = state.running.pop(ended.job)
+    state.interference.end(job.id)
+    error = _fatal(state, ended, job.purpose, job.members)
+    failed = ended.outcome not in BLAMELESS and error is None
+    state.signatures.end(job, device.kind, failed=failed)
+    arrays = state.trials.present(job).arrays if job.purpose is Purpose.TRAIN else job.arrays
+    outcome = state.tracker.outcome(ended)
+    state.step.record(JobEnded(job.id, outcome, ended.message, failed))
+    left = state.trials.wait_again(job.id, None, failed=failed)
+    state.tracker.end(job, outcome, left, now)
+    if error is not None:
+        raise error
+    if failed:
+        if job.purpose is Purpose.PROFILE and ended.outcome is Outcome.RAISED:
+            for member in job.members[:1]:  # the code would raise in its training, too
+                state.retries.first.note(member.trial.number, ended.message)
+        _judge(state, ended, FailureContext(arrays, device, company=len(job.members) > 1), left)
+    state.profiles.end(job.id)
+
+
+def drop(state: StudyState, dropped: ArrayFailed) -> None:
+    """An array of a job has failed; its trials wait again."""
+    job, device = state.running[dropped.job]
+    present = state.trials.present(job).arrays
+    members = [member for member in job.members if member.trial.number in dropped.trials]
+    others = remove_members(job.arrays, dropped.trials)
+    error = _fatal(state, dropped, job.purpose, members)
+    message = f"{dropped.outcome}: {dropped.message}"
+    state.step.record(ArrayLeft(job.id, dropped.trials, message, error is None))
+    left = state.trials.wait_again(job.id, dropped.trials, failed=error is None)
+    if error is not None:
+        raise error
+    job = replace(job, arrays=others)
+    state.running[job.id] = (job, device)
+    state.interference.change(job)
+    gone = remove_members(present, {member.trial.number for array in others for member in array.members})
+    _judge(state, dropped, FailureContext(gone, device, company=len(members) > 1), left)
+
+
+def _judge(state: StudyState, failed: Ended | ArrayFailed, scene: FailureContext, left: Collection[int]) -> None:
+    """Decide how trials that failed go on, and correct what was believed of the memory that they take."""
+    device = state.fleet.cluster.device(scene.device.name)
+    if failed.outcome is Outcome.OUT_OF_MEMORY:
+        state.profiles.ran_out(failed.job, scene.arrays, device.kind, device.memory)
+    shared = any(where.name == device.name for _, where in state.running.values())
+    largest = max((other.memory for _, other in state.fleet.cluster if other.healthy), default=0)
+    scene = replace(scene, device=device, shared=shared, largest=largest)
+    spent = state.retries.judge(failed, scene, left)
+    observe(state, "", [state.trials[number].failed(why) for number, why in spent.items()])
+    if (cause := state.retries.first.alike()) is not None:
+        state.step.record(StoppedAlike(cause))
+        state.stopped = cause
+
+
+def _fatal(
+    state: StudyState, failed: Ended | ArrayFailed, purpose: Purpose, members: Sequence[Member]
+) -> ShoalError | None:
+    kept = state.given.study.get("kept", False)
+    return fatal(failed, purpose, members, state.trials, state.given.directory, kept=kept)

@@ -1,0 +1,193 @@
+"""Asking for trials, and placing what waits."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from itertools import count
+
+from shoal.core.array import Array, add_members, remove_members
+from shoal.core.command import (
+    Asked,
+    CopyCheckpoint,
+    JobJoined,
+    JobLeaving,
+    JobStarted,
+    Promised,
+    StartJob,
+    StopJob,
+    UpdateJob,
+    Waiting,
+)
+from shoal.core.demand import Demand
+from shoal.core.device import Cluster, Device
+from shoal.core.errors import AlgorithmError, DeviceError
+from shoal.core.job import Job, JobUpdate, Purpose
+from shoal.core.trial import TrialState
+from shoal.planner.planner import Placement, Planner
+from shoal.remedy import command
+from shoal.schedule.ledger import no_device
+from shoal.study.signatures import surveyed
+from shoal.study.state import StudyState
+from shoal.study.trials import TrialRecord
+
+__all__ = ["REPLAN_SECONDS", "ask", "check_alive", "place", "survey"]
+
+REPLAN_SECONDS = 1.0
+"""Where nothing has changed but how far trials are, the planner is asked again after these seconds."""
+
+
+def ask(state: StudyState) -> None:
+    """Ask the algorithm what it wants next."""
+    if state.given.algorithm.finished:
+        return
+    idle = len(state.idle())
+    groups = tuple(state.given.algorithm.next_groups(idle))
+    if groups:
+        state.step.record(Asked(idle, groups))
+    state.tracker.enlist(groups)
+    for group in groups:
+        for trial in group.trials:
+            standing = state.trials.get(trial.number) or TrialRecord(trial, 0, trial.start)
+            standing.target = group.budget.epochs
+            state.trials.move(standing, TrialState.PENDING)
+            state.step.command(CopyCheckpoint(trial))
+
+
+def survey(state: StudyState) -> None:
+    """Have the models of new trials looked at, so that the planner knows which are one structure.
+
+    Workers do it, as many as there are idle devices: none of them starts later than it must, and user code that
+    crashes does not take the engine along. Where none is idle, those that train do it between two steps.
+    """
+    asked = surveyed(job for job, _ in state.running.values())
+    known = state.signatures.keys
+    unknown = [x.member for x in state.trials.waiting() if x.number not in known and x.number not in asked]
+    if state.given.structure:
+        state.signatures.know(state.given.structure, unknown)
+    elif idle := state.idle():
+        shares = zip(state.signatures.shares(unknown, len(idle)), idle, strict=False)
+        _start(state, [(Job(state.new_id(), (share,), Purpose.SURVEY), device) for share, device in shares])
+    elif state.given.elastic:
+        training = [job.id for job, _ in state.running.values() if job.purpose is Purpose.TRAIN]
+        for job, trials in state.signatures.looks([member.trial for member in unknown], training).items():
+            state.step.command(UpdateJob(job, JobUpdate(look=trials)))
+
+
+def place(state: StudyState, now: float) -> None:
+    """Fuse and place what waits, once surveys have looked at all of it; note why the rest does."""
+    asked = surveyed(job for job, _ in state.running.values())
+    everyone = state.trials.waiting()
+    keys = state.signatures.keys
+    waiting = [x for x in everyone if x.number in keys]
+    unknown = [x for x in everyone if x.number not in keys]
+    cluster = state.interference.cluster(state.fleet.cluster)
+    looked_at = any(device.healthy for _, device in cluster)
+    why = "its model has to be looked at first" if looked_at else no_device(cluster)
+    reasons = {x.number: why for x in unknown}
+    if any(x.number in asked for x in unknown):
+        reasons |= {x.number: "waits for those whose models are looked at" for x in waiting}
+        _explain(state, reasons)
+        state.placed = None
+        return
+    situation = _situation(state, everyone, cluster)
+    if situation == state.placed and now < min(state.placed_at + REPLAN_SECONDS, state.planner.wake):
+        return
+    placement = _plan(state, state.planner, cluster, now)
+    _explain(state, {**reasons, **placement.refusals})
+    state.placed, state.placed_at = None if placement.starts or placement.joins else situation, now
+    for job, leave in placement.leaves.items():
+        state.step.record(JobLeaving(job, leave.reason))
+        state.step.command(StopJob(job))
+    _promise(state, placement.promises)
+    _start(state, placement.starts)
+    for job, arrays in placement.joins.items():
+        _let_join(state, job, arrays)
+
+
+def _explain(state: StudyState, reasons: Mapping[int, str]) -> None:
+    """Note why trials wait."""
+    state.reasons = state.trials.told(reasons)
+    state.step.record(Waiting(state.reasons))
+
+
+def _plan(state: StudyState, planner: Planner, cluster: Cluster, now: float) -> Placement:
+    """What a planner says of all that waits and was looked at."""
+    keys, devices = state.signatures.keys, {device.name: device for _, device in cluster}
+    return planner.plan(
+        [(x.member, keys[x.number]) for x in state.trials.waiting() if x.number in keys],
+        [(state.trials.present(job), devices[device.name]) for job, device in state.running.values()],
+        cluster,
+        now,
+        alone=state.trials.alone,
+        unmeasurable=state.signatures.unmeasurable,
+        limits=state.trials.limits,
+    )
+
+
+def _situation(state: StudyState, waiting: Sequence[TrialRecord], cluster: Cluster) -> object:
+    """What a plan depends on, but for the time and how far running trials are."""
+    running = {
+        number: frozenset(member.trial.number for member in state.trials.present(job).members)
+        for number, (job, _) in state.running.items()
+    }
+    mine = [(x.number, x.epoch, x.target, x.failures, x.number in state.signatures.keys) for x in waiting]
+    known = state.profiles.learnt, len(state.trials.alone), len(state.signatures.unmeasurable)
+    return mine, running, state.tracker.away, cluster, known
+
+
+def _promise(state: StudyState, promises: Mapping[str, Demand]) -> None:
+    """Note what running jobs are promised from now on, before others are promised what they give back."""
+    if promises:
+        state.step.record(Promised(promises))
+    for number, demand in promises.items():
+        state.running[number] = (replace(state.running[number][0], demand=demand), state.running[number][1])
+
+
+def _let_join(state: StudyState, number: str, arrays: tuple[Array, ...]) -> None:
+    """Let trials join a running job."""
+    job, device = state.running[number]
+    members = [member for array in arrays for member in array.members]
+    state.step.record(JobJoined(job.id, device.name, arrays))
+    state.step.command(UpdateJob(job.id, JobUpdate(join=arrays)))
+    held = remove_members(state.trials.present(job).arrays, {member.trial.number for member in members})
+    job = replace(job, arrays=add_members(held, arrays))  # members that have left are of no account
+    state.running[number] = (job, device)
+    state.interference.change(job)
+    state.trials.begin(job.id, members)
+
+
+def _start(state: StudyState, starts: Iterable[tuple[Job, Device]]) -> None:
+    for job, device in starts:
+        state.step.record(JobStarted(job, device.name))
+        state.step.command(StartJob(job, device))
+        state.running[job.id] = (job, device)
+        state.interference.begin(job, device)
+        state.given.devices.begin(job)
+        if job.purpose is Purpose.TRAIN:
+            state.trials.begin(job.id, job.members)
+
+
+def check_alive(state: StudyState, now: float) -> None:
+    """Nothing runs although there are devices: what waits can never start, and says why.
+
+    It only waits where it could start if lost devices came back and programs of others went.
+    """
+    if state.running or state.finished or state.planner.sleeps:
+        return
+    if not state.trials.has_waiting():
+        raise AlgorithmError(f"{state.given.algorithm!r} neither proposes trials nor has finished")
+    if state.fleet.emptied:
+        return
+    reason, trials = min(Counter(state.reasons.values()).items(), key=lambda each: (-each[1], each[0]))
+    if state.fleet.diminished:
+        hopeful = state.fleet.hopeful
+        ids = map("hoped-for-{}".format, count())
+        at_best = _plan(state, state.make_planner(ids.__next__), hopeful, now)
+        unknown = any(x.number not in state.signatures.keys for x in state.trials.waiting())
+        if at_best.starts or (unknown and any(device.healthy for _, device in hopeful)):
+            return
+        reason = next(iter(at_best.refusals.values()), reason)
+    raise DeviceError(
+        f"{trials} trials can never start: {reason}. Everything is saved; choose devices that suffice, such "
+        f"as fewer CPU slots: {command('resume', state.given.directory, '--devices ...')}"
+    )

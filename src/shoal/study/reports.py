@@ -1,0 +1,86 @@
+"""What jobs report and measure."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from shoal.core.command import Decided, TrialsReported, UpdateJob
+from shoal.core.event import MemoryMeasured, PackSpeedMeasured, Profiled, Reported
+from shoal.core.job import JobUpdate, Purpose
+from shoal.core.trial import Decision, Report, TrialState
+from shoal.study.state import StudyState
+from shoal.study.trials import retried_through
+from shoal.study.validation import checked
+
+__all__ = ["learn", "observe", "report", "settle"]
+
+
+def report(state: StudyState, event: Reported, now: float) -> None:
+    """Trials of a job have finished an epoch, or failed."""
+    state.tracker.heard(event, now)
+    observe(state, event.job, event.reports)
+    job, device = state.running[event.job]
+    if (crowd := state.interference.epoch(event, state.trials.has_waiting)) is not None:
+        state.profiles.crowded(job.arrays[0].key, device.kind, *crowd)
+    alone = sum(where.name == device.name for _, where in state.running.values()) == 1
+    if event.reports:
+        state.profiles.epoch(event, job.arrays, device.kind, alone=alone)
+
+
+def observe(state: StudyState, job: str, reports: Iterable[Report]) -> None:
+    """Take over reports, and what the algorithm decides after them.
+
+    Args:
+        state: of the study.
+        job: that they came from; "" where the study itself says that a trial failed.
+        reports: in the order in which they came.
+
+    Raises:
+        TaskError: they lack a metric of the study, which no trial has reported so far; nothing is recorded.
+    """
+    reports = [checked(report, state.given.objectives, state.trials) for report in reports]
+    if any(report.metrics for report in reports):
+        state.retries.first.reported()
+    news = [report for report in reports if state.trials.reported(report)]
+    if news:
+        state.step.record(TrialsReported(job, tuple(news)))
+    leaving = settle(state, [decision for report in news for decision in _decide(state, report)])
+    for report in reports:
+        if job and report.state is TrialState.FAILED and report.metrics:  # its worker may not know
+            leaving[job].add(report.trial)
+    for running, numbers in leaving.items():
+        state.step.command(UpdateJob(running, JobUpdate(leave=frozenset(numbers))))
+
+
+def settle(state: StudyState, decisions: Sequence[Decision]) -> defaultdict[str, set[int]]:
+    """Take over decisions of the algorithm.
+
+    Returns:
+        Id of a running job -> numbers of those that are to leave it.
+    """
+    if decisions:
+        state.step.record(Decided(tuple(decisions)))
+    leaving: defaultdict[str, set[int]] = defaultdict(set)
+    for decision in decisions:
+        standing = state.trials[decision.trial]
+        if standing.state is TrialState.RUNNING:
+            leaving[standing.job].add(decision.trial)
+        if not standing.state.final:
+            state.trials.move(standing, decision.state)
+    return leaving
+
+
+def _decide(state: StudyState, report: Report) -> list[Decision]:
+    """The algorithm's decisions after a report; reports of retried trials are kept from it."""
+    if report.trial in state.trials.retried:
+        return [retried_through(report.trial)] if report.state is TrialState.PAUSED else []
+    return [x for x in state.given.algorithm.observe(report) if x.trial not in state.trials.retried]
+
+
+def learn(state: StudyState, found: Profiled | PackSpeedMeasured | MemoryMeasured) -> None:
+    """A job has measured something."""
+    job, device = state.running[found.job]
+    state.profiles.learn(found, job, device)
+    if isinstance(found, Profiled) and job.purpose is Purpose.PROFILE:
+        still_to_come = tuple(array for array in job.arrays if array.key != found.key)
+        state.running[job.id] = (replace(job, arrays=still_to_come), device)

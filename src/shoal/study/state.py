@@ -1,0 +1,138 @@
+"""Where a study stands: all that its events change."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from shoal.algorithms.base import Algorithm
+from shoal.core.cause import Cause
+from shoal.core.command import Step
+from shoal.core.device import Device
+from shoal.core.errors import ShoalError
+from shoal.core.job import Job
+from shoal.core.objective import Objective
+from shoal.cost.history import History
+from shoal.planner.grouping import Grouping
+from shoal.planner.job_tracker import JobTracker
+from shoal.planner.planner import Planner
+from shoal.schedule.base import Policy
+from shoal.schedule.oversubscription import OversubscriptionTuner
+from shoal.study.devices import DeviceTracker
+from shoal.study.event import WindUp
+from shoal.study.fleet import Fleet
+from shoal.study.interference import InterferenceTracker
+from shoal.study.profile_store import ProfileStore
+from shoal.study.retries import RetryPolicy
+from shoal.study.signatures import SignatureRegistry
+from shoal.study.trials import TrialTable
+
+__all__ = ["Given", "StudyState"]
+
+
+@dataclass
+class Given:
+    """What the state machine of a study is given.
+
+    Args:
+        directory: of the study; users are told of it.
+        study: what the study is, as its journal has it now; read only.
+        objectives: what trials are compared by.
+        algorithm: says what to try.
+        policy: decides which job runs where.
+        history: profiles of jobs, across studies.
+        devices: those that there are.
+        retries: how often a trial whose job failed is tried again.
+        tuner: finds how many times the compute of devices may be promised.
+        grouping: decides which arrays share a process.
+        fuse: whether trials may share an array.
+        structure: of an opaque training, as the job history knows it; "" of a task.
+        elastic: whether the members of a running job can change.
+        jobs: that the study has started so far.
+    """
+
+    directory: Path
+    study: Mapping[str, Any]
+    objectives: Sequence[Objective]
+    algorithm: Algorithm
+    policy: Policy
+    history: History
+    devices: DeviceTracker
+    retries: int
+    tuner: OversubscriptionTuner
+    grouping: Grouping
+    fuse: bool = True
+    structure: str = ""
+    elastic: bool = True
+    jobs: int = 0
+
+
+class StudyState:
+    """Where a study stands. Only the functions of this room change it, and only while a step is taken.
+
+    Args:
+        given: what it works with.
+
+    Attributes:
+        step: what the event that is happening leads to.
+        trials: where they stand.
+        running: id of each job that holds a device -> the job and the device.
+        signatures: which trials are of one structure.
+        profiles: what is known of costs.
+        tracker: what jobs have been through.
+        planner: places what waits.
+        interference: how jobs that share a device slow each other down.
+        retries: judges failures.
+        reasons: number of each waiting trial -> why it waits.
+        placed: what the last plan depended on, if nothing came of it.
+        placed_at: when that was.
+        ending: how the study is wound up; None while it goes on.
+        error: what the study ends with; None while it goes on.
+        stopped: what its first trials have failed of, all alike; None while it goes on.
+        unsaved: jobs that could not save their trials while the study was wound up, in words.
+    """
+
+    def __init__(self, given: Given) -> None:
+        self.given = given
+        self.step = Step()
+        self.trials = TrialTable()
+        self.running: dict[str, tuple[Job, Device]] = {}
+        self.signatures = SignatureRegistry({device.kind for _, device in self.fleet.given})
+        self.profiles = ProfileStore(given.history, given.study.get("task", ""))
+        self.tracker = JobTracker(self.profiles.profile)
+        self.planner = self.make_planner(self.new_id, self.tracker)
+        self.interference = InterferenceTracker(given.tuner)
+        self.retries = RetryPolicy(self.trials, given.retries)
+        self.reasons: Mapping[int, str] = {}
+        self.placed: object = None
+        self.placed_at = 0.0
+        self.ending: WindUp | None = None
+        self.error: ShoalError | None = None
+        self.stopped: Cause | None = None
+        self.unsaved: list[str] = []
+        self._jobs = given.jobs
+
+    @property
+    def fleet(self) -> Fleet:
+        """The devices."""
+        return self.given.devices.fleet
+
+    @property
+    def finished(self) -> bool:
+        """Whether all is decided."""
+        return self.given.algorithm.finished and not self.trials.retrying()
+
+    def idle(self) -> list[Device]:
+        """Devices that hold no job and may have one."""
+        held = {device.name for _, device in self.running.values()}
+        return [device for _, device in self.fleet.cluster if device.healthy and device.name not in held]
+
+    def make_planner(self, new_id: Callable[[], str], tracker: JobTracker | None = None) -> Planner:
+        """A planner that knows what this study knows of costs."""
+        mine, known = self.given, self.profiles
+        return Planner(mine.policy, known.profile, new_id, mine.elastic, mine.grouping, mine.fuse, known.done, tracker)
+
+    def new_id(self) -> str:
+        """Of a job; no other job of the study has it."""
+        self._jobs += 1
+        return f"job-{self._jobs:05d}"
