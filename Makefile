@@ -46,8 +46,6 @@ benchmarks-quick: $(BENCHMARKS:%=quick-%)
 
 quick-% benchmarks-thorough: export OMP_NUM_THREADS = 1
 
-quick-%: export OMP_THREAD_LIMIT = 1
-
 quick-%: $(READY)
 	$(BIN)/python benchmarks/$*.py --quick
 

@@ -50,8 +50,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def _begin_alike(config: pytest.Config) -> None:
     """Plain output, one thread a process, interrupts heard, and a job history and compiled code of this run's own.
 
-    A shell that begins a process in the background has it ignore them, and all that it starts. A worker asks for as
-    many threads as its device has cores, whatever OMP_NUM_THREADS says; where cores are busy, they spin for each other.
+    A shell that begins a process in the background has it ignore them, and all that it starts.
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.umask(0o022)
@@ -60,7 +59,7 @@ def _begin_alike(config: pytest.Config) -> None:
     cache = str(config._tmp_path_factory.mktemp("cache"))  # after a kill a later run of pytest removes it
     config.add_cleanup(lambda: shutil.rmtree(cache, ignore_errors=True))
     os.environ.update(SHOAL_CACHE=cache, TORCHINDUCTOR_CACHE_DIR=cache)
-    os.environ.update(TERM="dumb", OMP_NUM_THREADS="1", OMP_THREAD_LIMIT="1")
+    os.environ.update(TERM="dumb", OMP_NUM_THREADS="1")
 
 
 @pytest.fixture(scope="session")

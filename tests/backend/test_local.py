@@ -158,7 +158,6 @@ class TestWorkers:
     ) -> None:
         pytest.importorskip("torch")
         monkeypatch.setenv("PYTHONWARNINGS", "always")  # Python 3.12 warns of a fork of several threads
-        monkeypatch.delenv("OMP_THREAD_LIMIT")
         backend = Local(WorkerContext(tmp_path, b"", runner="torch_runner:run"))
         try:
             for name in ("first", "second"):
