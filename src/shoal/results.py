@@ -18,6 +18,7 @@ from shoal.report.optuna_study import optuna_study
 from shoal.report.ranking import front, nobody, ranked
 from shoal.report.rerun import Rerun, to_rerun
 from shoal.sources import edits
+from shoal.study import asking
 from shoal.worker.files import kept
 
 if TYPE_CHECKING:
@@ -188,6 +189,39 @@ class Study:
             raise ShoalError(f"no trial of the study in {self.directory} has failed, so none can be tried again")
         leave(self.directory, "retry", trials=asked)
         return asked
+
+    def pause(self, numbers: Iterable[int]) -> list[int]:
+        """Have trials wait until they are resumed: by the process that runs the study, or else once it is resumed.
+
+        A trial that is being trained leaves its job at the next step, with a checkpoint. Trials that can only be
+        compared with it wait for it. It stays paused when the study is stopped or killed and goes on.
+
+        Args:
+            numbers: of the trials.
+
+        Returns:
+            Their numbers.
+
+        Raises:
+            ShoalError: a number is no trial's, or of one that is over or paused already; or there is none.
+            JournalError: nothing can be asked of the study, as its directory cannot be written.
+        """
+        return asking.pause(self.directory, numbers)
+
+    def resume(self, numbers: Iterable[int]) -> list[int]:
+        """Let trials go on that were paused, where they left off.
+
+        Args:
+            numbers: of the trials.
+
+        Returns:
+            Their numbers.
+
+        Raises:
+            ShoalError: a number is no trial's, or of one that is over or not paused; or there is none.
+            JournalError: as of `pause`.
+        """
+        return asking.resume(self.directory, numbers)
 
     def rerun(self, number: int, devices: str | Sequence[str] | None = None) -> Rerun:
         """Train a trial again, alone, in this process, and compare its metrics with those recorded.

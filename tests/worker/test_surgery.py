@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
 from shoal.core.array import Array, FusionKey, Member
-from shoal.core.event import ArrayFailed, Reported, SignaturesFound
+from shoal.core.event import ArrayFailed, MembersLeft, Reported, SignaturesFound
 from shoal.core.job import Job, JobUpdate
 from shoal.core.trial import Report, Trial, TrialState
 from shoal.task import Task
@@ -300,7 +300,8 @@ def test_who_is_told_to_leave_reports_no_more_and_the_others_go_on(tmp_path: Pat
     ]
     (looked,) = [event for event in events if isinstance(event, SignaturesFound)]
     assert looked.keys.keys() == {3}
-    assert isinstance(events[0], SignaturesFound), "a look waits for no end of an epoch"
+    assert events[0] == MembersLeft("job", frozenset({1}))
+    assert isinstance(events[1], SignaturesFound), "a look waits for no end of an epoch"
 
 
 def test_a_job_that_all_have_left_is_over(tmp_path: Path) -> None:

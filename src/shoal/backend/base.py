@@ -10,6 +10,7 @@ from shoal.core.event import (
     Ended,
     Event,
     Heartbeat,
+    MembersLeft,
     MemoryMeasured,
     Outcome,
     PackSpeedMeasured,
@@ -27,6 +28,7 @@ __all__ = [
     "Event",
     "Heartbeat",
     "JobControl",
+    "MembersLeft",
     "MemoryMeasured",
     "Outcome",
     "PackSpeedMeasured",
@@ -44,7 +46,7 @@ Runner = Callable[[Job, Device, WorkerContext, JobControl], Iterator[Event]]
 It asks `orders.stopping()` between steps and, when that is true, checkpoints and returns. The back end adds `Ended`. It
 calls `orders.beat()` as long as it makes progress: one that stays silent for too long is killed, if it has a process of
 its own. It may look for `orders.changes()`; a member of theirs that it has not reported on when it returns counts as
-not trained.
+not trained. Of those that leave while it trains them it says `MembersLeft`; until then, or its end, it has them.
 """
 
 

@@ -45,6 +45,7 @@ from shoal.report.drawing import check_drawing
 from shoal.report.gantt import draw_gantt
 from shoal.report.grid import StudyGrid, grid_json, study_grid
 from shoal.report.heat_map import HeatMap
+from shoal.report.interventions import asked_text
 from shoal.report.ranking import front, nobody, ranked
 from shoal.report.snapshot import snapshot
 from shoal.report.table import best_table, snapshot_json, status_table, trial_json, trials_table
@@ -200,7 +201,8 @@ def status(
         grid = study_grid(journal.space, journal.trials(), journal.objectives[0])
     if axes is not None:
         grid = _projected(grid, axes)
-    again = sorted({number for each in pending(directory) for number in each.trials})
+    asked = pending(directory)
+    again = sorted({number for each in asked if each.verb == "retry" for number in each.trials})
     if as_json:
         print_json({"directory": str(directory), **snapshot_json(now), "retry": again, "grid": grid_json(grid)})
         return
@@ -209,6 +211,12 @@ def status(
     if shown.axes and (shown.has_results or axes is not None):
         typer.echo()
         print_table(HeatMap(shown, runs=now.pid is not None))
+    for each in asked:
+        if each.verb not in ("add", "remove", "retry"):
+            say(f"to be done: {asked_text(each.verb, each.trials)}")
+    if now.pid and now.at_rest:
+        remedy = command("trial resume", directory, *map(str, now.held))
+        say(f"all trials that are open are paused, so it waits; {remedy} lets them go on")
     if again:
         say(f"to be tried again: trials {numbers_text(again)}{'' if now.pid else f'; {_how_to_go_on(directory)}'}")
     elif now.pid is None and not now.finished:

@@ -1,5 +1,6 @@
-"""`shoal trial retry`: what users ask of single trials."""
+"""`shoal trial`: what users ask of single trials."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -12,6 +13,9 @@ from shoal.results import Study
 __all__ = ["app"]
 
 app = typer.Typer(no_args_is_help=True, context_settings={"help_option_names": ["-h", "--help"]})
+
+
+_Numbers = Annotated[list[int], typer.Argument(metavar="N...", help="Of trials.")]
 
 
 @app.callback()
@@ -34,6 +38,26 @@ def retry(
     if bool(numbers) == failed:
         raise typer.BadParameter("Name the trials, or all that failed with --failed.", param_hint="N")
     asked = Study(directory).retry(None if failed else numbers)
+    _say(directory, asked, "tried again", as_json)
+
+
+@app.command()
+def pause(directory: StudyDirectory, numbers: _Numbers, as_json: AsJson = False) -> None:
+    """Let trials wait until they are resumed; one that is trained leaves its job at the next step, saved.
+
+    Others that can only be compared with it wait for it. It stays paused when the study is stopped and goes on.
+    """
+    _say(directory, Study(directory).pause(numbers), "paused", as_json)
+
+
+@app.command()
+def resume(directory: StudyDirectory, numbers: _Numbers, as_json: AsJson = False) -> None:
+    """Let trials that were paused go on where they left off."""
+    _say(directory, Study(directory).resume(numbers), "resumed", as_json)
+
+
+def _say(directory: Path, asked: list[int], what: str, as_json: bool) -> None:
+    """Tell which trials it will be done with, and when."""
     with JournalView.read(directory) as journal:
         runs = journal.writer() is not None
     if as_json:
@@ -41,4 +65,4 @@ def retry(
         return
     named = f"trial{'s' if len(asked) > 1 else ''} {', '.join(map(str, asked))}"
     when = "now" if runs else f"when the study goes on: {command('resume', directory)}"
-    say(f"{named} will be tried again {when}")
+    say(f"{named} will be {what} {when}")

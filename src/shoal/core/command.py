@@ -23,6 +23,7 @@ __all__ = [
     "CopyCheckpoint",
     "Decided",
     "DevicesChanged",
+    "Intervened",
     "JobEnded",
     "JobJoined",
     "JobLeaving",
@@ -230,6 +231,25 @@ class Requeued:
 
 
 @dataclass(frozen=True)
+class Intervened:
+    """What came of the request of a user.
+
+    Args:
+        request: its name.
+        verb: what was to be done.
+        trials: numbers of those with which it was done.
+        text: what else is to be said of what was done.
+        refused: what was not done, and why, a line each.
+    """
+
+    request: str
+    verb: str
+    trials: tuple[int, ...] = ()
+    text: str = ""
+    refused: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class StoppedAlike:
     """The study ends since its first trials fail alike, which does not count against those that are still open."""
 
@@ -250,6 +270,7 @@ Record = (
     | DevicesChanged
     | StudyChanged
     | Requeued
+    | Intervened
     | StoppedAlike
 )
 

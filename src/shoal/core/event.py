@@ -14,6 +14,7 @@ __all__ = [
     "Ended",
     "Event",
     "Heartbeat",
+    "MembersLeft",
     "MemoryMeasured",
     "Outcome",
     "PackSpeedMeasured",
@@ -180,6 +181,19 @@ class ArrayFailed:
 
 
 @dataclass(frozen=True)
+class MembersLeft:
+    """Members that were told to leave a job have done so, saved; they report no more.
+
+    Args:
+        job: its id.
+        trials: numbers of those that it still trained.
+    """
+
+    job: str
+    trials: frozenset[int]
+
+
+@dataclass(frozen=True)
 class Heartbeat:
     """A job has made progress since it last said so; at most once a second.
 
@@ -201,4 +215,14 @@ class Ended:
     message: str = ""
 
 
-Event = Reported | SignaturesFound | Profiled | PackSpeedMeasured | MemoryMeasured | ArrayFailed | Heartbeat | Ended
+Event = (
+    Reported
+    | SignaturesFound
+    | Profiled
+    | PackSpeedMeasured
+    | MemoryMeasured
+    | ArrayFailed
+    | MembersLeft
+    | Heartbeat
+    | Ended
+)

@@ -1,11 +1,12 @@
 """What a person asks of a running study."""
 
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 __all__ = ["Request", "Verb"]
 
-Verb = Literal["add", "remove", "retry"]
+Verb = Literal["add", "remove", "retry", "pause", "resume"]
 
 
 @dataclass(frozen=True)
@@ -14,12 +15,14 @@ class Request:
 
     Args:
         name: no other request has it; names are in the order in which the requests were made.
-        verb: what is to be done: devices to be added or removed, trials to be tried again.
+        verb: what is to be done: devices to be added or removed, trials to be tried again, paused or resumed.
         devices: with which.
         trials: numbers of the trials.
+        given: what else it says, JSON values.
     """
 
     name: str
     verb: Verb
     devices: tuple[str, ...] = ()
     trials: tuple[int, ...] = ()
+    given: Mapping[str, Any] = field(default_factory=dict)

@@ -7,6 +7,7 @@ from shoal.core.command import (
     Asked,
     Decided,
     DevicesChanged,
+    Intervened,
     JobEnded,
     JobJoined,
     JobLeaving,
@@ -66,5 +67,7 @@ def _write(journal: Journal, record: Record) -> None:
             journal.put(record.key, record.value)
         case Requeued():
             journal.retry(record.trials, record.request)
+        case Intervened():
+            journal.intervened(record)
         case StoppedAlike():
             journal.stopped(record.cause)

@@ -9,10 +9,11 @@ import json
 import os
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Literal
+from types import MappingProxyType
+from typing import Any, Literal
 
 from shoal.core.errors import DeviceError, JournalError
 from shoal.core.request import Request, Verb
@@ -23,6 +24,8 @@ __all__ = ["answer", "ask", "carried_out", "leave", "pending"]
 
 _PAUSE_SECONDS = 0.05
 """Between two looks for an answer."""
+
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 def ask(
@@ -69,7 +72,14 @@ def ask(
     return list(said["devices"])
 
 
-def leave(directory: Path, verb: Verb, *, devices: Sequence[str] = (), trials: Sequence[int] = ()) -> Path:
+def leave(
+    directory: Path,
+    verb: Verb,
+    *,
+    devices: Sequence[str] = (),
+    trials: Sequence[int] = (),
+    given: Mapping[str, Any] = _NOTHING,
+) -> Path:
     """Have the process that runs a study, now or later, do something; nobody waits for it.
 
     Args:
@@ -77,6 +87,7 @@ def leave(directory: Path, verb: Verb, *, devices: Sequence[str] = (), trials: S
         verb: what is to be done.
         devices: with which.
         trials: numbers of the trials.
+        given: what else is to be said, JSON values.
 
     Returns:
         The file of the request, which is there wholly or not at all.
@@ -93,9 +104,10 @@ def leave(directory: Path, verb: Verb, *, devices: Sequence[str] = (), trials: S
         )
     name = f"{time.time_ns():020d}-{secrets.token_hex(4)}"
     partial = folder / f"{name}.partial"
+    said = {"verb": verb, "devices": devices, "trials": trials, "given": dict(given)}
     with translated(directory):
         folder.mkdir(exist_ok=True)
-        partial.write_text(json.dumps({"verb": verb, "devices": devices, "trials": trials}), encoding="utf-8")
+        partial.write_text(json.dumps(said), encoding="utf-8")
         return partial.rename(folder / f"{name}.request")
 
 
@@ -120,8 +132,8 @@ def pending(directory: Path) -> list[Request]:
         for name in sorted(name for name in names if name.endswith(".request")):
             with suppress(FileNotFoundError):  # withdrawn just now
                 said = json.loads((directory / "requests" / name).read_text(encoding="utf-8"))
-                asked = (tuple(said.get(key, ())) for key in ("devices", "trials"))
-                requests.append(Request(Path(name).stem, said["verb"], *asked))
+                devices, trials = (tuple(said.get(key, ())) for key in ("devices", "trials"))
+                requests.append(Request(Path(name).stem, said["verb"], devices, trials, said.get("given", {})))
     return requests
 
 

@@ -34,6 +34,7 @@ _JOB = (
 _LATELY = 500
 """So many of the last reports, of all jobs together, say how fast jobs are now."""
 _UNENDED = (TrialState.PENDING, TrialState.RUNNING)
+_OPEN = tuple(state for state in TrialState if not state.final)
 
 _WHOLE = ("number", "seed", "data_seed", "start", "epoch", "target", "failures", "seq", "trial", "pid", "epochs")
 _NUMBER = ("seconds", "started")
@@ -194,6 +195,18 @@ class JournalView:
     def failed(self) -> list[tuple[int, str]]:
         """Number of each trial that has failed for good, in order, and why."""
         return self._rows("SELECT number, reason FROM trials WHERE state = ? ORDER BY number", TrialState.FAILED)
+
+    def held(self) -> tuple[int, ...]:
+        """Numbers of the trials that a user has paused and that are not over, in order."""
+        numbers = self.study.get("held", ())
+        if not numbers:
+            return ()
+        rows = self._rows(
+            "SELECT number FROM trials WHERE number IN (SELECT value FROM json_each(?)) "
+            f"AND state IN ({', '.join('?' * len(_OPEN))}) ORDER BY number",
+            *(json.dumps(numbers), *_OPEN),
+        )
+        return tuple(number for (number,) in rows)
 
     def promises(self) -> dict[str, list[Promise]]:
         """Id of each job -> what it was promised, as that changed; the first when it started."""

@@ -11,6 +11,7 @@ from typing import Any, Self
 
 from shoal.core.array import Array
 from shoal.core.cause import Cause
+from shoal.core.command import Intervened
 from shoal.core.demand import Demand
 from shoal.core.device import Cluster
 from shoal.core.errors import AlgorithmError, JournalError
@@ -290,6 +291,18 @@ class Journal(JournalView):
                 [(TrialState.PENDING, epoch, number) for number, epoch in epochs.items()],
             )
         return epochs
+
+    def intervened(self, what: Intervened) -> None:
+        """A user has asked for something; `study["interventions"]` keeps what came of all that was, in order."""
+        entry = {
+            "time": self._clock(),
+            "request": what.request,
+            "verb": what.verb,
+            "trials": what.trials,
+            "text": storable(what.text),
+            "refused": [storable(line) for line in what.refused],
+        }
+        self.put("interventions", [*self.study.get("interventions", []), entry])
 
     def waiting_reasons(self, reasons: Mapping[int, str]) -> None:
         """Why trials wait: all that do, each time; only what has changed is written.

@@ -10,6 +10,7 @@ from shoal.core.trial import Config, TrialState
 from shoal.journal.rows import DeviceRow, JobRow, TrialRow
 from shoal.journal.view import JournalView
 from shoal.report.edits import Edited, edited
+from shoal.report.interventions import Intervention, interventions
 from shoal.report.ranking import all_nan, front, ranked, values
 
 __all__ = ["Best", "DeviceUse", "Failing", "JobUse", "Snapshot", "snapshot"]
@@ -119,6 +120,8 @@ class Snapshot:
         unit: what epochs are: "epochs", or "reports" of programs.
         all_nan: no trial is the best since a metric was never a number.
         note: what is unusual in the task, in words; "" if nothing is known to be.
+        interventions: what users asked for, in order, and what came of it.
+        held: numbers of the open trials that a user has paused.
     """
 
     metric: str | tuple[str, ...]
@@ -144,6 +147,14 @@ class Snapshot:
     unit: str = "epochs"
     all_nan: bool = False
     note: str = ""
+    interventions: tuple[Intervention, ...] = ()
+    held: tuple[int, ...] = ()
+
+    @property
+    def at_rest(self) -> bool:
+        """Whether nothing goes on before a user resumes trials that are paused."""
+        waiting = {number for numbers in self.waiting.values() for number in numbers}
+        return bool(waiting) and not self.states[TrialState.RUNNING] and waiting <= set(self.held)
 
     @property
     def epochs_total(self) -> int:
@@ -223,6 +234,8 @@ def snapshot(journal: JournalView, now: float, *, starting: bool = False) -> Sna
         unit="reports" if journal.study.get("opaque") else "epochs",
         all_nan=best is None and done > 0 and all_nan(journal.trials(), goals) is not None,
         note=journal.study.get("note", ""),
+        interventions=interventions(journal.study),
+        held=journal.held(),
     )
     left = None if pid is None else _seconds_left(done - run.epochs, seen.epochs_total - done, elapsed)
     return replace(seen, seconds_left=left)

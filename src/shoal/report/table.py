@@ -24,6 +24,7 @@ from shoal.report.device_text import (
     unmeasured_lines,
 )
 from shoal.report.edits import edited_json
+from shoal.report.interventions import intervention_json, intervention_text
 from shoal.report.ranking import front, ranked
 from shoal.report.snapshot import Best, Snapshot
 from shoal.report.text import (
@@ -49,6 +50,8 @@ _COLOURS = {
 }
 _BAR_WIDTH = 30
 _REASONS = 4
+_ASKED = 3
+"""So many interventions of users are shown, the newest."""
 _FIRST = 3
 """So many trials that wait for one reason are named."""
 
@@ -142,6 +145,8 @@ def status_table(snapshot: Snapshot) -> Table:
         table.add_row("note", Text(shown(snapshot.note), style="yellow"))
     for place, edit in enumerate(snapshot.edits):
         table.add_row("" if place else "task", Text(shown(edited_text(edit))))
+    for place, each in enumerate(snapshot.interventions[-_ASKED:]):
+        table.add_row("" if place else "asked", Text(shown(intervention_text(each))))
     for place, line in enumerate(best_texts(snapshot)):
         table.add_row("" if place else "best", Text(line))
     for use in snapshot.devices:
@@ -194,6 +199,8 @@ def snapshot_json(snapshot: Snapshot) -> dict[str, Any]:
         "causes": [cause_json(cause) for cause in snapshot.causes],
         "note": snapshot.note,
         "edits": [edited_json(edit) for edit in snapshot.edits],
+        "interventions": [intervention_json(each) for each in snapshot.interventions],
+        "paused": list(snapshot.held),
         "failing": [failing_json(failing) for failing in snapshot.failing],
         "unmeasured": [cause_json(cause) for cause in snapshot.unmeasured],
         "devices": [device_json(use) for use in snapshot.devices],

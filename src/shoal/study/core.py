@@ -7,6 +7,7 @@ from shoal.core.errors import ShoalError
 from shoal.core.event import (
     ArrayFailed,
     Ended,
+    MembersLeft,
     MemoryMeasured,
     PackSpeedMeasured,
     Profiled,
@@ -19,6 +20,7 @@ from shoal.core.trial import Decision, TrialGroup, TrialState
 from shoal.study.devices import DevicesSeen
 from shoal.study.event import Due, Event, TrialFailed, WindUp
 from shoal.study.failures import drop, end
+from shoal.study.interventions import intervene, let_go, release
 from shoal.study.planning import ask, check_alive, place, survey
 from shoal.study.reports import learn, observe, report, settle
 from shoal.study.state import Given, StudyState
@@ -79,6 +81,7 @@ class StudyCore:
         state.step = Step()
         retried = {int(number) for number in study.get("retried", {}).get("after", {})}
         state.trials.retried, state.trials.tried = retried, set(study.get("tried", ()))
+        state.trials.held = set(study.get("held", ()))
         for standing in standings:
             state.trials.restore(standing)
         paused = [x.number for x in state.trials if x.number in retried and x.state is TrialState.PAUSED]
@@ -108,8 +111,10 @@ def _act(state: StudyState, event: Event, now: float) -> None:
             devices.see(event, step)
         case Request(verb="retry"):
             _retry(state, event)
-        case Request():
+        case Request(verb="add" | "remove"):
             devices.change(event, state.given.study.get("fleet", {}).get("request"), step)
+        case Request():
+            intervene(state, event)
         case TrialFailed():
             observe(state, "", [state.trials[event.trial].failed(event.reason)])
         case _:
@@ -129,6 +134,8 @@ def _hear(state: StudyState, event: JobEvent, now: float) -> None:
             learn(state, event)
         case ArrayFailed():
             drop(state, event)
+        case MembersLeft():
+            let_go(state, event)
         case Ended():
             end(state, event, now)
 
@@ -138,6 +145,7 @@ def _retry(state: StudyState, request: Request) -> None:
     if request.name != state.given.study.get("retried", {}).get("request"):
         failed = [x for number in sorted(request.trials) if (x := state.trials.get(number)) and x.has_failed]
         state.step.record(Requeued(request.name, tuple(x.number for x in failed)))
+        release(state, {x.number for x in failed})
         for standing in failed:
             state.trials.try_again(standing)
             state.step.command(CopyCheckpoint(standing.trial))

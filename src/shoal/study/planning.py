@@ -83,13 +83,14 @@ def place(state: StudyState, now: float) -> None:
     cluster = state.interference.cluster(state.fleet.cluster)
     looked_at = any(device.healthy for _, device in cluster)
     why = "its model has to be looked at first" if looked_at else no_device(cluster)
-    reasons = {x.number: why for x in unknown}
+    held = {x.number: f"paused by a user{_company(state, x)}" for x in state.trials.held_back()}
+    reasons = {**held, **{x.number: why for x in unknown}}
     if any(x.number in asked for x in unknown):
         reasons |= {x.number: "waits for those whose models are looked at" for x in waiting}
         _explain(state, reasons)
         state.placed = None
         return
-    situation = _situation(state, everyone, cluster)
+    situation = _situation(state, everyone, cluster), held
     if situation == state.placed and now < min(state.placed_at + REPLAN_SECONDS, state.planner.wake):
         return
     placement = _plan(state, state.planner, cluster, now)
@@ -102,6 +103,18 @@ def place(state: StudyState, now: float) -> None:
     _start(state, placement.starts)
     for job, arrays in placement.joins.items():
         _let_join(state, job, arrays)
+
+
+def _company(state: StudyState, held: TrialRecord) -> str:
+    """Who cannot go on before a paused trial has got as far, in words; "" if nobody is known to wait for it."""
+    group = state.tracker.group(held.member)
+    if group is None or not group.epochs_ahead:
+        return ""
+    others = [state.trials.get(trial.number) for trial in group.trials]
+    waiting = sum(x is not None and x.state is TrialState.PAUSED and x.target == held.target for x in others)
+    if not waiting:
+        return ""
+    return f"; {waiting} {'trial waits' if waiting == 1 else 'trials wait'} for it at epoch {held.target}"
 
 
 def _explain(state: StudyState, reasons: Mapping[int, str]) -> None:
@@ -175,6 +188,8 @@ def check_alive(state: StudyState, now: float) -> None:
     if state.running or state.finished or state.planner.sleeps:
         return
     if not state.trials.has_waiting():
+        if state.trials.held_back():
+            return
         raise AlgorithmError(f"{state.given.algorithm!r} neither proposes trials nor has finished")
     if state.fleet.emptied:
         return

@@ -69,6 +69,8 @@ class TrialTable:
         """Numbers of trials that are or were tried again after they had failed: no algorithm decides about them."""
         self.tried: set[int] = set()
         """Numbers of trials that earlier runs ended on, as they failed alike: others come before them."""
+        self.held: set[int] = set()
+        """Numbers of trials that a user has paused: they are not trained until they are resumed."""
         self._all: dict[int, TrialRecord] = {}
         self._waiting: set[int] = set()
         self._by_job: dict[str, set[int]] = {}
@@ -180,12 +182,16 @@ class TrialTable:
         return any(not self._all[number].state.final for number in self.retried)
 
     def has_waiting(self) -> bool:
-        """Whether any trial waits to be trained."""
-        return bool(self._waiting)
+        """Whether any trial waits to be trained that may be."""
+        return len(self._waiting) > len(self._waiting & self.held)
+
+    def held_back(self) -> list[TrialRecord]:
+        """The trials that only wait since a user has paused them, by number."""
+        return [self._all[number] for number in sorted(self._waiting & self.held)]
 
     def waiting(self) -> list[TrialRecord]:
-        """The trials that wait: those that failed last, else in the order of their numbers."""
-        waiting = map(self._all.__getitem__, self._waiting)
+        """The trials that wait to be trained and may be: those that failed last, else in the order of their numbers."""
+        waiting = map(self._all.__getitem__, self._waiting - self.held)
         return sorted(waiting, key=lambda x: (x.failures, x.number in self.tried, x.number))
 
 

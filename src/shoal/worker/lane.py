@@ -158,15 +158,18 @@ class Lane:
         finally:
             self._spent += time.perf_counter() - self._began
 
-    def leave(self, numbers: AbstractSet[int]) -> None:
-        """Let go who is to leave, saved."""
-        self._joining = [member for member in self._joining if member.trial.number not in numbers]
+    def leave(self, numbers: AbstractSet[int]) -> set[int]:
+        """Let go who is to leave, saved; returns the numbers of those that were here."""
+        gone = {member.trial.number for member in self._joining} & numbers
+        self._joining = [member for member in self._joining if member.trial.number not in gone]
         leaving = [learner for learner in self._learners if learner.trial.number in numbers]
         if leaving:
             self._write_down()
         for learner in leaving:
             self._save_one(learner)
             self._let_go(learner)
+            gone.add(learner.trial.number)
+        return gone
 
     def join(self, members: Iterable[Member]) -> None:
         """Let others come in at the end of the epoch."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from torch import nn
 
 from shoal.core.array import Array
-from shoal.core.event import ArrayFailed, Event, Outcome, PackSpeedMeasured, SignaturesFound
+from shoal.core.event import ArrayFailed, Event, MembersLeft, Outcome, PackSpeedMeasured, SignaturesFound
 from shoal.core.job import Job, log_path
 from shoal.pack.lanes import Failure
 from shoal.pack.memory import give_back
@@ -116,8 +116,8 @@ class Trainer:
     def _hear(self) -> Iterator[Event]:
         """Let trials go that are to leave, bring those in that are to join, look at those that are to be looked at."""
         for change in self._orders.changes():
-            for lane in self._lanes:
-                lane.leave(change.leave)
+            if gone := frozenset[int]().union(*(lane.leave(change.leave) for lane in self._lanes)):
+                yield MembersLeft(self._job.id, gone)
             for array in change.join:
                 self._let_in(array)
             if change.look:

@@ -1,0 +1,101 @@
+"""What people ask of the trials of a running study."""
+
+from collections.abc import Callable, Mapping, Set
+
+from shoal.core.command import AnswerRequest, ArrayLeft, Intervened, StopJob, StudyChanged, UpdateJob
+from shoal.core.event import MembersLeft
+from shoal.core.job import JobUpdate
+from shoal.core.request import Request
+from shoal.core.trial import TrialState
+from shoal.study.state import StudyState
+from shoal.study.trials import TrialRecord
+
+__all__ = ["intervene", "let_go", "release"]
+
+PAUSED = "paused by a user"
+
+
+def intervene(state: StudyState, request: Request) -> None:
+    """Do what a user asks, as far as it makes sense by now, and note what came of it.
+
+    What was recorded before a kill is not done twice.
+    """
+    done = state.given.study.get("interventions", ())
+    if not any(entry["request"] == request.name for entry in done):
+        state.step.record(_VERBS[request.verb](state, request))
+    state.step.command(AnswerRequest(request.name))
+
+
+def release(state: StudyState, numbers: Set[int]) -> None:
+    """Trials are not paused any more."""
+    if state.trials.held & numbers:
+        state.trials.held -= numbers
+        state.step.record(StudyChanged("held", sorted(state.trials.held)))
+
+
+def let_go(state: StudyState, left: MembersLeft) -> None:
+    """Members that were told to leave a job have done so; those that are not over wait, or wait again by now."""
+    numbers = state.trials.wait_again(left.job, left.trials, failed=False)
+    if numbers:
+        state.step.record(ArrayLeft(left.job, frozenset(numbers), PAUSED, failed=False))
+
+
+def _pause(state: StudyState, request: Request) -> Intervened:
+    trials, refused = _sorted_out(state, request, _not_to_be_paused)
+    if trials:
+        state.trials.held |= {x.number for x in trials}
+        state.step.record(StudyChanged("held", sorted(state.trials.held)))
+    _leave(state, trials)
+    return Intervened(request.name, request.verb, tuple(x.number for x in trials), refused=refused)
+
+
+def _resume(state: StudyState, request: Request) -> Intervened:
+    trials, refused = _sorted_out(state, request, _not_to_be_resumed)
+    release(state, {x.number for x in trials})
+    return Intervened(request.name, request.verb, tuple(x.number for x in trials), refused=refused)
+
+
+def _sorted_out(
+    state: StudyState, request: Request, fault: Callable[[StudyState, TrialRecord], str]
+) -> tuple[list[TrialRecord], tuple[str, ...]]:
+    """The trials of a request with which it can be done, and in words why it cannot with the others."""
+    trials, refused = [], []
+    for number in sorted(set(request.trials)):
+        standing = state.trials.get(number)
+        why = f"there is no trial {number}" if standing is None else fault(state, standing)
+        if standing is None or why:
+            refused.append(why)
+        else:
+            trials.append(standing)
+    return trials, tuple(refused)
+
+
+def _not_to_be_paused(state: StudyState, standing: TrialRecord) -> str:
+    if standing.state.final:
+        return f"trial {standing.number} is over, {standing.state}"
+    return f"trial {standing.number} is paused already" if standing.number in state.trials.held else ""
+
+
+def _not_to_be_resumed(state: StudyState, standing: TrialRecord) -> str:
+    if standing.state.final:
+        return f"trial {standing.number} is over, {standing.state}"
+    return "" if standing.number in state.trials.held else f"trial {standing.number} is not paused"
+
+
+def _leave(state: StudyState, trials: list[TrialRecord]) -> None:
+    """Have trials leave their jobs, saved. A job that trains nobody else then, or cannot be changed, stops."""
+    held = state.trials.held
+    leaving: dict[str, set[int]] = {}
+    for standing in trials:
+        if standing.state is TrialState.RUNNING:
+            leaving.setdefault(standing.job, set()).add(standing.number)
+    for job, numbers in leaving.items():
+        members = {member.trial.number for member in state.trials.present(state.running[job][0]).members}
+        if state.given.elastic and members - held:
+            state.step.command(UpdateJob(job, JobUpdate(leave=frozenset(numbers))))
+        else:
+            state.step.command(StopJob(job))
+
+
+_VERBS: Mapping[str, Callable[[StudyState, Request], Intervened]] = {"pause": _pause, "resume": _resume}
+"""What each verb does; it is returned what came of it."""

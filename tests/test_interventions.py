@@ -1,0 +1,276 @@
+"""People intervene in a study that runs: scripted, on one device."""
+
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_engine import (
+    MAKERS,
+    Killed,
+    Rigid,
+    Scripted,
+    Stage,
+    backend,
+    four,
+    nothing,
+    run_with_kills,
+    side_by_side,
+)
+
+from shoal.backend.base import Event, MembersLeft
+from shoal.core.errors import ShoalError
+from shoal.core.job import JobUpdate, Purpose
+from shoal.core.trial import TrialState
+from shoal.journal.requests import leave
+from shoal.journal.rows import TrialRow
+from shoal.journal.view import JournalView
+from shoal.report.interventions import Intervention, interventions
+from shoal.results import Study
+
+Then = tuple[Callable[[Sequence[TrialRow]], bool], Callable[[Study], object]]
+"""When something is to be asked, by the trials as they are then; and what."""
+
+
+@dataclass
+class Asking(Scripted):
+    """A back end during whose polls people ask for something; members that leave a job say so.
+
+    Args:
+        directory: of the study.
+        asks: what they ask, in turn.
+    """
+
+    directory: Path = Path()
+    asks: list[Then] = field(default_factory=list)
+    seen: list[str] = field(default_factory=list)
+
+    def poll(self, timeout: float) -> list[Event]:
+        study = Study(self.directory)
+        rows = study.trials
+        self.seen += [row.reason for row in rows if row.reason and row.reason not in self.seen]
+        if self.asks and self.asks[0][0](rows):
+            self.asks.pop(0)[1](study)
+        return super().poll(timeout)
+
+    def change(self, job: str, change: JobUpdate) -> None:
+        super().change(job, change)
+        if change.leave and self._events[job]:
+            self._events[job].insert(0, MembersLeft(job, change.leave))
+
+
+def asking(stage: Stage, *asks: Then, make: type[Asking] = Asking) -> Asking:
+    return make(side_by_side, at_once=False, on_start=nothing, directory=stage.directory, asks=list(asks))
+
+
+def reached(number: int, epoch: int) -> Callable[[Sequence[TrialRow]], bool]:
+    return lambda rows: any(row.number == number and row.epoch >= epoch for row in rows)
+
+
+def nothing_runs(rows: Sequence[TrialRow]) -> bool:
+    return TrialState.RUNNING not in {row.state for row in rows}
+
+
+def complete(count: int) -> Callable[[Sequence[TrialRow]], bool]:
+    return lambda rows: [row.state for row in rows].count(TrialState.COMPLETE) == count
+
+
+def at_once(rows: Sequence[TrialRow]) -> bool:
+    return bool(rows)
+
+
+def die(study: Study) -> None:
+    raise Killed
+
+
+def noted(stage: Stage) -> list[tuple[str, tuple[int, ...], tuple[str, ...]]]:
+    """Verb, trials and refusals of all that was asked for."""
+    with JournalView.read(stage.directory) as journal:
+        return [(each.verb, each.trials, each.refused) for each in interventions(journal.study)]
+
+
+def undisturbed(tmp_path: Path, make: Callable[[Path], Stage]) -> list[tuple[object, ...]]:
+    stage = make(tmp_path / "undisturbed")
+    stage.run(backend(side_by_side))
+    return stage.outcome()
+
+
+@pytest.mark.parametrize("numbers", [[2], [1, 3], [0, 1, 2, 3]], ids=["one", "two", "all of a job"])
+def test_a_trial_that_is_paused_leaves_its_job_and_goes_on_where_it_was(numbers: list[int], tmp_path: Path) -> None:
+    stage = four(tmp_path / "study")
+    carrier = asking(
+        stage,
+        (reached(2, 1), lambda study: study.pause(numbers)),
+        (nothing_runs, lambda study: study.resume(numbers)),
+    )
+    stage.run(carrier)
+    assert stage.outcome() == undisturbed(tmp_path, four)
+    assert "paused by a user" in carrier.seen
+    first, *later = carrier.trained()
+    assert [member.trial.number for member in first] == [0, 1, 2, 3]
+    assert {(m.trial.number, m.start) for job in later for m in job} == {(number, 1) for number in numbers}
+    left = [change.leave for _, change in carrier.changes if change.leave]
+    ends = [outcome for purpose, outcome in stage.jobs() if purpose == "train"]
+    whole = len(numbers) == 4
+    assert (left, ends) == ([] if whole else [frozenset(numbers)], ["stopped" if whole else "finished", "finished"])
+    assert noted(stage) == [("pause", tuple(numbers), ()), ("resume", tuple(numbers), ())]
+    assert not list((stage.directory / "requests").iterdir())
+
+
+def test_a_paused_trial_survives_a_kill_and_waits_in_the_next_run(tmp_path: Path) -> None:
+    stage = four(tmp_path / "study")
+    with pytest.raises(Killed):
+        stage.run(asking(stage, (reached(3, 1), lambda study: study.pause([2])), (nothing_runs, die)))
+    assert stage.outcome()[2][2:4] == (TrialState.PENDING, 1)
+    with pytest.raises(Killed):
+        stage.run(asking(stage, (lambda rows: rows[2].reason == "paused by a user" and nothing_runs(rows), die)))
+    carrier = asking(stage, (nothing_runs, lambda study: study.resume([2])))
+    stage.run(carrier)
+    assert stage.outcome() == undisturbed(tmp_path, four)
+    assert [[m.trial.number for m in job] for job in carrier.trained()] == [[2]]
+
+
+def test_a_back_end_that_cannot_change_jobs_stops_the_one_of_a_paused_trial(tmp_path: Path) -> None:
+    class Stiff(Asking, Rigid):
+        """Both."""
+
+        change = Rigid.change
+
+    stage = four(tmp_path / "study")
+    carrier = asking(
+        stage,
+        (reached(3, 1), lambda study: study.pause([2])),
+        (complete(3), lambda study: study.resume([2])),
+        make=Stiff,
+    )
+    stage.run(carrier)
+    assert stage.outcome() == undisturbed(tmp_path, four)
+    assert [outcome for _, outcome in stage.jobs()].count("stopped") == 1
+
+
+def test_trials_of_a_rung_wait_for_one_that_is_paused_and_its_reason_says_so(tmp_path: Path) -> None:
+    stage = Stage(tmp_path / "study")
+    carrier = asking(
+        stage,
+        (lambda rows: TrialState.RUNNING in {row.state for row in rows}, lambda study: study.pause([4])),
+        (nothing_runs, lambda study: study.resume([4])),
+    )
+    stage.run(carrier)
+    assert stage.outcome() == undisturbed(tmp_path, Stage)
+    assert "paused by a user; 8 trials wait for it at epoch 1" in carrier.seen
+
+
+def test_a_trial_that_is_resumed_before_it_has_left_waits_for_that(tmp_path: Path) -> None:
+    """Nobody trains it twice at a time."""
+    stage = four(tmp_path / "study")
+    both: list[object] = []
+
+    def pause_and_resume(study: Study) -> None:
+        both.extend([study.pause([2]), study.resume([2])])
+
+    carrier = asking(stage, (reached(3, 1), pause_and_resume))
+    stage.run(carrier)
+    assert both == [[2], [2]]
+    assert stage.outcome() == undisturbed(tmp_path, four)
+    trained = [(m.trial.number, m.start) for job in carrier.trained() for m in job]
+    joined = [(m.trial.number, m.start) for _, change in carrier.changes for a in change.join for m in a.members]
+    assert sorted(trained + joined) == [(0, 0), (1, 0), (2, 0), (2, 1), (3, 0)]
+
+
+@pytest.mark.parametrize("method", ["intervened", "dropped", "decided", "job_started"])
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("make", [MAKERS["hyperband"], MAKERS["asha"]], ids=["hyperband", "asha"])
+def test_a_kill_while_trials_are_paused_and_resumed_changes_nothing(
+    make: Callable[[], Any], method: str, when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage = Stage(tmp_path / "study", make)
+    asks: list[Then] = [
+        (reached(1, 1), lambda study: study.pause([0, 2])),
+        (lambda rows: TrialState.RUNNING not in {rows[0].state, rows[2].state}, lambda study: study.resume([0, 2])),
+    ]
+
+    def run() -> None:
+        stage.run(Asking(side_by_side, at_once=False, on_start=nothing, directory=stage.directory, asks=asks))
+
+    assert run_with_kills(method, when, run, monkeypatch) or method == "dropped"
+    assert not asks
+    assert stage.outcome() == undisturbed(tmp_path, lambda place: Stage(place, make))
+    assert [verb for verb, _, _ in noted(stage)] == ["pause", "resume"], "each is done once"
+
+
+def test_two_people_at_once_are_both_noted_in_order_and_what_makes_no_sense_is_refused_there(tmp_path: Path) -> None:
+    stage = four(tmp_path / "study")
+
+    def two(study: Study) -> None:
+        for trials in ([1, 2], [2, 9]):
+            leave(study.directory, "pause", trials=trials)
+        leave(study.directory, "resume", trials=[1, 2, 3])
+
+    stage.run(asking(stage, (at_once, two)))
+    assert noted(stage) == [
+        ("pause", (1, 2), ()),
+        ("pause", (), ("trial 2 is paused already", "there is no trial 9")),
+        ("resume", (1, 2), ("trial 3 is not paused",)),
+    ]
+    leave(stage.directory, "pause", trials=[0])
+    stage.run(backend())
+    assert noted(stage)[-1] == ("pause", (), ("trial 0 is over, complete",))
+    assert stage.outcome() == undisturbed(tmp_path, four)
+
+
+def half_way(tmp_path: Path) -> Stage:
+    """A study that was killed when its four trials had one epoch."""
+    stage = four(tmp_path / "study")
+    with pytest.raises(Killed):
+        stage.run(asking(stage, (reached(3, 1), die)))
+    return stage
+
+
+def test_what_is_asked_while_nobody_runs_the_study_is_done_when_it_goes_on(tmp_path: Path) -> None:
+    stage = half_way(tmp_path)
+    study = Study(stage.directory)
+    assert study.pause([1, 2, 2]) == [1, 2]
+    with pytest.raises(ShoalError, match=r"trial 1 of the study in .* is paused already"):
+        study.pause([1])
+    study.resume([1])
+    carrier = asking(stage, (complete(3), lambda study: study.resume([2])))
+    stage.run(carrier)
+    assert [[m.trial.number for m in job] for job in carrier.trained()] == [[0, 1, 3], [2]]
+    assert stage.outcome() == undisturbed(tmp_path, four)
+
+
+@pytest.mark.parametrize(
+    ("verb", "numbers", "words"),
+    [
+        ("pause", [], "no trial of the study in .* is named; name at least one"),
+        ("pause", [9], "has no trial 9; its trials are 0-3"),
+        ("pause", [0, -1], "has no trial -1"),
+        ("resume", [0], "trial 0 of the study in .* is not paused"),
+        ("resume", [7], "has no trial 7"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_in_words(verb: str, numbers: list[int], words: str, tmp_path: Path) -> None:
+    stage = half_way(tmp_path)
+    with pytest.raises(ShoalError, match=words):
+        getattr(Study(stage.directory), verb)(numbers)
+    assert not (stage.directory / "requests").exists()
+
+
+def test_a_trial_that_is_over_is_neither_paused_nor_resumed(tmp_path: Path) -> None:
+    stage = four(tmp_path / "study")
+    stage.run(backend())
+    for verb in ("pause", "resume"):
+        with pytest.raises(ShoalError, match=r"trial 1 of the study in .* is over: it is complete"):
+            getattr(Study(stage.directory), verb)([1])
+
+
+def test_interventions_are_kept_with_their_time(tmp_path: Path) -> None:
+    stage = half_way(tmp_path)
+    leave(stage.directory, "resume", trials=[0])
+    stage.run(backend())
+    with closing(stage.open()) as journal:
+        (only,) = interventions(journal.study)
+        assert only == Intervention(only.time, "resume", (), "", ("trial 0 is not paused",))
+        assert [job.purpose for job in journal.jobs()].count(Purpose.TRAIN) == 2
