@@ -249,6 +249,7 @@ def test_what_is_asked_while_nobody_runs_the_study_is_done_when_it_goes_on(tmp_p
         ("pause", [0, -1], "has no trial -1"),
         ("resume", [0], "trial 0 of the study in .* is not paused"),
         ("resume", [7], "has no trial 7"),
+        ("stop", [7], "has no trial 7"),
     ],
 )
 def test_what_cannot_be_done_is_refused_in_words(verb: str, numbers: list[int], words: str, tmp_path: Path) -> None:
@@ -258,10 +259,10 @@ def test_what_cannot_be_done_is_refused_in_words(verb: str, numbers: list[int], 
     assert not (stage.directory / "requests").exists()
 
 
-def test_a_trial_that_is_over_is_neither_paused_nor_resumed(tmp_path: Path) -> None:
+def test_a_trial_that_is_over_is_neither_paused_nor_resumed_nor_stopped(tmp_path: Path) -> None:
     stage = four(tmp_path / "study")
     stage.run(backend())
-    for verb in ("pause", "resume"):
+    for verb in ("pause", "resume", "stop"):
         with pytest.raises(ShoalError, match=r"trial 1 of the study in .* is over: it is complete"):
             getattr(Study(stage.directory), verb)([1])
 
@@ -274,3 +275,87 @@ def test_interventions_are_kept_with_their_time(tmp_path: Path) -> None:
         (only,) = interventions(journal.study)
         assert only == Intervention(only.time, "resume", (), "", ("trial 0 is not paused",))
         assert [job.purpose for job in journal.jobs()].count(Purpose.TRAIN) == 2
+
+
+def stopped_as(stage: Stage, *numbers: int) -> set[tuple[TrialState, str]]:
+    with closing(stage.open()) as journal:
+        return {(row.state, row.reason) for row in journal.trials() if row.number in numbers}
+
+
+STOPPING = {name: MAKERS[name] for name in ("hyperband", "asha", "asha, stopping", "median", "optuna")}
+
+
+@pytest.mark.parametrize("make", STOPPING.values(), ids=STOPPING)
+@pytest.mark.parametrize("epoch", [0, 1], ids=["new", "has reported"])
+def test_a_trial_that_is_stopped_is_over_and_its_algorithm_goes_on(
+    make: Callable[[], Any], epoch: int, tmp_path: Path
+) -> None:
+    stage = Stage(tmp_path / "study", make)
+    carrier = asking(stage, (reached(0, epoch), lambda study: study.stop([2])))
+    stage.run(carrier)
+    assert stopped_as(stage, 2) == {(TrialState.STOPPED, "stopped by a user")}
+    assert all(row[2].final for row in stage.outcome())
+    before = stage.outcome()
+    stage.run(backend())  # a replay proposes what was proposed
+    assert stage.outcome() == before
+    assert noted(stage) == [("stop", (2,), ())]
+
+
+def test_a_stopped_trial_leaves_its_job_and_what_it_reported_counts(tmp_path: Path) -> None:
+    stage = four(tmp_path / "study")
+    carrier = asking(stage, (reached(2, 1), lambda study: study.stop([0])))
+    stage.run(carrier)
+    assert [change.leave for _, change in carrier.changes] == [frozenset({0})]
+    assert [row[2:4] for row in stage.outcome()] == [(TrialState.STOPPED, 1)] + [(TrialState.COMPLETE, 2)] * 3
+    assert {row[0]: row[4] for row in stage.outcome()}[0] == {"loss": 1.0}
+    assert Study(stage.directory).best_trial.number == 0
+
+
+def test_a_paused_trial_may_be_stopped_and_a_rung_does_not_wait_for_it(tmp_path: Path) -> None:
+    stage = Stage(tmp_path / "study")
+    stage.run(
+        asking(
+            stage,
+            (lambda rows: TrialState.RUNNING in {row.state for row in rows}, lambda study: study.pause([1, 2])),
+            (lambda rows: any("wait for it" in row.reason for row in rows), lambda study: study.stop([1, 2])),
+        )
+    )
+    assert stopped_as(stage, 1, 2) == {(TrialState.STOPPED, "stopped by a user")}
+    assert [row[2] for row in stage.outcome()].count(TrialState.COMPLETE) == 1
+
+
+@pytest.mark.parametrize("make", [MAKERS["hyperband"], MAKERS["asha"]], ids=["hyperband", "asha"])
+def test_a_trial_stopped_at_the_end_of_its_budget_is_not_trained_when_its_algorithm_chooses_it(
+    make: Callable[[], Any], tmp_path: Path
+) -> None:
+    """All of the first rung are stopped that have reached its end, so whoever is chosen next is one of them."""
+
+    def stop_all(study: Study) -> None:
+        study.stop([row.number for row in study.trials if row.state is TrialState.PAUSED])
+
+    stage = Stage(tmp_path / "study", make)
+    carrier = asking(stage, (lambda rows: [row.state for row in rows].count(TrialState.PAUSED) == 2, stop_all))
+    stage.run(carrier)
+    ((_, numbers, _),) = noted(stage)
+    assert len(numbers) >= 2
+    assert [row[2:4] for row in stage.outcome() if row[0] in numbers] == [(TrialState.STOPPED, 1)] * len(numbers)
+    assert all(row[2].final for row in stage.outcome())
+    before = stage.outcome()
+    stage.run(backend())
+    assert stage.outcome() == before
+
+
+@pytest.mark.parametrize("method", ["intervened", "overruled", "asked", "reported", "job_ended"])
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_kill_while_trials_are_stopped_changes_nothing(
+    method: str, when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stages = [Stage(tmp_path / name, MAKERS["hyperband"]) for name in ("undisturbed", "study")]
+    for stage in stages:
+        with pytest.raises(Killed):
+            stage.run(asking(stage, (reached(1, 1), die)))
+        Study(stage.directory).stop([1, 4])
+    stages[0].run(backend())
+    assert run_with_kills(method, when, lambda: stages[1].run(backend()), monkeypatch)
+    assert stages[1].outcome() == stages[0].outcome()
+    assert noted(stages[1]) == [("stop", (1, 4), ())]

@@ -223,6 +223,24 @@ class Study:
         """
         return asking.resume(self.directory, numbers)
 
+    def stop(self, numbers: Iterable[int]) -> list[int]:
+        """End trials for good: by the process that runs the study, or else once it is resumed.
+
+        They are STOPPED, and what they have reported counts. The algorithm goes on as if they had failed: no rung waits
+        for them.
+
+        Args:
+            numbers: of the trials.
+
+        Returns:
+            Their numbers.
+
+        Raises:
+            ShoalError: a number is no trial's, or of one that is over; or there is none.
+            JournalError: as of `pause`.
+        """
+        return asking.stop(self.directory, numbers)
+
     def rerun(self, number: int, devices: str | Sequence[str] | None = None) -> Rerun:
         """Train a trial again, alone, in this process, and compare its metrics with those recorded.
 

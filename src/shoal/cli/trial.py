@@ -56,6 +56,12 @@ def resume(directory: StudyDirectory, numbers: _Numbers, as_json: AsJson = False
     _say(directory, Study(directory).resume(numbers), "resumed", as_json)
 
 
+@app.command()
+def stop(directory: StudyDirectory, numbers: _Numbers, as_json: AsJson = False) -> None:
+    """End trials for good; what they have reported counts, and the algorithm goes on as if they had failed."""
+    _say(directory, Study(directory).stop(numbers), "stopped", as_json)
+
+
 def _say(directory: Path, asked: list[int], what: str, as_json: bool) -> None:
     """Tell which trials it will be done with, and when."""
     with JournalView.read(directory) as journal:

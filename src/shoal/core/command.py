@@ -38,6 +38,7 @@ __all__ = [
     "StoppedAlike",
     "StudyChanged",
     "TrialsReported",
+    "TrialsStopped",
     "UpdateJob",
     "VacateDevice",
     "Waiting",
@@ -231,6 +232,19 @@ class Requeued:
 
 
 @dataclass(frozen=True)
+class TrialsStopped:
+    """Trials are STOPPED, whatever they were, and not by the algorithm.
+
+    Args:
+        trials: their numbers.
+        reason: why.
+    """
+
+    trials: tuple[int, ...]
+    reason: str
+
+
+@dataclass(frozen=True)
 class Intervened:
     """What came of the request of a user.
 
@@ -270,6 +284,7 @@ Record = (
     | DevicesChanged
     | StudyChanged
     | Requeued
+    | TrialsStopped
     | Intervened
     | StoppedAlike
 )

@@ -18,6 +18,7 @@ from shoal.core.command import (
     StoppedAlike,
     StudyChanged,
     TrialsReported,
+    TrialsStopped,
     Waiting,
 )
 from shoal.journal.writer import Journal
@@ -67,6 +68,8 @@ def _write(journal: Journal, record: Record) -> None:
             journal.put(record.key, record.value)
         case Requeued():
             journal.retry(record.trials, record.request)
+        case TrialsStopped():
+            journal.overruled(record.trials, record.reason)
         case Intervened():
             journal.intervened(record)
         case StoppedAlike():

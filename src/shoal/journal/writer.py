@@ -292,6 +292,18 @@ class Journal(JournalView):
             )
         return epochs
 
+    def overruled(self, numbers: Iterable[int], reason: str) -> None:
+        """Trials are STOPPED, whatever they were, and not by the algorithm.
+
+        Args:
+            numbers: of the trials.
+            reason: why.
+        """
+        self._many(
+            "UPDATE trials SET state = ?, reason = ? WHERE number = ?",
+            [(TrialState.STOPPED, storable(reason), number) for number in numbers],
+        )
+
     def intervened(self, what: Intervened) -> None:
         """A user has asked for something; `study["interventions"]` keeps what came of all that was, in order."""
         entry = {

@@ -11,7 +11,7 @@ from shoal.journal.rows import TrialRow
 from shoal.journal.view import JournalView
 from shoal.report.text import numbers_text
 
-__all__ = ["held", "known_text", "pause", "resume"]
+__all__ = ["held", "known_text", "pause", "resume", "stop"]
 
 
 def pause(directory: Path, numbers: Iterable[int]) -> list[int]:
@@ -42,6 +42,21 @@ def resume(directory: Path, numbers: Iterable[int]) -> list[int]:
     with JournalView.read(directory) as journal:
         paused = held(journal)
     return _ask(directory, "resume", numbers, lambda row: "" if row.number in paused else "not paused")
+
+
+def stop(directory: Path, numbers: Iterable[int]) -> list[int]:
+    """End trials.
+
+    Returns:
+        Their numbers.
+
+    Raises:
+        ShoalError: a number is no trial's, or of one that is over or was to be stopped already; or there is none.
+        JournalError: as of `pause`.
+    """
+    with JournalView.read(directory) as journal:
+        asked = {x for each in pending(journal.directory) if each.verb == "stop" for x in each.trials}
+    return _ask(directory, "stop", numbers, lambda row: "to be stopped already" if row.number in asked else "")
 
 
 def held(journal: JournalView) -> set[int]:

@@ -1,18 +1,29 @@
 """What people ask of the trials of a running study."""
 
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 
-from shoal.core.command import AnswerRequest, ArrayLeft, Intervened, StopJob, StudyChanged, UpdateJob
+from shoal.core.command import (
+    AnswerRequest,
+    ArrayLeft,
+    Intervened,
+    StopJob,
+    StudyChanged,
+    TrialsReported,
+    TrialsStopped,
+    UpdateJob,
+)
 from shoal.core.event import MembersLeft
 from shoal.core.job import JobUpdate
 from shoal.core.request import Request
 from shoal.core.trial import TrialState
+from shoal.study.reports import settle
 from shoal.study.state import StudyState
 from shoal.study.trials import TrialRecord
 
-__all__ = ["intervene", "let_go", "release"]
+__all__ = ["PAUSED", "STOPPED", "intervene", "let_go", "release", "stop"]
 
 PAUSED = "paused by a user"
+STOPPED = "stopped by a user"
 
 
 def intervene(state: StudyState, request: Request) -> None:
@@ -40,8 +51,41 @@ def let_go(state: StudyState, left: MembersLeft) -> None:
         state.step.record(ArrayLeft(left.job, frozenset(numbers), PAUSED, failed=False))
 
 
+def stop(state: StudyState, trials: Sequence[TrialRecord], reason: str) -> None:
+    """Trials are over, and leave their jobs.
+
+    The algorithm goes on as if they had failed. Of one that has reached its budget it has heard all; if it wants that
+    one trained further, it is told then.
+    """
+    told = tuple(
+        x.failed(reason) for x in trials if x.state is not TrialState.PAUSED and x.number not in state.trials.retried
+    )
+    running = [(x.job, x.number) for x in trials if x.state is TrialState.RUNNING]
+    for standing in trials:
+        state.trials.move(standing, TrialState.STOPPED)
+    if told:
+        state.step.record(TrialsReported("", told))
+    if trials:
+        state.step.record(TrialsStopped(tuple(x.number for x in trials), reason))
+    decisions = [x for report in told for x in state.given.algorithm.observe(report)]
+    leaving = settle(state, [x for x in decisions if x.trial not in state.trials.retried])
+    for job, number in running:
+        leaving[job].add(number)
+    for job, numbers in leaving.items():
+        state.step.command(UpdateJob(job, JobUpdate(leave=frozenset(numbers))))
+
+
+def _stop(state: StudyState, request: Request) -> Intervened:
+    trials, refused = _sorted_out(state, request, lambda standing: "")
+    stop(state, trials, STOPPED)
+    return Intervened(request.name, request.verb, tuple(x.number for x in trials), refused=refused)
+
+
 def _pause(state: StudyState, request: Request) -> Intervened:
-    trials, refused = _sorted_out(state, request, _not_to_be_paused)
+    held = state.trials.held
+    trials, refused = _sorted_out(
+        state, request, lambda standing: "is paused already" if standing.number in held else ""
+    )
     if trials:
         state.trials.held |= {x.number for x in trials}
         state.step.record(StudyChanged("held", sorted(state.trials.held)))
@@ -50,36 +94,28 @@ def _pause(state: StudyState, request: Request) -> Intervened:
 
 
 def _resume(state: StudyState, request: Request) -> Intervened:
-    trials, refused = _sorted_out(state, request, _not_to_be_resumed)
+    held = state.trials.held
+    trials, refused = _sorted_out(state, request, lambda standing: "" if standing.number in held else "is not paused")
     release(state, {x.number for x in trials})
     return Intervened(request.name, request.verb, tuple(x.number for x in trials), refused=refused)
 
 
 def _sorted_out(
-    state: StudyState, request: Request, fault: Callable[[StudyState, TrialRecord], str]
+    state: StudyState, request: Request, fault: Callable[[TrialRecord], str]
 ) -> tuple[list[TrialRecord], tuple[str, ...]]:
     """The trials of a request with which it can be done, and in words why it cannot with the others."""
     trials, refused = [], []
     for number in sorted(set(request.trials)):
         standing = state.trials.get(number)
-        why = f"there is no trial {number}" if standing is None else fault(state, standing)
-        if standing is None or why:
-            refused.append(why)
+        if standing is None:
+            refused.append(f"there is no trial {number}")
+        elif standing.state.final:
+            refused.append(f"trial {number} is over, {standing.state}")
+        elif why := fault(standing):
+            refused.append(f"trial {number} {why}")
         else:
             trials.append(standing)
     return trials, tuple(refused)
-
-
-def _not_to_be_paused(state: StudyState, standing: TrialRecord) -> str:
-    if standing.state.final:
-        return f"trial {standing.number} is over, {standing.state}"
-    return f"trial {standing.number} is paused already" if standing.number in state.trials.held else ""
-
-
-def _not_to_be_resumed(state: StudyState, standing: TrialRecord) -> str:
-    if standing.state.final:
-        return f"trial {standing.number} is over, {standing.state}"
-    return "" if standing.number in state.trials.held else f"trial {standing.number} is not paused"
 
 
 def _leave(state: StudyState, trials: list[TrialRecord]) -> None:
@@ -97,5 +133,5 @@ def _leave(state: StudyState, trials: list[TrialRecord]) -> None:
             state.step.command(StopJob(job))
 
 
-_VERBS: Mapping[str, Callable[[StudyState, Request], Intervened]] = {"pause": _pause, "resume": _resume}
+_VERBS: Mapping[str, Callable[[StudyState, Request], Intervened]] = {"pause": _pause, "resume": _resume, "stop": _stop}
 """What each verb does; it is returned what came of it."""

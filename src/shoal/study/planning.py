@@ -26,6 +26,7 @@ from shoal.core.trial import TrialState
 from shoal.planner.planner import Placement, Planner
 from shoal.remedy import command
 from shoal.schedule.ledger import no_device
+from shoal.study.interventions import PAUSED, STOPPED, stop
 from shoal.study.signatures import surveyed
 from shoal.study.state import StudyState
 from shoal.study.trials import TrialRecord
@@ -45,12 +46,16 @@ def ask(state: StudyState) -> None:
     if groups:
         state.step.record(Asked(idle, groups))
     state.tracker.enlist(groups)
+    over: list[TrialRecord] = []
     for group in groups:
         for trial in group.trials:
             standing = state.trials.get(trial.number) or TrialRecord(trial, 0, trial.start)
+            if standing.state is TrialState.STOPPED:  # by a user, when it had reached its budget
+                over.append(standing)
             standing.target = group.budget.epochs
             state.trials.move(standing, TrialState.PENDING)
             state.step.command(CopyCheckpoint(trial))
+    stop(state, over, STOPPED)
 
 
 def survey(state: StudyState) -> None:
@@ -83,7 +88,7 @@ def place(state: StudyState, now: float) -> None:
     cluster = state.interference.cluster(state.fleet.cluster)
     looked_at = any(device.healthy for _, device in cluster)
     why = "its model has to be looked at first" if looked_at else no_device(cluster)
-    held = {x.number: f"paused by a user{_company(state, x)}" for x in state.trials.held_back()}
+    held = {x.number: f"{PAUSED}{_company(state, x)}" for x in state.trials.held_back()}
     reasons = {**held, **{x.number: why for x in unknown}}
     if any(x.number in asked for x in unknown):
         reasons |= {x.number: "waits for those whose models are looked at" for x in waiting}
