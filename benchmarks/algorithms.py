@@ -36,6 +36,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from rivals.first import first_search
 from sklearn.datasets import load_digits
 from torch import nn
 from torch.utils.data import TensorDataset
@@ -164,6 +165,7 @@ Timeline = list[tuple[float, float]]
 def with_shoal(name: str, algorithm: Algorithm, seed: int, rows: int | None, backend: str) -> tuple[float, Timeline]:
     task, space, _ = TASKS[name]
     folder = Path(tempfile.mkdtemp())
+    first_search()
     began = time.time()
     shoal.tune(
         task(rows), space, metric="accuracy", mode="max", algorithm=algorithm, devices=f"cpu:{SLOTS}",

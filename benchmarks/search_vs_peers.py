@@ -26,6 +26,7 @@ import warnings
 
 import torch
 import torch.nn.functional as F
+from rivals.first import first_search
 from sklearn.datasets import load_digits
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -158,6 +159,7 @@ def with_shoal(epochs: int, known: bool = False) -> float:
     if not known:
         shutil.rmtree(os.environ["SHOAL_CACHE"], ignore_errors=True)
     folder = tempfile.mkdtemp()
+    first_search()
     study = shoal.tune(
         Digits(),
         {"lr": shoal.grid(RATES)},

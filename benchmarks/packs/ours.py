@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import torch
+from rivals.first import first_search
 
 import shoal
 from packs.cases import Cell
@@ -98,6 +99,7 @@ def searched(task: Cifar, most: int, seed: int, packing: str) -> tuple[float, li
     folder = Path(tempfile.mkdtemp())
     cache = Path(os.environ["SHOAL_CACHE"])
     shutil.rmtree(cache, ignore_errors=True)
+    first_search()
     began = time.perf_counter()
     shoal.tune(
         task, SPACE, metric=METRIC, mode="min", algorithm=shoal.Hyperband(max_epochs=most, eta=3), packing=packing,
