@@ -1,5 +1,6 @@
 """People intervene in a study that runs: scripted, on one device."""
 
+import re
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -19,16 +20,23 @@ from test_engine import (
     run_with_kills,
     side_by_side,
 )
+from test_engine_suspending import Restless
+from typer.testing import CliRunner
 
 from shoal.backend.base import Event, MembersLeft
-from shoal.core.errors import ShoalError
+from shoal.cli.app import app
+from shoal.core.device import Cluster
+from shoal.core.errors import PolicyError, ShoalError
 from shoal.core.job import JobUpdate, Purpose
 from shoal.core.trial import TrialState
-from shoal.journal.requests import leave
+from shoal.journal.requests import leave, pending
 from shoal.journal.rows import TrialRow
 from shoal.journal.view import JournalView
-from shoal.report.interventions import Intervention, interventions
+from shoal.report.interventions import Intervention, intervention_text, interventions
 from shoal.results import Study
+from shoal.schedule.action import Plan
+from shoal.schedule.base import JobView
+from shoal.schedule.fifo import Fifo
 
 Then = tuple[Callable[[Sequence[TrialRow]], bool], Callable[[Study], object]]
 """When something is to be asked, by the trials as they are then; and what."""
@@ -359,3 +367,78 @@ def test_a_kill_while_trials_are_stopped_changes_nothing(
     assert run_with_kills(method, when, lambda: stages[1].run(backend()), monkeypatch)
     assert stages[1].outcome() == stages[0].outcome()
     assert noted(stages[1]) == [("stop", (1, 4), ())]
+
+
+@dataclass(frozen=True)
+class Counts(Fifo):
+    """Counts how often it is asked."""
+
+    plans: list[float] = field(default_factory=list)
+
+    def plan(self, jobs: Sequence[JobView], cluster: Cluster, now: float) -> Plan:
+        self.plans.append(now)
+        return super().plan(jobs, cluster, now)
+
+
+def test_another_policy_decides_from_the_next_plan_on(tmp_path: Path) -> None:
+    stage, before = Stage(tmp_path / "study"), Counts()
+    at: list[int] = []
+
+    def change(study: Study) -> None:
+        study.policy("wfd")
+        at.append(len(before.plans))
+
+    stage.run(asking(stage, (reached(0, 1), change)), before)
+    assert at == [len(before.plans)] > [0]
+    assert stage.outcome() == undisturbed(tmp_path, Stage)
+    with closing(stage.open()) as journal:
+        assert journal.study["policy"] == "wfd"
+        assert intervention_text(interventions(journal.study)[0]).endswith(" policy wfd")
+
+
+@pytest.mark.parametrize("name", ["fifo", "round_robin", "water_filling", "shortest_first"])
+def test_jobs_that_one_policy_suspended_go_on_under_another(name: str, tmp_path: Path) -> None:
+    stage = Stage(tmp_path / "study")
+
+    def suspended(rows: Sequence[TrialRow]) -> bool:
+        with JournalView.read(stage.directory) as journal:
+            return "suspended" in {job.outcome for job in journal.jobs()}
+
+    stage.run(asking(stage, (suspended, lambda study: study.policy(name))), Restless())
+    assert stage.outcome() == undisturbed(tmp_path, Stage)
+
+
+def test_a_policy_that_is_unknown_is_refused_before_anything_is_sent_and_by_the_study(tmp_path: Path) -> None:
+    stage = half_way(tmp_path)
+    with pytest.raises(
+        PolicyError, match=r"there is no policy 'wdf' \(did you mean 'wf'\?\).* or one of auto, best_fit"
+    ):
+        Study(stage.directory).policy("wdf")
+    assert not (stage.directory / "requests").exists()
+    leave(stage.directory, "policy", given={"policy": "wdf"})
+    stage.run(backend())
+    ((_, _, (why,)),) = noted(stage)
+    assert why.startswith("there is no policy 'wdf'")
+    assert stage.outcome() == undisturbed(tmp_path, four)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "words"),
+    [
+        ("trial pause DIR 1 2", 0, "trials 1, 2 will be paused when the study goes on: shoal resume"),
+        ("trial pause DIR 9", 1, "has no trial 9"),
+        ("trial pause DIR", 2, "Missing argument 'N...'"),
+        ("trial resume DIR 1", 1, "trial 1 .* is not paused"),
+        ("trial stop DIR 3", 0, "trial 3 will be stopped when the study goes on"),
+        ("policy DIR fifo", 0, "policy fifo will be followed when the study goes on"),
+        ("policy DIR lifo", 2, "'lifo' is not one of auto, best_fit"),
+    ],
+)
+def test_what_the_commands_say(arguments: str, status: int, words: str, tmp_path: Path) -> None:
+    stage = half_way(tmp_path)
+    given = [str(stage.directory) if word == "DIR" else word for word in arguments.split()]
+    done = CliRunner().invoke(app, given)
+    assert done.exit_code == status
+    said = " ".join((done.output or str(done.exception)).replace("│", " ").split())
+    assert re.search(words, said)
+    assert len(pending(stage.directory)) == (status == 0)

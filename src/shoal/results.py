@@ -241,6 +241,18 @@ class Study:
         """
         return asking.stop(self.directory, numbers)
 
+    def policy(self, name: str) -> None:
+        """Have another policy decide which job runs where, in the process that runs the study and when it is resumed.
+
+        Args:
+            name: one of `shoal.schedule.POLICIES`.
+
+        Raises:
+            PolicyError: there is none of that name.
+            JournalError: as of `pause`.
+        """
+        asking.policy(self.directory, name)
+
     def rerun(self, number: int, devices: str | Sequence[str] | None = None) -> Rerun:
         """Train a trial again, alone, in this process, and compare its metrics with those recorded.
 

@@ -32,6 +32,7 @@ from shoal.cli.options import (
     print_table,
     say,
 )
+from shoal.cli.policy import policy
 from shoal.cli.profile import profile
 from shoal.cli.report import report
 from shoal.cli.rerun import rerun
@@ -139,6 +140,7 @@ app.command()(report)
 app.command()(rerun)
 app.add_typer(history, name="history")
 app.add_typer(trial_command.app, name="trial")
+app.command()(policy)
 
 
 @app.command()
@@ -213,7 +215,7 @@ def status(
         print_table(HeatMap(shown, runs=now.pid is not None))
     for each in asked:
         if each.verb not in ("add", "remove", "retry"):
-            say(f"to be done: {asked_text(each.verb, each.trials)}")
+            say(f"to be done: {asked_text(each.verb, each.trials, each.given.get('policy', ''))}")
     if now.pid and now.at_rest:
         remedy = command("trial resume", directory, *map(str, now.held))
         say(f"all trials that are open are paused, so it waits; {remedy} lets them go on")

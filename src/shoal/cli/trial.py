@@ -5,9 +5,8 @@ from typing import Annotated
 
 import typer
 
-from shoal.cli.options import AsJson, StudyDirectory, print_json, say
-from shoal.journal.view import JournalView
-from shoal.remedy import command
+from shoal.cli.options import AsJson, StudyDirectory
+from shoal.cli.when import say_when
 from shoal.results import Study
 
 __all__ = ["app"]
@@ -64,11 +63,5 @@ def stop(directory: StudyDirectory, numbers: _Numbers, as_json: AsJson = False) 
 
 def _say(directory: Path, asked: list[int], what: str, as_json: bool) -> None:
     """Tell which trials it will be done with, and when."""
-    with JournalView.read(directory) as journal:
-        runs = journal.writer() is not None
-    if as_json:
-        print_json({"directory": str(directory), "trials": asked, "runs": runs})
-        return
     named = f"trial{'s' if len(asked) > 1 else ''} {', '.join(map(str, asked))}"
-    when = "now" if runs else f"when the study goes on: {command('resume', directory)}"
-    say(f"{named} will be {what} {when}")
+    say_when(directory, f"{named} will be {what}", {"trials": asked}, as_json)

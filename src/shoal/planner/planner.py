@@ -113,6 +113,10 @@ class Planner:
         """When to plan again at the latest; inf: when something has changed."""
         self._asked = 0.0
 
+    def follow(self, policy: Policy) -> None:
+        """Let another policy decide from the next turn on."""
+        self._policy = policy
+
     def plan(
         self,
         waiting: Sequence[tuple[Member, FusionKey]],

@@ -1,4 +1,4 @@
-"""What people ask of the trials of a study: refused at once as far as its journal shows, else left for the engine."""
+"""What people ask of a study: refused at once as far as its journal shows, else left for the engine."""
 
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -10,8 +10,9 @@ from shoal.journal.requests import leave, pending
 from shoal.journal.rows import TrialRow
 from shoal.journal.view import JournalView
 from shoal.report.text import numbers_text
+from shoal.schedule.registry import make_policy
 
-__all__ = ["held", "known_text", "pause", "resume", "stop"]
+__all__ = ["held", "known_text", "pause", "policy", "resume", "stop"]
 
 
 def pause(directory: Path, numbers: Iterable[int]) -> list[int]:
@@ -57,6 +58,17 @@ def stop(directory: Path, numbers: Iterable[int]) -> list[int]:
     with JournalView.read(directory) as journal:
         asked = {x for each in pending(journal.directory) if each.verb == "stop" for x in each.trials}
     return _ask(directory, "stop", numbers, lambda row: "to be stopped already" if row.number in asked else "")
+
+
+def policy(directory: Path, name: str) -> None:
+    """Have another policy decide which job runs where.
+
+    Raises:
+        PolicyError: there is none of that name.
+        JournalError: as of `pause`.
+    """
+    make_policy(name)
+    leave(directory, "policy", given={"policy": name})
 
 
 def held(journal: JournalView) -> set[int]:

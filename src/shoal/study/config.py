@@ -14,6 +14,7 @@ from shoal.journal.view import JournalView
 from shoal.planner.grouping import Grouping
 from shoal.schedule.base import Policy
 from shoal.schedule.oversubscription import OversubscriptionTuner
+from shoal.schedule.registry import make_policy
 from shoal.study.devices import DeviceTracker
 from shoal.study.fleet import Finder, Fleet
 from shoal.study.hangs import HANG_SECONDS, HangDetector
@@ -83,4 +84,5 @@ class EngineConfig:
             structure=self.structure,
             elastic=self.backend.elastic,
             jobs=len(journal.jobs()),
+            find_policy=make_policy,
         )

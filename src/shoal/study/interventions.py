@@ -1,4 +1,4 @@
-"""What people ask of the trials of a running study."""
+"""What people ask of a running study."""
 
 from collections.abc import Callable, Mapping, Sequence, Set
 
@@ -12,6 +12,7 @@ from shoal.core.command import (
     TrialsStopped,
     UpdateJob,
 )
+from shoal.core.errors import PolicyError
 from shoal.core.event import MembersLeft
 from shoal.core.job import JobUpdate
 from shoal.core.request import Request
@@ -81,6 +82,19 @@ def _stop(state: StudyState, request: Request) -> Intervened:
     return Intervened(request.name, request.verb, tuple(x.number for x in trials), refused=refused)
 
 
+def _policy(state: StudyState, request: Request) -> Intervened:
+    name = str(request.given.get("policy"))
+    try:
+        policy = state.given.find_policy(name)
+    except PolicyError as error:
+        return Intervened(request.name, request.verb, refused=(str(error),))
+    state.given.policy = policy
+    state.planner.follow(policy)
+    state.placed = None
+    state.step.record(StudyChanged("policy", name))
+    return Intervened(request.name, request.verb, text=name)
+
+
 def _pause(state: StudyState, request: Request) -> Intervened:
     held = state.trials.held
     trials, refused = _sorted_out(
@@ -133,5 +147,10 @@ def _leave(state: StudyState, trials: list[TrialRecord]) -> None:
             state.step.command(StopJob(job))
 
 
-_VERBS: Mapping[str, Callable[[StudyState, Request], Intervened]] = {"pause": _pause, "resume": _resume, "stop": _stop}
+_VERBS: Mapping[str, Callable[[StudyState, Request], Intervened]] = {
+    "pause": _pause,
+    "resume": _resume,
+    "stop": _stop,
+    "policy": _policy,
+}
 """What each verb does; it is returned what came of it."""

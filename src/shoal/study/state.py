@@ -9,7 +9,7 @@ from shoal.algorithms.base import Algorithm
 from shoal.core.cause import Cause
 from shoal.core.command import Step
 from shoal.core.device import Device
-from shoal.core.errors import ShoalError
+from shoal.core.errors import PolicyError, ShoalError
 from shoal.core.job import Job
 from shoal.core.objective import Objective
 from shoal.cost.history import History
@@ -28,6 +28,10 @@ from shoal.study.signatures import SignatureRegistry
 from shoal.study.trials import TrialTable
 
 __all__ = ["Given", "StudyState"]
+
+
+def _no_other(name: str) -> Policy:
+    raise PolicyError(f"there is no policy {name!r} in this study; it has only its own")
 
 
 @dataclass
@@ -49,6 +53,7 @@ class Given:
         structure: of an opaque training, as the job history knows it; "" of a task.
         elastic: whether the members of a running job can change.
         jobs: that the study has started so far.
+        find_policy: the policy of a name; PolicyError if there is none. By default there is no other than `policy`.
     """
 
     directory: Path
@@ -65,6 +70,7 @@ class Given:
     structure: str = ""
     elastic: bool = True
     jobs: int = 0
+    find_policy: Callable[[str], Policy] = _no_other
 
 
 class StudyState:
