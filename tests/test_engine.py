@@ -876,6 +876,24 @@ def test_a_back_end_that_cannot_start_a_job_ends_the_study_and_not_the_others(tm
     assert {row[2] for row in stage.outcome()} == {TrialState.COMPLETE}
 
 
+def test_a_job_whose_start_cannot_be_recorded_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage, carrier = four(tmp_path / "study", slots=2), backend()
+
+    def full(journal: Journal, job: Job, device: str) -> None:
+        raise StorageFullError("no room for the journal")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Journal, "job_started", full)
+        with pytest.raises(StorageFullError, match="no room for the journal"):
+            stage.run(carrier)
+    assert not carrier.started
+    assert stage.jobs() == []
+    stage.run(backend())
+    assert {row[2] for row in stage.outcome()} == {TrialState.COMPLETE}
+
+
 def test_the_study_ends_when_its_jobs_have_and_hears_their_last_words(tmp_path: Path) -> None:
     better = replace(PROFILE, fused_gain={4: 3.0}, compiled_gain={4: 2.0}, compile_seconds=5.0)
 

@@ -477,3 +477,25 @@ def test_a_study_on_a_full_disk_winds_up_without_recording_its_devices(
         stage.run(carrier)
     assert len(carrier.trained()) == 2
     assert carrier.stopped, "the other job saved its trials"
+
+
+def test_the_end_of_a_job_is_heard_though_its_devices_cannot_be_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = Journal.devices_are
+
+    def script(job: Job) -> list[Event]:
+        return [Ended(job.id, Outcome.CRASHED, "died")] if job.purpose is Purpose.TRAIN else well(job)
+
+    def devices_are(journal: Journal, cluster: Cluster) -> None:
+        if carrier.trained() and not any(carrier._events.values()):  # its end was polled, and is about to be handled
+            raise StorageFullError("no room for the journal")
+        record(journal, cluster)
+
+    stage, carrier = guarded(tmp_path / "study", slots=1), backend(script)
+    monkeypatch.setattr(Journal, "devices_are", devices_are)
+    monkeypatch.setattr(carrier, "stop", lambda job: None)  # a job that has ended is left alone
+    with pytest.raises(StorageFullError, match="no room for the journal"):
+        stage.run(carrier)
+    assert len(carrier.trained()) == 1
+    assert not carrier.killed, "nobody waits until it would hang"

@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import ClassVar
 
 from shoal.core.device import Device
@@ -19,7 +20,9 @@ from shoal.core.event import (
     SignaturesFound,
 )
 from shoal.core.job import Job, JobUpdate, WorkerContext
+from shoal.core.trial import Trial
 from shoal.worker.control import JobControl
+from shoal.worker.files import inherit
 
 __all__ = [
     "ArrayFailed",
@@ -93,6 +96,20 @@ class Backend(ABC):
     @abstractmethod
     def change(self, job: str, change: JobUpdate) -> None:
         """Let members of a job leave, or others join. A job that has ended already is left alone."""
+
+    def inherit(self, directory: Path, trial: Trial) -> None:
+        """Give a trial that begins as a copy the checkpoint of its origin, before that one trains on.
+
+        By default workers keep checkpoints in files below the study's directory.
+
+        Args:
+            directory: of the study.
+            trial: if it has no origin, or has a checkpoint already, nothing is done.
+
+        Raises:
+            CheckpointError: the origin has no checkpoint at the end of that epoch any more, or never had one.
+        """
+        inherit(directory, trial)
 
     @abstractmethod
     def poll(self, timeout: float) -> list[Event]:

@@ -14,7 +14,6 @@ from shoal.core.command import (
     VacateDevice,
 )
 from shoal.journal.requests import answer, carried_out
-from shoal.worker.files import inherit
 
 __all__ = ["carry_out"]
 
@@ -43,7 +42,7 @@ def carry_out(command: Command, backend: Backend, directory: Path) -> None:
         case VacateDevice():
             backend.vacate(command.device)
         case CopyCheckpoint():
-            inherit(directory, command.trial)
+            backend.inherit(directory, command.trial)
         case AnswerRequest(devices=None):
             carried_out(directory, command.request)
         case AnswerRequest():

@@ -97,10 +97,10 @@ class Engine:
         if not self._events:
             self._events.extend(self._backend.poll(timeout))
         while self._events:
-            event = self._events.popleft()
+            event = self._events[0]
             if isinstance(event, Ended) and event.outcome in DIED:  # its device may be lost
                 self._look_at_devices(at_once=True)
-            self._happen(event)
+            self._happen(self._events.popleft())
 
     def _heed(self) -> None:
         """Let happen what users ask for."""
@@ -118,7 +118,13 @@ class Engine:
 
     def _do(self, step: Step) -> None:
         """Commit a step, then carry it out; where that fails, jobs that were not started have ended."""
-        commit(self._journal, step.records)
+        try:
+            commit(self._journal, step.records)
+        except ShoalError:  # the journal has not heard of the jobs that were to start, nor of this end of theirs
+            for each in step.commands:
+                if isinstance(each, StartJob):
+                    self._core.step(Ended(each.job.id, Outcome.ORPHANED), self._clock())
+            raise
         for place, each in enumerate(step.commands):
             try:
                 carry_out(each, self._backend, self._journal.directory)

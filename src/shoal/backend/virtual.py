@@ -1,0 +1,417 @@
+"""A back end under a virtual clock: jobs take the seconds that a made-up workload says, and nobody waits for them."""
+
+import heapq
+from collections import Counter, deque
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from typing import Protocol
+
+from shoal.backend.base import (
+    ArrayFailed,
+    Backend,
+    Ended,
+    Event,
+    Heartbeat,
+    MemoryMeasured,
+    Outcome,
+    PackSpeedMeasured,
+    Profiled,
+    Reported,
+    SignaturesFound,
+    WorkerContext,
+)
+from shoal.core.array import Array, FusionKey, Member, remove_members
+from shoal.core.demand import Profile
+from shoal.core.device import Device
+from shoal.core.errors import BackendError, CheckpointError
+from shoal.core.event import TurnStats
+from shoal.core.job import Job, JobUpdate, Purpose
+from shoal.core.trial import Report, Trial, TrialState
+from shoal.cost.estimate import seconds
+
+__all__ = ["Virtual", "VirtualJob", "Workload"]
+
+START_SECONDS = 0.1
+"""From when a job is started until it does anything."""
+SURVEY_SECONDS = 0.02
+"""For which the model of one trial is looked at."""
+PROFILE_SECONDS = 0.3
+"""For which one array is measured."""
+STOP_SECONDS = 0.05
+"""From when a job is asked to stop until it has saved its trials."""
+
+
+class Workload(Protocol):
+    """What trials are and cost, and what they report: functions of their arguments alone.
+
+    So a study finds the same numbers however often its jobs are killed and its trials trained again.
+    """
+
+    def key(self, trial: Trial) -> FusionKey:
+        """What trials agree on that can share an array."""
+
+    def profile(self, key: FusionKey, kind: str) -> Profile:
+        """What an array of a key costs on a kind of device."""
+
+    def report(self, trial: Trial, epoch: int) -> Report:
+        """What a trial reports after an epoch: RUNNING, or FAILED where it ends by itself."""
+
+    def error(self, trial: Trial, epoch: int) -> str:
+        """What user code raises in that epoch of a trial, which takes its array along; "" where nothing is wrong."""
+
+
+@dataclass(eq=False)
+class _Lane:
+    """An array in a job.
+
+    Args:
+        key: of its members.
+        profile: of the key where it runs.
+        members: by number of the trial.
+        epochs: that each has behind it.
+    """
+
+    key: FusionKey
+    profile: Profile
+    members: dict[int, Member] = field(default_factory=dict)
+    epochs: dict[int, int] = field(default_factory=dict)
+
+
+@dataclass(eq=False)
+class VirtualJob:
+    """A job on a device; for reading.
+
+    Args:
+        job: as it was started.
+        device: that it is on.
+        lanes: its arrays; they take turns, the first one is next.
+        joining: who comes in at the end of the epoch.
+        saved: when its trials were saved last, in seconds of the virtual clock.
+        hangs: it does nothing any more, and does not end.
+        over: it has ended.
+        life: what it does, as seconds between what it says.
+        stage: how many lives it had; what the heap has of an earlier one is void.
+    """
+
+    job: Job
+    device: Device
+    lanes: deque[_Lane] = field(default_factory=deque)
+    joining: list[Array] = field(default_factory=list)
+    saved: float = 0.0
+    hangs: bool = False
+    over: bool = False
+    life: Iterator[float] = field(default_factory=lambda: iter(()))
+    stage: int = 0
+
+    @property
+    def trials(self) -> set[int]:
+        """Numbers of those that it trains or is about to."""
+        joining = (member.trial.number for array in self.joining for member in array.members)
+        return {number for lane in self.lanes for number in lane.members}.union(joining)
+
+    @property
+    def memory(self) -> int:
+        """Bytes that its arrays take of the device, in one process."""
+        trained = [lane for lane in self.lanes if lane.members]
+        base = max((lane.profile.base_memory for lane in trained), default=0)
+        return base + sum(len(lane.members) * lane.profile.member_memory for lane in trained)
+
+
+class Virtual(Backend):
+    """Runs jobs on devices that exist only in a virtual clock, which `poll` moves.
+
+    There is no process, no waiting and no randomness. What is to come is a heap in time, so that a poll costs the
+    logarithm of the number of jobs, whatever that is. Jobs whose demands are more than the compute of a device slow
+    each other down in proportion.
+
+    A worker is modelled as far as its study can see it: a checkpoint of each trial at the end of its stretch, when the
+    job is stopped, and every `checkpoint_seconds`; epochs that are trained anew from an older one, and reports again;
+    members that leave at once and join at the end of an epoch; arrays whose errors leave the others alone.
+
+    Args:
+        workplace: of which only `checkpoint_seconds` counts.
+        workload: what trials are and cost.
+        checkpoints: number of a trial -> epochs of its newest checkpoint; what earlier back ends of the study left.
+        now: seconds, where the clock begins.
+        beat_seconds: in which a job says at least once that it makes progress.
+    """
+
+    def __init__(
+        self,
+        workplace: WorkerContext,
+        workload: Workload,
+        checkpoints: dict[int, int] | None = None,
+        now: float = 0.0,
+        beat_seconds: float = 60.0,
+    ) -> None:
+        super().__init__(workplace)
+        self.now = now
+        """Seconds of the virtual clock."""
+        self.jobs: dict[str, VirtualJob] = {}
+        """Those that have not ended, by id; for reading."""
+        self._workload = workload
+        self._beat_seconds = beat_seconds
+        self._checkpoints = {} if checkpoints is None else checkpoints
+        self._heap: list[tuple[float, int, VirtualJob, int]] = []
+        self._order = count()
+        self._said: list[Event] = []
+        self._started: set[str] = set()
+        self._asked: Counter[str] = Counter()  # thousandths of the compute of each device
+        self._closed = False
+
+    def clock(self) -> float:
+        """Seconds of the virtual clock."""
+        return self.now
+
+    def start(self, job: Job, device: Device) -> None:
+        """Take a job in."""
+        if self._closed:
+            raise BackendError(f"job {job.id!r} cannot start: the back end is closed")
+        if job.id in self._started:
+            raise BackendError(f"job {job.id!r} cannot start: a job of that id was started before")
+        self._started.add(job.id)
+        mine = self.jobs[job.id] = VirtualJob(job, device, saved=self.now)
+        self._asked[device.name] += _thousandths(job)
+        if job.purpose is Purpose.TRAIN:
+            mine.joining += job.arrays
+        self._go_on(mine, self._life(mine))
+
+    def stop(self, job: str) -> None:
+        """Let a job save its trials and end, shortly."""
+        mine = self.jobs.get(job)
+        if mine is not None and not mine.hangs:
+            self._go_on(mine, self._stopping(mine))
+
+    def kill(self, job: str) -> None:
+        """End a job where it stands."""
+        self.fail(job, Outcome.CRASHED, "was killed")
+
+    def change(self, job: str, change: JobUpdate) -> None:
+        """Let members leave now, others join at the end of the epoch, and trials be looked at now."""
+        mine = self.jobs.get(job)
+        if mine is None:
+            return
+        for lane in mine.lanes:
+            for number in change.leave & lane.members.keys():
+                del lane.members[number]
+        mine.joining = [*remove_members(mine.joining, change.leave), *change.join]
+        if change.look and not mine.hangs:
+            self._said.append(SignaturesFound(job, {x.number: self._workload.key(x) for x in change.look}))
+
+    def inherit(self, directory: Path, trial: Trial) -> None:
+        """Give a trial that begins as a copy the checkpoint of its origin.
+
+        Raises:
+            CheckpointError: the origin has trained on, or has none.
+        """
+        origin = trial.origin
+        if origin is None or trial.number in self._checkpoints:
+            return
+        if self._checkpoints.get(origin.trial) != origin.epoch:
+            raise CheckpointError(
+                f"trial {trial.number} was to go on from trial {origin.trial} at epoch {origin.epoch}, whose newest "
+                f"checkpoint is of epoch {self._checkpoints.get(origin.trial)}"
+            )
+        self._checkpoints[trial.number] = origin.epoch
+
+    def poll(self, timeout: float) -> list[Event]:
+        """What was said; if that is nothing, what is said next, within the timeout on the virtual clock."""
+        until = self.now + timeout
+        while not self._said and self._heap and self._heap[0][0] <= until:
+            self.now, _, job, stage = heapq.heappop(self._heap)
+            if not job.over and not job.hangs and job.stage == stage:
+                self._advance(job)
+        if not self._said:
+            self.now = until
+        said, self._said = self._said, []
+        return said
+
+    def close(self) -> None:
+        """End all jobs where they stand; nothing more is said of them."""
+        self._closed = True
+        for job in list(self.jobs.values()):
+            self._end(job)
+        self._said.clear()
+        self._heap.clear()
+
+    def fail(self, job: str, outcome: Outcome, message: str) -> None:
+        """A job ends badly, at once; one that has ended is left alone."""
+        if (mine := self.jobs.get(job)) is not None:
+            self._end(mine)
+            self._said.append(Ended(job, outcome, message))
+
+    def fail_array(self, job: str, trials: Collection[int], outcome: Outcome, message: str) -> None:
+        """An array of a job fails: the job goes on without its trials if it has others, else it ends so.
+
+        Args:
+            job: its id.
+            trials: numbers of members of the array.
+            outcome: of the array.
+            message: what is said of it.
+        """
+        mine = self.jobs[job]
+        failed = [lane for lane in mine.lanes if lane.members.keys() & set(trials)]
+        if any(lane.members for lane in mine.lanes if lane not in failed):
+            trials = {number for lane in failed for number in lane.members}
+            for lane in failed:
+                lane.members.clear()
+            self._said.append(ArrayFailed(job, frozenset(trials), outcome, message))
+        else:
+            self.fail(job, outcome, message)
+
+    def hang(self, job: str) -> None:
+        """A job does nothing more, and has to be killed."""
+        if (mine := self.jobs.get(job)) is not None:
+            mine.hangs = True
+
+    def _go_on(self, job: VirtualJob, life: Iterator[float]) -> None:
+        """From now on a job does this, and nothing of what it would have done."""
+        job.life = life
+        job.stage += 1
+        self._advance(job)
+
+    def _advance(self, job: VirtualJob) -> None:
+        """Let a job come to where it next takes time."""
+        takes = next(job.life, None)
+        if takes is not None:
+            heapq.heappush(self._heap, (self.now + takes, next(self._order), job, job.stage))
+
+    def _end(self, job: VirtualJob) -> None:
+        job.over = True
+        del self.jobs[job.job.id]
+        self._asked[job.device.name] -= _thousandths(job.job)
+
+    def _life(self, job: VirtualJob) -> Iterator[float]:
+        """All that a job does, as seconds that it takes between what it says."""
+        name = job.job.id
+        yield START_SECONDS
+        match job.job.purpose:
+            case Purpose.SURVEY:
+                yield from self._works(job, SURVEY_SECONDS * len(job.job.members), settled=False)
+                self._said.append(SignaturesFound(name, {x.trial.number: self._key(x) for x in job.job.members}))
+            case Purpose.PROFILE:
+                for array in job.job.arrays:
+                    yield PROFILE_SECONDS
+                    profile = self._workload.profile(array.key, job.device.kind)
+                    self._said.append(Profiled(name, array.key, profile))
+            case Purpose.TRAIN:
+                yield from self._train(job)
+        if not job.over:
+            self._end(job)
+            self._said.append(Ended(name, Outcome.FINISHED))
+
+    def _stopping(self, job: VirtualJob) -> Iterator[float]:
+        yield STOP_SECONDS
+        self._save(job)
+        self._end(job)
+        self._said.append(Ended(job.job.id, Outcome.STOPPED))
+
+    def _train(self, job: VirtualJob) -> Iterator[float]:
+        """An epoch of one array after the other, until nobody is left."""
+        self._take_in(job)
+        self._said.append(Heartbeat(job.job.id, settled=True))
+        measured = False
+        while job.lanes and not job.over:
+            lane = job.lanes[0]
+            job.lanes.rotate(-1)
+            takes = seconds(lane.profile, [1] * len(lane.members)) * self._slowdown(job.device)
+            yield from self._works(job, takes, settled=True)
+            self._end_epoch(job, lane, takes)
+            if job.over:
+                return
+            if not measured:
+                measured = True
+                self._measure(job)
+            self._take_in(job)
+
+    def _works(self, job: VirtualJob, takes: float, *, settled: bool) -> Iterator[float]:
+        """Seconds pass in which a job only says that it makes progress."""
+        while takes > self._beat_seconds:
+            takes -= self._beat_seconds
+            yield self._beat_seconds
+            self._said.append(Heartbeat(job.job.id, settled))
+        yield takes
+
+    def _end_epoch(self, job: VirtualJob, lane: _Lane, took: float) -> None:
+        """Members of an array report an epoch, or it fails."""
+        members = list(lane.members.items())
+        for number, member in members:
+            if message := self._workload.error(member.trial, lane.epochs[number] + 1):
+                self.fail_array(job.job.id, lane.members.keys(), Outcome.RAISED, message)
+                return
+        reports = []
+        for number, member in members:
+            lane.epochs[number] = epoch = lane.epochs[number] + 1
+            report = self._workload.report(member.trial, epoch)
+            state = report.state if epoch < member.target or report.state is TrialState.FAILED else TrialState.PAUSED
+            reports.append(Report(number, epoch, report.metrics, took / len(members), state, report.reason))
+            if state is TrialState.PAUSED:
+                self._checkpoints[number] = epoch
+            if state is not TrialState.RUNNING:
+                del lane.members[number]
+        if reports:
+            self._said.append(Reported(job.job.id, tuple(reports), _losses(reports, took)))
+        if self.now - job.saved >= self.workplace.checkpoint_seconds:
+            self._save(job)
+
+    def _take_in(self, job: VirtualJob) -> None:
+        """Let members in, from where their checkpoints are; who is further than its study knows reports that again."""
+        joining, job.joining = job.joining, []
+        for array in joining:
+            lane = next((lane for lane in job.lanes if lane.key == array.key and not array.apart), None)
+            if lane is None:
+                key = self._key(array.members[0])  # its study may know none
+                lane = _Lane(array.key, self._workload.profile(key, job.device.kind))
+                job.lanes.append(lane)
+            for member in array.members:
+                number, trial = member.trial.number, member.trial
+                epoch = self._checkpoints.get(number, trial.start)
+                reports = [self._workload.report(trial, x) for x in range(member.start + 1, member.target + 1)]
+                reports = reports[: max(0, epoch - member.start)]
+                if reports:
+                    self._said.append(Reported(job.job.id, tuple(_as_of(x, member.target) for x in reports)))
+                if epoch < member.target:
+                    lane.members[number], lane.epochs[number] = member, epoch
+        job.lanes = deque(lane for lane in job.lanes if lane.members)
+
+    def _measure(self, job: VirtualJob) -> None:
+        """What a job finds out of itself when it has trained for a while."""
+        members = {lane.key: len(lane.members) for lane in job.lanes if lane.members}
+        if members:
+            self._said.append(MemoryMeasured(job.job.id, members, job.memory))
+        if len(members) > 1:
+            self._said.append(PackSpeedMeasured(job.job.id, tuple(members), 0.9))
+
+    def _save(self, job: VirtualJob) -> None:
+        job.saved = self.now
+        for lane in job.lanes:
+            self._checkpoints.update((number, lane.epochs[number]) for number in lane.members)
+
+    def _slowdown(self, device: Device) -> float:
+        return max(1.0, self._asked[device.name] / (1000 * device.compute))
+
+    def _key(self, member: Member) -> FusionKey:
+        return self._workload.key(member.trial)
+
+
+def _thousandths(job: Job) -> int:
+    """Of a device's compute that a job asks for; whole ones, whose sums do not depend on their order."""
+    return 0 if job.demand is None else round(1000 * job.demand.compute)
+
+
+def _as_of(report: Report, target: int) -> Report:
+    """A report that is made again, for a stretch that ends there."""
+    state = TrialState.PAUSED if report.epoch >= target else TrialState.RUNNING
+    return Report(report.trial, report.epoch, report.metrics, report.seconds, state)
+
+
+def _losses(reports: Collection[Report], took: float) -> TurnStats | None:
+    """The first metric of the best member stands for the training losses of the epoch."""
+    values = [_first(report.metrics) for report in reports if report.metrics]
+    return TurnStats(max(values), min(values), min(values), 1, took) if values else None
+
+
+def _first(metrics: Mapping[str, float]) -> float:
+    return next(iter(metrics.values()))

@@ -1,0 +1,125 @@
+"""What has to hold of a study after each step of its state machine, and at its end."""
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from shoal.backend.virtual import VirtualJob
+from shoal.core.job import Purpose
+from shoal.core.trial import Decision, TrialState
+from shoal.journal.audit import over_promised
+from shoal.journal.replay import replay
+from shoal.journal.view import JournalView
+from shoal.study.event import Due, Event
+from shoal.study.state import StudyState
+from shoal.testing.made_up import IN_ANY_ORDER, MadeUpStudy
+
+__all__ = ["Violation", "check_end", "check_step"]
+
+
+class Violation(BaseException):
+    """Something did not hold; no code of the study's may catch it."""
+
+
+def check_step(state: StudyState, event: Event, world: Mapping[str, VirtualJob], open_: Collection[str]) -> None:
+    """What has to hold after a step.
+
+    Args:
+        state: of the study, after it.
+        event: what happened in it.
+        world: the jobs that there are, by id.
+        open_: ids of the jobs of whose end the state machine has not been told.
+
+    Raises:
+        Violation: something does not hold.
+    """
+    if state.running.keys() != open_:
+        odd = min(state.running.keys() ^ set(open_))
+        raise Violation(f"{odd} holds a device, and is over" if odd in state.running else f"{odd} runs, unknown")
+    _check_devices(state, world)
+    if state.ending is not None or state.error is not None:
+        return
+    for standing in state.trials:
+        if standing.state is TrialState.RUNNING:
+            job, _ = state.running.get(standing.job, (None, None))
+            if job is None or job.purpose is not Purpose.TRAIN:
+                raise Violation(f"trial {standing.number} is lost: {standing.job} does not train it any more")
+            if not any(member.trial.number == standing.number for member in job.members):
+                raise Violation(f"trial {standing.number} is lost: it is none of {standing.job}'s")
+    if event is Due.PLAN:
+        for standing in state.trials.waiting():
+            if not state.reasons.get(standing.number):
+                raise Violation(f"trial {standing.number} waits without a reason")
+
+
+def _check_devices(state: StudyState, world: Mapping[str, VirtualJob]) -> None:
+    """No device holds more than its memory, and no node is asked for more than its cores."""
+    held: dict[str, int] = {}
+    for job in world.values():
+        held[job.device.name] = held.get(job.device.name, 0) + job.memory
+    promised: dict[str, float] = {}
+    for placed, device in state.running.values():
+        if placed.demand is not None:
+            promised[device.name] = promised.get(device.name, 0.0) + placed.demand.cores
+    for node in state.fleet.given.nodes:
+        for device in node.devices:
+            if held.get(device.name, 0) > device.memory:
+                raise Violation(f"{device.name} has {device.memory} bytes, and its jobs hold {held[device.name]}")
+        cores = sum(promised.get(device.name, 0.0) for device in node.devices)
+        if cores > node.cores * (1 + 1e-9):
+            raise Violation(f"{node.name} has {node.cores:g} cores, and {cores:g} are promised")
+
+
+def check_end(journal: JournalView, study: MadeUpStudy) -> Mapping[int, Any]:
+    """What has to hold when a study has ended.
+
+    Args:
+        journal: of the study.
+        study: what it is.
+
+    Returns:
+        Number of each trial -> its configuration, state, epochs and reports.
+
+    Raises:
+        Violation: something does not hold.
+    """
+    rows = {row.number: row for row in journal.trials()}
+    if left := [number for number, row in rows.items() if not row.state.final]:
+        raise Violation(f"trial {left[0]} is {rows[left[0]].state} though the study has ended")
+    if violations := over_promised(journal, study.cluster):
+        raise Violation(str(violations[0]))
+    _check_decisions(journal, study)
+    found = {}
+    for number, row in rows.items():
+        reports = {report.epoch: dict(report.metrics) for report in journal.curve(number) if report.metrics}
+        expected = range(row.trial.start + 1, row.epoch + 1)
+        if sorted(reports) != list(expected):
+            raise Violation(f"trial {number} is at epoch {row.epoch}, and has reported {sorted(reports)}")
+        for epoch, metrics in reports.items():
+            if metrics != study.workload.report(row.trial, epoch).metrics:
+                raise Violation(f"trial {number} has reported {metrics} at epoch {epoch}")
+        found[number] = (dict(row.config), row.state, row.epoch, reports)
+    if isinstance(study.algorithm(), IN_ANY_ORDER):
+        mine = {number: each[:3] for number, each in found.items()}
+        theirs = {number: (dict(x[0]), *x[1:]) for number, x in study.undisturbed().items()}
+        for number in sorted(mine.keys() | theirs.keys()):
+            if mine.get(number) != theirs.get(number):
+                why = rows[number].reason.replace("\n", " ") if number in rows else ""
+                raise Violation(f"trial {number} is {mine.get(number)}, and {theirs.get(number)} undisturbed; {why}")
+    return found
+
+
+def _check_decisions(journal: JournalView, study: MadeUpStudy) -> None:
+    """The decisions that were recorded are those of the algorithm where it is given the same reports again."""
+    algorithm = study.algorithm()
+    decisions: dict[int, Decision] = {}
+    for decision in replay(journal, algorithm, lambda groups: None):
+        decisions.setdefault(decision.trial, decision)
+    if not algorithm.finished:
+        raise Violation("the algorithm has not finished, though the study has")
+    retried = {int(number) for number in journal.study.get("retried", {}).get("after", {})}
+    for row in journal.trials():
+        decided = decisions.get(row.number)
+        if row.number in retried or row.state is TrialState.FAILED:
+            continue
+        if decided is None or decided.state is not row.state:
+            raise Violation(f"trial {row.number} is {row.state}, and its algorithm decides {decided}")

@@ -1,0 +1,21 @@
+"""Studies that are made up from a seed, and disturbed: what has to hold does, and a seed always gives the same."""
+
+from pathlib import Path
+
+import pytest
+
+from shoal.testing.simulation import FAULTS, simulate
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_what_has_to_hold_of_a_disturbed_study_does(seed: int, tmp_path: Path) -> None:
+    found = simulate(seed, base=tmp_path)
+    assert not found.violation, f"seed {seed}, with {dict(found.faults)}"
+    assert found.trials
+
+
+def test_a_seed_gives_the_same_study_and_the_same_faults(tmp_path: Path) -> None:
+    one, again = (simulate(7, base=tmp_path) for _ in range(2))
+    assert one == again
+    assert one.faults
+    assert one.faults.keys() <= FAULTS.keys()
