@@ -499,3 +499,34 @@ def test_the_end_of_a_job_is_heard_though_its_devices_cannot_be_recorded(
         stage.run(carrier)
     assert len(carrier.trained()) == 1
     assert not carrier.killed, "nobody waits until it would hang"
+
+
+def test_the_other_jobs_are_waited_for_though_the_end_of_one_on_a_full_disk_cannot_be_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard: list[str] = []
+
+    def script(job: Job) -> list[Event]:
+        if len(carrier.trained()) == 2:
+            return [Ended(job.id, Outcome.STORAGE_FULL, "no room for a checkpoint")]
+        return well(job)
+
+    def job_ended(journal: Journal, job: str, *rest: object, **named: object) -> dict[int, int]:
+        if len(carrier.trained()) == 2:
+            raise StorageFullError("no room for the journal")
+        return record(journal, job, *rest, **named)  # type: ignore[arg-type]
+
+    def poll(timeout: float) -> list[Event]:
+        events = say(timeout)
+        heard.extend(event.job for event in events if isinstance(event, Ended))
+        return events
+
+    two = brackets(tmp_path / "study")
+    carrier, stage = backend(script), Guarded(two.directory, two.make, two.space, 2, Sight(dict, 0))
+    record, say = Journal.job_ended, carrier.poll
+    monkeypatch.setattr(Journal, "job_ended", job_ended)
+    monkeypatch.setattr(carrier, "poll", poll)
+    with pytest.raises(StorageFullError, match="no room for the journal"):
+        stage.run(carrier)
+    assert len(carrier.trained()) == 2
+    assert {job.id for job in carrier.started} == set(heard), "the other job saved its trials, and ended"

@@ -97,8 +97,7 @@ class Engine:
         if not self._events:
             self._events.extend(self._backend.poll(timeout))
         while self._events:
-            event = self._events[0]
-            if isinstance(event, Ended) and event.outcome in DIED:  # its device may be lost
+            if isinstance(event := self._events[0], Ended) and event.outcome in DIED:  # its device may be lost
                 self._look_at_devices(at_once=True)
             self._happen(self._events.popleft())
 
@@ -109,8 +108,9 @@ class Engine:
 
     def _happen(self, event: Event) -> None:
         state = self._core.state
-        self._do(self._core.step(event, self._clock()))
+        step = self._core.step(event, self._clock())
         (error, state.error), (cause, state.stopped) = (state.error, None), (state.stopped, None)
+        self._do(step)
         if error is not None:
             raise error
         if cause is not None:
