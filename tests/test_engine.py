@@ -289,7 +289,8 @@ class Stage:
     def open(self) -> Journal:
         if (self.directory / "journal.sqlite").exists():
             return Journal.open(self.directory)
-        return Journal.create(self.directory, {"metric": "loss", "mode": "min"}, task=b"", algorithm=b"")
+        study = {"metric": "loss", "mode": "min", "space": self.space.to_json()}
+        return Journal.create(self.directory, study, task=b"", algorithm=b"")
 
     def engine(
         self,

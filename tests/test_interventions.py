@@ -15,6 +15,7 @@ from test_engine import (
     Scripted,
     Stage,
     backend,
+    failing,
     four,
     nothing,
     run_with_kills,
@@ -23,20 +24,22 @@ from test_engine import (
 from test_engine_suspending import Restless
 from typer.testing import CliRunner
 
-from shoal.backend.base import Event, MembersLeft
+from shoal.backend.base import Event, MembersLeft, Outcome
 from shoal.cli.app import app
 from shoal.core.device import Cluster
 from shoal.core.errors import PolicyError, ShoalError
 from shoal.core.job import JobUpdate, Purpose
-from shoal.core.trial import TrialState
+from shoal.core.trial import Origin, TrialState
 from shoal.journal.requests import leave, pending
 from shoal.journal.rows import TrialRow
 from shoal.journal.view import JournalView
 from shoal.report.interventions import Intervention, intervention_text, interventions
+from shoal.report.snapshot import snapshot
 from shoal.results import Study
 from shoal.schedule.action import Plan
 from shoal.schedule.base import JobView
 from shoal.schedule.fifo import Fifo
+from shoal.worker.files import checkpoints, folder
 
 Then = tuple[Callable[[Sequence[TrialRow]], bool], Callable[[Study], object]]
 """When something is to be asked, by the trials as they are then; and what."""
@@ -243,6 +246,8 @@ def test_what_is_asked_while_nobody_runs_the_study_is_done_when_it_goes_on(tmp_p
     with pytest.raises(ShoalError, match=r"trial 1 of the study in .* is paused already"):
         study.pause([1])
     study.resume([1])
+    said = " ".join(CliRunner().invoke(app, ["status", str(stage.directory)]).output.split())
+    assert "shoal: to be done: pause trials 1, 2 shoal: to be done: resume trial 1" in said
     carrier = asking(stage, (complete(3), lambda study: study.resume([2])))
     stage.run(carrier)
     assert [[m.trial.number for m in job] for job in carrier.trained()] == [[0, 1, 3], [2]]
@@ -353,7 +358,7 @@ def test_a_trial_stopped_at_the_end_of_its_budget_is_not_trained_when_its_algori
     assert stage.outcome() == before
 
 
-@pytest.mark.parametrize("method", ["intervened", "overruled", "asked", "reported", "job_ended"])
+@pytest.mark.parametrize("method", ["intervened", "overruled", "asked"])
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_kill_while_trials_are_stopped_changes_nothing(
     method: str, when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -430,6 +435,12 @@ def test_a_policy_that_is_unknown_is_refused_before_anything_is_sent_and_by_the_
         ("trial pause DIR", 2, "Missing argument 'N...'"),
         ("trial resume DIR 1", 1, "trial 1 .* is not paused"),
         ("trial stop DIR 3", 0, "trial 3 will be stopped when the study goes on"),
+        ("trial add DIR --set x=2.0 --epochs 3", 0, "a trial will be added with x=2 when the study goes on"),
+        ("trial add DIR --set x=5 --epochs 3", 1, "`x` is 5, and the space has choice"),
+        ("trial add DIR --set x=5 --epochs 3 --outside", 0, "a trial will be added with x=5 when"),
+        ("trial add DIR --set x --epochs 3", 2, "'x' is not NAME=VALUE, such as lr=0.01"),
+        ("trial clone DIR 1 --set x=4.0 --anew", 0, "a clone of trial 1 will be added with x=4 when the study goes on"),
+        ("trial clone DIR 1", 1, "no checkpoint of the end of an epoch now"),
         ("policy DIR fifo", 0, "policy fifo will be followed when the study goes on"),
         ("policy DIR lifo", 2, "'lifo' is not one of auto, best_fit"),
     ],
@@ -442,3 +453,173 @@ def test_what_the_commands_say(arguments: str, status: int, words: str, tmp_path
     said = " ".join((done.output or str(done.exception)).replace("│", " ").split())
     assert re.search(words, said)
     assert len(pending(stage.directory)) == (status == 0)
+
+
+ADDED = 1_000_000
+
+
+def rows_of(stage: Stage) -> dict[int, TrialRow]:
+    return {row.number: row for row in Study(stage.directory).trials}
+
+
+@pytest.mark.parametrize("make", [MAKERS["hyperband"], MAKERS["asha"], MAKERS["optuna"]], ids=["sha", "asha", "optuna"])
+def test_an_added_trial_is_trained_and_counts_and_the_algorithm_goes_on_without_it(
+    make: Callable[[], Any], tmp_path: Path
+) -> None:
+    def place(directory: Path) -> Stage:
+        return Stage(directory, make)
+
+    stage = place(tmp_path / "study")
+    stage.run(asking(stage, (reached(0, 1), lambda study: study.add({"x": 1e-6}, 4))))
+    mine = rows_of(stage)[ADDED]
+    assert (mine.state, mine.epoch, mine.target, mine.config) == (TrialState.COMPLETE, 4, 4, {"x": 1e-6})
+    assert mine.reason == "added by a user, up to its budget"
+    others = [row for row in stage.outcome() if row[0] != ADDED]
+    alone = undisturbed(tmp_path, place)
+    if make is not MAKERS["asha"]:  # whose decisions depend on who is first
+        assert others == alone
+    assert Study(stage.directory).best_trial.number == ADDED
+    assert Study(stage.directory).dataframe()["trial"].tolist()[-1] == ADDED
+    before = stage.outcome()
+    stage.run(backend())  # a replay proposes what was proposed
+    assert stage.outcome() == before
+
+
+def test_a_trial_is_added_to_a_study_that_has_ended_and_another_by_someone_else(tmp_path: Path) -> None:
+    stage = four(tmp_path / "study")
+    stage.run(backend())
+    study = Study(stage.directory)
+    study.add({"x": 2.0}, 3)
+    study.clone(3, {"x": 3.0}, anew=True)
+    said = CliRunner().invoke(app, ["status", str(stage.directory)]).output
+    assert "to be done: add trial with x=2 to epoch 3" in said
+    assert "to be done: clone of trial 3 with x=3 to epoch 2" in said
+    stage.run(backend())
+    assert {number: (row.config["x"], row.epoch, row.trial.origin) for number, row in rows_of(stage).items()} == {
+        **{number: (number + 1.0, 2, None) for number in range(4)},
+        ADDED: (2.0, 3, None),
+        ADDED + 1: (3.0, 2, None),
+    }
+    assert noted(stage) == [("add trial", (ADDED,), ()), ("clone", (ADDED + 1,), ())]
+    seeds = {row.seed for row in rows_of(stage).values()}
+    assert len(seeds) == 6
+    assert snapshot(study._journal(), 0.0).finished
+
+
+def saved(stage: Stage, number: int, *names: str) -> None:
+    """As if a worker had written these checkpoints."""
+    folder(stage.directory, number).mkdir(parents=True)
+    for name in names:
+        (folder(stage.directory, number) / name).write_bytes(b"what it has learnt")
+
+
+def test_a_clone_goes_on_from_the_newest_end_of_an_epoch_that_is_saved(tmp_path: Path) -> None:
+    stage = four(tmp_path / "study")
+    stage.run(backend())
+    saved(stage, 1, "000001-000000-0badcafe.pt", "000002-000000-0badcafe.pt")
+    study = Study(stage.directory)
+    with pytest.raises(ShoalError, match=r"begins at epoch 2, where trial 1 stands, .* epoch 2; name a later one"):
+        study.clone(1)
+    assert study.clone(1, {"x": 4.0}, epochs=5) == {"x": 4.0}
+    carrier = backend()
+    stage.run(carrier)
+    row = rows_of(stage)[ADDED]
+    assert (row.state, row.epoch, row.trial.origin) == (TrialState.COMPLETE, 5, Origin(1, 2))
+    assert [(m.trial.number, m.start, m.target) for job in carrier.trained() for m in job] == [(ADDED, 2, 5)]
+    assert [path.name for path in checkpoints(stage.directory, ADDED)] == ["000002-000000-0badcafe.pt"]
+    with closing(stage.open()) as journal:
+        (each,) = interventions(journal.study)
+    assert intervention_text(each).endswith(f"clone trial {ADDED}: of trial 1, from its weights at epoch 2")
+
+
+def test_a_clone_whose_checkpoint_is_gone_fails_and_the_others_go_on(tmp_path: Path) -> None:
+    stage = half_way(tmp_path)
+    saved(stage, 0, "000001-000000-0badcafe.pt")
+    Study(stage.directory).clone(0)
+    for path in checkpoints(stage.directory, 0):
+        path.unlink()
+    stage.run(backend())
+    assert rows_of(stage)[ADDED].state is TrialState.FAILED
+    assert "whose checkpoint is gone" in rows_of(stage)[ADDED].reason
+    assert stage.outcome()[:4] == undisturbed(tmp_path, four)
+
+
+def test_weights_that_do_not_fit_a_clone_fail_it_and_not_the_study(tmp_path: Path) -> None:
+    stage = half_way(tmp_path)
+    saved(stage, 0, "000001-000000-0badcafe.pt")
+    Study(stage.directory).clone(0, {"x": 99.0}, outside=True)
+    stage.run(backend(failing(ADDED, outcome=Outcome.UNUSABLE)))
+    assert (rows_of(stage)[ADDED].state, rows_of(stage)[ADDED].failures) == (TrialState.FAILED, 3)
+    assert stage.outcome()[:4] == undisturbed(tmp_path, four)
+
+
+def test_a_value_outside_its_domain_is_noted_and_shown_everywhere(tmp_path: Path) -> None:
+    stage = half_way(tmp_path)
+    Study(stage.directory).add({"x": 9.5, "y": "new"}, 2, outside=True)
+    stage.run(backend())
+    with closing(stage.open()) as journal:
+        (each,) = interventions(journal.study)
+    assert (
+        each.text
+        == "outside the space: `y` is not in the space; `x` is 9.5, and the space has choice([1.0, 2.0, 3.0, 4.0])"
+    )
+    study = Study(stage.directory)
+    assert study.grid().cells
+    assert study.dataframe()["config.x"].tolist()[-1] == 9.5
+    theirs = study.to_optuna().trials[-1]
+    assert (theirs.params, theirs.user_attrs["config"]) == ({}, {"x": 9.5, "y": "new"})
+    for command in ("status", "trials", "report"):
+        assert CliRunner().invoke(app, [command, str(stage.directory)]).exit_code == 0
+
+
+@pytest.mark.parametrize("method", ["intervened", "trial_added", "decided"])
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_kill_while_trials_are_added_changes_nothing(
+    method: str, when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stages = [Stage(tmp_path / name, MAKERS["hyperband"]) for name in ("undisturbed", "study")]
+    for stage in stages:
+        with pytest.raises(Killed):
+            stage.run(asking(stage, (reached(1, 1), die)))
+        study = Study(stage.directory)
+        study.add({"x": 0.25}, 3)
+        study.clone(2, {"x": 0.5}, epochs=2, anew=True)
+    stages[0].run(backend())
+    assert run_with_kills(method, when, lambda: stages[1].run(backend()), monkeypatch)
+    assert stages[1].outcome() == stages[0].outcome()
+    assert [row[0] for row in stages[1].outcome()[-2:]] == [ADDED, ADDED + 1]
+
+
+@pytest.mark.parametrize(
+    ("ask", "words"),
+    [
+        (lambda study: study.add({"x": 9.0}, 2), r"`x` is 9.0, and the space has choice.*Mend it, or allow it"),
+        (lambda study: study.add({}, 2), "`x` is missing"),
+        (lambda study: study.add({"x": 1.0, "lr": 1}, 2), "`lr` is not in the space"),
+        (lambda study: study.add({"x": 1.0}, 0), "`epochs` must be an integer of at least 1, got 0"),
+        (
+            lambda study: study.add({"x": {1.0}}, 2, outside=True),
+            "the config of the trial cannot be kept in the journal",
+        ),
+        (lambda study: study.clone(9), "has no trial 9; its trials are 0-3"),
+        (lambda study: study.clone(1, {"x": 7}), "`x` is 7, and the space has choice"),
+        (lambda study: study.clone(1, {"x.y": 7}), "`x.y` cannot be changed, for `x` is 2.0 and holds no values"),
+        (lambda study: study.clone(1), "no checkpoint of the end of an epoch now, it is running at epoch 1; clone it"),
+    ],
+)
+def test_what_cannot_be_added_is_refused_in_words(ask: Callable[[Study], object], words: str, tmp_path: Path) -> None:
+    stage = half_way(tmp_path)
+    with pytest.raises(ShoalError, match=words):
+        ask(Study(stage.directory))
+    assert not (stage.directory / "requests").exists()
+
+
+def test_what_a_study_cannot_add_is_noted(tmp_path: Path) -> None:
+    stage = half_way(tmp_path)
+    given = {"config": {"x": 9.0}, "epochs": 2, "origin": {"trial": 7, "epoch": 1}}
+    leave(stage.directory, "clone", given=given)
+    stage.run(backend())
+    ((_, numbers, refused),) = noted(stage)
+    assert numbers == ()
+    assert refused == ("`x` is 9.0, and the space has choice([1.0, 2.0, 3.0, 4.0])", "there is no trial 7")
+    assert stage.outcome() == undisturbed(tmp_path, four)

@@ -2,12 +2,12 @@
 
 import logging
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from shoal.core.errors import ShoalError
-from shoal.core.trial import TrialState
+from shoal.core.trial import Config, TrialState
 from shoal.journal.requests import leave
 from shoal.journal.rows import TrialRow
 from shoal.journal.view import JournalView
@@ -252,6 +252,58 @@ class Study:
             JournalError: as of `pause`.
         """
         asking.policy(self.directory, name)
+
+    def add(self, config: Config, epochs: int, *, outside: bool = False) -> Config:
+        """Have a trial of your own trained: by the process that runs the study, or else once it is resumed.
+
+        Its number is 1000000 or above. What it reports counts in tables and for the best trial. The algorithm is not
+        told, and does not decide about it: it is COMPLETE when it has trained so far.
+
+        Args:
+            config: of the trial; constants of the space need not be given.
+            epochs: that it is trained.
+            outside: whether the config may be none of the space; `shoal status` and the journal say what is outside.
+
+        Returns:
+            Its whole config.
+
+        Raises:
+            ShoalError: the config is none of the space, and that is not allowed, or cannot be kept; or `epochs` is no
+                number of epochs.
+            JournalError: as of `pause`.
+        """
+        return asking.add(self.directory, config, epochs, outside=outside)
+
+    def clone(
+        self,
+        number: int,
+        changes: Mapping[str, Any] | None = None,
+        *,
+        epochs: int | None = None,
+        anew: bool = False,
+        outside: bool = False,
+    ) -> Config:
+        """Have a trial trained that is as another one but for some changes, as of `add`.
+
+        It begins with what the other had learnt at the end of its newest epoch that is saved, its optimizer's state
+        included, as far as that fits.
+
+        Args:
+            number: of the other.
+            changes: name of a parameter, with dots where it is nested -> its value.
+            epochs: up to which it is trained, those of the other included; None: as far as the other.
+            anew: whether it begins with weights of its own instead.
+            outside: as of `add`.
+
+        Returns:
+            Its whole config.
+
+        Raises:
+            ShoalError: there is no such trial; no end of an epoch of it is saved; no epochs are left to be trained; or
+                as of `add`.
+            JournalError: as of `pause`.
+        """
+        return asking.clone(self.directory, number, changes or {}, epochs=epochs, anew=anew, outside=outside)
 
     def rerun(self, number: int, devices: str | Sequence[str] | None = None) -> Rerun:
         """Train a trial again, alone, in this process, and compare its metrics with those recorded.

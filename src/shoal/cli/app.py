@@ -46,11 +46,10 @@ from shoal.report.drawing import check_drawing
 from shoal.report.gantt import draw_gantt
 from shoal.report.grid import StudyGrid, grid_json, study_grid
 from shoal.report.heat_map import HeatMap
-from shoal.report.interventions import asked_text
 from shoal.report.ranking import front, nobody, ranked
 from shoal.report.snapshot import snapshot
 from shoal.report.table import best_table, snapshot_json, status_table, trial_json, trials_table
-from shoal.report.text import numbers_text
+from shoal.report.text import numbers_text, request_text
 from shoal.results import Study
 from shoal.schedule.registry import POLICIES
 from shoal.simulate.result import faults, outcome_json, outcomes_table
@@ -215,7 +214,7 @@ def status(
         print_table(HeatMap(shown, runs=now.pid is not None))
     for each in asked:
         if each.verb not in ("add", "remove", "retry"):
-            say(f"to be done: {asked_text(each.verb, each.trials, each.given.get('policy', ''))}")
+            say(f"to be done: {request_text(each)}")
     if now.pid and now.at_rest:
         remedy = command("trial resume", directory, *map(str, now.held))
         say(f"all trials that are open are paused, so it waits; {remedy} lets them go on")

@@ -1,19 +1,27 @@
 """`shoal trial`: what users ask of single trials."""
 
+import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from shoal.cli.options import AsJson, StudyDirectory
 from shoal.cli.when import say_when
+from shoal.report.text import config_text
 from shoal.results import Study
+from shoal.study import asking
 
 __all__ = ["app"]
 
 app = typer.Typer(no_args_is_help=True, context_settings={"help_option_names": ["-h", "--help"]})
 
 
+_Values = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="NAME=VALUE", help="A value of its configuration: lr=0.01, optimizer.name=sgd."),
+]
+_Outside = Annotated[bool, typer.Option("--outside", help="Allow values that are not in the space; that is noted.")]
 _Numbers = Annotated[list[int], typer.Argument(metavar="N...", help="Of trials.")]
 
 
@@ -59,6 +67,58 @@ def resume(directory: StudyDirectory, numbers: _Numbers, as_json: AsJson = False
 def stop(directory: StudyDirectory, numbers: _Numbers, as_json: AsJson = False) -> None:
     """End trials for good; what they have reported counts, and the algorithm goes on as if they had failed."""
     _say(directory, Study(directory).stop(numbers), "stopped", as_json)
+
+
+@app.command()
+def add(
+    directory: StudyDirectory,
+    epochs: Annotated[int, typer.Option(min=1, help="That it is trained.")],
+    values: _Values = None,
+    outside: _Outside = False,
+    as_json: AsJson = False,
+) -> None:
+    """Train a configuration of your own, beside those of the algorithm; its number is 1000000 or above.
+
+    It counts in tables and for the best trial. The algorithm is not told.
+    """
+    nested = asking.changed({}, _parsed(values))
+    config = Study(directory).add(nested, epochs, outside=outside)
+    say_when(directory, f"a trial will be added with {config_text(config)}", {"config": config}, as_json)
+
+
+@app.command()
+def clone(
+    directory: StudyDirectory,
+    number: Annotated[int, typer.Argument(metavar="N", help="Of a trial.")],
+    values: _Values = None,
+    epochs: Annotated[
+        int | None, typer.Option(min=1, help="Up to which it is trained; by default as far as trial N.")
+    ] = None,
+    anew: Annotated[bool, typer.Option("--anew", help="Begin with weights of its own.")] = False,
+    outside: _Outside = False,
+    as_json: AsJson = False,
+) -> None:
+    """Train a trial again with some values changed, from its weights at the end of an epoch or anew.
+
+    The clone is a trial of its own, as of shoal trial add.
+    """
+    config = Study(directory).clone(number, _parsed(values), epochs=epochs, anew=anew, outside=outside)
+    what = f"a clone of trial {number} will be added with {config_text(config)}"
+    say_when(directory, what, {"source": number, "config": config}, as_json)
+
+
+def _parsed(values: list[str] | None) -> dict[str, Any]:
+    """Name -> value of each "name=value"; a value is JSON, or else text as it stands."""
+    found: dict[str, Any] = {}
+    for text in values or ():
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise typer.BadParameter(f"{text!r} is not NAME=VALUE, such as lr=0.01", param_hint="--set")
+        try:
+            found[name] = json.loads(value)
+        except json.JSONDecodeError:
+            found[name] = value
+    return found
 
 
 def _say(directory: Path, asked: list[int], what: str, as_json: bool) -> None:

@@ -37,6 +37,7 @@ __all__ = [
     "StopJob",
     "StoppedAlike",
     "StudyChanged",
+    "TrialAdded",
     "TrialsReported",
     "TrialsStopped",
     "UpdateJob",
@@ -232,6 +233,19 @@ class Requeued:
 
 
 @dataclass(frozen=True)
+class TrialAdded:
+    """A user has added a trial, which waits.
+
+    Args:
+        trial: a new one.
+        target: epochs up to which it is to be trained.
+    """
+
+    trial: Trial
+    target: int
+
+
+@dataclass(frozen=True)
 class TrialsStopped:
     """Trials are STOPPED, whatever they were, and not by the algorithm.
 
@@ -284,6 +298,7 @@ Record = (
     | DevicesChanged
     | StudyChanged
     | Requeued
+    | TrialAdded
     | TrialsStopped
     | Intervened
     | StoppedAlike

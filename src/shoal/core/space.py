@@ -154,6 +154,15 @@ class Space:
             raise SpaceError(f"{config!r} is no configuration of {self!r}")
         return found
 
+    def faults(self, config: Mapping[str, Any]) -> tuple[str, ...]:
+        """Why a configuration is none of this space, a line for each value that is at fault; none if it is one."""
+        return tuple(_faults(self._root, config, ""))
+
+    def constants(self) -> dict[str, Any]:
+        """What every configuration has, nested as it is; what is searched is left out."""
+        found: dict[str, Any] = _constants(self._root)
+        return found
+
     def domains(self) -> dict[str, tuple[Domain, bool]]:
         """Every parameter there is: path -> its domain, and whether it exists only where some option is picked."""
         return dict(_parameters(self._root, "", conditional=False))
@@ -336,6 +345,29 @@ def _traced(node: Any, value: Any, path: str) -> dict[str, tuple[Domain, Any]] |
             return {key: found for part in parts if part is not None for key, found in part.items()}
         case _:
             return {} if type(value) is type(node) and value == node else None
+
+
+def _faults(node: Any, value: Any, path: str) -> Iterator[str]:
+    """What is wrong with a value that is to come from a node, in words."""
+    if not isinstance(node, dict):
+        if _traced(node, value, path) is None:
+            yield f"`{path}` is {value!r}, and the space has {node!s}"
+    elif not isinstance(value, Mapping):
+        yield f"`{path}` is {value!r}, and the space has a dict of {', '.join(node) or 'nothing'}"
+    else:
+        yield from (f"`{_join(path, name)}` is missing" for name in node if name not in value)
+        yield from (f"`{_join(path, name)}` is not in the space" for name in value if name not in node)
+        for name, inner in node.items():
+            if name in value:
+                yield from _faults(inner, value[name], _join(path, name))
+
+
+def _constants(node: dict[str, Any]) -> dict[str, Any]:
+    return {
+        name: _constants(value) if isinstance(value, dict) else copy.deepcopy(value)
+        for name, value in node.items()
+        if not isinstance(value, Domain)
+    }
 
 
 def _parameters(node: Any, path: str, *, conditional: bool) -> Iterator[tuple[str, tuple[Domain, bool]]]:

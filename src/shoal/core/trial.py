@@ -7,12 +7,16 @@ from enum import StrEnum
 from typing import Any
 
 __all__ = [
-    *("Budget", "Config", "Decision", "Origin", "Report", "Trial", "TrialGroup", "TrialState"),
+    *("FIRST_ADDED", "Budget", "Config", "Decision", "Origin", "Report", "Trial", "TrialGroup", "TrialState"),
     *("derive_seed", "step_seed"),
 ]
 
 Config = Mapping[str, Any]
 """One point of a search space: names to plain values, nested as the space is."""
+
+
+FIRST_ADDED = 1_000_000
+"""Trials that users add to a study are numbered from here on; those of its algorithm have smaller numbers."""
 
 
 class TrialState(StrEnum):
@@ -83,7 +87,7 @@ class Trial:
     """One configuration under a number that is unique in its study.
 
     Args:
-        number: 0, 1, 2, ... in the order of proposal.
+        number: 0, 1, 2, ... in the order of proposal; from `FIRST_ADDED` on of those that users add.
         config: what the task's methods get.
         seed: of initial weights and dropout.
         data_seed: of the order of samples; trials that share it can share their batches.
@@ -100,6 +104,11 @@ class Trial:
     def start(self) -> int:
         """Epochs that its weights have behind them when it begins."""
         return 0 if self.origin is None else self.origin.epoch
+
+    @property
+    def is_added(self) -> bool:
+        """Whether a user has added it to the study, so that no algorithm decides about it."""
+        return self.number >= FIRST_ADDED
 
 
 @dataclass(frozen=True)

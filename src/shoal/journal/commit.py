@@ -17,6 +17,7 @@ from shoal.core.command import (
     Requeued,
     StoppedAlike,
     StudyChanged,
+    TrialAdded,
     TrialsReported,
     TrialsStopped,
     Waiting,
@@ -68,6 +69,8 @@ def _write(journal: Journal, record: Record) -> None:
             journal.put(record.key, record.value)
         case Requeued():
             journal.retry(record.trials, record.request)
+        case TrialAdded():
+            journal.trial_added(record.trial, record.target)
         case TrialsStopped():
             journal.overruled(record.trials, record.reason)
         case Intervened():

@@ -14,7 +14,7 @@ from shoal.core.errors import JournalError
 from shoal.core.job import Purpose
 from shoal.core.objective import objectives
 from shoal.core.space import Space, is_number
-from shoal.core.trial import Budget, Origin, Report, Trial, TrialGroup, TrialState
+from shoal.core.trial import FIRST_ADDED, Budget, Origin, Report, Trial, TrialGroup, TrialState
 from shoal.journal.lock import holder
 from shoal.journal.rows import UNFAILED, Ask, DeviceRow, JobRow, Promise, Run, TrialRow
 from shoal.journal.schema import FILE_NAME, open_existing, readable, translated
@@ -145,7 +145,8 @@ class JournalView:
     def events(self) -> Iterator[Ask | Report]:
         """What drove the algorithm, in order: the same calls bring a fresh one into the same state.
 
-        Asks that proposed nothing are not among them, nor are reports of trials that were tried again.
+        Asks that proposed nothing are not among them, nor are reports of trials that were tried again, or that users
+        have added.
         """
         retried = self.retried
         trials = {row.number: row.trial for row in self.trials()}
@@ -153,7 +154,7 @@ class JournalView:
             (seq, _ask(free, proposed, trials))
             for seq, free, proposed in self._rows("SELECT seq, free, proposed FROM asks ORDER BY seq")
         ]
-        rows = self._rows(f"{_REPORT} ORDER BY seq")
+        rows = self._rows(f"{_REPORT} WHERE trial < ? ORDER BY seq", FIRST_ADDED)
         reports = ((seq, self._report((seq, *row))) for seq, *row in rows if seq <= retried.get(row[0], seq))
         for _, event in heapq.merge(asks, reports, key=itemgetter(0)):
             yield event
@@ -289,6 +290,13 @@ class JournalView:
             *_UNENDED,
         )
         return done, done + open_
+
+    def added(self) -> tuple[int, int]:
+        """How many trials users have added, and epochs that these are trained in all."""
+        ((trials, epochs),) = self._rows(
+            "SELECT count(*), coalesce(sum(target - start), 0) FROM trials WHERE number >= ?", FIRST_ADDED
+        )
+        return trials, epochs
 
     def epochs_lost(self) -> int:
         """Epochs that trials were asked for and will not do, since they have failed."""

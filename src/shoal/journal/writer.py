@@ -18,7 +18,7 @@ from shoal.core.errors import AlgorithmError, JournalError
 from shoal.core.event import Outcome
 from shoal.core.job import Job, Purpose
 from shoal.core.objective import objectives
-from shoal.core.trial import Decision, Report, TrialGroup, TrialState
+from shoal.core.trial import Decision, Report, Trial, TrialGroup, TrialState
 from shoal.journal.codec import encode, storable
 from shoal.journal.lock import WriterLock
 from shoal.journal.record import record
@@ -29,6 +29,12 @@ from shoal.sources import Edit, followed, sources
 __all__ = ["Journal"]
 
 _FINAL = "({})".format(", ".join(f"'{state}'" for state in TrialState if state.final))
+
+_NEW = (
+    "INSERT INTO trials (number, config, seed, data_seed, origin, start, epoch, state, target) "
+    "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
+)
+_AGAIN = "state = excluded.state, target = excluded.target, reason = ''"
 
 
 class Journal(JournalView):
@@ -178,12 +184,13 @@ class Journal(JournalView):
 
         `study["edits"]` keeps each time: which files, what changed, and the trials that had not ended.
         """
-        open_ = [row.number for row in self.trials() if not row.state.final]
+        trials = self.trials()
+        open_ = [row.number for row in trials if not row.state.final]
         entry = {
             "time": self._clock(),
             "files": {edit.path: edit.text for edit in edits},
             "open": open_,
-            "next": sum(self.states().values()),
+            "next": sum(not row.trial.is_added for row in trials),
         }
         with self.transaction():
             self.put("edits", [*self.study.get("edits", []), entry])
@@ -206,21 +213,7 @@ class Journal(JournalView):
             {"name": group.name, "epochs": group.budget.epochs, "trials": [trial.number for trial in group.trials]}
             for group in groups
         ]
-        rows = [
-            (
-                trial.number,
-                encode(trial.config, f"the config of trial {trial.number}"),
-                trial.seed,
-                trial.data_seed,
-                None if trial.origin is None else trial.origin.trial,
-                trial.start,
-                trial.start,
-                TrialState.PENDING,
-                group.budget.epochs,
-            )
-            for group in groups
-            for trial in group.trials
-        ]
+        rows = [_new(trial, group.budget.epochs) for group in groups for trial in group.trials]
         with self.transaction():
             self._rows(
                 "INSERT INTO asks (seq, time, free, proposed) VALUES (?, ?, ?, ?)",
@@ -229,12 +222,16 @@ class Journal(JournalView):
                 free,
                 json.dumps(proposed),
             )
-            self._many(
-                "INSERT INTO trials (number, config, seed, data_seed, origin, start, epoch, state, target) "
-                "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) "
-                "ON CONFLICT (number) DO UPDATE SET state = excluded.state, target = excluded.target, reason = ''",
-                rows,
-            )
+            self._many(f"{_NEW} ON CONFLICT (number) DO UPDATE SET {_AGAIN}", rows)
+
+    def trial_added(self, trial: Trial, target: int) -> None:
+        """A user has added a trial, which waits.
+
+        Args:
+            trial: a new one.
+            target: epochs up to which it is to be trained.
+        """
+        self._rows(_NEW, *_new(trial, target))
 
     def reported(self, job: str, reports: Iterable[Report]) -> list[Report]:
         """Trials of a job have reported.
@@ -512,6 +509,14 @@ class Journal(JournalView):
     def _many(self, sql: str, rows: Iterable[tuple[object, ...]]) -> None:
         with self.transaction(), translated(self.directory):
             self._connection.executemany(sql, rows)
+
+
+def _new(trial: Trial, target: int) -> tuple[object, ...]:
+    """The row of a trial that waits and has reported nothing."""
+    config = encode(trial.config, f"the config of trial {trial.number}")
+    origin = None if trial.origin is None else trial.origin.trial
+    start = trial.start
+    return trial.number, config, trial.seed, trial.data_seed, origin, start, start, TrialState.PENDING, target
 
 
 def _known(demand: Demand | None) -> tuple[int | None, float | None]:

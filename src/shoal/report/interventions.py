@@ -60,4 +60,5 @@ def intervention_text(each: Intervention) -> str:
 def asked_text(verb: str, trials: Sequence[int], text: str = "") -> str:
     """What was asked for, in words: "pause trials 3, 7"."""
     named = f" trial{'s' if len(trials) > 1 else ''} {', '.join(map(str, trials))}" if trials else ""
-    return f"{verb}{named}{f': {text}' if text and named else f' {text}' if text else ''}"
+    said = verb.removesuffix(" trial") if named else verb
+    return f"{said}{named}{f': {text}' if text and named else f' {text}' if text else ''}"

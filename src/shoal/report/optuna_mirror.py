@@ -26,9 +26,9 @@ def mirror(
 ) -> "optuna.Study":
     """Read a study's journal again and again, and write what is new to a study of Optuna's, until nobody runs it.
 
-    The trials there have the same numbers. What is in the storage is the only memory, so that a mirror that was killed
-    is followed by another. There must be one at a time. A trial that has failed there stays so, also when it is tried
-    again: Optuna changes no trial that has ended.
+    The trials there have the same numbers, so those that users have added are left out. What is in the storage is the
+    only memory, so that a mirror that was killed is followed by another. There must be one at a time. A trial that has
+    failed there stays so, also when it is tried again: Optuna changes no trial that has ended.
 
     Args:
         directory: of the study.
@@ -84,7 +84,8 @@ class _Follower:
 
     def look(self) -> None:
         """Write what is new."""
-        news = [row for row in self._journal.trials() if self._seen.get(row.number) != _standing(row)]
+        rows = (row for row in self._journal.trials() if not row.trial.is_added)
+        news = [row for row in rows if self._seen.get(row.number) != _standing(row)]
         there = self.study.get_trials(deepcopy=False) if news else []
         for row in news:
             if row.number < len(there):

@@ -194,7 +194,8 @@ def frozen(
     """A trial as Optuna has it.
 
     Its values at the end of each epoch are intermediate values; parameters are called by their paths, and a choice
-    whose options are no plain values is the position of one.
+    whose options are no plain values is the position of one. A trial whose config is none of the space, as its user
+    wanted, has no parameters there, but its config as an attribute.
 
     Args:
         row: the trial.
@@ -204,7 +205,8 @@ def frozen(
     """
     import optuna
 
-    parameters = space.parameters(row.config)
+    outside = bool(space.faults(row.config))  # a user has added it
+    parameters = {} if outside else space.parameters(row.config)
     there = state(row, objectives)
     shown = values(row, objectives) if there.is_finished() else None
     return optuna.trial.create_trial(
@@ -216,5 +218,5 @@ def frozen(
         },
         distributions={path: domain.to_optuna() for path, (domain, _) in parameters.items()},
         intermediate_values=curve(reports, objectives),
-        user_attrs=dict(attributes(row)),
+        user_attrs={**attributes(row), **({"config": dict(row.config)} if outside else {})},
     )

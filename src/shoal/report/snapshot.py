@@ -110,7 +110,8 @@ class Snapshot:
         pid: of the process that runs it; None when nobody does.
         front: of several metrics, the trials that no other dominates, by the first metric.
         failing: the trials that have failed and are tried again.
-        totals: what the algorithm said beforehand that it will ask for; None where that is not known.
+        totals: what the algorithm said beforehand that it will ask for, and what users have added; None where that
+            is not known.
         causes: what trials have failed for good of, the most frequent first.
         stopped: what its first trials failed of, alike, so that it was stopped; None if it was not, or goes on.
         epochs_lost: of `totals`, what trials that have failed will not do.
@@ -209,6 +210,8 @@ def snapshot(journal: JournalView, now: float, *, starting: bool = False) -> Sna
     told, stopped = journal.study.get("totals"), journal.study.get("stopped")
     with journal.sound("how much its algorithm asks for"):
         totals = None if told is None else Totals(**told)
+    if totals is not None and (added := journal.added())[0]:
+        totals = Totals(totals.trials + added[0], totals.least + added[1], totals.most + added[1])
     best = None if several else journal.best()
     seen = Snapshot(
         metric=tuple(goal.metric for goal in goals) if several else goals[0].metric,

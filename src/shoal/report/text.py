@@ -8,9 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from shoal.core.request import Request
 from shoal.core.space import flatten
 from shoal.core.trial import Config, TrialState
 from shoal.report.edits import Edited
+from shoal.report.interventions import asked_text
 from shoal.report.snapshot import Best, Snapshot
 
 __all__ = [
@@ -26,6 +28,7 @@ __all__ = [
     "number",
     "numbers_text",
     "rate_text",
+    "request_text",
     "rounded",
     "shortened",
     "shown",
@@ -195,6 +198,15 @@ def edited_text(edit: Edited) -> str:
     files = ", ".join(Path(path).name for path in edit.files)
     unended = f"trials {numbers_text(edit.open)} had not ended, those" if edit.open else "trials"
     return f"{files} edited when it went on at {when}: {unended} from {edit.next} on had not begun"
+
+
+def request_text(request: Request) -> str:
+    """What is asked for and was not looked at yet, in words: "clone of trial 3 with lr=0.1 to epoch 9"."""
+    given = request.given
+    text = f"of trial {given['source']} " if "source" in given else ""
+    if "config" in given:
+        text += f"with {config_text(given['config'])} to epoch {given['epochs']}"
+    return asked_text(request.verb, request.trials, text or given.get("policy", ""))
 
 
 def structure_text(structure: str) -> str:

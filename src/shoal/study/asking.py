@@ -1,18 +1,24 @@
 """What people ask of a study: refused at once as far as its journal shows, else left for the engine."""
 
-from collections.abc import Callable, Iterable, Sequence
+import copy
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
+from shoal.algorithms.base import check_whole
 from shoal.core.errors import ShoalError
 from shoal.core.request import Verb
-from shoal.core.trial import TrialState
+from shoal.core.trial import Config, TrialState
+from shoal.journal.codec import encode
 from shoal.journal.requests import leave, pending
 from shoal.journal.rows import TrialRow
 from shoal.journal.view import JournalView
 from shoal.report.text import numbers_text
 from shoal.schedule.registry import make_policy
+from shoal.worker.files import checkpoints, published
 
-__all__ = ["held", "known_text", "pause", "policy", "resume", "stop"]
+__all__ = ["add", "changed", "clone", "held", "known_text", "pause", "policy", "resume", "stop"]
 
 
 def pause(directory: Path, numbers: Iterable[int]) -> list[int]:
@@ -69,6 +75,130 @@ def policy(directory: Path, name: str) -> None:
     """
     make_policy(name)
     leave(directory, "policy", given={"policy": name})
+
+
+def add(directory: Path, config: Config, epochs: int, *, outside: bool = False) -> Config:
+    """Have a trial of the user's own trained, beside those of the algorithm.
+
+    Args:
+        directory: of the study.
+        config: of the trial; constants of the space need not be given.
+        epochs: that it is trained.
+        outside: whether the config may be none of the space.
+
+    Returns:
+        The whole config.
+
+    Raises:
+        ShoalError: the config is none of the space, and that is not allowed, or cannot be kept; or `epochs` is no
+            number of epochs.
+        JournalError: as of `pause`.
+    """
+    with JournalView.read(directory) as journal:
+        whole = _filled(journal.space.constants(), config)
+        _check(journal, whole, epochs, outside)
+    leave(directory, "add trial", given={"config": whole, "epochs": epochs, "outside": outside})
+    return whole
+
+
+def clone(
+    directory: Path,
+    number: int,
+    changes: Mapping[str, Any] = MappingProxyType({}),
+    *,
+    epochs: int | None = None,
+    anew: bool = False,
+    outside: bool = False,
+) -> Config:
+    """Have a trial trained that is as another one but for some changes.
+
+    Args:
+        directory: of the study.
+        number: of that one.
+        changes: name of a parameter, with dots where it is nested -> its value.
+        epochs: up to which it is trained, counted from where the other began; None: as far as the other.
+        anew: whether it begins with weights of its own, and not with the newest that the other had at the end of an
+            epoch.
+        outside: as of `add`.
+
+    Returns:
+        The whole config.
+
+    Raises:
+        ShoalError: there is no such trial; it has no checkpoint of the end of an epoch; no epochs are left to be
+            trained; or as of `add`.
+        JournalError: as of `pause`.
+    """
+    with JournalView.read(directory) as journal:
+        rows = {row.number: row for row in journal.trials()}
+        if number not in rows:
+            raise ShoalError(f"the study in {directory} has no trial {number}; {known_text(list(rows))}")
+        row = rows[number]
+        config = changed(row.config, changes)
+        epochs = row.target if epochs is None else epochs
+        _check(journal, config, epochs, outside)
+    given = {"config": config, "epochs": epochs, "outside": outside, "source": number}
+    if not anew:
+        begins = _newest_epoch(directory, row)
+        if epochs <= begins:
+            raise ShoalError(
+                f"the clone begins at epoch {begins}, where trial {number} stands, and is to be trained up to epoch "
+                f"{epochs}; name a later one (epochs=, --epochs), or let it begin anew (anew=True, --anew)"
+            )
+        given["origin"] = {"trial": number, "epoch": begins}
+    leave(directory, "clone", given=given)
+    return config
+
+
+def _check(journal: JournalView, config: Config, epochs: int, outside: bool) -> None:
+    check_whole("epochs", epochs)
+    encode(config, "the config of the trial")
+    faults = journal.space.faults(config)
+    if faults and not outside:
+        raise ShoalError(
+            f"the config is none of the space of the study in {journal.directory}: {'; '.join(faults)}. Mend it, or "
+            "allow it (outside=True, --outside)"
+        )
+
+
+def _filled(constants: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
+    """A config, and what it lacks of constants."""
+    whole = dict(constants)
+    for name, value in config.items():
+        inner = constants.get(name)
+        whole[name] = _filled(inner, value) if isinstance(inner, Mapping) and isinstance(value, Mapping) else value
+    return whole
+
+
+def changed(config: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """A config with some values exchanged: name, with dots where it is nested -> value."""
+    changed = copy.deepcopy(dict(config))
+    for path, value in changes.items():
+        *parts, last = path.split(".")
+        place = changed
+        for part in parts:
+            place = place.setdefault(part, {}) if isinstance(place, dict) else {}
+        if not isinstance(place, dict):
+            raise ShoalError(f"`{path}` cannot be changed, for `{'.'.join(parts)}` is {place!r} and holds no values")
+        place[last] = value
+    return changed
+
+
+def _newest_epoch(directory: Path, row: TrialRow) -> int:
+    """The newest epoch at whose end a trial was saved.
+
+    Raises:
+        ShoalError: there is none.
+    """
+    files = [*checkpoints(directory, row.number), *published(directory, row.number)]
+    ends = [int(epoch) for epoch, step, *_ in (path.name.split("-") for path in files) if int(step) == 0]
+    found = max((epoch for epoch in ends if 0 < epoch <= row.epoch), default=None)
+    if found is None:
+        raise ShoalError(
+            f"trial {row.number} of the study in {directory} has no checkpoint of the end of an epoch now, it is "
+            f"{row.state} at epoch {row.epoch}; clone it when it has reached its budget, or anew (anew=True, --anew)"
+        )
+    return found
 
 
 def held(journal: JournalView) -> set[int]:

@@ -84,6 +84,8 @@ class StudyCore:
         state.trials.held = set(study.get("held", ()))
         for standing in standings:
             state.trials.restore(standing)
+            if standing.trial.is_added:
+                retried.add(standing.number)
         paused = [x.number for x in state.trials if x.number in retried and x.state is TrialState.PAUSED]
         mine = [decision for decision in decisions if decision.trial not in retried]
         settle(state, [*mine, *map(retried_through, paused)])

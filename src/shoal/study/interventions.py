@@ -5,9 +5,11 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from shoal.core.command import (
     AnswerRequest,
     ArrayLeft,
+    CopyCheckpoint,
     Intervened,
     StopJob,
     StudyChanged,
+    TrialAdded,
     TrialsReported,
     TrialsStopped,
     UpdateJob,
@@ -16,7 +18,7 @@ from shoal.core.errors import PolicyError
 from shoal.core.event import MembersLeft
 from shoal.core.job import JobUpdate
 from shoal.core.request import Request
-from shoal.core.trial import TrialState
+from shoal.core.trial import Origin, TrialState
 from shoal.study.reports import settle
 from shoal.study.state import StudyState
 from shoal.study.trials import TrialRecord
@@ -95,6 +97,25 @@ def _policy(state: StudyState, request: Request) -> Intervened:
     return Intervened(request.name, request.verb, text=name)
 
 
+def _add(state: StudyState, request: Request) -> Intervened:
+    given, problem = request.given, state.given.algorithm.problem
+    origin = Origin(**given["origin"]) if given.get("origin") else None
+    outside = problem.space.faults(given["config"])
+    refused = () if given.get("outside") else outside
+    if origin is not None and state.trials.get(origin.trial) is None:
+        refused = (*refused, f"there is no trial {origin.trial}")
+    if refused:
+        return Intervened(request.name, request.verb, refused=refused)
+    trial = problem.trial(state.trials.next_added, given["config"], origin)
+    state.trials.add(TrialRecord(trial, given["epochs"], trial.start))
+    state.step.record(TrialAdded(trial, given["epochs"]))
+    state.step.command(CopyCheckpoint(trial))
+    text = [f"of trial {given['source']}"] if "source" in given else []
+    text += [f"from its weights at epoch {origin.epoch}"] if origin is not None else []
+    text += [f"outside the space: {'; '.join(outside)}"] if outside else []
+    return Intervened(request.name, request.verb, (trial.number,), ", ".join(text))
+
+
 def _pause(state: StudyState, request: Request) -> Intervened:
     held = state.trials.held
     trials, refused = _sorted_out(
@@ -152,5 +173,7 @@ _VERBS: Mapping[str, Callable[[StudyState, Request], Intervened]] = {
     "resume": _resume,
     "stop": _stop,
     "policy": _policy,
+    "add trial": _add,
+    "clone": _add,
 }
 """What each verb does; it is returned what came of it."""

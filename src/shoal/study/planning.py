@@ -22,7 +22,7 @@ from shoal.core.demand import Demand
 from shoal.core.device import Cluster, Device
 from shoal.core.errors import AlgorithmError, DeviceError
 from shoal.core.job import Job, JobUpdate, Purpose
-from shoal.core.trial import TrialState
+from shoal.core.trial import FIRST_ADDED, TrialState
 from shoal.planner.planner import Placement, Planner
 from shoal.remedy import command
 from shoal.schedule.ledger import no_device
@@ -49,6 +49,11 @@ def ask(state: StudyState) -> None:
     over: list[TrialRecord] = []
     for group in groups:
         for trial in group.trials:
+            if trial.is_added:
+                raise AlgorithmError(
+                    f"{state.given.algorithm!r} proposes trial {trial.number}; the numbers from {FIRST_ADDED} on are "
+                    "of trials that users add"
+                )
             standing = state.trials.get(trial.number) or TrialRecord(trial, 0, trial.start)
             if standing.state is TrialState.STOPPED:  # by a user, when it had reached its budget
                 over.append(standing)

@@ -28,7 +28,8 @@ def fatal(
 ) -> ShoalError | None:
     """The error that ends the study, if there is to be one.
 
-    A task that breaks its contract does so for all trials, unless one has got past it.
+    A task that breaks its contract does so for all trials, unless one has got past it. What trials that users have
+    added meet with, whose configs may be unlike all others, is no matter of the others.
 
     Args:
         failed: what was said of a job, or of some of its arrays.
@@ -42,10 +43,11 @@ def fatal(
         return StorageFullError(
             f"{failed.message}\nEverything recorded is intact; free some space, then: {command('resume', directory)}"
         )
-    if failed.outcome is Outcome.UNUSABLE:
+    added = [member.trial for member in members if member.trial.is_added]
+    if failed.outcome is Outcome.UNUSABLE and not any(trial.origin for trial in added):
         return UnusableTaskError(f"{failed.message}\nNothing is lost. {after_mending(directory, kept=kept)}")
     for_all = purpose is Purpose.SURVEY or not any(x.epoch for x in trials)
-    if failed.outcome is Outcome.REJECTED and for_all and members:
+    if failed.outcome is Outcome.REJECTED and for_all and members and not added:
         first, *others = members
         company = f" and {len(others)} more" if others else ""
         config = dict(first.trial.config)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 
 from shoal.core.array import Member
 from shoal.core.job import Job, Purpose
-from shoal.core.trial import Decision, Report, Trial, TrialState
+from shoal.core.trial import FIRST_ADDED, Decision, Report, Trial, TrialState
 from shoal.planner.limit import Limit
 
 __all__ = ["TrialRecord", "TrialTable", "retried_through"]
@@ -66,7 +66,7 @@ class TrialTable:
         self.limits: dict[int, Limit] = {}
         """Number of a trial that ran out of memory -> what it is held to."""
         self.retried: set[int] = set()
-        """Numbers of trials that are or were tried again after they had failed: no algorithm decides about them."""
+        """Numbers of trials about which no algorithm decides: they were added by a user, or failed and tried again."""
         self.tried: set[int] = set()
         """Numbers of trials that earlier runs ended on, as they failed alike: others come before them."""
         self.held: set[int] = set()
@@ -178,8 +178,18 @@ class TrialTable:
         return replace(job, arrays=tuple(array for array in arrays if array.members))
 
     def retrying(self) -> bool:
-        """Whether there are trials that are tried again and have not ended."""
+        """Whether there are trials that are tried again, or were added, and have not ended."""
         return any(not self._all[number].state.final for number in self.retried)
+
+    def add(self, standing: TrialRecord) -> None:
+        """A trial that a user has added waits."""
+        self.retried.add(standing.number)
+        self.move(standing, TrialState.PENDING)
+
+    @property
+    def next_added(self) -> int:
+        """The number of the next trial that a user adds."""
+        return max((number + 1 for number in self._all if number >= FIRST_ADDED), default=FIRST_ADDED)
 
     def has_waiting(self) -> bool:
         """Whether any trial waits to be trained that may be."""
@@ -196,5 +206,7 @@ class TrialTable:
 
 
 def retried_through(number: int) -> Decision:
-    """A trial that failed has come as far as it was to, when it was tried again."""
+    """A trial about which no algorithm decides has come as far as it was to."""
+    if number >= FIRST_ADDED:
+        return Decision(number, TrialState.COMPLETE, "added by a user, up to its budget")
     return Decision(number, TrialState.COMPLETE, "failed and was tried again, up to the budget at which it had failed")
