@@ -60,7 +60,7 @@ def test_a_trial_from_proposal_to_promotion_to_its_end(journal):
     first, second = journal.trials()
     assert first.trial == trial(0)
     assert (first.state, first.epoch, first.target, first.seconds) == (COMPLETE, 3, 3, 0.75)
-    assert (first.device, first.array) == ("cpu:1", "2")
+    assert (first.device, first.job) == ("cpu:1", "2")
     assert first.metrics == {"accuracy": 0.625, "valid_loss": 0.375}
     assert first.best == {"accuracy": 0.75, "valid_loss": 0.25}
     assert first.objective == 0.625

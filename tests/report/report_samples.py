@@ -24,7 +24,7 @@ def row(number, state=TrialState.COMPLETE, accuracy=0.5, **changes):
         "target": 9,
         "failures": 0,
         "device": "cpu:0",
-        "array": "12",
+        "job": "12",
         "seconds": 1.25,
         "metrics": {} if accuracy is None else {"accuracy": accuracy, "valid_loss": 0.25},
         "best": {} if accuracy is None else {"accuracy": accuracy + 0.125, "valid_loss": 0.125},

@@ -160,6 +160,6 @@ def test_a_trial_that_failed_is_told_of_until_it_ends(journal):
     lone = Job("2", (Array(FusionKey("", "", 32), (Member(second.trial.trial, 0, 4),)),))
     journal.job_started(lone, "cpu:0")
     first, second = snapshot(journal, 110.0).failing
-    assert (second.trial.state, second.trial.array, second.job.id) == (TrialState.RUNNING, "2", "1")
+    assert (second.trial.state, second.trial.job, second.job.id) == (TrialState.RUNNING, "2", "1")
     journal.decided([Decision(0, TrialState.STOPPED)])
     assert [failing.trial.number for failing in snapshot(journal, 110.0).failing] == [1]

@@ -225,7 +225,7 @@ def test_status_lines(changes, line):
             id="in company",
         ),
         pytest.param(
-            {"failures": 3, "state": TrialState.RUNNING, "array": "job-00009"},
+            {"failures": 3, "state": TrialState.RUNNING, "job": "job-00009"},
             failed_job("raised", f"Traceback\n  here\nValueError: {'x' * 90}\nLog: a.log"),
             2,
             f"trial 7 failed 3 times (raised: ValueError: {'x' * 67}…), is tried again in job-00009 on cpu:0 "
@@ -367,6 +367,8 @@ def test_snapshot_json_is_strict_and_complete():
         "mode": "max",
         "pid": 4321,
         "finished": False,
+        "interventions": [],
+        "paused": [],
         "trials": {"pending": 15, "running": 8, "paused": 0, "complete": 0, "stopped": 0, "failed": 0},
         "waiting": {
             "its model is being measured": {"count": 12, "first": [3, 4, 5]},

@@ -26,7 +26,7 @@ class TrialRow:
         target: epochs its algorithm has asked for.
         failures: jobs that failed while they trained it.
         device: where it runs or ran last; "" before.
-        array: the job that trains it or trained it last; "" before.
+        job: id of the one that trains it or trained it last; "" before.
         seconds: sum over its reports.
         metrics: name to last value.
         best: name to best value, NaN never; in the study's direction for the study's metric, and for others the
@@ -42,7 +42,7 @@ class TrialRow:
     target: int
     failures: int
     device: str
-    array: str
+    job: str
     seconds: float
     metrics: Mapping[str, float]
     best: Mapping[str, float]

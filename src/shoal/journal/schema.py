@@ -1,4 +1,4 @@
-"""The tables of a journal, how it is opened, and what its errors mean to a user."""
+"""The tables of a journal, how it is opened and migrated, and what its errors mean to a user."""
 
 import errno
 import os
@@ -14,10 +14,10 @@ from shoal.cluster.temporary import TemporaryFolder
 from shoal.core.errors import JournalError, StorageFullError, StudyExistsError
 from shoal.remedy import command
 
-__all__ = ["FILE_NAME", "VERSION", "connect", "fill", "open_existing", "readable", "translated", "writable"]
+__all__ = ["FILE_NAME", "VERSION", "connect", "fill", "migrate", "open_existing", "readable", "translated", "writable"]
 
 FILE_NAME = "journal.sqlite"
-VERSION = 3
+VERSION = 4
 _BUSY_SECONDS = 10.0
 _COPIES = 20
 _COPY_PAUSE_SECONDS = 0.05
@@ -38,7 +38,7 @@ _SCHEMA = (
         origin INTEGER, start INTEGER NOT NULL,
         state TEXT NOT NULL, reason TEXT NOT NULL DEFAULT '', epoch INTEGER NOT NULL DEFAULT 0,
         target INTEGER NOT NULL, failures INTEGER NOT NULL DEFAULT 0, device TEXT NOT NULL DEFAULT '',
-        array TEXT NOT NULL DEFAULT '', seconds REAL NOT NULL DEFAULT 0, metrics TEXT NOT NULL DEFAULT '{}',
+        job TEXT NOT NULL DEFAULT '', seconds REAL NOT NULL DEFAULT 0, metrics TEXT NOT NULL DEFAULT '{}',
         best TEXT NOT NULL DEFAULT '{}', objective REAL)""",
     # Of a job, `keys` is a JSON object: what its arrays are -> the numbers of its trials; once it was a list of what.
     """CREATE TABLE jobs (
@@ -57,6 +57,9 @@ _SCHEMA = (
     f"PRAGMA user_version = {VERSION}",
 )
 
+_MIGRATIONS = {3: ("ALTER TABLE trials RENAME COLUMN array TO job",)}
+"""Version -> what makes the next one of it."""
+
 
 def connect(directory: Path, mode: Literal["ro", "rw", "rwc"]) -> sqlite3.Connection:
     """A connection in autocommit mode; transactions are begun and ended in so many words.
@@ -70,10 +73,11 @@ def connect(directory: Path, mode: Literal["ro", "rw", "rwc"]) -> sqlite3.Connec
 
 
 def open_existing(directory: Path, *, write: bool) -> sqlite3.Connection:
-    """A connection to a journal that is there and of this version.
+    """A connection to a journal that is there, and of this version or, where it is to be written, one to `migrate`.
 
     Where this process may not write, what is read is a copy in memory: SQLite reads a journal in WAL mode only with a
-    file beside it, which cannot be made there, or would be in its owner's way afterwards.
+    file beside it, which cannot be made there, or would be in its owner's way afterwards. So is what is read of an
+    older version, for the process that runs the study may be of that version, too.
 
     Raises:
         JournalError: it is not, or may not be read.
@@ -92,15 +96,28 @@ def open_existing(directory: Path, *, write: bool) -> sqlite3.Connection:
             connection = connect(directory, "rw" if write else "ro") if own else _copied(directory)
             undo.callback(connection.close)
             version = _version(connection)
-            if version == VERSION:
+            if version in _MIGRATIONS and not write:
+                connection = _copied(directory)
+                undo.callback(connection.close)
+                migrate(connection)
+            if version == VERSION or version in _MIGRATIONS:
                 undo.pop_all()
                 return connection
     if version == 0:
         raise nothing
     raise JournalError(
-        f"the study in {directory} was written with journal version {version}, this Shoal reads version {VERSION}; "
-        "use the version of Shoal that began it"
+        f"the study in {directory} was written with journal version {version}, this Shoal reads versions "
+        f"{min(_MIGRATIONS)} to {VERSION}; use the version of Shoal that began it"
     )
+
+
+def migrate(connection: sqlite3.Connection) -> None:
+    """Bring a journal of an older version to this one, wholly or, after a kill, not at all."""
+    for version in range(_version(connection), VERSION):
+        connection.execute("BEGIN IMMEDIATE")
+        for statement in (*_MIGRATIONS[version], f"PRAGMA user_version = {version + 1}"):
+            connection.execute(statement)
+        connection.execute("COMMIT")
 
 
 def fill(directory: Path, connection: sqlite3.Connection, study: Mapping[str, str], blobs: Mapping[str, bytes]) -> None:

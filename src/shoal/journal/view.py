@@ -23,7 +23,7 @@ from shoal.remedy import command
 __all__ = ["JournalView"]
 
 _TRIAL = (
-    "SELECT number, config, seed, data_seed, origin, start, state, reason, epoch, target, failures, device, array, "
+    "SELECT number, config, seed, data_seed, origin, start, state, reason, epoch, target, failures, device, job, "
     "seconds, metrics, best, objective FROM trials"
 )
 _REPORT = "SELECT seq, trial, epoch, metrics, seconds, state, reason FROM reports"
@@ -38,7 +38,7 @@ _OPEN = tuple(state for state in TrialState if not state.final)
 
 _WHOLE = ("number", "seed", "data_seed", "start", "epoch", "target", "failures", "seq", "trial", "pid", "epochs")
 _NUMBER = ("seconds", "started")
-_TEXT = ("config", "state", "reason", "device", "array", "metrics", "best", "id", "purpose", "trials", "outcome")
+_TEXT = ("config", "state", "reason", "device", "metrics", "best", "id", "purpose", "trials", "outcome")
 _KINDS: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(_WHOLE, (int,)),
     **dict.fromkeys(_NUMBER, (int, float)),
@@ -262,7 +262,7 @@ class JournalView:
 
     def training(self) -> dict[str, int]:
         """Id of each job that trains -> how many trials are in it now."""
-        return dict(self._rows("SELECT array, count(*) FROM trials WHERE state = ? GROUP BY array", TrialState.RUNNING))
+        return dict(self._rows("SELECT job, count(*) FROM trials WHERE state = ? GROUP BY job", TrialState.RUNNING))
 
     def rates(self) -> dict[str, float]:
         """Id of each job that has reported lately -> epochs of all its trials a second, by its last reports."""
@@ -393,7 +393,7 @@ def _trial_row(row: tuple[Any, ...]) -> TrialRow:
         target,
         failures,
         device,
-        array,
+        job,
         seconds,
         *scores,
     ) = row
@@ -406,7 +406,7 @@ def _trial_row(row: tuple[Any, ...]) -> TrialRow:
         target=target,
         failures=failures,
         device=device,
-        array=array,
+        job=job,
         seconds=seconds,
         metrics=_metrics(metrics),
         best=_metrics(best),

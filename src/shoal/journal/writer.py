@@ -22,7 +22,7 @@ from shoal.core.trial import Decision, Report, Trial, TrialGroup, TrialState
 from shoal.journal.codec import encode, storable
 from shoal.journal.lock import WriterLock
 from shoal.journal.record import record
-from shoal.journal.schema import connect, fill, open_existing, translated
+from shoal.journal.schema import connect, fill, migrate, open_existing, translated
 from shoal.journal.view import JournalView
 from shoal.sources import Edit, followed, sources
 
@@ -129,6 +129,7 @@ class Journal(JournalView):
             undo.callback(lock.release)
             connection = open_existing(directory, write=True)
             undo.callback(connection.close)
+            migrate(connection)
             journal = cls(directory, connection, lock, clock)
             undo.pop_all()
         return journal
@@ -424,7 +425,7 @@ class Journal(JournalView):
             self._rows("UPDATE jobs SET ended = ?, outcome = ? WHERE id = ?", self._clock(), outcome, job)
             return dict(
                 self._rows(
-                    "UPDATE trials SET state = ?, failures = failures + ? WHERE array = ? AND state = ? "
+                    "UPDATE trials SET state = ?, failures = failures + ? WHERE job = ? AND state = ? "
                     "RETURNING number, failures",
                     TrialState.PENDING,
                     int(failed),
@@ -450,7 +451,7 @@ class Journal(JournalView):
             self._add(job, f"dropped trials {', '.join(map(str, numbers))}: {message}")
             return dict(
                 self._rows(
-                    "UPDATE trials SET state = ?, failures = failures + ? WHERE array = ? AND state = ? "
+                    "UPDATE trials SET state = ?, failures = failures + ? WHERE job = ? AND state = ? "
                     "AND number IN (SELECT value FROM json_each(?)) RETURNING number, failures",
                     TrialState.PENDING,
                     int(failed),
@@ -496,7 +497,7 @@ class Journal(JournalView):
 
     def _train(self, job: str, device: str, numbers: Sequence[int]) -> None:
         self._many(
-            "UPDATE trials SET state = ?, reason = '', device = ?, array = ? WHERE number = ?",
+            "UPDATE trials SET state = ?, reason = '', device = ?, job = ? WHERE number = ?",
             [(TrialState.RUNNING, device, job, number) for number in numbers],
         )
         for number in numbers:

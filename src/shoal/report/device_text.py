@@ -84,7 +84,7 @@ def failing_text(failing: Failing) -> str:
     most = None if failing.retries is None else max(failing.retries, trial.failures) + 1
     count = f" (try {trial.failures + 1} of {most})" if most is not None else ""
     if trial.state is TrialState.RUNNING:
-        then = f"is tried again in {trial.array} on {trial.device}{count}"
+        then = f"is tried again in {trial.job} on {trial.device}{count}"
     elif job is not None and job.outcome == Outcome.OUT_OF_MEMORY and len(job.trials) > 1:
         then = f"waits to be tried again in a smaller array or alone{count}"
     else:

@@ -50,7 +50,7 @@ def dataframe(rows: Sequence[TrialRow]) -> "pd.DataFrame":
     columns["epochs"] = [row.epoch for row in rows]
     columns["seconds"] = [row.seconds for row in rows]
     columns["device"] = [row.device for row in rows]
-    columns["array"] = [row.array for row in rows]
+    columns["array"] = [row.job for row in rows]
     columns["reason"] = [row.reason for row in rows]
     return pd.DataFrame(columns)
 

@@ -169,7 +169,7 @@ def trial_json(row: TrialRow) -> dict[str, Any]:
         "seconds": row.seconds,
         "failures": row.failures,
         "device": row.device,
-        "array": row.array,
+        "array": row.job,
         "reason": row.reason,
     }
 
