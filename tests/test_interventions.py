@@ -11,6 +11,7 @@ import pytest
 from test_engine import (
     MAKERS,
     Killed,
+    Refuse,
     Rigid,
     Scripted,
     Stage,
@@ -27,7 +28,7 @@ from typer.testing import CliRunner
 from shoal.backend.base import Event, MembersLeft, Outcome
 from shoal.cli.app import app
 from shoal.core.device import Cluster
-from shoal.core.errors import PolicyError, ShoalError
+from shoal.core.errors import DeviceError, PolicyError, ShoalError
 from shoal.core.job import JobUpdate, Purpose
 from shoal.core.trial import Origin, TrialState
 from shoal.journal.requests import leave, pending
@@ -252,6 +253,13 @@ def test_what_is_asked_while_nobody_runs_the_study_is_done_when_it_goes_on(tmp_p
     stage.run(carrier)
     assert [[m.trial.number for m in job] for job in carrier.trained()] == [[0, 1, 3], [2]]
     assert stage.outcome() == undisturbed(tmp_path, four)
+
+
+def test_trials_that_can_never_start_end_a_study_with_their_reason_and_not_that_of_paused_ones(tmp_path: Path) -> None:
+    stage = half_way(tmp_path)
+    Study(stage.directory).pause([0, 1, 2])
+    with pytest.raises(DeviceError, match="1 trials can never start: it is not a good day"):
+        stage.run(backend(), Refuse())
 
 
 @pytest.mark.parametrize(

@@ -203,7 +203,8 @@ def check_alive(state: StudyState, now: float) -> None:
         raise AlgorithmError(f"{state.given.algorithm!r} neither proposes trials nor has finished")
     if state.fleet.emptied:
         return
-    reason, trials = min(Counter(state.reasons.values()).items(), key=lambda each: (-each[1], each[0]))
+    reasons = Counter(why for number, why in state.reasons.items() if number not in state.trials.held)
+    reason, trials = min(reasons.items(), key=lambda each: (-each[1], each[0]))
     if state.fleet.diminished:
         hopeful = state.fleet.hopeful
         ids = map("hoped-for-{}".format, count())
