@@ -76,8 +76,13 @@ class _Unpickler(pickle.Unpickler):
         return _untracked(found) if (module, name) in _MAKERS else found
 
 
-_MOVED = {f"shoal.{name}": f"shoal.core.{name}" for name in ("domain", "objective", "space", "trial")}
-"""Where what a journal of version 3 has pickled is now."""
+_MOVED = {
+    **{f"shoal.{name}": f"shoal.core.{name}" for name in ("domain", "errors", "objective", "space", "trial")},
+    "shoal.cluster.device": "shoal.core.device",
+    "shoal.cost.demand": "shoal.core.demand",
+    "shoal.study": "shoal.results",
+}
+"""Where what a journal of version 3 has pickled is now: a script's tasks, algorithms, policies, and all they name."""
 
 _MAKERS = {("cloudpickle.cloudpickle", f"_make_skeleton_{kind}") for kind in ("class", "enum")}
 
