@@ -877,6 +877,49 @@ def test_a_back_end_that_cannot_start_a_job_ends_the_study_and_not_the_others(tm
     assert {row[2] for row in stage.outcome()} == {TrialState.COMPLETE}
 
 
+def test_jobs_that_cannot_be_started_on_a_full_disk_are_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both surveys are to start when the first cannot, and that cannot be recorded."""
+
+    def none(job: Job) -> None:
+        raise BackendError("no more processes")
+
+    def full(*unused: object, failed: bool) -> None:
+        raise StorageFullError("no room for the journal")
+
+    stage, carrier = four(tmp_path / "study", slots=2), backend(on_start=none)
+    with monkeypatch.context() as patch:
+        patch.setattr(Journal, "job_ended", full)
+        with pytest.raises(StorageFullError, match="no room for the journal"):
+            stage.run(carrier)
+    assert not carrier.stopped, "no job was there"
+    stage.run(backend())
+    assert {row[2] for row in stage.outcome()} == {TrialState.COMPLETE}
+
+
+def test_who_runs_out_of_memory_does_not_wait_for_a_kind_of_device_on_which_nobody_can_be_measured(
+    tmp_path: Path,
+) -> None:
+    devices = (Device("small:0", "small", 2**30), Device("large:0", "large", 2**31))
+    stage = Stage(tmp_path / "study", lambda: Grid(1), Space({"x": grid([1.0])}))
+    short: list[str] = []
+
+    def script(job: Job) -> list[Event]:
+        if job.purpose is Purpose.PROFILE and carrier.devices[job.id] == "large:0":
+            return [Ended(job.id, Outcome.RAISED, "as the script says")]
+        if job.purpose is Purpose.TRAIN and not short:
+            short.append(job.id)
+            return [Ended(job.id, Outcome.OUT_OF_MEMORY, "as the script says")]
+        return well(job)
+
+    carrier = backend(script)
+    with closing(stage.open()) as journal:
+        stage.engine(journal, carrier, cluster=Cluster((Node("here", 2, devices),))).run()
+    assert [row[2] for row in stage.outcome()] == [TrialState.COMPLETE]
+    assert short
+
+
 def test_a_job_whose_start_cannot_be_recorded_is_not_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -25,6 +25,7 @@ from test_engine import (
 from test_engine_suspending import Restless
 from typer.testing import CliRunner
 
+from shoal.algorithms.asha import ASHA
 from shoal.backend.base import Event, MembersLeft, Outcome
 from shoal.cli.app import app
 from shoal.core.device import Cluster
@@ -364,6 +365,19 @@ def test_a_trial_stopped_at_the_end_of_its_budget_is_not_trained_when_its_algori
     before = stage.outcome()
     stage.run(backend())
     assert stage.outcome() == before
+
+
+def test_an_algorithm_that_chooses_only_stopped_trials_is_asked_again_at_once(tmp_path: Path) -> None:
+    """Nothing runs then, and nothing waits."""
+
+    def stop_all(study: Study) -> None:
+        running = TrialState.RUNNING
+        study.stop([row.number for row in study.trials if not row.state.final and row.state is not running])
+
+    stage = Stage(tmp_path / "study", lambda: ASHA(4, 4, eta=2, concurrency=1))
+    stage.run(asking(stage, (lambda rows: [row.state for row in rows].count(TrialState.PAUSED) == 3, stop_all)))
+    assert all(row[2].final for row in stage.outcome())
+    assert len(stage.outcome()) == 4
 
 
 @pytest.mark.parametrize("method", ["intervened", "overruled", "asked"])

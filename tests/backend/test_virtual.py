@@ -5,7 +5,17 @@ from pathlib import Path
 
 import pytest
 
-from shoal.backend.base import ArrayFailed, Backend, Ended, Event, Outcome, Reported, SignaturesFound, WorkerContext
+from shoal.backend.base import (
+    ArrayFailed,
+    Backend,
+    Ended,
+    Event,
+    MembersLeft,
+    Outcome,
+    Reported,
+    SignaturesFound,
+    WorkerContext,
+)
 from shoal.backend.virtual import Virtual
 from shoal.core.array import Array, FusionKey, Member
 from shoal.core.demand import Demand, Profile
@@ -149,6 +159,7 @@ def test_members_leave_at_once_and_join_at_the_end_of_an_epoch() -> None:
     backend.change("job", JobUpdate(leave=frozenset({0}), join=job(4).arrays, look=(Trial(7, {}, 0, 0),)))
     said = told(backend)
     assert SignaturesFound("job", {7: OTHER}) in said
+    assert MembersLeft("job", frozenset({0})) in said
     assert {trial for trial, _, _ in epochs(said)} == {2, 4}
     assert said[-1] == Ended("job", Outcome.FINISHED)
 

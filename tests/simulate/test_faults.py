@@ -1,8 +1,13 @@
 """Studies that are made up from a seed, and disturbed: what has to hold does, and a seed always gives the same."""
 
+import sys
 from pathlib import Path
 
 import pytest
+
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+
+from simulation_fuzz import DELIBERATE, FAULTY, Deliberate, found_within
 
 from shoal.testing.simulation import FAULTS, simulate
 
@@ -19,3 +24,10 @@ def test_a_seed_gives_the_same_study_and_the_same_faults(tmp_path: Path) -> None
     assert one == again
     assert one.faults
     assert one.faults.keys() <= FAULTS.keys()
+
+
+@pytest.mark.parametrize("fault", DELIBERATE.values(), ids=DELIBERATE)
+def test_a_deliberate_fault_is_found(fault: Deliberate) -> None:
+    within, violation = found_within(fault, first=0, most=FAULTY)
+    assert 0 < within <= FAULTY
+    assert violation

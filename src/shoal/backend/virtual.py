@@ -14,6 +14,7 @@ from shoal.backend.base import (
     Ended,
     Event,
     Heartbeat,
+    MembersLeft,
     MemoryMeasured,
     Outcome,
     PackSpeedMeasured,
@@ -189,15 +190,18 @@ class Virtual(Backend):
         self.fail(job, Outcome.CRASHED, "was killed")
 
     def change(self, job: str, change: JobUpdate) -> None:
-        """Let members leave now, others join at the end of the epoch, and trials be looked at now."""
+        """Let members leave now, saved, others join at the end of the epoch, and trials be looked at now."""
         mine = self.jobs.get(job)
-        if mine is None:
+        if mine is None or mine.hangs:
             return
-        for lane in mine.lanes:
-            for number in change.leave & lane.members.keys():
-                del lane.members[number]
-        mine.joining = [*remove_members(mine.joining, change.leave), *change.join]
-        if change.look and not mine.hangs:
+        if gone := change.leave & mine.trials:
+            self._save(mine, gone)
+            for lane in mine.lanes:
+                lane.members = {number: each for number, each in lane.members.items() if number not in gone}
+            mine.joining = list(remove_members(mine.joining, gone))
+            self._said.append(MembersLeft(job, frozenset(gone)))
+        mine.joining += change.join
+        if change.look:
             self._said.append(SignaturesFound(job, {x.number: self._workload.key(x) for x in change.look}))
 
     def inherit(self, directory: Path, trial: Trial) -> None:
@@ -304,7 +308,7 @@ class Virtual(Backend):
 
     def _stopping(self, job: VirtualJob) -> Iterator[float]:
         yield STOP_SECONDS
-        self._save(job)
+        self._save(job, job.trials)
         self._end(job)
         self._said.append(Ended(job.job.id, Outcome.STOPPED))
 
@@ -354,7 +358,8 @@ class Virtual(Backend):
         if reports:
             self._said.append(Reported(job.job.id, tuple(reports), _losses(reports, took)))
         if self.now - job.saved >= self.workplace.checkpoint_seconds:
-            self._save(job)
+            self._save(job, job.trials)
+            job.saved = self.now
 
     def _take_in(self, job: VirtualJob) -> None:
         """Let members in, from where their checkpoints are; who is further than its study knows reports that again."""
@@ -384,10 +389,9 @@ class Virtual(Backend):
         if len(members) > 1:
             self._said.append(PackSpeedMeasured(job.job.id, tuple(members), 0.9))
 
-    def _save(self, job: VirtualJob) -> None:
-        job.saved = self.now
+    def _save(self, job: VirtualJob, trials: Collection[int]) -> None:
         for lane in job.lanes:
-            self._checkpoints.update((number, lane.epochs[number]) for number in lane.members)
+            self._checkpoints.update((number, lane.epochs[number]) for number in lane.members.keys() & trials)
 
     def _slowdown(self, device: Device) -> float:
         return max(1.0, self._asked[device.name] / (1000 * device.compute))

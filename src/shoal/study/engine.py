@@ -118,24 +118,22 @@ class Engine:
 
     def _do(self, step: Step) -> None:
         """Commit a step, then carry it out; where that fails, jobs that were not started have ended."""
+        done = -1
         try:
             commit(self._journal, step.records)
-        except ShoalError:  # the journal has not heard of the jobs that were to start, nor of this end of theirs
-            for each in step.commands:
-                if isinstance(each, StartJob):
-                    self._core.step(Ended(each.job.id, Outcome.ORPHANED), self._clock())
-            raise
-        for place, each in enumerate(step.commands):
-            try:
-                carry_out(each, self._backend, self._journal.directory)
-            except ShoalError as error:
-                if isinstance(each, CopyCheckpoint) and isinstance(error, CheckpointError):
+            for done, each in enumerate(step.commands):  # noqa: B007  (it counts after the loop)
+                try:
+                    carry_out(each, self._backend, self._journal.directory)
+                except CheckpointError as error:
+                    if not isinstance(each, CopyCheckpoint):
+                        raise
                     self._happen(TrialFailed(each.trial.number, str(error)))
-                    continue
-                for left in step.commands[place:]:
-                    if isinstance(left, StartJob):
-                        self._happen(Ended(left.job.id, Outcome.ORPHANED, "was never started"))
-                raise
+        except ShoalError:
+            never = [x.job.id for x in step.commands[max(done, 0) :] if isinstance(x, StartJob)]
+            ends = [self._core.step(Ended(job, Outcome.ORPHANED, "was never started"), self._clock()) for job in never]
+            if done >= 0:  # else the journal has not heard of them
+                commit(self._journal, [record for end in ends for record in end.records])
+            raise
 
     def _look_at_devices(self, *, at_once: bool = False) -> None:
         if (seen := self._watch.look(at_once=at_once)) is not None:

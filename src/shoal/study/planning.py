@@ -60,7 +60,9 @@ def ask(state: StudyState) -> None:
             standing.target = group.budget.epochs
             state.trials.move(standing, TrialState.PENDING)
             state.step.command(CopyCheckpoint(trial))
-    stop(state, over, STOPPED)
+    if over:
+        stop(state, over, STOPPED)
+        ask(state)  # it may want others in their places
 
 
 def survey(state: StudyState) -> None:

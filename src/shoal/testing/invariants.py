@@ -46,7 +46,7 @@ def check_step(state: StudyState, event: Event, world: Mapping[str, VirtualJob],
             if not any(member.trial.number == standing.number for member in job.members):
                 raise Violation(f"trial {standing.number} is lost: it is none of {standing.job}'s")
     if event is Due.PLAN:
-        for standing in state.trials.waiting():
+        for standing in [*state.trials.waiting(), *state.trials.held_back()]:
             if not state.reasons.get(standing.number):
                 raise Violation(f"trial {standing.number} waits without a reason")
 
@@ -98,7 +98,7 @@ def check_end(journal: JournalView, study: MadeUpStudy) -> Mapping[int, Any]:
             if metrics != study.workload.report(row.trial, epoch).metrics:
                 raise Violation(f"trial {number} has reported {metrics} at epoch {epoch}")
         found[number] = (dict(row.config), row.state, row.epoch, reports)
-    if isinstance(study.algorithm(), IN_ANY_ORDER):
+    if isinstance(study.algorithm(), IN_ANY_ORDER) and not _stopped(journal):
         mine = {number: each[:3] for number, each in found.items()}
         theirs = {number: (dict(x[0]), *x[1:]) for number, x in study.undisturbed().items()}
         for number in sorted(mine.keys() | theirs.keys()):
@@ -119,7 +119,17 @@ def _check_decisions(journal: JournalView, study: MadeUpStudy) -> None:
     retried = {int(number) for number in journal.study.get("retried", {}).get("after", {})}
     for row in journal.trials():
         decided = decisions.get(row.number)
-        if row.number in retried or row.state is TrialState.FAILED:
+        if row.number in retried | _stopped(journal) or row.state is TrialState.FAILED:
             continue
         if decided is None or decided.state is not row.state:
             raise Violation(f"trial {row.number} is {row.state}, and its algorithm decides {decided}")
+
+
+def _stopped(journal: JournalView) -> set[int]:
+    """Numbers of the trials that a user has stopped, of which the algorithm was told that they failed."""
+    return {
+        number
+        for entry in journal.study.get("interventions", ())
+        if entry["verb"] == "stop"
+        for number in entry["trials"]
+    }

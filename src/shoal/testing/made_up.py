@@ -21,13 +21,14 @@ from shoal.core.space import Space, choice, grid, uniform
 from shoal.core.trial import Report, Trial, TrialState, derive_seed
 from shoal.schedule.registry import POLICIES
 
-__all__ = ["IN_ANY_ORDER", "MadeUpStudy", "MadeUpWorkload", "make_up"]
+__all__ = ["IN_ANY_ORDER", "POLICY_NAMES", "MadeUpStudy", "MadeUpWorkload", "make_up"]
 
 IN_ANY_ORDER = (Grid, Hyperband, PBT, Random, SuccessiveHalving, SyncBOHB)
 """Algorithms of which nothing depends on the order in which the reports of different trials arrive."""
 
 _MB = 2**20
-_POLICIES = sorted(POLICIES.keys() - {"exact"})  # that one solves an integer program at each step
+POLICY_NAMES = sorted(POLICIES.keys() - {"exact"})
+"""Policies of such studies; `exact` solves an integer program at each step."""
 
 
 @dataclass(frozen=True)
@@ -151,7 +152,7 @@ def make_up(seed: int) -> MadeUpStudy:
         seed,
         algorithm,
         _cluster(rng, kinds),
-        rng.choice(_POLICIES),
+        rng.choice(POLICY_NAMES),
         MadeUpWorkload(seed, profiles, faulty=rng.choice([0, 0, 5, 10]), last=3),
         fuse=rng.random() < 0.85,
         checkpoint_seconds=rng.choice([0.0, 0.5, 5.0]),

@@ -9,7 +9,7 @@ import tempfile
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from shoal.cluster.monitor import Condition, Holder
 from shoal.core.device import Cluster, Device
 from shoal.core.errors import BackendError, DeviceError, ShoalError, StorageFullError, StudyInterrupted
 from shoal.core.job import Job, JobUpdate, Purpose, WorkerContext
+from shoal.core.request import Verb
 from shoal.cost.history import History
 from shoal.journal.requests import leave, pending
 from shoal.journal.writer import Journal
@@ -29,7 +30,7 @@ from shoal.study.engine import Engine
 from shoal.study.event import Event as StudyEvent
 from shoal.study.fleet import Fleet
 from shoal.testing.invariants import Violation, check_end, check_step
-from shoal.testing.made_up import MadeUpStudy, make_up
+from shoal.testing.made_up import POLICY_NAMES, MadeUpStudy, make_up
 
 __all__ = ["FAULTS", "Simulated", "simulate"]
 
@@ -49,6 +50,9 @@ FAULTS = {
     "reordered": 0.2,
     "devices changed": 0.02,
     "retry": 0.05,
+    "pause": 0.05,
+    "stop": 0.02,
+    "policy": 0.02,
 }
 """What may go wrong, or be asked for, and how likely it is wherever it could be."""
 
@@ -57,6 +61,8 @@ MOST = 3
 HANG_SECONDS = 3.0
 RETRIES = 100
 """More than there are faults, so no trial fails that would not by itself."""
+_TRIALS = 12
+"""Numbers of trials that are asked for are below that: some are over then, or unknown."""
 LONGEST = 4000
 """Turns of the engine's loop, after which a study is taken not to end."""
 
@@ -118,15 +124,30 @@ class FaultyJournal(Journal):
         faults.moment()
 
 
+@dataclass
+class Remains:
+    """What is left when an engine has ended.
+
+    Args:
+        now: seconds of the virtual clock.
+        checkpoints: number of a trial -> epochs of its newest one.
+        conditions: name of a device that is lost, or held by others -> until when, and how it is.
+        started: ids of jobs.
+    """
+
+    now: float = 0.0
+    checkpoints: dict[int, int] = field(default_factory=dict)
+    conditions: dict[str, tuple[float, Condition]] = field(default_factory=dict)
+    started: set[str] = field(default_factory=set)
+
+
 class Disturbed(Virtual):
     """Jobs that crash, hang and run out of memory, devices that come and go, and events that come late and in disorder.
 
     Args:
         study: whose jobs they are.
         faults: what goes wrong.
-        checkpoints: that earlier engines left.
-        now: seconds.
-        conditions: of the devices, by name; goes on from one engine to the next.
+        remains: of earlier engines.
         directory: of the study.
     """
 
@@ -134,18 +155,17 @@ class Disturbed(Virtual):
         self,
         study: MadeUpStudy,
         faults: Faults,
-        checkpoints: dict[int, int],
-        now: float,
-        conditions: dict[str, tuple[float, Condition]],
+        remains: Remains,
         directory: Path,
     ) -> None:
         context = WorkerContext(directory, b"", checkpoint_seconds=study.checkpoint_seconds)
-        super().__init__(context, study.workload, checkpoints, now, beat_seconds=1.0)
+        super().__init__(context, study.workload, remains.checkpoints, remains.now, beat_seconds=1.0)
         self.open: set[str] = set()
         """Jobs that were started, and of whose end the state machine has not been told."""
         self._faults = faults
         self._study = study
-        self._conditions = conditions
+        self._remains = remains
+        self._conditions = remains.conditions
         self._polls = 0
         self._late: dict[str, tuple[float, deque[Event]]] = {}
 
@@ -157,8 +177,11 @@ class Disturbed(Virtual):
         taught = {number: name for name, other in self.jobs.items() for number in other.trials}
         if twice := taught.keys() & {x.trial.number for x in job.members if job.purpose is Purpose.TRAIN}:
             raise Violation(f"trial {min(twice)} is trained by {taught[min(twice)]}, and {job.id} starts with it")
+        if job.id in self._remains.started:
+            raise Violation(f"{job.id} starts, and an earlier engine had started another of that id")
         super().start(job, device)
         self.open.add(job.id)
+        self._remains.started.add(job.id)
         if not self._condition(device.name).healthy:
             self.fail(job.id, Outcome.CRASHED, "its device does not answer")
         self._faults.moment()
@@ -283,30 +306,43 @@ class Visitor(SilentProgress):
 
     Args:
         faults: says when.
-        directory: of the study.
+        journal: of the study.
         devices: all that there are.
     """
 
-    def __init__(self, faults: Faults, directory: Path, devices: Collection[str]) -> None:
+    def __init__(self, faults: Faults, journal: Journal, devices: Collection[str]) -> None:
         self.engine: Engine | None = None
         self._faults = faults
-        self._directory = directory
+        self._journal = journal
         self._devices = devices
 
     def update(self) -> None:
-        """Ask for something."""
+        """Ask for something; what was taken away is given back after a while."""
+        faults, rng = self._faults, self._faults.random
         if self.engine is None:
             return
         used = self.engine.fleet.used
         removed = [name for name in self._devices if name not in used]
-        if self._faults.strikes("interrupt"):
+        held = self._journal.study.get("held", [])
+        if faults.strikes("interrupt"):
             self.engine.interrupt()
-        if len(used) > 1 and self._faults.strikes("devices changed"):
-            leave(self._directory, "remove", devices=[self._faults.random.choice(used)])
-        elif removed and self._faults.random.random() < 0.1:
-            leave(self._directory, "add", devices=removed[:1])
-        if self._faults.strikes("retry"):
-            leave(self._directory, "retry", trials=list(range(20)))
+        if len(used) > 1 and faults.strikes("devices changed"):
+            self._ask("remove", devices=[rng.choice(used)])
+        elif removed and rng.random() < 0.1:
+            self._ask("add", devices=removed[:1])
+        if faults.strikes("retry"):
+            self._ask("retry", trials=list(range(_TRIALS)))
+        verbs: tuple[Verb, ...] = ("pause", "stop")
+        for verb in verbs:
+            if faults.strikes(verb):
+                self._ask(verb, trials=rng.sample(range(_TRIALS), 3))
+        if held and rng.random() < 0.1:
+            self._ask("resume", trials=held)
+        if faults.strikes("policy"):
+            self._ask("policy", given={"policy": rng.choice([*POLICY_NAMES, "none such"])})
+
+    def _ask(self, verb: Verb, **what: Any) -> None:
+        leave(self._journal.directory, verb, **what)
 
 
 class WatchedEngine(Engine):
@@ -391,16 +427,16 @@ class _Run:
 
     def __init__(self, study: MadeUpStudy, faults: Faults, directory: Path, found: Simulated) -> None:
         self._study, self._faults, self._directory, self._found = study, faults, directory, found
-        self._checkpoints: dict[int, int] = {}
-        self._conditions: dict[str, tuple[float, Condition]] = {}
-        self._now = 0.0
+        self._remains = Remains()
         found.faults = faults.counted
 
     def to_the_end(self) -> None:
         """One engine after the other, until the study has ended; then look at what came of it."""
         names = [device.name for _, device in self._study.cluster]
-        spec = {"metric": "loss", "mode": "min", "devices": names}
-        with closing(FaultyJournal.create(self._directory, spec, task=b"", algorithm=b"", clock=lambda: self._now)):
+        spec = {"metric": "loss", "mode": "min", "devices": names, "policy": self._study.policy}
+        with closing(
+            FaultyJournal.create(self._directory, spec, task=b"", algorithm=b"", clock=lambda: self._remains.now)
+        ):
             pass
         while not self._ended():
             self._found.lives += 1
@@ -413,13 +449,11 @@ class _Run:
         engine: WatchedEngine | None = None
         try:
             with closing(
-                FaultyJournal.open(self._directory, clock=lambda: self._now if world is None else world.now)
+                FaultyJournal.open(self._directory, clock=lambda: self._remains.now if world is None else world.now)
             ) as journal:
                 journal.faults = self._faults
                 journal.begin_run()
-                world = Disturbed(
-                    self._study, self._faults, self._checkpoints, self._now, self._conditions, self._directory
-                )
+                world = Disturbed(self._study, self._faults, self._remains, self._directory)
                 with closing(world):
                     engine = self._engine(journal, world)
                     engine.replay()
@@ -432,7 +466,7 @@ class _Run:
             return False
         finally:
             if world is not None:
-                self._now = world.now
+                self._remains.now = world.now
             if engine is not None:
                 self._found.steps += engine.steps
 
@@ -440,10 +474,10 @@ class _Run:
         study = self._study
         record = {"devices": journal.study["devices"], "added": [], "removed": []} | journal.study.get("fleet", {})
         fleet = Fleet.again(record, study.find)
-        visitor = Visitor(self._faults, self._directory, journal.study["devices"])
+        visitor = Visitor(self._faults, journal, journal.study["devices"])
         setting = EngineConfig(
             fleet.given,
-            make_policy(study.policy),
+            make_policy(journal.study["policy"]),
             world,
             History(self._directory / "history.sqlite"),
             RETRIES,
