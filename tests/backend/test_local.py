@@ -345,6 +345,13 @@ class TestEnd:
         assert len(servers) == 1
         assert {path.name for path in (tmp_path / "third" / "logs").iterdir()} == {"server.log", "job.log"}
 
+    def test_a_server_without_a_study_holds_nothing_of_the_last(self, tmp_path: Path) -> None:
+        with local(tmp_path, scripts.returns) as backend:
+            server = psutil.Process(metrics(run(backend, "job")[0])["server"])
+            assert [Path(file.path) for file in server.open_files()] == [tmp_path / "logs" / "server.log"] * 2
+        assert server.open_files() == []
+        assert server.cwd() == "/"
+
     def test_a_change_of_the_environment_or_of_the_module_path_needs_another_server(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

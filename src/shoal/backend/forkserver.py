@@ -127,9 +127,7 @@ class _Server:
 
     def _begin(self, setup: int, log: int) -> None:
         """Begin a study: import what its workers need, which SIGTERM ends."""
-        for printed in (1, 2):
-            os.dup2(log, printed)
-        os.close(log)
+        _print_to(log)
         with open(setup, "rb") as file:
             study: Setup = pickle.load(file)
         sys.argv[:] = study.argv
@@ -143,8 +141,10 @@ class _Server:
         self._control.sendall(NOTICE.pack(STUDY, os.getpid(), 0))
 
     def _end(self) -> None:
-        """End the study, if there is one, and its workers."""
+        """End the study, if there is one, and its workers; its directory, and where its engine was, may then go."""
         self._kill_all()
+        _print_to(os.open(os.devnull, os.O_WRONLY))
+        os.chdir("/")
         self._workplace = None
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         self._control.sendall(NOTICE.pack(STUDY, os.getpid(), 0))
@@ -205,6 +205,13 @@ class _Server:
         for pid in self._numbers:
             os.waitpid(pid, 0)
         self._numbers.clear()
+
+
+def _print_to(file: int) -> None:
+    """Let what this process prints go to a file descriptor, which is closed."""
+    for printed in (1, 2):
+        os.dup2(file, printed)
+    os.close(file)
 
 
 def _kill_tree(pid: int) -> None:
