@@ -1,6 +1,7 @@
 """What the jobs of test_local.py do; apart from the tests, so that workers import no pytest."""
 
 import ctypes
+import importlib
 import os
 import signal
 import subprocess
@@ -27,6 +28,10 @@ def returns(job: Job, device: Device, orders: JobControl) -> Iterator[Event]:
     yield pids(job)
     if job.id == "bad":
         raise ValueError("bad job")
+
+
+def imports(job: Job, device: Device, orders: JobControl) -> Iterator[Event]:
+    yield measured(job, value=importlib.import_module("whereabouts").VALUE)
 
 
 def waits(job: Job, device: Device, orders: JobControl) -> Iterator[Event]:

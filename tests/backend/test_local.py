@@ -352,6 +352,18 @@ class TestEnd:
         assert server.open_files() == []
         assert server.cwd() == "/"
 
+    def test_the_next_study_imports_from_its_own_working_directory(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.syspath_prepend("lib")
+        for value in (1, 2):
+            lib = tmp_path / str(value) / "lib"
+            lib.mkdir(parents=True)
+            (lib / "whereabouts.py").write_text(f"VALUE = {value}")
+            monkeypatch.chdir(lib.parent)
+            with local(tmp_path / "study", scripts.imports) as backend:
+                assert metrics(run(backend, "job")[0]) == {"value": value}
+
     def test_a_change_of_the_environment_or_of_the_module_path_needs_another_server(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -132,6 +132,7 @@ class _Server:
             study: Setup = pickle.load(file)
         sys.argv[:] = study.argv
         os.chdir(study.directory)
+        sys.path_importer_cache.clear()  # relative directories were those of the last study
         gc.disable()  # importing torch makes much and frees nothing: looking for garbage takes a fifth of its time
         resolve(study.workplace.runner)
         gc.enable()
