@@ -41,6 +41,7 @@ from shoal.results import Study
 from shoal.schedule.action import Plan
 from shoal.schedule.base import JobView
 from shoal.schedule.fifo import Fifo
+from shoal.study.interventions import STUDY_PAUSED
 from shoal.worker.files import checkpoints, folder
 
 Then = tuple[Callable[[Sequence[TrialRow]], bool], Callable[[Study], object]]
@@ -463,6 +464,9 @@ def test_a_policy_that_is_unknown_is_refused_before_anything_is_sent_and_by_the_
         ("trial add DIR --set x --epochs 3", 2, "'x' is not NAME=VALUE, such as lr=0.01"),
         ("trial clone DIR 1 --set x=4.0 --anew", 0, "a clone of trial 1 will be added with x=4 when the study goes on"),
         ("trial clone DIR 1", 1, "no checkpoint of the end of an epoch now"),
+        ("study pause DIR", 0, "the study will be paused when the study goes on: shoal resume"),
+        ("study resume DIR", 1, "the study in .* is not paused"),
+        ("study end DIR", 0, "the study will end when the study goes on"),
         ("policy DIR fifo", 0, "policy fifo will be followed when the study goes on"),
         ("policy DIR lifo", 2, "'lifo' is not one of auto, best_fit"),
     ],
@@ -645,3 +649,102 @@ def test_what_a_study_cannot_add_is_noted(tmp_path: Path) -> None:
     assert numbers == ()
     assert refused == ("`x` is 9.0, and the space has choice([1.0, 2.0, 3.0, 4.0])", "there is no trial 7")
     assert stage.outcome() == undisturbed(tmp_path, four)
+
+
+def test_a_study_that_is_paused_frees_its_devices_and_goes_on(tmp_path: Path) -> None:
+    stage = four(tmp_path / "study")
+    carrier = asking(
+        stage,
+        (reached(3, 1), lambda study: study.pause_study()),
+        (lambda rows: rows[3].reason == STUDY_PAUSED and nothing_runs(rows), lambda study: study.resume_study()),
+    )
+    stage.run(carrier)
+    assert not carrier.asks
+    assert carrier.vacated == ["cpu:0"]
+    assert [outcome for purpose, outcome in stage.jobs() if purpose == "train"] == ["stopped", "finished"]
+    assert stage.outcome() == undisturbed(tmp_path, four)
+    assert noted(stage) == [("pause study", (), ()), ("resume study", (), ())]
+
+
+def test_a_paused_study_stays_so_after_a_kill_and_also_asks_for_no_trials(tmp_path: Path) -> None:
+    stage = Stage(tmp_path / "study", MAKERS["asha"])
+    with pytest.raises(Killed):
+        stage.run(
+            asking(
+                stage,
+                (reached(0, 1), lambda study: study.pause_study()),
+                (lambda rows: STUDY_PAUSED in {row.reason for row in rows} and nothing_runs(rows), die),
+            )
+        )
+    before = len(stage.outcome())
+    status = " ".join(CliRunner().invoke(app, ["status", str(stage.directory)]).output.split())
+    assert f"the study is paused; shoal study resume {stage.directory} lets it go on" in status
+    carrier = asking(stage, (lambda rows: carrier.polls > 5, lambda study: study.resume_study()))
+    carrier.on_start = lambda job: started.append(carrier.polls)
+    started: list[int] = []
+    stage.run(carrier)
+    assert min(started) > 5
+    assert before < len(stage.outcome())
+    assert all(row[2].final for row in stage.outcome())
+
+
+@pytest.mark.parametrize("make", [MAKERS["hyperband"], MAKERS["asha"]], ids=["hyperband", "asha"])
+def test_a_study_that_is_ended_keeps_what_it_has_and_is_over_after_a_resume_too(
+    make: Callable[[], Any], tmp_path: Path
+) -> None:
+    stage = Stage(tmp_path / "study", make)
+    stage.run(asking(stage, (reached(2, 1), lambda study: study.end_study())))
+    before = stage.outcome()
+    reasons = {row.reason for row in rows_of(stage).values() if row.state is TrialState.STOPPED}
+    assert "the study was ended by a user" in reasons
+    assert all(row[2].final for row in before)
+    assert sum(row[3] for row in before) < 9
+    carrier = backend()
+    stage.run(carrier)
+    assert (stage.outcome(), carrier.started) == (before, [])
+    with pytest.raises(ShoalError, match="has ended already"):
+        Study(stage.directory).end_study()
+    Study(stage.directory).add({"x": 0.5}, 2)
+    stage.run(backend())
+    assert stage.outcome()[:-1] == before
+    assert stage.outcome()[-1][2:4] == (TrialState.COMPLETE, 2)
+
+
+@pytest.mark.parametrize("method", ["intervened", "put", "overruled", "job_ended"])
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_kill_while_a_study_is_ended_changes_nothing(
+    method: str, when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage = Stage(tmp_path / "study", MAKERS["hyperband"])
+    asks: list[Then] = [(reached(1, 1), lambda study: study.end_study())]
+
+    def run() -> None:
+        stage.run(Asking(side_by_side, at_once=False, on_start=nothing, directory=stage.directory, asks=asks))
+
+    assert run_with_kills(method, when, run, monkeypatch)
+    assert not asks
+    assert all(row[2].final for row in stage.outcome())
+    assert noted(stage) == [("end study", (), ())]
+
+
+def test_what_makes_no_sense_of_the_whole_study_is_noted(tmp_path: Path) -> None:
+    stage = half_way(tmp_path)
+    study = Study(stage.directory)
+    study.pause_study()
+    with pytest.raises(ShoalError, match="is paused already"):
+        study.pause_study()
+    for verb in ("pause study", "resume study", "resume study", "end study", "end study", "pause study"):
+        leave(stage.directory, verb)  # type: ignore[arg-type]
+    with pytest.raises(ShoalError, match="is to end already"):
+        study.resume_study()
+    stage.run(backend())
+    assert [(verb, refused) for verb, _, refused in noted(stage)] == [
+        ("pause study", ()),
+        ("pause study", ("the study is paused already",)),
+        ("resume study", ()),
+        ("resume study", ("the study is not paused",)),
+        ("end study", ()),
+        ("end study", ("the study has ended already",)),
+        ("pause study", ("the study is ended already",)),
+    ]
+    assert {row[2] for row in stage.outcome()} == {TrialState.STOPPED}

@@ -312,6 +312,8 @@ def _run(journal: Journal, algorithm: Algorithm, options: _RunOptions) -> Study:
         display = progress(take, silent=not options.show_progress)
         begun = f"{epochs_text(take())} {'reports' if spec['opaque'] else 'epochs'}" if len(journal.runs()) > 1 else ""
         display.say(summary(spec, [device.name for _, device in fleet.given], journal.directory, begun))
+        if spec.get("paused"):
+            display.say(f"the study is paused; it goes on with: {command('study resume', journal.directory)}")
         engine = Engine(journal, algorithm, setting, display)
         engine.replay()
         with _interruptible(engine):

@@ -305,6 +305,37 @@ class Study:
         """
         return asking.clone(self.directory, number, changes or {}, epochs=epochs, anew=anew, outside=outside)
 
+    def pause_study(self) -> None:
+        """Have all jobs save their trials and end, and nothing start until `resume_study`; the process goes on.
+
+        It stays paused when it is stopped or killed and goes on.
+
+        Raises:
+            ShoalError: it is paused already, or has ended.
+            JournalError: as of `pause`.
+        """
+        asking.pause_study(self.directory)
+
+    def resume_study(self) -> None:
+        """Let the study go on after `pause_study`.
+
+        Raises:
+            ShoalError: it is not paused, or has ended.
+            JournalError: as of `pause`.
+        """
+        asking.resume_study(self.directory)
+
+    def end_study(self) -> None:
+        """Have all jobs save their trials and end, and the study with them; open trials are STOPPED where they are.
+
+        The algorithm is asked for nothing more, then or later.
+
+        Raises:
+            ShoalError: it has ended, or is to end already.
+            JournalError: as of `pause`.
+        """
+        asking.end_study(self.directory)
+
     def rerun(self, number: int, devices: str | Sequence[str] | None = None) -> Rerun:
         """Train a trial again, alone, in this process, and compare its metrics with those recorded.
 

@@ -13,6 +13,7 @@ import typer
 
 from shoal import api
 from shoal.cli import devices as devices_command
+from shoal.cli import study as study_command
 from shoal.cli import trial as trial_command
 from shoal.cli.command import AlgorithmName, Asked, Epochs, Metric, Mode, SpaceFile, TimeLimit, Trials, run_command
 from shoal.cli.history import app as history
@@ -140,6 +141,7 @@ app.command()(rerun)
 app.add_typer(history, name="history")
 app.add_typer(trial_command.app, name="trial")
 app.command()(policy)
+app.add_typer(study_command.app, name="study")
 
 
 @app.command()
@@ -215,7 +217,9 @@ def status(
     for each in asked:
         if each.verb not in ("add", "remove", "retry"):
             say(f"to be done: {request_text(each)}")
-    if now.pid and now.at_rest:
+    if now.paused:
+        say(f"the study is paused; {command('study resume', directory)} lets it go on")
+    elif now.pid and now.at_rest:
         remedy = command("trial resume", directory, *map(str, now.held))
         say(f"all trials that are open are paused, so it waits; {remedy} lets them go on")
     if again:

@@ -6,7 +6,20 @@ from typing import Any, Literal
 
 __all__ = ["Request", "Verb"]
 
-Verb = Literal["add", "remove", "retry", "pause", "resume", "stop", "policy", "add trial", "clone"]
+Verb = Literal[
+    "add",
+    "remove",
+    "retry",
+    "pause",
+    "resume",
+    "stop",
+    "policy",
+    "add trial",
+    "clone",
+    "pause study",
+    "resume study",
+    "end study",
+]
 
 
 @dataclass(frozen=True)
@@ -16,7 +29,8 @@ class Request:
     Args:
         name: no other request has it; names are in the order in which the requests were made.
         verb: what is to be done: devices to be added or removed, trials to be tried again, paused, resumed
-            or stopped, the policy to be another, a trial to be added.
+            or stopped, the policy to be another, a trial to be added, the
+            whole study to be paused, resumed or ended.
         devices: with which.
         trials: numbers of the trials.
         given: what else it says, JSON values.

@@ -53,7 +53,8 @@ def intervention_json(each: Intervention) -> dict[str, Any]:
 def intervention_text(each: Intervention) -> str:
     """In a line: when, what was done, and what was not and why."""
     when = time.strftime("%Y-%m-%d %H:%M", time.localtime(each.time))
-    done = [asked_text(each.verb, each.trials, each.text)] if each.trials or each.text else []
+    anything = each.trials or each.text or not each.refused
+    done = [asked_text(each.verb, each.trials, each.text)] if anything else []
     return f"{when} {'; '.join([*done, *(f'not done ({each.verb}): {why}' for why in each.refused)])}"
 
 

@@ -123,6 +123,7 @@ class Snapshot:
         note: what is unusual in the task, in words; "" if nothing is known to be.
         interventions: what users asked for, in order, and what came of it.
         held: numbers of the open trials that a user has paused.
+        paused: whether a user has paused the whole study.
     """
 
     metric: str | tuple[str, ...]
@@ -150,6 +151,7 @@ class Snapshot:
     note: str = ""
     interventions: tuple[Intervention, ...] = ()
     held: tuple[int, ...] = ()
+    paused: bool = False
 
     @property
     def at_rest(self) -> bool:
@@ -239,6 +241,7 @@ def snapshot(journal: JournalView, now: float, *, starting: bool = False) -> Sna
         note=journal.study.get("note", ""),
         interventions=interventions(journal.study),
         held=journal.held(),
+        paused=journal.study.get("paused", False),
     )
     left = None if pid is None else _seconds_left(done - run.epochs, seen.epochs_total - done, elapsed)
     return replace(seen, seconds_left=left)

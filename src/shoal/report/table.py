@@ -200,7 +200,7 @@ def snapshot_json(snapshot: Snapshot) -> dict[str, Any]:
         "note": snapshot.note,
         "edits": [edited_json(edit) for edit in snapshot.edits],
         "interventions": [intervention_json(each) for each in snapshot.interventions],
-        "paused": list(snapshot.held),
+        "paused": {"study": snapshot.paused, "trials": list(snapshot.held)},
         "failing": [failing_json(failing) for failing in snapshot.failing],
         "unmeasured": [cause_json(cause) for cause in snapshot.unmeasured],
         "devices": [device_json(use) for use in snapshot.devices],

@@ -4,7 +4,7 @@ import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 from shoal.algorithms.base import check_whole
 from shoal.core.errors import ShoalError
@@ -18,7 +18,10 @@ from shoal.report.text import numbers_text
 from shoal.schedule.registry import make_policy
 from shoal.worker.files import checkpoints, published
 
-__all__ = ["add", "changed", "clone", "held", "known_text", "pause", "policy", "resume", "stop"]
+__all__ = [
+    *("add", "changed", "clone", "held", "known_text", "pause", "policy", "resume", "stop"),
+    *("end_study", "pause_study", "resume_study"),
+]
 
 
 def pause(directory: Path, numbers: Iterable[int]) -> list[int]:
@@ -199,6 +202,51 @@ def _newest_epoch(directory: Path, row: TrialRow) -> int:
             f"{row.state} at epoch {row.epoch}; clone it when it has reached its budget, or anew (anew=True, --anew)"
         )
     return found
+
+
+def pause_study(directory: Path) -> None:
+    """Have all jobs save their trials and end, and nothing start until the study is resumed.
+
+    Raises:
+        ShoalError: it is paused already, or has ended.
+        JournalError: as of `pause`.
+    """
+    _ask_study(directory, "pause study")
+
+
+def resume_study(directory: Path) -> None:
+    """Let a study go on that was paused.
+
+    Raises:
+        ShoalError: it is not paused, or has ended.
+        JournalError: as of `pause`.
+    """
+    _ask_study(directory, "resume study")
+
+
+def end_study(directory: Path) -> None:
+    """Have all jobs save their trials and end, and the study with them.
+
+    Raises:
+        ShoalError: it has ended, or is to end already.
+        JournalError: as of `pause`.
+    """
+    _ask_study(directory, "end study")
+
+
+def _ask_study(directory: Path, verb: Literal["pause study", "resume study", "end study"]) -> None:
+    with JournalView.read(directory) as journal:
+        paused, ended = journal.study.get("paused", False), journal.study.get("ended", False)
+        finished = journal.study.get("finished", False)
+    for request in pending(directory):
+        if request.verb in ("pause study", "resume study"):
+            paused = request.verb == "pause study"
+        ended = ended or request.verb == "end study"
+    if finished or ended:
+        raise ShoalError(f"the study in {directory} {'has ended' if finished else 'is to end'} already")
+    if verb != "end study" and paused == (verb == "pause study"):
+        raise ShoalError(f"the study in {directory} is {'paused already' if paused else 'not paused'}")
+    leave(directory, verb)
 
 
 def held(journal: JournalView) -> set[int]:

@@ -20,7 +20,7 @@ from shoal.core.trial import Decision, TrialGroup, TrialState
 from shoal.study.devices import DevicesSeen
 from shoal.study.event import Due, Event, TrialFailed, WindUp
 from shoal.study.failures import drop, end
-from shoal.study.interventions import intervene, let_go, release
+from shoal.study.interventions import intervene, let_go, release, rest
 from shoal.study.planning import ask, check_alive, place, survey
 from shoal.study.reports import learn, observe, report, settle
 from shoal.study.state import Given, StudyState
@@ -82,6 +82,7 @@ class StudyCore:
         retried = {int(number) for number in study.get("retried", {}).get("after", {})}
         state.trials.retried, state.trials.tried = retried, set(study.get("tried", ()))
         state.trials.held = set(study.get("held", ()))
+        state.paused, state.ended, state.over = (study.get(key, False) for key in ("paused", "ended", "over"))
         for standing in standings:
             state.trials.restore(standing)
             if standing.trial.is_added:
@@ -104,7 +105,10 @@ def _act(state: StudyState, event: Event, now: float) -> None:
         case Due.LOOK:
             devices.look(state.running, now, step)
         case Due.ASK:
-            ask(state)
+            if not (state.paused or state.ended):
+                ask(state)
+        case Due.PLAN if state.rests:
+            rest(state)
         case Due.PLAN:
             survey(state)
             place(state, now)

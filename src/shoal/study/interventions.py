@@ -1,5 +1,6 @@
 """What people ask of a running study."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence, Set
 
 from shoal.core.command import (
@@ -13,6 +14,8 @@ from shoal.core.command import (
     TrialsReported,
     TrialsStopped,
     UpdateJob,
+    VacateDevice,
+    Waiting,
 )
 from shoal.core.errors import PolicyError
 from shoal.core.event import MembersLeft
@@ -23,10 +26,13 @@ from shoal.study.reports import settle
 from shoal.study.state import StudyState
 from shoal.study.trials import TrialRecord
 
-__all__ = ["PAUSED", "STOPPED", "intervene", "let_go", "release", "stop"]
+__all__ = ["PAUSED", "STOPPED", "intervene", "let_go", "release", "rest", "stop"]
 
 PAUSED = "paused by a user"
 STOPPED = "stopped by a user"
+STUDY_PAUSED = "the study is paused by a user"
+STUDY_ENDS = "the study is to end, as a user wants it"
+STUDY_ENDED = "the study was ended by a user"
 
 
 def intervene(state: StudyState, request: Request) -> None:
@@ -76,6 +82,62 @@ def stop(state: StudyState, trials: Sequence[TrialRecord], reason: str) -> None:
         leaving[job].add(number)
     for job, numbers in leaving.items():
         state.step.command(UpdateJob(job, JobUpdate(leave=frozenset(numbers))))
+
+
+def rest(state: StudyState) -> None:
+    """Nothing is to run. Once nothing does, a study that is ended is over, and one that is paused frees its devices."""
+    why = STUDY_ENDS if state.ended else STUDY_PAUSED
+    reasons = {x.number: why for x in (*state.trials.waiting(), *state.trials.held_back())}
+    if reasons != state.reasons:
+        state.reasons = reasons
+        state.step.record(Waiting(reasons))
+    if state.running:
+        return
+    if state.ended:
+        trials = [x for x in state.trials if not x.state.final]
+        for standing in trials:
+            state.trials.move(standing, TrialState.STOPPED)
+        state.step.record(TrialsStopped(tuple(x.number for x in trials), STUDY_ENDED), StudyChanged("over", True))
+        state.over = True
+    elif not state.freed:
+        state.freed = True
+        state.step.command(*(VacateDevice(device.name) for _, device in state.fleet.cluster))
+
+
+def _pause_study(state: StudyState, request: Request) -> Intervened:
+    if state.paused or state.ended:
+        return _refused(request, f"the study is {'ended' if state.ended else 'paused'} already")
+    state.paused, state.freed = True, False
+    state.step.record(StudyChanged("paused", True))
+    _stop_jobs(state)
+    return Intervened(request.name, request.verb)
+
+
+def _resume_study(state: StudyState, request: Request) -> Intervened:
+    if not state.paused:
+        return _refused(request, "the study is not paused")
+    state.paused, state.placed = False, None
+    state.step.record(StudyChanged("paused", False))
+    return Intervened(request.name, request.verb)
+
+
+def _end_study(state: StudyState, request: Request) -> Intervened:
+    if state.ended or state.finished:
+        return _refused(request, "the study has ended already")
+    state.paused, state.ended = False, True
+    state.step.record(StudyChanged("paused", False), StudyChanged("ended", True))
+    _stop_jobs(state)
+    return Intervened(request.name, request.verb)
+
+
+def _stop_jobs(state: StudyState) -> None:
+    """Let all jobs save their trials and end."""
+    state.planner.wake = math.inf
+    state.step.command(*map(StopJob, state.running))
+
+
+def _refused(request: Request, why: str) -> Intervened:
+    return Intervened(request.name, request.verb, refused=(why,))
 
 
 def _stop(state: StudyState, request: Request) -> Intervened:
@@ -175,5 +237,8 @@ _VERBS: Mapping[str, Callable[[StudyState, Request], Intervened]] = {
     "policy": _policy,
     "add trial": _add,
     "clone": _add,
+    "pause study": _pause_study,
+    "resume study": _resume_study,
+    "end study": _end_study,
 }
 """What each verb does; it is returned what came of it."""

@@ -92,6 +92,10 @@ class StudyState:
         reasons: number of each waiting trial -> why it waits.
         placed: what the last plan depended on, if nothing came of it.
         placed_at: when that was.
+        paused: whether a user has paused the study: nothing is asked for or placed.
+        freed: whether a paused study has let go of its devices.
+        ended: whether a user has ended the study; it is not over before its jobs have saved their trials.
+        over: whether that is done.
         ending: how the study is wound up; None while it goes on.
         error: what the study ends with; None while it goes on.
         stopped: what its first trials have failed of, all alike; None while it goes on.
@@ -112,6 +116,7 @@ class StudyState:
         self.reasons: Mapping[int, str] = {}
         self.placed: object = None
         self.placed_at = 0.0
+        self.paused = self.freed = self.ended = self.over = False
         self.ending: WindUp | None = None
         self.error: ShoalError | None = None
         self.stopped: Cause | None = None
@@ -126,7 +131,12 @@ class StudyState:
     @property
     def finished(self) -> bool:
         """Whether all is decided."""
-        return self.given.algorithm.finished and not self.trials.retrying()
+        return (self.given.algorithm.finished or self.over) and not self.trials.retrying()
+
+    @property
+    def rests(self) -> bool:
+        """Whether nothing is to run, as a user wants it."""
+        return self.paused or (self.ended and not self.over)
 
     def idle(self) -> list[Device]:
         """Devices that hold no job and may have one."""
