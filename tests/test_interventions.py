@@ -257,6 +257,16 @@ def test_what_is_asked_while_nobody_runs_the_study_is_done_when_it_goes_on(tmp_p
     assert stage.outcome() == undisturbed(tmp_path, four)
 
 
+def test_what_only_a_newer_version_knows_is_refused_and_the_study_goes_on(tmp_path: Path) -> None:
+    stage = half_way(tmp_path)
+    leave(stage.directory, "turn", trials=[0])  # type: ignore[arg-type]
+    stage.run(backend())
+    ((verb, trials, (why,)),) = noted(stage)
+    assert (verb, trials) == ("turn", ())
+    assert why.startswith("the version of shoal that runs the study does not know that")
+    assert stage.outcome() == undisturbed(tmp_path, four)
+
+
 def test_trials_that_can_never_start_end_a_study_with_their_reason_and_not_that_of_paused_ones(tmp_path: Path) -> None:
     stage = half_way(tmp_path)
     Study(stage.directory).pause([0, 1, 2])

@@ -42,7 +42,7 @@ def intervene(state: StudyState, request: Request) -> None:
     """
     done = state.given.study.get("interventions", ())
     if not any(entry["request"] == request.name for entry in done):
-        state.step.record(_VERBS[request.verb](state, request))
+        state.step.record(_VERBS.get(request.verb, _unknown)(state, request))
     state.step.command(AnswerRequest(request.name))
 
 
@@ -176,6 +176,11 @@ def _add(state: StudyState, request: Request) -> Intervened:
     text += [f"from its weights at epoch {origin.epoch}"] if origin is not None else []
     text += [f"outside the space: {'; '.join(outside)}"] if outside else []
     return Intervened(request.name, request.verb, (trial.number,), ", ".join(text))
+
+
+def _unknown(state: StudyState, request: Request) -> Intervened:
+    why = "the version of shoal that runs the study does not know that; stop it, resume it with a newer one, ask again"
+    return Intervened(request.name, request.verb, refused=(why,))
 
 
 def _pause(state: StudyState, request: Request) -> Intervened:
