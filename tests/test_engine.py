@@ -1,5 +1,6 @@
 """The loop of a study against a back end that only says what a script says; no torch, no process, no waiting."""
 
+import errno
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
@@ -936,6 +937,22 @@ def test_a_job_whose_start_cannot_be_recorded_is_not_waited_for(
     assert stage.jobs() == []
     stage.run(backend())
     assert {row[2] for row in stage.outcome()} == {TrialState.COMPLETE}
+
+
+def test_a_full_disk_as_a_trial_gets_a_copy_ends_the_study_in_words(stage: Stage) -> None:
+    carrier = backend()
+    copied: list[int] = []
+
+    def inherit(directory: Path, trial: Trial) -> None:
+        copied.append(trial.number)
+        if len(copied) == 13:  # of a later rung
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    carrier.inherit = inherit  # type: ignore[method-assign]
+    with pytest.raises(StorageFullError, match="No space left on device"):
+        stage.run(carrier)
+    stage.run(backend())
+    assert {row[2] for row in stage.outcome()} <= {TrialState.COMPLETE, TrialState.STOPPED}
 
 
 def test_the_study_ends_when_its_jobs_have_and_hears_their_last_words(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from shoal.core.command import (
     VacateDevice,
 )
 from shoal.journal.requests import answer, carried_out
+from shoal.journal.schema import translated
 
 __all__ = ["carry_out"]
 
@@ -29,6 +30,7 @@ def carry_out(command: Command, backend: Backend, directory: Path) -> None:
     Raises:
         BackendError: a job cannot be started.
         CheckpointError: there is none to be copied.
+        StorageFullError: there is no room for a copy.
     """
     match command:
         case StartJob():
@@ -42,7 +44,8 @@ def carry_out(command: Command, backend: Backend, directory: Path) -> None:
         case VacateDevice():
             backend.vacate(command.device)
         case CopyCheckpoint():
-            backend.inherit(directory, command.trial)
+            with translated(directory):
+                backend.inherit(directory, command.trial)
         case AnswerRequest(devices=None):
             carried_out(directory, command.request)
         case AnswerRequest():
