@@ -31,13 +31,14 @@ from shoal.backend.sharing import check_sharing
 from shoal.cluster.discover import discover
 from shoal.cluster.nvml_monitor import NvmlMonitor
 from shoal.cluster.temporary import remove_abandoned
-from shoal.core.errors import TaskChangedError
+from shoal.core.errors import JournalError, TaskChangedError
 from shoal.core.job import WorkerContext
 from shoal.core.space import Space
 from shoal.core.trial import Config, derive_seed
 from shoal.cost.history import History, environment
 from shoal.dry_run.request import Asked, hand_over
 from shoal.journal.requests import pending
+from shoal.journal.view import JournalView
 from shoal.journal.writer import Journal
 from shoal.opaque import RUNNER, TIME_LIMIT, Command, opaque, source_files, structure
 from shoal.planner.grouping import Grouping
@@ -224,6 +225,12 @@ def resume(
         StudyFailedError: as of `tune`.
     """
     called = time.time()
+    with JournalView.read(directory) as now:
+        if now.study.get("paused") and (pid := now.writer()) is not None:
+            raise JournalError(
+                f"the study in {directory} is paused, and process {pid} runs it; let it go on with: "
+                f"{command('study resume', now.directory)}"
+            )
     with closing(Journal.open(directory)) as journal:
         spec = journal.study
         ended = spec.get("finished") and not pending(journal.directory)
@@ -313,7 +320,7 @@ def _run(journal: Journal, algorithm: Algorithm, options: _RunOptions) -> Study:
         begun = f"{epochs_text(take())} {'reports' if spec['opaque'] else 'epochs'}" if len(journal.runs()) > 1 else ""
         display.say(summary(spec, [device.name for _, device in fleet.given], journal.directory, begun))
         if spec.get("paused"):
-            display.say(f"the study is paused; it goes on with: {command('study resume', journal.directory)}")
+            display.say([f"the study is paused; it goes on with: {command('study resume', journal.directory)}"])
         engine = Engine(journal, algorithm, setting, display)
         engine.replay()
         with _interruptible(engine):
