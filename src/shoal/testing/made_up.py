@@ -21,10 +21,13 @@ from shoal.core.space import Space, choice, grid, uniform
 from shoal.core.trial import Report, Trial, TrialState, derive_seed
 from shoal.schedule.registry import POLICIES
 
-__all__ = ["IN_ANY_ORDER", "POLICY_NAMES", "MadeUpStudy", "MadeUpWorkload", "make_up"]
+__all__ = ["IN_ANY_ORDER", "MANY", "POLICY_NAMES", "MadeUpStudy", "MadeUpWorkload", "make_up"]
 
 IN_ANY_ORDER = (Grid, Hyperband, PBT, Random, SuccessiveHalving, SyncBOHB)
 """Algorithms of which nothing depends on the order in which the reports of different trials arrive."""
+
+MANY = 100
+"""So many retries that no trial fails that would not by itself."""
 
 _MB = 2**20
 POLICY_NAMES = sorted(POLICIES.keys() - {"exact"})
@@ -88,6 +91,8 @@ class MadeUpStudy:
         workload: its trials.
         fuse: whether trials may share an array.
         checkpoint_seconds: between two checkpoints of a trial.
+        elastic: whether the members of a running job can change.
+        retries: how often a trial whose job failed is tried again; `MANY` is more than there are faults.
     """
 
     seed: int
@@ -97,6 +102,8 @@ class MadeUpStudy:
     workload: MadeUpWorkload
     fuse: bool
     checkpoint_seconds: float
+    elastic: bool
+    retries: int
 
     def find(self, devices: str | Sequence[str]) -> Cluster:
         """The devices of these names."""
@@ -156,6 +163,8 @@ def make_up(seed: int) -> MadeUpStudy:
         MadeUpWorkload(seed, profiles, faulty=rng.choice([0, 0, 5, 10]), last=3),
         fuse=rng.random() < 0.85,
         checkpoint_seconds=rng.choice([0.0, 0.5, 5.0]),
+        elastic=rng.random() < 0.8,
+        retries=rng.choice([MANY, MANY, MANY, 2]),
     )
 
 

@@ -37,6 +37,7 @@ __all__ = ["FAULTS", "Simulated", "simulate"]
 FAULTS = {
     "kill": 0.004,
     "disk full": 0.01,
+    "disk full, of a job": 0.01,
     "interrupt": 0.005,
     "start refused": 0.05,
     "crash": 0.03,
@@ -59,12 +60,10 @@ FAULTS = {
 MOST = 3
 """Of each, in a study, at most; so it ends."""
 HANG_SECONDS = 3.0
-RETRIES = 100
-"""More than there are faults, so no trial fails that would not by itself."""
 _TRIALS = 12
 """Numbers of trials that are asked for are below that: some are over then, or unknown."""
-LONGEST = 4000
-"""Turns of the engine's loop, after which a study is taken not to end."""
+LONGEST = 20_000
+"""Turns of one engine's loop, after which a study is taken not to end; some policies ask for one each 5 ms."""
 
 
 class Killed(BaseException):
@@ -239,6 +238,8 @@ class Disturbed(Virtual):
         working = [job for job in self.jobs.values() if not job.hangs]
         if working and faults.strikes("crash"):
             self.fail(self._one(working), Outcome.CRASHED, f"signal {len(faults.counted)}")
+        elif working and faults.strikes("disk full, of a job"):
+            self.fail(self._one(working), Outcome.STORAGE_FULL, "the disk is full, as the simulation has it")
         elif working and faults.strikes("hang"):
             self.hang(self._one(working))
         elif working and faults.strikes("array fails"):
@@ -299,6 +300,18 @@ class Disturbed(Virtual):
         order = [event.job for event in said]
         self._faults.random.shuffle(order)
         return [by_job[job].popleft() for job in order]
+
+
+class Rigid(Disturbed):
+    """The same, where the members of a job cannot change."""
+
+    elastic = False
+
+    def change(self, job: str, change: JobUpdate) -> None:
+        """Those that are over may leave; nobody may join."""
+        if change.join or change.look:
+            raise Violation(f"{job} cannot be changed, and {change} was asked for")
+        super().change(job, change)
 
 
 class Visitor(SilentProgress):
@@ -453,7 +466,9 @@ class _Run:
             ) as journal:
                 journal.faults = self._faults
                 journal.begin_run()
-                world = Disturbed(self._study, self._faults, self._remains, self._directory)
+                world = (Disturbed if self._study.elastic else Rigid)(
+                    self._study, self._faults, self._remains, self._directory
+                )
                 with closing(world):
                     engine = self._engine(journal, world)
                     engine.replay()
@@ -480,7 +495,7 @@ class _Run:
             make_policy(journal.study["policy"]),
             world,
             History(self._directory / "history.sqlite"),
-            RETRIES,
+            study.retries,
             fuse=study.fuse,
             hang_seconds=HANG_SECONDS,
             fleet=fleet,
