@@ -20,6 +20,7 @@ from shoal.core.device import Cluster, Device
 from shoal.core.errors import BackendError, DeviceError, ShoalError, StorageFullError, StudyInterrupted
 from shoal.core.job import Job, JobUpdate, Purpose, WorkerContext
 from shoal.core.request import Verb
+from shoal.core.trial import FIRST_ADDED
 from shoal.cost.history import History
 from shoal.journal.requests import leave, pending
 from shoal.journal.writer import Journal
@@ -54,14 +55,18 @@ FAULTS = {
     "pause": 0.05,
     "stop": 0.02,
     "policy": 0.02,
+    "add trial": 0.02,
+    "clone": 0.02,
+    "pause study": 0.01,
+    "end study": 0.002,
 }
 """What may go wrong, or be asked for, and how likely it is wherever it could be."""
 
 MOST = 3
 """Of each, in a study, at most; so it ends."""
 HANG_SECONDS = 3.0
-_TRIALS = 12
-"""Numbers of trials that are asked for are below that: some are over then, or unknown."""
+_TRIALS = [*range(12), FIRST_ADDED, FIRST_ADDED + 1]
+"""Numbers of trials that are asked for: some are over then, or unknown."""
 LONGEST = 20_000
 """Turns of one engine's loop, after which a study is taken not to end; some policies ask for one each 5 ms."""
 
@@ -344,15 +349,31 @@ class Visitor(SilentProgress):
         elif removed and rng.random() < 0.1:
             self._ask("add", devices=removed[:1])
         if faults.strikes("retry"):
-            self._ask("retry", trials=list(range(_TRIALS)))
+            self._ask("retry", trials=_TRIALS)
         verbs: tuple[Verb, ...] = ("pause", "stop")
         for verb in verbs:
             if faults.strikes(verb):
-                self._ask(verb, trials=rng.sample(range(_TRIALS), 3))
+                self._ask(verb, trials=rng.sample(_TRIALS, 3))
         if held and rng.random() < 0.1:
             self._ask("resume", trials=held)
         if faults.strikes("policy"):
             self._ask("policy", given={"policy": rng.choice([*POLICY_NAMES, "none such"])})
+        if faults.strikes("add trial"):
+            x, outside = rng.choice([0.5, 2.0]), rng.random() < 0.5  # the space has no 2
+            given = {"config": {"x": x, "width": 1}, "epochs": rng.randint(1, 3), "outside": outside}
+            self._ask("add trial", given=given)
+        rows = [row for row in self._journal.trials() if row.epoch] if faults.strikes("clone") else []
+        if rows:
+            row = rng.choice(rows)
+            origin = {"trial": row.number, "epoch": row.epoch}
+            given = {"config": dict(row.config), "epochs": row.epoch + rng.randint(1, 3), "outside": True}
+            self._ask("clone", given={**given, "source": row.number, "origin": origin})
+        if faults.strikes("pause study"):
+            self._ask("pause study")
+        elif self._journal.study.get("paused") and rng.random() < 0.1:
+            self._ask("resume study")
+        if faults.strikes("end study"):
+            self._ask("end study")
 
     def _ask(self, verb: Verb, **what: Any) -> None:
         leave(self._journal.directory, verb, **what)
