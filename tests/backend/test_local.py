@@ -364,6 +364,17 @@ class TestEnd:
             with local(tmp_path / "study", scripts.imports) as backend:
                 assert metrics(run(backend, "job")[0]) == {"value": value}
 
+    def test_a_study_runs_from_a_working_directory_that_was_removed(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        gone = tmp_path / "gone"
+        gone.mkdir()
+        monkeypatch.chdir(gone)
+        gone.rmdir()
+        for name in ("first", "second"):
+            with local(tmp_path / name, scripts.returns) as backend:
+                assert ended(run(backend, "job")[-1]).outcome is Outcome.FINISHED
+
     def test_a_change_of_the_environment_or_of_the_module_path_needs_another_server(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

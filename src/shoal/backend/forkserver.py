@@ -61,7 +61,7 @@ class Setup:
 
     Args:
         argv: `sys.argv` of the engine.
-        directory: working directory of the engine.
+        directory: working directory of the engine; "" if it was removed.
         workplace: for all workers.
     """
 
@@ -131,7 +131,8 @@ class _Server:
         with open(setup, "rb") as file:
             study: Setup = pickle.load(file)
         sys.argv[:] = study.argv
-        os.chdir(study.directory)
+        with suppress(OSError):  # it is removed, or closed to this user: nothing relative is found there either
+            os.chdir(study.directory)
         sys.path_importer_cache.clear()  # relative directories were those of the last study
         gc.disable()  # importing torch makes much and frees nothing: looking for garbage takes a fifth of its time
         resolve(study.workplace.runner)

@@ -116,7 +116,7 @@ class ForkServer:
         self._closed = False
         # A file and not a pipe: a task of any size is handed over without waiting for the reader.
         with self.log.open("ab") as log, tempfile.TemporaryFile() as setup:
-            pickle.dump(Setup(sys.argv, os.getcwd(), workplace), setup)
+            pickle.dump(Setup(sys.argv, _directory(), workplace), setup)
             setup.seek(0)
             self._process = _process(log)
             with suppress(BrokenPipeError, ConnectionResetError):
@@ -208,13 +208,21 @@ _LEFT: deque[_Process] = deque(maxlen=1)
 
 def _process(log: IO[bytes]) -> _Process:
     """The process that is left, if it was started alike and is still there, or a new one."""
-    path, environment = [entry or os.getcwd() for entry in sys.path], dict(os.environ)
+    path, environment = [entry or _directory() for entry in sys.path], dict(os.environ)
     with suppress(IndexError):
         left = _LEFT.pop()
         if (left.path, left.environment) == (path, environment) and left.rests():
             return left
         left.close()
     return _Process(path, environment, log)
+
+
+def _directory() -> str:
+    """The working directory; "" if it was removed."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        return ""
 
 
 def _disown_all() -> None:
