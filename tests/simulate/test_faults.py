@@ -9,7 +9,8 @@ sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 
 from simulation_fuzz import DELIBERATE, FAULTY, Deliberate, found_within
 
-from shoal.testing.simulation import FAULTS, simulate
+from shoal.testing.faults import FAULTS
+from shoal.testing.simulation import simulate
 
 
 @pytest.mark.parametrize("seed", range(20))
