@@ -899,16 +899,23 @@ def test_jobs_that_cannot_be_started_on_a_full_disk_are_not_waited_for(
     assert {row[2] for row in stage.outcome()} == {TrialState.COMPLETE}
 
 
-def test_who_runs_out_of_memory_does_not_wait_for_a_kind_of_device_on_which_nobody_can_be_measured(
-    tmp_path: Path,
+@pytest.mark.parametrize(
+    ("outcome", "trials"),
+    [(Outcome.RAISED, 1), (Outcome.STOPPED, 2)],
+    ids=["it cannot be", "not for the sake of trials that failed in company"],
+)
+def test_who_runs_out_of_memory_does_not_wait_for_a_kind_of_device_on_which_nothing_is_measured(
+    outcome: Outcome, trials: int, tmp_path: Path
 ) -> None:
     devices = (Device("small:0", "small", 2**30), Device("large:0", "large", 2**31))
-    stage = Stage(tmp_path / "study", lambda: Grid(1), Space({"x": grid([1.0])}))
+    stage = Stage(tmp_path / "study", lambda: Grid(1), Space({"x": grid([1.0, 2.0][:trials])}))
     short: list[str] = []
 
     def script(job: Job) -> list[Event]:
         if job.purpose is Purpose.PROFILE and carrier.devices[job.id] == "large:0":
-            return [Ended(job.id, Outcome.RAISED, "as the script says")]
+            return [Ended(job.id, outcome, "as the script says")]
+        if job.purpose is Purpose.TRAIN and len(job.members) > 1:
+            return [Ended(job.id, Outcome.CRASHED, "as the script says")]
         if job.purpose is Purpose.TRAIN and not short:
             short.append(job.id)
             return [Ended(job.id, Outcome.OUT_OF_MEMORY, "as the script says")]
@@ -917,7 +924,7 @@ def test_who_runs_out_of_memory_does_not_wait_for_a_kind_of_device_on_which_nobo
     carrier = backend(script)
     with closing(stage.open()) as journal:
         stage.engine(journal, carrier, cluster=Cluster((Node("here", 2, devices),))).run()
-    assert [row[2] for row in stage.outcome()] == [TrialState.COMPLETE]
+    assert {row[2] for row in stage.outcome()} == {TrialState.COMPLETE}
     assert short
 
 

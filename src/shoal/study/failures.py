@@ -72,10 +72,15 @@ def _judge(state: StudyState, failed: Ended | ArrayFailed, scene: FailureContext
 
 
 def _largest(state: StudyState, arrays: Collection[Array]) -> int:
-    """Bytes of the largest device on which arrays may be tried: of a kind on which they are known, or may yet be."""
+    """Bytes of the largest device on which arrays may be tried: of a kind on which they are known, or may yet be.
+
+    Nothing is measured for the sake of trials that failed in company.
+    """
     healthy = [device for _, device in state.fleet.cluster if device.healthy]
     known = {x.kind for x in healthy if all(state.profiles.profile(array.key, x.kind) for array in arrays)}
     never = {kind for key, kind in state.signatures.unmeasurable if any(key == array.key for array in arrays)}
+    if any(member.trial.number in state.trials.alone for array in arrays for member in array.members):
+        never |= {x.kind for x in healthy}
     return max((x.memory for x in healthy if not known or x.kind in known or x.kind not in never), default=0)
 
 
