@@ -34,6 +34,10 @@ def imports(job: Job, device: Device, orders: JobControl) -> Iterator[Event]:
     yield measured(job, value=importlib.import_module("whereabouts").VALUE)
 
 
+def inherits(job: Job, device: Device, orders: JobControl) -> Iterator[Event]:
+    yield measured(job, umask=os.umask(0), cores=len(os.sched_getaffinity(0)))
+
+
 def waits(job: Job, device: Device, orders: JobControl) -> Iterator[Event]:
     yield pids(job)
     while not orders.stopping():

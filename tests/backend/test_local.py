@@ -4,10 +4,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import cloudpickle
 import local_scripts as scripts
@@ -388,6 +389,31 @@ class TestEnd:
         assert not psutil.pid_exists(one)
         monkeypatch.syspath_prepend(str(tmp_path))
         assert len({one, two, server("three")}) == 3
+
+    @pytest.mark.parametrize(
+        ("change", "undo"),
+        [
+            pytest.param(lambda: os.umask(0o077), os.umask, id="umask"),
+            pytest.param(
+                lambda: (cores := os.sched_getaffinity(0), os.sched_setaffinity(0, {min(cores)}))[0],
+                lambda cores: os.sched_setaffinity(0, cores),
+                marks=pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="there is one core"),
+                id="cores",
+            ),
+        ],
+    )
+    def test_workers_have_the_umask_and_the_cores_of_the_process_that_runs_their_study(
+        self, change: Callable[[], Any], undo: Callable[[Any], object], tmp_path: Path
+    ) -> None:
+        with local(tmp_path / "first", scripts.inherits) as backend:
+            first = metrics(run(backend, "job")[0])
+        before = change()
+        try:
+            with local(tmp_path / "second", scripts.inherits) as backend:
+                second = metrics(run(backend, "job")[0])
+        finally:
+            undo(before)
+        assert first != second
 
     def test_a_server_that_died_after_its_study_is_replaced(self, tmp_path: Path) -> None:
         with local(tmp_path / "first", scripts.returns) as backend:

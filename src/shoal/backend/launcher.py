@@ -60,6 +60,7 @@ class _Process:
     def __init__(self, path: list[str], environment: dict[str, str], log: IO[bytes]) -> None:
         self.path = path
         self.environment = environment
+        self.inherited = _inherited()
         self.control, remote = socket.socketpair()
         with remote:
             self._process = subprocess.Popen(
@@ -103,7 +104,8 @@ class ForkServer:
     """The server process of a study.
 
     Making one returns at once, while the process imports torch. Requests made before it is ready wait in its socket.
-    The process that the last study has left serves this one, unless the environment or the module path has changed.
+    The process that the last study has left serves this one, unless the environment, the module path, the
+    umask or the CPU affinity has changed.
 
     Args:
         workplace: for all its workers.
@@ -211,10 +213,18 @@ def _process(log: IO[bytes]) -> _Process:
     path, environment = [entry or _directory() for entry in sys.path], dict(os.environ)
     with suppress(IndexError):
         left = _LEFT.pop()
-        if (left.path, left.environment) == (path, environment) and left.rests():
+        alike = (left.path, left.environment, left.inherited) == (path, environment, _inherited())
+        if alike and left.rests():
             return left
         left.close()
     return _Process(path, environment, log)
+
+
+def _inherited() -> tuple[object, ...]:
+    """What else of this process its children have, and a study may depend on: the cores, and who may read its files."""
+    umask = os.umask(0o077)
+    os.umask(umask)
+    return umask, os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
 
 
 def _directory() -> str:
