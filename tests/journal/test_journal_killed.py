@@ -101,16 +101,19 @@ FULL = """
 import resource, sys
 from journal_samples import create
 
-resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), int(sys.argv[2])))
 create(sys.argv[1])
 """
 
 
-def test_a_study_that_cannot_begin_for_want_of_space_leaves_nothing_open(tmp_path):
+@pytest.mark.parametrize(("room", "remedy"), [(0, "choose another directory"), (4096, "then begin it again")])
+def test_a_study_that_cannot_begin_for_want_of_space_leaves_nothing_open(tmp_path, room, remedy):
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
-    command = [sys.executable, "-W", "error", "-c", FULL, tmp_path]
+    command = [sys.executable, "-W", "error", "-c", FULL, tmp_path, str(room)]
     failed = subprocess.run(command, env=environment, stderr=subprocess.PIPE, text=True, check=False)
-    assert failed.stderr.splitlines()[-1].startswith("shoal.core.errors.")
+    said = failed.stderr.splitlines()[-1]
+    assert said.startswith("shoal.core.errors.")
+    assert said.endswith(remedy)  # there is no study to go on with
     assert "Warning" not in failed.stderr
 
 

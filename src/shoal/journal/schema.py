@@ -222,8 +222,12 @@ _FULL = {
 
 
 @contextmanager
-def translated(directory: Path) -> Iterator[None]:
+def translated(directory: Path, *, begun: bool = True) -> Iterator[None]:
     """Turn errors of SQLite and of the file system into what a user can act on.
+
+    Args:
+        directory: of the study.
+        begun: whether there is a study to go on with.
 
     Raises:
         StorageFullError: nothing more can be written.
@@ -235,17 +239,22 @@ def translated(directory: Path) -> Iterator[None]:
         raise  # faults of the caller
     except sqlite3.DatabaseError as error:
         if getattr(error, "sqlite_errorcode", None) in _FULL:
-            raise _full(directory, error) from error
+            raise _full(directory, error, begun) from error
         raise JournalError(f"the journal {directory / FILE_NAME} cannot be used: {error}") from error
     except OSError as error:
         if isinstance(error, StorageFullError):
             raise
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise _full(directory, error) from error
+            raise _full(directory, error, begun) from error
         raise JournalError(f"cannot keep a study in {directory}: {error.strerror}; choose another directory") from error
 
 
-def _full(directory: Path, error: Exception) -> StorageFullError:
+def _full(directory: Path, error: Exception, begun: bool) -> StorageFullError:
+    if not begun:
+        return StorageFullError(
+            f"no space is left to begin a study in {directory} ({error}), and there is none yet. Free some space, then "
+            "begin it again"
+        )
     return StorageFullError(
         f"no space is left for the journal in {directory} ({error}); everything recorded so far is intact. "
         f"Free some space, then: {command('resume', directory)}"

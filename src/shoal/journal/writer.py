@@ -99,7 +99,7 @@ class Journal(JournalView):
                 f"a study has a metric and a mode 'min' or 'max', got {study['metric']!r}, {study['mode']!r}"
             ) from error
         values = {key: encode(value, f"the study's {key!r}") for key, value in study.items()}
-        with translated(directory), ExitStack() as undo:
+        with translated(directory, begun=False), ExitStack() as undo:
             directory.mkdir(parents=True, exist_ok=True)
             lock = WriterLock(directory)
             undo.callback(lock.release)
