@@ -9,7 +9,6 @@ from shoal.core.demand import Demand, Profile
 from shoal.core.device import Cluster, Device, Node
 from shoal.core.job import Job, Purpose
 from shoal.core.trial import Trial
-from shoal.planner.limit import Limit
 from shoal.planner.promises import promises
 from shoal.planner.turn import Turn
 
@@ -83,26 +82,3 @@ def test_a_job_that_all_have_left_still_holds_its_memory():
     assert turn.held(job(), DEVICE).memory == 140
     view = turn.running_view(job(), DEVICE, 0.0, 1.0)
     assert view.demand == {"H200": Demand(1.0, 140, 1.0, 0.0)}
-
-
-@pytest.mark.parametrize(
-    ("memory", "kinds"),
-    [
-        pytest.param(None, {"small"}, id="never ran out"),
-        pytest.param(0, {"small"}, id="a device to itself"),
-        pytest.param(1001, {"small", "large"}, id="more than the devices have on which it was measured"),
-    ],
-)
-def test_who_ran_out_of_memory_may_have_a_larger_device_of_a_kind_on_which_it_was_not_measured(memory, kinds):
-    devices = (Device("cuda:0", "small", 1000), Device("cuda:1", "large", 2000))
-    turn = Turn(
-        lambda key, kind: PROFILE if kind == "small" else None,
-        Cluster((Node("one", 4, devices),)),
-        frozenset({0}),
-        frozenset({(KEY, "large")}),
-        {} if memory is None else {0: Limit(1, memory)},
-    )
-    demands = turn.demands([array(0)])
-    assert set(demands) == kinds
-    if "large" in demands:
-        assert (demands["small"].memory, demands["large"].memory) == (1001, 2000)

@@ -113,9 +113,6 @@ class Turn:
     def demands(self, arrays: Sequence[Array]) -> Mapping[str, Demand]:
         """Of arrays that wait to be one job: by the kinds on which all were measured, or a whole device of any kind.
 
-        Any kind may be promised also where those that ran out of memory need more than the devices on which they were
-        measured have.
-
         Arrays alike, of which there may be thousands, have one and the same.
         """
         alike = tuple((x.key, x.epochs) for x in arrays)
@@ -123,8 +120,6 @@ class Turn:
         if not limited and alike in self._demands:
             return self._demands[alike]
         known = [device for device in self.devices if all(self._profiles(x.key, device.kind) for x in arrays)]
-        if limited and all(device.memory < self._least(arrays, device) for device in known):
-            known = []
         demands = {device.kind: self._demand(arrays, device) for device in known or self.devices}
         if not limited:
             self._demands[alike] = demands
