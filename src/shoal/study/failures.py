@@ -3,7 +3,7 @@
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from shoal.core.array import Member, remove_members
+from shoal.core.array import Array, Member, remove_members
 from shoal.core.command import ArrayLeft, JobEnded, StoppedAlike
 from shoal.core.errors import ShoalError
 from shoal.core.event import BLAMELESS, ArrayFailed, Ended, Outcome
@@ -63,13 +63,25 @@ def _judge(state: StudyState, failed: Ended | ArrayFailed, scene: FailureContext
     if failed.outcome is Outcome.OUT_OF_MEMORY:
         state.profiles.ran_out(failed.job, scene.arrays, device.kind, device.memory)
     shared = any(where.name == device.name for _, where in state.running.values())
-    largest = max((other.memory for _, other in state.fleet.cluster if other.healthy), default=0)
-    scene = replace(scene, device=device, shared=shared, largest=largest)
+    scene = replace(scene, device=device, shared=shared, largest=_largest(state, scene.arrays))
     spent = state.retries.judge(failed, scene, left)
     observe(state, "", [state.trials[number].failed(why) for number, why in spent.items()])
     if (cause := state.retries.first.alike()) is not None:
         state.step.record(StoppedAlike(cause))
         state.stopped = cause
+
+
+def _largest(state: StudyState, arrays: Collection[Array]) -> int:
+    """Bytes of the largest device on which arrays may be tried: of a kind on which they are known, or may yet be.
+
+    Nothing is measured for the sake of trials that failed in company.
+    """
+    healthy = [device for _, device in state.fleet.cluster if device.healthy]
+    known = {x.kind for x in healthy if all(state.profiles.profile(array.key, x.kind) for array in arrays)}
+    never = {kind for key, kind in state.signatures.unmeasurable if any(key == array.key for array in arrays)}
+    if any(member.trial.number in state.trials.alone for array in arrays for member in array.members):
+        never |= {x.kind for x in healthy}
+    return max((x.memory for x in healthy if not known or x.kind in known or x.kind not in never), default=0)
 
 
 def _fatal(
