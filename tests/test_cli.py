@@ -97,7 +97,9 @@ def ended(shoal, tmp_path_factory):
     return done, place / "one study"
 
 
-@pytest.mark.parametrize("command", ["run", "resume", "status", "report", "trials", "best", "history", "mirror"])
+@pytest.mark.parametrize(
+    "command", ["run", "resume", "status", "report", "trials", "best", "history", "mirror", "policy"]
+)
 def test_every_command_explains_itself(command):
     result = CliRunner().invoke(app, [command, "--help"])
     assert result.exit_code == 0

@@ -36,8 +36,15 @@ def hostile(tmp_path: Path) -> Path:
 
 def test_looking_at_a_study_runs_none_of_its_code(hostile: Path) -> None:
     mark = hostile.parent / "mark"
-    for command in ("status", "trials", "best", "report", "trial retry", "mirror"):
-        after = {"trial retry": ["--failed"], "mirror": [str(hostile.parent / "optuna.log")]}.get(command, [])
+    more = {
+        "trial retry": ["--failed"],
+        "trial add": ["--set", "lr=0.01", "--epochs", "1"],
+        "trial clone": ["0", "--anew"],
+        "policy": ["fifo"],
+        "mirror": [str(hostile.parent / "optuna.log")],
+    }
+    for command in ("status", "trials", "best", "report", *more):
+        after = more.get(command, [])
         done = CliRunner().invoke(app, [*command.split(), str(hostile), *after])
         assert done.exit_code == 0, (command, done.output, done.exception)
         assert not mark.exists(), command
