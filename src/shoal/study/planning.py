@@ -43,17 +43,17 @@ def ask(state: StudyState) -> None:
         return
     idle = len(state.idle())
     groups = tuple(state.given.algorithm.next_groups(idle))
+    if added := [trial.number for group in groups for trial in group.trials if trial.is_added]:
+        raise AlgorithmError(
+            f"{state.given.algorithm!r} proposes trial {added[0]}; the numbers from {FIRST_ADDED} on are of trials "
+            "that users add"
+        )
     if groups:
         state.step.record(Asked(idle, groups))
     state.tracker.enlist(groups)
     over: list[TrialRecord] = []
     for group in groups:
         for trial in group.trials:
-            if trial.is_added:
-                raise AlgorithmError(
-                    f"{state.given.algorithm!r} proposes trial {trial.number}; the numbers from {FIRST_ADDED} on are "
-                    "of trials that users add"
-                )
             standing = state.trials.get(trial.number) or TrialRecord(trial, 0, trial.start)
             if standing.state is TrialState.STOPPED:  # by a user, when it had reached its budget
                 over.append(standing)

@@ -88,7 +88,9 @@ class TrialTable:
     def move(self, standing: TrialRecord, state: TrialState) -> None:
         """Let a trial, a new one too, be in a state."""
         self._all[standing.number] = standing
-        if standing.state is TrialState.RUNNING and state is not TrialState.RUNNING:
+        if state is TrialState.RUNNING:  # by a late report, too: its job's end lets it wait again
+            self._by_job.setdefault(standing.job, set()).add(standing.number)
+        elif standing.state is TrialState.RUNNING:
             self._by_job.get(standing.job, set()).discard(standing.number)
         standing.state = state
         (self._waiting.add if state is TrialState.PENDING else self._waiting.discard)(standing.number)
@@ -108,7 +110,6 @@ class TrialTable:
             standing = self._all[member.trial.number]
             standing.job = job
             self.move(standing, TrialState.RUNNING)
-            self._by_job.setdefault(job, set()).add(standing.number)
 
     def reported(self, report: Report) -> bool:
         """Take over a report, if it is news.
