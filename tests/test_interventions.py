@@ -193,6 +193,7 @@ def test_a_trial_that_is_resumed_before_it_has_left_waits_for_that(tmp_path: Pat
     assert sorted(trained + joined) == [(0, 0), (1, 0), (2, 0), (2, 1), (3, 0)]
 
 
+@pytest.mark.in_turns
 @pytest.mark.parametrize("method", ["intervened", "dropped", "decided", "job_started"])
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("make", [MAKERS["hyperband"], MAKERS["asha"]], ids=["hyperband", "asha"])
@@ -391,6 +392,7 @@ def test_an_algorithm_that_chooses_only_stopped_trials_is_asked_again_at_once(tm
     assert len(stage.outcome()) == 4
 
 
+@pytest.mark.in_turns
 @pytest.mark.parametrize("method", ["intervened", "overruled", "asked"])
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_kill_while_trials_are_stopped_changes_nothing(
@@ -608,6 +610,7 @@ def test_a_value_outside_its_domain_is_noted_and_shown_everywhere(tmp_path: Path
         assert CliRunner().invoke(app, [command, str(stage.directory)]).exit_code == 0
 
 
+@pytest.mark.in_turns
 @pytest.mark.parametrize("method", ["intervened", "trial_added", "decided"])
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_kill_while_trials_are_added_changes_nothing(
@@ -720,6 +723,7 @@ def test_a_study_that_is_ended_keeps_what_it_has_and_is_over_after_a_resume_too(
     assert stage.outcome()[-1][2:4] == (TrialState.COMPLETE, 2)
 
 
+@pytest.mark.in_turns
 @pytest.mark.parametrize("method", ["intervened", "put", "overruled", "job_ended"])
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_kill_while_a_study_is_ended_changes_nothing(
