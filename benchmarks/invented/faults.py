@@ -83,7 +83,7 @@ class LiveRun(Run):
             rows = [row for row in journal.trials() if row.state is TrialState.RUNNING]
             return {
                 job.id: _Running(
-                    job.device, frozenset(row.number for row in rows if row.array == job.id), time.time() - job.started
+                    job.device, frozenset(row.number for row in rows if row.job == job.id), time.time() - job.started
                 )
                 for job in journal.jobs(running=True)
                 if job.purpose is Purpose.TRAIN and job.started > self.began  # else a killed engine has left it so

@@ -116,7 +116,7 @@ def gaps(starts: int, policy: str, folder: Path) -> list[Gap]:
 
 
 def _read(journal: JournalView, times: _Times) -> list[Gap]:
-    said = {row.array: row.metrics for row in journal.trials()}
+    said = {row.job: row.metrics for row in journal.trials()}
     before: dict[str, str] = {}
     found = []
     for job in journal.jobs():

@@ -530,7 +530,7 @@ def test_a_trial_of_a_study_is_a_plain_loop_that_draws_its_numbers(
         ).trials
         for fuse in (True, False)
     )
-    assert [len({row.array for row in rows}) for rows in (fused, alone)] == [1, 2]
+    assert [len({row.job for row in rows}) for rows in (fused, alone)] == [1, 2]
     task = Classes()
     tokens, labels = task.data({})[0].tensors
     for row, own in zip(fused, alone, strict=True):
