@@ -368,7 +368,7 @@ def test_snapshot_json_is_strict_and_complete():
         "pid": 4321,
         "finished": False,
         "interventions": [],
-        "paused": [],
+        "paused": {"study": False, "trials": []},
         "trials": {"pending": 15, "running": 8, "paused": 0, "complete": 0, "stopped": 0, "failed": 0},
         "waiting": {
             "its model is being measured": {"count": 12, "first": [3, 4, 5]},
