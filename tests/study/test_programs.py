@@ -4,6 +4,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from functools import partial
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import pytest
 from programs import curve, search
 
 import shoal
+from shoal.cluster.temporary import remove_abandoned
 from shoal.core.errors import ShoalError
 from shoal.core.event import Outcome
 from shoal.core.job import Purpose
@@ -110,6 +112,11 @@ def test_after_a_kill_of_the_engine_a_study_is_gone_on_with(tmp_path: Path, monk
     assert [(report.epoch, report.metrics["began"]) for report in reports] == [(1, 0), (2, 0), (3, 2), (4, 2)]
     left = [x for x in psutil.process_iter() if x.pid == int(marker.read_text())]
     assert all(process.status() == psutil.STATUS_ZOMBIE for process in left), "a process of the first run is left"
+    for _ in range(100):  # what the first run's processes held until they noticed, the next run removes
+        remove_abandoned()
+        if not list(temporary.iterdir()):
+            break
+        time.sleep(0.1)
     temporary.rmdir()  # which it can be only if nothing is left
 
 
