@@ -16,7 +16,7 @@ from shoal.backend.base import (
     SignaturesFound,
     WorkerContext,
 )
-from shoal.backend.virtual import Virtual
+from shoal.backend.virtual import Virtual, Workload
 from shoal.core.array import Array, FusionKey, Member
 from shoal.core.demand import Demand, Profile
 from shoal.core.device import Device
@@ -31,7 +31,7 @@ PROFILE = Profile({1: 0.1}, 10, 0, base_memory=0, member_memory=1, compute=0.5, 
 
 
 @dataclass(frozen=True)
-class Plain:
+class Plain(Workload):
     """Trials of two structures by turns; one may raise in its second epoch.
 
     Args:

@@ -103,15 +103,15 @@ def test_a_switch_has_to_be_worth_its_cost(cost, expected):
 
 
 LOSSES = st.lists(
-    st.lists(st.integers(1, 1000).map(lambda hundredths: hundredths / 100), min_size=1, max_size=6),
+    st.lists(st.integers(1, 1000).map(lambda parts: parts / 128), min_size=1, max_size=6),
     min_size=2,
     max_size=6,
 )
 
 
 @settings(max_examples=100, deadline=None, database=None)
-@given(LOSSES, st.floats(0.1, 10.0), st.sampled_from([0.25, 2.0, 64.0]))
-def test_the_unit_and_the_height_of_losses_do_not_matter(losses, shift, scale):
+@given(LOSSES, st.integers(10, 1000).map(lambda parts: parts / 128), st.sampled_from([0.25, 2.0, 64.0]))
+def test_the_unit_and_the_height_of_losses_do_not_matter(losses, shift, scale):  # exactly: ties have to stay ties
     def seconds(change):
         return Promise().seconds([trend([turn(change(loss)) for loss in each], 50.0) for each in losses])
 

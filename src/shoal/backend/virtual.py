@@ -1,10 +1,11 @@
-"""A back end under a virtual clock: jobs take the seconds that a made-up workload says, and nobody waits for them."""
+"""A back end under a virtual clock: jobs take the seconds that a workload says, and nobody waits for them."""
 
 import heapq
-from collections import Counter, deque
-from collections.abc import Collection, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
+from math import inf
 from pathlib import Path
 from typing import Protocol
 
@@ -30,12 +31,12 @@ from shoal.core.errors import BackendError, CheckpointError
 from shoal.core.event import TurnStats
 from shoal.core.job import Job, JobUpdate, Purpose
 from shoal.core.trial import Report, Trial, TrialState
-from shoal.cost.estimate import seconds
+from shoal.cost.estimate import compute, seconds
 
-__all__ = ["Virtual", "VirtualJob", "Workload"]
+__all__ = ["START_SECONDS", "SlowDown", "Virtual", "VirtualJob", "Workload", "fair"]
 
 START_SECONDS = 0.1
-"""From when a job is started until it does anything."""
+"""From when a process is started until it does anything."""
 SURVEY_SECONDS = 0.02
 """For which the model of one trial is looked at."""
 PROFILE_SECONDS = 0.3
@@ -47,7 +48,7 @@ STOP_SECONDS = 0.05
 class Workload(Protocol):
     """What trials are and cost, and what they report: functions of their arguments alone.
 
-    So a study finds the same numbers however often its jobs are killed and its trials trained again.
+    Thus a study measures the same numbers however often its jobs are killed and its trials trained again.
     """
 
     def key(self, trial: Trial) -> FusionKey:
@@ -61,6 +62,14 @@ class Workload(Protocol):
 
     def error(self, trial: Trial, epoch: int) -> str:
         """What user code raises in that epoch of a trial, which takes its array along; "" where nothing is wrong."""
+
+    def losses(self, trial: Trial, epoch: int) -> Sequence[float]:
+        """The training losses of that epoch's steps; by default its first metric."""
+        return [next(iter(self.report(trial, epoch).metrics.values()))]
+
+    def start_seconds(self, job: Job) -> float:
+        """From when a job that trains is started, or goes on after it was suspended, to its first step."""
+        return START_SECONDS
 
 
 @dataclass(eq=False)
@@ -86,14 +95,18 @@ class VirtualJob:
 
     Args:
         job: as it was started.
-        device: that it is on.
+        device: that it is on; its helpers are named by the job.
         lanes: its arrays; they take turns, the first one is next.
         joining: who comes in at the end of the epoch.
         saved: when its trials were saved last, in seconds of the virtual clock.
         hangs: it does nothing any more, and does not end.
         over: it has ended.
-        life: what it does, as seconds between what it says.
-        stage: how many lives it had; what the heap has of an earlier one is void.
+        life: what it does, as what it takes between what it says.
+        stage: how often that was scheduled; what the heap has of earlier times is void.
+        left: seconds, alone on its device, until it says something again.
+        since: when that was true.
+        works: whether others on its device slow it down meanwhile.
+        speed: in company, as a fraction of that alone on one device.
     """
 
     job: Job
@@ -103,8 +116,12 @@ class VirtualJob:
     saved: float = 0.0
     hangs: bool = False
     over: bool = False
-    life: Iterator[float] = field(default_factory=lambda: iter(()))
+    life: "Iterator[_Wait | _Work]" = field(default_factory=lambda: iter(()))
     stage: int = 0
+    left: float = inf
+    since: float = 0.0
+    works: bool = False
+    speed: float = 1.0
 
     @property
     def trials(self) -> set[int]:
@@ -119,13 +136,42 @@ class VirtualJob:
         base = max((lane.profile.base_memory for lane in trained), default=0)
         return base + sum(len(lane.members) * lane.profile.member_memory for lane in trained)
 
+    @property
+    def share(self) -> float | None:
+        """Compute that a policy has given to it, where that is not what it asks for (see `JobView.share`)."""
+        known = [array.profile for array in self.job.arrays if array.profile is not None]
+        if self.job.demand is None or not known:
+            return None
+        asked = max(map(compute, known))
+        return None if abs(self.job.demand.compute - asked) < _ROUNDING else self.job.demand.compute
+
+
+class _Wait(float):
+    """Seconds that pass at the same rate whoever else is on the device."""
+
+
+class _Work(float):
+    """Seconds of work, alone on the device."""
+
+
+SlowDown = Callable[[Device, Sequence[VirtualJob]], Sequence[float]]
+"""Speed of each job as a fraction of its speed alone on the whole device, of all that train there, in their order; of
+one that has helpers, which has its devices to itself, over one device."""
+
+_ROUNDING = 1e-6
+
+
+def fair(device: Device, jobs: Sequence[VirtualJob]) -> Sequence[float]:
+    """Jobs run at full speed while what they are promised is there, and in proportion beyond."""
+    asked = sum(job.job.demand.compute for job in jobs if job.job.demand is not None)
+    return [min(1.0, device.compute / asked) if asked else 1.0] * len(jobs)
+
 
 class Virtual(Backend):
     """Runs jobs on devices that exist only in a virtual clock, which `poll` moves.
 
     There is no process, no waiting and no randomness. What is to come is a heap in time, so that a poll costs the
-    logarithm of the number of jobs, whatever that is. Jobs whose demands are more than the compute of a device slow
-    each other down in proportion.
+    logarithm of the number of jobs, whatever that is.
 
     A worker is modelled as far as its study can see it: a checkpoint of each trial at the end of its stretch, when the
     job is stopped, and every `checkpoint_seconds`; epochs that are trained anew from an older one, and reports again;
@@ -137,6 +183,8 @@ class Virtual(Backend):
         checkpoints: number of a trial -> epochs of its newest checkpoint; what earlier back ends of the study left.
         now: seconds, where the clock begins.
         beat_seconds: in which a job says at least once that it makes progress.
+        slowdown: how fast jobs are that share a device; asked whenever one comes or goes.
+        tick: seconds from the first thing said in which `poll` gathers what else is.
     """
 
     def __init__(
@@ -146,6 +194,8 @@ class Virtual(Backend):
         checkpoints: dict[int, int] | None = None,
         now: float = 0.0,
         beat_seconds: float = 60.0,
+        slowdown: SlowDown = fair,
+        tick: float = 0.0,
     ) -> None:
         super().__init__(workplace)
         self.now = now
@@ -153,13 +203,13 @@ class Virtual(Backend):
         self.jobs: dict[str, VirtualJob] = {}
         """Those that have not ended, by id; for reading."""
         self._workload = workload
-        self._beat_seconds = beat_seconds
+        self._beat_seconds, self._slowdown, self._tick = beat_seconds, slowdown, tick
         self._checkpoints = {} if checkpoints is None else checkpoints
         self._heap: list[tuple[float, int, VirtualJob, int]] = []
         self._order = count()
         self._said: list[Event] = []
         self._started: set[str] = set()
-        self._asked: Counter[str] = Counter()  # thousandths of the compute of each device
+        self._on: dict[str, dict[str, VirtualJob]] = {}  # those that train, by device
         self._closed = False
 
     def clock(self) -> float:
@@ -174,9 +224,10 @@ class Virtual(Backend):
             raise BackendError(f"job {job.id!r} cannot start: a job of that id was started before")
         self._started.add(job.id)
         mine = self.jobs[job.id] = VirtualJob(job, device, saved=self.now)
-        self._asked[device.name] += _thousandths(job)
         if job.purpose is Purpose.TRAIN:
             mine.joining += job.arrays
+            self._on.setdefault(device.name, {})[job.id] = mine
+            self._settle(device)
         self._go_on(mine, self._life(mine))
 
     def stop(self, job: str) -> None:
@@ -221,16 +272,29 @@ class Virtual(Backend):
         self._checkpoints[trial.number] = origin.epoch
 
     def poll(self, timeout: float) -> list[Event]:
-        """What was said; if that is nothing, what is said next, within the timeout on the virtual clock."""
-        until = self.now + timeout
-        while not self._said and self._heap and self._heap[0][0] <= until:
-            self.now, _, job, stage = heapq.heappop(self._heap)
-            if not job.over and not job.hangs and job.stage == stage:
-                self._advance(job)
-        if not self._said:
+        """What was said; if that is nothing, what is said next, within the timeout on the virtual clock.
+
+        With nothing to come and no end to the timeout, the clock stays.
+        """
+        until = self.now + (self._tick if self._said else timeout)
+        while self._heap and self._heap[0][0] <= until:
+            at, _, job, stage = heapq.heappop(self._heap)
+            if job.over or job.hangs or job.stage != stage:
+                continue
+            self.now = at
+            job.left = 0.0
+            self._advance(job)
+            if self._said:
+                until = min(until, self.now + self._tick)
+        if not self._said and until < inf:
             self.now = until
         said, self._said = self._said, []
         return said
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is to come."""
+        return not self._said and all(job.over or job.stage != stage for _, _, job, stage in self._heap)
 
     def close(self) -> None:
         """End all jobs where they stand; nothing more is said of them."""
@@ -270,34 +334,55 @@ class Virtual(Backend):
         if (mine := self.jobs.get(job)) is not None:
             mine.hangs = True
 
-    def _go_on(self, job: VirtualJob, life: Iterator[float]) -> None:
+    def _go_on(self, job: VirtualJob, life: "Iterator[_Wait | _Work]") -> None:
         """From now on a job does this, and nothing of what it would have done."""
         job.life = life
-        job.stage += 1
         self._advance(job)
 
     def _advance(self, job: VirtualJob) -> None:
         """Let a job come to where it next takes time."""
         takes = next(job.life, None)
-        if takes is not None:
-            heapq.heappush(self._heap, (self.now + takes, next(self._order), job, job.stage))
+        job.left = inf if takes is None else takes
+        job.works, job.since = isinstance(takes, _Work), self.now
+        self._schedule(job)
+
+    def _schedule(self, job: VirtualJob) -> None:
+        """Say when a job has done what is left, at the speed that it has."""
+        job.stage += 1
+        speed = job.speed if job.works else 1.0
+        if speed > 0 and job.left < inf:
+            heapq.heappush(self._heap, (self.now + job.left / speed, next(self._order), job, job.stage))
+
+    def _settle(self, device: Device) -> None:
+        """Give all jobs on a device the speed that they have from now on."""
+        here = list(self._on.get(device.name, {}).values())
+        for job, speed in zip(here, self._slowdown(device, here), strict=True):
+            if speed == job.speed:
+                continue
+            if job.works:
+                job.left = max(0.0, job.left - (self.now - job.since) * job.speed)
+                job.since = self.now
+            job.speed = speed
+            if job.works:
+                self._schedule(job)
 
     def _end(self, job: VirtualJob) -> None:
         job.over = True
         del self.jobs[job.job.id]
-        self._asked[job.device.name] -= _thousandths(job.job)
+        if self._on.get(job.device.name, {}).pop(job.job.id, None) is not None:
+            self._settle(job.device)
 
-    def _life(self, job: VirtualJob) -> Iterator[float]:
-        """All that a job does, as seconds that it takes between what it says."""
+    def _life(self, job: VirtualJob) -> "Iterator[_Wait | _Work]":
+        """All that a job does, as what it takes between what it says."""
         name = job.job.id
-        yield START_SECONDS
+        yield _Wait(self._workload.start_seconds(job.job) if job.job.purpose is Purpose.TRAIN else START_SECONDS)
         match job.job.purpose:
             case Purpose.SURVEY:
                 yield from self._works(job, SURVEY_SECONDS * len(job.job.members), settled=False)
                 self._said.append(SignaturesFound(name, {x.trial.number: self._key(x) for x in job.job.members}))
             case Purpose.PROFILE:
                 for array in job.job.arrays:
-                    yield PROFILE_SECONDS
+                    yield _Wait(PROFILE_SECONDS)
                     profile = self._workload.profile(array.key, job.device.kind)
                     self._said.append(Profiled(name, array.key, profile))
             case Purpose.TRAIN:
@@ -306,13 +391,13 @@ class Virtual(Backend):
             self._end(job)
             self._said.append(Ended(name, Outcome.FINISHED))
 
-    def _stopping(self, job: VirtualJob) -> Iterator[float]:
-        yield STOP_SECONDS
+    def _stopping(self, job: VirtualJob) -> "Iterator[_Wait | _Work]":
+        yield _Wait(STOP_SECONDS)
         self._save(job, job.trials)
         self._end(job)
         self._said.append(Ended(job.job.id, Outcome.STOPPED))
 
-    def _train(self, job: VirtualJob) -> Iterator[float]:
+    def _train(self, job: VirtualJob) -> "Iterator[_Wait | _Work]":
         """An epoch of one array after the other, until nobody is left."""
         self._take_in(job)
         self._said.append(Heartbeat(job.job.id, settled=True))
@@ -320,9 +405,9 @@ class Virtual(Backend):
         while job.lanes and not job.over:
             lane = job.lanes[0]
             job.lanes.rotate(-1)
-            takes = seconds(lane.profile, [1] * len(lane.members)) * self._slowdown(job.device)
-            yield from self._works(job, takes, settled=True)
-            self._end_epoch(job, lane, takes)
+            began = self.now
+            yield from self._works(job, seconds(lane.profile, [1] * len(lane.members)), settled=True)
+            self._end_epoch(job, lane, self.now - began)
             if job.over:
                 return
             if not measured:
@@ -330,17 +415,18 @@ class Virtual(Backend):
                 self._measure(job)
             self._take_in(job)
 
-    def _works(self, job: VirtualJob, takes: float, *, settled: bool) -> Iterator[float]:
-        """Seconds pass in which a job only says that it makes progress."""
+    def _works(self, job: VirtualJob, takes: float, *, settled: bool) -> "Iterator[_Wait | _Work]":
+        """Work in which a job only says that it makes progress."""
         while takes > self._beat_seconds:
             takes -= self._beat_seconds
-            yield self._beat_seconds
+            yield _Work(self._beat_seconds)
             self._said.append(Heartbeat(job.job.id, settled))
-        yield takes
+        yield _Work(takes)
 
     def _end_epoch(self, job: VirtualJob, lane: _Lane, took: float) -> None:
         """Members of an array report an epoch, or it fails."""
         members = list(lane.members.items())
+        lane_trials = {number: member.trial for number, member in members}
         for number, member in members:
             if message := self._workload.error(member.trial, lane.epochs[number] + 1):
                 self.fail_array(job.job.id, lane.members.keys(), Outcome.RAISED, message)
@@ -356,7 +442,10 @@ class Virtual(Backend):
             if state is not TrialState.RUNNING:
                 del lane.members[number]
         if reports:
-            self._said.append(Reported(job.job.id, tuple(reports), _losses(reports, took)))
+            best = min(reports, key=lambda report: next(iter(report.metrics.values()), inf))
+            losses = self._workload.losses(lane_trials[best.trial], best.epoch)
+            turn = TurnStats(max(losses), min(losses), losses[-1], len(losses), took)
+            self._said.append(Reported(job.job.id, tuple(reports), turn))
         if self.now - job.saved >= self.workplace.checkpoint_seconds:
             self._save(job, job.trials)
             job.saved = self.now
@@ -393,16 +482,8 @@ class Virtual(Backend):
         for lane in job.lanes:
             self._checkpoints.update((number, lane.epochs[number]) for number in lane.members.keys() & trials)
 
-    def _slowdown(self, device: Device) -> float:
-        return max(1.0, self._asked[device.name] / (1000 * device.compute))
-
     def _key(self, member: Member) -> FusionKey:
         return self._workload.key(member.trial)
-
-
-def _thousandths(job: Job) -> int:
-    """Of a device's compute that a job asks for; whole ones, whose sums do not depend on their order."""
-    return 0 if job.demand is None else round(1000 * job.demand.compute)
 
 
 def _as_of(report: Report, target: int) -> Report:
@@ -410,12 +491,3 @@ def _as_of(report: Report, target: int) -> Report:
     state = TrialState.PAUSED if report.epoch >= target else TrialState.RUNNING
     return Report(report.trial, report.epoch, report.metrics, report.seconds, state)
 
-
-def _losses(reports: Collection[Report], took: float) -> TurnStats | None:
-    """The first metric of the best member stands for the training losses of the epoch."""
-    values = [_first(report.metrics) for report in reports if report.metrics]
-    return TurnStats(max(values), min(values), min(values), 1, took) if values else None
-
-
-def _first(metrics: Mapping[str, float]) -> float:
-    return next(iter(metrics.values()))

@@ -14,6 +14,7 @@ from shoal.algorithms.median import Median
 from shoal.algorithms.pbt import PBT
 from shoal.algorithms.random import Random
 from shoal.algorithms.successive_halving import SuccessiveHalving
+from shoal.backend.virtual import Workload
 from shoal.core.array import FusionKey
 from shoal.core.demand import Profile
 from shoal.core.device import Cluster, Device, Node
@@ -35,7 +36,7 @@ POLICY_NAMES = sorted(POLICIES.keys() - {"exact"})
 
 
 @dataclass(frozen=True)
-class MadeUpWorkload:
+class MadeUpWorkload(Workload):
     """Trials that take no work: what they report follows from their configuration, the epoch and a seed.
 
     Args:
