@@ -490,4 +490,3 @@ def _as_of(report: Report, target: int) -> Report:
     """A report that is made again, for a stretch that ends there."""
     state = TrialState.PAUSED if report.epoch >= target else TrialState.RUNNING
     return Report(report.trial, report.epoch, report.metrics, report.seconds, state)
-
