@@ -383,6 +383,20 @@ def test_status_of_trials_without_a_number(begun):
     assert [cell["best"] for cell in cells] == [None] * len(cells)
 
 
+def test_trials_of_a_killed_engine_are_interrupted_in_every_look(begun):
+    directory = begun(3)
+    with Journal.open(directory) as journal:
+        journal.reported("1", [Report(0, 1, {"accuracy": 0.5}, 1.0)])
+    looks = ("status", "trials", "best")
+    said = [CliRunner().invoke(app, [name, str(directory)]).stdout for name in looks]
+    told = {name: json.loads(CliRunner().invoke(app, [name, str(directory), "--json"]).stdout) for name in looks}
+    assert [("interrupted" in text, "running" in text) for text in said] == [(True, False)] * 3
+    assert told["status"]["trials"]["interrupted"] == 1
+    assert "running" not in told["status"]["trials"]
+    assert [row["state"] for row in told["trials"]] == ["interrupted", "pending", "pending"]
+    assert told["best"]["state"] == "interrupted"
+
+
 def test_trials_come_best_first(shoal, ended):
     _, directory = ended
     rows = json.loads(shoal("trials", directory, "--json", cwd=directory).stdout)

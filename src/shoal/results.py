@@ -84,8 +84,13 @@ class Study:
         return [row for row in ranked(trials, self.objectives, best) if row.number in best]
 
     def dataframe(self) -> "pd.DataFrame":
-        """One row a trial: its state, config, metrics (last and best), epochs, seconds, device, array and reason."""
-        return dataframe(self.trials)
+        """One row a trial: its state, config, metrics (last and best), epochs, seconds, device, array and reason.
+
+        What was running when the process of the study was killed is "interrupted" until somebody resumes it.
+        """
+        with self._journal() as journal:
+            runs = journal.writer() is not None
+            return dataframe(journal.trials(), runs=runs)
 
     def grid(self) -> StudyGrid:
         """The trials by the values of the parameters that are searched: `grid().project("lr", "width").cells`."""

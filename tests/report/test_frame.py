@@ -35,6 +35,12 @@ def test_one_row_a_trial():
     pd.testing.assert_frame_equal(dataframe(rows), expected)
 
 
+def test_what_ran_when_the_engine_was_killed_is_interrupted():
+    rows = [row(0, TrialState.RUNNING), row(1, TrialState.PENDING)]
+    assert dataframe(rows, runs=False)["state"].tolist() == ["interrupted", "pending"]
+    assert dataframe(rows, runs=True)["state"].tolist() == ["running", "pending"]
+
+
 def test_conditional_values_are_nan_where_they_do_not_apply():
     rows = [row(0, trial=Trial(0, {"a": 1}, 0, 0)), row(1, trial=Trial(1, {"b": [1, 2]}, 0, 0))]
     frame = dataframe(rows)

@@ -14,7 +14,7 @@ from shoal.core.cause import Cause, causes
 from shoal.core.job import Purpose
 from shoal.core.objective import objectives
 from shoal.core.trial import Trial, TrialState
-from shoal.report.device_text import cause_lines
+from shoal.report.device_text import cause_lines, failing_json, failing_text
 from shoal.report.edits import Edited
 from shoal.report.ranking import ranked
 from shoal.report.snapshot import Best, DeviceUse, Failing, JobUse
@@ -100,11 +100,29 @@ def test_trials_best_first():
         "    2  complete      0.75  0.875     3/9  12345.7  lr=0.003704 optimizer.name=sgd",
         "    1  stopped       0.25  0.375     3/9      1.2  lr=0.002469 optimizer.name=sgd",
         "                                                   rank 7 of 9 at 3 epochs; the best 3 go on",
-        "    0  pending          –      –     0/9      0.0  lr=0.001235 optimizer.name=sgd",
+        "    0  waiting          –      –     0/9      0.0  lr=0.001235 optimizer.name=sgd",
         "                                                   needs 9.1 GB, cuda:0 has 4.2 GB free",
         "ranked by accuracy, the last value (higher is better)",
         "best: of all epochs; seconds: of training, a trial's share of its array's",
     ]
+
+
+def test_what_ran_when_the_engine_was_killed_is_interrupted_everywhere():
+    killed, goals = row(0, TrialState.RUNNING), objectives("accuracy", "max")
+    seen = snapshot(pid=None, states={TrialState.RUNNING: 1})
+    failing = Failing(row(0, TrialState.RUNNING, failures=1), None, runs=False)
+    shown = {
+        "trials": rendered(trials_table([killed], goals, runs=False))[1],
+        "best": rendered(best_table(killed, goals, runs=False))[0],
+        "status": rendered(status_table(seen))[1],
+    }
+    assert {name: ("interrupted" in line, "running" in line) for name, line in shown.items()} == dict.fromkeys(
+        shown, (True, False)
+    )
+    assert trial_json(killed, runs=False)["state"] == "interrupted"
+    assert snapshot_json(seen)["trials"] == {"interrupted": 1}
+    assert failing_json(failing)["state"] == "interrupted"
+    assert "was being tried again" in failing_text(failing)
 
 
 def test_names_from_the_user_are_no_markup():

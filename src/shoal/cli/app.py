@@ -207,7 +207,14 @@ def status(
     asked = pending(directory)
     again = sorted({number for each in asked if each.verb == "retry" for number in each.trials})
     if as_json:
-        print_json({"directory": str(directory), **snapshot_json(now), "retry": again, "grid": grid_json(grid)})
+        print_json(
+            {
+                "directory": str(directory),
+                **snapshot_json(now),
+                "retry": again,
+                "grid": grid_json(grid, runs=now.pid is not None),
+            }
+        )
         return
     print_table(status_table(now))
     shown = grid.project(*grid.main_axes) if axes is None else grid
@@ -240,14 +247,15 @@ def trials(
     """
     with JournalView.read(directory) as journal:
         goals = journal.objectives
+        runs = journal.writer() is not None
         rows = journal.trials()
     best = front(rows, goals) if len(goals) > 1 else set()
     rows = ranked(rows, goals, best)
     if as_json:
         marks = [{"front": row.number in best} if len(goals) > 1 else {} for row in rows]
-        print_json([trial_json(row) | mark for row, mark in list(zip(rows, marks, strict=True))[:limit]])
+        print_json([trial_json(row, runs=runs) | mark for row, mark in list(zip(rows, marks, strict=True))[:limit]])
         return
-    print_table(trials_table(rows[:limit], goals, best))
+    print_table(trials_table(rows[:limit], goals, best, runs=runs))
     if limit is not None and limit < len(rows):
         say(f"{limit} of {len(rows)} trials")
 
@@ -258,6 +266,8 @@ def best(directory: StudyDirectory, as_json: AsJson = False) -> None:
 
     Of several metrics, all trials that no other dominates; with --json a list.
     """
+    with JournalView.read(directory) as journal:
+        runs = journal.writer() is not None
     found = Study(directory)
     several = len(found.objectives) > 1
     rows = found.best_trials if several else found.best_trials[:1]
@@ -266,14 +276,15 @@ def best(directory: StudyDirectory, as_json: AsJson = False) -> None:
     checkpoints = [_newest_checkpoint(directory, row.number) for row in rows]
     if as_json:
         shown = [
-            trial_json(row) | {"checkpoint": path and str(path)} for row, path in zip(rows, checkpoints, strict=True)
+            trial_json(row, runs=runs) | {"checkpoint": path and str(path)}
+            for row, path in zip(rows, checkpoints, strict=True)
         ]
         print_json(shown if several else shown[0])
         return
     for place, (row, checkpoint) in enumerate(zip(rows, checkpoints, strict=True)):
         if place:
             typer.echo()
-        print_table(best_table(row, found.objectives))
+        print_table(best_table(row, found.objectives, runs=runs))
         if checkpoint:
             typer.echo(f"checkpoint: {checkpoint}")
 

@@ -8,7 +8,7 @@ from shoal.core.event import Outcome
 from shoal.core.job import Purpose
 from shoal.core.trial import TrialState
 from shoal.report.snapshot import DeviceUse, Failing, JobUse
-from shoal.report.text import numbers_text, rate_text, shortened, shown, trials_text
+from shoal.report.text import numbers_text, rate_text, shortened, shown, state_name, trials_text
 from shoal.schedule.ledger import bytes_text
 
 __all__ = [
@@ -84,7 +84,7 @@ def failing_text(failing: Failing) -> str:
     most = None if failing.retries is None else max(failing.retries, trial.failures) + 1
     count = f" (try {trial.failures + 1} of {most})" if most is not None else ""
     if trial.state is TrialState.RUNNING:
-        then = f"is tried again in {trial.job} on {trial.device}{count}"
+        then = f"{'is' if failing.runs else 'was being'} tried again in {trial.job} on {trial.device}{count}"
     elif job is not None and job.outcome == Outcome.OUT_OF_MEMORY and len(job.trials) > 1:
         then = f"waits to be tried again in a smaller array or alone{count}"
     else:
@@ -133,7 +133,7 @@ def failing_json(failing: Failing) -> dict[str, Any]:
     trial, job = failing.trial, failing.job
     return {
         "trial": trial.number,
-        "state": str(trial.state),
+        "state": state_name(trial.state, failing.runs),
         "failures": trial.failures,
         "job": job and job.id,
         "outcome": job and job.outcome,

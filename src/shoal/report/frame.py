@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from shoal.core.errors import ShoalError
 from shoal.core.space import flatten
 from shoal.journal.rows import TrialRow
+from shoal.report.text import state_name
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -17,7 +18,7 @@ _FIRST = ("trial", "state")
 _LAST = ("epochs", "seconds", "device", "array", "reason")
 
 
-def dataframe(rows: Sequence[TrialRow]) -> "pd.DataFrame":
+def dataframe(rows: Sequence[TrialRow], *, runs: bool = True) -> "pd.DataFrame":
     """One row a trial.
 
     Columns: `trial`, `state`, `config.<dotted name>` for every value in any config, each metric by its name (its last
@@ -27,6 +28,7 @@ def dataframe(rows: Sequence[TrialRow]) -> "pd.DataFrame":
 
     Args:
         rows: as read from the journal.
+        runs: whether a process runs the study; if none does, what was running is "interrupted".
 
     Raises:
         ShoalError: pandas is not installed.
@@ -36,7 +38,10 @@ def dataframe(rows: Sequence[TrialRow]) -> "pd.DataFrame":
     except ModuleNotFoundError as error:
         raise ShoalError("a data frame needs pandas. Install it with: pip install 'shoal[report]'") from error
     configs = [{f"config.{name}": value for name, value in flatten(row.config).items()} for row in rows]
-    columns: dict[str, list[Any]] = {"trial": [row.number for row in rows], "state": [str(row.state) for row in rows]}
+    columns: dict[str, list[Any]] = {
+        "trial": [row.number for row in rows],
+        "state": [state_name(row.state, runs) for row in rows],
+    }
     for name in _names(configs):
         columns[name] = [config.get(name, math.nan) for config in configs]
     metrics = _names([row.metrics for row in rows])

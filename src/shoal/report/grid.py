@@ -13,7 +13,7 @@ from shoal.core.space import Space, flatten
 from shoal.core.trial import TrialState
 from shoal.journal.rows import TrialRow
 from shoal.report.axis import Axis, axes
-from shoal.report.text import finite
+from shoal.report.text import finite, state_name
 
 __all__ = ["Cell", "StudyGrid", "grid_json", "study_grid"]
 
@@ -136,8 +136,13 @@ def study_grid(space: Space, rows: Iterable[TrialRow], objective: Objective) -> 
     return StudyGrid(lines, cells, objective.metric, objective.mode, explained)
 
 
-def grid_json(grid: StudyGrid) -> dict[str, Any]:
-    """A grid as plain values; numbers that JSON has no word for are None."""
+def grid_json(grid: StudyGrid, *, runs: bool = True) -> dict[str, Any]:
+    """A grid as plain values; numbers that JSON has no word for are None.
+
+    Args:
+        grid: of a study.
+        runs: whether a process runs the study; if none does, what was running is "interrupted".
+    """
     return {
         "axes": [
             {"name": axis.name, "labels": list(axis.labels), "values": list(axis.values), "edges": list(axis.edges)}
@@ -146,7 +151,7 @@ def grid_json(grid: StudyGrid) -> dict[str, Any]:
         "cells": [
             {
                 "at": list(position),
-                "trials": {str(state): count for state, count in cell.states.items()},
+                "trials": {state_name(state, runs): count for state, count in cell.states.items()},
                 "best": finite(cell.best),
                 "best_trial": cell.best_trial,
             }

@@ -20,6 +20,7 @@ from shoal.report.text import (
     number,
     numbers_text,
     shown,
+    state_text,
     states_text,
 )
 from shoal.schedule.ledger import bytes_text
@@ -138,7 +139,7 @@ def _best(study: Overview) -> str:
     rows = [
         (
             row.number,
-            row.state,
+            state_text(row.state, study.state.pid is not None),
             *(number(row.metrics.get(name)) for name in names),
             row.epoch,
             f"{row.seconds:.1f}",

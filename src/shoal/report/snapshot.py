@@ -84,11 +84,13 @@ class Failing:
         trial: it waits, or runs.
         job: the newest of its jobs that failed; None where only its array did.
         retries: how often the study tries a trial again that fails by itself; None if that is not known.
+        runs: whether a process runs the study.
     """
 
     trial: TrialRow
     job: JobRow | None
     retries: int | None = None
+    runs: bool = True
 
 
 @dataclass(frozen=True)
@@ -228,7 +230,7 @@ def snapshot(journal: JournalView, now: float, *, starting: bool = False) -> Sna
         devices=_devices(journal) if pid is not None else (),
         pid=pid,
         front=_front(journal) if several else (),
-        failing=tuple(Failing(*found, retries=journal.study.get("retries")) for found in journal.failures()),
+        failing=tuple(Failing(*x, journal.study.get("retries"), pid is not None) for x in journal.failures()),
         totals=totals,
         causes=causes(journal.failed()),
         edits=edited(journal.study),

@@ -37,6 +37,8 @@ from shoal.report.text import (
     leaf_text,
     number,
     shown,
+    state_name,
+    state_text,
     states_text,
     trials_text,
 )
@@ -56,7 +58,9 @@ _FIRST = 3
 """So many trials that wait for one reason are named."""
 
 
-def trials_table(rows: Sequence[TrialRow], objectives: Sequence[Objective], best: Set[int] | None = None) -> Table:
+def trials_table(
+    rows: Sequence[TrialRow], objectives: Sequence[Objective], best: Set[int] | None = None, *, runs: bool = True
+) -> Table:
     """All trials, the best first; below a trial's config the reason for its state, if it has one.
 
     Of several metrics, each has its columns, and those trials are marked that no other dominates.
@@ -65,6 +69,7 @@ def trials_table(rows: Sequence[TrialRow], objectives: Sequence[Objective], best
         rows: as read from the journal; all of them, or all that are to be seen.
         objectives: of the study.
         best: the `front` of all, where that is known already.
+        runs: whether a process runs the study.
     """
     if best is None:
         best = front(rows, objectives) if len(objectives) > 1 else set()
@@ -84,7 +89,7 @@ def trials_table(rows: Sequence[TrialRow], objectives: Sequence[Objective], best
         reason = ("\n" + shown(row.reason, lines=True), "dim") if row.reason else ""
         table.add_row(
             Text(str(row.number)),
-            Text(row.state, style=_COLOURS.get(row.state, "")),
+            Text(state_text(row.state, runs), style=_COLOURS.get(row.state, "")),
             *((Text("*" if row.number in best else ""),) if len(objectives) > 1 else ()),
             *(Text(number(kept.get(goal.metric))) for goal in objectives for kept in (row.metrics, row.best)),
             Text(f"{row.epoch}/{row.target}"),
@@ -104,18 +109,19 @@ def _columns_text(objectives: Sequence[Objective]) -> str:
     return f"{ranked_by}\nbest: of all epochs; seconds: of training, a trial's share of its array's"
 
 
-def best_table(row: TrialRow, objectives: Sequence[Objective]) -> Table:
+def best_table(row: TrialRow, objectives: Sequence[Objective], *, runs: bool = True) -> Table:
     """One trial with its whole config and all its metrics, last and best.
 
     Args:
         row: the trial.
         objectives: of the study; their metrics come first.
+        runs: whether a process runs the study.
     """
     first = [objective.metric for objective in objectives]
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
-    table.add_row("trial", f"{row.number}, {row.state}, {row.epoch} epochs")
+    table.add_row("trial", f"{row.number}, {state_text(row.state, runs)}, {row.epoch} epochs")
     for name in sorted(row.metrics, key=lambda name: (first.index(name) if name in first else len(first), name)):
         best = f" (best {number(row.best[name])})" if name in row.best else ""
         table.add_row(Text(shown(name)), f"{number(row.metrics[name])}{best}")
@@ -155,11 +161,16 @@ def status_table(snapshot: Snapshot) -> Table:
     return table
 
 
-def trial_json(row: TrialRow) -> dict[str, Any]:
-    """A trial as plain values; numbers that JSON has no word for (NaN, infinities) are None."""
+def trial_json(row: TrialRow, *, runs: bool = True) -> dict[str, Any]:
+    """A trial as plain values; numbers that JSON has no word for (NaN, infinities) are None.
+
+    Args:
+        row: the trial.
+        runs: whether a process runs the study; if none does, what was running is "interrupted".
+    """
     return {
         "trial": row.number,
-        "state": str(row.state),
+        "state": state_name(row.state, runs),
         "config": dict(row.config),
         "origin": row.trial.origin and {"trial": row.trial.origin.trial, "epoch": row.trial.origin.epoch},
         "metrics": {name: finite(value) for name, value in row.metrics.items()},
@@ -182,7 +193,7 @@ def snapshot_json(snapshot: Snapshot) -> dict[str, Any]:
         "mode": snapshot.mode,
         "pid": snapshot.pid,
         "finished": snapshot.finished,
-        "trials": {str(state): count for state, count in snapshot.states.items()},
+        "trials": {state_name(state, snapshot.pid is not None): count for state, count in snapshot.states.items()},
         "waiting": {
             reason: {"count": len(numbers), "first": list(numbers[:_FIRST])}
             for reason, numbers in snapshot.waiting.items()

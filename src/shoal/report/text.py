@@ -32,6 +32,7 @@ __all__ = [
     "rounded",
     "shortened",
     "shown",
+    "state_name",
     "state_text",
     "states_text",
     "structure_text",
@@ -168,12 +169,17 @@ def state_text(state: TrialState, runs: bool) -> str:
         state: of a trial.
         runs: whether a process runs the study.
     """
-    match state:
-        case TrialState.PENDING:
-            return "waiting"
-        case TrialState.RUNNING if not runs:
-            return "interrupted"
-    return str(state)
+    return "waiting" if state is TrialState.PENDING else state_name(state, runs)
+
+
+def state_name(state: TrialState, runs: bool) -> str:
+    """A state as programs read it: what runs while nobody runs the study is "interrupted".
+
+    Args:
+        state: of a trial, in the journal.
+        runs: whether a process runs the study.
+    """
+    return "interrupted" if state is TrialState.RUNNING and not runs else str(state)
 
 
 def trials_text(count: int) -> str:
