@@ -31,7 +31,7 @@ from shoal.backend.sharing import check_sharing
 from shoal.cluster.discover import discover
 from shoal.cluster.nvml_monitor import NvmlMonitor
 from shoal.cluster.temporary import remove_abandoned
-from shoal.core.errors import JournalError, TaskChangedError
+from shoal.core.errors import JournalError, ShoalError, TaskChangedError
 from shoal.core.job import WorkerContext
 from shoal.core.space import Space
 from shoal.core.trial import Config, derive_seed
@@ -323,8 +323,15 @@ def _run(journal: Journal, algorithm: Algorithm, options: _RunOptions) -> Study:
             display.say([f"the study is paused; it goes on with: {command('study resume', journal.directory)}"])
         engine = Engine(journal, algorithm, setting, display)
         engine.replay()
-        with _interruptible(engine):
-            engine.run()
+        try:
+            with _interruptible(engine):
+                engine.run()
+        except ShoalError:
+            raise
+        except Exception as bug:  # of an algorithm or a policy
+            again = command("resume", journal.directory)
+            bug.add_note(f"Everything that was reported is recorded. Once this is mended, go on with: {again}")
+            raise
     check_results(journal)
     return Study(journal.directory)
 

@@ -3,7 +3,6 @@
 from collections.abc import Iterable
 
 from shoal.core.command import AnswerRequest, CopyCheckpoint, Requeued, Step, StopJob, StudyChanged
-from shoal.core.errors import ShoalError
 from shoal.core.event import (
     ArrayFailed,
     Ended,
@@ -52,17 +51,15 @@ class StudyCore:
             now: seconds of a clock that never goes back.
 
         Returns:
-            What to record, and then to do. Where `state.error` or `state.stopped` is set then, the study ends.
+            What to record, and then to do. Where `state.stopped` is set then, the study ends.
+
+        Raises:
+            ShoalError: the study ends with it; `state.step` is what to record and to do before.
+            Exception: whatever the algorithm or the policy raises, likewise.
         """
         state = self.state
         state.step = Step()
-        try:
-            if state.ending is None:
-                _act(state, event, now)
-            else:
-                note(state, event, now)
-        except ShoalError as error:
-            state.error = error
+        (_act if state.ending is None else note)(state, event, now)
         return state.step
 
     def enlist(self, groups: Iterable[TrialGroup]) -> None:

@@ -4,7 +4,7 @@ from collections import deque
 
 from shoal.algorithms.base import Algorithm
 from shoal.core.command import CopyCheckpoint, StartJob, Step
-from shoal.core.errors import CheckpointError, ShoalError, StorageFullError, StudyInterrupted
+from shoal.core.errors import CheckpointError, StorageFullError, StudyInterrupted
 from shoal.core.event import Ended, Outcome
 from shoal.journal.commit import commit
 from shoal.journal.requests import pending
@@ -51,6 +51,7 @@ class Engine:
             StudyFailedError: the first trials all fail of one cause; see `FirstFailures`.
             TaskError: the task breaks its contract.
             StorageFullError: there is no room for the journal or a checkpoint.
+            Exception: whatever an algorithm or a policy raises; what had been reported is recorded.
         """
         self._journal.devices_are(self.fleet.whole)
         self._journal.put("stopped", None)
@@ -60,7 +61,7 @@ class Engine:
                 self._heed()
                 while not self._core.state.finished:
                     self._turn()
-            except ShoalError as error:
+            except Exception as error:
                 self._wind_up(record=not isinstance(error, StorageFullError))
                 if unsaved := self._core.state.unsaved:
                     error.add_note(f"while stopping: {'; '.join(unsaved)}; these trials go on from older checkpoints")
@@ -88,9 +89,8 @@ class Engine:
         self._heed()
         self._progress.update()
         if self._interrupted:
-            raise StudyInterrupted(
-                f"stopped; everything is saved. Go on with: {command('resume', self._journal.directory)}"
-            )
+            again = command("resume", self._journal.directory)
+            raise StudyInterrupted(f"stopped; everything is saved. Go on with: {again}")
 
     def _take(self, timeout: float) -> None:
         """Let happen what the back end says, and what is left of what it said before an error."""
@@ -108,11 +108,13 @@ class Engine:
 
     def _happen(self, event: Event) -> None:
         state = self._core.state
-        step = self._core.step(event, self._clock())
-        (error, state.error), (cause, state.stopped) = (state.error, None), (state.stopped, None)
+        try:
+            step = self._core.step(event, self._clock())
+        except Exception:  # what led to it is recorded first, be it a bug of the user's algorithm or policy
+            self._do(state.step)
+            raise
+        cause, state.stopped = state.stopped, None
         self._do(step)
-        if error is not None:
-            raise error
         if cause is not None:
             raise first_failed(cause, self._journal)
 
@@ -128,7 +130,7 @@ class Engine:
                     if not isinstance(each, CopyCheckpoint):
                         raise
                     self._happen(TrialFailed(each.trial.number, str(error)))
-        except ShoalError:
+        except Exception:
             never = [x.job.id for x in step.commands[max(done, 0) :] if isinstance(x, StartJob)]
             ends = [self._core.step(Ended(job, Outcome.ORPHANED, "was never started"), self._clock()) for job in never]
             if done >= 0:  # else the journal has not heard of them

@@ -9,7 +9,7 @@ from shoal.algorithms.base import Algorithm
 from shoal.core.cause import Cause
 from shoal.core.command import Step
 from shoal.core.device import Device
-from shoal.core.errors import PolicyError, ShoalError
+from shoal.core.errors import PolicyError
 from shoal.core.job import Job
 from shoal.core.objective import Objective
 from shoal.cost.history import History
@@ -97,7 +97,6 @@ class StudyState:
         ended: whether a user has ended the study; it is not over before its jobs have saved their trials.
         over: whether that is done.
         ending: how the study is wound up; None while it goes on.
-        error: what the study ends with; None while it goes on.
         stopped: what its first trials have failed of, all alike; None while it goes on.
         unsaved: jobs that could not save their trials while the study was wound up, in words.
     """
@@ -118,7 +117,6 @@ class StudyState:
         self.placed_at = 0.0
         self.paused = self.freed = self.ended = self.over = False
         self.ending: WindUp | None = None
-        self.error: ShoalError | None = None
         self.stopped: Cause | None = None
         self.unsaved: list[str] = []
         self._jobs = given.jobs

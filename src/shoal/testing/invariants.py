@@ -36,7 +36,7 @@ def check_step(state: StudyState, event: Event, world: Mapping[str, VirtualJob],
         odd = min(state.running.keys() ^ set(open_))
         raise Violation(f"{odd} holds a device, and is over" if odd in state.running else f"{odd} runs, unknown")
     _check_devices(state, world)
-    if state.ending is not None or state.error is not None:
+    if state.ending is not None:
         return
     for standing in state.trials:
         if standing.state is TrialState.RUNNING:
