@@ -196,42 +196,16 @@ def test_nothing_runs_after_requeue(journal):
     assert journal.trials()[0].failures == 0
 
 
-def test_reasons_of_waiting_are_written_once_and_only_for_trials_that_wait(journal):
+def test_reasons_of_waiting_are_written_only_for_trials_that_wait(journal):
     journal.asked(3, [group([0, 1, 2], 2)])
     journal.job_started(job("1", [0]), "cpu:0")
-    measured = {0: "late", 1: "its model is being measured", 2: "its model is being measured"}
-    journal.waiting_reasons(measured)
+    journal.waiting_reasons({0: "late", 1: "its model is being measured", 2: "its model is being measured"})
     assert journal.waiting() == {"its model is being measured": [1, 2]}
     assert journal.trials()[0].reason == ""
     changes = journal._connection.total_changes
-    journal.waiting_reasons(measured)
-    assert journal._connection.total_changes == changes
-    journal.waiting_reasons(measured | {2: "all devices are busy"})
+    journal.waiting_reasons({2: "all devices are busy"})
     assert journal.waiting() == {"all devices are busy": [2], "its model is being measured": [1]}
     assert journal._connection.total_changes == changes + 1
-
-
-def test_a_reason_is_written_again_after_the_trial_ran(journal):
-    journal.asked(1, [group([0], 2)])
-    journal.waiting_reasons({0: "busy"})
-    journal.job_started(job("1", [0]), "cpu:0")
-    journal.job_ended("1", "stopped", failed=False)
-    assert journal.waiting() == {"": [0]}
-    journal.waiting_reasons({0: "busy"})
-    assert journal.waiting() == {"busy": [0]}
-
-
-def wait_and_report_a_stranger(journal):
-    journal.waiting_reasons({0: "busy"})
-    journal.reported("1", [report(9, 1)])
-
-
-def test_a_reason_is_written_again_after_its_transaction_failed(journal):
-    journal.asked(1, [group([0], 2)])
-    with pytest.raises(JournalError, match="never asked for"), journal.transaction():
-        wait_and_report_a_stranger(journal)
-    journal.waiting_reasons({0: "busy"})
-    assert journal.waiting() == {"busy": [0]}
 
 
 def start_and_report_a_stranger(journal):

@@ -58,6 +58,7 @@ def test_a_job_has_the_keys_of_its_arrays_and_of_those_that_joined(journal):
     journal.job_started(job("2", [3], purpose=Purpose.PROFILE), "cuda:1")
     assert [(row.trials, row.keys) for row in journal.jobs()] == [((0, 1, 2), ("s x 32", "t x 8")), ((3,), ())]
     assert [row.members for row in journal.jobs()] == [{"s x 32": (0,), "t x 8": (1, 2)}, {}]
+    journal._rows("DELETE FROM joins")
     journal._rows("UPDATE jobs SET keys = ?", '["s x 32", "t x 8"]')  # as an older version wrote it
     assert [(row.keys, row.members) for row in journal.jobs()] == [(("s x 32", "t x 8"), {})] * 2
 

@@ -1,6 +1,9 @@
 """Where the trials of a study stand."""
 
-from shoal.core.array import Member
+from dataclasses import replace
+
+from shoal.core.array import Array, FusionKey, Member
+from shoal.core.job import Job
 from shoal.core.trial import Report, Trial, TrialState
 from shoal.study.trials import TrialRecord, TrialTable
 
@@ -25,3 +28,45 @@ def test_a_report_is_news_once() -> None:
     )
     news = [trials.reported(report) for report in (running, running, paused, paused, running, failed, failed)]
     assert news == [True, False, True, False, False, True, False]
+
+
+def test_a_reason_is_told_when_it_changes_and_again_after_the_trial_ran() -> None:
+    trials, some = TrialTable(), [Trial(number, {}, 0, 0) for number in (0, 1)]
+    for trial in some:
+        trials.move(TrialRecord(trial, 9), TrialState.PENDING)
+    busy = dict.fromkeys((0, 1), "all devices are busy")
+    assert trials.explain(busy) == busy
+    assert trials.explain(busy) == {}
+    assert trials.explain(busy | {1: "is being measured"}) == {1: "is being measured"}
+    trials.begin("job", [Member(some[0], 0, 9)])
+    trials.wait_again("job", None, failed=False)
+    assert trials.explain(busy) == busy
+
+
+def test_changes_count_what_a_plan_depends_on() -> None:
+    trials, trial = TrialTable(), Trial(0, {}, 0, 0)
+    seen = [trials.changes]
+    trials.move(TrialRecord(trial, 2), TrialState.PENDING)
+    seen.append(trials.changes)
+    trials.begin("job", [Member(trial, 0, 2)])
+    seen.append(trials.changes)
+    assert seen == sorted(set(seen))
+    trials.reported(Report(0, 1, {"loss": 1.0}, 1.0, TrialState.RUNNING))
+    assert trials.changes == seen[-1]  # how far it is says nothing new
+    trials.reported(Report(0, 2, {"loss": 1.0}, 1.0, TrialState.PAUSED))
+    assert trials.changes > seen[-1]
+
+
+def test_a_job_is_shown_with_the_members_that_it_has_now() -> None:
+    trials, some = TrialTable(), [Trial(number, {}, 0, 0) for number in (0, 1)]
+    for trial in some:
+        trials.move(TrialRecord(trial, 3), TrialState.PENDING)
+    members = tuple(Member(trial, 0, 3) for trial in some)
+    job = Job("job", (Array(FusionKey("net", "data", 32), members),))
+    trials.begin("job", members)
+    assert trials.present(job) == job
+    trials.reported(Report(0, 1, {"loss": 1.0}, 1.0, TrialState.RUNNING))
+    assert [member.start for member in trials.present(job).members] == [1, 0]
+    trials.reported(Report(1, 3, {"loss": 1.0}, 1.0, TrialState.PAUSED))
+    assert [member.trial.number for member in trials.present(job).members] == [0]
+    assert trials.present(replace(job, arrays=())).members == ()

@@ -133,7 +133,7 @@ class Decided:
 
 @dataclass(frozen=True)
 class Waiting:
-    """Why trials wait: all that do, by number."""
+    """Why trials wait, by number: those of which that has changed."""
 
     reasons: Mapping[int, str]
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import inf
 from typing import Final, Literal
 
 __all__ = ["ABREAST", "Demand", "Profile", "Sharing"]
@@ -34,9 +35,11 @@ class Demand:
     seconds: float
 
     def __post_init__(self) -> None:
+        if 0 <= self.compute < inf and 0 <= self.memory < inf and 0 <= self.cores < inf and 0 <= self.seconds < inf:
+            return
         for name in ("compute", "memory", "cores", "seconds"):
             value = getattr(self, name)
-            if not 0 <= value < float("inf"):  # also refuses NaN
+            if not 0 <= value < inf:  # also refuses NaN
                 raise ValueError(f"a demand's {name} must be finite and not negative, got {value!r}")
 
 

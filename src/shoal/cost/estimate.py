@@ -47,6 +47,8 @@ def fuse_seconds(profile: Profile, members: int) -> float:
 
 
 def _at(measured: Mapping[int, float], members: int) -> float:
+    if members in measured:
+        return measured[members]
     sizes = sorted(measured)
     if len(sizes) == 1:
         return measured[sizes[0]] * members / sizes[0]
@@ -73,8 +75,11 @@ def seconds(profile: Profile, epochs: Sequence[int], turn: float = 0.0) -> float
         turn: seconds that are added to each step.
     """
     steps = profile.epoch_steps + VALIDATION_COST * profile.validation_steps
+    ordered = sorted(epochs)
+    if ordered and ordered[0] == ordered[-1]:  # as most arrays are
+        return (step_seconds(profile, len(ordered)) + turn) * steps * ordered[0] if ordered[0] > 0 else 0.0
     total, done = 0.0, 0
-    for left, length in zip(range(len(epochs), 0, -1), sorted(epochs), strict=True):
+    for left, length in zip(range(len(ordered), 0, -1), ordered, strict=True):
         if length > done:
             total += (step_seconds(profile, left) + turn) * steps * (length - done)
             done = length

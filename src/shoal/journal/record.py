@@ -1,9 +1,9 @@
-"""What one report does to the tables, if it is news."""
+"""What reports do to the tables, those that are news."""
 
 import json
 import math
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from shoal.core.errors import JournalError
 from shoal.core.objective import Objective
@@ -12,71 +12,79 @@ from shoal.journal.codec import storable
 
 __all__ = ["lower_is_better", "merge_best", "record"]
 
+_STANDING = "SELECT number, state, metrics, best FROM trials WHERE number IN (SELECT value FROM json_each(?))"
+_SEEN = (
+    "SELECT trial, epoch, state FROM json_each(?) AS told JOIN reports ON trial = json_extract(told.value, '$[0]') "
+    "AND epoch = json_extract(told.value, '$[1]') WHERE state <> ?"
+)
+# A trial that is tried again may fail once more where it did before.
+_REPORT = "INSERT OR IGNORE INTO reports VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
+_TRIAL = (
+    "UPDATE trials SET state = ?, reason = ?, epoch = max(epoch, ?), seconds = seconds + ?, metrics = ?, best = ?, "
+    "objective = ? WHERE number = ?"
+)
+
 
 def record(
-    connection: sqlite3.Connection, seq: int, now: float, job: str, report: Report, objectives: Sequence[Objective]
-) -> bool:
-    """Write a report and what follows for its trial.
+    connection: sqlite3.Connection,
+    next_seq: Callable[[], int],
+    now: float,
+    job: str,
+    reports: Sequence[Report],
+    objectives: Sequence[Objective],
+) -> list[Report]:
+    """Write reports and what follows for their trials.
 
     Args:
         connection: in a transaction.
-        seq: above that of every ask and report so far.
+        next_seq: gives a number above that of every ask and report so far.
         now: seconds since 1970.
-        job: that the report came from.
-        report: what was reported.
+        job: that the reports came from.
+        reports: what was reported, in the order in which it came.
         objectives: of the study; of several, the first one's value is kept as the trial's if it has all of them.
 
     Returns:
-        Whether it was news. It is not when the trial has ended, or when that epoch has been reported and this report
-        does not say for the first time that the trial is PAUSED there, or that it is FAILED. How a trial failed that
-        is tried again is no report of that epoch.
+        Those that were news. A report is none when the trial has ended, or when that epoch has been reported and this
+        report does not say for the first time that the trial is PAUSED there, or that it is FAILED. How a trial failed
+        that is tried again is no report of that epoch.
 
     Raises:
         JournalError: a trial that was never asked for.
     """
-    row = connection.execute("SELECT state, metrics, best FROM trials WHERE number = ?", (report.trial,)).fetchone()
-    if row is None:
-        raise JournalError(f"trial {report.trial} has reported, but was never asked for")
-    state, metrics, best = row
-    seen = connection.execute(
-        "SELECT state FROM reports WHERE trial = ? AND epoch = ? AND state <> ?",
-        (report.trial, report.epoch, TrialState.FAILED),
-    ).fetchall()
-    repeated = bool(seen) and (report.state is TrialState.RUNNING or (report.state,) in seen)
-    if repeated or TrialState(state).final:
-        return False
-    last = json.loads(metrics) | dict(report.metrics)
-    values = [last.get(objective.metric, math.nan) for objective in objectives]
-    connection.execute(
-        # A trial that is tried again may fail once more where it did before.
-        "INSERT OR IGNORE INTO reports VALUES (:seq, :now, :job, :trial, :epoch, :state, :reason, :seconds, :metrics)",
-        {
-            "seq": seq,
-            "now": now,
-            "job": job,
-            "trial": report.trial,
-            "epoch": report.epoch,
-            "state": report.state,
-            "reason": storable(report.reason),
-            "seconds": report.seconds,
-            "metrics": json.dumps(dict(report.metrics)),
-        },
-    )
-    connection.execute(
-        "UPDATE trials SET state = :state, reason = :reason, epoch = max(epoch, :epoch), seconds = seconds + :seconds, "
-        "metrics = :last, best = :best, objective = :objective WHERE number = :trial",
-        {
-            "state": report.state,
-            "reason": storable(report.reason),
-            "epoch": report.epoch,
-            "seconds": report.seconds,
-            "last": json.dumps(last),
-            "best": json.dumps(merge_best(json.loads(best), report.metrics, objectives)),
-            "objective": None if any(map(math.isnan, values)) else values[0],
-            "trial": report.trial,
-        },
-    )
-    return True
+    numbers = json.dumps([report.trial for report in reports])
+    trials = {
+        number: (TrialState(state), json.loads(metrics), json.loads(best))
+        for number, state, metrics, best in connection.execute(_STANDING, (numbers,))
+    }
+    seen: dict[tuple[int, int], set[str]] = {}
+    places = json.dumps([(report.trial, report.epoch) for report in reports])
+    for trial, epoch, state in connection.execute(_SEEN, (places, TrialState.FAILED)):
+        seen.setdefault((trial, epoch), set()).add(state)
+    news: list[Report] = []
+    told: list[tuple[object, ...]] = []
+    became: list[tuple[object, ...]] = []
+    for report in reports:
+        if report.trial not in trials:
+            raise JournalError(f"trial {report.trial} has reported, but was never asked for")
+        before, last, best = trials[report.trial]
+        states = seen.setdefault((report.trial, report.epoch), set())
+        if before.final or (states and (report.state is TrialState.RUNNING or report.state in states)):
+            continue
+        news.append(report)
+        if report.state is not TrialState.FAILED:
+            states.add(report.state)
+        metrics, reason = dict(report.metrics), storable(report.reason)
+        last, best = last | metrics, merge_best(best, metrics, objectives)
+        trials[report.trial] = report.state, last, best
+        values = [last.get(objective.metric, math.nan) for objective in objectives]
+        objective = None if any(map(math.isnan, values)) else values[0]
+        text = json.dumps(metrics)
+        texts = text if last == metrics else json.dumps(last), json.dumps(best)
+        told.append((next_seq(), now, job, report.trial, report.epoch, report.state, reason, report.seconds, text))
+        became.append((report.state, reason, report.epoch, report.seconds, *texts, objective, report.trial))
+    connection.executemany(_REPORT, told)
+    connection.executemany(_TRIAL, became)
+    return news
 
 
 def lower_is_better(name: str, objectives: Sequence[Objective]) -> bool:

@@ -22,6 +22,12 @@ _BUSY_SECONDS = 10.0
 _COPIES = 20
 _COPY_PAUSE_SECONDS = 0.05
 
+_JOINS = (
+    # Who has joined a job since it was started, in order.
+    "CREATE TABLE joins (job TEXT NOT NULL, key TEXT NOT NULL, trial INTEGER NOT NULL)",
+    "CREATE INDEX joins_of_job ON joins (job, trial)",
+)
+
 _SCHEMA = (
     # What the study is: key -> JSON; the pickled task and algorithm.
     "CREATE TABLE study (key TEXT PRIMARY KEY, value TEXT NOT NULL)",
@@ -40,10 +46,12 @@ _SCHEMA = (
         target INTEGER NOT NULL, failures INTEGER NOT NULL DEFAULT 0, device TEXT NOT NULL DEFAULT '',
         job TEXT NOT NULL DEFAULT '', seconds REAL NOT NULL DEFAULT 0, metrics TEXT NOT NULL DEFAULT '{}',
         best TEXT NOT NULL DEFAULT '{}', objective REAL)""",
-    # Of a job, `keys` is a JSON object: what its arrays are -> the numbers of its trials; once it was a list of what.
+    # Of a job as it was started; `keys` is a JSON object: what its arrays are -> the numbers of its trials; once it was
+    # a list of what.
     """CREATE TABLE jobs (
         id TEXT PRIMARY KEY, purpose TEXT NOT NULL, device TEXT NOT NULL, trials TEXT NOT NULL, started REAL NOT NULL,
         ended REAL, outcome TEXT NOT NULL DEFAULT '', message TEXT NOT NULL DEFAULT '', keys TEXT NOT NULL)""",
+    *_JOINS,
     # What a job is promised of its device from then on, NULL where that is not known; the first when it starts.
     "CREATE TABLE promises (job TEXT NOT NULL, time REAL NOT NULL, compute REAL, memory INTEGER, cores REAL)",
     "CREATE INDEX promises_of_job ON promises (job)",
@@ -57,7 +65,7 @@ _SCHEMA = (
     f"PRAGMA user_version = {VERSION}",
 )
 
-_MIGRATIONS = {3: ("ALTER TABLE trials RENAME COLUMN array TO job",)}
+_MIGRATIONS = {3: ("ALTER TABLE trials RENAME COLUMN array TO job", *_JOINS)}
 """Version -> what makes the next one of it."""
 
 

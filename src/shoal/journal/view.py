@@ -28,7 +28,9 @@ _TRIAL = (
 )
 _REPORT = "SELECT seq, trial, epoch, metrics, seconds, state, reason FROM reports"
 _JOB = (
-    "SELECT id, purpose, device, trials, started, ended, outcome, message, keys, time, compute, memory, cores "
+    "SELECT id, purpose, device, trials, started, ended, outcome, message, keys, (SELECT json_group_array(json_array("
+    "key, trial)) FROM (SELECT key, trial FROM joins WHERE job = id ORDER BY joins.rowid)) AS joined, "
+    "time, compute, memory, cores "
     "FROM jobs LEFT JOIN promises ON promises.rowid = (SELECT max(rowid) FROM promises WHERE job = id)"
 )
 _LATELY = 500
@@ -174,8 +176,10 @@ class JournalView:
         for trial in map(self._trial, rows):
             jobs = self._rows(
                 f"{_JOB} WHERE outcome NOT IN ({', '.join('?' * len(UNFAILED))}) "
-                "AND EXISTS (SELECT 1 FROM json_each(trials) WHERE value = ?) ORDER BY jobs.rowid DESC LIMIT 1",
+                "AND (EXISTS (SELECT 1 FROM json_each(trials) WHERE value = ?) "
+                "OR EXISTS (SELECT 1 FROM joins WHERE job = id AND trial = ?)) ORDER BY jobs.rowid DESC LIMIT 1",
                 *UNFAILED,
+                trial.number,
                 trial.number,
             )
             found.append((trial, self._job(jobs[0]) if jobs else None))
@@ -415,22 +419,25 @@ def _trial_row(row: tuple[Any, ...]) -> TrialRow:
 
 
 def _job_row(row: tuple[Any, ...]) -> JobRow:
-    job, purpose, device, trials, started, ended, outcome, message, text, *promise = row
-    keys = json.loads(text)
+    job, purpose, device, text, started, ended, outcome, message, of_keys, joined, *promise = row
+    trials, keys = json.loads(text), json.loads(of_keys)
     if not all(isinstance(key, str) for key in keys):
-        raise ValueError(f"the keys {text}")
+        raise ValueError(f"the keys {of_keys}")
+    for key, number in json.loads(joined):
+        trials.append(number)
+        keys.setdefault(key, []).append(number)
     return JobRow(
         id=job,
         purpose=Purpose(purpose),
         device=device,
-        trials=tuple(json.loads(trials)),
+        trials=tuple(dict.fromkeys(trials)),
         started=started,
         ended=ended,
         outcome=outcome,
         message=message,
         keys=tuple(keys),
         promise=None if promise[0] is None else Promise(*promise),
-        members={key: tuple(numbers) for key, numbers in keys.items()} if isinstance(keys, dict) else {},
+        members={key: tuple(dict.fromkeys(x)) for key, x in keys.items()} if isinstance(keys, dict) else {},
     )
 
 

@@ -57,7 +57,6 @@ class Journal(JournalView):
         self._lock = lock
         self._clock = clock
         self._devices: dict[str, tuple[object, ...]] = {}  # as last recorded by this process
-        self._waiting: dict[int, str] = {}  # the reasons as last recorded, so that equal ones cost no query
         # In WAL mode a kill loses nothing under NORMAL; only a power cut may lose the last transactions, whole ones.
         self._rows("PRAGMA synchronous = NORMAL")
         self._seq: int
@@ -168,7 +167,6 @@ class Journal(JournalView):
             yield
             self._rows("COMMIT")
         except BaseException:
-            self._waiting = {}
             self._devices = {}
             if self._connection.in_transaction:  # SQLite rolls back by itself after some errors
                 self._rows("ROLLBACK")
@@ -251,11 +249,7 @@ class Journal(JournalView):
             JournalError: a trial that was never asked for.
         """
         with self.transaction(), translated(self.directory):
-            return [
-                report
-                for report in reports
-                if record(self._connection, self._next(), self._clock(), job, report, self.objectives)
-            ]
+            return record(self._connection, self._next, self._clock(), job, list(reports), self.objectives)
 
     def decided(self, decisions: Iterable[Decision]) -> None:
         """The algorithm has ended trials; one whose state is final already keeps it."""
@@ -315,15 +309,13 @@ class Journal(JournalView):
         self.put("interventions", [*self.study.get("interventions", []), entry])
 
     def waiting_reasons(self, reasons: Mapping[int, str]) -> None:
-        """Why trials wait: all that do, each time; only what has changed is written.
+        """Why trials wait; of those that do not, nothing is written.
 
         Args:
             reasons: trial number to reason.
         """
-        changed = [(storable(reason), trial) for trial, reason in reasons.items() if self._waiting.get(trial) != reason]
-        if changed:
-            self._many("UPDATE trials SET reason = ? WHERE number = ? AND state = 'pending'", changed)
-        self._waiting = dict(reasons)
+        rows = [(storable(reason), trial) for trial, reason in reasons.items()]
+        self._many("UPDATE trials SET reason = ? WHERE number = ? AND state = 'pending'", rows)
 
     def job_started(self, job: Job, device: str) -> None:
         """A job is about to start on a device; the members of a training job are now RUNNING."""
@@ -357,17 +349,9 @@ class Journal(JournalView):
     def joined(self, job: str, device: str, arrays: Sequence[Array]) -> None:
         """The members of arrays are about to join a running job; they are now RUNNING."""
         numbers = [member.trial.number for array in arrays for member in array.members]
+        rows = [(job, array.key.steps, member.trial.number) for array in arrays for member in array.members]
         with self.transaction():
-            ((trials, text),) = self._rows("SELECT trials, keys FROM jobs WHERE id = ?", job)
-            keys = json.loads(text)
-            for key, more in _by_key(arrays).items():
-                keys[key] = list(dict.fromkeys([*keys.get(key, ()), *more]))
-            self._rows(
-                "UPDATE jobs SET trials = ?, keys = ? WHERE id = ?",
-                json.dumps(list(dict.fromkeys([*json.loads(trials), *numbers]))),
-                json.dumps(keys),
-                job,
-            )
+            self._many("INSERT INTO joins VALUES (?, ?, ?)", rows)
             self._train(job, device, numbers)
 
     def promised(self, demands: Mapping[str, Demand]) -> None:
@@ -500,8 +484,6 @@ class Journal(JournalView):
             "UPDATE trials SET state = ?, reason = '', device = ?, job = ? WHERE number = ?",
             [(TrialState.RUNNING, device, job, number) for number in numbers],
         )
-        for number in numbers:
-            self._waiting.pop(number, None)
 
     def _next(self) -> int:
         self._seq += 1

@@ -4,6 +4,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import isfinite
 from statistics import median
+from typing import Any
 
 from shoal.core.array import Array, FusionKey, Member
 from shoal.core.demand import Demand
@@ -54,7 +55,7 @@ class _Course:
         turn: what it has measured since then, or None.
         turn_began: when.
         shown: whether it has reported anything in this stretch.
-        leave: what it was asked for, or None.
+        asked: when it was asked to leave its device.
         switch: seconds that leaving its device took the last time.
     """
 
@@ -67,7 +68,6 @@ class _Course:
     turn: TurnStats | None = None
     turn_began: float = 0.0
     shown: bool = False
-    leave: PreemptionRequest | None = None
     asked: float = 0.0
     switch: float | None = None
 
@@ -86,6 +86,10 @@ class JobTracker:
     """
 
     def __init__(self, profiles: Profiles = lambda key, kind: None) -> None:
+        self.changes = 0
+        """How often a job was asked to leave its device, came off it, or was dissolved."""
+        self.leaving: dict[str, PreemptionRequest] = {}
+        """The jobs that were asked to leave their devices and have not done so yet."""
         self._profiles = profiles
         self._on: dict[str, _Course] = {}
         self._off: dict[str, tuple[Job, _Course]] = {}
@@ -97,11 +101,6 @@ class JobTracker:
         self._scalings: dict[object, Scaling] = {}  # of what is alike, in one turn of planning
 
     @property
-    def leaving(self) -> Mapping[str, PreemptionRequest]:
-        """The jobs that were asked to leave their devices and have not done so yet."""
-        return {name: course.leave for name, course in self._on.items() if course.leave is not None}
-
-    @property
     def suspended(self) -> Sequence[str]:
         """Ids of the suspended jobs."""
         return tuple(self._off)
@@ -110,11 +109,6 @@ class JobTracker:
     def switch_seconds(self) -> float:
         """What suspending and resuming a job costs, together: up to when it has left, and up to its first step."""
         return self._switch
-
-    @property
-    def away(self) -> object:
-        """Who is to leave a device, and who is suspended; changes whenever these do."""
-        return tuple(self.leaving), self.suspended
 
     def enlist(self, groups: Iterable[TrialGroup]) -> None:
         """An algorithm wants groups trained."""
@@ -144,6 +138,8 @@ class JobTracker:
             if job.arrays:
                 self._off[name] = (job, course)
                 kept.update(member.trial.number for member in job.members)
+            else:
+                self.changes += 1
         self._scalings.clear()
         free = [(member, key) for member, key in waiting if member.trial.number not in kept]
         self._arrived = {m.trial.number: self._arrived.get(m.trial.number, now) for m, _ in free}
@@ -176,7 +172,8 @@ class JobTracker:
 
     def leave(self, job: str, leave: PreemptionRequest, now: float) -> None:
         """A job is about to be asked to leave its device."""
-        self._on[job].leave, self._on[job].asked = leave, now
+        self.leaving[job], self._on[job].asked = leave, now
+        self.changes += 1
 
     def heard(self, event: Reported, now: float) -> None:
         """A job has told how far it is."""
@@ -200,8 +197,8 @@ class JobTracker:
 
     def outcome(self, ended: Ended) -> Outcome:
         """How a job has ended: one that stopped may have been asked to for later."""
-        course = self._on.get(ended.job)
-        suspended = course is not None and course.leave is not None and course.leave.keeps
+        leave = self.leaving.get(ended.job)
+        suspended = leave is not None and leave.keeps
         return Outcome.SUSPENDED if suspended and ended.outcome is Outcome.STOPPED else ended.outcome
 
     def end(self, job: Job, outcome: Outcome, left: Collection[int], now: float) -> None:
@@ -214,17 +211,20 @@ class JobTracker:
             now: seconds.
         """
         course = self._on.pop(job.id, None)
+        self.leaving.pop(job.id, None)
+        self.changes += 1
         if course is None or outcome is not Outcome.SUSPENDED:
             return
         self._end_turn(course, now)
         course.ran += now - course.since
-        course.switch, course.since, course.share, course.leave = now - course.asked, now, None, None
+        course.switch, course.since, course.share = now - course.asked, now, None
         arrays = (replace(x, members=tuple(m for m in x.members if m.trial.number in left)) for x in job.arrays)
         self._off[job.id] = (replace(job, arrays=tuple(array for array in arrays if array.members)), course)
 
     def dissolve(self, job: str) -> None:
         """The trials of a suspended job wait for another."""
         del self._off[job]
+        self.changes += 1
 
     def arrived(self, members: Iterable[Member], now: float) -> float:
         """When the first of these began to wait."""
@@ -240,49 +240,46 @@ class JobTracker:
             now: seconds.
         """
         course = self._on[job.id]
-        known = self._known(view, job, course)
         return replace(
-            known,
+            view,
+            **_been_through(course),
+            **self._described(view.demand, job.arrays),
             share=course.share,
             ran=course.ran + now - course.since,
-            preemptible=job.purpose is Purpose.TRAIN and course.shown and course.leave is None,
+            preemptible=job.purpose is Purpose.TRAIN and course.shown and job.id not in self.leaving,
         )
 
     def off(self, job: Job, demand: Mapping[str, Demand]) -> JobView:
         """A suspended job as policies see it."""
         _, course = self._off[job.id]
-        return self._known(JobView(job.id, demand, JobState.SUSPENDED, ran=course.ran), job, course)
+        view = JobView(job.id, demand, JobState.SUSPENDED, ran=course.ran, **_been_through(course))
+        return replace(view, **self._described(demand, job.arrays))
 
     def waiting(self, name: str, demand: Mapping[str, Demand], arrays: Sequence[Array], now: float) -> JobView:
         """Arrays that wait to be one job, as policies see them."""
         arrived = self.arrived([member for array in arrays for member in array.members], now)
-        return self._described(JobView(name, demand, since=arrived), arrays)
+        return JobView(name, demand, since=arrived, **self._described(demand, arrays))
 
     def in_order(self, views: Sequence[JobView]) -> list[JobView]:
         """The oldest job first; of equals in the order given."""
         courses = {**self._on, **{name: course for name, (_, course) in self._off.items()}}
         return sorted(views, key=lambda view: courses[view.id].arrived if view.id in courses else view.since)
 
-    def _known(self, view: JobView, job: Job, course: _Course) -> JobView:
-        known = replace(view, since=course.since, quanta=course.quanta, home=course.home)
-        return self._described(known, job.arrays)
-
-    def _described(self, view: JobView, arrays: Sequence[Array]) -> JobView:
-        """With what arrays, and the study, say of a job."""
+    def _described(self, demand: Mapping[str, Demand], arrays: Sequence[Array]) -> dict[str, Any]:
+        """What arrays, and the study, say of a job, as fields of its view."""
         members = [member for array in arrays for member in array.members]
         wanted = list(map(self.group, members))
         groups = {"" if group is None else group.name for group in wanted}
         longest = max(members, key=lambda member: member.epochs, default=None)
-        return replace(
-            view,
-            group=(groups.pop() or None) if len(groups) == 1 else None,
-            critical_path=self._critical_path(view.demand, arrays),
-            budget=None if longest is None else longest.target,
-            epoch=0 if longest is None else longest.start,
-            scaling=self._scaling(view.demand, arrays),
-            switch_seconds=self.switch_seconds,
-            best=self._best,
-        )
+        return {
+            "group": (groups.pop() or None) if len(groups) == 1 else None,
+            "critical_path": self._critical_path(demand, arrays),
+            "budget": None if longest is None else longest.target,
+            "epoch": 0 if longest is None else longest.start,
+            "scaling": self._scaling(demand, arrays),
+            "switch_seconds": self.switch_seconds,
+            "best": self._best,
+        }
 
     def _critical_path(self, demand: Mapping[str, Demand], arrays: Sequence[Array]) -> float:
         """Seconds until the last training that may follow from a member ends, all epochs of a job being taken to be
@@ -327,6 +324,11 @@ class JobTracker:
             if isfinite(turn.lowest):
                 self._best = turn.lowest if self._best is None else min(self._best, turn.lowest)
         course.turn_began = now
+
+
+def _been_through(course: _Course) -> dict[str, Any]:
+    """What the course of a job says of it, as fields of its view."""
+    return {"since": course.since, "quanta": course.quanta, "home": course.home}
 
 
 def _sharing(demand: Demand) -> int:

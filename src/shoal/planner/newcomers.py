@@ -2,9 +2,8 @@
 
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from math import inf
-from typing import NamedTuple
 
 from shoal.cluster.mps_limits import limit_of
 from shoal.core.array import Array
@@ -25,7 +24,8 @@ MOST_REFUSED = 16
 """Arrays that come into no job, after which nobody is looked at any more in this turn of planning."""
 
 
-class _Host(NamedTuple):
+@dataclass
+class _Host:
     """A running job that may take others in.
 
     Args:
@@ -33,22 +33,29 @@ class _Host(NamedTuple):
         device: that it is on.
         present: the arrays in it, to which newcomers are added.
         streams: of these, as `stream_of` tells them; of one whose members are at several epochs none.
+        demand: what they take.
+        seconds: expected until it ends.
     """
 
     job: Job
     device: Device
     present: list[Candidate]
     streams: frozenset[object]
+    demand: Demand
+    seconds: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.seconds = seconds_abreast(self.present)
 
     @property
     def abreast(self) -> bool:
         """Whether samples are shared only at the same place in the data."""
         return None not in self.streams
 
-    @property
-    def seconds(self) -> float:
-        """Expected until it ends."""
-        return seconds_abreast(self.present)
+    def take(self, newcomer: Candidate, demand: Demand) -> None:
+        """Let an array in; with it the job takes so much."""
+        self.present.append(newcomer)
+        self.demand, self.seconds = demand, seconds_abreast(self.present)
 
 
 def taken_in(
@@ -81,6 +88,8 @@ def taken_in(
     Returns:
         Id of a job -> the arrays that come into it.
     """
+    if not waiting:
+        return {}
     hosts, others = _hosts(running, profiles, alone)
     taken: dict[str, tuple[Array, ...]] = {}
     refused = 0
@@ -95,7 +104,6 @@ def taken_in(
             if _in_time(newcomer, host, free_in) and _fits(newcomer, host, grouping, profiles, free):
                 joins = replace(array, profile=profiles(array.key, host.device.kind), apart=host.abreast)
                 taken[host.job.id] = (*taken.get(host.job.id, ()), joins)
-                host.present.append(newcomer)
                 break
         else:
             refused += 1
@@ -105,16 +113,17 @@ def taken_in(
 
 
 def _fits(newcomer: Candidate, host: _Host, grouping: Grouping, profiles: Profiles, free: Room) -> bool:
-    """Whether there is room for a newcomer, which it then takes, and the strategy agrees."""
+    """Whether there is room for a newcomer, who then comes in, and the strategy agrees."""
     device, present = host.device, host.present
     if not grouping.suits(newcomer, present, device):
         return False
-    before, after = (_demand(some, profiles, device) for some in (present, [*present, newcomer]))
+    before, after = host.demand, _demand([*present, newcomer], profiles, device)
     more = after.memory - before.memory, max(0.0, after.cores - before.cores)
     limit = limit_of(host.job.demand, device)
     if not free.holds(device.name, *more) or (limit is not None and after.memory > limit):
         return False
     free.take(device.name, *more)
+    host.take(newcomer, after)
     return True
 
 
@@ -137,7 +146,7 @@ def _hosts(
             else:
                 level = [array for array in known if _level(array)]
                 streams = frozenset(stream_of(array, profiles(array.key, device.kind)) for array in level)
-                hosts.append(_Host(job, device, present, streams))
+                hosts.append(_Host(job, device, present, streams, _demand(present, profiles, device)))
     return hosts, others
 
 

@@ -165,7 +165,7 @@ class Planner:
             groups = self._grouping.groups(arrays, self._profiles, turn.devices, busy, apart, self.tracker.group)
         answer = self._ask(views, suspended, groups, turn, now)
         joins: Mapping[str, tuple[Array, ...]] = {}
-        if self._elastic:
+        if self._elastic and answer.refused:
             joins = self._joins([array for array, _ in answer.refused], held, answer, turn, apart)
         joining = {member.trial.number for arrays in joins.values() for array in arrays for member in array.members}
         refusals = {

@@ -58,6 +58,7 @@ class Turn:
         self._together = together
         self._done = done
         self._demands: dict[object, Mapping[str, Demand]] = {}
+        self._on: dict[object, Demand] = {}
 
     def samples(
         self, waiting: Sequence[tuple[Member, FusionKey]], running: Sequence[tuple[Job, Device]]
@@ -115,13 +116,12 @@ class Turn:
 
         Arrays alike, of which there may be thousands, have one and the same.
         """
-        alike = tuple((x.key, x.epochs) for x in arrays)
-        limited = bool(self._limits) and any(m.trial.number in self._limits for x in arrays for m in x.members)
-        if not limited and alike in self._demands:
+        alike = None if self._limited(arrays) else tuple((x.key, x.epochs) for x in arrays)
+        if alike in self._demands:
             return self._demands[alike]
         known = [device for device in self.devices if all(self._profiles(x.key, device.kind) for x in arrays)]
         demands = {device.kind: self._demand(arrays, device) for device in known or self.devices}
-        if not limited:
+        if alike is not None:
             self._demands[alike] = demands
         return demands
 
@@ -171,7 +171,20 @@ class Turn:
         longer = larger and profile.pending is not None and profile.pending * ENOUGH <= sample.pending
         return (more or longer) and (sample.key, kind) not in self._unmeasurable
 
+    def _limited(self, arrays: Sequence[Array]) -> bool:
+        """Whether any member ran out of memory."""
+        return bool(self._limits) and any(m.trial.number in self._limits for x in arrays for m in x.members)
+
     def _demand(self, arrays: Sequence[Array], device: Device) -> Demand:
+        """What arrays take of a device; found once for those alike on devices alike."""
+        if self._limited(arrays):
+            return self._found(arrays, device)
+        alike = (device.kind, device.capacity, device.cores, *((x.key, x.epochs) for x in arrays))
+        if alike not in self._on:
+            self._on[alike] = self._found(arrays, device)
+        return self._on[alike]
+
+    def _found(self, arrays: Sequence[Array], device: Device) -> Demand:
         measured = [(self._profiles(x.key, device.kind), x.epochs) for x in arrays]
         known = [(profile, epochs) for profile, epochs in measured if profile is not None and epochs]
         unknown = not arrays or len(known) < len(arrays)

@@ -18,7 +18,7 @@ __all__ = ["drop", "end"]
 
 def end(state: StudyState, ended: Ended, now: float) -> None:
     """A job is over; its trials that have not reached their targets wait again."""
-    job, device = state.running.pop(ended.job)
+    job, device = state.running.end(ended.job)
     state.interference.end(job.id)
     error = _fatal(state, ended, job.purpose, job.members)
     failed = ended.outcome not in BLAMELESS and error is None
@@ -51,7 +51,7 @@ def drop(state: StudyState, dropped: ArrayFailed) -> None:
     if error is not None:
         raise error
     job = replace(job, arrays=others)
-    state.running[job.id] = (job, device)
+    state.running.change(job)
     state.interference.change(job)
     gone = remove_members(present, {member.trial.number for array in others for member in array.members})
     _judge(state, dropped, FailureContext(gone, device, company=len(members) > 1), left)
@@ -62,7 +62,7 @@ def _judge(state: StudyState, failed: Ended | ArrayFailed, scene: FailureContext
     device = state.fleet.cluster.device(scene.device.name)
     if failed.outcome is Outcome.OUT_OF_MEMORY:
         state.profiles.ran_out(failed.job, scene.arrays, device.kind, device.memory)
-    shared = any(where.name == device.name for _, where in state.running.values())
+    shared = state.running.on(device.name) > 0
     scene = replace(scene, device=device, shared=shared, largest=_largest(state, scene.arrays))
     spent = state.retries.judge(failed, scene, left)
     observe(state, "", [state.trials[number].failed(why) for number, why in spent.items()])

@@ -35,6 +35,7 @@ class Fleet:
         self._added: list[str] = []
         self._removed: list[str] = []
         self._conditions: Mapping[str, Condition] = {}
+        self._cluster: Cluster | None = None  # as it is now, unless something has changed since it was asked for
 
     @staticmethod
     def again(record: Mapping[str, Any], find: Finder) -> "Fleet":
@@ -69,7 +70,9 @@ class Fleet:
     @property
     def cluster(self) -> Cluster:
         """As it is now."""
-        return self._each(self._now)
+        if self._cluster is None:
+            self._cluster = self._each(self._now)
+        return self._cluster
 
     @property
     def whole(self) -> Cluster:
@@ -102,7 +105,8 @@ class Fleet:
 
     def see(self, conditions: Mapping[str, Condition]) -> None:
         """Take over what a monitor sees; a device that it says nothing of is as it was found."""
-        self._conditions = dict(conditions)
+        if self._conditions != conditions:
+            self._conditions, self._cluster = dict(conditions), None
 
     def add(self, names: Sequence[str], find: Finder) -> None:
         """Let jobs use devices that were removed, or that are new.
@@ -124,6 +128,7 @@ class Fleet:
             self._given = _joined(self._given, _only(new, known, find))
         self._added += new
         self._removed = [name for name in self._removed if name not in names]
+        self._cluster = None
 
     def remove(self, names: Sequence[str]) -> None:
         """Let no job use devices any more.
@@ -139,6 +144,7 @@ class Fleet:
             if name in self._removed:
                 raise DeviceError(f"device {name!r} was removed before; the study has {self._used()}")
         self._removed += names
+        self._cluster = None
 
     def _check(self, names: Sequence[str]) -> None:
         if not names:

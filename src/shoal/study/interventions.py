@@ -87,10 +87,9 @@ def stop(state: StudyState, trials: Sequence[TrialRecord], reason: str) -> None:
 def rest(state: StudyState) -> None:
     """Nothing is to run. Once nothing does, a study that is ended is over, and one that is paused frees its devices."""
     why = STUDY_ENDS if state.ended else STUDY_PAUSED
-    reasons = {x.number: why for x in (*state.trials.waiting(), *state.trials.held_back())}
-    if reasons != state.reasons:
-        state.reasons = reasons
-        state.step.record(Waiting(reasons))
+    everyone = (*state.trials.waiting(), *state.trials.held_back())
+    if changed := state.trials.explain({x.number: why for x in everyone}):
+        state.step.record(Waiting(changed))
     if state.running:
         return
     if state.ended:

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
 
-from shoal.core.array import Array, add_members, remove_members
+from shoal.core.array import Array, FusionKey, Member, add_members, remove_members
 from shoal.core.command import (
     Asked,
     CopyCheckpoint,
@@ -88,24 +88,24 @@ def survey(state: StudyState) -> None:
 def place(state: StudyState, now: float) -> None:
     """Fuse and place what waits, once surveys have looked at all of it; note why the rest does."""
     asked = surveyed(job for job, _ in state.running.values())
-    everyone = state.trials.waiting()
-    keys = state.signatures.keys
-    waiting = [x for x in everyone if x.number in keys]
-    unknown = [x for x in everyone if x.number not in keys]
     cluster = state.interference.cluster(state.fleet.cluster)
-    looked_at = any(device.healthy for _, device in cluster)
-    why = "its model has to be looked at first" if looked_at else no_device(cluster)
     held = {x.number: f"{PAUSED}{_company(state, x)}" for x in state.trials.held_back()}
-    reasons = {**held, **{x.number: why for x in unknown}}
-    if any(x.number in asked for x in unknown):
-        reasons |= {x.number: "waits for those whose models are looked at" for x in waiting}
-        _explain(state, reasons)
-        state.placed = None
-        return
-    situation = _situation(state, everyone, cluster), held
+    situation = _situation(state), cluster, held
     if situation == state.placed and now < min(state.placed_at + REPLAN_SECONDS, state.planner.wake):
         return
-    placement = _plan(state, state.planner, cluster, now)
+    everyone = state.trials.waiting()
+    keys = state.signatures.keys
+    unknown = [x for x in everyone if x.number not in keys]
+    looked_at = any(device.healthy for _, device in cluster)
+    why = "its model has to be looked at first" if looked_at else no_device(cluster)
+    reasons = {**held, **{x.number: why for x in unknown}}
+    if any(x.number in asked for x in unknown):
+        looked = "waits for those whose models are looked at"
+        _explain(state, {**{x.number: looked for x in everyone}, **reasons})
+        state.placed = None
+        return
+    waiting = [(x.member, keys[x.number]) for x in everyone if x.number in keys]
+    placement = _plan(state, state.planner, waiting, cluster, now)
     _explain(state, {**reasons, **placement.refusals})
     state.placed, state.placed_at = None if placement.starts or placement.joins else situation, now
     for job, leave in placement.leaves.items():
@@ -131,15 +131,21 @@ def _company(state: StudyState, held: TrialRecord) -> str:
 
 def _explain(state: StudyState, reasons: Mapping[int, str]) -> None:
     """Note why trials wait."""
-    state.reasons = state.trials.told(reasons)
-    state.step.record(Waiting(state.reasons))
+    if changed := state.trials.explain(reasons):
+        state.step.record(Waiting(changed))
 
 
-def _plan(state: StudyState, planner: Planner, cluster: Cluster, now: float) -> Placement:
+def _plan(
+    state: StudyState,
+    planner: Planner,
+    waiting: Sequence[tuple[Member, FusionKey]],
+    cluster: Cluster,
+    now: float,
+) -> Placement:
     """What a planner says of all that waits and was looked at."""
-    keys, devices = state.signatures.keys, {device.name: device for _, device in cluster}
+    devices = {device.name: device for _, device in cluster}
     return planner.plan(
-        [(x.member, keys[x.number]) for x in state.trials.waiting() if x.number in keys],
+        waiting,
         [(state.trials.present(job), devices[device.name]) for job, device in state.running.values()],
         cluster,
         now,
@@ -149,15 +155,13 @@ def _plan(state: StudyState, planner: Planner, cluster: Cluster, now: float) -> 
     )
 
 
-def _situation(state: StudyState, waiting: Sequence[TrialRecord], cluster: Cluster) -> object:
-    """What a plan depends on, but for the time and how far running trials are."""
-    running = {
-        number: frozenset(member.trial.number for member in state.trials.present(job).members)
-        for number, (job, _) in state.running.items()
-    }
-    mine = [(x.number, x.epoch, x.target, x.failures, x.number in state.signatures.keys) for x in waiting]
-    known = state.profiles.learnt, len(state.trials.alone), len(state.signatures.unmeasurable)
-    return mine, running, state.tracker.away, cluster, known
+def _situation(state: StudyState) -> object:
+    """What a plan depends on, but for the devices, the time and how far running trials are: it is another one as soon
+    as a trial has come into another state, a job has begun or ended, or anything was learnt.
+    """
+    trials, signatures = state.trials, state.signatures
+    changes = trials.changes, state.running.changes, state.tracker.changes, state.profiles.learnt
+    return *changes, len(trials.alone), len(signatures.keys), len(signatures.unmeasurable)
 
 
 def _promise(state: StudyState, promises: Mapping[str, Demand]) -> None:
@@ -165,7 +169,7 @@ def _promise(state: StudyState, promises: Mapping[str, Demand]) -> None:
     if promises:
         state.step.record(Promised(promises))
     for number, demand in promises.items():
-        state.running[number] = (replace(state.running[number][0], demand=demand), state.running[number][1])
+        state.running.change(replace(state.running[number][0], demand=demand))
 
 
 def _let_join(state: StudyState, number: str, arrays: tuple[Array, ...]) -> None:
@@ -176,7 +180,7 @@ def _let_join(state: StudyState, number: str, arrays: tuple[Array, ...]) -> None
     state.step.command(UpdateJob(job.id, JobUpdate(join=arrays)))
     held = remove_members(state.trials.present(job).arrays, {member.trial.number for member in members})
     job = replace(job, arrays=add_members(held, arrays))  # members that have left are of no account
-    state.running[number] = (job, device)
+    state.running.change(job)
     state.interference.change(job)
     state.trials.begin(job.id, members)
 
@@ -185,7 +189,7 @@ def _start(state: StudyState, starts: Iterable[tuple[Job, Device]]) -> None:
     for job, device in starts:
         state.step.record(JobStarted(job, device.name))
         state.step.command(StartJob(job, device))
-        state.running[job.id] = (job, device)
+        state.running.begin(job, device)
         state.interference.begin(job, device)
         state.given.devices.begin(job)
         if job.purpose is Purpose.TRAIN:
@@ -205,13 +209,16 @@ def check_alive(state: StudyState, now: float) -> None:
         raise AlgorithmError(f"{state.given.algorithm!r} neither proposes trials nor has finished")
     if state.fleet.emptied:
         return
-    reasons = Counter(why for number, why in state.reasons.items() if number not in state.trials.held)
+    waiting = state.trials.waiting()
+    reasons = Counter(x.reason for x in waiting)
     reason, trials = min(reasons.items(), key=lambda each: (-each[1], each[0]))
     if state.fleet.diminished:
         hopeful = state.fleet.hopeful
         ids = map("hoped-for-{}".format, count())
-        at_best = _plan(state, state.make_planner(ids.__next__), hopeful, now)
-        unknown = any(x.number not in state.signatures.keys for x in state.trials.waiting())
+        keys = state.signatures.keys
+        known = [(x.member, keys[x.number]) for x in waiting if x.number in keys]
+        at_best = _plan(state, state.make_planner(ids.__next__), known, hopeful, now)
+        unknown = len(known) < len(waiting)
         if at_best.starts or (unknown and any(device.healthy for _, device in hopeful)):
             return
         reason = next(iter(at_best.refusals.values()), reason)

@@ -22,7 +22,7 @@ def report(state: StudyState, event: Reported, now: float) -> None:
     job, device = state.running[event.job]
     if (crowd := state.interference.epoch(event, state.trials.has_waiting)) is not None:
         state.profiles.crowded(job.arrays[0].key, device.kind, *crowd)
-    alone = sum(where.name == device.name for _, where in state.running.values()) == 1
+    alone = state.running.on(device.name) == 1
     if event.reports:
         state.profiles.epoch(event, job.arrays, device.kind, alone=alone)
 
@@ -83,4 +83,4 @@ def learn(state: StudyState, found: Profiled | PackSpeedMeasured | MemoryMeasure
     state.profiles.learn(found, job, device)
     if isinstance(found, Profiled) and job.purpose is Purpose.PROFILE:
         still_to_come = tuple(array for array in job.arrays if array.key != found.key)
-        state.running[job.id] = (replace(job, arrays=still_to_come), device)
+        state.running.change(replace(job, arrays=still_to_come))

@@ -10,7 +10,6 @@ from shoal.core.cause import Cause
 from shoal.core.command import Step
 from shoal.core.device import Device
 from shoal.core.errors import PolicyError
-from shoal.core.job import Job
 from shoal.core.objective import Objective
 from shoal.cost.history import History
 from shoal.planner.grouping import Grouping
@@ -24,6 +23,7 @@ from shoal.study.fleet import Fleet
 from shoal.study.interference import InterferenceTracker
 from shoal.study.profile_store import ProfileStore
 from shoal.study.retries import RetryPolicy
+from shoal.study.running import RunningJobs
 from shoal.study.signatures import SignatureRegistry
 from shoal.study.trials import TrialTable
 
@@ -89,7 +89,6 @@ class StudyState:
         planner: places what waits.
         interference: how jobs that share a device slow each other down.
         retries: judges failures.
-        reasons: number of each waiting trial -> why it waits.
         placed: what the last plan depended on, if nothing came of it.
         placed_at: when that was.
         paused: whether a user has paused the study: nothing is asked for or placed.
@@ -105,14 +104,13 @@ class StudyState:
         self.given = given
         self.step = Step()
         self.trials = TrialTable()
-        self.running: dict[str, tuple[Job, Device]] = {}
+        self.running = RunningJobs()
         self.signatures = SignatureRegistry({device.kind for _, device in self.fleet.given})
         self.profiles = ProfileStore(given.history, given.study.get("task", ""))
         self.tracker = JobTracker(self.profiles.profile)
         self.planner = self.make_planner(self.new_id, self.tracker)
         self.interference = InterferenceTracker(given.tuner)
         self.retries = RetryPolicy(self.trials, given.retries)
-        self.reasons: Mapping[int, str] = {}
         self.placed: object = None
         self.placed_at = 0.0
         self.paused = self.freed = self.ended = self.over = False
@@ -138,8 +136,7 @@ class StudyState:
 
     def idle(self) -> list[Device]:
         """Devices that hold no job and may have one."""
-        held = {device.name for _, device in self.running.values()}
-        return [device for _, device in self.fleet.cluster if device.healthy and device.name not in held]
+        return [device for _, device in self.fleet.cluster if device.healthy and not self.running.on(device.name)]
 
     def make_planner(self, new_id: Callable[[], str], tracker: JobTracker | None = None) -> Planner:
         """A planner that knows what this study knows of costs."""

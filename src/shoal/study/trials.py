@@ -11,7 +11,7 @@ from shoal.planner.limit import Limit
 __all__ = ["TrialRecord", "TrialTable", "retried_through"]
 
 
-@dataclass
+@dataclass(slots=True)
 class TrialRecord:
     """Where a trial stands.
 
@@ -25,6 +25,7 @@ class TrialRecord:
         story: of its last failure, and how it is tried again; "" before the first one, and once it was well.
         cause: epochs that it had reported when it last failed by itself, and of what; None if it did not.
         seen: epoch -> states with which it has reported that epoch, but for FAILED.
+        reason: why it waits, as was told last; "" if it does not, or that was not told yet.
     """
 
     trial: Trial
@@ -36,6 +37,7 @@ class TrialRecord:
     story: str = ""
     cause: tuple[int, str] | None = None
     seen: dict[int, tuple[TrialState, ...]] = field(default_factory=dict)
+    reason: str = ""
 
     @property
     def number(self) -> int:
@@ -71,9 +73,12 @@ class TrialTable:
         """Numbers of trials that earlier runs ended on, as they failed alike: others come before them."""
         self.held: set[int] = set()
         """Numbers of trials that a user has paused: they are not trained until they are resumed."""
+        self.changes = 0
+        """How often a trial came into another state."""
         self._all: dict[int, TrialRecord] = {}
         self._waiting: set[int] = set()
         self._by_job: dict[str, set[int]] = {}
+        self._present: dict[str, tuple[Job, Job]] = {}  # a job as it is -> with the members it has now, until they move
 
     def __getitem__(self, number: int) -> TrialRecord:
         return self._all[number]
@@ -88,6 +93,10 @@ class TrialTable:
     def move(self, standing: TrialRecord, state: TrialState) -> None:
         """Let a trial, a new one too, be in a state."""
         self._all[standing.number] = standing
+        self._present.pop(standing.job, None)
+        if standing.state is not state or state is TrialState.PENDING:
+            self.changes += 1
+            standing.reason = ""
         if state is TrialState.RUNNING:  # by a late report, too: its job's end lets it wait again
             self._by_job.setdefault(standing.job, set()).add(standing.number)
         elif standing.state is TrialState.RUNNING:
@@ -147,6 +156,7 @@ class TrialTable:
             self.move(self._all[number], TrialState.PENDING)
         if trials is None:
             self._by_job.pop(job, None)
+            self._present.pop(job, None)
         return left
 
     def was_well(self, standing: TrialRecord) -> None:
@@ -162,21 +172,31 @@ class TrialTable:
         self.retried.add(standing.number)
         self.move(standing, TrialState.PENDING)
 
-    def told(self, reasons: Mapping[int, str]) -> dict[int, str]:
-        """Why trials wait, those that failed with what came of it."""
-        stories = {number: self._all[number].story for number in reasons}
-        return {number: f"{why}; {stories[number]}" if stories[number] else why for number, why in reasons.items()}
+    def explain(self, reasons: Mapping[int, str]) -> dict[int, str]:
+        """Why trials wait, those that failed with what came of it; of whom that has changed."""
+        changed: dict[int, str] = {}
+        for number, why in reasons.items():
+            standing = self._all[number]
+            reason = f"{why}; {standing.story}" if standing.story else why
+            if reason != standing.reason:
+                standing.reason = changed[number] = reason
+        return changed
 
     def present(self, job: Job) -> Job:
         """A training job with those members that it still trains, from where they are now; any other as it is."""
         if job.purpose is not Purpose.TRAIN:
             return job
+        known = self._present.get(job.id)
+        if known is not None and known[0] is job:
+            return known[1]
         arrays = []
         for array in job.arrays:
             standings = [self._all[member.trial.number] for member in array.members]
             present = tuple(x.member for x in standings if x.state is TrialState.RUNNING and x.job == job.id)
             arrays.append(replace(array, members=present))
-        return replace(job, arrays=tuple(array for array in arrays if array.members))
+        shown = replace(job, arrays=tuple(array for array in arrays if array.members))
+        self._present[job.id] = (job, shown)
+        return shown
 
     def retrying(self) -> bool:
         """Whether there are trials that are tried again, or were added, and have not ended."""

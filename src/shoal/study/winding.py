@@ -37,7 +37,7 @@ def _note_of_job(state: StudyState, event: JobEvent) -> None:
         case Reported():
             state.step.record(TrialsReported(event.job, tuple(whole(event.reports, state.given.objectives))))
         case Ended():
-            del state.running[event.job]
+            state.running.end(event.job)
             state.step.record(JobEnded(event.job, event.outcome, event.message, failed=False))
             if event.outcome not in (Outcome.FINISHED, Outcome.STOPPED):
                 state.unsaved.append(f"{event.job} {event.outcome}")

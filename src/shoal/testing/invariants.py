@@ -47,7 +47,7 @@ def check_step(state: StudyState, event: Event, world: Mapping[str, VirtualJob],
                 raise Violation(f"trial {standing.number} is lost: it is none of {standing.job}'s")
     if event is Due.PLAN:
         for standing in [*state.trials.waiting(), *state.trials.held_back()]:
-            if not state.reasons.get(standing.number):
+            if not standing.reason:
                 raise Violation(f"trial {standing.number} waits without a reason")
 
 
