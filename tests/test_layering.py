@@ -12,7 +12,7 @@ import shoal
 
 ROOT = Path(shoal.__file__).parent
 ORDER = [
-    *("core", "remedy", "pickling", "sources", "algorithms", "cost", "cluster"),
+    *("core", "place", "remedy", "pickling", "sources", "algorithms", "cost", "cluster"),
     *("task", "opaque", "trainable", "fuse", "pack", "reproduce", "worker"),
     *("schedule", "planner", "dry_run"),
     *("backend", "simulate", "journal", "report", "study", "arguments", "results", "api", "cli"),

@@ -41,6 +41,7 @@ from shoal.journal.requests import pending
 from shoal.journal.view import JournalView
 from shoal.journal.writer import Journal
 from shoal.opaque import RUNNER, TIME_LIMIT, Command, opaque, source_files, structure
+from shoal.place import absolute, as_given
 from shoal.planner.grouping import Grouping
 from shoal.planner.packing.base import Packing
 from shoal.planner.packing.registry import make_packing
@@ -151,7 +152,7 @@ def tune(
         "retries": retries,
         "checkpoint_seconds": checkpoint_seconds,
         "hang_seconds": hang_seconds,
-        "paths": [str(Path(path).absolute()) for path in sys.path],
+        "paths": [str(absolute(path)) for path in sys.path],
         "shoal": version("shoal"),
     }
     # All that can be wrong is looked at before there is a directory.
@@ -166,6 +167,7 @@ def tune(
         directory=chosen["directory"],
         show_progress=chosen["show_progress"],
     )
+    place = absolute(chosen["directory"] or _new_directory(str(spec["task"])))
     check_whole("retries", retries, least=0)
     check_hang_seconds(hang_seconds)
     options = _RunOptions(
@@ -187,7 +189,6 @@ def tune(
     spec["project"], spec["sources"] = project and str(project), sources(files)
     spec["batches"] = batch_text(space, own_batch_size(task)) if training is None else ""
     hand_over(Asked(spec, content, options.fleet.given, options.packing))
-    place = chosen["directory"] or _new_directory(str(spec["task"]))
     with closing(Journal.create(place, spec, task=content, algorithm=plan, called=called)) as journal:
         return _run(journal, search, options)
 
@@ -225,6 +226,7 @@ def resume(
         StudyFailedError: as of `tune`.
     """
     called = time.time()
+    directory = absolute(directory)
     with JournalView.read(directory) as now:
         if now.study.get("paused") and (pid := now.writer()) is not None:
             raise JournalError(
@@ -283,11 +285,11 @@ class _RunOptions:
 
 
 def _run(journal: Journal, algorithm: Algorithm, options: _RunOptions) -> Study:
-    _directories.append(journal.directory)
+    _directories.append(as_given(journal.directory))
     remove_abandoned()
     spec = journal.study
     workplace = WorkerContext(
-        journal.directory.absolute(),
+        journal.directory,
         journal.blob("task"),
         checkpoint_seconds=spec["checkpoint_seconds"],
         sharing=options.sharing,
@@ -318,7 +320,7 @@ def _run(journal: Journal, algorithm: Algorithm, options: _RunOptions) -> Study:
 
         display = progress(take, silent=not options.show_progress)
         begun = f"{epochs_text(take())} {'reports' if spec['opaque'] else 'epochs'}" if len(journal.runs()) > 1 else ""
-        display.say(summary(spec, [device.name for _, device in fleet.given], journal.directory, begun))
+        display.say(summary(spec, [device.name for _, device in fleet.given], as_given(journal.directory), begun))
         if spec.get("paused"):
             display.say([f"the study is paused; it goes on with: {command('study resume', journal.directory)}"])
         engine = Engine(journal, algorithm, setting, display)

@@ -3,6 +3,8 @@
 import shlex
 from pathlib import Path
 
+from shoal.place import as_given
+
 __all__ = ["after_mending", "command"]
 
 
@@ -14,7 +16,7 @@ def command(verb: str, directory: Path, *options: str) -> str:
         directory: of the study, which is quoted if it must be.
         options: of the command, as they are.
     """
-    return " ".join(["shoal", verb, shlex.quote(str(directory)), *options])
+    return " ".join(["shoal", verb, shlex.quote(str(as_given(directory))), *options])
 
 
 def after_mending(directory: Path, *, kept: bool, lost: bool = False) -> str:

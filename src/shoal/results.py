@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.core.errors import ShoalError
 from shoal.core.trial import Config, TrialState
-from shoal.journal.requests import leave
 from shoal.journal.rows import TrialRow
 from shoal.journal.view import JournalView
+from shoal.place import absolute
 from shoal.report.frame import dataframe
 from shoal.report.grid import StudyGrid, study_grid
 from shoal.report.optuna_mirror import mirror
@@ -40,10 +40,11 @@ class Study:
 
     Raises:
         JournalError: there is none.
+        ShoalError: it is relative, and the working directory was removed.
     """
 
     def __init__(self, directory: Path | str) -> None:
-        self.directory = Path(directory)
+        self.directory = absolute(directory)
         with self._journal() as journal:
             self.objectives = journal.objectives
         names, modes = zip(*((goal.metric, goal.mode) for goal in self.objectives), strict=True)
@@ -161,7 +162,7 @@ class Study:
 
             return trained_model(journal.blob("task"), best, self.directory)
 
-    def retry(self, numbers: Iterable[int] | None = None) -> list[int]:
+    def retry(self, numbers: int | Iterable[int] | None = None) -> list[int]:
         """Have trials that failed tried again: by the process that runs the study, or else once it is resumed.
 
         Such a trial goes on from its newest checkpoint, or begins anew, and trains up to the budget at which it failed.
@@ -169,7 +170,7 @@ class Study:
         not told: it has decided without that trial, and a replay is to give the same study.
 
         Args:
-            numbers: of the trials; None: of all that have failed.
+            numbers: of the trials, one or several; None: of all that have failed.
 
         Returns:
             Their numbers.
@@ -178,31 +179,16 @@ class Study:
             ShoalError: a number is no trial's, or of one that has not failed; or none has failed.
             JournalError: nothing can be asked of the study, as its directory cannot be written.
         """
-        states = {row.number: row.state for row in self.trials}
-        failed = [number for number, state in states.items() if state is TrialState.FAILED]
-        asked = failed if numbers is None else sorted(set(numbers))
-        for number in asked:
-            if number not in states:
-                known = f"its trials are 0 to {len(states) - 1}" if states else "it has none yet"
-                raise ShoalError(f"the study in {self.directory} has no trial {number}; {known}")
-            if states[number] is not TrialState.FAILED:
-                raise ShoalError(
-                    f"trial {number} of the study in {self.directory} has not failed, it is {states[number]}; only "
-                    "failed trials can be tried again"
-                )
-        if not asked:
-            raise ShoalError(f"no trial of the study in {self.directory} has failed, so none can be tried again")
-        leave(self.directory, "retry", trials=asked)
-        return asked
+        return asking.retry(self.directory, numbers)
 
-    def pause(self, numbers: Iterable[int]) -> list[int]:
+    def pause(self, numbers: int | Iterable[int]) -> list[int]:
         """Have trials wait until they are resumed: by the process that runs the study, or else once it is resumed.
 
         A trial that is being trained leaves its job at the next step, with a checkpoint. Trials that can only be
         compared with it wait for it. It stays paused when the study is stopped or killed and goes on.
 
         Args:
-            numbers: of the trials.
+            numbers: of the trials; one, or several.
 
         Returns:
             Their numbers.
@@ -213,11 +199,11 @@ class Study:
         """
         return asking.pause(self.directory, numbers)
 
-    def resume(self, numbers: Iterable[int]) -> list[int]:
+    def resume(self, numbers: int | Iterable[int]) -> list[int]:
         """Let trials go on that were paused, where they left off.
 
         Args:
-            numbers: of the trials.
+            numbers: of the trials; one, or several.
 
         Returns:
             Their numbers.
@@ -228,14 +214,14 @@ class Study:
         """
         return asking.resume(self.directory, numbers)
 
-    def stop(self, numbers: Iterable[int]) -> list[int]:
+    def stop(self, numbers: int | Iterable[int]) -> list[int]:
         """End trials for good: by the process that runs the study, or else once it is resumed.
 
         They are STOPPED, and what they have reported counts. The algorithm goes on as if they had failed: no rung waits
         for them.
 
         Args:
-            numbers: of the trials.
+            numbers: of the trials; one, or several.
 
         Returns:
             Their numbers.
@@ -281,34 +267,34 @@ class Study:
 
     def clone(
         self,
-        number: int,
+        numbers: int | Iterable[int],
         changes: Mapping[str, Any] | None = None,
         *,
         epochs: int | None = None,
         anew: bool = False,
         outside: bool = False,
-    ) -> Config:
-        """Have a trial trained that is as another one but for some changes, as of `add`.
+    ) -> list[Config]:
+        """Have a trial trained that is as another one but for some changes, as of `add`; or one for each of several.
 
         It begins with what the other had learnt at the end of its newest epoch that is saved, its optimizer's state
         included, as far as that fits.
 
         Args:
-            number: of the other.
+            numbers: of the other, or others.
             changes: name of a parameter, with dots where it is nested -> its value.
             epochs: up to which it is trained, those of the other included; None: as far as the other.
             anew: whether it begins with weights of its own instead.
             outside: as of `add`.
 
         Returns:
-            Its whole config.
+            Its whole config, or those of all, by the others' numbers.
 
         Raises:
             ShoalError: there is no such trial; no end of an epoch of it is saved; no epochs are left to be trained; or
                 as of `add`.
             JournalError: as of `pause`.
         """
-        return asking.clone(self.directory, number, changes or {}, epochs=epochs, anew=anew, outside=outside)
+        return asking.clone(self.directory, numbers, changes or {}, epochs=epochs, anew=anew, outside=outside)
 
     def pause_study(self) -> None:
         """Have all jobs save their trials and end, and nothing start until `resume_study`; the process goes on.

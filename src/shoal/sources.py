@@ -12,6 +12,8 @@ from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
 
+from shoal.place import absolute, here
+
 __all__ = ["Edit", "Sources", "edits", "files_named", "followed", "modules_named", "sources"]
 
 Sources = Mapping[str, Mapping[str, str | None]]
@@ -72,7 +74,7 @@ def modules_named(content: bytes, home: str) -> tuple[Path | None, list[Path]]:
             there is pickled whole.
     """
     path = _file(sys.modules.get(home))
-    project = Path.cwd() if path is None else _project(path, home)
+    project = here() if path is None else _project(path, home)
     if _INSTALLED & set(project.parts) or project.is_relative_to(_STANDARD):  # a class that `type` made is of "abc"
         return None, []
     names = {text for _, text, _ in pickletools.genops(content) if isinstance(text, str) and text in sys.modules}
@@ -118,7 +120,7 @@ def _project(path: Path, home: str) -> Path:
 
 def _file(module: ModuleType | None) -> Path | None:
     name = getattr(module, "__file__", None)
-    return Path(name).absolute() if isinstance(name, str) and name.endswith(".py") else None
+    return absolute(name) if isinstance(name, str) and name.endswith(".py") else None
 
 
 def _files(name: Sequence[str], project: Path) -> Iterator[Path]:

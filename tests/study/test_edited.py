@@ -244,7 +244,7 @@ def test_a_trial_that_failed_goes_on_from_its_checkpoint_once_its_task_is_mended
     [
         ([], 2, "Name the trials, or all that failed with --failed"),
         (["1", "--failed"], 2, "Name the trials, or all that failed with --failed"),
-        (["7"], 1, "has no trial 7; its trials are 0 to 0"),
+        (["7"], 1, "has no trial 7; its trials are 0"),
         (["0"], 1, "trial 0 .* has not failed, it is complete"),
         (["--failed"], 1, "no trial .* has failed, so none can be tried again"),
     ],

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from test_engine import (
     MAKERS,
@@ -558,7 +559,7 @@ def test_a_clone_goes_on_from_the_newest_end_of_an_epoch_that_is_saved(tmp_path:
     study = Study(stage.directory)
     with pytest.raises(ShoalError, match=r"begins at epoch 2, where trial 1 stands, .* epoch 2; name a later one"):
         study.clone(1)
-    assert study.clone(1, {"x": 4.0}, epochs=5) == {"x": 4.0}
+    assert study.clone(1, {"x": 4.0}, epochs=5) == [{"x": 4.0}]
     carrier = backend()
     stage.run(carrier)
     row = rows_of(stage)[ADDED]
@@ -640,10 +641,13 @@ def test_a_kill_while_trials_are_added_changes_nothing(
             lambda study: study.add({"x": {1.0}}, 2, outside=True),
             "the config of the trial cannot be kept in the journal",
         ),
-        (lambda study: study.clone(9), "has no trial 9; its trials are 0-3"),
+        (lambda study: study.clone([1, 9], anew=True), "has no trial 9; its trials are 0-3"),
         (lambda study: study.clone(1, {"x": 7}), "`x` is 7, and the space has choice"),
         (lambda study: study.clone(1, {"x.y": 7}), "`x.y` cannot be changed, for `x` is 2.0 and holds no values"),
-        (lambda study: study.clone(1), "no checkpoint of the end of an epoch now, it is running at epoch 1; clone it"),
+        (
+            lambda study: study.clone(1),
+            "no checkpoint of the end of an epoch now, it is interrupted at epoch 1; clone it",
+        ),
     ],
 )
 def test_what_cannot_be_added_is_refused_in_words(ask: Callable[[Study], object], words: str, tmp_path: Path) -> None:
@@ -651,6 +655,32 @@ def test_what_cannot_be_added_is_refused_in_words(ask: Callable[[Study], object]
     with pytest.raises(ShoalError, match=words):
         ask(Study(stage.directory))
     assert not (stage.directory / "requests").exists()
+
+
+@pytest.mark.parametrize("verb", ["pause", "resume", "stop", "retry", "clone"])
+@pytest.mark.parametrize(
+    "numbers", [True, [0, False], 1.0, "1", [1, "2"], None, np.float64(1), np.array([1.5])], ids=repr
+)
+def test_what_names_no_trial_is_refused_in_words(verb: str, numbers: Any, tmp_path: Path) -> None:
+    if verb == "retry" and numbers is None:
+        pytest.skip("all that have failed")
+    stage = half_way(tmp_path)
+    with pytest.raises(ShoalError, match=r"a trial is named by its number, such as 3, and two as \[3, 7\]; got "):
+        getattr(Study(stage.directory), verb)(numbers)
+    assert not (stage.directory / "requests").exists()
+
+
+@pytest.mark.parametrize(
+    ("numbers", "asked"),
+    [(2, [2]), ([2], [2]), ((2, 1, 2), [1, 2]), (np.int64(2), [2]), (np.array(2), [2]), (np.array([2, 1]), [1, 2])],
+    ids=repr,
+)
+def test_a_number_is_as_good_as_several(numbers: Any, asked: list[int], tmp_path: Path) -> None:
+    study = Study(half_way(tmp_path).directory)
+    assert study.pause(numbers) == asked
+    assert study.resume(numbers) == asked
+    assert study.stop(numbers) == asked
+    assert study.clone(numbers, {"x": 4.0}, anew=True) == [{"x": 4.0}] * len(asked)
 
 
 def test_what_a_study_cannot_add_is_noted(tmp_path: Path) -> None:

@@ -42,6 +42,7 @@ from shoal.core.errors import ShoalError, StudyFailedError, StudyInterrupted, Ta
 from shoal.journal.requests import pending
 from shoal.journal.schema import writable
 from shoal.journal.view import JournalView
+from shoal.place import here
 from shoal.remedy import command
 from shoal.report.drawing import check_drawing
 from shoal.report.gantt import draw_gantt
@@ -162,6 +163,7 @@ def resume(
     Options count instead of the study's own. This runs code that the study's directory holds, the pickled task and
     algorithm: go on with studies of people you trust only. Looking (status, trials, best, report) runs none.
     """
+    here()  # as of `run_script`
     with _stoppable([directory], as_json):
         go_on = partial(
             api.resume,

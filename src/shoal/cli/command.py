@@ -13,6 +13,7 @@ from shoal.algorithms.registry import ALGORITHMS
 from shoal.cli.options import one_of, say
 from shoal.cli.space_file import read_space
 from shoal.opaque import TIME_LIMIT, Command
+from shoal.place import here
 
 __all__ = ["AlgorithmName", "Asked", "Epochs", "Metric", "Mode", "SpaceFile", "TimeLimit", "Trials", "run_command"]
 
@@ -93,7 +94,7 @@ def run_command(asked: Asked, line: Sequence[str]) -> None:
     assert asked.metric is not None
     space = read_space(asked.space)
     limit = TIME_LIMIT if asked.time_limit is None else asked.time_limit
-    command = Command(tuple(line), (asked.metric,), Path.cwd(), limit)
+    command = Command(tuple(line), (asked.metric,), here(), limit)
     algorithm = _algorithm(asked.algorithm or "random", {"trials": asked.trials, "epochs": asked.epochs})
     for name in command.check(space):
         say(f"the command does not name {{{name}}}, so trials differ in it for nothing")

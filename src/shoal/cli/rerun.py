@@ -8,6 +8,7 @@ import typer
 
 from shoal.cli.options import AsJson, Devices, StudyDirectory, device_list, print_json, print_table, say
 from shoal.journal.view import JournalView
+from shoal.place import here
 from shoal.report.rerun import rerun_json, rerun_notes, rerun_table, to_rerun
 from shoal.results import Study
 
@@ -32,6 +33,7 @@ def rerun(
     chaotic makes more of it: see docs/fusion.md. With --json both curves are printed, and what the task prints goes to
     standard error.
     """
+    here()  # as of `run_script`
     with JournalView.read(directory) as journal:
         _, device = to_rerun(journal, trial, device_list(devices))
     say(f"training trial {trial} again, alone, on {device.name}")

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
+from shoal.place import absolute, here
+
 __all__ = ["run_script"]
 
 
@@ -20,7 +22,8 @@ def run_script(file: Path, arguments: Sequence[str]) -> None:
         file: to run.
         arguments: what it finds in `sys.argv[1:]`.
     """
-    path = str(file.absolute())
+    here()  # where it is gone, an import of torch ends the process, and says something else
+    path = str(absolute(file))
     sys.argv[1:] = arguments
     sys.path[0] = str(file.resolve().parent)
 

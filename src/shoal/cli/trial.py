@@ -102,7 +102,7 @@ def clone(
 
     The clone is a trial of its own, as of shoal trial add.
     """
-    config = Study(directory).clone(number, _parsed(values), epochs=epochs, anew=anew, outside=outside)
+    (config,) = Study(directory).clone(number, _parsed(values), epochs=epochs, anew=anew, outside=outside)
     what = f"a clone of trial {number} will be added with {config_text(config)}"
     say_when(directory, what, {"source": number, "config": config}, as_json)
 

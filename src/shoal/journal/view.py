@@ -18,6 +18,7 @@ from shoal.core.trial import FIRST_ADDED, Budget, Origin, Report, Trial, TrialGr
 from shoal.journal.lock import holder
 from shoal.journal.rows import UNFAILED, Ask, DeviceRow, JobRow, Promise, Run, TrialRow
 from shoal.journal.schema import FILE_NAME, open_existing, readable, translated
+from shoal.place import absolute
 from shoal.remedy import command
 
 __all__ = ["JournalView"]
@@ -81,7 +82,7 @@ class JournalView:
         Raises:
             JournalError: there is no study, or one that this version cannot read.
         """
-        directory = Path(directory)
+        directory = absolute(directory)
         with ExitStack() as undo:
             connection = open_existing(directory, write=False)
             undo.callback(connection.close)

@@ -24,6 +24,7 @@ from shoal.journal.lock import WriterLock
 from shoal.journal.record import record
 from shoal.journal.schema import connect, fill, migrate, open_existing, translated
 from shoal.journal.view import JournalView
+from shoal.place import absolute
 from shoal.sources import Edit, followed, sources
 
 __all__ = ["Journal"]
@@ -90,7 +91,7 @@ class Journal(JournalView):
             StudyExistsError: the directory holds a study.
             JournalError: the directory cannot be written, or another process is just beginning a study there.
         """
-        directory = Path(directory)
+        directory = absolute(directory)
         try:
             objectives(study["metric"], study["mode"])
         except AlgorithmError as error:
@@ -121,7 +122,7 @@ class Journal(JournalView):
         Raises:
             JournalError: there is none, another process is running it, or this version cannot read it.
         """
-        directory = Path(directory)
+        directory = absolute(directory)
         open_existing(directory, write=True).close()  # leave no lock file where there is no study
         with translated(directory), ExitStack() as undo:
             lock = WriterLock(directory)

@@ -1,7 +1,9 @@
 """What people ask of a study: refused at once as far as its journal shows, else left for the engine."""
 
 import copy
+import reprlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import index
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
@@ -14,17 +16,17 @@ from shoal.journal.codec import encode
 from shoal.journal.requests import leave, pending
 from shoal.journal.rows import TrialRow
 from shoal.journal.view import JournalView
-from shoal.report.text import numbers_text
+from shoal.report.text import numbers_text, state_name
 from shoal.schedule.registry import make_policy
 from shoal.worker.files import checkpoints, published
 
 __all__ = [
-    *("add", "changed", "clone", "held", "known_text", "pause", "policy", "resume", "stop"),
+    *("add", "changed", "clone", "held", "known_text", "pause", "policy", "resume", "retry", "stop"),
     *("end_study", "pause_study", "resume_study"),
 ]
 
 
-def pause(directory: Path, numbers: Iterable[int]) -> list[int]:
+def pause(directory: Path, numbers: int | Iterable[int]) -> list[int]:
     """Have trials leave their jobs, saved, and wait until they are resumed.
 
     Returns:
@@ -39,7 +41,7 @@ def pause(directory: Path, numbers: Iterable[int]) -> list[int]:
     return _ask(directory, "pause", numbers, lambda row: "paused already" if row.number in paused else "")
 
 
-def resume(directory: Path, numbers: Iterable[int]) -> list[int]:
+def resume(directory: Path, numbers: int | Iterable[int]) -> list[int]:
     """Let trials go on that were paused.
 
     Returns:
@@ -54,7 +56,7 @@ def resume(directory: Path, numbers: Iterable[int]) -> list[int]:
     return _ask(directory, "resume", numbers, lambda row: "" if row.number in paused else "not paused")
 
 
-def stop(directory: Path, numbers: Iterable[int]) -> list[int]:
+def stop(directory: Path, numbers: int | Iterable[int]) -> list[int]:
     """End trials.
 
     Returns:
@@ -67,6 +69,32 @@ def stop(directory: Path, numbers: Iterable[int]) -> list[int]:
     with JournalView.read(directory) as journal:
         asked = {x for each in pending(journal.directory) if each.verb == "stop" for x in each.trials}
     return _ask(directory, "stop", numbers, lambda row: "to be stopped already" if row.number in asked else "")
+
+
+def retry(directory: Path, numbers: int | Iterable[int] | None = None) -> list[int]:
+    """Have trials that failed tried again; None: all of them.
+
+    Returns:
+        Their numbers.
+
+    Raises:
+        ShoalError: a number is no trial's, or of one that has not failed; or there is none.
+        JournalError: as of `pause`.
+    """
+    with JournalView.read(directory) as journal:
+        runs = journal.writer() is not None
+        asked = [number for number, _ in journal.failed()] if numbers is None else trial_numbers(numbers)
+        if numbers is None and not asked:
+            raise ShoalError(f"no trial of the study in {directory} has failed, so none can be tried again")
+        rows = _rows(journal, asked)
+    for row in rows:
+        if row.state is not TrialState.FAILED:
+            raise ShoalError(
+                f"trial {row.number} of the study in {directory} has not failed, it is {state_name(row.state, runs)}; "
+                "only failed trials can be tried again"
+            )
+    leave(directory, "retry", trials=asked)
+    return asked
 
 
 def policy(directory: Path, name: str) -> None:
@@ -106,18 +134,18 @@ def add(directory: Path, config: Config, epochs: int, *, outside: bool = False) 
 
 def clone(
     directory: Path,
-    number: int,
+    numbers: int | Iterable[int],
     changes: Mapping[str, Any] = MappingProxyType({}),
     *,
     epochs: int | None = None,
     anew: bool = False,
     outside: bool = False,
-) -> Config:
-    """Have a trial trained that is as another one but for some changes.
+) -> list[Config]:
+    """Have trials trained, each of which is as another one but for some changes.
 
     Args:
         directory: of the study.
-        number: of that one.
+        numbers: of those others.
         changes: name of a parameter, with dots where it is nested -> its value.
         epochs: up to which it is trained, counted from where the other began; None: as far as the other.
         anew: whether it begins with weights of its own, and not with the newest that the other had at the end of an
@@ -125,32 +153,37 @@ def clone(
         outside: as of `add`.
 
     Returns:
-        The whole config.
+        The whole config of each.
 
     Raises:
         ShoalError: there is no such trial; it has no checkpoint of the end of an epoch; no epochs are left to be
             trained; or as of `add`.
         JournalError: as of `pause`.
     """
+    asked = trial_numbers(numbers)
     with JournalView.read(directory) as journal:
-        rows = {row.number: row for row in journal.trials()}
-        if number not in rows:
-            raise ShoalError(f"the study in {directory} has no trial {number}; {known_text(list(rows))}")
-        row = rows[number]
-        config = changed(row.config, changes)
-        epochs = row.target if epochs is None else epochs
-        _check(journal, config, epochs, outside)
-    given = {"config": config, "epochs": epochs, "outside": outside, "source": number}
+        clones = [_clone(journal, row, changes, epochs, anew, outside) for row in _rows(journal, asked)]
+    for given in clones:
+        leave(directory, "clone", given=given)
+    return [given["config"] for given in clones]
+
+
+def _clone(
+    journal: JournalView, row: TrialRow, changes: Mapping[str, Any], epochs: int | None, anew: bool, outside: bool
+) -> dict[str, Any]:
+    config = changed(row.config, changes)
+    epochs = row.target if epochs is None else epochs
+    _check(journal, config, epochs, outside)
+    given = {"config": config, "epochs": epochs, "outside": outside, "source": row.number}
     if not anew:
-        begins = _newest_epoch(directory, row)
+        begins = _newest_epoch(journal, row)
         if epochs <= begins:
             raise ShoalError(
-                f"the clone begins at epoch {begins}, where trial {number} stands, and is to be trained up to epoch "
-                f"{epochs}; name a later one (epochs=, --epochs), or let it begin anew (anew=True, --anew)"
+                f"the clone begins at epoch {begins}, where trial {row.number} stands, and is to be trained up to "
+                f"epoch {epochs}; name a later one (epochs=, --epochs), or let it begin anew (anew=True, --anew)"
             )
-        given["origin"] = {"trial": number, "epoch": begins}
-    leave(directory, "clone", given=given)
-    return config
+        given["origin"] = {"trial": row.number, "epoch": begins}
+    return given
 
 
 def _check(journal: JournalView, config: Config, epochs: int, outside: bool) -> None:
@@ -187,19 +220,21 @@ def changed(config: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, 
     return changed
 
 
-def _newest_epoch(directory: Path, row: TrialRow) -> int:
+def _newest_epoch(journal: JournalView, row: TrialRow) -> int:
     """The newest epoch at whose end a trial was saved.
 
     Raises:
         ShoalError: there is none.
     """
+    directory = journal.directory
     files = [*checkpoints(directory, row.number), *published(directory, row.number)]
     ends = [int(epoch) for epoch, step, *_ in (path.name.split("-") for path in files) if int(step) == 0]
     found = max((epoch for epoch in ends if 0 < epoch <= row.epoch), default=None)
     if found is None:
+        state = state_name(row.state, journal.writer() is not None)
         raise ShoalError(
             f"trial {row.number} of the study in {directory} has no checkpoint of the end of an epoch now, it is "
-            f"{row.state} at epoch {row.epoch}; clone it when it has reached its budget, or anew (anew=True, --anew)"
+            f"{state} at epoch {row.epoch}; clone it when it has reached its budget, or anew (anew=True, --anew)"
         )
     return found
 
@@ -260,23 +295,55 @@ def held(journal: JournalView) -> set[int]:
     return numbers
 
 
+def trial_numbers(numbers: object) -> list[int]:
+    """The trials that a user names, each once and in order.
+
+    Args:
+        numbers: one, or several; of any type of whole numbers, such as NumPy's.
+
+    Raises:
+        ShoalError: it is something else, or holds something else.
+    """
+    several = isinstance(numbers, Iterable) and not isinstance(numbers, str) and getattr(numbers, "shape", None) != ()
+    return sorted({_trial_number(each) for each in (numbers if several else [numbers])})  # type: ignore[attr-defined]
+
+
+def _trial_number(number: Any) -> int:
+    try:
+        if not isinstance(number, bool):
+            return index(number)
+    except TypeError:
+        pass
+    raise ShoalError(f"a trial is named by its number, such as 3, and two as [3, 7]; got {reprlib.repr(number)}")
+
+
 def known_text(numbers: Sequence[int]) -> str:
     """Which trials there are, in words."""
     return f"its trials are {numbers_text(numbers)}" if numbers else "it has none yet"
 
 
-def _ask(directory: Path, verb: Verb, numbers: Iterable[int], fault: Callable[[TrialRow], str]) -> list[int]:
+def _ask(directory: Path, verb: Verb, numbers: int | Iterable[int], fault: Callable[[TrialRow], str]) -> list[int]:
+    asked = trial_numbers(numbers)
     with JournalView.read(directory) as journal:
-        rows = {row.number: row for row in journal.trials()}
-    asked = sorted(set(numbers))
-    for number in asked:
-        if number not in rows:
-            raise ShoalError(f"the study in {directory} has no trial {number}; {known_text(list(rows))}")
-        state = rows[number].state
-        if why := f"over: it is {state}" if state.final else fault(rows[number]):
-            again = "; shoal trial retry has it tried again" if state is TrialState.FAILED else ""
-            raise ShoalError(f"trial {number} of the study in {directory} is {why}{again}")
-    if not asked:
-        raise ShoalError(f"no trial of the study in {directory} is named; name at least one")
+        rows = _rows(journal, asked)
+    for row in rows:
+        if why := f"over: it is {row.state}" if row.state.final else fault(row):
+            again = "; shoal trial retry has it tried again" if row.state is TrialState.FAILED else ""
+            raise ShoalError(f"trial {row.number} of the study in {directory} is {why}{again}")
     leave(directory, verb, trials=asked)
     return asked
+
+
+def _rows(journal: JournalView, numbers: Sequence[int]) -> list[TrialRow]:
+    """The trials of these numbers.
+
+    Raises:
+        ShoalError: there is no such trial, or none is named.
+    """
+    rows = {row.number: row for row in journal.trials()}
+    if not numbers:
+        raise ShoalError(f"no trial of the study in {journal.directory} is named; name at least one")
+    for number in numbers:
+        if number not in rows:
+            raise ShoalError(f"the study in {journal.directory} has no trial {number}; {known_text(list(rows))}")
+    return [rows[number] for number in numbers]
