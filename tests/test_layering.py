@@ -90,6 +90,11 @@ def test_rooms_of_the_core_import_no_torch() -> None:
     assert done.returncode == 0, f"torch is imported by {done.stderr}"
 
 
+def test_no_module_is_longer_than_five_hundred_lines() -> None:
+    lines = {name_of(path): len(path.read_text().splitlines()) for path in MODULES}
+    assert {name: count for name, count in lines.items() if count > 500} == {}
+
+
 def test_the_state_machine_of_a_study_has_no_clock_and_no_process() -> None:
     """Nothing that it is made of imports what could wait, write or start anything, but for the profile store."""
     to_do, found = ["shoal.study.core"], set()

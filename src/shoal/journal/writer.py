@@ -1,30 +1,23 @@
 """Writing a journal: what the engine records, before it acts on it."""
 
 import json
-import os
 import sqlite3
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
 
 from shoal.core.array import Array
 from shoal.core.cause import Cause
 from shoal.core.command import Intervened
 from shoal.core.demand import Demand
 from shoal.core.device import Cluster
-from shoal.core.errors import AlgorithmError, JournalError
 from shoal.core.event import Outcome
 from shoal.core.job import Job, Purpose
-from shoal.core.objective import objectives
 from shoal.core.trial import Decision, Report, Trial, TrialGroup, TrialState
 from shoal.journal.codec import encode, storable
 from shoal.journal.lock import WriterLock
+from shoal.journal.locked import LockedJournal
 from shoal.journal.record import record
-from shoal.journal.schema import connect, fill, migrate, open_existing, translated
-from shoal.journal.view import JournalView
-from shoal.place import absolute
+from shoal.journal.schema import translated
 from shoal.sources import Edit, followed, sources
 
 __all__ = ["Journal"]
@@ -38,11 +31,10 @@ _NEW = (
 _AGAIN = "state = excluded.state, target = excluded.target, reason = ''"
 
 
-class Journal(JournalView):
-    """The one writer of a study's journal.
+class Journal(LockedJournal):
+    """What the engine records of a study.
 
-    Each method is a transaction of its own; those called inside `with journal.transaction():` are one together. What
-    was recorded before a `kill -9` is there afterwards, transactions in whole.
+    Each method is a transaction of its own; those called inside `with journal.transaction():` are one together.
 
     Args:
         directory: of the study.
@@ -54,130 +46,12 @@ class Journal(JournalView):
     def __init__(
         self, directory: Path, connection: sqlite3.Connection, lock: WriterLock, clock: Callable[[], float]
     ) -> None:
-        super().__init__(directory, connection)
-        self._lock = lock
-        self._clock = clock
+        super().__init__(directory, connection, lock, clock)
         self._devices: dict[str, tuple[object, ...]] = {}  # as last recorded by this process
-        # In WAL mode a kill loses nothing under NORMAL; only a power cut may lose the last transactions, whole ones.
-        self._rows("PRAGMA synchronous = NORMAL")
         self._seq: int
         ((self._seq,),) = self._rows(
             "SELECT max((SELECT coalesce(max(seq), 0) FROM asks), (SELECT coalesce(max(seq), 0) FROM reports))"
         )
-
-    @classmethod
-    def create(
-        cls,
-        directory: Path | str,
-        study: Mapping[str, Any],
-        *,
-        task: bytes,
-        algorithm: bytes,
-        clock: Callable[[], float] = time.time,
-        called: float | None = None,
-    ) -> Self:
-        """Begin a study in a directory, which is made if need be, and its first run.
-
-        Args:
-            directory: where the journal is to be.
-            study: what the study is, in JSON values; must hold its "metric" and "mode" ("min" or "max"), or lists of
-                several.
-            task: the pickled task.
-            algorithm: the pickled algorithm, before its first use.
-            clock: seconds since 1970.
-            called: as of `begin_run`.
-
-        Raises:
-            StudyExistsError: the directory holds a study.
-            JournalError: the directory cannot be written, or another process is just beginning a study there.
-        """
-        directory = absolute(directory)
-        try:
-            objectives(study["metric"], study["mode"])
-        except AlgorithmError as error:
-            raise JournalError(
-                f"a study has a metric and a mode 'min' or 'max', got {study['metric']!r}, {study['mode']!r}"
-            ) from error
-        values = {key: encode(value, f"the study's {key!r}") for key, value in study.items()}
-        with translated(directory, begun=False), ExitStack() as undo:
-            directory.mkdir(parents=True, exist_ok=True)
-            lock = WriterLock(directory)
-            undo.callback(lock.release)
-            connection = connect(directory, "rwc")
-            undo.callback(connection.close)
-            fill(directory, connection, values, {"task": task, "algorithm": algorithm})
-            journal = cls(directory, connection, lock, clock)
-            journal.begin_run(called)
-            undo.pop_all()
-        return journal
-
-    @classmethod
-    def open(cls, directory: Path | str, *, clock: Callable[[], float] = time.time) -> Self:
-        """Go on with a study; nothing of it changes before `begin_run`.
-
-        Args:
-            directory: of the study.
-            clock: seconds since 1970.
-
-        Raises:
-            JournalError: there is none, another process is running it, or this version cannot read it.
-        """
-        directory = absolute(directory)
-        open_existing(directory, write=True).close()  # leave no lock file where there is no study
-        with translated(directory), ExitStack() as undo:
-            lock = WriterLock(directory)
-            undo.callback(lock.release)
-            connection = open_existing(directory, write=True)
-            undo.callback(connection.close)
-            migrate(connection)
-            journal = cls(directory, connection, lock, clock)
-            undo.pop_all()
-        return journal
-
-    def begin_run(self, called: float | None = None) -> None:
-        """This process runs the study from now on.
-
-        Args:
-            called: when the user asked for that, from which the time of the run counts, in seconds since 1970; None:
-                now.
-        """
-        with self.transaction():
-            self._rows(
-                "INSERT INTO runs (pid, started, epochs) SELECT ?, ?, coalesce(sum(epoch - start), 0) FROM trials",
-                os.getpid(),
-                self._clock() if called is None else called,
-            )
-
-    def close(self) -> None:
-        """Free the file and let another process write; may be called twice."""
-        super().close()
-        self._lock.release()
-
-    @contextmanager
-    def transaction(self) -> Iterator[None]:
-        """Record what is inside wholly or, after an exception or a kill, not at all; may be nested.
-
-        Raises:
-            StorageFullError: the disk is full; nothing of this transaction is recorded.
-        """
-        if self._connection.in_transaction:
-            yield
-            return
-        self._rows("BEGIN IMMEDIATE")
-        try:
-            yield
-            self._rows("COMMIT")
-        except BaseException:
-            self._devices = {}
-            if self._connection.in_transaction:  # SQLite rolls back by itself after some errors
-                self._rows("ROLLBACK")
-            raise
-
-    def put(self, key: str, value: object) -> None:
-        """What the study is has changed in one value, from now on and after a resume."""
-        text = encode(value, f"the study's {key!r}")
-        self._rows("INSERT OR REPLACE INTO study (key, value) VALUES (?, ?)", key, text)
-        self.study[key] = json.loads(text)
 
     def edited(self, edits: Sequence[Edit]) -> None:
         """The study goes on although files of its task have changed: what they are now counts from here.
@@ -490,9 +364,8 @@ class Journal(JournalView):
         self._seq += 1
         return self._seq
 
-    def _many(self, sql: str, rows: Iterable[tuple[object, ...]]) -> None:
-        with self.transaction(), translated(self.directory):
-            self._connection.executemany(sql, rows)
+    def _undone(self) -> None:
+        self._devices = {}
 
 
 def _new(trial: Trial, target: int) -> tuple[object, ...]:
