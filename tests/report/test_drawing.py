@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from shoal.backend.simulated import Interval
+from shoal.simulate.outcome import Interval
 from shoal.core.errors import ShoalError
 from shoal.report import drawing
 from shoal.report.drawing import check_drawing, lanes, save

@@ -137,13 +137,15 @@ class VirtualJob:
         return base + sum(len(lane.members) * lane.profile.member_memory for lane in trained)
 
     @property
+    def asked(self) -> float:
+        """Compute that it asks for: that of the array that takes most, as they take turns."""
+        return max((compute(array.profile) for array in self.job.arrays if array.profile is not None), default=1.0)
+
+    @property
     def share(self) -> float | None:
         """Compute that a policy has given to it, where that is not what it asks for (see `JobView.share`)."""
-        known = [array.profile for array in self.job.arrays if array.profile is not None]
-        if self.job.demand is None or not known:
-            return None
-        asked = max(map(compute, known))
-        return None if abs(self.job.demand.compute - asked) < _ROUNDING else self.job.demand.compute
+        promised = self.job.demand
+        return None if promised is None or abs(promised.compute - self.asked) < _ROUNDING else promised.compute
 
 
 class _Wait(float):
@@ -155,8 +157,7 @@ class _Work(float):
 
 
 SlowDown = Callable[[Device, Sequence[VirtualJob]], Sequence[float]]
-"""Speed of each job as a fraction of its speed alone on the whole device, of all that train there, in their order; of
-one that has helpers, which has its devices to itself, over one device."""
+"""Speed of each job as a fraction of its speed alone on the whole device, of all that train there, in their order."""
 
 _ROUNDING = 1e-6
 
@@ -356,7 +357,9 @@ class Virtual(Backend):
     def _settle(self, device: Device) -> None:
         """Give all jobs on a device the speed that they have from now on."""
         here = list(self._on.get(device.name, {}).values())
-        for job, speed in zip(here, self._slowdown(device, here), strict=True):
+        wide = len(here) == 1 and here[0].job.helpers
+        speeds = [_spread(here[0])] if wide else self._slowdown(device, here)
+        for job, speed in zip(here, speeds, strict=True):
             if speed == job.speed:
                 continue
             if job.works:
@@ -484,6 +487,12 @@ class Virtual(Backend):
 
     def _key(self, member: Member) -> FusionKey:
         return self._workload.key(member.trial)
+
+
+def _spread(job: VirtualJob) -> float:
+    """Speed of a job on several devices, as a multiple of that on one; its profiles say how many it may have."""
+    devices = 1 + len(job.job.helpers)
+    return min(1 / array.profile.spreading[devices] for array in job.job.arrays if array.profile is not None)
 
 
 def _as_of(report: Report, target: int) -> Report:

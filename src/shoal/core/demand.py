@@ -63,6 +63,8 @@ class Profile:
             ever compiled, 1 where it could not be.
         compile_seconds: what compiling took when it was last done; 0 if it never was.
         crowding: jobs on a device -> how many times as long as alone an epoch took of one of this key among them.
+        spreading: devices -> how many times as long as on one an epoch takes of a job that has them all; of each number
+            up to the most that it may have. Empty where that was not measured: it may have one.
         fetch_seconds: what it takes to fetch and prepare the samples of a batch that are not at hand.
         sharing: who can use the samples that were fetched.
         sample: members for whose sake it was measured; it says little of arrays that are many times as large.
@@ -82,6 +84,7 @@ class Profile:
     compiled_gain: Mapping[int, float] = field(default_factory=dict)
     compile_seconds: float = 0.0
     crowding: Mapping[int, float] = field(default_factory=dict)
+    spreading: Mapping[int, float] = field(default_factory=dict)
     fetch_seconds: float = 0.0
     sharing: Sharing = "resident"
     sample: int = 16

@@ -31,6 +31,7 @@ class Job:
         purpose: why it runs.
         demand: what it is promised on its device; None where nothing is known of it.
         resumes: id of the suspended job that it goes on with; "" of a new one.
+        helpers: names of further devices that it has to itself, beside the one that it is on.
     """
 
     id: str
@@ -38,6 +39,7 @@ class Job:
     purpose: Purpose = Purpose.TRAIN
     demand: Demand | None = None
     resumes: str = ""
+    helpers: tuple[str, ...] = ()
 
     @property
     def members(self) -> tuple[Member, ...]:

@@ -7,7 +7,7 @@ from shoal.core.demand import Profile
 from shoal.cost.marginal import measured_scaling
 from shoal.cost.scaling import Scaling
 
-__all__ = ["crowded_scaling", "with_crowding"]
+__all__ = ["crowded_scaling", "spread_scaling", "with_crowding"]
 
 NEWEST = 0.3
 """Weight of what was seen last: it depends on who the others were."""
@@ -56,6 +56,14 @@ def crowded_scaling(profile: Profile, expected: int) -> Scaling | None:
     while most > found.sharing and found.alpha >= most / (most - 1):  # Lemma 4: h(w) is not worth its devices
         most -= 1
     return replace(found, sharing=most)
+
+
+def spread_scaling(profile: Profile, scaling: Scaling) -> Scaling:
+    """A job's scaling with how it does on several devices, as was measured of its key."""
+    if not profile.spreading:
+        return scaling
+    wide = measured_scaling({1: (1.0,)}, {1: 1.0, **profile.spreading}, most=max(profile.spreading))
+    return replace(scaling, beta=wide.beta, devices=wide.devices)
 
 
 def _seen(crowding: Mapping[int, float]) -> dict[int, tuple[float]]:

@@ -11,7 +11,7 @@ from dataclasses import asdict
 from importlib.metadata import version
 from itertools import combinations
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from shoal.core.demand import Profile
 
@@ -61,18 +61,20 @@ class History:
     A file that cannot be read or written is warned of once, and the history then lasts as long as the study.
 
     Args:
-        path: the file; by default one in the user's cache directory.
+        path: the file; by default one in the user's cache directory; "" keeps it in memory.
         environment: what else measurements depend on, such as the versions of Python, torch and shoal. Only profiles
             of the same environment are seen.
     """
 
-    def __init__(self, path: Path | None = None, *, environment: str = "") -> None:
-        self.path = path if path is not None else history_path()
+    def __init__(self, path: Path | Literal[""] | None = None, *, environment: str = "") -> None:
+        self.path = history_path() if path is None else Path(path)
         self.environment = environment
         self._profiles: dict[_Key, Profile] = {}
         self._paces: dict[str, dict[_Pair, float]] = {}
         self._origins: dict[_Origin, dict[str, Any]] = {}
-        self._usable = True
+        self._usable = path != ""
+        if not self._usable:
+            return
         try:
             self._load()
         except (OSError, sqlite3.Error, ValueError, TypeError, KeyError) as error:
@@ -198,8 +200,8 @@ def profile_from(text: str) -> Profile | None:
     try:
         fields: Mapping[str, Any] = json.loads(text)
         by_size = {
-            name: {int(size): float(value) for size, value in fields[name].items()}
-            for name in ("step_seconds", "fuse_seconds", "fused_gain", "compiled_gain", "crowding")
+            name: {int(size): float(value) for size, value in fields.get(name, {}).items()}
+            for name in ("step_seconds", "fuse_seconds", "fused_gain", "compiled_gain", "crowding", "spreading")
         }
         return Profile(**{**fields, **by_size})
     except (ValueError, TypeError, KeyError, AttributeError):

@@ -12,7 +12,7 @@ from shoal.core.device import Device
 from shoal.core.event import Ended, Outcome, Reported, TurnStats
 from shoal.core.job import Job, Purpose
 from shoal.core.trial import TrialGroup
-from shoal.cost.crowding import crowded_scaling
+from shoal.cost.crowding import crowded_scaling, spread_scaling
 from shoal.cost.estimate import fetching, seconds
 from shoal.cost.scaling import Scaling
 from shoal.planner.partition import Profiles
@@ -48,7 +48,7 @@ class _Course:
     Args:
         arrived: when its first trial began to wait.
         since: when it came into its state.
-        home: the device that it is on, or was on last.
+        devices: those that it is on, or was on last; the first one is its home.
         share: of its device's compute, or None.
         ran: seconds that it had devices for before this stretch.
         quanta: measured so far.
@@ -61,7 +61,7 @@ class _Course:
 
     arrived: float
     since: float
-    home: str | None
+    devices: tuple[str, ...]
     share: float | None = None
     ran: float = 0.0
     quanta: tuple[TurnStats, ...] = ()
@@ -145,26 +145,25 @@ class JobTracker:
         self._arrived = {m.trial.number: self._arrived.get(m.trial.number, now) for m, _ in free}
         return free, [job for job, _ in self._off.values()]
 
-    def begin(self, job: Job, device: str, share: float | None, now: float) -> None:
-        """A job is about to start on a device."""
+    def begin(self, job: Job, devices: tuple[str, ...], share: float | None, now: float) -> None:
+        """A job is about to start on devices."""
         if job.resumes:
             _, course = self._off.pop(job.resumes)
         else:
-            course = _Course(self.arrived(job.members, now), now, device)
+            course = _Course(self.arrived(job.members, now), now, devices)
         course.since = course.turn_began = now
-        course.home, course.share, course.shown = device, share, False
+        course.devices, course.share, course.shown = devices, share, False
         self._on[job.id] = course
 
     def meet(self, running: Iterable[tuple[Job, Device]], now: float) -> None:
         """These jobs are on devices; those that it has not heard of begin now."""
         for job, device in running:
             if job.id not in self._on:
-                self.begin(job, device.name, None, now)
+                self.begin(job, (device.name, *job.helpers), None, now)
 
     def devices(self, job: str) -> tuple[str, ...]:
         """Those that a running job is on."""
-        home = self._on[job].home
-        return () if home is None else (home,)
+        return self._on[job].devices
 
     def reshare(self, job: str, share: float | None) -> None:
         """A job goes on with another share of its device."""
@@ -310,8 +309,8 @@ class JobTracker:
         for kind, each in demand.items():
             expected = _sharing(each)
             known = self._profiles(arrays[0].key, kind) if len(arrays) == 1 else None
-            seen = None if known is None else crowded_scaling(known, expected)
-            found.append(seen or Scaling(1.0, sharing=expected))
+            seen = (None if known is None else crowded_scaling(known, expected)) or Scaling(1.0, sharing=expected)
+            found.append(seen if known is None else spread_scaling(known, seen))
         worst = min(found, key=lambda scaling: (scaling.sharing, -scaling.alpha), default=Scaling(1.0))
         self._scalings[alike] = replace(worst, resize_seconds=self.switch_seconds)
         return self._scalings[alike]
@@ -328,7 +327,7 @@ class JobTracker:
 
 def _been_through(course: _Course) -> dict[str, Any]:
     """What the course of a job says of it, as fields of its view."""
-    return {"since": course.since, "quanta": course.quanta, "home": course.home}
+    return {"since": course.since, "quanta": course.quanta, "home": course.devices[0]}
 
 
 def _sharing(demand: Demand) -> int:

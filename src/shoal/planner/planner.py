@@ -25,8 +25,7 @@ from shoal.schedule.base import JobView, Policy
 from shoal.schedule.check import check_plan
 from shoal.schedule.turns import QUANTUM
 
-__all__ = ["Placement", "Planner"]
-
+__all__ = ["LEAST_SECONDS", "Placement", "Planner"]
 
 LEAST_SECONDS = 0.005
 """Between two looks for news, also where it is time to plan again and something else has to come first."""
@@ -256,8 +255,8 @@ class Planner:
                 known = tuple(replace(x, profile=self._profiles(x.key, device.kind)) for x in arrays)
                 resumes = action.job if isinstance(action, Resume) else ""
                 demand = turn.demand(arrays, device, action.share)
-                job = Job(self._new_id(), known, demand=demand, resumes=resumes)
-                self.tracker.begin(job, device.name, action.share, now)
+                job = Job(self._new_id(), known, demand=demand, resumes=resumes, helpers=action.devices[1:])
+                self.tracker.begin(job, action.devices, action.share, now)
                 answer.placed.append((job, device))
             case Suspend():
                 answer.leaves[action.job] = PreemptionRequest(True, "suspended by the policy")

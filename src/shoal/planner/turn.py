@@ -77,7 +77,7 @@ class Turn:
             if job.purpose is Purpose.PROFILE
             for array in job.arrays
         }
-        held = {device.name for _, device in running}
+        held = {name for job, device in running for name in (device.name, *job.helpers)}
         idle = [device for device in self.devices if device.name not in held]
         samples = [
             Array(
@@ -136,7 +136,7 @@ class Turn:
         A profile job takes all of the device, else company would distort what it measures.
         """
         demand = self.held(job, device)
-        where = (device.name,)
+        where = (device.name, *job.helpers)
         return JobView(
             job.id,
             {device.kind: demand},

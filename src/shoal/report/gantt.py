@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from shoal.backend.simulated import Outcome
 from shoal.report.drawing import lanes, literal, save
+from shoal.simulate.outcome import Outcome
 
 __all__ = ["draw_gantt"]
 
@@ -38,7 +38,7 @@ def draw_gantt(outcomes: Mapping[str, Outcome], path: Path, title: str) -> None:
                 chart.broken_barh(
                     [(stay.begin, stay.end - stay.begin)],
                     (row - 0.45 + lane * height, height),
-                    facecolors=shade[stay.job],
+                    facecolors=shade[stay.trial],
                     edgecolor="white",
                     linewidth=0.3,
                 )

@@ -8,9 +8,8 @@ from random import Random
 from typing import Any
 
 from shoal.algorithms.registry import ALGORITHMS
-from shoal.backend.simulated import ClusterEvent, SimulatedJob
-from shoal.backend.simulated_job import after
-from shoal.core.demand import Demand
+from shoal.backend.virtual import START_SECONDS
+from shoal.core.demand import Profile
 from shoal.core.device import Cluster, Device, Node
 from shoal.core.errors import AlgorithmError, ScenarioError
 from shoal.core.trial import derive_seed
@@ -18,7 +17,8 @@ from shoal.cost.scaling import Scaling
 from shoal.simulate.curves import Curves, Decay, RealCurves, read_task
 from shoal.simulate.profiled import read_profiled
 from shoal.simulate.reader import MOST, Table
-from shoal.simulate.search import Search, Structure
+from shoal.simulate.run import ClusterEvent
+from shoal.simulate.search import Listed, Search, Structure
 from shoal.simulate.slowdown import Curve, read_curves
 
 __all__ = ["read_events", "read_jobs", "read_models", "read_nodes", "read_studies"]
@@ -82,8 +82,8 @@ def read_models(tables: Iterable[Table], kinds: Sequence[str], data: Path) -> di
 
     Either `workloads` names a row of `a100_mig_slices.csv` for each batch size, and `samples` the length of an epoch:
     its compute is the measured SM utilisation alone, what HyperSack's sampler records. Or `epoch_seconds`, `compute`
-    and `memory_gb` say it, each as one number or as one for each batch size. `kinds` gives the speed of other devices.
-    Or `profile` names what studies have measured, see `read_profiled`.
+    and `memory_gb` say it, each as one number or as one for each batch size. `kinds` gives the speed of other devices,
+    `fused` what an array of several takes. Or `profile` names what studies have measured, see `read_profiled`.
     """
     models: dict[str, list[Structure]] = {}
     for table in tables:
@@ -118,13 +118,13 @@ def read_models(tables: Iterable[Table], kinds: Sequence[str], data: Path) -> di
             compute = _per_size(table, "compute", sizes)
             memory = _per_size(table, "memory_gb", sizes)
         cores = _per_size(table, "cores", sizes, [1.0] * len(sizes))
+        fused = _fused(table)
         table.done()
         models[name] = [
             Structure(
-                name,
-                size,
+                f"{name} x {size}",
                 {
-                    kind: Demand(compute[i], int(memory[i] * GB), cores[i], seconds[i] / factor)
+                    kind: profile(seconds[i] / factor, compute[i], int(memory[i] * GB), cores[i], fused)
                     for kind, factor in speed.items()
                 },
                 workloads[i] if workloads else "",
@@ -132,6 +132,35 @@ def read_models(tables: Iterable[Table], kinds: Sequence[str], data: Path) -> di
             for i, size in enumerate(sizes)
         ]
     return models
+
+
+def profile(seconds: float, compute: float, memory: int, cores: float, fused: Mapping[int, float]) -> Profile:
+    """Of a structure, by what one trial takes.
+
+    Args:
+        seconds: of an epoch.
+        compute: fraction of a device.
+        memory: bytes.
+        cores: CPU cores.
+        fused: members of an array -> how many times as long an epoch of all of them takes.
+    """
+    step_seconds = {1: seconds, **{members: seconds * factor for members, factor in fused.items()}}
+    return Profile(
+        step_seconds, 1, 0, base_memory=0, member_memory=memory, compute=compute, cores=cores, mixing=1.0, sample=MANY
+    )
+
+
+def _fused(table: Table) -> dict[int, float]:
+    """`fused`: members of an array -> how many times as long its epoch takes as that of one."""
+    given = table.table("fused")
+    if given is None:
+        return {}
+    factors: dict[int, float] = {}
+    for key in given.rest():
+        if not (key.isdecimal() and 2 <= int(key) <= MANY):
+            given.fail(key, f"`fused` must name numbers of members from 2 to {MANY:,}, got {key!r}")
+        factors[int(key)] = given.number(key, above=True)
+    return factors
 
 
 def _row(table: Table, workload: str, data: Path) -> Curve:
@@ -154,7 +183,7 @@ def _amount(value: object) -> bool:
 
 
 def read_studies(
-    tables: Iterable[Table], models: Mapping[str, Sequence[Structure]], data: Path, seed: int
+    tables: Iterable[Table], models: Mapping[str, Sequence[Structure]], data: Path, seed: int, dilation: float
 ) -> tuple[Search, ...]:
     """[[studies]]: searches; without an `algorithm`, every model, batch size and learning rate for `epochs` epochs."""
     searches: list[Search] = []
@@ -179,9 +208,11 @@ def read_studies(
         if trials * epochs > 10 * MANY:
             in_all = f"{trials:,} trials of {epochs:,} epochs are {trials * epochs:,} epochs in all"
             table.fail("learning_rates", f"{in_all}; at most {10 * MANY:,} can be simulated")
-        template = replace(_template(table), arrival=table.number("arrival", 0.0))
+        arrivals = (table.number("arrival", 0.0),)
+        with_costs = _costs(table, dilation)
         table.done()
-        searches.append(Search(name, structures, rates, algorithm, template, curves, own_seed))
+        mine = [with_costs(structure, f"{name}: {structure.name}") for structure in structures]
+        searches.append(Search(name, mine, rates, algorithm, arrivals, curves, own_seed))
     return tuple(searches)
 
 
@@ -229,34 +260,38 @@ def _curves(table: Table, data: Path, seed: int, trials: int | None) -> Curves:
     return RealCurves(task, seed, trials, good)
 
 
-def _template(table: Table) -> SimulatedJob:
-    """What jobs of a study, or of one [[jobs]], have in common."""
-    scaling = Scaling(
-        table.number("alpha", 2.0, least=1.0),
-        table.number("beta", 1.0, least=1.0),
-        table.whole("sharing", 1, least=1),
-        table.whole("max_devices", 1, least=1),
-        table.number("resize_seconds", 0.0),
-    )
-    return SimulatedJob(
-        "template",
-        {"": Demand(0.0, 0, 0.0, 0.0)},
-        scaling=scaling,
-        preemptible=table.take("preemptible", (bool,), True),
-        start_seconds=table.number("start_seconds", 0.0),
-        switch_seconds=table.number("switch_seconds", 0.0),
-        checkpoint_every=table.number("checkpoint_every", float("inf"), least=1e-3),
-        checkpoint_seconds=table.number("checkpoint_seconds", 0.0),
-    )
+def _costs(table: Table, dilation: float) -> Callable[[Structure, str], Structure]:
+    """What jobs of a study, or of one [[jobs]], have in common: gives a structure of a name those costs."""
+    alpha, beta = table.number("alpha", 2.0, least=1.0), table.number("beta", 1.0, least=1.0)
+    sharing, devices = table.whole("sharing", 1, least=1, most=1000), table.whole("max_devices", 1, least=1, most=1000)
+    start = table.number("start_seconds", START_SECONDS)
+    switch = table.number("switch_seconds", start)
+    scaling = Scaling(alpha, beta)
+    crowding = {jobs: scaling.factor(1 / jobs) for jobs in range(2, sharing + 1)}
+    spreading = {width: scaling.factor(width) for width in range(2, devices + 1)}
+
+    def with_costs(structure: Structure, name: str) -> Structure:
+        profiles = {
+            kind: replace(
+                each,
+                step_seconds={size: seconds * dilation for size, seconds in each.step_seconds.items()},
+                crowding=crowding or each.crowding,
+                spreading=spreading or each.spreading,
+            )
+            for kind, each in structure.profiles.items()
+        }
+        return Structure(name, profiles, structure.workload, alpha, start, switch)
+
+    return with_costs
 
 
-def read_jobs(tables: Iterable[Table], kinds: Sequence[str], seed: int) -> list[SimulatedJob]:
+def read_jobs(tables: Iterable[Table], kinds: Sequence[str], seed: int, dilation: float) -> list[Listed]:
     """[[jobs]]: jobs without a search, `count` each.
 
     Of their amounts (`seconds`, `compute`, `memory_gb`, `cores`, `arrival`) each is a number, a list of which one is
     drawn for each job, or a table of `low` and `high` between which it is drawn, every value as likely.
     """
-    jobs: list[SimulatedJob] = []
+    jobs: list[Listed] = []
     names: set[str] = set()
     for index, table in enumerate(tables):
         name = table.take("name", (str,), f"job{index}")
@@ -267,23 +302,18 @@ def read_jobs(tables: Iterable[Table], kinds: Sequence[str], seed: int) -> list[
         rng = Random(derive_seed(seed, "jobs", name))
         amounts = {key: _drawn(table, key, default) for key, default in _AMOUNTS.items()}
         on = table.names("kinds") or tuple(kinds)
-        group = table.take("group", (str,), None)
+        group = table.take("group", (str,), "")
         workload = table.take("workload", (str,), "")
-        template = _template(table)
+        with_costs = _costs(table, dilation)
         table.done()
+        structures: list[Structure] = []
+        arrivals: list[float] = []
         for number in range(count):
             drawn = {key: draw(rng) for key, draw in amounts.items()}
-            demand = Demand(drawn["compute"], int(drawn["memory_gb"] * GB), drawn["cores"], drawn["seconds"])
-            jobs.append(
-                replace(
-                    template,
-                    id=name if count == 1 else f"{name}/{number}",
-                    demand=dict.fromkeys(on, demand),
-                    arrival=drawn["arrival"],
-                    group=group,
-                    workload=workload,
-                )
-            )
+            takes = profile(drawn["seconds"], drawn["compute"], int(drawn["memory_gb"] * GB), drawn["cores"], {})
+            structures.append(with_costs(Structure("", dict.fromkeys(on, takes), workload), f"{name}/{number}"))
+            arrivals.append(drawn["arrival"])
+        jobs.append(Listed(name, structures, arrivals, group))
     return jobs
 
 
@@ -308,19 +338,27 @@ def read_events(
     tables: Iterable[Table], cluster: Cluster, tuned: dict[str, bool], taken: set[str]
 ) -> tuple[ClusterEvent, ...]:
     """[[events]]: what fails, is restored or removed by name, and `add`: as under [[nodes]]; see `read_nodes`."""
-    events: list[tuple[ClusterEvent, Table]] = []
-    for table in tables:
-        at = table.number("at")
-        added = table.tables("add")
-        nodes = read_nodes(added, tuned, taken)
-        event = ClusterEvent(at, table.names("fail"), table.names("restore"), table.names("remove"), nodes)
+    read = sorted(((table.number("at"), place, table) for place, table in enumerate(tables)), key=lambda each: each[:2])
+    devices = {name: mine for node in cluster.nodes for name, mine in _named(node)}
+    events: list[ClusterEvent] = []
+    for at, _, table in read:
+        named: dict[str, tuple[str, ...]] = {}
+        for key in ("fail", "restore", "remove"):
+            for name in table.names(key):
+                if name not in devices:
+                    table.fail(key, f"at {at:g} s there is no node or device {name!r}, only {', '.join(devices)}")
+            named[key] = tuple(device for name in table.names(key) for device in devices[name])
+        nodes = read_nodes(table.tables("add"), tuned, taken)
         table.done()
-        if not (event.failed or event.restored or event.removed or event.added):
+        if not (nodes or any(named.values())):
             table.fail("at", "nothing happens; say what fails, is restored, removed or added")
-        events.append((event, table))
-    for event, table in sorted(events, key=lambda each: each[0].at):
-        try:
-            cluster = after(cluster, event)
-        except ScenarioError as error:
-            table.fail("at", str(error))
-    return tuple(event for event, _ in events)
+        devices = {name: mine for name, mine in devices.items() if not set(mine) & set(named["remove"])}
+        devices |= {name: mine for node in nodes for name, mine in _named(node)}
+        events.append(ClusterEvent(at, named["fail"], named["restore"], named["remove"], nodes))
+    return tuple(events)
+
+
+def _named(node: Node) -> list[tuple[str, tuple[str, ...]]]:
+    """What a node and its devices are called, each with the devices that are meant."""
+    names = tuple(device.name for device in node.devices)
+    return [(node.name, names), *((name, (name,)) for name in names)]

@@ -1,10 +1,10 @@
 """Models that studies have measured on this machine: the job history as a source of demands."""
 
 from collections.abc import Mapping, Sequence
-from math import ceil
+from dataclasses import replace
 
-from shoal.core.demand import Demand, Profile
-from shoal.cost.estimate import compute, memory, seconds, step_seconds
+from shoal.core.demand import Profile
+from shoal.cost.estimate import step_seconds
 from shoal.cost.history import History, environment
 from shoal.simulate.reader import Table
 from shoal.simulate.search import Structure
@@ -22,10 +22,9 @@ _Measured = dict[_Name, dict[int, dict[str, Profile]]]
 
 
 def read_profiled(table: Table, name: str, kinds: Sequence[str]) -> list[Structure]:
-    """[[models]] with a `profile`: what a trial takes as one of an array of `members`.
+    """[[models]] with a `profile`: what studies have measured of a structure, alone and fused.
 
-    It takes a fraction of the array's compute, memory and cores, and the array's time, so as many trials on one device
-    are the array. Kinds of devices that were not measured are as fast as `kinds` says, in units of the kind that was
+    Kinds of devices that were not measured are as fast as `kinds` says, in units of the kind that was
     measured, the first by name if there are several.
 
     Args:
@@ -38,7 +37,6 @@ def read_profiled(table: Table, name: str, kinds: Sequence[str]) -> list[Structu
         ScenarioError: there is no such profile, or several, or nothing says how fast the devices are.
     """
     asked = table.take("profile", (str,))
-    members = table.whole("members", 1, least=1)
     speeds = table.table("kinds")
     speed = {} if speeds is None else {kind: speeds.number(kind, above=True) for kind in speeds.rest()}
     measured = _measured()
@@ -55,7 +53,7 @@ def read_profiled(table: Table, name: str, kinds: Sequence[str]) -> list[Structu
         table.fail("profile", f'{fault}; say how fast they are: kinds = {{ "{kinds[0]}" = 2.0 }}')
     table.done()
     return [
-        Structure(name, batch_size, _demands(by_kind, members, kinds, speed))
+        Structure(f"{name} x {batch_size}", _profiles(by_kind, kinds, speed))
         for batch_size, by_kind in sorted(by_size.items())
     ]
 
@@ -77,24 +75,15 @@ def _lines(name: _Name, sizes: Mapping[int, Mapping[str, Profile]]) -> list[str]
     ]
 
 
-def _demands(
-    by_kind: Mapping[str, Profile], members: int, kinds: Sequence[str], speed: Mapping[str, float]
-) -> dict[str, Demand]:
-    first = min(by_kind)
-    demands: dict[str, Demand] = {}
-    for kind in kinds:
-        if kind in by_kind:
-            demands[kind] = _demand(by_kind[kind], members, 1.0)
-        elif kind in speed:
-            demands[kind] = _demand(by_kind[first], members, speed[kind])
-    return demands
+def _profiles(by_kind: Mapping[str, Profile], kinds: Sequence[str], speed: Mapping[str, float]) -> dict[str, Profile]:
+    first = by_kind[min(by_kind)]
+    return {
+        kind: by_kind[kind] if kind in by_kind else _faster(first, speed[kind])
+        for kind in kinds
+        if kind in {*by_kind, *speed}
+    }
 
 
-def _demand(profile: Profile, members: int, speed: float) -> Demand:
-    """Of one epoch of one member."""
-    return Demand(
-        compute=compute(profile) / members,
-        memory=ceil(memory(profile, members) / members),
-        cores=profile.cores / members,
-        seconds=seconds(profile, [1] * members) / speed,
-    )
+def _faster(profile: Profile, factor: float) -> Profile:
+    """On a device so many times as fast."""
+    return replace(profile, step_seconds={size: seconds / factor for size, seconds in profile.step_seconds.items()})

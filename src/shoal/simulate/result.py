@@ -8,8 +8,8 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
-from shoal.backend.simulated import Outcome
 from shoal.schedule.auto import OBJECTIVES
+from shoal.simulate.outcome import Outcome
 from shoal.simulate.scenario import Scenario
 
 __all__ = ["faults", "outcome_json", "outcomes_table"]
@@ -65,10 +65,9 @@ def faults(outcomes: Mapping[str, Outcome]) -> list[str]:
     """For each policy under which jobs did not end: how many, and why the first of them did not."""
     lines = []
     for policy, outcome in outcomes.items():
-        for what, jobs in (("refused", outcome.refused), ("still waiting at the end", outcome.waiting)):
-            if jobs:
-                job, reason = next(iter(jobs.items()))
-                lines.append(f"{policy}: {len(jobs)} jobs {what}, such as {job}: {reason}")
+        if outcome.waiting:
+            stretch, reason = next(iter(outcome.waiting.items()))
+            lines.append(f"{policy}: {len(outcome.waiting)} jobs still waiting at the end, such as {stretch}: {reason}")
     return lines
 
 
@@ -78,7 +77,9 @@ def outcome_json(scenario: Scenario, policy: str, outcome: Outcome) -> dict[str,
         name: value if isfinite(value := getattr(outcome, name)) else None
         for name in ("makespan", "mean_completion", "p95_completion", "time_to_target", "mean_occupancy")
     }
-    return {"scenario": scenario.name, "policy": policy, "objective": scenario.objective, **figures, **asdict(outcome)}
+    whole = asdict(outcome) | {"occupancy": outcome.occupancy, "device_seconds": outcome.device_seconds}
+    del whole["clusters"]
+    return {"scenario": scenario.name, "policy": policy, "objective": scenario.objective, **figures, **whole}
 
 
 def _seconds(value: float) -> str:

@@ -1,19 +1,22 @@
 """A scenario: a cluster, what is to be done on it, and what happens to it."""
 
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 
-from shoal.backend.simulated import ClusterEvent, Outcome, SimulatedJob, Simulation
 from shoal.core.device import Cluster
 from shoal.core.errors import ScenarioError
+from shoal.planner.grouping import Grouping
+from shoal.planner.packing.registry import PACKINGS, make_packing
 from shoal.schedule.auto import OBJECTIVES
 from shoal.schedule.base import Policy
 from shoal.schedule.oversubscription import OversubscriptionTuner
 from shoal.schedule.registry import POLICIES, make_policy
-from shoal.schedule.turns import QUANTUM
 from shoal.simulate.elements import read_events, read_jobs, read_models, read_nodes, read_studies
+from shoal.simulate.outcome import Outcome
 from shoal.simulate.reader import read_toml
-from shoal.simulate.search import Search
+from shoal.simulate.run import ClusterEvent, Simulation
+from shoal.simulate.search import Searches, Source
 from shoal.simulate.slowdown import SLOWDOWNS
 
 __all__ = ["DATA", "Scenario", "load"]
@@ -30,14 +33,16 @@ class Scenario:
         name: of the file.
         description: in a line or two.
         cluster: at the start.
-        jobs: without a search.
-        searches: that make jobs.
+        sources: where trials come from.
         events: changes of the cluster.
         slowdown: name of the slow-down model.
         policies: that are compared unless others are asked for.
         objective: what counts, a name of `OBJECTIVES` and property of `Outcome`.
-        quantum: seconds for which a job runs at least before its losses are written down, see `Simulation`.
-        lean: see `Simulation`.
+        fuse: whether trials may share an array.
+        packing: name of what decides which arrays share a process.
+        measured: see `Simulation`.
+        checkpoint_every: seconds between two checkpoints of a job.
+        tick: see `Simulation`.
         data: folder of the measured tables.
         tuned: kinds of devices whose oversubscription is found while a simulation runs.
     """
@@ -45,14 +50,16 @@ class Scenario:
     name: str
     description: str
     cluster: Cluster
-    jobs: tuple[SimulatedJob, ...]
-    searches: tuple[Search, ...]
+    sources: tuple[Source, ...]
     events: tuple[ClusterEvent, ...]
     slowdown: str
     policies: tuple[str, ...]
     objective: str
-    quantum: float
-    lean: bool
+    fuse: bool
+    packing: str
+    measured: bool
+    checkpoint_every: float
+    tick: float
     data: Path
     tuned: tuple[str, ...] = ()
 
@@ -63,16 +70,20 @@ class Scenario:
             PolicyError: there is no such policy, or it made an illegal plan.
             ScenarioError: a table is not there, or knows nothing of a job.
         """
+        searches = Searches(self.sources)
+        structures = {structure.name: structure for structure in searches.keys.values()}
         return Simulation(
-            self.jobs,
+            searches,
             self.cluster,
             make_policy(policy, self.objective),
-            SLOWDOWNS[self.slowdown](self.data),
-            sources=[search.source() for search in self.searches],
+            SLOWDOWNS[self.slowdown](structures, self.data),
             events=self.events,
-            quantum=self.quantum,
-            lean=self.lean,
-            tuner=OversubscriptionTuner(kinds=self.tuned) if self.tuned else None,
+            tuner=OversubscriptionTuner(kinds=self.tuned),
+            grouping=Grouping(make_packing(self.packing)),
+            fuse=self.fuse,
+            measured=self.measured,
+            checkpoint_seconds=self.checkpoint_every,
+            tick=self.tick,
         ).run()
 
 
@@ -97,8 +108,11 @@ def load(path: Path, data: Path = DATA, seed: int | None = None) -> Scenario:
     objective = top.one_of("objective", OBJECTIVES, "makespan")
     own_seed = top.whole("seed", 0)
     seed = own_seed if seed is None else seed
-    quantum = top.number("quantum", QUANTUM)
-    lean = top.take("lean", (bool,), False)
+    fuse, measured = top.take("fuse", (bool,), True), top.take("measured", (bool,), True)
+    packing = top.one_of("packing", PACKINGS, "cost")
+    tick = top.number("tick", 0.0)
+    checkpoint_every = top.number("checkpoint_every", inf, above=True)
+    dilation = 1 + top.number("checkpoint_seconds", 0.0) / checkpoint_every
     tables = {name: top.tables(name) for name in ("nodes", "models", "studies", "jobs", "events")}
     top.done()
     tuned: dict[str, bool] = {}
@@ -110,22 +124,26 @@ def load(path: Path, data: Path = DATA, seed: int | None = None) -> Scenario:
     if not kinds:
         raise ScenarioError(f"{path} has no devices; describe them under [[nodes]]")
     models = read_models(tables["models"], kinds, data)
-    searches = read_studies(tables["studies"], models, data, seed)
-    jobs = read_jobs(tables["jobs"], kinds, seed)
-    if not jobs and not searches:
+    sources = (
+        *read_studies(tables["studies"], models, data, seed, dilation),
+        *read_jobs(tables["jobs"], kinds, seed, dilation),
+    )
+    if not sources:
         raise ScenarioError(f"{path} has nothing to do; describe it under [[studies]] or [[jobs]]")
     return Scenario(
         name=path.stem,
         description=description,
         cluster=cluster,
-        jobs=tuple(jobs),
-        searches=searches,
+        sources=sources,
         events=events,
         slowdown=slowdown,
         policies=policies,
         objective=objective,
-        quantum=quantum,
-        lean=lean,
+        fuse=fuse,
+        packing=packing,
+        measured=measured,
+        checkpoint_every=checkpoint_every,
+        tick=tick,
         data=data,
         tuned=tuple(kind for kind, is_tuned in tuned.items() if is_tuned),
     )

@@ -1,129 +1,228 @@
-"""A search as a source of jobs: the algorithm proposes, the simulated trials report."""
+"""What is searched in a scenario: the algorithms at work, and what their trials take and measure."""
 
-from collections.abc import Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, final
 
+from shoal.algorithms.base import Algorithm, Problem
 from shoal.algorithms.registry import ALGORITHMS
-from shoal.backend.simulated import SimulatedJob, Source
-from shoal.core.demand import Demand
+from shoal.backend.virtual import START_SECONDS, Workload
+from shoal.core.array import FusionKey
+from shoal.core.demand import Profile
+from shoal.core.job import Job
 from shoal.core.space import Space, choice
-from shoal.core.trial import Report, Trial, TrialGroup, TrialState
+from shoal.core.trial import Budget, Decision, Report, Trial, TrialGroup, TrialState, derive_seed
 from shoal.simulate.curves import Curves, Decay
 
-__all__ = ["Search", "Structure"]
+__all__ = ["Listed", "Search", "Searches", "Source", "Structure"]
 
 
 @dataclass(frozen=True)
 class Structure:
-    """A model with a batch size, which together decide what a trial takes.
+    """A model with a batch size in one study: what its trials agree on, so that they can share an array.
 
     Args:
-        model: name.
-        batch_size: samples a step.
-        demand: device kind -> what a trial takes there, `seconds` being those of one epoch alone.
+        name: unique in the scenario.
+        profiles: device kind -> what it costs there; it cannot run on others.
         workload: its row in the tables of a slow-down model, or empty.
+        alpha: overhead of sharing a device (Fluid), for slow-down models that make use of it.
+        start_seconds: from when a job is started to its first step.
+        switch_seconds: what suspending and resuming one costs together; paid when it is resumed.
     """
 
-    model: str
-    batch_size: int
-    demand: Mapping[str, Demand]
+    name: str
+    profiles: Mapping[str, Profile]
     workload: str = ""
+    alpha: float = 2.0
+    start_seconds: float = START_SECONDS
+    switch_seconds: float = START_SECONDS
+
+
+class Source(ABC):
+    """Where trials come from.
+
+    Attributes:
+        name: unique in the scenario.
+        arrivals: when some of them come, in seconds from the start of the simulation.
+        curves: what the trials measure; they minimise their last loss.
+        structures: of its trials.
+    """
+
+    name: str
+    arrivals: Sequence[float]
+    curves: Curves
+    structures: Sequence[Structure]
+
+    @abstractmethod
+    def algorithm(self, clock: Callable[[], float]) -> Algorithm:
+        """At its beginning, bound; it is asked nothing before its first arrival."""
+
+    def structure(self, trial: Trial) -> Structure:
+        """What a trial is an instance of."""
+        found: Structure = self.structures[trial.config["structure"]]
+        return found
 
 
 @dataclass(frozen=True)
-class Search:
-    """One study: an algorithm, and the space that it searches. Every trial is a job of its own.
+class Search(Source):
+    """One study: an algorithm, and the space that it searches.
 
     Args:
-        name: of the study, unique in the scenario.
+        name: of the study.
         structures: that the trials are drawn from.
         learning_rates: how many there are to each structure; they cost nothing but trials.
-        algorithm: its name and settings.
-        template: what all its jobs have in common; its demand is replaced.
-        curves: what the trials measure; they minimise their last loss.
+        settings: name and settings of the algorithm.
+        arrivals: when it begins.
+        curves: what the trials measure.
         seed: of the study.
     """
 
     name: str
-    structures: tuple[Structure, ...]
+    structures: Sequence[Structure]
     learning_rates: int
-    algorithm: tuple[str, Mapping[str, Any]]
-    template: SimulatedJob
+    settings: tuple[str, Mapping[str, Any]]
+    arrivals: Sequence[float] = (0.0,)
     curves: Curves = field(default_factory=Decay)
     seed: int = 0
 
-    def source(self) -> Source:
-        """The search at its beginning."""
-        return _Run(self)
+    def algorithm(self, clock: Callable[[], float]) -> Algorithm:
+        name, settings = self.settings
+        made = ALGORITHMS[name](**settings)
+        structures, rates = range(len(self.structures)), range(self.learning_rates)
+        space = Space({"structure": choice(structures), "learning_rate": choice(rates)})
+        made.bind(space, metric="loss", mode="min", seed=self.seed)
+        return made
+
+
+@dataclass(frozen=True)
+class Listed(Source):
+    """Jobs without a search, each a trial of one epoch with a structure of its own.
+
+    Args:
+        name: of all of them.
+        structures: of each.
+        arrivals: when each comes.
+        group: name of the TrialGroup that those are that come together, or "" where each is by itself.
+    """
+
+    name: str
+    structures: Sequence[Structure]
+    arrivals: Sequence[float]
+    group: str = ""
+    curves: Curves = field(default_factory=Decay)
+
+    def algorithm(self, clock: Callable[[], float]) -> Algorithm:
+        return _List(self, clock)
 
 
 @final
-class _Run(Source):
-    """The algorithm at work; bound, asked and told as by the engine."""
+class _List(Algorithm):
+    """Asks for what of a list has arrived."""
 
-    def __init__(self, search: Search) -> None:
-        name, settings = search.algorithm
-        self._search = search
-        self._algorithm = ALGORITHMS[name](**settings)
-        space = Space(
-            {
-                "structure": choice(range(len(search.structures))),
-                "learning_rate": choice(range(search.learning_rates)),
-            }
-        )
-        self._algorithm.bind(space, metric="loss", mode="min", seed=search.seed)
-        self._epochs: dict[int, int] = {}
-        self._demands: dict[tuple[int, int], Mapping[str, Demand]] = {}
-        self._under_way: dict[str, tuple[Trial, int, int]] = {}
+    def __init__(self, listed: Listed, clock: Callable[[], float]) -> None:
+        self._group, self._clock, self._open = listed.group, clock, len(listed.structures)
+        self._coming = deque(sorted(zip(listed.arrivals, range(self._open), strict=True)))
 
-    def begin(self) -> Sequence[SimulatedJob]:
-        return self._asked(self._search.template.arrival)
+    def begin(self, problem: Problem) -> None: ...
 
-    def ended(self, job: str, now: float) -> Sequence[SimulatedJob]:
-        """Report every epoch of a trial, and ask for what follows.
+    def next_groups(self, free: int) -> list[TrialGroup]:
+        trials: list[Trial] = []
+        while self._coming and self._coming[0][0] <= self._clock():
+            number = self._coming.popleft()[1]
+            trials.append(Trial(number, {"structure": number}, derive_seed("listed", number), 0))
+        together = [tuple(trials)] * bool(trials) if self._group else [(trial,) for trial in trials]
+        return [TrialGroup(each, Budget(1), self._group) for each in together]
 
-        A live study hears of an epoch when it ends; the algorithms here decide at the end of budgets only, which is
-        when they are told.
-        """
-        trial, begin, end = self._under_way.pop(job)
-        losses = self._search.curves.losses(trial, begin, end)
-        steps = len(losses) // (end - begin)
-        for epoch in range(begin + 1, end + 1):
-            state = TrialState.PAUSED if epoch == end else TrialState.RUNNING
-            metrics = {"loss": losses[(epoch - begin) * steps - 1]}
-            self._algorithm.observe(Report(trial.number, epoch, metrics, state=state))
-        return self._asked(now)
+    def observe(self, report: Report) -> list[Decision]:
+        if report.state is TrialState.RUNNING:
+            return []
+        self._open -= 1
+        return [Decision(report.trial, TrialState.COMPLETE)] if report.state is TrialState.PAUSED else []
 
-    def _asked(self, now: float) -> list[SimulatedJob]:
-        return [self._job(trial, group, now) for group in self._algorithm.next_groups(free=0) for trial in group.trials]
+    @property
+    def finished(self) -> bool:
+        return self._open == 0
 
-    def _demand(self, structure: int, epochs: int) -> Mapping[str, Demand]:
-        """One mapping for all trials that take the same, by which policies know them for alike at once."""
-        if (structure, epochs) not in self._demands:
-            of_one = self._search.structures[structure].demand
-            self._demands[structure, epochs] = {
-                kind: replace(demand, seconds=demand.seconds * epochs) for kind, demand in of_one.items()
-            }
-        return self._demands[structure, epochs]
 
-    def _job(self, trial: Trial, group: TrialGroup, now: float) -> SimulatedJob:
-        search = self._search
-        begin, end = self._epochs.get(trial.number, 0), group.budget.epochs
-        self._epochs[trial.number] = end
-        name = f"{search.name}/{trial.number}" + (f"@{end}" if begin else "")
-        self._under_way[name] = trial, begin, end
-        structure = search.structures[trial.config["structure"]]
-        return replace(
-            search.template,
-            id=name,
-            demand=self._demand(trial.config["structure"], end - begin),
-            arrival=now,
-            group=f"{search.name}: {group.name}",
-            curve=search.curves.losses(trial, begin, end),
-            target=search.curves.target,
-            epoch=begin,
-            budget=end,
-            workload=structure.workload,
-            study=search.name,
-        )
+@final
+class Searches(Algorithm, Workload):
+    """All that is searched as one study: its algorithm, and what its trials take.
+
+    The n-th of k sources has the trials n, n + k, n + 2k ... of the study.
+
+    Args:
+        sources: at their beginning.
+    """
+
+    def __init__(self, sources: Sequence[Source]) -> None:
+        self.now = 0.0
+        """Seconds; what arrives later is not asked for."""
+        self.sources = tuple(sources)
+        """Where its trials come from."""
+        self._algorithms = [source.algorithm(lambda: self.now) for source in sources]
+        self._begin = [min(source.arrivals) for source in sources]
+        self._structures = {each.name: each for source in sources for each in source.structures}
+        self._keys = {name: FusionKey(name, "", 1) for name in self._structures}
+
+    @property
+    def keys(self) -> Mapping[FusionKey, Structure]:
+        """The structures of all trials, by what those of one agree on."""
+        return {self._keys[name]: structure for name, structure in self._structures.items()}
+
+    def begin(self, problem: Problem) -> None: ...
+
+    def next_groups(self, free: int) -> list[TrialGroup]:
+        groups: list[TrialGroup] = []
+        for place, (source, algorithm) in enumerate(zip(self.sources, self._algorithms, strict=True)):
+            if self._begin[place] <= self.now:
+                for group in algorithm.next_groups(free):
+                    trials = tuple([self._as_mine(trial, place) for trial in group.trials])
+                    groups.append(replace(group, trials=trials, name=group.name and f"{source.name}: {group.name}"))
+        return groups
+
+    def observe(self, report: Report) -> list[Decision]:
+        number, place = divmod(report.trial, len(self.sources))
+        decisions = self._algorithms[place].observe(replace(report, trial=number))
+        return [replace(each, trial=each.trial * len(self.sources) + place) for each in decisions]
+
+    @property
+    def finished(self) -> bool:
+        return all(algorithm.finished for algorithm in self._algorithms)
+
+    def source(self, trial: int) -> Source:
+        """Where a trial of the study comes from."""
+        return self.sources[trial % len(self.sources)]
+
+    def label(self, trial: int) -> str:
+        """A trial in words."""
+        return f"{self.source(trial).name}/{trial // len(self.sources)}"
+
+    def key(self, trial: Trial) -> FusionKey:
+        return self._keys[self.source(trial.number).structure(trial).name]
+
+    def profile(self, key: FusionKey, kind: str) -> Profile:
+        return self._structures[key.structure].profiles[kind]
+
+    def report(self, trial: Trial, epoch: int) -> Report:
+        return Report(trial.number, epoch, {"loss": self.losses(trial, epoch)[-1]})
+
+    def error(self, trial: Trial, epoch: int) -> str:
+        return ""
+
+    def losses(self, trial: Trial, epoch: int) -> Sequence[float]:
+        source, number = self.source(trial.number), trial.number // len(self.sources)
+        return source.curves.losses(replace(trial, number=number), epoch - 1, epoch)
+
+    def start_seconds(self, job: Job) -> float:
+        mine: Iterable[Structure] = [self._structures[array.key.structure] for array in job.arrays]
+        return max(each.switch_seconds if job.resumes else each.start_seconds for each in mine)
+
+    def _as_mine(self, trial: Trial, place: int) -> Trial:
+        if len(self.sources) == 1:
+            return trial
+        number, origin = trial.number * len(self.sources) + place, trial.origin
+        if origin is not None:
+            origin = replace(origin, trial=origin.trial * len(self.sources) + place)
+        return replace(trial, number=number, origin=origin)

@@ -1,23 +1,22 @@
 """How much jobs slow each other down on a shared device: measured tables, measured demands, or not at all."""
 
 import csv
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, final
 
-from shoal.backend.simulated import SlowDown, Tenant
+from shoal.backend.virtual import SlowDown, VirtualJob
 from shoal.core.device import Device
 from shoal.core.errors import ScenarioError
+from shoal.cost.scaling import Scaling
 from shoal.simulate.measured import reading
+from shoal.simulate.search import Structure
 
-__all__ = ["SLOWDOWNS", "Curve", "Demands", "Pairs", "Scalings", "Shares", "allocate", "read_curves"]
+__all__ = ["SLOWDOWNS", "Curve", "allocate", "read_curves"]
 
 SHARES_FILE = "a100_mig_slices.csv"
-PAIRS_FILE = "gavel_oracle_throughputs.json"
 _SEVENTHS = (1, 2, 3, 4, 7)
 
 
@@ -109,106 +108,74 @@ def allocate(weights: Sequence[float], bounds: Sequence[float], total: float) ->
     return shares
 
 
-@final
-class Shares(SlowDown):
+def shares(structures: Mapping[str, Structure], data: Path) -> SlowDown:
     """Measured share curves: a job with share s of a device runs at Curve.speed(s).
 
     Jobs on one device divide its compute in proportion to their demands. None gets more than it can use, nor more than
     the share that the policy gave it (of MPS: an upper bound). The curves are of an A100; on other devices they are
     taken to have the same shape.
-
-    Args:
-        data: folder of the table.
     """
+    curves = read_curves(data)
 
-    def __init__(self, data: Path) -> None:
-        self._curves = read_curves(data)
-
-    def speeds(self, device: Device, tenants: Sequence[Tenant]) -> Sequence[float]:
-        """Fraction of the speed alone, for each tenant."""
-        curves = [_row(self._curves, tenant, SHARES_FILE) for tenant in tenants]
+    def speeds(device: Device, jobs: Sequence[VirtualJob]) -> Sequence[float]:
+        mine = [_row(curves, _structure(job, structures)) for job in jobs]
         bounds = [
-            curve.useful if tenant.share is None else min(curve.useful, tenant.share / device.compute)
-            for curve, tenant in zip(curves, tenants, strict=True)
+            curve.useful if job.share is None else min(curve.useful, job.share / device.compute)
+            for curve, job in zip(mine, jobs, strict=True)
         ]
-        weights = [tenant.job.demand[device.kind].compute for tenant in tenants]
-        shares = allocate(weights, bounds, 1.0)
-        return [curve.speed(share) for curve, share in zip(curves, shares, strict=True)]
+        parts = allocate([job.asked for job in jobs], bounds, 1.0)
+        return [curve.speed(part) for curve, part in zip(mine, parts, strict=True)]
+
+    return speeds
 
 
-@final
-class Pairs(SlowDown):
-    """Measured pairs (Gavel): two jobs on one device run at the speeds that they had together there.
-
-    The table has pairs only: of three jobs on a device none makes progress, nor does a pair that did not fit or was
-    not measured (0 in the table). It says nothing of shares, which are ignored.
-
-    Args:
-        data: folder of the table.
-    """
-
-    def __init__(self, data: Path) -> None:
-        path = data / PAIRS_FILE
-        with reading(path), path.open(encoding="utf-8", newline="") as file:
-            self._tables: dict[str, dict[str, dict[str, Any]]] = dict(json.load(file))
-
-    def speeds(self, device: Device, tenants: Sequence[Tenant]) -> Sequence[float]:
-        """Fraction of the speed alone, for each tenant."""
-        table = _row(self._tables, device.kind.lower(), PAIRS_FILE)
-        rows = [_row(table, tenant, PAIRS_FILE) for tenant in tenants]
-        if len(tenants) == 1:
-            return [1.0]
-        if len(tenants) > 2:
-            return [0.0] * len(tenants)
-        together = rows[0].get(tenants[1].job.workload, (0.0, 0.0))
-        return [
-            min(1.0, speed / row["null"]) if row.get("null") else 0.0 for speed, row in zip(together, rows, strict=True)
-        ]
-
-
-@final
-class Demands(SlowDown):
+def demands(structures: Mapping[str, Structure], data: Path) -> SlowDown:
     """Measured demands: at full speed while the compute asked for is there, in proportion to what is there beyond that.
 
-    `Demand.compute` is the knee of a job's curve. A share that the policy gave is what the job asks for; below a whole
-    device it costs what the job's `Scaling` says.
+    A job's compute is the knee of its curve. A share that the policy gave is what the job asks for; below a whole
+    device it costs what the job's alpha says.
+    """
+    part = none(structures, data)
+
+    def speeds(device: Device, jobs: Sequence[VirtualJob]) -> Sequence[float]:
+        asked = sum(job.asked if job.share is None else job.share for job in jobs)
+        pressure = min(1.0, device.compute / asked) if asked else 1.0
+        return [pressure * speed for speed in part(device, jobs)]
+
+    return speeds
+
+
+def none(structures: Mapping[str, Structure], data: Path) -> SlowDown:
+    """Nobody slows anybody down, but a share below a whole device costs what the job's alpha says (Fluid: h).
+
+    A share is an upper bound of those that jobs have beside others; a job that is left alone has the device.
     """
 
-    def speeds(self, device: Device, tenants: Sequence[Tenant]) -> Sequence[float]:
-        """Fraction of the speed alone, for each tenant."""
-        asked = sum(
-            tenant.job.demand[device.kind].compute if tenant.share is None else tenant.share for tenant in tenants
-        )
-        pressure = min(1.0, device.compute / asked) if asked else 1.0
-        return [pressure * speed for speed in Scalings().speeds(device, tenants)]
+    def speeds(device: Device, jobs: Sequence[VirtualJob]) -> Sequence[float]:
+        given = [device.compute if job.share is None else job.share for job in jobs]
+        whole = max(given) if len(jobs) == 1 else device.compute
+        widths = [min(1.0, share / whole) for share in given]
+        alphas = [_structure(job, structures).alpha for job in jobs]
+        return [1 / Scaling(alpha).factor(width) for alpha, width in zip(alphas, widths, strict=True)]
+
+    return speeds
 
 
-@final
-class Scalings(SlowDown):
-    """Nobody slows anybody down, but a share below a whole device costs what the job's `Scaling` says (Fluid: h)."""
-
-    def speeds(self, device: Device, tenants: Sequence[Tenant]) -> Sequence[float]:
-        """Fraction of the speed alone, for each tenant."""
-        widths = [1.0 if tenant.share is None else min(1.0, tenant.share / device.compute) for tenant in tenants]
-        return [1 / tenant.job.scaling.factor(width) for tenant, width in zip(tenants, widths, strict=True)]
-
-
-SLOWDOWNS: Mapping[str, Callable[[Path], SlowDown]] = {
-    "none": lambda data: Scalings(),
-    "demands": lambda data: Demands(),
-    "shares": Shares,
-    "pairs": Pairs,
+SLOWDOWNS: Mapping[str, Callable[[Mapping[str, Structure], Path], SlowDown]] = {
+    "none": none,
+    "demands": demands,
+    "shares": shares,
 }
-"""Every model by its name, made from the folder of the tables."""
+"""Every model by its name, made from the structures of a scenario by name and the folder of the tables."""
 
 
-def _row(table: Mapping[str, Any], key: str | Tenant, file: str) -> Any:
-    name = key.job.workload if isinstance(key, Tenant) else key
-    if name in table:
-        return table[name]
-    whose = f"job {key.job.id!r}: " if isinstance(key, Tenant) else ""
-    if not name:
-        raise ScenarioError(
-            f"{whose}it names no `workload`, by which {file} is read; that has {', '.join(sorted(table))}"
-        )
-    raise ScenarioError(f"{whose}{file} has no {name!r}; it has {', '.join(sorted(table))}")
+def _structure(job: VirtualJob, structures: Mapping[str, Structure]) -> Structure:
+    """Of a job, by its first array: what they take of a device together is what one of them takes at a time."""
+    return structures[job.job.arrays[0].key.structure]
+
+
+def _row(curves: Mapping[str, Curve], structure: Structure) -> Curve:
+    if structure.workload in curves:
+        return curves[structure.workload]
+    missing = f"there is no {structure.workload!r}" if structure.workload else "it names no `workload`"
+    raise ScenarioError(f"{structure.name}: {missing} in {SHARES_FILE}; that has {', '.join(sorted(curves))}")

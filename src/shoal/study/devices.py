@@ -96,12 +96,13 @@ class DeviceTracker:
                 self._kill(job, Outcome.HUNG, f"showed no progress for {seconds:.0f} s and was killed", step)
         gone = self.fleet.gone
         busy: set[str] = set()
-        for job, (_, device) in running.items():
-            busy.add(device.name)
-            if device.name not in gone:
+        for job, (held, device) in running.items():
+            devices = (device.name, *held.helpers)
+            busy.update(devices)
+            if gone.isdisjoint(devices):
                 continue
-            if self.fleet.is_lost(device.name):
-                self._kill(job, Outcome.LOST, f"{device.name} {self.fleet.cluster.device(device.name).note}", step)
+            if lost := next(filter(self.fleet.is_lost, devices), ""):
+                self._kill(job, Outcome.LOST, f"{lost} {self.fleet.cluster.device(lost).note}", step)
             elif job not in self._stopped:
                 self._stopped.add(job)
                 step.command(StopJob(job))

@@ -74,8 +74,8 @@ def survey(state: StudyState) -> None:
     asked = surveyed(job for job, _ in state.running.values())
     known = state.signatures.keys
     unknown = [x.member for x in state.trials.waiting() if x.number not in known and x.number not in asked]
-    if state.given.structure:
-        state.signatures.know(state.given.structure, unknown)
+    if (key := state.given.key) is not None:
+        known.update((member.trial.number, key(member.trial)) for member in unknown)
     elif idle := state.idle():
         shares = zip(state.signatures.shares(unknown, len(idle)), idle, strict=False)
         _start(state, [(Job(state.new_id(), (share,), Purpose.SURVEY), device) for share, device in shares])

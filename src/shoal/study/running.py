@@ -30,7 +30,7 @@ class RunningJobs(Mapping[str, tuple[Job, Device]]):
     def begin(self, job: Job, device: Device) -> None:
         """A job holds a device from now on."""
         self._all[job.id] = (job, device)
-        self._on[device.name] += 1
+        self._on.update((device.name, *job.helpers))
         self.changes += 1
 
     def change(self, job: Job) -> None:
@@ -40,10 +40,10 @@ class RunningJobs(Mapping[str, tuple[Job, Device]]):
     def end(self, job: str) -> tuple[Job, Device]:
         """A job holds its device no more."""
         ended = self._all.pop(job)
-        self._on[ended[1].name] -= 1
+        self._on.subtract((ended[1].name, *ended[0].helpers))
         self.changes += 1
         return ended
 
     def on(self, device: str) -> int:
-        """How many jobs a device holds."""
+        """How many jobs a device holds, those of which it is a helper included."""
         return self._on[device]

@@ -47,16 +47,6 @@ class SignatureRegistry:
                 self._looks.setdefault(job, []).append({trial.number for trial in share})
         return {job: share for job, share in shares.items() if share}
 
-    def know(self, structure: str, unknown: Iterable[Member]) -> None:
-        """These are opaque: there is nothing to be looked at.
-
-        Args:
-            structure: by which the job history knows them.
-            unknown: members without a key.
-        """
-        for member in unknown:
-            self.keys[member.trial.number] = FusionKey(structure, "", 1, order=member.trial.number, opaque=True)
-
     def note(self, found: SignaturesFound) -> None:
         """Take over what a job found."""
         self.keys.update(found.keys)

@@ -6,11 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from shoal.algorithms.base import Algorithm
+from shoal.core.array import FusionKey
 from shoal.core.cause import Cause
 from shoal.core.command import Step
 from shoal.core.device import Device
 from shoal.core.errors import PolicyError
 from shoal.core.objective import Objective
+from shoal.core.trial import Trial
 from shoal.cost.history import History
 from shoal.planner.grouping import Grouping
 from shoal.planner.job_tracker import JobTracker
@@ -50,7 +52,7 @@ class Given:
         tuner: finds how many times the compute of devices may be promised.
         grouping: decides which arrays share a process.
         fuse: whether trials may share an array.
-        structure: of an opaque training, as the job history knows it; "" of a task.
+        key: what trials agree on that can share an array, where that is known without a look at their models.
         elastic: whether the members of a running job can change.
         jobs: that the study has started so far.
         find_policy: the policy of a name; PolicyError if there is none. By default there is no other than `policy`.
@@ -67,7 +69,7 @@ class Given:
     tuner: OversubscriptionTuner
     grouping: Grouping
     fuse: bool = True
-    structure: str = ""
+    key: Callable[[Trial], FusionKey] | None = None
     elastic: bool = True
     jobs: int = 0
     find_policy: Callable[[str], Policy] = _no_other
