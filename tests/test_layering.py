@@ -15,7 +15,7 @@ ORDER = [
     *("core", "place", "remedy", "pickling", "sources", "algorithms", "cost", "cluster"),
     *("task", "opaque", "trainable", "fuse", "pack", "reproduce", "worker"),
     *("schedule", "planner", "dry_run"),
-    *("backend", "simulate", "journal", "report", "study", "arguments", "results", "api", "cli"),
+    *("backend", "journal", "report", "study", "simulate", "arguments", "results", "api", "cli"),
 ]
 """Rooms from the bottom up: a module imports only from its own room and from those before it."""
 

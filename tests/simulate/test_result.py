@@ -9,9 +9,9 @@ from rich.console import Console
 from simulate_samples import cluster, job
 
 from shoal.backend.simulated import ClusterEvent, Simulation
-from shoal.report.gantt import draw_gantt
+from shoal.cli.gantt import draw_gantt
 from shoal.schedule import WFD, Fifo
-from shoal.simulate.result import faults, outcome_json, outcomes_table
+from shoal.cli.simulate import faults, outcome_json, outcomes_table
 from shoal.simulate.scenario import Scenario
 
 JOBS = tuple(job(f"j{i}", seconds=100.0 + i, compute=0.5) for i in range(4))

@@ -16,7 +16,7 @@ from shoal.core.device import Cluster, Device, Node
 from shoal.core.errors import ScenarioError
 from shoal.cost.scaling import Scaling
 from shoal.schedule import POLICIES, WFD, JobState, JobView, OversubscriptionTuner, TurnStats, check_plan
-from shoal.simulate.result import outcome_json, outcomes_table
+from shoal.cli.simulate import outcome_json, outcomes_table
 from shoal.simulate.scenario import load
 from shoal.simulate.slowdown import Scalings
 

@@ -27,7 +27,6 @@ from shoal.cli.options import (
     Script,
     Sharing,
     StudyDirectory,
-    all_of,
     device_list,
     print_json,
     print_table,
@@ -38,14 +37,13 @@ from shoal.cli.profile import profile
 from shoal.cli.report import report
 from shoal.cli.rerun import rerun
 from shoal.cli.script import run_script
+from shoal.cli.simulate import simulate
 from shoal.core.errors import ShoalError, StudyFailedError, StudyInterrupted, TaskChangedError
 from shoal.journal.requests import pending
 from shoal.journal.schema import writable
 from shoal.journal.view import JournalView
 from shoal.place import here
 from shoal.remedy import command
-from shoal.report.drawing import check_drawing
-from shoal.report.gantt import draw_gantt
 from shoal.report.grid import StudyGrid, grid_json, study_grid
 from shoal.report.heat_map import HeatMap
 from shoal.report.ranking import front, nobody, ranked
@@ -53,9 +51,6 @@ from shoal.report.snapshot import snapshot
 from shoal.report.table import best_table, snapshot_json, status_table, trial_json, trials_table
 from shoal.report.text import numbers_text, request_text
 from shoal.results import Study
-from shoal.schedule.registry import POLICIES
-from shoal.simulate.result import faults, outcome_json, outcomes_table
-from shoal.simulate.scenario import DATA, load
 from shoal.worker.files import checkpoints, published
 
 __all__ = ["app"]
@@ -322,40 +317,7 @@ def mirror(
         say(f"{unfinished} are open, and nobody runs the study; {_how_to_go_on(directory)}")
 
 
-@app.command()
-def simulate(
-    scenario: Annotated[
-        Path, typer.Argument(metavar="SCENARIO.toml", exists=True, dir_okay=False, help="See docs/simulate.md.")
-    ],
-    policy: Annotated[
-        list[str] | None,
-        typer.Option(callback=all_of(POLICIES), help=f"May be given several times: {', '.join(POLICIES)}."),
-    ] = None,
-    seed: Annotated[int | None, typer.Option(min=0, help="Counts instead of the file's.")] = None,
-    gantt: Annotated[Path | None, typer.Option(dir_okay=False, help="Draw who ran where: a .png or .svg file.")] = None,
-    data: Annotated[Path, typer.Option(file_okay=False, help="Folder of the measured tables.")] = DATA,
-    as_json: AsJson = False,
-) -> None:
-    """What a search would take on a cluster, by policy, without running it.
-
-    The file describes machines, studies and events. Without --policy it also says which policies are compared. The
-    exit status is 1 if jobs did not end under one of them.
-    """
-    if gantt is not None:
-        check_drawing(gantt, "a Gantt chart", "simulate")
-    described = load(scenario, data, seed)
-    outcomes = {name: described.simulate(name) for name in policy or described.policies}
-    if as_json:
-        print_json([outcome_json(described, name, outcome) for name, outcome in outcomes.items()])
-    else:
-        print_table(outcomes_table(described, outcomes))
-    if gantt is not None:
-        draw_gantt(outcomes, gantt, f"{described.name}: {described.description}")
-        say(f"drawn in {gantt}")
-    if unfinished := faults(outcomes):
-        for line in unfinished:
-            say(line)
-        raise typer.Exit(1)
+app.command()(simulate)
 
 
 @contextmanager

@@ -186,7 +186,9 @@ class JobTracker:
                 self._switches = [*self._switches, course.switch + back][-REMEMBERED:]
                 self._switch = median(self._switches)
                 course.switch = None
-        course.shown = True
+        if not course.shown:
+            course.shown = True
+            self.changes += 1  # it may be suspended now
 
     def end_turns(self, now: float, least: float) -> None:
         """Write down what jobs have measured in turns that have lasted so many seconds at least."""

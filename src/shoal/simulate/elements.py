@@ -262,11 +262,12 @@ def _curves(table: Table, data: Path, seed: int, trials: int | None) -> Curves:
 
 def _costs(table: Table, dilation: float) -> Callable[[Structure, str], Structure]:
     """What jobs of a study, or of one [[jobs]], have in common: gives a structure of a name those costs."""
-    alpha, beta = table.number("alpha", 2.0, least=1.0), table.number("beta", 1.0, least=1.0)
+    alpha = table.number("alpha", least=1.0) if "alpha" in table else None
+    beta = table.number("beta", 1.0, least=1.0)
     sharing, devices = table.whole("sharing", 1, least=1, most=1000), table.whole("max_devices", 1, least=1, most=1000)
     start = table.number("start_seconds", START_SECONDS)
     switch = table.number("switch_seconds", start)
-    scaling = Scaling(alpha, beta)
+    scaling = Scaling(Scaling.alpha if alpha is None else alpha, beta)
     crowding = {jobs: scaling.factor(1 / jobs) for jobs in range(2, sharing + 1)}
     spreading = {width: scaling.factor(width) for width in range(2, devices + 1)}
 

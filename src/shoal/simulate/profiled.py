@@ -77,11 +77,8 @@ def _lines(name: _Name, sizes: Mapping[int, Mapping[str, Profile]]) -> list[str]
 
 def _profiles(by_kind: Mapping[str, Profile], kinds: Sequence[str], speed: Mapping[str, float]) -> dict[str, Profile]:
     first = by_kind[min(by_kind)]
-    return {
-        kind: by_kind[kind] if kind in by_kind else _faster(first, speed[kind])
-        for kind in kinds
-        if kind in {*by_kind, *speed}
-    }
+    faster = {kind: _faster(first, speed[kind]) for kind in kinds if kind in speed}
+    return faster | {kind: by_kind[kind] for kind in kinds if kind in by_kind}
 
 
 def _faster(profile: Profile, factor: float) -> Profile:

@@ -136,6 +136,7 @@ class Simulation:
                 tuner=self._tuner,
                 grouping=grouping or Grouping(),
                 fuse=fuse,
+                replan_seconds=inf,
                 key=searches.key if measured else None,
             )
         )

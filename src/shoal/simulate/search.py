@@ -27,7 +27,7 @@ class Structure:
         name: unique in the scenario.
         profiles: device kind -> what it costs there; it cannot run on others.
         workload: its row in the tables of a slow-down model, or empty.
-        alpha: overhead of sharing a device (Fluid), for slow-down models that make use of it.
+        alpha: overhead of sharing a device (Fluid); None: a share costs nothing that is not below what it asks for.
         start_seconds: from when a job is started to its first step.
         switch_seconds: what suspending and resuming one costs together; paid when it is resumed.
     """
@@ -35,7 +35,7 @@ class Structure:
     name: str
     profiles: Mapping[str, Profile]
     workload: str = ""
-    alpha: float = 2.0
+    alpha: float | None = None
     start_seconds: float = START_SECONDS
     switch_seconds: float = START_SECONDS
 
@@ -88,6 +88,7 @@ class Search(Source):
     seed: int = 0
 
     def algorithm(self, clock: Callable[[], float]) -> Algorithm:
+        """The algorithm, bound to models and learning rates."""
         name, settings = self.settings
         made = ALGORITHMS[name](**settings)
         structures, rates = range(len(self.structures)), range(self.learning_rates)
@@ -114,6 +115,7 @@ class Listed(Source):
     curves: Curves = field(default_factory=Decay)
 
     def algorithm(self, clock: Callable[[], float]) -> Algorithm:
+        """One that asks for what has come."""
         return _List(self, clock)
 
 
@@ -171,9 +173,11 @@ class Searches(Algorithm, Workload):
         """The structures of all trials, by what those of one agree on."""
         return {self._keys[name]: structure for name, structure in self._structures.items()}
 
-    def begin(self, problem: Problem) -> None: ...
+    def begin(self, problem: Problem) -> None:
+        """Nothing to be got ready."""
 
     def next_groups(self, free: int) -> list[TrialGroup]:
+        """What those want that have come."""
         groups: list[TrialGroup] = []
         for place, (source, algorithm) in enumerate(zip(self.sources, self._algorithms, strict=True)):
             if self._begin[place] <= self.now:
@@ -183,12 +187,14 @@ class Searches(Algorithm, Workload):
         return groups
 
     def observe(self, report: Report) -> list[Decision]:
+        """What the one decides whose trial it is."""
         number, place = divmod(report.trial, len(self.sources))
         decisions = self._algorithms[place].observe(replace(report, trial=number))
         return [replace(each, trial=each.trial * len(self.sources) + place) for each in decisions]
 
     @property
     def finished(self) -> bool:
+        """Whether all are."""
         return all(algorithm.finished for algorithm in self._algorithms)
 
     def source(self, trial: int) -> Source:
@@ -200,22 +206,28 @@ class Searches(Algorithm, Workload):
         return f"{self.source(trial).name}/{trial // len(self.sources)}"
 
     def key(self, trial: Trial) -> FusionKey:
+        """Its structure."""
         return self._keys[self.source(trial.number).structure(trial).name]
 
     def profile(self, key: FusionKey, kind: str) -> Profile:
+        """As the scenario says."""
         return self._structures[key.structure].profiles[kind]
 
     def report(self, trial: Trial, epoch: int) -> Report:
+        """The last loss of the epoch."""
         return Report(trial.number, epoch, {"loss": self.losses(trial, epoch)[-1]})
 
     def error(self, trial: Trial, epoch: int) -> str:
+        """None is raised."""
         return ""
 
     def losses(self, trial: Trial, epoch: int) -> Sequence[float]:
+        """Those of the epoch on the trial's curve."""
         source, number = self.source(trial.number), trial.number // len(self.sources)
         return source.curves.losses(replace(trial, number=number), epoch - 1, epoch)
 
     def start_seconds(self, job: Job) -> float:
+        """Of a job of several arrays, the most that one takes."""
         mine: Iterable[Structure] = [self._structures[array.key.structure] for array in job.arrays]
         return max(each.switch_seconds if job.resumes else each.start_seconds for each in mine)
 

@@ -148,15 +148,11 @@ def demands(structures: Mapping[str, Structure], data: Path) -> SlowDown:
 def none(structures: Mapping[str, Structure], data: Path) -> SlowDown:
     """Nobody slows anybody down, but a share below a whole device costs what the job's alpha says (Fluid: h).
 
-    A share is an upper bound of those that jobs have beside others; a job that is left alone has the device.
+    Shares bound what jobs have beside others; a job that is left alone has the device.
     """
 
     def speeds(device: Device, jobs: Sequence[VirtualJob]) -> Sequence[float]:
-        given = [device.compute if job.share is None else job.share for job in jobs]
-        whole = max(given) if len(jobs) == 1 else device.compute
-        widths = [min(1.0, share / whole) for share in given]
-        alphas = [_structure(job, structures).alpha for job in jobs]
-        return [1 / Scaling(alpha).factor(width) for alpha, width in zip(alphas, widths, strict=True)]
+        return [1.0 if len(jobs) == 1 else _part(job, _structure(job, structures).alpha, device) for job in jobs]
 
     return speeds
 
@@ -167,6 +163,15 @@ SLOWDOWNS: Mapping[str, Callable[[Mapping[str, Structure], Path], SlowDown]] = {
     "shares": shares,
 }
 """Every model by its name, made from the structures of a scenario by name and the folder of the tables."""
+
+
+def _part(job: VirtualJob, alpha: float | None, device: Device) -> float:
+    """Speed of a job on the share that it was given."""
+    if job.share is None:
+        return 1.0
+    if alpha is None:
+        return min(1.0, job.share / job.asked) if job.asked else 1.0
+    return 1 / Scaling(alpha).factor(min(1.0, job.share / device.compute))
 
 
 def _structure(job: VirtualJob, structures: Mapping[str, Structure]) -> Structure:

@@ -31,10 +31,7 @@ from shoal.study.signatures import surveyed
 from shoal.study.state import StudyState
 from shoal.study.trials import TrialRecord
 
-__all__ = ["REPLAN_SECONDS", "ask", "check_alive", "place", "survey"]
-
-REPLAN_SECONDS = 1.0
-"""Where nothing has changed but how far trials are, the planner is asked again after these seconds."""
+__all__ = ["ask", "check_alive", "place", "survey"]
 
 
 def ask(state: StudyState) -> None:
@@ -91,7 +88,7 @@ def place(state: StudyState, now: float) -> None:
     cluster = state.interference.cluster(state.fleet.cluster)
     held = {x.number: f"{PAUSED}{_company(state, x)}" for x in state.trials.held_back()}
     situation = _situation(state), cluster, held
-    if situation == state.placed and now < min(state.placed_at + REPLAN_SECONDS, state.planner.wake):
+    if situation == state.placed and now < min(state.placed_at + state.given.replan_seconds, state.planner.wake):
         return
     everyone = state.trials.waiting()
     keys = state.signatures.keys

@@ -52,6 +52,7 @@ class Given:
         tuner: finds how many times the compute of devices may be promised.
         grouping: decides which arrays share a process.
         fuse: whether trials may share an array.
+        replan_seconds: where nothing has changed but how far trials are, the planner is asked again after these.
         key: what trials agree on that can share an array, where that is known without a look at their models.
         elastic: whether the members of a running job can change.
         jobs: that the study has started so far.
@@ -69,6 +70,7 @@ class Given:
     tuner: OversubscriptionTuner
     grouping: Grouping
     fuse: bool = True
+    replan_seconds: float = 1.0
     key: Callable[[Trial], FusionKey] | None = None
     elastic: bool = True
     jobs: int = 0

@@ -1,21 +1,62 @@
-"""Outcomes as a table, and as JSON."""
+"""The command that simulates a scenario, and how it shows what came of that."""
 
 from collections.abc import Mapping
 from dataclasses import asdict
 from math import isfinite
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
 
+import typer
 from rich.markup import escape
 from rich.table import Table
 
+from shoal.cli.gantt import draw_gantt
+from shoal.cli.options import AsJson, all_of, print_json, print_table, say
+from shoal.report.drawing import check_drawing
 from shoal.schedule.auto import OBJECTIVES
+from shoal.schedule.registry import POLICIES
 from shoal.simulate.outcome import Outcome
-from shoal.simulate.scenario import Scenario
+from shoal.simulate.scenario import DATA, Scenario, load
 
-__all__ = ["faults", "outcome_json", "outcomes_table"]
+__all__ = ["faults", "outcome_json", "outcomes_table", "simulate"]
 
 _HEADS = {"makespan": "makespan", "mean_completion": "mean job", "time_to_target": "to target"}
 """Of what a scenario may be judged by; short, for eleven columns are to fit into a terminal."""
+
+
+def simulate(
+    scenario: Annotated[
+        Path, typer.Argument(metavar="SCENARIO.toml", exists=True, dir_okay=False, help="See docs/simulate.md.")
+    ],
+    policy: Annotated[
+        list[str] | None,
+        typer.Option(callback=all_of(POLICIES), help=f"May be given several times: {', '.join(POLICIES)}."),
+    ] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Counts instead of the file's.")] = None,
+    gantt: Annotated[Path | None, typer.Option(dir_okay=False, help="Draw who ran where: a .png or .svg file.")] = None,
+    data: Annotated[Path, typer.Option(file_okay=False, help="Folder of the measured tables.")] = DATA,
+    as_json: AsJson = False,
+) -> None:
+    """What a search would take on a cluster, by policy, without running it.
+
+    The file describes machines, studies and events. Without --policy it also says which policies are compared. The
+    exit status is 1 if jobs did not end under one of them.
+    """
+    if gantt is not None:
+        check_drawing(gantt, "a Gantt chart", "simulate")
+    described = load(scenario, data, seed)
+    outcomes = {name: described.simulate(name) for name in policy or described.policies}
+    if as_json:
+        print_json([outcome_json(described, name, outcome) for name, outcome in outcomes.items()])
+    else:
+        print_table(outcomes_table(described, outcomes))
+    if gantt is not None:
+        draw_gantt(outcomes, gantt, f"{described.name}: {described.description}")
+        say(f"drawn in {gantt}")
+    if unfinished := faults(outcomes):
+        for line in unfinished:
+            say(line)
+        raise typer.Exit(1)
 
 
 def outcomes_table(scenario: Scenario, outcomes: Mapping[str, Outcome]) -> Table:
