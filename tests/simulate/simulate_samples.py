@@ -4,9 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from shoal.backend.simulated import SimulatedJob, Tenant
-from shoal.core.demand import Demand
 from shoal.core.device import Cluster, Device, Node
+from shoal.simulate.elements import profile
+from shoal.simulate.run import Simulation
+from shoal.simulate.search import Listed, Searches, Structure
+from shoal.simulate.slowdown import SLOWDOWNS
 
 ROOT = Path(__file__).parents[2]
 REAL = ROOT / "../shared/data"
@@ -17,27 +19,26 @@ light,1,1000,25,60,0.2,0.1,0.1,0.1,0.1
 heavy,1,1000,100,60,0.7,0.35,0.2333333333333333,0.175,0.1
 large,1,20000,50,60,,,,0.2,0.1
 """  # noqa: E501
-PAIRS = """{"v100": {
-    "a": {"null": 10.0, "a": [6.0, 6.0], "b": [5.0, 2.0]},
-    "b": {"null": 4.0, "a": [2.0, 5.0], "b": [0.0, 0.0]}
-}}"""
 
 DEVICE = Device("gpu", "A100", 80 * GB)
 
 
 def tables(folder):
     (folder / "a100_mig_slices.csv").write_text(SLICES)
-    (folder / "gavel_oracle_throughputs.json").write_text(PAIRS)
     return folder
 
 
-def job(name, workload="", *, compute=1.0, seconds=10.0, memory=1.0, cores=1.0, kind="A100", **changes):
-    demand = {kind: Demand(compute, int(memory * GB), cores, seconds)}
-    return SimulatedJob(name, demand, workload=workload, **changes)
+def structure(name, workload="", *, compute=1.0, seconds=10.0, memory=1.0, cores=1.0, kind="A100", fused=None, **costs):
+    takes = profile(seconds, compute, int(memory * GB), cores, fused or {})
+    return Structure(name, {kind: takes}, workload, **{"start_seconds": 0.0, "switch_seconds": 0.0, **costs})
 
 
-def tenant(workload="", share=None, **changes):
-    return Tenant(job("x", workload, **changes), share)
+def simulation(structures, where, policy, *, arrivals=None, slowdown="none", data=None, **more):
+    """Of jobs that are called job/0, job/1, ..."""
+    listed = Listed("job", structures, arrivals or [0.0] * len(structures))
+    by_name = {each.name: each for each in structures}
+    model = SLOWDOWNS[slowdown](by_name, data) if isinstance(slowdown, str) else slowdown
+    return Simulation(Searches([listed]), where, policy, model, **more)
 
 
 def cluster(devices=1, *, memory=80, cores=64, kind="A100", oversubscription=1.0):

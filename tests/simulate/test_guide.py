@@ -15,7 +15,9 @@ COMMANDS = [line for block in re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL) fo
 
 
 @needs_data
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize(
+    "command", [pytest.param(x, marks=[pytest.mark.thorough] * ("mixed_day" in x)) for x in COMMANDS]
+)
 def test_command(command, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "search.toml").write_text(SCENARIO)

@@ -3,12 +3,12 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from shoal.backend.simulated import Simulation
+from shoal.simulate.bound import best_makespan
 from simulate_samples import cluster, job, tables
 
-from shoal.backend.simulated import Simulation
 from shoal.core.errors import ScenarioError
 from shoal.schedule import WFD, Fifo
-from shoal.simulate.bound import best_makespan
 from shoal.simulate.slowdown import Shares, read_curves
 
 

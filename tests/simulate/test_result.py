@@ -6,34 +6,36 @@ from io import StringIO
 
 import pytest
 from rich.console import Console
-from simulate_samples import cluster, job
+from simulate_samples import cluster, simulation, structure
 
-from shoal.backend.simulated import ClusterEvent, Simulation
 from shoal.cli.gantt import draw_gantt
-from shoal.schedule import WFD, Fifo
 from shoal.cli.simulate import faults, outcome_json, outcomes_table
+from shoal.schedule import WFD, Fifo
+from shoal.simulate.run import ClusterEvent
 from shoal.simulate.scenario import Scenario
 
-JOBS = tuple(job(f"j{i}", seconds=100.0 + i, compute=0.5) for i in range(4))
+JOBS = tuple(structure(f"j{i}", seconds=100.0 + i, compute=0.5) for i in range(4))
 SCENARIO = Scenario(
     name="four",
     description="four jobs",
     cluster=cluster(1),
-    jobs=JOBS,
-    searches=(),
+    sources=(),
     events=(),
     slowdown="none",
     policies=("fifo", "wfd"),
     objective="makespan",
-    quantum=0.0,
-    lean=False,
+    fuse=False,
+    packing="none",
+    measured=True,
+    checkpoint_every=1.0,
+    tick=0.0,
     data=None,
 )
 
 
 @pytest.fixture(scope="module")
 def outcomes():
-    return {"fifo": Simulation(JOBS, cluster(1), Fifo()).run(), "wfd": Simulation(JOBS, cluster(1), WFD()).run()}
+    return {name: simulation(JOBS, cluster(1), policy).run() for name, policy in (("fifo", Fifo()), ("wfd", WFD()))}
 
 
 def test_table(outcomes):
@@ -51,13 +53,14 @@ def test_table(outcomes):
 
 def test_json(outcomes):
     found = json.loads(json.dumps(outcome_json(SCENARIO, "fifo", outcomes["fifo"])))
-    assert (found["scenario"], found["policy"], found["makespan"], found["decisions"]) == ("four", "fifo", 406, 5)
-    assert found["completion"] == {"j0": 100, "j1": 201, "j2": 303, "j3": 406}
-    assert found["intervals"][0] == {"job": "j0", "device": "gpu0", "begin": 0, "end": 100, "compute": 0.5}
+    assert (found["scenario"], found["policy"], found["makespan"], found["switches"]) == ("four", "fifo", 406, 0)
+    assert found["completion"] == {"job/0": 100, "job/1": 201, "job/2": 303, "job/3": 406}
+    stay = {"trial": "job/0", "trials": 1, "device": "gpu0", "begin": 0, "end": 100, "compute": 0.5}
+    assert found["intervals"][0] == stay
 
 
 def test_a_policy_under_which_nothing_ends_is_not_the_best(outcomes):
-    none = Simulation(JOBS, cluster(1), Fifo(), events=[ClusterEvent(10.0, failed=("gpu0",))]).run()
+    none = simulation(JOBS, cluster(1), Fifo(), events=[ClusterEvent(10.0, failed=("gpu0",))]).run()
     console = Console(width=200, height=25, record=True, file=StringIO(), force_terminal=True)
     console.print(outcomes_table(SCENARIO, {"lost": none, **outcomes}))
     lines = console.export_text(styles=True).splitlines()[2:]
@@ -69,13 +72,16 @@ def test_a_policy_under_which_nothing_ends_is_not_the_best(outcomes):
 
 
 def test_faults():
-    events = [ClusterEvent(10.0, failed=("gpu0",))]
-    lost = Simulation([job("a"), job("b", memory=99)], cluster(1), Fifo()).run()
+    lost = simulation([structure("a"), structure("b", memory=99)], cluster(1), Fifo()).run()
     assert faults({"fifo": lost}) == [
-        "fifo: 1 jobs refused, such as b: can never run here: needs 99 GB, the largest device gpu0 has 80 GB"
+        "fifo: 1 jobs still waiting at the end, such as job/1: can never run here: needs 99.0 GB, the largest device "
+        "gpu0 has 80.0 GB"
     ]
-    late = Simulation([job("a", seconds=20)], cluster(1), Fifo(), events=events).run()
-    assert faults({"fifo": late}) == ["fifo: 1 jobs still waiting at the end, such as a: no healthy device"]
+    events = [ClusterEvent(10.0, failed=("gpu0",))]
+    late = simulation([structure("a", seconds=20)], cluster(1), Fifo(), events=events).run()
+    assert faults({"fifo": late}) == [
+        "fifo: 1 jobs still waiting at the end, such as job/0: no healthy device: gpu0 is lost: has failed"
+    ]
 
 
 @pytest.mark.parametrize(("suffix", "start"), [("png", b"\x89PNG"), ("svg", b"<?xml")])

@@ -1,56 +1,71 @@
 """Searches as sources of jobs, and the losses of their trials."""
 
 import pytest
-from simulate_samples import REAL, cluster, job, needs_data
+from simulate_samples import REAL, cluster, needs_data, structure
 
-from shoal.backend.simulated import Simulation
-from shoal.core.demand import Demand
 from shoal.core.errors import ScenarioError
-from shoal.core.trial import Trial
+from shoal.core.trial import Report, Trial, TrialState
 from shoal.schedule import Fifo
 from shoal.simulate.curves import Decay, RealCurves, Task, read_task
-from shoal.simulate.search import Search, Structure
+from shoal.simulate.run import Simulation
+from shoal.simulate.search import Listed, Search, Searches
+from shoal.simulate.slowdown import none
 
-STRUCTURES = tuple(Structure("net", size, {"A100": Demand(0.5, 10**9, 1.0, 2.0)}) for size in (32, 64))
-
-
-def search(name="s", algorithm=("grid", {"epochs": 3}), **changes):
-    return Search(name, STRUCTURES, 2, algorithm, job("template", arrival=5.0, start_seconds=1.0), **changes)
+HALVING = ("hyperband", {"max_epochs": 9, "eta": 3, "brackets": 1})
 
 
-def run(*searches):
-    return Simulation((), cluster(4), Fifo(), sources=[each.source() for each in searches]).run()
+def search(name="s", settings=("grid", {"epochs": 3}), **changes):
+    nets = [structure(f"{name}: net x {size}", compute=0.5, seconds=2.0, start_seconds=1.0) for size in (32, 64)]
+    return Search(name, nets, 2, settings, **{"arrivals": (5.0,), **changes})
 
 
-def test_a_grid_is_one_group_of_jobs():
-    jobs = search().source().begin()
-    assert [job.id for job in jobs] == ["s/0", "s/1", "s/2", "s/3"]
-    assert {(job.group, job.arrival, job.start_seconds, job.budget, job.epoch) for job in jobs} == {
-        ("s: grid", 5.0, 1.0, 3, 0)
-    }
-    assert {job.demand["A100"].seconds for job in jobs} == {6.0}
-    assert {len(job.curve) for job in jobs} == {30}
+def run(*sources):
+    return Simulation(Searches(sources), cluster(4), Fifo(), none({}, None)).run()
+
+
+def test_nothing_is_asked_for_before_it_comes():
+    searches = Searches([search()])
+    searches.now = 4.9
+    assert searches.next_groups(free=8) == []
+    searches.now = 5.0
+    (group,) = searches.next_groups(free=8)
+    assert (group.name, group.budget.epochs, [trial.number for trial in group.trials]) == ("s: grid", 3, [0, 1, 2, 3])
+    assert not searches.finished
+
+
+def test_the_trials_of_several_sources_have_numbers_of_their_own():
+    listed = Listed("jobs", [structure("long"), structure("short")], [7.0, 6.0], group="both")
+    searches = Searches([search("a"), search("b", seed=3), listed])
+    searches.now = 6.0
+    groups = searches.next_groups(free=8)
+    assert [[trial.number for trial in group.trials] for group in groups] == [[0, 3, 6, 9], [1, 4, 7, 10], [5]]
+    assert [searches.label(number) for number in (3, 10, 5)] == ["a/1", "b/3", "jobs/1"]
+    assert searches.key(groups[2].trials[0]).structure == "short"
+    assert searches.observe(Report(5, 1, {"loss": 1.0}, state=TrialState.PAUSED))[0].trial == 5
+    searches.now = 7.0
+    assert [[trial.number for trial in group.trials] for group in searches.next_groups(free=8)] == [[2]]
 
 
 def test_hyperband_promotes_what_has_the_least_loss():
-    halving = search(algorithm=("hyperband", {"max_epochs": 9, "eta": 3, "brackets": 1}))
-    outcome = run(halving)
+    outcome = run(search(settings=HALVING))
     rungs = [[name for name in outcome.completion if name.endswith(end)] for end in ("@3", "@9")]
     assert [len(outcome.completion) - sum(map(len, rungs)), *map(len, rungs)] == [9, 3, 1]
-    first = {job.id: job.curve[-1] for job in halving.source().begin()}
+    searches = Searches([search(settings=HALVING)])
+    searches.now = 5.0
+    first = {f"s/{x.number}": searches.losses(x, 1)[-1] for group in searches.next_groups(8) for x in group.trials}
     best = sorted(first, key=first.__getitem__)[:3]
     assert {name.removesuffix("@3") for name in rungs[0]} == set(best)
-    assert outcome == run(halving)
+    assert outcome == run(search(settings=HALVING))
 
 
-def test_a_promoted_trial_goes_on_with_its_own_curve():
-    source = search(algorithm=("hyperband", {"max_epochs": 3, "eta": 3, "brackets": 1})).source()
-    first = {job.id: job for job in source.begin()}
-    later = [job for name in first for job in source.ended(name, 9.0)]
-    (promoted,) = later
-    origin = first[promoted.id.removesuffix("@3")]
-    assert (promoted.arrival, promoted.epoch, promoted.budget, promoted.demand["A100"].seconds) == (9.0, 1, 3, 4.0)
-    assert promoted.curve[0] < origin.curve[-1]
+def test_a_trial_reports_along_its_own_curve():
+    searches = Searches([search("a"), search("b")])
+    searches.now = 5.0
+    trials = [trial for group in searches.next_groups(8) for trial in group.trials]
+    for trial in trials:
+        losses = [searches.report(trial, epoch).metrics["loss"] for epoch in (1, 2, 3)]
+        assert losses == sorted(losses, reverse=True)
+    assert len({searches.report(trial, 1).metrics["loss"] for trial in trials[:4]}) == 4
 
 
 def test_two_searches_run_side_by_side():

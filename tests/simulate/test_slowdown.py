@@ -3,15 +3,34 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from simulate_samples import DEVICE, REAL, needs_data, tables, tenant
+from simulate_samples import DEVICE, REAL, needs_data, structure, tables
 
-from shoal.core.device import Device
+from shoal.backend.virtual import VirtualJob
+from shoal.core.array import Array, FusionKey, Member
+from shoal.core.demand import Demand
 from shoal.core.errors import ScenarioError
-from shoal.cost.scaling import Scaling
+from shoal.core.job import Job
+from shoal.core.trial import Trial
 from shoal.simulate.curves import read_task
-from shoal.simulate.slowdown import Demands, Pairs, Scalings, Shares, allocate, read_curves
+from shoal.simulate.slowdown import SLOWDOWNS, allocate, read_curves
 
-HALVABLE = Scaling(alpha=1.5, sharing=2)
+
+def tenant(workload="", share=None, compute=1.0, alpha=None):
+    return structure("x", workload, compute=compute, alpha=alpha), share
+
+
+def speeds(model, tenants, data=None):
+    """Of jobs that a policy gave shares, on one device."""
+    structures, jobs = {}, []
+    for number, (each, share) in enumerate(tenants):
+        name = f"job {number}"
+        structures[name] = each
+        takes = each.profiles["A100"]
+        array = Array(FusionKey(name, "", 1), (Member(Trial(number, {}, 0, 0), 0, 1),), takes)
+        promised = Demand(takes.compute if share is None else share, 0, 1.0, 10.0)
+        jobs.append(VirtualJob(Job(name, (array,), demand=promised), DEVICE))
+    return SLOWDOWNS[model](structures, data)(DEVICE, jobs)
+
 
 ALLOCATIONS = {
     "in proportion": ([1, 3], [1, 1], 1.0, [0.25, 0.75]),
@@ -55,63 +74,45 @@ SHARES = {
 
 @pytest.mark.parametrize(("tenants", "expected"), SHARES.values(), ids=SHARES)
 def test_shares(tenants, expected, tmp_path):
-    assert Shares(tables(tmp_path)).speeds(DEVICE, tenants) == pytest.approx(expected)
-
-
-V100 = Device("gpu", "V100", 16 * 10**9)
-PAIRED = {
-    "alone": (["a"], [1.0]),
-    "two of a kind": (["a", "a"], [0.6, 0.6]),
-    "two kinds": (["a", "b"], [0.5, 0.5]),
-    "the other way round": (["b", "a"], [0.5, 0.5]),
-    "out of memory together": (["b", "b"], [0.0, 0.0]),
-    "three were never measured": (["a", "a", "a"], [0.0, 0.0, 0.0]),
-}
-
-
-@pytest.mark.parametrize(("names", "expected"), PAIRED.values(), ids=PAIRED)
-def test_pairs(names, expected, tmp_path):
-    tenants = [tenant(name, kind="V100") for name in names]
-    assert Pairs(tables(tmp_path)).speeds(V100, tenants) == pytest.approx(expected)
+    assert speeds("shares", tenants, tables(tmp_path)) == pytest.approx(expected)
 
 
 DEMANDS = {
     "within the device": ([tenant(compute=0.5), tenant(compute=0.5)], [1.0, 1.0], [1.0, 1.0]),
     "twice the device": ([tenant(compute=1.0)] * 2, [0.5, 0.5], [1.0, 1.0]),
     "nothing asked": ([tenant(compute=0.0)], [1.0], [1.0]),
-    "half a device costs alpha": ([tenant(share=0.5, scaling=HALVABLE)] * 2, [1 / 1.5] * 2, [1 / 1.5] * 2),
+    "half a device costs alpha": ([tenant(share=0.5, alpha=1.5)] * 2, [1 / 1.5] * 2, [1 / 1.5] * 2),
+    "a share below what it asks for": ([tenant(share=0.25, compute=0.5)] * 2, [0.5, 0.5], [0.5, 0.5]),
+    "a share above what it asks for": ([tenant(share=0.5, compute=0.25)] * 2, [1.0, 1.0], [1.0, 1.0]),
+    "a share of one that is left alone": ([tenant(share=0.25, alpha=1.5)], [1.0], [1.0]),
 }
 
 
-@pytest.mark.parametrize(("tenants", "demands", "scalings"), DEMANDS.values(), ids=DEMANDS)
-def test_demands_and_scalings(tenants, demands, scalings):
-    assert Demands().speeds(DEVICE, tenants) == pytest.approx(demands)
-    assert Scalings().speeds(DEVICE, tenants) == pytest.approx(scalings)
+@pytest.mark.parametrize(("tenants", "demands", "none"), DEMANDS.values(), ids=DEMANDS)
+def test_demands_and_none(tenants, demands, none):
+    assert speeds("demands", tenants) == pytest.approx(demands)
+    assert speeds("none", tenants) == pytest.approx(none)
 
 
 UNKNOWN = {
-    "workload of shares": (Shares, DEVICE, "huge/1", r"job 'x': a100_mig_slices.csv has no 'huge/1'; it has heavy/1"),
-    "workload of pairs": (Pairs, V100, "c", "job 'x': gavel_oracle_throughputs.json has no 'c'; it has a, b"),
-    "no workload": (Shares, DEVICE, "", "job 'x': it names no `workload`, by which a100_mig_slices.csv is read"),
-    "kind of pairs": (Pairs, DEVICE, "a", "has no 'a100'; it has v100"),
+    "huge/1": r"x: there is no 'huge/1' in a100_mig_slices.csv; that has heavy/1, large/1, light/1",
+    "": "x: it names no `workload` in a100_mig_slices.csv",
 }
 
 
-@pytest.mark.parametrize(("model", "device", "workload", "message"), UNKNOWN.values(), ids=UNKNOWN)
-def test_unknown(model, device, workload, message, tmp_path):
+@pytest.mark.parametrize(("workload", "message"), UNKNOWN.items())
+def test_unknown(workload, message, tmp_path):
     with pytest.raises(ScenarioError, match=message):
-        model(tables(tmp_path)).speeds(device, [tenant(workload)])
+        speeds("shares", [tenant(workload)], tables(tmp_path))
 
 
-@pytest.mark.parametrize("model", [Shares, Pairs])
-def test_a_missing_table_names_the_option(model, tmp_path):
+def test_a_missing_table_names_the_option(tmp_path):
     with pytest.raises(ScenarioError, match=r"is not there, and this scenario needs it; name the folder .* --data"):
-        model(tmp_path)
+        read_curves(tmp_path)
 
 
 DAMAGED = {
-    "shares": (Shares, "a100_mig_slices.csv", "foo,bar\n1,2\n"),
-    "pairs": (Pairs, "gavel_oracle_throughputs.json", "[1]"),
+    "shares": (read_curves, "a100_mig_slices.csv", "foo,bar\n1,2\n"),
     "curves": (lambda data: read_task(data, 0), "taskset_curves_8.npz", "x"),
 }
 
@@ -133,5 +134,3 @@ def test_the_real_tables():
         assert speeds[-1] == 1.0
         assert 0 < curve.useful <= 1
     assert curves["resnet/64"].speed(1 / 7) == pytest.approx(0.0283 / 0.0489)
-    alone = Pairs(REAL).speeds(V100, [tenant("ResNet-18 (batch size 64)", kind="V100")])
-    assert alone == [1.0]

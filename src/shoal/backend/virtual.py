@@ -356,7 +356,8 @@ class Virtual(Backend):
 
     def _settle(self, device: Device) -> None:
         """Give all jobs on a device the speed that they have from now on."""
-        here = list(self._on.get(device.name, {}).values())
+        if not (here := list(self._on.get(device.name, {}).values())):
+            return
         wide = len(here) == 1 and here[0].job.helpers
         speeds = [_spread(here[0])] if wide else self._slowdown(device, here)
         for job, speed in zip(here, speeds, strict=True):

@@ -111,7 +111,7 @@ def load(path: Path, data: Path = DATA, seed: int | None = None) -> Scenario:
     fuse, measured = top.take("fuse", (bool,), True), top.take("measured", (bool,), True)
     packing = top.one_of("packing", PACKINGS, "cost")
     tick = top.number("tick", 0.0)
-    checkpoint_every = top.number("checkpoint_every", inf, above=True)
+    checkpoint_every = top.number("checkpoint_every", inf, least=1e-3)
     dilation = 1 + top.number("checkpoint_seconds", 0.0) / checkpoint_every
     tables = {name: top.tables(name) for name in ("nodes", "models", "studies", "jobs", "events")}
     top.done()
