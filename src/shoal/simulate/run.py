@@ -28,7 +28,7 @@ from shoal.core.command import (
     UpdateJob,
 )
 from shoal.core.device import Cluster, Node
-from shoal.core.errors import CheckpointError, DeviceError, PolicyError
+from shoal.core.errors import AlgorithmError, CheckpointError, DeviceError, PolicyError
 from shoal.core.event import Outcome as End
 from shoal.core.job import Job, Purpose, WorkerContext
 from shoal.core.objective import Objective
@@ -174,7 +174,7 @@ class Simulation:
                 self._happen(event)
         outcome = self._outcome
         outcome.waiting.update(
-            (name, state.reasons.get(number, "makes no progress")) for number, name in self._stretches.items()
+            (name, state.trials[number].reason or "makes no progress") for number, name in self._stretches.items()
         )
         outcome.oversubscription.update(self._tuner.ratios)
         outcome.decisions, outcome.decision_seconds = self._policy.asked, self._policy.seconds
@@ -202,10 +202,14 @@ class Simulation:
     def _happen(self, event: Event) -> bool:
         """Let an event happen; whether anything was done about it."""
         state = self._core.state
-        step = self._core.step(event, self._world.now)
-        error, state.error = state.error, None
-        if error is not None and not isinstance(error, DeviceError) and not self._arrivals:
-            raise error  # a DeviceError says that what waits can never start, which the outcome tells of
+        try:
+            step = self._core.step(event, self._world.now)
+        except DeviceError:  # what waits can never start; the outcome tells why
+            step = state.step
+        except AlgorithmError:  # it has nothing to propose
+            if not self._arrivals:
+                raise
+            step = state.step
         for record in step.records:
             self._note(record, self._world.now)
         for command in step.commands:
