@@ -40,7 +40,7 @@ def suspend(courses, one, now, left=(1, 2)):
 
 def test_a_job_may_be_preempted_from_its_first_report_on_until_it_is_asked_to_leave():
     courses = JobTracker()
-    courses.begin(job(), "cpu/1:0", None, 10.0)
+    courses.begin(job(), ("cpu/1:0",), None, 10.0)
     assert not seen(courses, job(), 11.0).preemptible
     courses.heard(told(), 12.0)
     assert seen(courses, job(), 12.0).preemptible
@@ -48,7 +48,7 @@ def test_a_job_may_be_preempted_from_its_first_report_on_until_it_is_asked_to_le
     assert not seen(courses, job(), 13.0).preemptible
     assert courses.leaving == {"job-1": AWAY}
     suspend(courses, job(), 14.0)
-    courses.begin(job("job-2", resumes="job-1"), "cpu/1:1", None, 20.0)
+    courses.begin(job("job-2", resumes="job-1"), ("cpu/1:1",), None, 20.0)
     assert not seen(courses, job("job-2"), 21.0).preemptible, "each stretch leads further"
 
 
@@ -56,7 +56,7 @@ def test_a_job_may_be_preempted_from_its_first_report_on_until_it_is_asked_to_le
 def test_who_measures_or_looks_is_left_alone(purpose):
     courses = JobTracker()
     one = Job("job-1", job().arrays, purpose)
-    courses.begin(one, "cpu/1:0", None, 0.0)
+    courses.begin(one, ("cpu/1:0",), None, 0.0)
     courses.heard(told(), 1.0)
     assert not seen(courses, one, 2.0).preemptible
 
@@ -64,7 +64,7 @@ def test_who_measures_or_looks_is_left_alone(purpose):
 def test_times_and_losses_add_up_over_all_stretches():
     courses = JobTracker()
     courses.look([(member(1), A), (member(2), A)], 3.0)
-    courses.begin(job(), "cpu/1:0", 0.5, 10.0)
+    courses.begin(job(), ("cpu/1:0",), 0.5, 10.0)
     courses.heard(told("job-1", 5.0, 4.0), 12.0)
     courses.heard(told("job-1", 4.5, 3.0), 13.0)
     view = seen(courses, job(), 14.0)
@@ -75,7 +75,7 @@ def test_times_and_losses_add_up_over_all_stretches():
     assert (view.state, view.devices, view.share) == (JobState.SUSPENDED, (), None)
     assert (view.since, view.ran, view.home, view.quanta, view.best) == (15.0, 5.0, "cpu/1:0", (first,), 3.0)
     again = job("job-2", resumes="job-1")
-    courses.begin(again, "cpu/1:1", None, 20.0)
+    courses.begin(again, ("cpu/1:1",), None, 20.0)
     courses.heard(told("job-2", 2.0), 23.0)
     courses.end_turns(24.0, least=4.0)
     view = seen(courses, again, 25.0)
@@ -86,7 +86,7 @@ def test_times_and_losses_add_up_over_all_stretches():
 
 def test_a_turn_that_is_too_short_goes_on():
     courses = JobTracker()
-    courses.begin(job(), "cpu/1:0", None, 0.0)
+    courses.begin(job(), ("cpu/1:0",), None, 0.0)
     courses.heard(told("job-1", 3.0), 1.0)
     courses.end_turns(1.5, least=2.0)
     assert seen(courses, job(), 1.5).quanta == ()
@@ -98,7 +98,7 @@ def test_a_turn_that_is_too_short_goes_on():
 
 def test_a_loss_that_is_no_number_is_not_the_best():
     courses = JobTracker()
-    courses.begin(job(), "cpu/1:0", None, 0.0)
+    courses.begin(job(), ("cpu/1:0",), None, 0.0)
     courses.heard(told("job-1", float("inf")), 1.0)
     courses.end_turns(2.0, least=0.0)
     assert seen(courses, job(), 2.0).best is None
@@ -107,9 +107,9 @@ def test_a_loss_that_is_no_number_is_not_the_best():
 def test_the_cost_of_a_switch_is_measured_up_to_the_first_step():
     courses = JobTracker()
     assumed = courses.switch_seconds
-    courses.begin(job(), "cpu/1:0", None, 0.0)
+    courses.begin(job(), ("cpu/1:0",), None, 0.0)
     suspend(courses, job(), 5.0)
-    courses.begin(job("job-2", resumes="job-1"), "cpu/1:0", None, 7.0)
+    courses.begin(job("job-2", resumes="job-1"), ("cpu/1:0",), None, 7.0)
     assert courses.switch_seconds == assumed
     courses.heard(told("job-2", 1.0, seconds=2.0), 9.5)
     assert courses.switch_seconds == 0.25 + 0.5
@@ -129,7 +129,7 @@ def test_the_cost_of_a_switch_is_measured_up_to_the_first_step():
 )
 def test_only_who_was_asked_to_and_has_saved_all_is_suspended(outcome, leave, ends):
     courses = JobTracker()
-    courses.begin(job(), "cpu/1:0", None, 0.0)
+    courses.begin(job(), ("cpu/1:0",), None, 0.0)
     if leave is not None:
         courses.leave("job-1", leave, 1.0)
     assert courses.outcome(Ended("job-1", outcome)) is ends
@@ -140,7 +140,7 @@ def test_only_who_was_asked_to_and_has_saved_all_is_suspended(outcome, leave, en
 
 def test_trials_of_a_suspended_job_are_apart_from_where_they_are_now_until_they_are_over():
     courses = JobTracker()
-    courses.begin(job(), "cpu/1:0", None, 0.0)
+    courses.begin(job(), ("cpu/1:0",), None, 0.0)
     suspend(courses, job(), 1.0)
     there = [(member(1, start=4), A), (member(2), A), (member(3), B)]
     free, suspended = courses.look(there, 2.0)
@@ -154,7 +154,7 @@ def test_trials_of_a_suspended_job_are_apart_from_where_they_are_now_until_they_
 
 def test_who_had_reached_its_target_is_not_suspended_with_the_others():
     courses = JobTracker()
-    courses.begin(job(), "cpu/1:0", None, 0.0)
+    courses.begin(job(), ("cpu/1:0",), None, 0.0)
     suspend(courses, job(), 1.0, left=(2,))
     _, suspended = courses.look([(member(2), A)], 2.0)
     assert suspended == [job("job-1", member(2))]
@@ -162,7 +162,7 @@ def test_who_had_reached_its_target_is_not_suspended_with_the_others():
 
 def test_a_job_that_is_dissolved_waits_in_pieces():
     courses = JobTracker()
-    courses.begin(job(), "cpu/1:0", None, 0.0)
+    courses.begin(job(), ("cpu/1:0",), None, 0.0)
     suspend(courses, job(), 1.0)
     courses.dissolve("job-1")
     there = [(member(1), A), (member(2), A)]

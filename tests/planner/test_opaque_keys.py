@@ -8,7 +8,7 @@ from shoal.core.trial import Trial
 from shoal.cost.watched import watched
 from shoal.planner.planner import Planner
 from shoal.schedule.registry import make_policy
-from shoal.study.signatures import SignatureRegistry
+from shoal.study.config import opaque_key
 
 
 def cluster(devices: int) -> Cluster:
@@ -23,9 +23,7 @@ def planner(profile: Profile | None) -> Planner:
 
 def waiting(count: int) -> list[tuple[Member, FusionKey]]:
     members = [Member(Trial(number, {}, 0, 0), 0, 4) for number in range(count)]
-    surveys = SignatureRegistry({"cpu/4"})
-    surveys.know("opaque train 1", members)
-    return [(member, surveys.keys[member.trial.number]) for member in members]
+    return [(member, opaque_key("opaque train 1", member.trial)) for member in members]
 
 
 def test_keys_share_what_is_known_but_no_array() -> None:

@@ -23,7 +23,7 @@ from shoal.study.fleet import Finder, Fleet
 from shoal.study.hangs import HANG_SECONDS, HangDetector
 from shoal.study.state import Given
 
-__all__ = ["EngineConfig"]
+__all__ = ["EngineConfig", "opaque_key"]
 
 
 @dataclass
@@ -84,13 +84,13 @@ class EngineConfig:
             tuner=self.tuner,
             grouping=self.grouping,
             fuse=self.fuse,
-            key=partial(_opaque, self.structure) if self.structure else None,
+            key=partial(opaque_key, self.structure) if self.structure else None,
             elastic=self.backend.elastic,
             jobs=len(journal.jobs()),
             find_policy=make_policy,
         )
 
 
-def _opaque(structure: str, trial: Trial) -> FusionKey:
+def opaque_key(structure: str, trial: Trial) -> FusionKey:
     """Of a trial that a program of the user's trains: nobody else's, and there is nothing to be looked at."""
     return FusionKey(structure, "", 1, order=trial.number, opaque=True)
