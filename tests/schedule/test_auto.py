@@ -6,7 +6,6 @@ from hypothesis import settings
 from schedule_samples import cluster, gpu, job, needs, placed, refused
 
 import shoal.schedule.auto as auto_module
-from shoal.backend.simulated import Outcome
 from shoal.core.errors import PolicyError
 from shoal.cost.scaling import Scaling
 from shoal.schedule import (
@@ -27,6 +26,7 @@ from shoal.schedule import (
 )
 from shoal.schedule.outlook import Outlook, outlook
 from shoal.schedule.sharing import Sharing
+from shoal.simulate.outcome import Outcome
 from shoal.simulate.scenario import load
 from shoal.testing.policies import check_policy
 
@@ -192,6 +192,17 @@ def test_grows_over_idle_devices():
     assert Auto().plan(jobs, where, 0.0) == WaterFilling().plan(jobs, where, 0.0)
 
 
+def test_a_scaling_that_says_what_the_demand_says_is_no_reason_to_leave_room_unused():
+    """As of live jobs whose sharing was not seen yet: two of 0.4 at no cost. Three times a device may be promised."""
+    views = [
+        *(job(name, compute=0.4, seconds=10, on="cuda:0") for name in "abc"),
+        *(job(name, compute=0.8, seconds=10) for name in "defg"),
+    ]
+    jobs = [replace(view, scaling=Scaling(1.0, sharing=int(1 / view.demand["A100"].compute))) for view in views]
+    where = cluster(gpu(0, oversubscription=3.0))
+    assert placed(Auto().plan(jobs, where, 0.0)) == {"d": "cuda:0", "e": "cuda:0"}
+
+
 def test_does_not_grow_where_that_costs_more_than_it_gains():
     """1 s is left; on two devices that would take 0.6 s and 3 s for the change."""
     jobs = [elastic("a", compute=1.0, seconds=1, on="cuda:0")]
@@ -286,12 +297,13 @@ def test_objectives_are_properties_of_outcomes():
     assert make_policy("auto", "time_to_target").objective == "time_to_target"
 
 
-@pytest.mark.parametrize(("objective", "first"), [("makespan", "long"), ("mean_completion", "short")])
+@pytest.mark.parametrize(("objective", "first"), [("makespan", "long/0"), ("mean_completion", "short/0")])
 def test_a_scenario_tells_its_objective(tmp_path, objective, first):
     file = tmp_path / "two.toml"
     file.write_text(
         f"""
         objective = "{objective}"
+        packing = "none"
         [[nodes]]
         kind = "A100"
         devices = 1

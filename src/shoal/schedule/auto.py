@@ -47,7 +47,7 @@ class Auto(Policy):
     """Asks a policy for each way of dividing devices, and takes the plan that is expected to do best by the objective.
 
     1. Sharing (HyperSack): jobs side by side, see `Sharing`. It moves nobody, and always is a candidate.
-    2. Growing (Fluid): if there are jobs that scale, the widths of `WaterFilling`.
+    2. Growing (Fluid): if there are jobs of which more is known than what they ask for, the widths of `WaterFilling`.
     3. Taking turns (Hermes): if the objective is the time to a target, jobs wait, and the mean wait is longer than what
        a switch costs, the time-sharing policy. Which trial is worth going on with shows in its losses, of which an
        outlook knows nothing; so turns need only keep the devices as busy as the better of the other two does.
@@ -56,10 +56,10 @@ class Auto(Policy):
     being judged by mean completion. A plan that moves jobs has to be better by more than these costs: of equals the
     first is taken.
 
-    Live, a job scales as far as its measured demand leaves room for others of its kind on a device, and not beyond one;
-    so sharing mostly stays the best. With more than 50,000 pairs of a job and
-    a device, jobs are packed by worst fit, the longest or the shortest first, as the knapsack policies do, whose
-    sessions keep books.
+    Live, a job whose sharing was not seen yet scales as far as its measured demand leaves room for others of its kind on
+    a device, and not beyond one. Sharing goes by that as well, and may promise more than a device has. With more than
+    50,000 pairs of a job and a device, jobs are packed by worst fit, the longest or the shortest first, as the knapsack
+    policies do, whose sessions keep books.
 
     One way is taken for all jobs: of jobs that scale among others that do not, either all share or all get devices of
     their own.
@@ -84,7 +84,7 @@ class Auto(Policy):
             return self.at_large.plan(jobs, cluster, now)
         best = Sharing(largest_first=self.objective == "makespan").plan(jobs, cluster, now)
         turns = self._turns(jobs)
-        grows = any(job.scaling.sharing > 1 or job.scaling.devices > 1 for job in jobs)
+        grows = any(map(_scales, jobs))
         if not grows and turns is None:
             return best
         expected = outlook(best, jobs, cluster)
@@ -132,6 +132,13 @@ class _ShortestWorstFit(Knapsack):
 
     jobs = JobOrder.SHORTEST
     devices = DeviceOrder.WORST_FIT
+
+
+def _scales(job: JobView) -> bool:
+    """Whether its scaling says more than its demand, by which jobs are side by side at no cost up to a whole device."""
+    sharing = job.scaling.sharing
+    crowded = sharing * max((ask.compute for ask in job.demand.values()), default=0.0) > 1 + ROUNDING
+    return job.scaling.devices > 1 or (sharing > 1 and (job.scaling.alpha > 1 or crowded))
 
 
 class _AutoSession(Session):
