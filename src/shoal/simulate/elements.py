@@ -290,7 +290,8 @@ def read_jobs(tables: Iterable[Table], kinds: Sequence[str], seed: int, dilation
     """[[jobs]]: jobs without a search, `count` each.
 
     Of their amounts (`seconds`, `compute`, `memory_gb`, `cores`, `arrival`) each is a number, a list of which one is
-    drawn for each job, or a table of `low` and `high` between which it is drawn, every value as likely.
+    drawn for each job, or a table of `low` and `high` between which it is drawn, every value as likely. The seconds are
+    those of all `epochs` together.
     """
     jobs: list[Listed] = []
     names: set[str] = set()
@@ -302,6 +303,7 @@ def read_jobs(tables: Iterable[Table], kinds: Sequence[str], seed: int, dilation
         count = table.whole("count", 1, least=1, most=MANY)
         rng = Random(derive_seed(seed, "jobs", name))
         amounts = {key: _drawn(table, key, default) for key, default in _AMOUNTS.items()}
+        epochs = table.whole("epochs", 1, least=1, most=MANY)
         on = table.names("kinds") or tuple(kinds)
         group = table.take("group", (str,), "")
         workload = table.take("workload", (str,), "")
@@ -311,10 +313,12 @@ def read_jobs(tables: Iterable[Table], kinds: Sequence[str], seed: int, dilation
         arrivals: list[float] = []
         for number in range(count):
             drawn = {key: draw(rng) for key, draw in amounts.items()}
-            takes = profile(drawn["seconds"], drawn["compute"], int(drawn["memory_gb"] * GB), drawn["cores"], {})
+            takes = profile(
+                drawn["seconds"] / epochs, drawn["compute"], int(drawn["memory_gb"] * GB), drawn["cores"], {}
+            )
             structures.append(with_costs(Structure("", dict.fromkeys(on, takes), workload), f"{name}/{number}"))
             arrivals.append(drawn["arrival"])
-        jobs.append(Listed(name, structures, arrivals, group))
+        jobs.append(Listed(name, structures, arrivals, group, epochs=epochs))
     return jobs
 
 

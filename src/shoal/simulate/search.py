@@ -99,13 +99,15 @@ class Search(Source):
 
 @dataclass(frozen=True)
 class Listed(Source):
-    """Jobs without a search, each a trial of one epoch with a structure of its own.
+    """Jobs without a search, each a trial with a structure of its own.
 
     Args:
         name: of all of them.
         structures: of each.
         arrivals: when each comes.
         group: name of the TrialGroup that those are that come together, or "" where each is by itself.
+        curves: what they measure.
+        epochs: that each is trained; at the end of one it reports.
     """
 
     name: str
@@ -113,6 +115,7 @@ class Listed(Source):
     arrivals: Sequence[float]
     group: str = ""
     curves: Curves = field(default_factory=Decay)
+    epochs: int = 1
 
     def algorithm(self, clock: Callable[[], float]) -> Algorithm:
         """One that asks for what has come."""
@@ -124,7 +127,8 @@ class _List(Algorithm):
     """Asks for what of a list has arrived."""
 
     def __init__(self, listed: Listed, clock: Callable[[], float]) -> None:
-        self._group, self._clock, self._open = listed.group, clock, len(listed.structures)
+        self._group, self._budget = listed.group, Budget(listed.epochs)
+        self._clock, self._open = clock, len(listed.structures)
         self._coming = deque(sorted(zip(listed.arrivals, range(self._open), strict=True)))
 
     def begin(self, problem: Problem) -> None: ...
@@ -135,7 +139,7 @@ class _List(Algorithm):
             number = self._coming.popleft()[1]
             trials.append(Trial(number, {"structure": number}, derive_seed("listed", number), 0))
         together = [tuple(trials)] * bool(trials) if self._group else [(trial,) for trial in trials]
-        return [TrialGroup(each, Budget(1), self._group) for each in together]
+        return [TrialGroup(each, self._budget, self._group) for each in together]
 
     def observe(self, report: Report) -> list[Decision]:
         if report.state is TrialState.RUNNING:
