@@ -17,23 +17,34 @@ import json
 import math
 import random
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
 from statistics import fmean
 
-from shoal.backend.simulated import SimulatedJob, Simulation, Source
-from shoal.core.demand import Demand
+from shoal.algorithms.base import Algorithm, Problem
 from shoal.core.device import Cluster, Device, Node
+from shoal.core.trial import Budget, Decision, Report, Trial, TrialGroup, TrialState, derive_seed
 from shoal.cost.scaling import Scaling
-from shoal.schedule import POLICIES
-from shoal.simulate.slowdown import Scalings
+from shoal.planner.grouping import Grouping
+from shoal.planner.packing.registry import make_packing
+from shoal.schedule import make_policy
+from shoal.simulate.curves import Decay
+from shoal.simulate.elements import profile
+from shoal.simulate.run import Simulation
+from shoal.simulate.search import Searches, Source, Structure
+from shoal.simulate.slowdown import SLOWDOWNS
 
 ASKED = 1.6
 """Least speed-up over first in, first out: the mean over seeds, of each search, with the middling overheads."""
 
+SMALL = 32
+"""Trials of a search that is tried with `--quick`."""
 DEVICES = 8
 SHARING = 4
 SECONDS = 2.0
+PARTS = 4
+"""Of an epoch, at the ends of which a trial reports and can be moved: else much would be done twice."""
 
 
 def scaling(part: float, sharing: int = SHARING, devices: int = DEVICES) -> Scaling:
@@ -59,12 +70,12 @@ class Halving:
     eta: int
 
     def rungs(self) -> list[tuple[int, int]]:
-        """Trials of each rung, and epochs that they are trained for there, on top of those before."""
-        found, trained = [], 0
+        """Trials of each rung, and epochs that they have behind them at its end."""
+        found = []
         trials, epochs = self.trials, self.epochs
         while trials >= 1:
-            found.append((trials, epochs - trained))
-            trained, trials, epochs = epochs, trials // self.eta, epochs * self.eta
+            found.append((trials, epochs))
+            trials, epochs = trials // self.eta, epochs * self.eta
         return found
 
 
@@ -77,39 +88,68 @@ SEARCHES = {
 
 
 class Rungs(Source):
-    """The rungs of a search, one after the other."""
+    """The trials of a search, and what they take."""
+
+    name = "search"
+    arrivals = (0.0,)
+    curves = Decay()
 
     def __init__(self, search: Halving, overheads: Scaling, seed: int) -> None:
         draw = random.Random(seed)
-        self._rungs = search.rungs()
-        self._trials = [10 * math.exp(draw.gauss(0, 0.5)) for _ in range(search.trials)]
-        self._overheads = overheads
-        self._draw = draw
+        seconds = [10 * math.exp(draw.gauss(0, 0.5)) for _ in range(search.trials)]
+        self.structures = [_structure(number, each, overheads) for number, each in enumerate(seconds)]
+        promoted = list(range(search.trials))
+        self._rungs: list[tuple[list[int], int]] = []
+        for trials, epochs in search.rungs():
+            promoted = draw.sample(promoted, trials)
+            self._rungs.append((promoted, epochs))
+
+    def algorithm(self, clock: Callable[[], float]) -> Algorithm:
+        return _Promotions(self._rungs)
+
+
+def _structure(number: int, seconds: float, overheads: Scaling) -> Structure:
+    """Of a trial, by the seconds of its epoch."""
+    takes = replace(
+        profile(seconds / PARTS, 1.0, 10**9, 1.0, {}),
+        crowding={jobs: overheads.factor(1 / jobs) for jobs in range(2, overheads.sharing + 1)},
+        spreading={width: overheads.factor(width) for width in range(2, overheads.devices + 1)},
+    )
+    return Structure(f"trial {number}", {"A100": takes}, "", overheads.alpha, SECONDS, SECONDS)
+
+
+class _Promotions(Algorithm):
+    """Rungs whose trials are known beforehand; each comes when the one before has ended."""
+
+    def __init__(self, rungs: list[tuple[list[int], int]]) -> None:
+        self._rungs = rungs
         self._rung = -1
-        self._left = 0
+        self._left: set[int] = set()
 
-    def begin(self) -> Sequence[SimulatedJob]:
-        return self._next(0.0)
+    def begin(self, problem: Problem) -> None: ...
 
-    def ended(self, job: str, now: float) -> Sequence[SimulatedJob]:
-        self._left -= 1
-        return self._next(now) if self._left == 0 and self._rung + 1 < len(self._rungs) else ()
-
-    def _next(self, now: float) -> Sequence[SimulatedJob]:
+    def next_groups(self, free: int) -> list[TrialGroup]:
+        if self._left or self.finished:
+            return []
         self._rung += 1
-        self._left, epochs = self._rungs[self._rung]
-        self._trials = self._draw.sample(self._trials, self._left)
-        return [
-            SimulatedJob(
-                f"rung-{self._rung}/{index}",
-                {"A100": Demand(1.0, 10**9, 1.0, epochs * seconds)},
-                arrival=now,
-                scaling=self._overheads,
-                group=f"rung-{self._rung}",
-                start_seconds=SECONDS,
-            )
-            for index, seconds in enumerate(self._trials)
-        ]
+        numbers, epochs = self._rungs[self._rung]
+        self._left = set(numbers)
+        trials = tuple(Trial(number, {"structure": number}, derive_seed("groups", number), 0) for number in numbers)
+        return [TrialGroup(trials, Budget(epochs * PARTS), f"rung-{self._rung}")]
+
+    def observe(self, report: Report) -> list[Decision]:
+        if report.state is TrialState.RUNNING:
+            return []
+        self._left.discard(report.trial)
+        if self._left:
+            return []
+        trained = self._rungs[self._rung][0]
+        promoted = [] if self.finished else self._rungs[self._rung + 1][0]
+        return [Decision(number, TrialState.COMPLETE) for number in trained if number not in promoted]
+
+    @property
+    def finished(self) -> bool:
+        return not self._left and self._rung + 1 == len(self._rungs)
 
 
 def cluster() -> Cluster:
@@ -118,14 +158,19 @@ def cluster() -> Cluster:
 
 
 def makespan(policy: str, search: Halving, overheads: Scaling, seed: int) -> float:
-    source = Rungs(search, overheads, seed)
-    return Simulation((), cluster(), POLICIES[policy](), Scalings(), sources=(source,)).run().makespan
+    searches = Searches([Rungs(search, overheads, seed)])
+    slowdown = SLOWDOWNS["none"]({each.name: each for each in searches.keys.values()}, Path())
+    grouping = Grouping(make_packing("none"))
+    run = Simulation(searches, cluster(), make_policy(policy), slowdown, grouping=grouping, fuse=False)
+    outcome = run.run()
+    assert not outcome.waiting, f"{policy} left trials waiting: {outcome.waiting}"
+    return outcome.makespan
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--seeds", type=int, default=20, help="draws of trials' times and of who is promoted")
-    parser.add_argument("--quick", action="store_true", help="one seed")
+    parser.add_argument("--quick", action="store_true", help="one seed of the small searches")
     options = parser.parse_args()
     if options.seeds < 1:
         parser.error(f"--seeds must be at least 1, got {options.seeds}")
@@ -133,9 +178,11 @@ def main() -> int:
     figures: dict[str, dict[str, float]] = {}
     print(f"{'search':28} {'overheads':15} {'fifo':>9} {'water_filling':>14} {'speed-up':>9} {'least':>6}")
     for search_name, search in SEARCHES.items():
+        if options.quick and search.trials > SMALL:
+            continue
         figures[search_name] = {}
+        before = [makespan("fifo", search, OVERHEADS["none"], seed) for seed in seeds]  # shares and spreads nothing
         for name, overheads in OVERHEADS.items():
-            before = [makespan("fifo", search, overheads, seed) for seed in seeds]
             after = [makespan("water_filling", search, overheads, seed) for seed in seeds]
             ratios = [old / new for old, new in zip(before, after, strict=True)]
             figures[search_name][name] = round(fmean(ratios), 3)
