@@ -56,10 +56,10 @@ class Auto(Policy):
     being judged by mean completion. A plan that moves jobs has to be better by more than these costs: of equals the
     first is taken.
 
-    Live, a job whose sharing was not seen yet scales as far as its measured demand leaves room for others of its kind on
-    a device, and not beyond one. Sharing goes by that as well, and may promise more than a device has. With more than
-    50,000 pairs of a job and a device, jobs are packed by worst fit, the longest or the shortest first, as the knapsack
-    policies do, whose sessions keep books.
+    Live, a job whose sharing was not seen yet scales as far as its measured demand leaves room for others of its kind
+    on a device, and not beyond one. Sharing goes by that as well, and may promise more than a device has. With more
+    than 50,000 pairs of a job and a device, jobs are packed by worst fit, the longest or the shortest first, as the
+    knapsack policies do, whose sessions keep books.
 
     One way is taken for all jobs: of jobs that scale among others that do not, either all share or all get devices of
     their own.
