@@ -3,16 +3,37 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
+from typing import NamedTuple
 
-from shoal.backend.simulated import SimulatedJob
+from shoal.core.demand import Demand
 from shoal.core.device import Cluster
 from shoal.core.errors import ScenarioError
+from shoal.cost.estimate import job_demand
+from shoal.simulate.search import Source
 from shoal.simulate.slowdown import Curve
 
-__all__ = ["best_makespan"]
+__all__ = ["Alike", "best_makespan", "jobs_of"]
 
-_Class = tuple[str, tuple[tuple[str, float, int, float], ...]]
-"""Jobs that are alike: their workload, and for each kind of device seconds, bytes and cores."""
+
+class Alike(NamedTuple):
+    """Jobs that are alike: their row of the table, and what one takes of each kind of device."""
+
+    workload: str
+    demand: tuple[tuple[str, Demand], ...]
+
+
+def jobs_of(sources: Sequence[Source]) -> Counter[Alike]:
+    """Jobs of all trials that sources ask for at once, each in one of its own, with how many of each there are."""
+    jobs: Counter[Alike] = Counter()
+    for source in sources:
+        for group in source.algorithm(lambda: inf).next_groups(10**9):
+            for trial in group.trials:
+                structure = source.structure(trial)
+                kinds = sorted(structure.profiles.items())
+                demand = tuple([(kind, job_demand(profile, [group.budget.epochs])) for kind, profile in kinds])
+                jobs[Alike(structure.workload, demand)] += 1
+    return jobs
 
 
 @dataclass(frozen=True)
@@ -24,7 +45,7 @@ class _Pool:
     cores: float
 
 
-def best_makespan(jobs: Sequence[SimulatedJob], cluster: Cluster, curves: Mapping[str, Curve]) -> float:
+def best_makespan(jobs: Mapping[Alike, int], cluster: Cluster, curves: Mapping[str, Curve]) -> float:
     """A lower bound on the makespan of any schedule that shares devices, in seconds; a linear program over shares.
 
     Let n_j be the number of jobs of class j (one workload and demand), τ_jκ their seconds alone on a device of kind κ,
@@ -54,21 +75,23 @@ def best_makespan(jobs: Sequence[SimulatedJob], cluster: Cluster, curves: Mappin
     from scipy.sparse import coo_matrix
 
     pools = _pools(cluster)
-    classes = Counter(_class(job, curves) for job in jobs)
+    for workload, _ in jobs:
+        if workload not in curves:
+            raise ScenarioError(f"there is no curve of {workload!r}; there are {', '.join(curves)}")
     equal: list[tuple[int, int, float]] = []
     upper: list[tuple[int, int, float]] = []
-    limits = len(classes)
+    limits = len(jobs)
     kinds = {kind: limits + 3 * index for index, kind in enumerate(pools)}
     column = 1  # column 0 is T
-    for row, ((workload, demands), count) in enumerate(classes.items()):
+    for row, ((workload, demands), count) in enumerate(jobs.items()):
         upper.append((row, 0, -float(count)))
         first = column
-        for kind, seconds, memory, cores in demands:
+        for kind, demand in demands:
             if kind not in pools:
                 continue
             for share, speed in curves[workload].speeds[1:]:
-                equal.append((row, column, speed / max(seconds, 1e-12)))
-                amounts = (share, float(memory), cores)
+                equal.append((row, column, speed / max(demand.seconds, 1e-12)))
+                amounts = (share, float(demand.memory), demand.cores)
                 upper.append((row, column, 1.0))
                 upper.extend((kinds[kind] + i, column, amount) for i, amount in enumerate(amounts) if amount)
                 column += 1
@@ -88,7 +111,7 @@ def best_makespan(jobs: Sequence[SimulatedJob], cluster: Cluster, curves: Mappin
         A_ub=matrix(upper, rows),
         b_ub=np.zeros(rows),
         A_eq=matrix(equal, limits),
-        b_eq=list(classes.values()),
+        b_eq=list(jobs.values()),
         method="highs",
     )
     if not solution.success:
@@ -108,10 +131,3 @@ def _pools(cluster: Cluster) -> dict[str, _Pool]:
                 old.cores + node.cores,
             )
     return dict(sorted(pools.items()))
-
-
-def _class(job: SimulatedJob, curves: Mapping[str, Curve]) -> _Class:
-    if job.workload not in curves:
-        raise ScenarioError(f"job {job.id!r}: there is no curve of {job.workload!r}; there are {', '.join(curves)}")
-    demands = sorted((kind, demand.seconds, demand.memory, demand.cores) for kind, demand in job.demand.items())
-    return job.workload, tuple(demands)

@@ -1,7 +1,7 @@
 """Simulated makespan on HyperSack's search spaces against one job per device, beside the best that shares allow.
 
 Each policy's ratio is the makespan of `fifo`, one job a device, divided by its own. The bound is that ratio for the
-least makespan that the measured share curves allow (`shoal.simulate.bound`, a linear program). Demands and sources
+least makespan that the measured share curves allow (`makespan_bound.py`, a linear program). Demands and sources
 stand in scenarios/sp1.toml to sp4_mixed.toml; the paper's ratios are those that it prints, for its own models and
 devices. Oversubscription is the paper's for an A100, 3; "wfd, tuned" begins at 1 and finds it while it runs, and is
 not judged.
@@ -15,8 +15,9 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+from makespan_bound import best_makespan, jobs_of
+
 from shoal.schedule import POLICIES
-from shoal.simulate.bound import best_makespan
 from shoal.simulate.scenario import DATA, load
 from shoal.simulate.slowdown import SHARES_FILE, read_curves
 
@@ -46,8 +47,7 @@ def main() -> int:
     print(f"{'':9} {'policy':14} {'makespan':>10} {'ratio':>7} {'bound':>7} {'of bound':>9} {'paper':>6}")
     for space in ("sp3",) if options.quick else PAPER:
         scenario = load(ROOT / "scenarios" / f"{space}.toml", options.data)
-        jobs = [job for search in scenario.searches for job in search.source().begin()]
-        least = best_makespan(jobs, scenario.cluster, curves)
+        least = best_makespan(jobs_of(scenario.sources), scenario.cluster, curves)
         alone = scenario.simulate("fifo").makespan
         figures[space] = {"fifo": 1.0, "bound": alone / least}
         print(f"{space:9} {'fifo':14} {alone:8.1f} s {1:7.2f} {alone / least:7.2f}")

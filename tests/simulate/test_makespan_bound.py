@@ -1,15 +1,21 @@
 """The bound on cases whose best schedule is plain, and below every simulated makespan."""
 
+import sys
+from pathlib import Path
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from shoal.backend.simulated import Simulation
-from shoal.simulate.bound import best_makespan
-from simulate_samples import cluster, job, tables
+from simulate_samples import cluster, simulation, structure, tables
 
 from shoal.core.errors import ScenarioError
 from shoal.schedule import WFD, Fifo
-from shoal.simulate.slowdown import Shares, read_curves
+from shoal.simulate.search import Listed
+from shoal.simulate.slowdown import read_curves
+
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+
+from makespan_bound import best_makespan, jobs_of
 
 
 @pytest.fixture(scope="module")
@@ -18,7 +24,11 @@ def data(tmp_path_factory):
 
 
 def some(count, workload, **changes):
-    return [job(f"{workload} {i}", workload, **changes) for i in range(count)]
+    return [structure(f"{workload} {i}", workload, **changes) for i in range(count)]
+
+
+def bound(jobs, where, data):
+    return best_makespan(jobs_of([Listed("job", jobs, [0.0] * len(jobs))]), where, read_curves(data))
 
 
 CASES = {
@@ -34,7 +44,7 @@ CASES = {
 
 @pytest.mark.parametrize(("jobs", "where", "expected"), CASES.values(), ids=CASES)
 def test_bound(jobs, where, expected, data):
-    assert best_makespan(jobs, where, read_curves(data)) == pytest.approx(expected)
+    assert bound(jobs, where, data) == pytest.approx(expected)
 
 
 @settings(max_examples=40, deadline=None, database=None)
@@ -49,10 +59,10 @@ def test_bound(jobs, where, expected, data):
     st.sampled_from((Fifo(), WFD())),
 )
 def test_no_schedule_is_better(data, amounts, devices, ratio, policy):
-    jobs = [job(f"j{i}", work, seconds=s, compute=c) for i, (work, s, c) in enumerate(amounts)]
+    jobs = [structure(f"j{i}", work, seconds=s, compute=c) for i, (work, s, c) in enumerate(amounts)]
     where = cluster(devices, oversubscription=ratio)
-    found = Simulation(jobs, where, policy, Shares(data)).run().makespan
-    assert best_makespan(jobs, where, read_curves(data)) <= found * (1 + 1e-9)
+    found = simulation(jobs, where, policy, slowdown="shares", data=data).run().makespan
+    assert bound(jobs, where, data) <= found * (1 + 1e-9)
 
 
 @pytest.mark.parametrize(
@@ -64,4 +74,4 @@ def test_no_schedule_is_better(data, amounts, devices, ratio, policy):
 )
 def test_impossible(jobs, message, data):
     with pytest.raises(ScenarioError, match=message):
-        best_makespan(jobs, cluster(1), read_curves(data))
+        bound(jobs, cluster(1), data)
