@@ -10,10 +10,17 @@ sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 
 from time_sharing import INTERVAL, POLICIES, STEPS, at_best, by_order, by_turns, interpolated, steps_to
 
-from shoal.backend.simulated import SimulatedJob, Simulation
-from shoal.core.demand import Demand
+from shoal.backend import virtual
 from shoal.core.device import Cluster, Device, Node
-from shoal.simulate.curves import Task
+from shoal.core.trial import Trial
+from shoal.planner import job_tracker
+from shoal.planner.grouping import Grouping
+from shoal.planner.packing.registry import make_packing
+from shoal.simulate.curves import Curves, Task
+from shoal.simulate.elements import profile
+from shoal.simulate.run import Simulation
+from shoal.simulate.search import Listed, Searches, Structure
+from shoal.simulate.slowdown import SLOWDOWNS
 
 ONE = Cluster((Node("node", 100.0, (Device("cuda:0", "A100", 10**9),)),))
 
@@ -31,19 +38,30 @@ def bin_of_curves(seed: int, trials: int = 8, intervals: int = 12) -> list[list[
     return curves
 
 
+class Recorded(Curves):
+    """An epoch is a step."""
+
+    def __init__(self, curves: list[list[float]], target: float) -> None:
+        self._curves, self.target = curves, target
+
+    def losses(self, trial: Trial, begin: int, end: int) -> list[float]:
+        return self._curves[trial.number][begin:end]
+
+
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("name", POLICIES)
-def test_turns_are_those_of_a_simulation(name: str, seed: int) -> None:
+def test_turns_are_those_of_a_simulation(name: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(virtual, "STOP_SECONDS", 0.0)
+    monkeypatch.setattr(job_tracker, "SWITCH_SECONDS", 0.0)
     curves = bin_of_curves(seed)
     target = sorted(map(min, curves))[3]
-    jobs = [
-        SimulatedJob(
-            str(number), {"A100": Demand(1.0, 1, 1.0, len(losses) * INTERVAL / STEPS)}, curve=losses, target=target
-        )
-        for number, losses in enumerate(curves)
-    ]
+    takes = profile(INTERVAL / STEPS, 1.0, 1, 1.0, {})
+    structures = [Structure(str(number), {"A100": takes}, "", None, 0.0, 0.0) for number in range(len(curves))]
+    listed = Listed("job", structures, [0.0] * len(curves), curves=Recorded(curves, target), epochs=len(curves[0]))
+    slowdown = SLOWDOWNS["none"]({each.name: each for each in structures}, Path())
     policy = POLICIES[name]
-    outcome = Simulation(jobs, ONE, policy, quantum=policy.quantum).run()
+    grouping = Grouping(make_packing("none"))
+    outcome = Simulation(Searches([listed]), ONE, policy, slowdown, grouping=grouping, fuse=False).run()
     assert by_turns(policy, curves, target, switch=0.0) == pytest.approx(sorted(outcome.reached.values()))
 
 
