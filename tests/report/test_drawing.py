@@ -4,10 +4,10 @@ import sys
 
 import pytest
 
-from shoal.simulate.outcome import Interval
 from shoal.core.errors import ShoalError
 from shoal.report import drawing
 from shoal.report.drawing import check_drawing, lanes, save
+from shoal.simulate.outcome import Interval
 
 
 def test_a_drawing_that_could_not_be_drawn_is_refused_before(tmp_path, monkeypatch):

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from schedule_samples import GB, cluster, gpu
-
 from shoal.backend.simulated import SimulatedJob, Simulation, SlowDown
+
 from shoal.core.demand import Demand
 from shoal.core.errors import PolicyError
 from shoal.schedule import WFD

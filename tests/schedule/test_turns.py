@@ -3,8 +3,8 @@ from math import nan
 
 import pytest
 from schedule_samples import HIGH, LOW, cluster, decide, gpu, needs, refused, running, suspended, turn, waiting
-
 from shoal.backend.simulated import SimulatedJob, Simulation
+
 from shoal.core.demand import Demand
 from shoal.core.device import Cluster, Node
 from shoal.core.errors import PolicyError

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from schedule_samples import cluster, gpu, job, placed, refused
-
 from shoal.backend.simulated import SimulatedJob, Simulation
+
 from shoal.core.demand import Demand
 from shoal.core.device import Cluster, Node
 from shoal.cost.scaling import Scaling
