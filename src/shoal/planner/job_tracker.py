@@ -87,7 +87,7 @@ class JobTracker:
 
     def __init__(self, profiles: Profiles = lambda key, kind: None) -> None:
         self.changes = 0
-        """How often a job was asked to leave its device, came off it, was dissolved, or began to be one that may leave."""
+        """How often a job was asked to leave its device, came off it, was dissolved, or may leave it from then on."""
         self.leaving: dict[str, PreemptionRequest] = {}
         """The jobs that were asked to leave their devices and have not done so yet."""
         self._profiles = profiles
