@@ -35,6 +35,9 @@ from shoal.cost.estimate import compute, seconds
 
 __all__ = ["START_SECONDS", "SlowDown", "Virtual", "VirtualJob", "Workload", "fair"]
 
+_Life = Iterator[tuple[float, bool]]
+"""What a job does, as seconds until it says something, alone on its device, and whether others slow it down meanwhile."""
+
 START_SECONDS = 0.1
 """From when a process is started until it does anything."""
 SURVEY_SECONDS = 0.02
@@ -116,7 +119,7 @@ class VirtualJob:
     saved: float = 0.0
     hangs: bool = False
     over: bool = False
-    life: "Iterator[_Wait | _Work]" = field(default_factory=lambda: iter(()))
+    life: _Life = field(default_factory=lambda: iter(()))
     stage: int = 0
     left: float = inf
     since: float = 0.0
@@ -146,14 +149,6 @@ class VirtualJob:
         """Compute that a policy has given to it, where that is not what it asks for (see `JobView.share`)."""
         promised = self.job.demand
         return None if promised is None or abs(promised.compute - self.asked) < _ROUNDING else promised.compute
-
-
-class _Wait(float):
-    """Seconds that pass at the same rate whoever else is on the device."""
-
-
-class _Work(float):
-    """Seconds of work, alone on the device."""
 
 
 SlowDown = Callable[[Device, Sequence[VirtualJob]], Sequence[float]]
@@ -335,16 +330,15 @@ class Virtual(Backend):
         if (mine := self.jobs.get(job)) is not None:
             mine.hangs = True
 
-    def _go_on(self, job: VirtualJob, life: "Iterator[_Wait | _Work]") -> None:
+    def _go_on(self, job: VirtualJob, life: _Life) -> None:
         """From now on a job does this, and nothing of what it would have done."""
         job.life = life
         self._advance(job)
 
     def _advance(self, job: VirtualJob) -> None:
         """Let a job come to where it next takes time."""
-        takes = next(job.life, None)
-        job.left = inf if takes is None else takes
-        job.works, job.since = isinstance(takes, _Work), self.now
+        job.left, job.works = next(job.life, (inf, False))
+        job.since = self.now
         self._schedule(job)
 
     def _schedule(self, job: VirtualJob) -> None:
@@ -376,17 +370,18 @@ class Virtual(Backend):
         if self._on.get(job.device.name, {}).pop(job.job.id, None) is not None:
             self._settle(job.device)
 
-    def _life(self, job: VirtualJob) -> "Iterator[_Wait | _Work]":
+    def _life(self, job: VirtualJob) -> _Life:
         """All that a job does, as what it takes between what it says."""
         name = job.job.id
-        yield _Wait(self._workload.start_seconds(job.job) if job.job.purpose is Purpose.TRAIN else START_SECONDS)
+        starts = self._workload.start_seconds(job.job) if job.job.purpose is Purpose.TRAIN else START_SECONDS
+        yield starts, False
         match job.job.purpose:
             case Purpose.SURVEY:
                 yield from self._works(job, SURVEY_SECONDS * len(job.job.members), settled=False)
                 self._said.append(SignaturesFound(name, {x.trial.number: self._key(x) for x in job.job.members}))
             case Purpose.PROFILE:
                 for array in job.job.arrays:
-                    yield _Wait(PROFILE_SECONDS)
+                    yield PROFILE_SECONDS, False
                     profile = self._workload.profile(array.key, job.device.kind)
                     self._said.append(Profiled(name, array.key, profile))
             case Purpose.TRAIN:
@@ -395,13 +390,13 @@ class Virtual(Backend):
             self._end(job)
             self._said.append(Ended(name, Outcome.FINISHED))
 
-    def _stopping(self, job: VirtualJob) -> "Iterator[_Wait | _Work]":
-        yield _Wait(STOP_SECONDS)
+    def _stopping(self, job: VirtualJob) -> _Life:
+        yield STOP_SECONDS, False
         self._save(job, job.trials)
         self._end(job)
         self._said.append(Ended(job.job.id, Outcome.STOPPED))
 
-    def _train(self, job: VirtualJob) -> "Iterator[_Wait | _Work]":
+    def _train(self, job: VirtualJob) -> _Life:
         """An epoch of one array after the other, until nobody is left."""
         self._take_in(job)
         self._said.append(Heartbeat(job.job.id, settled=True))
@@ -419,18 +414,18 @@ class Virtual(Backend):
                 self._measure(job)
             self._take_in(job)
 
-    def _works(self, job: VirtualJob, takes: float, *, settled: bool) -> "Iterator[_Wait | _Work]":
+    def _works(self, job: VirtualJob, takes: float, *, settled: bool) -> _Life:
         """Work in which a job only says that it makes progress."""
         while takes > self._beat_seconds:
             takes -= self._beat_seconds
-            yield _Work(self._beat_seconds)
+            yield self._beat_seconds, True
             self._said.append(Heartbeat(job.job.id, settled))
-        yield _Work(takes)
+        yield takes, True
 
     def _end_epoch(self, job: VirtualJob, lane: _Lane, took: float) -> None:
         """Members of an array report an epoch, or it fails."""
         members = list(lane.members.items())
-        lane_trials = {number: member.trial for number, member in members}
+        trials = {number: member.trial for number, member in members}
         for number, member in members:
             if message := self._workload.error(member.trial, lane.epochs[number] + 1):
                 self.fail_array(job.job.id, lane.members.keys(), Outcome.RAISED, message)
@@ -447,7 +442,7 @@ class Virtual(Backend):
                 del lane.members[number]
         if reports:
             best = min(reports, key=lambda report: next(iter(report.metrics.values()), inf))
-            losses = self._workload.losses(lane_trials[best.trial], best.epoch)
+            losses = self._workload.losses(trials[best.trial], best.epoch)
             turn = TurnStats(max(losses), min(losses), losses[-1], len(losses), took)
             self._said.append(Reported(job.job.id, tuple(reports), turn))
         if self.now - job.saved >= self.workplace.checkpoint_seconds:
