@@ -36,7 +36,7 @@ from shoal.cost.estimate import compute, seconds
 __all__ = ["START_SECONDS", "SlowDown", "Virtual", "VirtualJob", "Workload", "fair"]
 
 _Life = Iterator[tuple[float, bool]]
-"""What a job does, as seconds until it says something, alone on its device, and whether others slow it down meanwhile."""
+"""What a job does: seconds until it says something, alone on its device, and whether others slow it down meanwhile."""
 
 START_SECONDS = 0.1
 """From when a process is started until it does anything."""
