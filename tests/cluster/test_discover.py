@@ -20,6 +20,7 @@ class Invented:
     """A machine that has what the test says."""
 
     cpu: int = 8
+    allowed: int = 1000
     bytes: int = 32 * GB
     cards: list[Gpu] = field(default_factory=list)
     others: list[Accelerator] = field(default_factory=list)
@@ -29,6 +30,9 @@ class Invented:
 
     def cores(self):
         return self.cpu
+
+    def threads(self, cores):
+        return min(cores, self.allowed)
 
     def memory(self):
         return self.bytes
@@ -61,6 +65,28 @@ def test_cpu_slots(devices, cores, expected):
     cluster = discover(devices, Invented(cpu=cores))
     assert summary(cluster) == expected
     assert sum(device.cores for _, device in cluster) <= cluster.nodes[0].cores
+
+
+def test_a_slot_whose_jobs_may_have_fewer_threads_than_cores_is_of_another_kind():
+    """What was measured with fewer threads says nothing of those with more; the cores stay the slot's."""
+    kinds = {allowed: summary(discover("cpu:2", Invented(allowed=allowed))) for allowed in (1, 4)}
+    assert kinds[1] == [("cpu:0", "cpu/1", 16, 4), ("cpu:1", "cpu/1", 16, 4)]
+    assert kinds[4] == [("cpu:0", "cpu/4", 16, 4), ("cpu:1", "cpu/4", 16, 4)]
+
+
+@pytest.mark.parametrize(
+    ("allowed", "threads"),
+    [
+        pytest.param(None, 4, id="as many as there are cores"),
+        pytest.param("1", 1, id="no more than its user allows"),
+        pytest.param("8", 4, id="no more than there are cores"),
+    ],
+)
+def test_this_machine_has_threads_as_its_user_allows(allowed, threads, monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    if allowed is not None:
+        monkeypatch.setenv("OMP_NUM_THREADS", allowed)
+    assert ThisMachine().threads(4) == threads
 
 
 FIRST = ("cuda:0", "NVIDIA H200", 140, 4)

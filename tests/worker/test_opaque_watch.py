@@ -22,7 +22,11 @@ def me() -> list[psutil.Process]:
     return [psutil.Process()]
 
 
-def test_from_the_second_report_on_it_is_known_what_a_program_takes() -> None:
+@pytest.mark.parametrize(("allowed", "threads"), [("2", 2), ("1", 1)])
+def test_from_the_second_report_on_it_is_known_what_a_program_takes(
+    allowed: str, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", allowed)
     watch = Watch(me, SLOT)
     assert watch.report(3.0) is None
     end = time.process_time() + 0.1
@@ -33,7 +37,7 @@ def test_from_the_second_report_on_it_is_known_what_a_program_takes() -> None:
     assert profile.step_seconds == {1: 0.25}
     assert profile.base_memory == pytest.approx(psutil.Process().memory_info().rss, rel=0.2)
     assert 0.05 < profile.cores <= 2
-    assert profile.compute == pytest.approx(profile.cores / 2)
+    assert profile.compute == pytest.approx(min(1.0, profile.cores / threads))
     assert watch.report(0.25) is None
     assert watch.finish() is None
 

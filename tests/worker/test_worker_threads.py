@@ -9,6 +9,8 @@ from contract_samples import Small
 
 from shoal.core.device import Device
 from shoal.core.job import WorkerContext
+from shoal.core.trial import Trial
+from shoal.worker.opaque_child import surroundings
 from shoal.worker.run import prepare
 
 
@@ -31,5 +33,7 @@ def test_a_worker_has_threads_for_its_cores(
     monkeypatch.delenv("OMP_NUM_THREADS")
     if allowed is not None:
         monkeypatch.setenv("OMP_NUM_THREADS", allowed)
-    prepare(Device("cpu:0", "cpu/4", memory=2**30, cores=4), WorkerContext(tmp_path, cloudpickle.dumps(Small())))
+    device = Device("cpu:0", "cpu/4", memory=2**30, cores=4)
+    prepare(device, WorkerContext(tmp_path, cloudpickle.dumps(Small())))
     assert asked == [threads]
+    assert surroundings(Trial(0, {}, 0, 0), device, "", tmp_path, 0)["OMP_NUM_THREADS"] == str(threads), "programs, too"

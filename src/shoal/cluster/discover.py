@@ -42,9 +42,9 @@ class Inventory:
 def discover(devices: str | Sequence[str] = "auto", machine: Machine | None = None) -> Cluster:
     """The devices of this machine that a study may use, as a cluster of one node.
 
-    The kind of a CPU slot holds its number of cores ("cpu/2"): the same job is measured anew where it gets another
-    number of threads. Memory is what the devices have in all; what other programs hold comes and goes. Some of the
-    devices may be unhealthy for now.
+    The kind of a CPU slot holds the number of threads that a job has there ("cpu/2"), which is that of its cores unless
+    `OMP_NUM_THREADS` allows fewer: the same job is measured anew where it gets another number of threads. Memory is
+    what the devices have in all; what other programs hold comes and goes. Some of the devices may be unhealthy for now.
 
     Args:
         devices: "auto" (all GPUs and instances of GPUs; without any Apple's; else one CPU slot per core), "cpu" (one
@@ -131,11 +131,10 @@ def _cpu(name: str, machine: Machine) -> Cluster:
     if not count.isdecimal() or int(count) < 1:
         raise DeviceError(f"a number of CPU slots is written 'cpu:N' with N at least 1, got {name!r}")
     slots = int(count)
-    threads = max(1, cores // slots)
+    each = max(1, cores // slots)
+    kind = f"cpu/{machine.threads(each)}"
     memory = machine.memory() // slots
-    devices = tuple(
-        Device(name=f"cpu:{index}", kind=f"cpu/{threads}", memory=memory, cores=threads) for index in range(slots)
-    )
+    devices = tuple(Device(name=f"cpu:{index}", kind=kind, memory=memory, cores=each) for index in range(slots))
     return Cluster((Node(machine.name, cores=max(cores, slots), devices=devices),))
 
 

@@ -10,6 +10,7 @@ from typing import Protocol
 import psutil
 
 from shoal.cluster.nvml import Listing, gpus, visible
+from shoal.cluster.threads import threads
 from shoal.cluster.torch_devices import Accelerator, torch_devices
 
 __all__ = ["Machine", "ThisMachine", "control_group_limits"]
@@ -24,6 +25,9 @@ class Machine(Protocol):
 
     def cores(self) -> int:
         """CPU cores this process may use, at least 1."""
+
+    def threads(self, cores: int) -> int:
+        """Threads that a job on so many of its cores has, at least 1."""
 
     def memory(self) -> int:
         """Bytes of main memory this process may use."""
@@ -51,6 +55,10 @@ class ThisMachine:
         allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         quota, _ = control_group_limits(self.control_group)
         return allowed if quota is None else max(1, min(allowed, int(quota)))
+
+    def threads(self, cores: int) -> int:
+        """As of `shoal.cluster.threads`."""
+        return threads(cores)
 
     def memory(self) -> int:
         """Main memory, cut to the control group's limit."""

@@ -12,6 +12,7 @@ from typing import BinaryIO
 import psutil
 
 from shoal.cluster.processes import family, kill
+from shoal.cluster.threads import threads
 from shoal.core.device import Device
 from shoal.core.trial import Trial
 from shoal.opaque import Command, Opaque
@@ -30,14 +31,14 @@ def surroundings(trial: Trial, device: Device, address: str, directory: Path, st
 
     Args:
         trial: which it trains.
-        device: where: the only one it sees, with so many threads as it has cores.
+        device: where: the only one it sees, with so many threads as `threads` says.
         address: of the socket that it reports to.
         directory: that it keeps what it goes on from in.
         step: reports that the contents of that have behind them.
     """
     return {
         **os.environ,
-        **dict.fromkeys(_THREADS, str(device.cores)),
+        **dict.fromkeys(_THREADS, str(threads(device.cores))),
         "CUDA_VISIBLE_DEVICES": visible_device(device),
         "PYTHONUNBUFFERED": "1",  # else a line of output comes when there are many
         "SHOAL_REPORT": address,

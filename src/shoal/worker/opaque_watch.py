@@ -7,6 +7,7 @@ from typing import Any
 
 import psutil
 
+from shoal.cluster.threads import threads
 from shoal.core.demand import Profile
 from shoal.core.device import Device
 from shoal.cost.watched import watched
@@ -96,7 +97,7 @@ class Watch:
         else:
             cores = (self._cpu - cpu) / max(time.monotonic() - moment, _SHORTEST)
         cores = min(max(_LEAST, cores), float(self._device.cores))
-        compute = cores / self._device.cores if self._gpu is None else self._gpu.compute
+        compute = cores / threads(self._device.cores) if self._gpu is None else self._gpu.compute
         memory = min(self._told, self._device.memory)
         return watched(self._seconds, memory, min(1.0, max(_LEAST, compute)), cores)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from shoal.cluster.threads import threads
 from shoal.core.device import Device
 from shoal.core.errors import UnusableTaskError
 from shoal.core.event import Event, Profiled, SignaturesFound
@@ -50,17 +51,11 @@ def run(job: Job, device: Device, workplace: WorkerContext, orders: JobControl) 
 def prepare(device: Device, workplace: WorkerContext) -> tuple[Workshop, Describer]:
     """Make this process, and the task in it, ready for work on a device."""
     place = _place(device)
-    torch.set_num_threads(_threads(device.cores))
+    torch.set_num_threads(threads(device.cores))
     if place.type == "cuda":
         torch.cuda.set_device(place)
     postpone_compiler()
     return _prepared(workplace.task, place, workplace.directory)
-
-
-def _threads(cores: int) -> int:
-    """As many as a device has cores, but no more than the user allows, as torch itself reads it."""
-    allowed = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
-    return min(cores, max(1, int(allowed))) if allowed.isdecimal() else cores
 
 
 def _place(device: Device) -> torch.device:
