@@ -10,7 +10,7 @@ from typing import final
 
 from shoal.core.errors import ScenarioError
 from shoal.core.trial import Trial, derive_seed
-from shoal.simulate.measured import reading
+from shoal.simulate.reader import reading
 
 __all__ = ["Curves", "Decay", "RealCurves", "Task", "read_task"]
 
@@ -20,10 +20,9 @@ STEPS = 10
 
 
 class Curves(ABC):
-    """What the trials of a search measure."""
+    """What the trials of a search measure; `target` is the loss that counts as reached, or None."""
 
     target: float | None = None
-    """The loss that counts as reached, or None."""
 
     @abstractmethod
     def losses(self, trial: Trial, begin: int, end: int) -> Sequence[float]:
@@ -60,35 +59,34 @@ class RealCurves(Curves):
         seed: decides who gets which.
         trials: of the search, if `good` is given.
         good: so many reach the target, at places that the seed decides (Hermes's bins); None: whoever is drawn.
+
+    Raises:
+        ScenarioError: there are not so many curves that reach the target, or that do not.
     """
 
     def __init__(self, task: "Task", seed: int, trials: int | None = None, good: int | None = None) -> None:
-        self.target = task.target
-        self._task = task
-        self._seed = seed
+        self.target, self._task, self._seed = task.target, task, seed
         self._bin: list[int] = []
-        if good is not None and trials is not None:
-            rng = Random(derive_seed(seed, "bin"))
+        if good is not None:
             able = [index for index, curve in enumerate(task.curves) if min(curve) <= task.target]
-            unable = [index for index, curve in enumerate(task.curves) if min(curve) > task.target]
+            unable = [index for index in range(len(task.curves)) if index not in able]
+            if trials is None or not (good <= len(able) and 0 <= trials - good <= len(unable)):
+                there = f"{len(able)} curves reach the target and {len(unable)} do not"
+                raise ScenarioError(f"`good` is {good}, of {trials or 'an unknown number of'} trials; {there}")
+            rng = Random(derive_seed(seed, "bin"))
             self._bin = [*rng.sample(able, good), *rng.sample(unable, trials - good)]
             rng.shuffle(self._bin)
 
     def losses(self, trial: Trial, begin: int, end: int) -> Sequence[float]:
         """Along the trial's curve, linear between recorded losses."""
         if self._bin:
-            index = self._bin[trial.number % len(self._bin)]
+            curve = self._task.curves[self._bin[trial.number % len(self._bin)]]
         else:
-            index = Random(derive_seed(self._seed, "curve", trial.number)).randrange(len(self._task.curves))
-        curve = self._task.curves[index]
-        last = len(curve) - 1
-        losses: list[float] = []
+            curve = Random(derive_seed(self._seed, "curve", trial.number)).choice(self._task.curves)
+        last, losses = len(curve) - 1, []
         for step in range(begin * STEPS + 1, end * STEPS + 1):
-            interval, part = divmod(step, STEPS)
-            if interval >= last:
-                losses.append(curve[last])
-            else:
-                losses.append(curve[interval] + (curve[interval + 1] - curve[interval]) * part / STEPS)
+            interval, part = divmod(min(step, last * STEPS), STEPS)
+            losses.append(curve[interval] + (curve[min(interval + 1, last)] - curve[interval]) * part / STEPS)
         return losses
 
 
@@ -114,11 +112,7 @@ class Task:
 
 
 def read_task(data: Path, number: int) -> Task:
-    """A task of TaskSet.
-
-    Args:
-        data: folder of `taskset_curves_8.npz`.
-        number: of the task.
+    """A task of TaskSet, of `taskset_curves_8.npz`.
 
     Raises:
         ScenarioError: the file is not there, or has no such task.

@@ -1,11 +1,12 @@
-"""The tables of a scenario file: machines, models, studies, jobs, events."""
+"""The tables of a scenario file: machines, models, studies, jobs, events; docs/simulate.md describes their keys."""
 
-import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from inspect import signature
+from itertools import count
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Annotated, Any, TypeVar
 
 from shoal.algorithms.registry import ALGORITHMS
 from shoal.backend.virtual import START_SECONDS
@@ -13,125 +14,67 @@ from shoal.core.demand import Profile
 from shoal.core.device import Cluster, Device, Node
 from shoal.core.errors import AlgorithmError, ScenarioError
 from shoal.core.trial import derive_seed
+from shoal.cost.estimate import step_seconds
+from shoal.cost.history import History, environment
 from shoal.cost.scaling import Scaling
 from shoal.simulate.curves import Curves, Decay, RealCurves, read_task
-from shoal.simulate.profiled import read_profiled
-from shoal.simulate.reader import MOST, Table
+from shoal.simulate.reader import Limits, Table, unknown
 from shoal.simulate.run import ClusterEvent
 from shoal.simulate.search import Listed, Search, Structure
-from shoal.simulate.slowdown import Curve, read_curves
+from shoal.simulate.slowdown import read_curves
 
-__all__ = ["read_events", "read_jobs", "read_models", "read_nodes", "read_studies"]
+__all__ = ["EventTable", "JobTable", "ModelTable", "NodeTable", "StudyTable", "profile", "read_events", "read_nodes"]
 
+_T = TypeVar("_T")
 GB = 10**9
 MANY = 10**6
 """Most devices, jobs or epochs that one table may ask for."""
-_AMOUNTS = {"seconds": ..., "compute": 1.0, "memory_gb": 0.0, "cores": 1.0, "arrival": 0.0}
-"""What is drawn for each of [[jobs]], and what it is where the file does not say."""
-_ANY: tuple[type, ...] = (float, list)
+_SHORT = 8
+"""Digits of a digest that are shown."""
+
+Amount = Annotated[float, Limits(0)]
+Positive = Annotated[float, Limits(1e-6)]
+Whole = Annotated[int, Limits(1, MANY)]
+Factor = Annotated[float, Limits(1)]
+Width = Annotated[int, Limits(1, 1000)]
+Setting = Annotated[int, Limits(0, MANY)] | Annotated[float, Limits(0, MANY)] | bool | str
 
 
-def read_nodes(tables: Iterable[Table], tuned: dict[str, bool], taken: set[str]) -> tuple[Node, ...]:
-    """[[nodes]]: machines, `count` equal ones each, called as they are named or node0, node1, ...
+@dataclass(frozen=True, kw_only=True)
+class NodeTable(Table):
+    """[[nodes]]: machines, `count` equal ones."""
 
-    Args:
-        tables: each a [[nodes]].
-        tuned: device kind -> whether its oversubscription is to be found, of the kinds of which a file has said so, or
-            has given a number; added to.
-        taken: names of nodes and devices so far; added to.
-    """
+    kind: str
+    devices: Annotated[int, Limits(1, 100)]
+    memory_gb: Amount
+    name: str = ""
+    count: Annotated[int, Limits(1, 10_000)] = 1
+    cores: Amount = 64.0
+    oversubscription: Positive | Annotated[str, ("tuned",)] = 1.0
+    compute: Positive = 1.0
+
+
+def read_nodes(tables: Iterable[NodeTable], taken: set[str]) -> tuple[Node, ...]:
+    """The machines, called as they are named or node0, node1, ...; `taken` are all names so far, and added to."""
     nodes: list[Node] = []
     for table in tables:
-        name = table.take("name", (str,), None)
-        count = table.whole("count", 1, least=1, most=MANY)
-        kind = table.take("kind", (str,))
-        devices = table.whole("devices", most=MANY // count)
-        memory = int(table.number("memory_gb") * GB)
-        cores = table.number("cores", 64.0)
-        ratio = _oversubscription(table, kind, tuned)
-        compute = table.number("compute", 1.0, above=True)
-        table.done()
-        for index in range(count):
-            if name is None:
-                called = next(free for number in itertools.count() if (free := f"node{number}") not in taken)
-            else:
-                called = name if count == 1 else f"{name}{index}"
-            slots = tuple(
-                Device(f"{called}/{i}", kind, memory, compute=compute, oversubscription=ratio) for i in range(devices)
-            )
-            for each in (called, *(slot.name for slot in slots)):
-                if each in taken:
-                    fault = f"there is or was a node or device {each!r} already; each needs a name of its own"
-                    table.fail("name", fault)
-                taken.add(each)
-            nodes.append(Node(called, cores, slots))
+        ratio = 1.0 if isinstance(table.oversubscription, str) else table.oversubscription
+        made = Device("", table.kind, int(table.memory_gb * GB), compute=table.compute, oversubscription=ratio)
+        free = (name for number in count(len(nodes)) if (name := f"node{number}") not in taken)
+        for index in range(table.count):
+            name = table.name + str(index) * (table.count > 1) if table.name else next(free)
+            node = Node(name, table.cores, tuple(replace(made, name=f"{name}/{i}") for i in range(table.devices)))
+            if both := taken & _named(node).keys():
+                raise table.error("name", f"there is or was a node or device {min(both)!r}; each needs its own name")
+            taken.update(_named(node))
+            nodes.append(node)
     return tuple(nodes)
 
 
-def _oversubscription(table: Table, kind: str, tuned: dict[str, bool]) -> float:
-    """A number, or where a ratio that is to be found begins."""
-    key = "oversubscription"
-    is_tuned = isinstance(table.take(key, (float, str), 1.0), str)
-    if key in table and tuned.setdefault(kind, is_tuned) != is_tuned:
-        table.fail(key, f'`{key}` must be "tuned" for all nodes with {kind} or for none: a ratio is found for a kind')
-    return 1.0 if is_tuned and table.one_of(key, ("tuned",), "") else table.number(key, 1.0, above=True)
-
-
-def read_models(tables: Iterable[Table], kinds: Sequence[str], data: Path) -> dict[str, list[Structure]]:
-    """[[models]]: what a trial of a model takes, for each batch size; by the model's name.
-
-    Either `workloads` names a row of `a100_mig_slices.csv` for each batch size, and `samples` the length of an epoch:
-    its compute is the measured SM utilisation alone, what HyperSack's sampler records. Or `epoch_seconds`, `compute`
-    and `memory_gb` say it, each as one number or as one for each batch size. `kinds` gives the speed of other devices,
-    `fused` what an array of several takes. Or `profile` names what studies have measured, see `read_profiled`.
-    """
-    models: dict[str, list[Structure]] = {}
-    for table in tables:
-        name = table.take("name", (str,))
-        if name in models:
-            table.fail("name", f"there is a model {name!r} already; each needs a name of its own")
-        if "profile" in table:
-            models[name] = read_profiled(table, name, kinds)
-            continue
-        sizes = table.take("batch_sizes", (list,), [1])
-        if not sizes or not all(
-            isinstance(size, int) and not isinstance(size, bool) and 0 < size <= 10**9 for size in sizes
-        ):
-            table.fail("batch_sizes", f"`batch_sizes` must be a list of integers from 1 to 10^9, got {sizes!r}")
-        workloads = table.names("workloads")
-        if workloads and len(workloads) != len(sizes):
-            table.fail("workloads", f"`workloads` must be {len(sizes)}, one for each batch size, got {len(workloads)}")
-        speeds = table.table("kinds")
-        speed = dict.fromkeys(kinds, 1.0)
-        if speeds is not None:
-            speed = {kind: speeds.number(kind, least=1e-6) for kind in speeds.rest()}
-            if not speed:
-                table.fail("kinds", "`kinds` names no kind of device; leave it out, or say how fast each is")
-        if workloads and "epoch_seconds" not in table:
-            samples = table.whole("samples", least=1)
-            rows = [_row(table, workload, data) for workload in workloads]
-            seconds = [samples / size * row.seconds for size, row in zip(sizes, rows, strict=True)]
-            compute = _per_size(table, "compute", sizes, [row.utilisation for row in rows])
-            memory = _per_size(table, "memory_gb", sizes, [row.memory / GB for row in rows])
-        else:
-            seconds = _per_size(table, "epoch_seconds", sizes)
-            compute = _per_size(table, "compute", sizes)
-            memory = _per_size(table, "memory_gb", sizes)
-        cores = _per_size(table, "cores", sizes, [1.0] * len(sizes))
-        fused = _fused(table)
-        table.done()
-        models[name] = [
-            Structure(
-                f"{name} x {size}",
-                {
-                    kind: profile(seconds[i] / factor, compute[i], int(memory[i] * GB), cores[i], fused)
-                    for kind, factor in speed.items()
-                },
-                workloads[i] if workloads else "",
-            )
-            for i, size in enumerate(sizes)
-        ]
-    return models
+def _named(node: Node) -> dict[str, tuple[str, ...]]:
+    """What a node and its devices are called, each with the devices that are meant."""
+    names = tuple(device.name for device in node.devices)
+    return {node.name: names, **{name: (name,) for name in names}}
 
 
 def profile(seconds: float, compute: float, memory: int, cores: float, fused: Mapping[int, float]) -> Profile:
@@ -144,226 +87,273 @@ def profile(seconds: float, compute: float, memory: int, cores: float, fused: Ma
         cores: CPU cores.
         fused: members of an array -> how many times as long an epoch of all of them takes.
     """
-    step_seconds = {1: seconds, **{members: seconds * factor for members, factor in fused.items()}}
+    steps = {1: seconds, **{members: seconds * factor for members, factor in fused.items()}}
     return Profile(
-        step_seconds, 1, 0, base_memory=0, member_memory=memory, compute=compute, cores=cores, mixing=1.0, sample=MANY
+        steps, 1, 0, base_memory=0, member_memory=memory, compute=compute, cores=cores, mixing=1.0, sample=MANY
     )
 
 
-def _fused(table: Table) -> dict[int, float]:
-    """`fused`: members of an array -> how many times as long its epoch takes as that of one."""
-    given = table.table("fused")
-    if given is None:
-        return {}
-    factors: dict[int, float] = {}
-    for key in given.rest():
-        if not (key.isdecimal() and 2 <= int(key) <= MANY):
-            given.fail(key, f"`fused` must name numbers of members from 2 to {MANY:,}, got {key!r}")
-        factors[int(key)] = given.number(key, above=True)
-    return factors
+def _slower(profile: Profile, factor: float) -> Profile:
+    """Where everything takes so many times as long."""
+    return replace(profile, step_seconds={size: seconds * factor for size, seconds in profile.step_seconds.items()})
 
 
-def _row(table: Table, workload: str, data: Path) -> Curve:
-    curves = read_curves(data)
-    if workload not in curves:
-        table.fail("workloads", f"there is no workload {workload!r}; there are {', '.join(curves)}")
-    return curves[workload]
+@dataclass(frozen=True, kw_only=True)
+class ModelTable(Table):
+    """[[models]]: what a trial of a model takes, for each batch size.
+
+    `epoch_seconds`, `compute` and `memory_gb` say it, each as one number or as one for each batch size. Or `workloads`
+    names a row of `a100_mig_slices.csv` for each batch size, and `samples` the length of an epoch: its compute is the
+    measured SM utilisation alone, what HyperSack's sampler records. Or `profile` names what studies have measured.
+    `kinds` gives the speed of devices, `fused` what an array of several takes.
+    """
+
+    name: str
+    batch_sizes: tuple[Annotated[int, Limits(1, 10**9)], ...] = (1,)
+    epoch_seconds: tuple[Amount, ...] | None = None
+    compute: tuple[Amount, ...] | None = None
+    memory_gb: tuple[Amount, ...] | None = None
+    cores: tuple[Amount, ...] | None = None
+    workloads: tuple[str, ...] = ()
+    samples: Annotated[int, Limits(1)] | None = None
+    profile: str | None = None
+    kinds: Mapping[str, Positive] = field(default_factory=dict)
+    fused: Mapping[str, Positive] = field(default_factory=dict)
+
+    def structures(self, kinds: Sequence[str], data: Path) -> list[Structure]:
+        """One for each batch size, on a cluster of such kinds of devices; `data` is the folder of measured tables."""
+        if self.profile is not None:
+            return self._profiled(self.profile, kinds)
+        if wrong := [key for key in self.fused if not (key.isdecimal() and 2 <= int(key) <= MANY)]:
+            raise self.error("fused", f"`fused` must name numbers of members from 2 to {MANY:,}, got {wrong[0]!r}")
+        workloads = self._each("workloads", [""])
+        curves = read_curves(data) if self.workloads else {}
+        for workload in self.workloads:
+            if workload not in curves:
+                raise self.error("workloads", unknown("workload", workload, curves))
+        rows = [curves[workload] for workload in workloads if workload]
+        epochs = [self.samples / size for size in self.batch_sizes] if self.samples else []
+        seconds = self._each("epoch_seconds", [n * row.seconds for n, row in zip(epochs, rows, strict=False)])
+        compute = self._each("compute", [row.utilisation for row in rows])
+        memory = self._each("memory_gb", [row.memory / GB for row in rows])
+        cores = self._each("cores", [1.0])
+        fused = {int(members): factor for members, factor in self.fused.items()}
+        structures = []
+        for i, size in enumerate(self.batch_sizes):
+            takes = profile(seconds[i], compute[i], int(memory[i] * GB), cores[i], fused)
+            profiles = {kind: _slower(takes, 1 / self.kinds.get(kind, 1.0)) for kind in self.kinds or kinds}
+            structures.append(Structure(f"{self.name} x {size}", profiles, workloads[i]))
+        return structures
+
+    def _each(self, key: str, default: Sequence[Any]) -> Sequence[Any]:
+        """What the file says for each batch size, or else what follows from something else."""
+        values: tuple[Any, ...] = tuple(getattr(self, key) or default)
+        sizes = len(self.batch_sizes)
+        if not values:
+            raise self.error(key, f"`{key}` is missing in `models`, or `workloads` and `samples`, or `profile`")
+        if len(values) not in (1, sizes):
+            raise self.error(key, f"`{key}` must be one, or {sizes}, one for each batch size, got {len(values)}")
+        return values * sizes if len(values) == 1 else values
+
+    def _profiled(self, asked: str, kinds: Sequence[str]) -> list[Structure]:
+        """What studies have measured; other kinds in units of that which was measured, the first of several by name."""
+        if self != ModelTable(place=self.place, name=self.name, profile=asked, kinds=self.kinds):
+            raise self.error("profile", "beside a `profile` there may be `name` and `kinds`; the rest was measured")
+        structure, _, data = asked.partition("/")
+        known = sorted(History(environment=environment()).all().items())
+        fits = [each for each in known if each[0][0].startswith(structure) and each[0][1].startswith(data)]
+        if (names := len({key[:2] for key, _ in fits})) != 1:
+            listed = [
+                f"\n  {key[0][:_SHORT]}/{key[1][:_SHORT]}: batch size {key[2]} on {key[3]}, "
+                f"{1000 * step_seconds(found, 1):.3g} ms a step, {found.epoch_steps} steps an epoch"
+                for key, found in fits or known
+            ]
+            fault = f"{names} profiles begin with {asked!r}" if fits else f"there is no profile {asked!r}"
+            raise self.error("profile", f"{fault}; the job history of this environment has {''.join(listed) or 'none'}")
+        sizes: dict[int, dict[str, Profile]] = {}
+        for (_, _, size, kind), found in fits:
+            sizes.setdefault(size, {})[kind] = found
+        measured = sorted({key[3] for key, _ in fits})
+        if not {*measured, *self.kinds} & {*kinds}:
+            fault = f"it was measured on {', '.join(measured)}, the devices are {', '.join(kinds)}"
+            raise self.error("profile", f'{fault}; say how fast they are: kinds = {{ "{kinds[0]}" = 2.0 }}')
+        structures = []
+        for size, takes in sizes.items():
+            others = {kind: _slower(takes[min(takes)], 1 / speed) for kind, speed in self.kinds.items()}
+            structures.append(Structure(f"{self.name} x {size}", others | takes))
+        return structures
 
 
-def _per_size(table: Table, key: str, sizes: Sequence[int], default: Any = ...) -> list[float]:
-    value = table.take(key, _ANY, default)
-    values = value if isinstance(value, list) else [value] * len(sizes)
-    if len(values) != len(sizes) or not all(_amount(each) for each in values):
-        table.fail(key, f"`{key}` must be one number, or {len(sizes)}, not negative, got {value!r}")
-    return [float(each) for each in values]
+@dataclass(frozen=True, kw_only=True)
+class _Costs(Table):
+    """What jobs of a study, or of one [[jobs]], have in common."""
+
+    alpha: Factor | None = None
+    beta: Factor = 1.0
+    sharing: Width = 1
+    max_devices: Width = 1
+    start_seconds: Amount = START_SECONDS
+    switch_seconds: Amount | None = None
+
+    def with_costs(self, structure: Structure, name: str, dilation: float) -> Structure:
+        """A structure under a name of its own, with these costs; by checkpoints epochs take `dilation` as long."""
+        scaling = Scaling(Scaling.alpha if self.alpha is None else self.alpha, self.beta)
+        crowding = {jobs: scaling.factor(1 / jobs) for jobs in range(2, self.sharing + 1)}
+        spreading = {width: scaling.factor(width) for width in range(2, self.max_devices + 1)}
+        profiles = {
+            kind: replace(takes, crowding=crowding or takes.crowding, spreading=spreading or takes.spreading)
+            for kind, each in structure.profiles.items()
+            for takes in [_slower(each, dilation)]
+        }
+        switch = self.start_seconds if self.switch_seconds is None else self.switch_seconds
+        return Structure(name, profiles, structure.workload, self.alpha, self.start_seconds, switch)
 
 
-def _amount(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= MOST
+@dataclass(frozen=True, kw_only=True)
+class CurvesTable(Table):
+    """`curves` of a study: real ones of TaskSet, of which so many reach the target."""
+
+    task: Annotated[int, Limits(0)]
+    good: Annotated[int, Limits(0)] | None = None
 
 
-def read_studies(
-    tables: Iterable[Table], models: Mapping[str, Sequence[Structure]], data: Path, seed: int, dilation: float
-) -> tuple[Search, ...]:
-    """[[studies]]: searches; without an `algorithm`, every model, batch size and learning rate for `epochs` epochs."""
-    searches: list[Search] = []
-    for index, table in enumerate(tables):
-        name = table.take("name", (str,), f"study{index}")
-        if any(name == search.name for search in searches):
-            table.fail("name", f"there is a study {name!r} already; each needs a name of its own")
-        chosen = table.names("models")
+@dataclass(frozen=True, kw_only=True)
+class StudyTable(_Costs):
+    """[[studies]]: searches; `epochs` is a grid of every model, batch size and learning rate."""
+
+    name: str = ""
+    models: tuple[str, ...] = ()
+    learning_rates: Whole = 1
+    epochs: Whole | None = None
+    algorithm: Mapping[str, Setting] | None = None
+    curves: CurvesTable | None = None
+    arrival: Amount = 0.0
+
+    def search(self, models: Mapping[str, Sequence[Structure]], data: Path, seed: int, dilation: float) -> Search:
+        """The search of some models, by name, with the seed of the scenario; see `with_costs`."""
+        chosen = self.models or tuple(models)
         for model in chosen:
             if model not in models:
-                table.fail("models", f"there is no model {model!r} under [[models]], only {', '.join(models)}")
-            if chosen.count(model) > 1:
-                table.fail("models", f"model {model!r} is named twice")
-        structures = tuple(structure for model in chosen or models for structure in models[model])
-        rates = table.whole("learning_rates", 1, least=1, most=MANY)
-        own_seed = derive_seed(seed, "study", name)
-        algorithm = _algorithm(table)
-        curves = _curves(table, data, own_seed, algorithm[1].get("n"))
-        if not structures:
-            table.fail("models", "a study needs a model; describe it under [[models]]")
-        trials, epochs = algorithm[1].get("n", len(structures) * rates), algorithm[1].get("epochs", 1)
+                raise self.error("models", unknown("model", model, models))
+        if len(set(chosen)) < len(chosen) or not chosen:
+            raise self.error("models", f"a study needs a model, and each once, got {', '.join(chosen) or 'none'}")
+        structures = [structure for model in chosen for structure in models[model]]
+        own_seed = derive_seed(seed, "study", self.name)
+        name, settings = self._settings()
+        trials, epochs = settings.get("n", len(structures) * self.learning_rates), settings.get("epochs", 1)
         if trials * epochs > 10 * MANY:
             in_all = f"{trials:,} trials of {epochs:,} epochs are {trials * epochs:,} epochs in all"
-            table.fail("learning_rates", f"{in_all}; at most {10 * MANY:,} can be simulated")
-        arrivals = (table.number("arrival", 0.0),)
-        with_costs = _costs(table, dilation)
-        table.done()
-        mine = [with_costs(structure, f"{name}: {structure.name}") for structure in structures]
-        searches.append(Search(name, mine, rates, algorithm, arrivals, curves, own_seed))
-    return tuple(searches)
+            raise self.error("learning_rates", f"{in_all}; at most {10 * MANY:,} can be simulated")
+        curves: Curves = Decay()
+        if self.curves is not None:
+            try:
+                curves = RealCurves(read_task(data, self.curves.task), own_seed, settings.get("n"), self.curves.good)
+            except ScenarioError as error:
+                raise self.error("curves", str(error)) from error
+        mine = [self.with_costs(each, f"{self.name}: {each.name}", dilation) for each in structures]
+        return Search(self.name, mine, self.learning_rates, (name, settings), (self.arrival,), curves, own_seed)
+
+    def _settings(self) -> tuple[str, dict[str, Any]]:
+        """Name and settings of the algorithm."""
+        if (self.algorithm is None) == (self.epochs is None):
+            raise self.error("epochs", "give either `epochs`, for a grid, or `algorithm = { name = ... }`")
+        settings: dict[str, Any] = {**(self.algorithm or {"name": "grid", "epochs": self.epochs})}
+        name, place = settings.pop("name", None), self.place / "algorithm"
+        if name is None:
+            raise place.error("`name` is missing in `algorithm`")
+        if name not in ALGORITHMS:
+            raise (place / "name").error(unknown("algorithm", name, ALGORITHMS))
+        known = signature(ALGORITHMS[name]).parameters
+        for key in settings.keys() - known.keys():
+            raise (place / key).error(unknown("setting", key, known))
+        try:
+            ALGORITHMS[name](**settings)
+        except (AlgorithmError, TypeError) as error:
+            raise place.error(f"algorithm {name!r} cannot be made: {error}") from error
+        return name, settings
 
 
-def _algorithm(table: Table) -> tuple[str, dict[str, Any]]:
-    given = table.table("algorithm")
-    if given is None:
-        return "grid", {"epochs": table.whole("epochs", least=1, most=MANY)}
-    name = given.one_of("name", ALGORITHMS, ...)
-    settings = given.rest()
-    for key, value in settings.items():
-        if isinstance(value, int) and value > MANY:
-            given.fail(key, f"`{key}` must be at most {MANY:,}, got {value!r}")
-    try:
-        ALGORITHMS[name](**settings)
-    except (AlgorithmError, TypeError) as error:
-        table.fail("algorithm", f"algorithm {name!r} cannot be made: {error}")
-    return name, settings
+@dataclass(frozen=True, kw_only=True)
+class Range(Table):
+    """Of an amount that is drawn, every value as likely."""
+
+    low: Amount
+    high: Amount
 
 
-def _curves(table: Table, data: Path, seed: int, trials: int | None) -> Curves:
-    given = table.table("curves")
-    if given is None:
-        return Decay()
-    if "task" not in given:
-        decay = Decay(given.number("start", 2.3, above=True))
-        given.done()
-        return decay
-    number = given.whole("task")
-    try:
-        task = read_task(data, number)
-    except ScenarioError as error:
-        table.fail("curves", str(error))
-    good = given.whole("good", None) if "good" in given else None
-    given.done()
-    if good is not None and (trials is None or good > trials):
-        most = "which this is not" if trials is None else f"at most {trials}"
-        table.fail("curves", f"`good` is of the trials of a random search, {most}; got {good}")
-    able = sum(min(curve) <= task.target for curve in task.curves)
-    if good is not None and trials is not None and (good > able or trials - good > len(task.curves) - able):
-        table.fail(
-            "curves",
-            f"of task {number}, {able} curves reach the target and {len(task.curves) - able} do not; `good` asks for "
-            f"{good} and {trials - good}",
-        )
-    return RealCurves(task, seed, trials, good)
+Drawn = Range | tuple[Amount, ...]
 
 
-def _costs(table: Table, dilation: float) -> Callable[[Structure, str], Structure]:
-    """What jobs of a study, or of one [[jobs]], have in common: gives a structure of a name those costs."""
-    alpha = table.number("alpha", least=1.0) if "alpha" in table else None
-    beta = table.number("beta", 1.0, least=1.0)
-    sharing, devices = table.whole("sharing", 1, least=1, most=1000), table.whole("max_devices", 1, least=1, most=1000)
-    start = table.number("start_seconds", START_SECONDS)
-    switch = table.number("switch_seconds", start)
-    scaling = Scaling(Scaling.alpha if alpha is None else alpha, beta)
-    crowding = {jobs: scaling.factor(1 / jobs) for jobs in range(2, sharing + 1)}
-    spreading = {width: scaling.factor(width) for width in range(2, devices + 1)}
+@dataclass(frozen=True, kw_only=True)
+class JobTable(_Costs):
+    """[[jobs]]: jobs without a search, `count` each, whose amounts are drawn where several are given.
 
-    def with_costs(structure: Structure, name: str) -> Structure:
-        profiles = {
-            kind: replace(
-                each,
-                step_seconds={size: seconds * dilation for size, seconds in each.step_seconds.items()},
-                crowding=crowding or each.crowding,
-                spreading=spreading or each.spreading,
-            )
-            for kind, each in structure.profiles.items()
-        }
-        return Structure(name, profiles, structure.workload, alpha, start, switch)
-
-    return with_costs
-
-
-def read_jobs(tables: Iterable[Table], kinds: Sequence[str], seed: int, dilation: float) -> list[Listed]:
-    """[[jobs]]: jobs without a search, `count` each.
-
-    Of their amounts (`seconds`, `compute`, `memory_gb`, `cores`, `arrival`) each is a number, a list of which one is
-    drawn for each job, or a table of `low` and `high` between which it is drawn, every value as likely. The seconds are
-    those of all `epochs` together.
+    The seconds are those of all `epochs` together.
     """
-    jobs: list[Listed] = []
-    names: set[str] = set()
-    for index, table in enumerate(tables):
-        name = table.take("name", (str,), f"job{index}")
-        if name in names:
-            table.fail("name", f"there are jobs {name!r} already; each [[jobs]] needs a name of its own")
-        names.add(name)
-        count = table.whole("count", 1, least=1, most=MANY)
-        rng = Random(derive_seed(seed, "jobs", name))
-        amounts = {key: _drawn(table, key, default) for key, default in _AMOUNTS.items()}
-        epochs = table.whole("epochs", 1, least=1, most=MANY)
-        on = table.names("kinds") or tuple(kinds)
-        group = table.take("group", (str,), "")
-        workload = table.take("workload", (str,), "")
-        with_costs = _costs(table, dilation)
-        table.done()
-        structures: list[Structure] = []
-        arrivals: list[float] = []
-        for number in range(count):
-            drawn = {key: draw(rng) for key, draw in amounts.items()}
-            takes = profile(
-                drawn["seconds"] / epochs, drawn["compute"], int(drawn["memory_gb"] * GB), drawn["cores"], {}
-            )
-            structures.append(with_costs(Structure("", dict.fromkeys(on, takes), workload), f"{name}/{number}"))
-            arrivals.append(drawn["arrival"])
-        jobs.append(Listed(name, structures, arrivals, group, epochs=epochs))
-    return jobs
+
+    seconds: Drawn
+    compute: Drawn = (1.0,)
+    memory_gb: Drawn = (0.0,)
+    cores: Drawn = (1.0,)
+    arrival: Drawn = (0.0,)
+    name: str = ""
+    count: Whole = 1
+    epochs: Whole = 1
+    kinds: tuple[str, ...] = ()
+    group: str = ""
+    workload: str = ""
+
+    def jobs(self, kinds: Sequence[str], seed: int, dilation: float) -> Listed:
+        """The jobs, drawn from the seed of the scenario, on a cluster of such kinds of devices; see `with_costs`."""
+        rng = Random(derive_seed(seed, "jobs", self.name))
+        structures, arrivals = [], []
+        for number in range(self.count):
+            amounts = (self.seconds, self.compute, self.memory_gb, self.cores, self.arrival)
+            seconds, compute, memory, cores, arrival = (_drawn(amount, rng) for amount in amounts)
+            takes = profile(seconds / self.epochs, compute, int(memory * GB), cores, {})
+            structure = Structure("", dict.fromkeys(self.kinds or kinds, takes), self.workload)
+            structures.append(self.with_costs(structure, f"{self.name}/{number}", dilation))
+            arrivals.append(arrival)
+        return Listed(self.name, structures, arrivals, self.group, epochs=self.epochs)
 
 
-def _drawn(table: Table, key: str, default: Any) -> Callable[[Random], float]:
-    """Draws an amount."""
-    value = table.take(key, (float, list, dict), default)
-    if isinstance(value, dict):
-        bounds = table.table(key)
-        if bounds is None:
-            raise ScenarioError(f"`{key}` is no table")
-        low = bounds.number("low")
-        high = bounds.number("high", least=low)
-        bounds.done()
-        return lambda rng: rng.uniform(low, high)
-    options = value if isinstance(value, list) else [value]
-    if not options or not all(_amount(option) for option in options):
-        table.fail(key, f"`{key}` must be a number, not negative, or a list of those to draw from, got {value!r}")
-    return lambda rng: float(options[0] if len(options) == 1 else rng.choice(options))
+def _drawn(amount: Drawn, rng: Random) -> float:
+    if isinstance(amount, Range):
+        if amount.low > amount.high:
+            raise amount.error("high", f"`high` must be at least `low`, {amount.low:g}, got {amount.high:g}")
+        return rng.uniform(amount.low, amount.high)
+    return amount[0] if len(amount) == 1 else rng.choice(amount)
 
 
-def read_events(
-    tables: Iterable[Table], cluster: Cluster, tuned: dict[str, bool], taken: set[str]
-) -> tuple[ClusterEvent, ...]:
-    """[[events]]: what fails, is restored or removed by name, and `add`: as under [[nodes]]; see `read_nodes`."""
-    read = sorted(((table.number("at"), place, table) for place, table in enumerate(tables)), key=lambda each: each[:2])
-    devices = {name: mine for node in cluster.nodes for name, mine in _named(node)}
+@dataclass(frozen=True, kw_only=True)
+class EventTable(Table):
+    """[[events]]: what fails, is restored or removed by name, and what is added."""
+
+    at: Amount
+    fail: tuple[str, ...] = ()
+    restore: tuple[str, ...] = ()
+    remove: tuple[str, ...] = ()
+    add: tuple[NodeTable, ...] = ()
+
+    def meant(self, key: str, devices: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
+        """The devices that are called so, or whose nodes are; `devices` are those of each name."""
+        names: tuple[str, ...] = getattr(self, key)
+        for name in names:
+            if name not in devices:
+                raise self.error(key, f"at {self.at:g} s {unknown('node or device', name, devices)}")
+        return tuple(device for name in names for device in devices[name])
+
+
+def read_events(tables: Iterable[EventTable], cluster: Cluster, taken: set[str]) -> tuple[ClusterEvent, ...]:
+    """Changes of a cluster, in the order in which they happen; see `read_nodes`."""
+    devices = {name: mine for node in cluster.nodes for name, mine in _named(node).items()}
     events: list[ClusterEvent] = []
-    for at, _, table in read:
-        named: dict[str, tuple[str, ...]] = {}
-        for key in ("fail", "restore", "remove"):
-            for name in table.names(key):
-                if name not in devices:
-                    table.fail(key, f"at {at:g} s there is no node or device {name!r}, only {', '.join(devices)}")
-            named[key] = tuple(device for name in table.names(key) for device in devices[name])
-        nodes = read_nodes(table.tables("add"), tuned, taken)
-        table.done()
-        if not (nodes or any(named.values())):
-            table.fail("at", "nothing happens; say what fails, is restored, removed or added")
-        devices = {name: mine for name, mine in devices.items() if not set(mine) & set(named["remove"])}
-        devices |= {name: mine for node in nodes for name, mine in _named(node)}
-        events.append(ClusterEvent(at, named["fail"], named["restore"], named["remove"], nodes))
+    for table in sorted(tables, key=lambda table: table.at):
+        failed, restored, removed = (table.meant(key, devices) for key in ("fail", "restore", "remove"))
+        event = ClusterEvent(table.at, failed, restored, removed, read_nodes(table.add, taken))
+        if event == ClusterEvent(table.at):
+            raise table.error("at", "nothing happens; say what fails, is restored, removed or added")
+        devices = {name: mine for name, mine in devices.items() if not set(mine) & set(removed)}
+        devices |= {name: mine for node in event.added for name, mine in _named(node).items()}
+        events.append(event)
     return tuple(events)
-
-
-def _named(node: Node) -> list[tuple[str, tuple[str, ...]]]:
-    """What a node and its devices are called, each with the devices that are meant."""
-    names = tuple(device.name for device in node.devices)
-    return [(node.name, names), *((name, (name,)) for name in names)]

@@ -1,66 +1,90 @@
 """A scenario: a cluster, what is to be done on it, and what happens to it."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
 from math import inf
 from pathlib import Path
+from typing import Annotated
 
 from shoal.core.device import Cluster
-from shoal.core.errors import ScenarioError
 from shoal.planner.grouping import Grouping
 from shoal.planner.packing.registry import PACKINGS, make_packing
 from shoal.schedule.auto import OBJECTIVES
 from shoal.schedule.base import Policy
 from shoal.schedule.oversubscription import OversubscriptionTuner
 from shoal.schedule.registry import POLICIES, make_policy
-from shoal.simulate.elements import read_events, read_jobs, read_models, read_nodes, read_studies
+from shoal.simulate.elements import EventTable, JobTable, ModelTable, NodeTable, StudyTable, read_events, read_nodes
 from shoal.simulate.outcome import Outcome
-from shoal.simulate.reader import read_toml
+from shoal.simulate.reader import Limits, Table, read_toml
 from shoal.simulate.run import ClusterEvent, Simulation
 from shoal.simulate.search import Searches, Source
 from shoal.simulate.slowdown import SLOWDOWNS
 
-__all__ = ["DATA", "Scenario", "load"]
+__all__ = ["DATA", "Scenario", "ScenarioTable", "load"]
 
 DATA = Path("../shared/data")
 """Folder of the measured tables, relative to the repository root, where commands are run."""
 
 
-@dataclass(frozen=True)
-class Scenario:
-    """All that a simulation needs but the policy.
+@dataclass(frozen=True, kw_only=True)
+class _Settings:
+    """What a file says of a scenario as a whole, in the words in which it says so.
 
     Args:
-        name: of the file.
-        description: in a line or two.
-        cluster: at the start.
-        sources: where trials come from.
-        events: changes of the cluster.
-        slowdown: name of the slow-down model.
+        description: in a line.
         policies: that are compared unless others are asked for.
+        slowdown: name of the slow-down model.
         objective: what counts, a name of `OBJECTIVES` and property of `Outcome`.
         fuse: whether trials may share an array.
         packing: name of what decides which arrays share a process.
         measured: see `Simulation`.
         checkpoint_every: seconds between two checkpoints of a job.
         tick: see `Simulation`.
+    """
+
+    description: str = ""
+    policies: tuple[Annotated[str, POLICIES], ...] = ("fifo", "auto")
+    slowdown: Annotated[str, SLOWDOWNS] = "demands"
+    objective: Annotated[str, OBJECTIVES] = "makespan"
+    fuse: bool = True
+    packing: Annotated[str, PACKINGS] = "cost"
+    measured: bool = True
+    checkpoint_every: Annotated[float, Limits(1e-3)] = inf
+    tick: Annotated[float, Limits(0)] = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScenarioTable(_Settings, Table):
+    """The top of a file."""
+
+    extends: str = ""
+    seed: Annotated[int, Limits(0)] = 0
+    checkpoint_seconds: Annotated[float, Limits(0)] = 0.0
+    nodes: tuple[NodeTable, ...]
+    models: tuple[ModelTable, ...] = ()
+    studies: tuple[StudyTable, ...] = ()
+    jobs: tuple[JobTable, ...] = ()
+    events: tuple[EventTable, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scenario(_Settings):
+    """All that a simulation needs but the policy.
+
+    Args:
+        name: of the file.
+        cluster: at the start.
+        sources: where trials come from.
+        events: changes of the cluster.
         data: folder of the measured tables.
         tuned: kinds of devices whose oversubscription is found while a simulation runs.
     """
 
     name: str
-    description: str
     cluster: Cluster
     sources: tuple[Source, ...]
-    events: tuple[ClusterEvent, ...]
-    slowdown: str
-    policies: tuple[str, ...]
-    objective: str
-    fuse: bool
-    packing: str
-    measured: bool
-    checkpoint_every: float
-    tick: float
-    data: Path
+    events: tuple[ClusterEvent, ...] = ()
+    data: Path = DATA
     tuned: tuple[str, ...] = ()
 
     def simulate(self, policy: str | Policy) -> Outcome:
@@ -98,52 +122,37 @@ def load(path: Path, data: Path = DATA, seed: int | None = None) -> Scenario:
     Raises:
         ScenarioError: it cannot be simulated; the error names the file, the line, the key and the nearest valid one.
     """
-    top = read_toml(path)
-    description = top.take("description", (str,), "")
-    slowdown = top.one_of("slowdown", SLOWDOWNS, "demands")
-    policies = top.names("policies") or ("fifo", "auto")
-    for policy in policies:
-        if policy not in POLICIES:
-            top.fail("policies", f"there is no policy {policy!r}; there are {', '.join(POLICIES)}")
-    objective = top.one_of("objective", OBJECTIVES, "makespan")
-    own_seed = top.whole("seed", 0)
-    seed = own_seed if seed is None else seed
-    fuse, measured = top.take("fuse", (bool,), True), top.take("measured", (bool,), True)
-    packing = top.one_of("packing", PACKINGS, "cost")
-    tick = top.number("tick", 0.0)
-    checkpoint_every = top.number("checkpoint_every", inf, least=1e-3)
-    dilation = 1 + top.number("checkpoint_seconds", 0.0) / checkpoint_every
-    tables = {name: top.tables(name) for name in ("nodes", "models", "studies", "jobs", "events")}
-    top.done()
-    tuned: dict[str, bool] = {}
-    names: set[str] = set()
-    cluster = Cluster(read_nodes(tables["nodes"], tuned, names))
-    events = read_events(tables["events"], cluster, tuned, names)
-    possible = (*cluster.nodes, *(node for event in events for node in event.added))
-    kinds = list(dict.fromkeys(device.kind for _, device in Cluster(possible)))
-    if not kinds:
-        raise ScenarioError(f"{path} has no devices; describe them under [[nodes]]")
-    models = read_models(tables["models"], kinds, data)
-    sources = (
-        *read_studies(tables["studies"], models, data, seed, dilation),
-        *read_jobs(tables["jobs"], kinds, seed, dilation),
-    )
+    file = read_toml(path, ScenarioTable)
+    seed = file.seed if seed is None else seed
+    taken: set[str] = set()
+    cluster = Cluster(read_nodes(file.nodes, taken))
+    events = read_events(file.events, cluster, taken)
+    machines = [*file.nodes, *(nodes for event in file.events for nodes in event.add)]
+    tuned = list(dict.fromkeys(each.kind for each in machines if each.oversubscription == "tuned"))
+    for each in machines:
+        if each.kind in tuned and each.oversubscription != "tuned":
+            fault = f'must be "tuned" for all nodes with {each.kind} or for none: a ratio is found for a kind'
+            raise each.error("oversubscription", f"`oversubscription` {fault}")
+    kinds = list(dict.fromkeys(each.kind for each in machines))
+    studies = [replace(each, name=each.name or f"study{index}") for index, each in enumerate(file.studies)]
+    jobs = [replace(each, name=each.name or f"job{index}") for index, each in enumerate(file.jobs)]
+    tables: tuple[Sequence[ModelTable | StudyTable | JobTable], ...] = (file.models, studies, jobs)
+    for some in tables:
+        for index, one in enumerate(some):
+            if one.name in {other.name for other in some[:index]}:
+                raise one.error("name", f"there is another {one.name!r}; each needs a name of its own")
+    models = {each.name: each.structures(kinds, data) for each in file.models}
+    dilation = 1 + file.checkpoint_seconds / file.checkpoint_every
+    sources: list[Source] = [each.search(models, data, seed, dilation) for each in studies]
+    sources += [each.jobs(kinds, seed, dilation) for each in jobs]
     if not sources:
-        raise ScenarioError(f"{path} has nothing to do; describe it under [[studies]] or [[jobs]]")
+        raise file.error("studies", "there is nothing to do; describe it under [[studies]] or [[jobs]]")
     return Scenario(
+        **{each.name: getattr(file, each.name) for each in fields(_Settings)},
         name=path.stem,
-        description=description,
         cluster=cluster,
-        sources=sources,
+        sources=tuple(sources),
         events=events,
-        slowdown=slowdown,
-        policies=policies,
-        objective=objective,
-        fuse=fuse,
-        packing=packing,
-        measured=measured,
-        checkpoint_every=checkpoint_every,
-        tick=tick,
         data=data,
-        tuned=tuple(kind for kind, is_tuned in tuned.items() if is_tuned),
+        tuned=tuple(tuned),
     )

@@ -41,19 +41,15 @@ class Structure:
 
 
 class Source(ABC):
-    """Where trials come from.
+    """Where trials come from: `name` and those of its structures are unique in the scenario.
 
-    Attributes:
-        name: unique in the scenario.
-        arrivals: when some of them come, in seconds from the start of the simulation.
-        curves: what the trials measure; they minimise their last loss.
-        structures: of its trials.
+    They minimise the last loss of their curves; `arrivals` are seconds from the start at which some of them come.
     """
 
     name: str
+    structures: Sequence[Structure]
     arrivals: Sequence[float]
     curves: Curves
-    structures: Sequence[Structure]
 
     @abstractmethod
     def algorithm(self, clock: Callable[[], float]) -> Algorithm:
@@ -61,8 +57,7 @@ class Source(ABC):
 
     def structure(self, trial: Trial) -> Structure:
         """What a trial is an instance of."""
-        found: Structure = self.structures[trial.config["structure"]]
-        return found
+        return self.structures[trial.config["structure"]]
 
 
 @dataclass(frozen=True)

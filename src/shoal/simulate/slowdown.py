@@ -11,13 +11,12 @@ from shoal.backend.virtual import SlowDown, VirtualJob
 from shoal.core.device import Device
 from shoal.core.errors import ScenarioError
 from shoal.cost.scaling import Scaling
-from shoal.simulate.measured import reading
+from shoal.simulate.reader import reading, unknown
 from shoal.simulate.search import Structure
 
 __all__ = ["SLOWDOWNS", "Curve", "allocate", "read_curves"]
 
 SHARES_FILE = "a100_mig_slices.csv"
-_SEVENTHS = (1, 2, 3, 4, 7)
 
 
 @dataclass(frozen=True)
@@ -52,8 +51,7 @@ class Curve:
 
     def speed(self, share: float) -> float:
         """At any share: linear between what was measured, and down to 0 at none."""
-        speeds = self.speeds
-        for (low, below), (high, above) in pairwise(speeds):
+        for (low, below), (high, above) in pairwise(self.speeds):
             if share <= high:
                 return below + (above - below) * (share - low) / (high - low)
         return 1.0
@@ -65,46 +63,35 @@ class Curve:
 
 
 def read_curves(data: Path) -> dict[str, Curve]:
-    """The measured workloads by name and batch size, "resnet/64".
-
-    Args:
-        data: folder of `a100_mig_slices.csv`; a blank there did not fit into the slice's memory.
+    """The measured workloads of `a100_mig_slices.csv` by name and batch size, "resnet/64".
 
     Raises:
         ScenarioError: the file is not there.
     """
     path = data / SHARES_FILE
     with reading(path), path.open(encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(file))
-        return {f"{row['job']}/{row['batch_size']}": _curve(row) for row in rows}
+        return {f"{row['job']}/{row['batch_size']}": _curve(row) for row in csv.DictReader(file)}
 
 
 def _curve(row: Mapping[str, str]) -> Curve:
-    cells = ((seventh / 7, row[f"iteration_s_{seventh}g"]) for seventh in _SEVENTHS)
-    points = tuple((share, float(cell)) for share, cell in cells if cell)
+    cells = {seventh / 7: row[f"iteration_s_{seventh}g"] for seventh in (1, 2, 3, 4, 7)}  # blank: it did not fit
+    points = tuple((share, float(cell)) for share, cell in cells.items() if cell)
     return Curve(points, int(float(row["memory_mb"]) * 2**20), float(row["sm_utilisation_percent"]) / 100)
 
 
 def allocate(weights: Sequence[float], bounds: Sequence[float], total: float) -> list[float]:
     """Divide `total` in proportion to weights, nobody getting more than its bound, and nothing left that one could use.
 
-    Args:
-        weights: not negative; where all are 0 they count as equal.
-        bounds: most that each can use.
-        total: to be divided.
+    Weights are not negative; where all are 0 they count as equal.
     """
-    if not any(weights):
-        weights = [1.0] * len(weights)
+    weights = weights if any(weights) else [1.0] * len(weights)
+    order = [index for index, weight in enumerate(weights) if weight > 0]
+    order.sort(key=lambda index: bounds[index] / weights[index])  # who is bounded soonest
     shares = [0.0] * len(weights)
-    hungry = [index for index, weight in enumerate(weights) if weight > 0]
-    while hungry:
-        weight = sum(weights[index] for index in hungry)
-        fair = {index: weights[index] / weight * total for index in hungry}
-        full = [index for index in hungry if bounds[index] <= fair[index]]
-        for index in full or hungry:
-            shares[index] = bounds[index] if full else fair[index]
-            total -= shares[index]
-        hungry = [index for index in hungry if index not in full] if full else []
+    for place, index in enumerate(order):
+        part = weights[index] / sum(weights[other] for other in order[place:])
+        shares[index] = min(bounds[index], part * total)
+        total -= shares[index]
     return shares
 
 
@@ -119,10 +106,8 @@ def shares(structures: Mapping[str, Structure], data: Path) -> SlowDown:
 
     def speeds(device: Device, jobs: Sequence[VirtualJob]) -> Sequence[float]:
         mine = [_row(curves, _structure(job, structures)) for job in jobs]
-        bounds = [
-            curve.useful if job.share is None else min(curve.useful, job.share / device.compute)
-            for curve, job in zip(mine, jobs, strict=True)
-        ]
+        given = [1.0 if job.share is None else job.share / device.compute for job in jobs]
+        bounds = [min(curve.useful, share) for curve, share in zip(mine, given, strict=True)]
         parts = allocate([job.asked for job in jobs], bounds, 1.0)
         return [curve.speed(part) for curve, part in zip(mine, parts, strict=True)]
 
@@ -157,11 +142,8 @@ def none(structures: Mapping[str, Structure], data: Path) -> SlowDown:
     return speeds
 
 
-SLOWDOWNS: Mapping[str, Callable[[Mapping[str, Structure], Path], SlowDown]] = {
-    "none": none,
-    "demands": demands,
-    "shares": shares,
-}
+SLOWDOWNS: Mapping[str, Callable[[Mapping[str, Structure], Path], SlowDown]]
+SLOWDOWNS = {"none": none, "demands": demands, "shares": shares}
 """Every model by its name, made from the structures of a scenario by name and the folder of the tables."""
 
 
@@ -182,5 +164,6 @@ def _structure(job: VirtualJob, structures: Mapping[str, Structure]) -> Structur
 def _row(curves: Mapping[str, Curve], structure: Structure) -> Curve:
     if structure.workload in curves:
         return curves[structure.workload]
-    missing = f"there is no {structure.workload!r}" if structure.workload else "it names no `workload`"
-    raise ScenarioError(f"{structure.name}: {missing} in {SHARES_FILE}; that has {', '.join(sorted(curves))}")
+    if structure.workload:
+        raise ScenarioError(f"{structure.name}: {unknown('workload', structure.workload, curves)}")
+    raise ScenarioError(f"{structure.name} names no `workload` in {SHARES_FILE}; there are {', '.join(curves)}")
