@@ -87,8 +87,9 @@ def read_toml(path: Path, kind: type[_T]) -> _T:
     content = place.files[0].content
     if "extends" in content:
         at = place / "extends"
+        name = _read(str, content["extends"], at)
         try:
-            other = _parsed(path.parent / _read(str, content["extends"], at))
+            other = _parsed(path.parent / name)
         except ScenarioError as error:
             raise at.error(str(error)) from error
         if "extends" in other.content:
@@ -156,9 +157,9 @@ def _read(kind: Any, value: Any, place: Place) -> Any:
         if shape is tuple and value != []:
             items = value if isinstance(value, list) else [value]
             return tuple(_read(get_args(base)[0], each, place / index) for index, each in enumerate(items))
-        number = float(value) if shape is float and type(value) is int else value
-        if type(number) is shape and (number in limits if limits else shape is not str or str(number).isprintable()):
-            return number
+        right = type(value) is shape or (shape is float and type(value) is int)
+        if right and (value in limits if limits else shape is not str or value.isprintable()):
+            return shape(value)
     names = [name for option in options for name in _names(option)]
     words = " or ".join(_words(option) for option in options)
     raise place.error(f"{place.name} must be {words}, got {short(value)}{_hint(value, names)}")
