@@ -411,3 +411,34 @@ def test_more_good_trials_than_there_are(tmp_path):
         ScenarioError, match=r"`good` is 900, of 900 trials; \d+ curves reach the target and \d+ do not"
     ):
         load(path, REAL)
+
+
+ON_SOME = """
+[[nodes]]
+name = "slow"
+kind = "A100"
+devices = 1
+memory_gb = 80
+
+[[nodes]]
+name = "fast"
+kind = "H100"
+devices = 1
+memory_gb = 80
+
+[[jobs]]
+count = 2
+seconds = 10
+compute = 0.4
+kinds = "H100"
+"""
+
+
+@pytest.mark.parametrize("measured", ["true", "false"])
+def test_jobs_run_on_their_kinds_of_devices_only(measured, tmp_path):
+    text = f"measured = {measured}\n{ON_SOME}"
+    outcome = load(written(tmp_path, text)).simulate("fifo")
+    assert [stay.device for stay in outcome.intervals] == ["fast/0", "fast/0"]
+    nowhere = load(written(tmp_path, text.replace('kinds = "H100"', 'kinds = "V100"'))).simulate("fifo")
+    assert not nowhere.intervals
+    assert all("can never run here" in reason for reason in nowhere.waiting.values())

@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain, islice
+from itertools import chain, islice, product
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -120,9 +120,8 @@ class Simulation:
         self._study: dict[str, Any] = {}
         whole = Cluster((*cluster.nodes, *(node for event in events for node in event.added)))
         history = History("")
-        for key, structure in searches.keys.items() if measured else ():
-            for kind, profile in structure.profiles.items():
-                history.put(key.structure, key.data, key.batch_size, kind, profile)
+        for key, kind in product(searches.keys, dict.fromkeys(device.kind for _, device in whole)) if measured else ():
+            history.put(key.structure, key.data, key.batch_size, kind, searches.profile(key, kind))
         self._core = StudyCore(
             Given(
                 directory,
@@ -140,9 +139,6 @@ class Simulation:
                 key=searches.key if measured else None,
             )
         )
-        kinds = {device.kind for _, device in whole}
-        for key, structure in searches.keys.items():
-            self._core.state.signatures.unmeasurable.update((key, kind) for kind in kinds - structure.profiles.keys())
         self._lost: dict[str, Condition] = {}
         self._stretches: dict[int, str] = {}  # of the trials that are being trained or wait for that, by number
         self._running: dict[str, tuple[JobStarted, float]] = {}

@@ -18,6 +18,9 @@ from shoal.simulate.curves import Curves, Decay
 
 __all__ = ["Listed", "Search", "Searches", "Source", "Structure"]
 
+_TOO_MUCH = 10**18
+"""Bytes."""
+
 
 @dataclass(frozen=True)
 class Structure:
@@ -209,8 +212,9 @@ class Searches(Algorithm, Workload):
         return self._keys[self.source(trial.number).structure(trial).name]
 
     def profile(self, key: FusionKey, kind: str) -> Profile:
-        """As the scenario says."""
-        return self._structures[key.structure].profiles[kind]
+        """As the scenario says; on a kind that it does not name, more memory than any device has."""
+        profiles = self._structures[key.structure].profiles
+        return profiles.get(kind) or replace(next(iter(profiles.values())), member_memory=_TOO_MUCH)
 
     def report(self, trial: Trial, epoch: int) -> Report:
         """The last loss of the epoch."""
