@@ -9,21 +9,8 @@ from math import inf
 from pathlib import Path
 from typing import Protocol
 
-from shoal.backend.base import (
-    ArrayFailed,
-    Backend,
-    Ended,
-    Event,
-    Heartbeat,
-    MembersLeft,
-    MemoryMeasured,
-    Outcome,
-    PackSpeedMeasured,
-    Profiled,
-    Reported,
-    SignaturesFound,
-    WorkerContext,
-)
+from shoal.backend import base
+from shoal.backend.base import Backend, Event, Outcome, WorkerContext
 from shoal.core.array import Array, FusionKey, Member, remove_members
 from shoal.core.demand import Profile
 from shoal.core.device import Device
@@ -246,10 +233,10 @@ class Virtual(Backend):
             for lane in mine.lanes:
                 lane.members = {number: each for number, each in lane.members.items() if number not in gone}
             mine.joining = list(remove_members(mine.joining, gone))
-            self._said.append(MembersLeft(job, frozenset(gone)))
+            self._said.append(base.MembersLeft(job, frozenset(gone)))
         mine.joining += change.join
         if change.look:
-            self._said.append(SignaturesFound(job, {x.number: self._workload.key(x) for x in change.look}))
+            self._said.append(base.SignaturesFound(job, {x.number: self._workload.key(x) for x in change.look}))
 
     def inherit(self, directory: Path, trial: Trial) -> None:
         """Give a trial that begins as a copy the checkpoint of its origin.
@@ -304,7 +291,7 @@ class Virtual(Backend):
         """A job ends badly, at once; one that has ended is left alone."""
         if (mine := self.jobs.get(job)) is not None:
             self._end(mine)
-            self._said.append(Ended(job, outcome, message))
+            self._said.append(base.Ended(job, outcome, message))
 
     def fail_array(self, job: str, trials: Collection[int], outcome: Outcome, message: str) -> None:
         """An array of a job fails: the job goes on without its trials if it has others, else it ends so.
@@ -321,7 +308,7 @@ class Virtual(Backend):
             trials = {number for lane in failed for number in lane.members}
             for lane in failed:
                 lane.members.clear()
-            self._said.append(ArrayFailed(job, frozenset(trials), outcome, message))
+            self._said.append(base.ArrayFailed(job, frozenset(trials), outcome, message))
         else:
             self.fail(job, outcome, message)
 
@@ -378,28 +365,28 @@ class Virtual(Backend):
         match job.job.purpose:
             case Purpose.SURVEY:
                 yield from self._works(job, SURVEY_SECONDS * len(job.job.members), settled=False)
-                self._said.append(SignaturesFound(name, {x.trial.number: self._key(x) for x in job.job.members}))
+                self._said.append(base.SignaturesFound(name, {x.trial.number: self._key(x) for x in job.job.members}))
             case Purpose.PROFILE:
                 for array in job.job.arrays:
                     yield PROFILE_SECONDS, False
                     profile = self._workload.profile(array.key, job.device.kind)
-                    self._said.append(Profiled(name, array.key, profile))
+                    self._said.append(base.Profiled(name, array.key, profile))
             case Purpose.TRAIN:
                 yield from self._train(job)
         if not job.over:
             self._end(job)
-            self._said.append(Ended(name, Outcome.FINISHED))
+            self._said.append(base.Ended(name, Outcome.FINISHED))
 
     def _stopping(self, job: VirtualJob) -> _Life:
         yield STOP_SECONDS, False
         self._save(job, job.trials)
         self._end(job)
-        self._said.append(Ended(job.job.id, Outcome.STOPPED))
+        self._said.append(base.Ended(job.job.id, Outcome.STOPPED))
 
     def _train(self, job: VirtualJob) -> _Life:
         """An epoch of one array after the other, until nobody is left."""
         self._take_in(job)
-        self._said.append(Heartbeat(job.job.id, settled=True))
+        self._said.append(base.Heartbeat(job.job.id, settled=True))
         measured = False
         while job.lanes and not job.over:
             lane = job.lanes[0]
@@ -419,7 +406,7 @@ class Virtual(Backend):
         while takes > self._beat_seconds:
             takes -= self._beat_seconds
             yield self._beat_seconds, True
-            self._said.append(Heartbeat(job.job.id, settled))
+            self._said.append(base.Heartbeat(job.job.id, settled))
         yield takes, True
 
     def _end_epoch(self, job: VirtualJob, lane: _Lane, took: float) -> None:
@@ -444,7 +431,7 @@ class Virtual(Backend):
             best = min(reports, key=lambda report: next(iter(report.metrics.values()), inf))
             losses = self._workload.losses(trials[best.trial], best.epoch)
             turn = TurnStats(max(losses), min(losses), losses[-1], len(losses), took)
-            self._said.append(Reported(job.job.id, tuple(reports), turn))
+            self._said.append(base.Reported(job.job.id, tuple(reports), turn))
         if self.now - job.saved >= self.workplace.checkpoint_seconds:
             self._save(job, job.trials)
             job.saved = self.now
@@ -464,7 +451,7 @@ class Virtual(Backend):
                 reports = [self._workload.report(trial, x) for x in range(member.start + 1, member.target + 1)]
                 reports = reports[: max(0, epoch - member.start)]
                 if reports:
-                    self._said.append(Reported(job.job.id, tuple(_as_of(x, member.target) for x in reports)))
+                    self._said.append(base.Reported(job.job.id, tuple(_as_of(x, member.target) for x in reports)))
                 if epoch < member.target:
                     lane.members[number], lane.epochs[number] = member, epoch
         job.lanes = deque(lane for lane in job.lanes if lane.members)
@@ -473,9 +460,9 @@ class Virtual(Backend):
         """What a job finds out of itself when it has trained for a while."""
         members = {lane.key: len(lane.members) for lane in job.lanes if lane.members}
         if members:
-            self._said.append(MemoryMeasured(job.job.id, members, job.memory))
+            self._said.append(base.MemoryMeasured(job.job.id, members, job.memory))
         if len(members) > 1:
-            self._said.append(PackSpeedMeasured(job.job.id, tuple(members), 0.9))
+            self._said.append(base.PackSpeedMeasured(job.job.id, tuple(members), 0.9))
 
     def _save(self, job: VirtualJob, trials: Collection[int]) -> None:
         for lane in job.lanes:

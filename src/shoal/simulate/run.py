@@ -12,21 +12,7 @@ from typing import Any
 
 from shoal.backend.virtual import SlowDown, Virtual
 from shoal.cluster.monitor import Condition
-from shoal.core.command import (
-    Asked,
-    CopyCheckpoint,
-    Decided,
-    DevicesChanged,
-    JobEnded,
-    JobStarted,
-    KillJob,
-    Record,
-    StartJob,
-    StopJob,
-    StudyChanged,
-    TrialsReported,
-    UpdateJob,
-)
+from shoal.core import command
 from shoal.core.device import Cluster, Node
 from shoal.core.errors import AlgorithmError, CheckpointError, DeviceError, PolicyError
 from shoal.core.event import Outcome as End
@@ -141,7 +127,7 @@ class Simulation:
         )
         self._lost: dict[str, Condition] = {}
         self._stretches: dict[int, str] = {}  # of the trials that are being trained or wait for that, by number
-        self._running: dict[str, tuple[JobStarted, float]] = {}
+        self._running: dict[str, tuple[command.JobStarted, float]] = {}
         self._outcome = Outcome(clusters=[(0.0, cluster)])
 
     def run(self) -> Outcome:
@@ -168,14 +154,15 @@ class Simulation:
             until = min(coming, max(state.planner.wake, now + LEAST_SECONDS))
             for event in self._world.poll(until - now):
                 self._happen(event)
-        outcome = self._outcome
-        outcome.waiting.update(
-            (name, state.trials[number].reason or "makes no progress") for number, name in self._stretches.items()
+        waiting = {name: state.trials[number].reason or "makes no progress" for number, name in self._stretches.items()}
+        return replace(
+            self._outcome,
+            waiting=waiting,
+            oversubscription=dict(self._tuner.ratios),
+            decisions=self._policy.asked,
+            decision_seconds=self._policy.seconds,
+            longest_decision=self._policy.longest,
         )
-        outcome.oversubscription.update(self._tuner.ratios)
-        outcome.decisions, outcome.decision_seconds = self._policy.asked, self._policy.seconds
-        outcome.longest_decision = self._policy.longest
-        return outcome
 
     def _arrive(self, now: float) -> None:
         """Let what comes now be there: searches, and changes of the cluster."""
@@ -208,52 +195,53 @@ class Simulation:
             step = state.step
         for record in step.records:
             self._note(record, self._world.now)
-        for command in step.commands:
-            match command:
-                case StartJob():
-                    self._world.start(command.job, command.device)
-                case UpdateJob():
-                    self._world.change(command.job, command.update)
-                case StopJob():
-                    self._world.stop(command.job)
-                case KillJob():
-                    self._world.kill(command.job)
-                case CopyCheckpoint():
+        for order in step.commands:
+            match order:
+                case command.StartJob():
+                    self._world.start(order.job, order.device)
+                case command.UpdateJob():
+                    self._world.change(order.job, order.update)
+                case command.StopJob():
+                    self._world.stop(order.job)
+                case command.KillJob():
+                    self._world.kill(order.job)
+                case command.CopyCheckpoint():
                     try:
-                        self._world.inherit(state.given.directory, command.trial)
+                        self._world.inherit(state.given.directory, order.trial)
                     except CheckpointError as failed:
-                        self._happen(TrialFailed(command.trial.number, str(failed)))
-        return any(isinstance(command, StartJob | UpdateJob | StopJob | KillJob) for command in step.commands)
+                        self._happen(TrialFailed(order.trial.number, str(failed)))
+        acts = command.StartJob | command.UpdateJob | command.StopJob | command.KillJob
+        return any(isinstance(order, acts) for order in step.commands)
 
-    def _note(self, record: Record, now: float) -> None:
+    def _note(self, record: command.Record, now: float) -> None:
         """Keep what a step records, as far as the outcome tells of it."""
         outcome = self._outcome
         match record:
-            case Asked():
+            case command.Asked():
                 for trial in (trial for group in record.groups for trial in group.trials):
                     name = self._searches.label(trial.number)
                     if name in outcome.arrivals:
                         name = f"{name}@{self._core.state.trials[trial.number].target}"
                     self._stretches[trial.number] = name
                     outcome.arrivals[name] = now
-            case TrialsReported():
+            case command.TrialsReported():
                 for report in record.reports:
                     target = self._searches.source(report.trial).curves.target
                     if target is not None and report.metrics.get("loss", inf) <= target:
                         outcome.reached.setdefault(self._searches.label(report.trial), now)
                     if report.state is not TrialState.RUNNING:
                         self._end(report.trial, now)
-            case Decided():
+            case command.Decided():
                 for decision in record.decisions:
                     self._end(decision.trial, now)
-            case JobStarted(job=Job(purpose=Purpose.TRAIN)):
+            case command.JobStarted(job=Job(purpose=Purpose.TRAIN)):
                 self._running[record.job.id] = record, now
-            case JobEnded() if record.job in self._running:
+            case command.JobEnded() if record.job in self._running:
                 outcome.switches += record.outcome is not End.FINISHED
                 self._leave(record.job, now)
-            case DevicesChanged():
+            case command.DevicesChanged():
                 outcome.clusters.append((now, record.cluster))
-            case StudyChanged():
+            case command.StudyChanged():
                 self._study[record.key] = record.value
 
     def _end(self, trial: int, now: float) -> None:
