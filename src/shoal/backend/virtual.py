@@ -52,6 +52,7 @@ class Workload(Protocol):
 
     def error(self, trial: Trial, epoch: int) -> str:
         """What user code raises in that epoch of a trial, which takes its array along; "" where nothing is wrong."""
+        return ""
 
     def losses(self, trial: Trial, epoch: int) -> Sequence[float]:
         """The training losses of that epoch's steps; by default its first metric."""

@@ -93,9 +93,10 @@ def profile(seconds: float, compute: float, memory: int, cores: float, fused: Ma
     )
 
 
-def _slower(profile: Profile, factor: float) -> Profile:
-    """Where everything takes so many times as long."""
-    return replace(profile, step_seconds={size: seconds * factor for size, seconds in profile.step_seconds.items()})
+def _slower(takes: Profile, factor: float, **more: Any) -> Profile:
+    """Where everything takes so many times as long; `more` are other fields of the profile."""
+    steps = {members: seconds * factor for members, seconds in takes.step_seconds.items()}
+    return replace(takes, step_seconds=steps, **more)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,9 +202,8 @@ class _Costs(Table):
         crowding = {jobs: scaling.factor(1 / jobs) for jobs in range(2, self.sharing + 1)}
         spreading = {width: scaling.factor(width) for width in range(2, self.max_devices + 1)}
         profiles = {
-            kind: replace(takes, crowding=crowding or takes.crowding, spreading=spreading or takes.spreading)
+            kind: _slower(each, dilation, crowding=crowding or each.crowding, spreading=spreading or each.spreading)
             for kind, each in structure.profiles.items()
-            for takes in [_slower(each, dilation)]
         }
         switch = self.start_seconds if self.switch_seconds is None else self.switch_seconds
         return Structure(name, profiles, structure.workload, self.alpha, self.start_seconds, switch)

@@ -2,7 +2,7 @@
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, islice, product
@@ -77,7 +77,6 @@ class Simulation:
         measured: whether what trials take is known beforehand; else their models are looked at and measured first.
         checkpoint_seconds: between two checkpoints of a job, which are made at the ends of epochs.
         tick: seconds whose events are one turn of the engine's loop; see `Virtual`.
-        timer: seconds of the real clock, by which decisions are timed.
     """
 
     def __init__(
@@ -94,12 +93,11 @@ class Simulation:
         measured: bool = True,
         checkpoint_seconds: float = inf,
         tick: float = 0.0,
-        timer: Callable[[], float] = time.perf_counter,
     ) -> None:
         directory = Path("simulated")
         workplace = WorkerContext(directory, b"", checkpoint_seconds=checkpoint_seconds)
         self._world = Virtual(workplace, searches, beat_seconds=inf, slowdown=slowdown, tick=tick)
-        self._searches, self._policy = searches, _Timed(policy, timer)
+        self._searches, self._policy = searches, _Timed(policy)
         self._events = deque(sorted(events, key=lambda event: event.at))
         self._arrivals = deque(sorted({at for source in searches.sources for at in source.arrivals}))
         self._tuner = tuner or OversubscriptionTuner(kinds=())
@@ -261,14 +259,14 @@ class Simulation:
 class _Timed(Policy):
     """A policy, and what it takes to decide."""
 
-    def __init__(self, policy: Policy, timer: Callable[[], float]) -> None:
-        self.policy, self._timer = policy, timer
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
         self.asked, self.seconds, self.longest = 0, 0.0, 0.0
 
     def plan(self, jobs: Sequence[JobView], cluster: Cluster, now: float) -> Plan:
-        began = self._timer()
+        began = time.perf_counter()
         plan = self.policy.plan(jobs, cluster, now)
-        took = self._timer() - began
+        took = time.perf_counter() - began
         self.asked, self.seconds, self.longest = self.asked + 1, self.seconds + took, max(self.longest, took)
         return plan
 

@@ -220,10 +220,6 @@ class Searches(Algorithm, Workload):
         """The last loss of the epoch."""
         return Report(trial.number, epoch, {"loss": self.losses(trial, epoch)[-1]})
 
-    def error(self, trial: Trial, epoch: int) -> str:
-        """None is raised."""
-        return ""
-
     def losses(self, trial: Trial, epoch: int) -> Sequence[float]:
         """Those of the epoch on the trial's curve."""
         source, number = self.source(trial.number), trial.number // len(self.sources)
