@@ -33,9 +33,9 @@ def structure(name, workload="", *, compute=1.0, seconds=10.0, memory=1.0, cores
     return Structure(name, {kind: takes}, workload, **{"start_seconds": 0.0, "switch_seconds": 0.0, **costs})
 
 
-def simulation(structures, where, policy, *, arrivals=None, slowdown="none", data=None, **more):
-    """Of jobs that are called job/0, job/1, ..."""
-    listed = Listed("job", structures, arrivals or [0.0] * len(structures))
+def simulation(structures, where, policy, *, arrivals=None, epochs=1, slowdown="none", data=None, **more):
+    """Of jobs that are called job/0, job/1, ..., each of so many epochs."""
+    listed = Listed("job", structures, arrivals or [0.0] * len(structures), epochs=epochs)
     by_name = {each.name: each for each in structures}
     model = SLOWDOWNS[slowdown](by_name, data) if isinstance(slowdown, str) else slowdown
     return Simulation(Searches([listed]), where, policy, model, **more)
