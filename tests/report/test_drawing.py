@@ -33,5 +33,5 @@ def test_a_drawing_that_cannot_be_saved_says_which(tmp_path):
 
 
 def test_stays_on_one_device_do_not_cover_each_other():
-    stays = [Interval(name, "gpu0", begin, end, 0.5) for name, begin, end in (("a", 0, 4), ("b", 2, 6), ("c", 4, 8))]
-    assert [(lane, count, stay.job) for lane, count, stay in lanes(stays)] == [(0, 2, "a"), (1, 2, "b"), (0, 2, "c")]
+    stays = [Interval(name, 1, "gpu0", begin, end, 0.5) for name, begin, end in (("a", 0, 4), ("b", 2, 6), ("c", 4, 8))]
+    assert [(lane, count, stay.trial) for lane, count, stay in lanes(stays)] == [(0, 2, "a"), (1, 2, "b"), (0, 2, "c")]

@@ -3,12 +3,9 @@ import random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from schedule_samples import GB, cluster, gpu
-from shoal.backend.simulated import SimulatedJob, Simulation, SlowDown
+from schedule_samples import cluster, gpu
 
-from shoal.core.demand import Demand
 from shoal.core.errors import PolicyError
-from shoal.schedule import WFD
 from shoal.schedule.oversubscription import OversubscriptionTuner
 
 OBSERVATIONS = 120
@@ -119,35 +116,6 @@ def test_the_same_observations_give_the_same_ratios():
             yield tuner.ratios["A100"]
 
     assert list(ratios()) == list(ratios())
-
-
-class BusyCounters(SlowDown):
-    """Jobs whose NVML utilisation is 0.9 though each uses 0.3 of the chip; notes what each device did for its jobs."""
-
-    def __init__(self):
-        self.seen = []
-
-    def speeds(self, device, tenants):
-        speed = min(1.0, 1 / (0.3 * len(tenants)))
-        self.seen.append((device.kind, [(tenant.job.demand[device.kind].compute, speed) for tenant in tenants]))
-        return [speed] * len(tenants)
-
-
-def test_demands_read_from_a_utilisation_counter_are_made_up_for_in_the_simulator():
-    where = cluster(gpu(0), gpu(1))
-    jobs = [SimulatedJob(f"job-{i}", {"A100": Demand(0.9, GB, 0.1, 10.0 + i)}) for i in range(24)]
-    alone = Simulation(jobs, where, WFD(), BusyCounters()).run().makespan
-    tuner = OversubscriptionTuner()
-    while not tuner.settled("A100"):
-        slowdown = BusyCounters()
-        Simulation(jobs, tuner.apply(where), WFD(), slowdown).run()
-        fullest = max(len(pairs) for _, pairs in slowdown.seen)
-        for kind, pairs in slowdown.seen:
-            if len(pairs) == fullest:
-                tuner.observe(kind, pairs)
-    makespan = Simulation(jobs, tuner.apply(where), WFD(), BusyCounters()).run().makespan
-    assert tuner.ratios["A100"] // 0.9 == 3, "three jobs to a device, though each looks like nearly a whole one"
-    assert alone / makespan > 2.5
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,7 @@ from math import nan
 
 import pytest
 from schedule_samples import HIGH, LOW, cluster, decide, gpu, needs, refused, running, suspended, turn, waiting
-from shoal.backend.simulated import SimulatedJob, Simulation
 
-from shoal.core.demand import Demand
 from shoal.core.device import Cluster, Node
 from shoal.core.errors import PolicyError
 from shoal.cost.scaling import Scaling
@@ -142,47 +140,3 @@ def test_of_jobs_that_stay_where_they_are_the_oldest_is_next(name):
         plan, expected = ALL[name].plan(jobs, where, 10.0), Fifo().plan(jobs, where, 10.0)
         assert plan.actions == expected.actions
         assert set(refused(plan)) == set(refused(expected))
-
-
-@pytest.mark.parametrize("name", ALL)
-def test_in_a_simulation_all_have_a_turn_before_anybody_has_two(name):
-    curves = {"flat": [1.0] * 100, "falling": [5.0 - step / 25 for step in range(100)], "high": [9.0] * 100}
-    jobs = [
-        SimulatedJob(name, {"A100": Demand(1.0, 1, 1.0, 100.0)}, curve=curve, switch_seconds=0.5)
-        for name, curve in curves.items()
-    ]
-    outcome = Simulation(jobs, ONE, ALL[name], quantum=10.0).run()
-    assert [interval.job for interval in outcome.intervals[:3]] == list(curves)
-    assert [interval.begin for interval in outcome.intervals[:3]] == [0.0, 10.0, 20.0]
-    switches = sum(a.job != b.job for a, b in zip(outcome.intervals[2:], outcome.intervals[3:], strict=False))
-    assert outcome.makespan == pytest.approx(300.0 + 0.5 * switches)
-    assert set(outcome.completion) == set(curves)
-
-
-def test_in_a_simulation_all_jobs_of_a_study_know_its_lowest_loss():
-    told = []
-
-    class Spy(Slaq):
-        def priorities(self, jobs, now):
-            told.append({job.id: job.best for job in jobs})
-            return super().priorities(jobs, now)
-
-    curves = {"a": [3.0] * 20, "b": [1.0] * 10, "c": [2.0] * 20}
-    jobs = [
-        SimulatedJob(name, {"A100": Demand(1.0, 1, 1.0, len(curve))}, curve=curve, study="c" if name == "c" else "ab")
-        for name, curve in curves.items()
-    ]
-    Simulation(jobs, ONE, Spy(10.0), quantum=10.0).run()
-    assert {"a": 3.0} in told
-    assert {"a": 1.0, "c": 2.0} in told
-
-
-@pytest.mark.parametrize("name", ALL)
-@pytest.mark.parametrize("costs", [{"switch_seconds": 31.0}, {"start_seconds": 45.0}])
-def test_turns_come_to_an_end_however_dear_a_switch_or_a_start(name, costs):
-    """A turn is a quantum beside the switch, and what a start costs is paid though it be interrupted."""
-    curve = [2.0 - step / 100 for step in range(100)]
-    jobs = [SimulatedJob(each, {"A100": Demand(1.0, 1, 1.0, 100.0)}, curve=curve, **costs) for each in "abc"]
-    outcome = Simulation(jobs, ONE, ALL[name], quantum=10.0).run()
-    assert set(outcome.completion) == set("abc")
-    assert outcome.makespan >= 300.0 + 3 * costs.get("start_seconds", 0.0)

@@ -4,7 +4,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from schedule_samples import cluster, gpu, job, placed, refused
-from shoal.backend.simulated import SimulatedJob, Simulation
 
 from shoal.core.demand import Demand
 from shoal.core.device import Cluster, Node
@@ -12,7 +11,6 @@ from shoal.cost.scaling import Scaling
 from shoal.schedule import JobState, Resize, Resume, Start, WaterFilling, check_plan
 from shoal.schedule.layout import Place
 from shoal.schedule.static_fluid import due_widths, fill_up
-from shoal.simulate.slowdown import Scalings
 
 FREE = Scaling(alpha=1.0, beta=1.0, sharing=2, devices=4)
 """Fluid's toy case: neither sharing nor spreading costs anything."""
@@ -100,16 +98,6 @@ def test_the_toy_case_exactly():
         "a1": (names(4), 0.5),
         "a2": (names(4), 0.5),
     }
-
-
-def test_the_toy_case_ends_in_a_third_of_the_time_of_first_in_first_out():
-    """Static it takes 12 s, the middle trial on one device; with what the short ones leave after 4 s, less than 10."""
-    jobs = [
-        SimulatedJob(name, {"A100": Demand(1.0, 10**9, 1.0, seconds)}, scaling=FREE, group="toy")
-        for name, seconds in {"a1": 4, "a2": 4, "a3": 12, "a4": 30}.items()
-    ]
-    outcome = Simulation(jobs, gpus(5), WaterFilling(), Scalings()).run()
-    assert outcome.completion == pytest.approx({"a1": 4.0, "a2": 4.0, "a3": 8.0, "a4": 9.5})
 
 
 STATIC = {

@@ -33,10 +33,10 @@ def structure(name, workload="", *, compute=1.0, seconds=10.0, memory=1.0, cores
     return Structure(name, {kind: takes}, workload, **{"start_seconds": 0.0, "switch_seconds": 0.0, **costs})
 
 
-def simulation(structures, where, policy, *, arrivals=None, epochs=1, slowdown="none", data=None, **more):
-    """Of jobs that are called job/0, job/1, ..., each of so many epochs."""
-    listed = Listed("job", structures, arrivals or [0.0] * len(structures), epochs=epochs)
-    by_name = {each.name: each for each in structures}
+def simulation(jobs, where, policy, *, arrivals=None, epochs=1, slowdown="none", data=None, **more):
+    """Of one source, or of structures, each a job of so many epochs; they are called job/0, job/1, ..."""
+    listed = jobs if isinstance(jobs, Listed) else Listed("job", jobs, arrivals or [0.0] * len(jobs), epochs=epochs)
+    by_name = {each.name: each for each in listed.structures}
     model = SLOWDOWNS[slowdown](by_name, data) if isinstance(slowdown, str) else slowdown
     return Simulation(Searches([listed]), where, policy, model, **more)
 
