@@ -10,6 +10,7 @@ from shoal.core.demand import Demand
 from shoal.core.device import Cluster
 from shoal.core.errors import ScenarioError
 from shoal.cost.estimate import job_demand
+from shoal.simulate.elements import MANY
 from shoal.simulate.search import Source
 from shoal.simulate.slowdown import Curve
 
@@ -27,7 +28,7 @@ def jobs_of(sources: Sequence[Source]) -> Counter[Alike]:
     """Jobs of all trials that sources ask for at once, each in one of its own, with how many of each there are."""
     jobs: Counter[Alike] = Counter()
     for source in sources:
-        for group in source.algorithm(lambda: inf).next_groups(10**9):
+        for group in source.algorithm(lambda: inf).next_groups(MANY):
             for trial in group.trials:
                 structure = source.structure(trial)
                 kinds = sorted(structure.profiles.items())

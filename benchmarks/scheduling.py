@@ -25,13 +25,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from itertools import islice
+from math import inf
 from pathlib import Path
 from random import Random
 
 from shoal.core.demand import Demand
 from shoal.core.device import Cluster, Device, Node
 from shoal.core.errors import ScenarioError
+from shoal.cost.estimate import job_demand
 from shoal.schedule import WFD, Changes, Exact, JobState, JobView, Plan, Policy, check_plan, make_policy
+from shoal.simulate.elements import MANY
 from shoal.simulate.scenario import load
 
 ROOT = Path(__file__).parent.parent
@@ -122,8 +125,21 @@ def arguments() -> argparse.Namespace:
 def instance(path: Path, data: Path) -> tuple[list[JobView], Cluster]:
     """The jobs of a scenario, all waiting, and its cluster."""
     scenario = load(path, data)
-    jobs = [*scenario.jobs, *(job for search in scenario.searches for job in search.source().begin())]
-    return [JobView(job.id, job.demand) for job in jobs], scenario.cluster
+    kinds = {device.kind for _, device in scenario.cluster}
+    jobs = [
+        JobView(
+            f"{source.name}/{trial.number}",
+            {
+                kind: job_demand(profile, [group.budget.epochs])
+                for kind, profile in source.structure(trial).profiles.items()
+                if kind in kinds
+            },
+        )
+        for source in scenario.sources
+        for group in source.algorithm(lambda: inf).next_groups(MANY)
+        for trial in group.trials
+    ]
+    return jobs, scenario.cluster
 
 
 def sharing(jobs: Sequence[JobView]) -> list[JobView]:
