@@ -123,22 +123,18 @@ def arguments() -> argparse.Namespace:
 
 
 def instance(path: Path, data: Path) -> tuple[list[JobView], Cluster]:
-    """The jobs of a scenario, all waiting, and its cluster."""
+    """The jobs of a scenario, all waiting, and its cluster; those of one structure hold one demand."""
     scenario = load(path, data)
-    kinds = {device.kind for _, device in scenario.cluster}
-    jobs = [
-        JobView(
-            f"{source.name}/{trial.number}",
-            {
-                kind: job_demand(profile, [group.budget.epochs])
-                for kind, profile in source.structure(trial).profiles.items()
-                if kind in kinds
-            },
-        )
-        for source in scenario.sources
-        for group in source.algorithm(lambda: inf).next_groups(MANY)
-        for trial in group.trials
-    ]
+    jobs: list[JobView] = []
+    for source in scenario.sources:
+        demands: dict[str, Mapping[str, Demand]] = {}
+        for group in source.algorithm(lambda: inf).next_groups(MANY):
+            for trial in group.trials:
+                structure = source.structure(trial)
+                if structure.name not in demands:
+                    profiles = structure.profiles.items()
+                    demands[structure.name] = {kind: job_demand(each, [group.budget.epochs]) for kind, each in profiles}
+                jobs.append(JobView(f"{source.name}/{trial.number}", demands[structure.name]))
     return jobs, scenario.cluster
 
 
