@@ -27,9 +27,11 @@ ROOT = Path(__file__).parents[1]
 SLACK = 0.02
 """Part by which `auto` may be above the best single policy."""
 
+LARGE = "large"
+"""Of whose jobs only policies are asked that keep books."""
 SCENARIOS = (
     *("sp1", "sp2", "sp2_bert", "sp3", "sp4_4", "sp4_8", "sp4", "sp4_h100", "sp4_mixed"),
-    *("fluid_toy", "fluid_halving", "hermes_type1", "hermes_type2", "mixed_day", "large"),
+    *("fluid_toy", "fluid_halving", "hermes_type1", "hermes_type2", "mixed_day", LARGE),
 )
 SEEDS = {"hermes_type1": 5, "hermes_type2": 5}
 """How many of scenarios whose seed decides much: of these, the mean counts."""
@@ -48,7 +50,7 @@ def main() -> int:
         scenario = drawn[0]
         found = values[name] = {}
         began = time.perf_counter()
-        able = [policy for policy in options.policies if name != "large" or keeps_books(policy)]
+        able = [policy for policy in options.policies if name != LARGE or keeps_books(policy)]
         for policy in ("auto", *able):
             outcomes = [each.simulate(Exact(seconds=1.0) if policy == "exact" else policy) for each in drawn]
             waiting = sum(len(outcome.waiting) for outcome in outcomes)
