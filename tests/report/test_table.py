@@ -174,6 +174,7 @@ def test_jobs_that_share_a_device_stand_below_its_name():
         pytest.param({"states": {}}, "trials   none yet", id="no trial"),
         pytest.param({"pid": None}, "trials   15 waiting, 8 interrupted", id="nobody runs it"),
         pytest.param({"pid": None}, "waiting  15 trials (0, 1, 2, …): nobody runs the study", id="why, then"),
+        pytest.param({"paused": True, "seconds_left": None}, "25 of 100  0:01:01 elapsed\n", id="it is paused"),
         pytest.param({"states": {TrialState.COMPLETE: 3}}, "25 of 100  0:01:01 elapsed\n", id="all have ended"),
         pytest.param(
             {"waiting": {"": [7]}}, "waiting  1 trial (7): waits for a place in a job", id="not yet considered"
@@ -314,6 +315,14 @@ def test_the_epochs_of_programs_are_reports():
     assert shown[0].startswith("reports")
     assert any("job-00001 trains 1 trial, 2 reports/s" in line for line in shown)
     assert not any("epochs" in line for line in shown)
+
+
+def test_many_jobs_of_a_device_leave_room_for_what_else_there_is_to_say():
+    jobs = tuple(JobUse(f"job-{number:05d}", Purpose.TRAIN, 2) for number in range(30))
+    shown = rendered(status_table(snapshot(devices=(DeviceUse(device("cpu:0"), jobs),))))
+    assert shown[-2:] == ["         job-00007 trains 2 trials", "         22 more jobs, with 44 trials"]
+    few = rendered(status_table(snapshot(devices=(DeviceUse(device("cpu:0"), jobs[:8]),))))
+    assert not any("more jobs" in line for line in few)
 
 
 def test_no_line_of_the_status_controls_a_terminal():

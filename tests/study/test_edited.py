@@ -220,7 +220,7 @@ def test_a_trial_that_failed_goes_on_from_its_checkpoint_once_its_task_is_mended
     done = CliRunner().invoke(app, ["trial", "retry", str(study.directory), "--failed"])
     assert (done.exit_code, done.output) == (
         0,
-        f"shoal: trial 1 will be tried again when the study goes on: shoal resume {study.directory}\n",
+        f"shoal: trial 1 will be tried again once a process runs the study: shoal resume {study.directory}\n",
     )
     assert [row.state for row in study.trials] == [TrialState.COMPLETE, TrialState.FAILED], "nothing runs it yet"
     said = "shoal: to be tried again: trials 1; go on with: shoal resume"

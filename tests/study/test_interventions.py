@@ -466,21 +466,21 @@ def test_a_policy_that_is_unknown_is_refused_before_anything_is_sent_and_by_the_
 @pytest.mark.parametrize(
     ("arguments", "status", "words"),
     [
-        ("trial pause DIR 1 2", 0, "trials 1, 2 will be paused when the study goes on: shoal resume"),
+        ("trial pause DIR 1 2", 0, "trials 1, 2 will be paused once a process runs the study: shoal resume"),
         ("trial pause DIR 9", 1, "has no trial 9"),
         ("trial pause DIR", 2, "Missing argument 'N...'"),
         ("trial resume DIR 1", 1, "trial 1 .* is not paused"),
-        ("trial stop DIR 3", 0, "trial 3 will be stopped when the study goes on"),
-        ("trial add DIR --set x=2.0 --epochs 3", 0, "a trial will be added with x=2 when the study goes on"),
+        ("trial stop DIR 3", 0, "trial 3 will be stopped once a process runs the study"),
+        ("trial add DIR --set x=2.0 --epochs 3", 0, "a trial with x=2 will be added once a process runs"),
         ("trial add DIR --set x=5 --epochs 3", 1, "`x` is 5, and the space has choice"),
-        ("trial add DIR --set x=5 --epochs 3 --outside", 0, "a trial will be added with x=5 when"),
+        ("trial add DIR --set x=5 --epochs 3 --outside", 0, "a trial with x=5 will be added once"),
         ("trial add DIR --set x --epochs 3", 2, "'x' is not NAME=VALUE, such as lr=0.01"),
-        ("trial clone DIR 1 --set x=4.0 --anew", 0, "a clone of trial 1 will be added with x=4 when the study goes on"),
+        ("trial clone DIR 1 --set x=4.0 --anew", 0, "a clone of trial 1 with x=4 will be added once"),
         ("trial clone DIR 1", 1, "no checkpoint of the end of an epoch now"),
-        ("study pause DIR", 0, "the study will be paused when the study goes on: shoal resume"),
+        ("study pause DIR", 0, "the study will be paused once a process runs the study: shoal resume"),
         ("study resume DIR", 1, "the study in .* is not paused"),
-        ("study end DIR", 0, "the study will end when the study goes on"),
-        ("policy DIR fifo", 0, "policy fifo will be followed when the study goes on"),
+        ("study end DIR", 0, "the study will end once a process runs the study"),
+        ("policy DIR fifo", 0, "policy fifo will be followed once a process runs the study"),
         ("policy DIR lifo", 2, "'lifo' is not one of auto, best_fit"),
     ],
 )
@@ -568,7 +568,7 @@ def test_a_clone_goes_on_from_the_newest_end_of_an_epoch_that_is_saved(tmp_path:
     assert [path.name for path in checkpoints(stage.directory, ADDED)] == ["000002-000000-0badcafe.pt"]
     with closing(stage.open()) as journal:
         (each,) = interventions(journal.study)
-    assert intervention_text(each).endswith(f"clone trial {ADDED}: of trial 1, from its weights at epoch 2")
+    assert intervention_text(each).endswith(f"clone {ADDED} of trial 1, from its weights at epoch 2")
 
 
 def test_a_clone_whose_checkpoint_is_gone_fails_and_the_others_go_on(tmp_path: Path) -> None:

@@ -83,7 +83,7 @@ def add(
     """
     nested = asking.changed({}, _parsed(values))
     config = Study(directory).add(nested, epochs, outside=outside)
-    say_when(directory, f"a trial will be added with {config_text(config)}", {"config": config}, as_json)
+    say_when(directory, f"a trial with {config_text(config)} will be added", {"config": config}, as_json)
 
 
 @app.command()
@@ -103,7 +103,7 @@ def clone(
     The clone is a trial of its own, as of shoal trial add.
     """
     (config,) = Study(directory).clone(number, _parsed(values), epochs=epochs, anew=anew, outside=outside)
-    what = f"a clone of trial {number} will be added with {config_text(config)}"
+    what = f"a clone of trial {number} with {config_text(config)} will be added"
     say_when(directory, what, {"source": number, "config": config}, as_json)
 
 

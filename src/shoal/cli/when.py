@@ -25,4 +25,4 @@ def say_when(directory: Path, what: str, told: Mapping[str, Any], as_json: bool)
     if as_json:
         print_json({"directory": str(directory), **told, "runs": runs})
         return
-    say(f"{what} now" if runs else f"{what} when the study goes on: {command('resume', directory)}")
+    say(f"{what} now" if runs else f"{what} once a process runs the study: {command('resume', directory)}")

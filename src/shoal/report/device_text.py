@@ -22,6 +22,8 @@ _CAUSES = 4
 """So many causes are named, a line each."""
 _TRIALS = 12
 """So many trials of a cause are named."""
+_JOBS = 8
+"""So many jobs of a device are shown, a line each, those that began first."""
 _FAILING = 4
 """So many trials that failed are told of, a line each."""
 
@@ -34,6 +36,8 @@ def device_lines(use: DeviceUse, unit: str) -> list[str]:
         unit: see `Snapshot`.
     """
     jobs = [_job_text(job, unit) for job in use.jobs]
+    if others := use.jobs[_JOBS:]:
+        jobs[_JOBS:] = [f"{len(others)} more jobs, with {trials_text(sum(job.members for job in others))}"]
     head = f"{use.device.kind}, {_state(use)}"
     return [f"{head}: {jobs[0]}"] if len(jobs) == 1 else [head, *jobs]
 

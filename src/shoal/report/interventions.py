@@ -59,7 +59,9 @@ def intervention_text(each: Intervention) -> str:
 
 
 def asked_text(verb: str, trials: Sequence[int], text: str = "") -> str:
-    """What was asked for, in words: "pause trials 3, 7"."""
+    """What was asked for, in words: "pause trials 3, 7", "clone 1000000 of trial 3"."""
+    if verb == "clone":
+        return " ".join(filter(None, [verb, *map(str, trials), text]))
     named = f" trial{'s' if len(trials) > 1 else ''} {', '.join(map(str, trials))}" if trials else ""
     said = verb.removesuffix(" trial") if named else verb
     return f"{said}{named}{f': {text}' if text and named else f' {text}' if text else ''}"

@@ -107,7 +107,7 @@ class Snapshot:
         epochs_asked: `epochs_done` and what the trials that wait or run still have before them. An algorithm may ask
             for more later.
         elapsed: seconds since `tune` or `resume` was called in the process that runs it, or ran it last.
-        seconds_left: until `epochs_total` are done, at the pace so far; None while that is unknown.
+        seconds_left: until `epochs_total` are done, at the pace so far; None while that is unknown, or it is paused.
         devices: each with what it runs; none when nobody runs the study.
         pid: of the process that runs it; None when nobody does.
         front: of several metrics, the trials that no other dominates, by the first metric.
@@ -159,7 +159,7 @@ class Snapshot:
     def at_rest(self) -> bool:
         """Whether nothing goes on before a user resumes trials that are paused."""
         waiting = {number for numbers in self.waiting.values() for number in numbers}
-        return bool(waiting) and not self.states[TrialState.RUNNING] and waiting <= set(self.held)
+        return bool(waiting) and not self.states.get(TrialState.RUNNING) and waiting <= set(self.held)
 
     @property
     def epochs_total(self) -> int:
@@ -245,7 +245,8 @@ def snapshot(journal: JournalView, now: float, *, starting: bool = False) -> Sna
         held=journal.held(),
         paused=journal.study.get("paused", False),
     )
-    left = None if pid is None else _seconds_left(done - run.epochs, seen.epochs_total - done, elapsed)
+    rests = pid is None or seen.paused or seen.at_rest
+    left = None if rests else _seconds_left(done - run.epochs, seen.epochs_total - done, elapsed)
     return replace(seen, seconds_left=left)
 
 

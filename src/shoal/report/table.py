@@ -257,7 +257,7 @@ def _epochs(snapshot: Snapshot) -> Table:
     bar = ProgressBar(max(snapshot.epochs_total, 1), snapshot.epochs_done, width=_BAR_WIDTH)
     progress = epochs_text(snapshot)
     least = "at least " if snapshot.seconds_left is not None and snapshot.epochs_most > snapshot.epochs_total else ""
-    runs = snapshot.pid is not None and not snapshot.finished
+    runs = snapshot.pid is not None and not (snapshot.finished or snapshot.paused or snapshot.at_rest)
     left = f", {least}{duration(snapshot.seconds_left)} left" if runs else ""
     times = f"{duration(snapshot.elapsed)} elapsed{left}"
     table.add_row(bar, progress, times)
