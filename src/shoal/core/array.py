@@ -1,7 +1,7 @@
 """Trials of one structure that are trained as one model."""
 
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import inf
 
 from shoal.core.demand import Profile
@@ -10,7 +10,7 @@ from shoal.core.trial import Trial
 __all__ = ["Array", "FusionKey", "Member", "add_members", "remove_members"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class FusionKey:
     """Trials that agree on this can be one model.
 
@@ -36,7 +36,7 @@ class FusionKey:
         return f"{self.structure} x {self.batch_size}"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Member:
     """A trial with the stretch it is to train: from after `start` epochs up to `target` epochs."""
 
@@ -50,7 +50,7 @@ class Member:
         return self.target - self.start
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Array:
     """Trials of one structure, trained as one model, each from where it stands to its own target.
 
@@ -60,6 +60,9 @@ class Array:
         profile: what is known of the key where the array runs.
         pending: epochs that trials of the key have trained and are to train, which bounds what measuring it may take.
         apart: where it joins a job, it stays an array of its own, though there may be one of its key.
+
+    Attributes:
+        epochs: that each member is to train.
     """
 
     key: FusionKey
@@ -67,11 +70,10 @@ class Array:
     profile: Profile | None = None
     pending: float = inf
     apart: bool = False
+    epochs: tuple[int, ...] = field(init=False, compare=False, repr=False)
 
-    @property
-    def epochs(self) -> tuple[int, ...]:
-        """That each member is to train."""
-        return tuple([member.epochs for member in self.members])
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "epochs", tuple([member.epochs for member in self.members]))
 
 
 def remove_members(arrays: Iterable[Array], trials: Collection[int]) -> tuple[Array, ...]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 __all__ = ["Cluster", "Device", "Node"]
 
@@ -76,7 +77,8 @@ class Cluster:
 
     def device(self, name: str) -> Device:
         """The device of that name; KeyError if there is none."""
-        for _, device in self:
-            if device.name == name:
-                return device
-        raise KeyError(name)
+        return self._by_name[name]
+
+    @cached_property
+    def _by_name(self) -> dict[str, Device]:
+        return {device.name: device for _, device in self}

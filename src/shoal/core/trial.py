@@ -58,7 +58,7 @@ def step_seed(seed: int, tick: int) -> int:
     return derive_seed(seed, "step", tick)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Budget:
     """How far a trial may train, counted from its start: whole passes over its training data."""
 
@@ -69,7 +69,7 @@ class Budget:
             raise ValueError(f"a budget is a whole number of epochs, at least 1, got {self.epochs!r}")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Origin:
     """Where a trial begins that is no new one: with what another trial had learnt.
 
@@ -82,7 +82,7 @@ class Origin:
     epoch: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Trial:
     """One configuration under a number that is unique in its study.
 
@@ -111,7 +111,7 @@ class Trial:
         return self.number >= FIRST_ADDED
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class TrialGroup:
     """Trials that an algorithm wants trained up to the same budget, in any order and company (Fluid, section 3).
 
@@ -133,7 +133,7 @@ class TrialGroup:
     work_ahead: int = field(default=0, compare=False)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Report:
     """What a trial showed at the end of an epoch, or that it failed.
 
@@ -154,7 +154,7 @@ class Report:
     reason: str = ""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Decision:
     """An algorithm's word on a trial: it is COMPLETE or STOPPED, and why."""
 

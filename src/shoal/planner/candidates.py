@@ -1,6 +1,7 @@
 """What a packing strategy is told of an array, and which arrays can share samples."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from math import inf
@@ -15,10 +16,10 @@ from shoal.cost.estimate import fetching, seconds
 from shoal.planner.packing.base import Candidate
 from shoal.planner.partition import Profiles
 
-__all__ = ["candidate", "candidates", "stream_of"]
+__all__ = ["Amounts", "candidate", "candidates", "stream_of"]
 
 
-class _Amounts(NamedTuple):
+class Amounts(NamedTuple):
     """What a strategy is told of an array, beside the array; see `Candidate`."""
 
     seconds: float
@@ -51,9 +52,23 @@ class _Following(NamedTuple):
         )
 
 
-def candidate(array: Array, profiles: Profiles, devices: Sequence[Device]) -> Candidate:
-    """An array as a strategy sees it, with nothing that follows; the mean of those devices on which it is known."""
-    return Candidate(array, *_amounts(array, profiles, devices, _Following()))
+def candidate(
+    array: Array, profiles: Profiles, devices: Sequence[Device], amounts: dict[object, Amounts] | None = None
+) -> Candidate:
+    """An array as a strategy sees it, with nothing that follows; the mean of those devices on which it is known.
+
+    Args:
+        array: that runs, or is to.
+        profiles: what is known of a key on a kind of device.
+        devices: that it can run on.
+        amounts: of what is alike, as far as it was found before; what is found now is added.
+    """
+    kinds = [device.kind for device in devices]
+    amounts = {} if amounts is None else amounts
+    alike = (array.key, array.epochs, *kinds)
+    if alike not in amounts:
+        amounts[alike] = _amounts(array, profiles, Counter(kinds), _Following())
+    return Candidate(array, *amounts[alike])
 
 
 def candidates(
@@ -70,14 +85,15 @@ def candidates(
         devices: that they can run on.
         group_of: what an algorithm wants a member trained with, and what follows that.
     """
-    alike_fetching = _fetching_alike(profiles, arrays, {device.kind for device in devices})
-    amounts: dict[object, _Amounts] = {}  # of what is alike, of which there may be thousands
+    kinds = Counter(device.kind for device in devices)
+    alike_fetching = _fetching_alike(profiles, arrays, kinds)
+    amounts: dict[object, Amounts] = {}  # of what is alike, of which there may be thousands
     found = []
     for array in arrays:
         follows = _Following.of(array, group_of)
         sort = (array.key, array.epochs, follows)
         if sort not in amounts:
-            amounts[sort] = _amounts(array, alike_fetching, devices, follows)
+            amounts[sort] = _amounts(array, alike_fetching, kinds, follows)
         found.append(Candidate(array, *amounts[sort]))
     return found
 
@@ -106,19 +122,21 @@ def _fetching_alike(profiles: Profiles, arrays: Iterable[Array], kinds: Iterable
     return agreed
 
 
-def _amounts(array: Array, profiles: Profiles, devices: Sequence[Device], follows: _Following) -> _Amounts:
+def _amounts(array: Array, profiles: Profiles, kinds: Mapping[str, int], follows: _Following) -> Amounts:
     """What follows an array where samples are shared at one place in the data alone comes back to those that it was
     trained beside, and is counted as a part of it; anywhere else, as its tail.
     """
     epochs, more = array.epochs, [follows.longest]
-    known = [profile for device in devices if (profile := profiles(array.key, device.kind)) is not None]
-    steps = fmean(seconds(profile, epochs) for profile in known)
-    tail = fmean(seconds(profile, more) for profile in known)
+    found = {kind: profiles(array.key, kind) for kind in kinds}
+    known = [profile for profile in found.values() if profile is not None]
+    devices = [kinds[kind] for kind, profile in found.items() if profile is not None]
+    steps = fmean((seconds(profile, epochs) for profile in known), devices)
+    tail = fmean((seconds(profile, more) for profile in known), devices)
     if known[0].sharing in ABREAST:  # which is up to the data, not to the device
-        steps += follows.work * fmean(seconds(profile, [1]) for profile in known)
+        steps += follows.work * fmean((seconds(profile, [1]) for profile in known), devices)
         epochs, tail = (max(*epochs, follows.last),), 0.0
-    fetched = fmean(fetching(profile, epochs) for profile in known)
-    return _Amounts(
+    fetched = fmean((fetching(profile, epochs) for profile in known), devices)
+    return Amounts(
         seconds=steps + fetched,
         fetching=fetched,
         memory=max(len(array.members) * profile.member_memory for profile in known),

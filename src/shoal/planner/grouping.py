@@ -69,11 +69,15 @@ class Grouping:
         """
         lone: list[Array] = []
         alike: dict[tuple[frozenset[str], object], list[Array]] = {}
+        here = dict.fromkeys(device.kind for device in devices)
+        able_on: dict[FusionKey, frozenset[str]] = {}
         for array in arrays:
-            known = {device.kind: profiles(array.key, device.kind) for device in devices}
-            kinds = frozenset(kind for kind, profile in known.items() if profile is not None)
-            if kinds and not array.key.opaque and not any(member.trial.number in alone for member in array.members):
-                alike.setdefault((kinds, stream_of(array, known[min(kinds)])), []).append(array)
+            if array.key not in able_on:
+                able_on[array.key] = frozenset(kind for kind in here if profiles(array.key, kind) is not None)
+            kinds = able_on[array.key]
+            together = not alone or not any(member.trial.number in alone for member in array.members)
+            if kinds and together and not array.key.opaque:
+                alike.setdefault((kinds, stream_of(array, profiles(array.key, min(kinds)))), []).append(array)
             else:
                 lone.append(array)
         groups: list[tuple[Array, ...]] = [(array,) for array in lone]

@@ -1,6 +1,7 @@
 """What jobs have been through, over all their stretches on devices; and those that are suspended."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from math import isfinite
 from statistics import median
@@ -41,6 +42,47 @@ class PreemptionRequest:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class _OfMembers:
+    """What the members of a job say of it.
+
+    Args:
+        group: name of the group that all of them belong to, or None.
+        budget: epochs that the one with the most before it is to train for, in all; None without members.
+        epoch: epochs that it has trained for.
+        followed: of arrays from which more may follow, epochs that members have left, and those that may follow.
+    """
+
+    group: str | None
+    budget: int | None
+    epoch: int
+    followed: tuple[tuple[Array, AbstractSet[tuple[int, int]]], ...]
+
+    @classmethod
+    def of(cls, arrays: Sequence[Array], group_of: Callable[[Member], TrialGroup | None]) -> "_OfMembers":
+        """What those of some arrays say."""
+        names: set[str] = set()
+        longest: Member | None = None
+        followed: list[tuple[Array, AbstractSet[tuple[int, int]]]] = []
+        for array in arrays:
+            ahead: set[tuple[int, int]] = set()
+            for member, epochs in zip(array.members, array.epochs, strict=True):
+                group = group_of(member)
+                names.add("" if group is None else group.name)
+                if group is not None and group.epochs_ahead:
+                    ahead.add((epochs, group.epochs_ahead))
+                if longest is None or epochs > longest.epochs:
+                    longest = member
+            if ahead:
+                followed.append((array, ahead))
+        return cls(
+            (names.pop() or None) if len(names) == 1 else None,
+            None if longest is None else longest.target,
+            0 if longest is None else longest.start,
+            tuple(followed),
+        )
+
+
 @dataclass
 class _Course:
     """What a job has been through.
@@ -57,6 +99,7 @@ class _Course:
         shown: whether it has reported anything in this stretch.
         asked: when it was asked to leave its device.
         switch: seconds that leaving its device took the last time.
+        seen: the job as it was last shown, and what its members say of it.
     """
 
     arrived: float
@@ -70,6 +113,7 @@ class _Course:
     shown: bool = False
     asked: float = 0.0
     switch: float | None = None
+    seen: tuple[Job, _OfMembers] | None = None
 
 
 class JobTracker:
@@ -141,7 +185,7 @@ class JobTracker:
             else:
                 self.changes += 1
         self._scalings.clear()
-        free = [(member, key) for member, key in waiting if member.trial.number not in kept]
+        free = [(member, key) for member, key in waiting if member.trial.number not in kept] if kept else waiting
         self._arrived = {m.trial.number: self._arrived.get(m.trial.number, now) for m, _ in free}
         return free, [job for job, _ in self._off.values()]
 
@@ -244,7 +288,7 @@ class JobTracker:
         return replace(
             view,
             **_been_through(course),
-            **self._described(view.demand, job.arrays),
+            **self._said_of(self._of_members(course, job), view.demand, job.arrays),
             share=course.share,
             ran=course.ran + now - course.since,
             preemptible=job.purpose is Purpose.TRAIN and course.shown and job.id not in self.leaving,
@@ -266,41 +310,45 @@ class JobTracker:
         courses = {**self._on, **{name: course for name, (_, course) in self._off.items()}}
         return sorted(views, key=lambda view: courses[view.id].arrived if view.id in courses else view.since)
 
+    def _of_members(self, course: _Course, job: Job) -> _OfMembers:
+        """What the members of a running job say of it; as before, if none of them has moved."""
+        if course.seen is None or course.seen[0] is not job:
+            course.seen = job, _OfMembers.of(job.arrays, self.group)
+        return course.seen[1]
+
     def _described(self, demand: Mapping[str, Demand], arrays: Sequence[Array]) -> dict[str, Any]:
         """What arrays, and the study, say of a job, as fields of its view."""
-        members = [member for array in arrays for member in array.members]
-        wanted = list(map(self.group, members))
-        groups = {"" if group is None else group.name for group in wanted}
-        longest = max(members, key=lambda member: member.epochs, default=None)
+        return self._said_of(_OfMembers.of(arrays, self.group), demand, arrays)
+
+    def _said_of(self, of: _OfMembers, demand: Mapping[str, Demand], arrays: Sequence[Array]) -> dict[str, Any]:
         return {
-            "group": (groups.pop() or None) if len(groups) == 1 else None,
-            "critical_path": self._critical_path(demand, arrays),
-            "budget": None if longest is None else longest.target,
-            "epoch": 0 if longest is None else longest.start,
+            "group": of.group,
+            "critical_path": self._critical_path(of.followed, demand, arrays),
+            "budget": of.budget,
+            "epoch": of.epoch,
             "scaling": self._scaling(demand, arrays),
             "switch_seconds": self.switch_seconds,
             "best": self._best,
         }
 
-    def _critical_path(self, demand: Mapping[str, Demand], arrays: Sequence[Array]) -> float:
+    def _critical_path(
+        self,
+        followed: Sequence[tuple[Array, AbstractSet[tuple[int, int]]]],
+        demand: Mapping[str, Demand],
+        arrays: Sequence[Array],
+    ) -> float:
         """Seconds until the last training that may follow from a member ends, all epochs of a job being taken to be
         equally long, on the kind of device that is the fastest for it; 0 where nothing follows, or was measured.
         """
-        followed = [(array, ahead) for array in arrays if (ahead := self._ahead(array))]
         if not followed or not demand:
             return 0.0
         kind = min(demand, key=lambda kind: demand[kind].seconds)
-        epoch = demand[kind].seconds / max(1, *(member.epochs for array in arrays for member in array.members))
+        epoch = demand[kind].seconds / max(1, *(epochs for array in arrays for epochs in array.epochs))
         ends = [0.0]
         for array, ahead in followed:
             if (profile := self._profiles(array.key, kind)) is not None:
                 ends += (epoch * left + seconds(profile, [more]) + fetching(profile, [more]) for left, more in ahead)
         return max(ends)
-
-    def _ahead(self, array: Array) -> set[tuple[int, int]]:
-        """Epochs that members have left, and those that may follow from them."""
-        groups = [(member.epochs, self.group(member)) for member in array.members]
-        return {(left, group.epochs_ahead) for left, group in groups if group and group.epochs_ahead}
 
     def _scaling(self, demand: Mapping[str, Demand], arrays: Sequence[Array]) -> Scaling:
         """How a job does in company, on the kind of device on which it does worst: as was seen, else as it asks for."""

@@ -5,7 +5,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from shoal.cluster.mps_limits import limit_of
-from shoal.core.array import Array, Member
+from shoal.core.array import Array, FusionKey, Member
 from shoal.core.demand import Profile
 from shoal.core.device import Device
 from shoal.core.job import Job, Purpose
@@ -88,7 +88,11 @@ def hosts(
     """
     found: list[Host] = []
     for job, device in running:
-        if job.purpose is not Purpose.TRAIN or not job.members or any(m.trial.number in alone for m in job.members):
+        if (
+            job.purpose is not Purpose.TRAIN
+            or not any(array.members for array in job.arrays)
+            or (alone and any(m.trial.number in alone for m in job.members))
+        ):
             continue
         known = [(array, profiles(array.key, device.kind)) for array in job.arrays]
         needs = [memory(profile, len(array.members)) if profile is not None else 0 for array, profile in known]
@@ -113,21 +117,29 @@ def joined(arrays: Sequence[Array], hosts: Sequence[Host]) -> dict[str, tuple[Ar
         Id of a job -> who joins it, by key.
     """
     joins: dict[str, tuple[Array, ...]] = {}
-    keys = {host.array.key for host in hosts}
-    others_wait = any(array.key not in keys for array in arrays)
+    by_key: dict[FusionKey, list[Host]] = {}
+    for host in hosts:
+        by_key.setdefault(host.array.key, []).append(host)
+    others_wait = any(array.key not in by_key for array in arrays)
+    barren: set[tuple[FusionKey, tuple[int, ...]]] = set()  # of members that train so long nobody joins any more
     for array in arrays:
         left = sorted(array.members, key=lambda member: -member.epochs)  # who takes longest is to begin first
         while left:
-            offers = [
-                (host.gain(some), some, host)
-                for host in hosts
-                if host.array.key == array.key
-                and (some := [x for x in left if not others_wait or x.epochs <= host.left][: host.room(len(left))])
-            ]
-            gain, some, host = max(offers, key=lambda offer: offer[0], default=(0.0, [], None))
-            if host is None or gain <= 0:
+            alike = (array.key, tuple(member.epochs for member in left))
+            if alike in barren:
                 break
+            offers: list[tuple[float, list[Member], Host]] = [
+                (host.gain(some), some, host)
+                for host in by_key.get(array.key, ())
+                if (room := host.room(len(left)))
+                and (some := [x for x in left if x.epochs <= host.left][:room] if others_wait else left[:room])
+            ]
+            if not offers or (best := max(offers, key=lambda offer: offer[0]))[0] <= 0:
+                barren.add(alike)
+                break
+            _, some, host = best
             host.take(some)
+            barren.clear()
             joins[host.job] = (*joins.get(host.job, ()), Array(array.key, tuple(some), host.profile))
             left = [x for x in left if x not in some]
     return joins

@@ -11,7 +11,7 @@ from shoal.core.demand import Demand
 from shoal.core.device import Device
 from shoal.core.job import Job, Purpose
 from shoal.cost.estimate import memory, packed_demand
-from shoal.planner.candidates import candidate, stream_of
+from shoal.planner.candidates import Amounts, candidate, stream_of
 from shoal.planner.grouping import START_SECONDS, Grouping
 from shoal.planner.packing.base import Candidate
 from shoal.planner.packing.prediction import seconds_abreast
@@ -33,7 +33,7 @@ class _Host:
         device: that it is on.
         present: the arrays in it, to which newcomers are added.
         streams: of these, as `stream_of` tells them; of one whose members are at several epochs none.
-        demand: what they take.
+        demand: what they take; None: not found yet.
         seconds: expected until it ends.
     """
 
@@ -41,7 +41,7 @@ class _Host:
     device: Device
     present: list[Candidate]
     streams: frozenset[object]
-    demand: Demand
+    demand: Demand | None = None
     seconds: float = field(init=False)
 
     def __post_init__(self) -> None:
@@ -90,7 +90,8 @@ def taken_in(
     """
     if not waiting:
         return {}
-    hosts, others = _hosts(running, profiles, alone)
+    amounts: dict[object, Amounts] = {}
+    hosts, others = _hosts(running, profiles, alone, amounts)
     taken: dict[str, tuple[Array, ...]] = {}
     refused = 0
     for array in waiting:
@@ -98,7 +99,7 @@ def taken_in(
         ends = [*others, *((host.device, host.seconds) for host in hosts)] if able else []
         free_in = min((end for device, end in ends if _can_have(device, array, profiles)), default=inf)
         for host in sorted(able, key=lambda host: host.seconds):
-            newcomer = candidate(array, profiles, [host.device])
+            newcomer = candidate(array, profiles, [host.device], amounts)
             if newcomer.memory > free.memory(host.device.name):
                 continue
             if _in_time(newcomer, host, free_in) and _fits(newcomer, host, grouping, profiles, free):
@@ -117,7 +118,8 @@ def _fits(newcomer: Candidate, host: _Host, grouping: Grouping, profiles: Profil
     device, present = host.device, host.present
     if not grouping.suits(newcomer, present, device):
         return False
-    before, after = host.demand, _demand([*present, newcomer], profiles, device)
+    before = host.demand or _demand(present, profiles, device)
+    after = _demand([*present, newcomer], profiles, device)
     more = after.memory - before.memory, max(0.0, after.cores - before.cores)
     limit = limit_of(host.job.demand, device)
     if not free.holds(device.name, *more) or (limit is not None and after.memory > limit):
@@ -128,7 +130,10 @@ def _fits(newcomer: Candidate, host: _Host, grouping: Grouping, profiles: Profil
 
 
 def _hosts(
-    running: Sequence[tuple[Job, Device]], profiles: Profiles, alone: AbstractSet[int]
+    running: Sequence[tuple[Job, Device]],
+    profiles: Profiles,
+    alone: AbstractSet[int],
+    amounts: dict[object, Amounts],
 ) -> tuple[list[_Host], list[tuple[Device, float]]]:
     """The running jobs that may take others in; and of the other ones for which that is known the device, and seconds
     until they end: none for those that measure, and those that all members have left.
@@ -137,16 +142,16 @@ def _hosts(
     others: list[tuple[Device, float]] = []
     for job, device in running:
         known = [x for x in job.arrays if profiles(x.key, device.kind) is not None and x.members and not x.key.opaque]
-        present = [candidate(array, profiles, [device]) for array in known]
-        if job.purpose is not Purpose.TRAIN or not job.members:
+        present = [candidate(array, profiles, [device], amounts) for array in known]
+        if job.purpose is not Purpose.TRAIN or not any(array.members for array in job.arrays):
             others.append((device, 0.0))
         elif len(known) == len(job.arrays):
-            if any(member.trial.number in alone for member in job.members):
+            if alone and any(member.trial.number in alone for member in job.members):
                 others.append((device, seconds_abreast(present)))
             else:
                 level = [array for array in known if _level(array)]
                 streams = frozenset(stream_of(array, profiles(array.key, device.kind)) for array in level)
-                hosts.append(_Host(job, device, present, streams, _demand(present, profiles, device)))
+                hosts.append(_Host(job, device, present, streams))
     return hosts, others
 
 

@@ -1,5 +1,6 @@
 """Trials to arrays: which waiting members train as one model."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
@@ -56,13 +57,12 @@ def partition(
         limits: number of a trial that ran out of memory -> what it is held to; such are fused with their like alone.
     """
     members: dict[tuple[FusionKey, int, int | None, int | None], list[Member]] = {}
+    costs = _Costs(profiles, devices)
     for member, key in waiting:
-        known = [profiles(key, device.kind) is not None for device in devices]
         number = member.trial.number
-        own = number if number in alone or not any(known) else None
+        own = number if number in alone or not costs.known(key) else None
         most = limits[number].most if number in limits else None
         members.setdefault((key, member.start, own, most), []).append(member)
-    costs = _Costs(profiles, devices)
     groups = [_Group.of(key, group, costs, most) for (key, *_, most), group in members.items()]
     if elastic:
         apart = alone | limits.keys()
@@ -107,16 +107,16 @@ class _Costs:
 
     def __init__(self, profiles: Profiles, devices: Sequence[Device]) -> None:
         self._profiles = profiles
-        self._devices = devices
-        self._known: dict[FusionKey, list[tuple[Device, Profile]]] = {}
+        self._alike = Counter((device.kind, device.memory) for device in devices)
+        self._known: dict[FusionKey, list[tuple[int, Profile, int]]] = {}
         self._largest: dict[tuple[FusionKey, _Epochs, int | None], int] = {}
         self._seconds: dict[tuple[FusionKey, _Epochs], float] = {}
 
-    def known(self, key: FusionKey) -> list[tuple[Device, Profile]]:
-        """The devices on whose kind a key was measured, each with what is known."""
+    def known(self, key: FusionKey) -> list[tuple[int, Profile, int]]:
+        """Of the devices on whose kind a key was measured, those alike together: bytes, what is known, how many."""
         if key not in self._known:
-            found = [(device, self._profiles(key, device.kind)) for device in self._devices]
-            self._known[key] = [(device, profile) for device, profile in found if profile is not None]
+            found = [(memory, self._profiles(key, kind), count) for (kind, memory), count in self._alike.items()]
+            self._known[key] = [(memory, profile, count) for memory, profile, count in found if profile is not None]
         return self._known[key]
 
     def largest(self, key: FusionKey, epochs: _Epochs, most: int | None) -> int:
@@ -130,8 +130,8 @@ class _Costs:
         alike = (key, epochs, most)
         if alike not in self._largest:
             limits = [] if most is None else [most]
-            for device, profile in self.known(key):
-                if room := fitting(profile, device.memory, len(epochs)):
+            for memory, profile, _ in self.known(key):
+                if room := fitting(profile, memory, len(epochs)):
                     size = best_size(profile, room)
                     limits.append(size if worth_fusing(profile, epochs[-size:]) else 1)
             self._largest[alike] = min(limits, default=1)
@@ -141,9 +141,9 @@ class _Costs:
         """Expected run time, the mean over the devices that can run it; 0 where nothing is known."""
         alike = (key, epochs)
         if alike not in self._seconds:
-            profiles = [profile for _, profile in self.known(key)]
-            each = [seconds(profile, epochs) + fetching(profile, epochs) for profile in profiles]
-            self._seconds[alike] = fmean(each) if each else 0.0
+            known = self.known(key)
+            each = [seconds(profile, epochs) + fetching(profile, epochs) for _, profile, _ in known]
+            self._seconds[alike] = fmean(each, [count for _, _, count in known]) if each else 0.0
         return self._seconds[alike]
 
 
@@ -213,7 +213,7 @@ def _pays(one: _Group, other: _Group, both: _Group) -> bool:
     """Whether an array of members of two groups is better than one of each."""
     first, second = (min(len(group.members), group.largest) for group in (one, other))
     fits = first + second <= both.largest
-    return fits and all(worth_mixing(profile, first, second) for _, profile in both.costs.known(both.key))
+    return fits and all(worth_mixing(profile, first, second) for _, profile, _ in both.costs.known(both.key))
 
 
 @dataclass(frozen=True)

@@ -173,10 +173,10 @@ class Planner:
             for member in array.members
             if member.trial.number not in joining
         }
-        ready_numbers = {member.trial.number for member, _ in ready}
-        for member, key in waiting:
-            if member.trial.number not in ready_numbers:
-                refusals[member.trial.number] = turn.reason(key, held)
+        if len(ready) < len(waiting):
+            unready = [(member, key) for member, key in waiting if not turn.ready(member, key)]
+            why = {key: turn.reason(key, held) for key in dict.fromkeys(key for _, key in unready)}
+            refusals |= {member.trial.number: why[key] for member, key in unready}
         self._asked, self.wake = now, answer.wake
         reasons = {**refusals, **answer.later}
         return Placement((*profiling, *answer.placed), reasons, joins, answer.leaves, promises(running, joins, turn))
@@ -203,10 +203,10 @@ class Planner:
         free = Room(turn.cluster, everyone)
         held = [(job, device) for job, device in held if device.name in free]  # not on one that is gone
         held = [(job, device) for job, device in held if job.id not in self.tracker.leaving]
-        sociable = [array for array in arrays if not any(member.trial.number in alone for member in array.members)]
+        sociable = [x for x in arrays if not alone or not any(member.trial.number in alone for member in x.members)]
         joins = joined(sociable, hosts(held, free, self._profiles, alone)) if self._fuse else {}
         joining = {member.trial.number for some in joins.values() for array in some for member in array.members}
-        left = [array for array in sociable if not any(member.trial.number in joining for member in array.members)]
+        left = [x for x in sociable if not joins or not any(member.trial.number in joining for member in x.members)]
         if joins:
             held = [(replace(x, arrays=add_members(x.arrays, joins.get(x.id, ()))), device) for x, device in held]
         for name, come in taken_in(left, held, self._grouping, self._profiles, free, alone).items():

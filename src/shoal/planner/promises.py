@@ -38,6 +38,8 @@ def promises(
         if before is not None:
             compute = min(before.compute, demand.compute)
             kept = demand if come else _least(before, demand)
+            if (compute, kept.memory, kept.cores) == (before.compute, before.memory, before.cores):
+                continue
             demand = replace(kept, compute=compute, seconds=before.seconds)
         if demand != before:
             changed[job.id] = demand

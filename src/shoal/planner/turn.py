@@ -57,6 +57,8 @@ class Turn:
         self._limits = limits
         self._together = together
         self._done = done
+        self._last = {device.kind: device for device in self.devices}  # of each kind
+        self._ready: dict[FusionKey, bool] = {}
         self._demands: dict[object, Mapping[str, Demand]] = {}
         self._on: dict[object, Demand] = {}
 
@@ -100,8 +102,10 @@ class Turn:
         """Whether a training job may hold the member: its key is known somewhere, or never will be."""
         if not self.devices:
             return False
-        known = any(self._profiles(key, device.kind) is not None for device in self.devices)
-        return known or member.trial.number in self._alone or not any(self._unknown(key, d.kind) for d in self.devices)
+        if key not in self._ready:
+            known = any(self._profiles(key, kind) is not None for kind in self._last)
+            self._ready[key] = known or not any(self._unknown(key, kind) for kind in self._last)
+        return self._ready[key] or member.trial.number in self._alone
 
     def reason(self, key: FusionKey, held: Sequence[tuple[Job, Device]]) -> str:
         """Why a member that is not ready waits."""
@@ -119,8 +123,8 @@ class Turn:
         alike = None if self._limited(arrays) else tuple((x.key, x.epochs) for x in arrays)
         if alike in self._demands:
             return self._demands[alike]
-        known = [device for device in self.devices if all(self._profiles(x.key, device.kind) for x in arrays)]
-        demands = {device.kind: self._demand(arrays, device) for device in known or self.devices}
+        known = [kind for kind in self._last if all(self._profiles(x.key, kind) for x in arrays)]
+        demands = {kind: self._demand(arrays, self._last[kind]) for kind in known or self._last}
         if alike is not None:
             self._demands[alike] = demands
         return demands

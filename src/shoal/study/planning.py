@@ -33,6 +33,12 @@ from shoal.study.trials import TrialRecord
 
 __all__ = ["ask", "check_alive", "place", "survey"]
 
+SEEN_A_DEVICE = 32
+"""So many more trials are planned for in a turn for each device that is idle."""
+
+BEHIND = "waits for those before it"
+"""Why those wait for whom nothing was planned."""
+
 
 def ask(state: StudyState) -> None:
     """Ask the algorithm what it wants next."""
@@ -68,9 +74,12 @@ def survey(state: StudyState) -> None:
     Workers do it, as many as there are idle devices: none of them starts later than it must, and user code that
     crashes does not take the engine along. Where none is idle, those that train do it between two steps.
     """
+    table, known = state.trials, state.signatures.keys
+    table.unknown = {number for number in table.unknown if number not in known}
+    if not table.unknown:
+        return
     asked = surveyed(job for job, _ in state.running.values())
-    known = state.signatures.keys
-    unknown = [x.member for x in state.trials.waiting() if x.number not in known and x.number not in asked]
+    unknown = [standing.member for standing in table.in_order(table.unknown - asked)]
     if (key := state.given.key) is not None:
         known.update((member.trial.number, key(member.trial)) for member in unknown)
     elif idle := state.idle():
@@ -84,21 +93,24 @@ def survey(state: StudyState) -> None:
 
 def place(state: StudyState, now: float) -> None:
     """Fuse and place what waits, once surveys have looked at all of it; note why the rest does."""
-    asked = surveyed(job for job, _ in state.running.values())
     cluster = state.interference.cluster(state.fleet.cluster)
     held = {x.number: f"{PAUSED}{_company(state, x)}" for x in state.trials.held_back()}
     situation = _situation(state), cluster, held
     if situation == state.placed and now < min(state.placed_at + state.given.replan_seconds, state.planner.wake):
         return
-    everyone = state.trials.waiting()
+    idle = len(state.idle())
+    most = state.horizon + SEEN_A_DEVICE * idle
+    everyone = state.trials.waiting(most)
     keys = state.signatures.keys
     unknown = [x for x in everyone if x.number not in keys]
     looked_at = any(device.healthy for _, device in cluster)
     why = "its model has to be looked at first" if looked_at else no_device(cluster)
     reasons = {**held, **{x.number: why for x in unknown}}
+    asked = surveyed(job for job, _ in state.running.values()) if unknown else set()
     if any(x.number in asked for x in unknown):
         looked = "waits for those whose models are looked at"
         _explain(state, {**{x.number: looked for x in everyone}, **reasons})
+        _explain(state, dict.fromkeys(state.trials.untold, BEHIND))
         state.placed = None
         return
     waiting = [(x.member, keys[x.number]) for x in everyone if x.number in keys]
@@ -112,6 +124,9 @@ def place(state: StudyState, now: float) -> None:
     _start(state, placement.starts)
     for job, arrays in placement.joins.items():
         _let_join(state, job, arrays)
+    _explain(state, dict.fromkeys(state.trials.untold, BEHIND))
+    if idle and len(everyone) == most and not placement.starts:  # those behind them may fit where these do not
+        state.horizon, state.placed = 2 * state.horizon, None
 
 
 def _company(state: StudyState, held: TrialRecord) -> str:

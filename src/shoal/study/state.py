@@ -29,7 +29,10 @@ from shoal.study.running import RunningJobs
 from shoal.study.signatures import SignatureRegistry
 from shoal.study.trials import TrialTable
 
-__all__ = ["Given", "StudyState"]
+__all__ = ["HORIZON", "Given", "StudyState"]
+
+HORIZON = 10_000
+"""For so many trials is planned in a turn at least: the first that wait, which are all but in large studies."""
 
 
 def _no_other(name: str) -> Policy:
@@ -93,6 +96,7 @@ class StudyState:
         planner: places what waits.
         interference: how jobs that share a device slow each other down.
         retries: judges failures.
+        horizon: for so many trials is planned in a turn at least, of those that wait the first ones.
         placed: what the last plan depended on, if nothing came of it.
         placed_at: when that was.
         paused: whether a user has paused the study: nothing is asked for or placed.
@@ -115,6 +119,7 @@ class StudyState:
         self.planner = self.make_planner(self.new_id, self.tracker)
         self.interference = InterferenceTracker(given.tuner)
         self.retries = RetryPolicy(self.trials, given.retries)
+        self.horizon = HORIZON
         self.placed: object = None
         self.placed_at = 0.0
         self.paused = self.freed = self.ended = self.over = False

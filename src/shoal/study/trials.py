@@ -1,7 +1,9 @@
 """Where the trials of a study stand, at hand: what the journal says of them."""
 
+from bisect import insort
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from heapq import heappop, heappush
 
 from shoal.core.array import Member
 from shoal.core.job import Job, Purpose
@@ -9,6 +11,9 @@ from shoal.core.trial import FIRST_ADDED, Decision, Report, Trial, TrialState
 from shoal.planner.limit import Limit
 
 __all__ = ["TrialRecord", "TrialTable", "retried_through"]
+
+_NUMBERS = 10**12
+"""Above all numbers of trials."""
 
 
 @dataclass(slots=True)
@@ -38,6 +43,7 @@ class TrialRecord:
     cause: tuple[int, str] | None = None
     seen: dict[int, tuple[TrialState, ...]] = field(default_factory=dict)
     reason: str = ""
+    _member: Member | None = field(default=None, init=False, compare=False, repr=False)
 
     @property
     def number(self) -> int:
@@ -52,7 +58,10 @@ class TrialRecord:
     @property
     def member(self) -> Member:
         """The stretch that it is to be trained next."""
-        return Member(self.trial, self.epoch, self.target)
+        member = self._member
+        if member is None or member.start != self.epoch or member.target != self.target:
+            member = self._member = Member(self.trial, self.epoch, self.target)
+        return member
 
     def failed(self, reason: str) -> Report:
         """A report that it has failed where it stands."""
@@ -75,8 +84,14 @@ class TrialTable:
         """Numbers of trials that a user has paused: they are not trained until they are resumed."""
         self.changes = 0
         """How often a trial came into another state."""
+        self.untold: set[int] = set()
+        """Numbers of waiting trials of which nobody has been told why they wait."""
+        self.unknown: set[int] = set()
+        """Numbers of trials that have begun to wait since somebody last struck out those whose models are known."""
         self._all: dict[int, TrialRecord] = {}
         self._waiting: set[int] = set()
+        self._line: list[int] = []  # a heap of turns, of all that have begun to wait and are not in front
+        self._front: list[int] = []  # the first turns, in order
         self._by_job: dict[str, set[int]] = {}
         self._present: dict[str, tuple[Job, Job]] = {}  # a job as it is -> with the members it has now, until they move
 
@@ -102,7 +117,15 @@ class TrialTable:
         elif standing.state is TrialState.RUNNING:
             self._by_job.get(standing.job, set()).discard(standing.number)
         standing.state = state
-        (self._waiting.add if state is TrialState.PENDING else self._waiting.discard)(standing.number)
+        number = standing.number
+        if state is TrialState.PENDING:
+            self._waiting.add(number)
+            self.untold.add(number)
+            self.unknown.add(number)
+            heappush(self._line, self._turn(standing))
+        else:
+            self._waiting.discard(number)
+            self.untold.discard(number)
         if state.final and state is not TrialState.FAILED:  # one that has failed may be tried again
             standing.seen.clear()
 
@@ -180,6 +203,7 @@ class TrialTable:
             reason = f"{why}; {standing.story}" if standing.story else why
             if reason != standing.reason:
                 standing.reason = changed[number] = reason
+        self.untold.difference_update(reasons)
         return changed
 
     def present(self, job: Job) -> Job:
@@ -220,10 +244,43 @@ class TrialTable:
         """The trials that only wait since a user has paused them, by number."""
         return [self._all[number] for number in sorted(self._waiting & self.held)]
 
-    def waiting(self) -> list[TrialRecord]:
-        """The trials that wait to be trained and may be: those that failed last, else in the order of their numbers."""
-        waiting = map(self._all.__getitem__, self._waiting - self.held)
-        return sorted(waiting, key=lambda x: (x.failures, x.number in self.tried, x.number))
+    def waiting(self, most: int | None = None) -> list[TrialRecord]:
+        """The trials that wait to be trained and may be: those that failed last, else in the order of their numbers.
+
+        Args:
+            most: so many of them, the first ones; None: all.
+        """
+        wanted = len(self._waiting) if most is None else most
+        front = [turn for turn in self._front if self._waits(turn)]
+        open_ = sum(turn % _NUMBERS not in self.held for turn in front) if self.held else len(front)
+        last = front[-1] if front else -1
+        while self._line and (open_ < wanted or self._line[0] < last):
+            turn = heappop(self._line)
+            if self._waits(turn):
+                insort(front, turn)
+                open_ += turn % _NUMBERS not in self.held
+                last = front[-1]
+        self._front = list(dict.fromkeys(front))
+        if open_ > 2 * wanted:  # more were asked for before
+            self._front, behind = self._front[: 2 * wanted], self._front[2 * wanted :]
+            for turn in behind:
+                heappush(self._line, turn)
+        found = [self._all[turn % _NUMBERS] for turn in self._front if turn % _NUMBERS not in self.held]
+        return found if most is None else found[:most]
+
+    def in_order(self, numbers: Iterable[int]) -> list[TrialRecord]:
+        """Those of some trials that wait and may be trained, in the same order."""
+        waiting = (self._all[number] for number in numbers if number in self._waiting and number not in self.held)
+        return sorted(waiting, key=self._turn)
+
+    def _turn(self, standing: TrialRecord) -> int:
+        """Where a trial is in the line, as one number."""
+        return (2 * standing.failures + (standing.number in self.tried)) * _NUMBERS + standing.number
+
+    def _waits(self, turn: int) -> bool:
+        """Whether a trial still waits at that place of the line."""
+        number = turn % _NUMBERS
+        return number in self._waiting and self._turn(self._all[number]) == turn
 
 
 def retried_through(number: int) -> Decision:
