@@ -9,6 +9,7 @@ sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 
 from simulation_fuzz import DELIBERATE, FAULTY, Deliberate, found_within
 
+from shoal.study import planning, state
 from shoal.testing.faults import FAULTS
 from shoal.testing.simulation import simulate
 
@@ -18,6 +19,14 @@ def test_what_has_to_hold_of_a_disturbed_study_does(seed: int, tmp_path: Path) -
     found = simulate(seed, base=tmp_path)
     assert not found.violation, f"seed {seed}, with {dict(found.faults)}"
     assert found.trials
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_so_it_does_where_more_wait_than_are_planned_for_in_a_turn(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state, "HORIZON", 1)
+    monkeypatch.setattr(planning, "SEEN_A_DEVICE", 1)
+    found = simulate(seed)
+    assert not found.violation, f"seed {seed}, with {dict(found.faults)}"
 
 
 def test_a_seed_gives_the_same_study_and_the_same_faults(tmp_path: Path) -> None:

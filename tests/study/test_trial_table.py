@@ -70,3 +70,21 @@ def test_a_job_is_shown_with_the_members_that_it_has_now() -> None:
     trials.reported(Report(1, 3, {"loss": 1.0}, 1.0, TrialState.PAUSED))
     assert [member.trial.number for member in trials.present(job).members] == [0]
     assert trials.present(replace(job, arrays=())).members == ()
+
+
+def test_the_first_that_wait_are_those_that_failed_least_then_by_number() -> None:
+    trials, some = TrialTable(), [Trial(number, {}, 0, 0) for number in range(6)]
+    for trial in reversed(some):
+        trials.move(TrialRecord(trial, 9), TrialState.PENDING)
+    assert [x.number for x in trials.waiting(2)] == [0, 1]
+    trials.begin("job", [Member(trial, 0, 9) for trial in some[:2]])
+    assert [x.number for x in trials.waiting(3)] == [2, 3, 4]
+    trials.wait_again("job", {0}, failed=True)
+    trials.wait_again("job", {1}, failed=False)
+    trials.held = {2}
+    assert [x.number for x in trials.waiting(2)] == [1, 3]
+    assert [x.number for x in trials.waiting()] == [1, 3, 4, 5, 0]
+    trials.held = set()
+    assert [x.number for x in trials.waiting(3)] == [1, 2, 3]
+    assert [x.number for x in trials.in_order({0, 5, 2})] == [2, 5, 0]
+    assert [x.number for x in trials.waiting(99)] == [1, 2, 3, 4, 5, 0]

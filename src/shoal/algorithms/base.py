@@ -127,7 +127,7 @@ class Problem:
         """
         check_reported(self.objectives, report.metrics)
         for metric in (objective.metric for objective in self.objectives):
-            if not isinstance(value := report.metrics[metric], Real):
+            if not isinstance(value := report.metrics[metric], (float, Real)):  # the first one is quick to see
                 raise TaskError(
                     f"metric {metric!r} must be a real number, but trial {report.trial} reports {value!r} at epoch "
                     f"{report.epoch}; return a number from the task, NaN where there is none"

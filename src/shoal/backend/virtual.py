@@ -449,9 +449,8 @@ class Virtual(Backend):
             for member in array.members:
                 number, trial = member.trial.number, member.trial
                 epoch = self._checkpoints.get(number, trial.start)
-                reports = [self._workload.report(trial, x) for x in range(member.start + 1, member.target + 1)]
-                reports = reports[: max(0, epoch - member.start)]
-                if reports:
+                again = range(member.start + 1, min(epoch, member.target) + 1)
+                if reports := [self._workload.report(trial, x) for x in again]:
                     self._said.append(base.Reported(job.job.id, tuple(_as_of(x, member.target) for x in reports)))
                 if epoch < member.target:
                     lane.members[number], lane.epochs[number] = member, epoch

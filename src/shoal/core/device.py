@@ -71,9 +71,11 @@ class Cluster:
 
     def __iter__(self) -> Iterator[tuple[Node, Device]]:
         """Every device with its node, in order."""
-        for node in self.nodes:
-            for device in node.devices:
-                yield node, device
+        return iter(self._pairs)
+
+    @cached_property
+    def _pairs(self) -> tuple[tuple[Node, Device], ...]:
+        return tuple((node, device) for node in self.nodes for device in node.devices)
 
     def device(self, name: str) -> Device:
         """The device of that name; KeyError if there is none."""

@@ -29,6 +29,9 @@ WORTH_FUSING = 0.05
 WORTHWHILE = 0.25
 """A group is cut further where that saves this share of the time it would save if time were proportional to size."""
 
+MANY = 32
+"""A group in so many arrays is cut into more than one more at once, into a part more of them."""
+
 
 def partition(
     waiting: Sequence[tuple[Member, FusionKey]],
@@ -174,14 +177,18 @@ class _Group:
         """Arrays it takes at least."""
         return -(-len(self.members) // self.largest)
 
-    def cut(self, count: int) -> list[Array]:
-        """The members in `count` arrays, in order, the sizes as even as can be."""
-        bounds = [len(self.members) * index // count for index in range(count + 1)]
-        return [Array(self.key, self.members[low:high]) for low, high in pairwise(bounds)]
+    def bounds(self, count: int) -> list[tuple[int, int]]:
+        """The first member of each of `count` arrays, and that after the last, the sizes as even as can be."""
+        return list(pairwise([len(self.members) * index // count for index in range(count + 1)]))
 
-    def seconds(self, array: Array) -> float:
-        """Expected run time."""
-        return self.costs.seconds(self.key, array.epochs)
+    def cut(self, count: int) -> list[Array]:
+        """The members in `count` arrays, in order."""
+        return [Array(self.key, self.members[low:high]) for low, high in self.bounds(count)]
+
+    def seconds(self, count: int) -> list[float]:
+        """Expected run time of each of `count` arrays."""
+        epochs = [member.epochs for member in self.members]
+        return [self.costs.seconds(self.key, tuple(epochs[low:high])) for low, high in self.bounds(count)]
 
 
 def _ordered(members: Sequence[Member]) -> tuple[Member, ...]:
@@ -221,36 +228,35 @@ class _Cut:
     """A group in a number of arrays, and how long each takes."""
 
     group: _Group
-    arrays: tuple[Array, ...]
-    seconds: tuple[float, ...]
+    count: int
+    seconds: list[float]
+    longest: float
+    total: float
 
     @classmethod
     def of(cls, group: _Group, count: int) -> "_Cut":
-        arrays = tuple(group.cut(count))
-        return cls(group, arrays, tuple(group.seconds(array) for array in arrays))
-
-    @property
-    def longest(self) -> float:
-        return max(self.seconds)
+        seconds = group.seconds(count)
+        return cls(group, count, seconds, max(seconds), sum(seconds))
 
     def finer(self) -> "_Cut | None":
-        """The same with one array more; None where that is impossible or does not pay."""
-        if len(self.arrays) == len(self.group.members):
+        """The same with one array more, of very many with some more; None where that is impossible or does not pay."""
+        if self.count == len(self.group.members):
             return None
-        count = len(self.arrays) + 1
-        finer = _Cut.of(self.group, count)
-        return finer if fmean(finer.seconds) <= fmean(self.seconds) * (1 - WORTHWHILE / count) else None
+        count = min(self.count + max(1, self.count // MANY), len(self.group.members))
+        finer, worth = _Cut.of(self.group, count), WORTHWHILE * (count - self.count) / count
+        return finer if fmean(finer.seconds) <= fmean(self.seconds) * (1 - worth) else None
 
 
-def _balanced(groups: Sequence[_Group], loads: Sequence[float], idle: int) -> list[tuple[Array, ...]]:
+def _balanced(groups: Sequence[_Group], loads: Sequence[float], idle: int) -> list[list[Array]]:
     """Cut the groups until the devices are evenly loaded; of the cuts passed on the way, the one done first."""
+    loads = sorted(loads)
     cuts = [_Cut.of(group, group.fewest) for group in groups]
     best, best_makespan = list(cuts), _done(cuts, loads)
     open_indices = set(range(len(cuts)))
     while open_indices:
         index = max(sorted(open_indices), key=lambda index: cuts[index].longest)
-        count = sum(len(cut.arrays) for cut in cuts)
-        mean_load = (sum(loads) + sum(sum(cut.seconds) for cut in cuts)) / len(loads)
+        count = sum(cut.count for cut in cuts)
+        mean_load = (sum(loads) + sum(cut.total for cut in cuts)) / len(loads)
         if count >= idle and cuts[index].longest <= mean_load:
             break
         finer = cuts[index].finer()
@@ -261,7 +267,7 @@ def _balanced(groups: Sequence[_Group], loads: Sequence[float], idle: int) -> li
         makespan = _done(cuts, loads)
         if count < idle or makespan < best_makespan:
             best, best_makespan = list(cuts), makespan
-    return [cut.arrays for cut in best]
+    return [cut.group.cut(cut.count) for cut in best]
 
 
 def _done(cuts: Sequence[_Cut], loads: Sequence[float]) -> float:

@@ -60,8 +60,9 @@ def makespan(lengths: Sequence[float], loads: Sequence[float], tails: Sequence[f
         loads: seconds until each device is free.
         tails: seconds of what follows each job and takes no device, if anything does; a job is as long as with that.
     """
-    heap = sorted(loads)
-    last = heap[-1]
+    ordered = sorted(loads)
+    last = ordered[-1]
+    heap = ordered[: len(lengths)]  # no job comes to any other
     paths = list(map(add, lengths, tails)) if tails else lengths
     for path, length in sorted(zip(paths, lengths, strict=True), reverse=True):
         begins = heapq.heapreplace(heap, heap[0] + length)
