@@ -1,6 +1,6 @@
 """Frozen views of the machines a study may use."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -79,8 +79,9 @@ class Cluster:
 
     def device(self, name: str) -> Device:
         """The device of that name; KeyError if there is none."""
-        return self._by_name[name]
+        return self.places[name][1]
 
     @cached_property
-    def _by_name(self) -> dict[str, Device]:
-        return {device.name: device for _, device in self}
+    def places(self) -> Mapping[str, tuple[Node, Device]]:
+        """Name of each device -> its node and itself."""
+        return {place[1].name: place for place in self}

@@ -36,7 +36,7 @@ def feasible(plan: Plan, jobs: Sequence[JobView], cluster: Cluster, leaving: Col
         leaving: ids of jobs that were asked to leave before.
     """
     views = {job.id: job for job in jobs}
-    held = Held(jobs, {device.name: (node, device) for node, device in cluster})
+    held = Held(jobs, cluster.places)
     closed = {name: job.id for job in jobs if job.id in leaving for name in job.devices}
     actions: list[Action] = []
     later: dict[str, str] = {}

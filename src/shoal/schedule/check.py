@@ -41,7 +41,7 @@ def check_plan(plan: Plan, jobs: Sequence[JobView], cluster: Cluster, now: float
         PolicyError: names the action and the rule or limit it breaks.
     """
     state = {job.id: job for job in jobs}
-    places = {device.name: (node, device) for node, device in cluster}
+    places = cluster.places
     held = Held(jobs, places)
     for action in plan.actions:
         job = state.get(action.job)
@@ -106,15 +106,15 @@ class Held:
 
     def __init__(self, jobs: Sequence[JobView], places: Places) -> None:
         self._places = places
-        self._on: dict[str, dict[str, JobView]] = {name: {} for name in places}
+        self._on: dict[str, dict[str, JobView]] = {}
         for job in jobs:
             self.add(job)
 
     def add(self, job: JobView) -> None:
         """Let a job have its devices."""
         for name in job.devices:
-            if name in self._on:
-                self._on[name][job.id] = job
+            if name in self._places:
+                self._on.setdefault(name, {})[job.id] = job
 
     def remove(self, job: JobView) -> None:
         """Let a job give its devices up."""
@@ -130,7 +130,7 @@ class Held:
     def excess(self, name: str) -> str:
         """What is too much on a device, or of the cores of its node; empty if nothing is."""
         node, device = self._places[name]
-        here = self._on[name].values()
+        here = self._on.get(name, {}).values()
         if len(here) > 1 and (wide := next((job for job in here if len(job.devices) > 1), None)):
             return (
                 f"{name} would be shared with {wide.id!r}, which holds {len(wide.devices)} devices; "
@@ -142,7 +142,9 @@ class Held:
         memory = sum(job.demand[device.kind].memory for job in here)
         if memory > device.memory:
             return f"the jobs on {name} would take {memory} of its {device.memory} bytes"
-        cores = sum(job.demand[other.kind].cores for other in node.devices for job in self._on[other.name].values())
+        cores = sum(
+            job.demand[other.kind].cores for other in node.devices for job in self._on.get(other.name, {}).values()
+        )
         if cores > node.cores + _ROUNDING:
             return f"the jobs on node {node.name} would take {cores:.6g} of its {node.cores:.6g} cores"
         return ""

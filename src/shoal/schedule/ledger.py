@@ -54,14 +54,13 @@ class Ledger:
         )
         self._cluster = cluster
         self._cores = {node.name: node.cores for node in cluster.nodes}
-        nodes = {device.name: (node, device) for node, device in cluster}
         rooms = {room.device.name: room for room in self.rooms}
         for job in jobs:
             for name in job.devices:
                 if name in rooms:
                     self.charge(job, rooms[name])
-                elif name in nodes:
-                    node, device = nodes[name]
+                elif name in cluster.places:
+                    node, device = cluster.places[name]
                     self._cores[node.name] -= job.demand[device.kind].cores
 
     def fits(self, job: JobView, room: Room) -> bool:

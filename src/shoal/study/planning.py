@@ -155,10 +155,9 @@ def _plan(
     now: float,
 ) -> Placement:
     """What a planner says of all that waits and was looked at."""
-    devices = {device.name: device for _, device in cluster}
     return planner.plan(
         waiting,
-        [(state.trials.present(job), devices[device.name]) for job, device in state.running.values()],
+        [(state.trials.present(job), cluster.device(device.name)) for job, device in state.running.values()],
         cluster,
         now,
         alone=state.trials.alone,
