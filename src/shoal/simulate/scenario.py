@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 from shoal.core.device import Cluster
+from shoal.core.errors import ScenarioError
 from shoal.planner.grouping import Grouping
 from shoal.planner.packing.registry import PACKINGS, make_packing
 from shoal.schedule.auto import OBJECTIVES
@@ -92,7 +93,6 @@ class Scenario(_Settings):
 
         Raises:
             PolicyError: there is no such policy, or it made an illegal plan.
-            ScenarioError: a table is not there, or knows nothing of a job.
         """
         searches = Searches(self.sources)
         structures = {structure.name: structure for structure in searches.keys.values()}
@@ -147,6 +147,10 @@ def load(path: Path, data: Path = DATA, seed: int | None = None) -> Scenario:
     sources += [each.jobs(kinds, seed, dilation) for each in jobs]
     if not sources:
         raise file.error("studies", "there is nothing to do; describe it under [[studies]] or [[jobs]]")
+    try:
+        SLOWDOWNS[file.slowdown]({each.name: each for source in sources for each in source.structures}, data)
+    except ScenarioError as error:
+        raise file.error("slowdown", str(error)) from error
     return Scenario(
         **{each.name: getattr(file, each.name) for each in fields(_Settings)},
         name=path.stem,

@@ -103,9 +103,10 @@ def shares(structures: Mapping[str, Structure], data: Path) -> SlowDown:
     taken to have the same shape.
     """
     curves = read_curves(data)
+    rows = {name: _row(curves, structure) for name, structure in structures.items()}
 
     def speeds(device: Device, jobs: Sequence[VirtualJob]) -> Sequence[float]:
-        mine = [_row(curves, _structure(job, structures)) for job in jobs]
+        mine = [rows[_structure(job)] for job in jobs]
         given = [1.0 if job.share is None else job.share / device.compute for job in jobs]
         bounds = [min(curve.useful, share) for curve, share in zip(mine, given, strict=True)]
         parts = allocate([job.asked for job in jobs], bounds, 1.0)
@@ -137,7 +138,7 @@ def none(structures: Mapping[str, Structure], data: Path) -> SlowDown:
     """
 
     def speeds(device: Device, jobs: Sequence[VirtualJob]) -> Sequence[float]:
-        return [1.0 if len(jobs) == 1 else _part(job, _structure(job, structures).alpha, device) for job in jobs]
+        return [1.0 if len(jobs) == 1 else _part(job, structures[_structure(job)].alpha, device) for job in jobs]
 
     return speeds
 
@@ -156,9 +157,9 @@ def _part(job: VirtualJob, alpha: float | None, device: Device) -> float:
     return 1 / Scaling(alpha).factor(min(1.0, job.share / device.compute))
 
 
-def _structure(job: VirtualJob, structures: Mapping[str, Structure]) -> Structure:
+def _structure(job: VirtualJob) -> str:
     """Of a job, by its first array: what they take of a device together is what one of them takes at a time."""
-    return structures[job.job.arrays[0].key.structure]
+    return job.job.arrays[0].key.structure
 
 
 def _row(curves: Mapping[str, Curve], structure: Structure) -> Curve:
