@@ -295,14 +295,7 @@ class Virtual(Backend):
             self._said.append(base.Ended(job, outcome, message))
 
     def fail_array(self, job: str, trials: Collection[int], outcome: Outcome, message: str) -> None:
-        """An array of a job fails: the job goes on without its trials if it has others, else it ends so.
-
-        Args:
-            job: its id.
-            trials: numbers of members of the array.
-            outcome: of the array.
-            message: what is said of it.
-        """
+        """An array of a job, that with these trials, fails; the job goes on if it has others, else it ends so."""
         mine = self.jobs[job]
         failed = [lane for lane in mine.lanes if lane.members.keys() & set(trials)]
         if any(lane.members for lane in mine.lanes if lane not in failed):
@@ -345,11 +338,9 @@ class Virtual(Backend):
         for job, speed in zip(here, speeds, strict=True):
             if speed == job.speed:
                 continue
+            before, job.speed = job.speed, speed
             if job.works:
-                job.left = max(0.0, job.left - (self.now - job.since) * job.speed)
-                job.since = self.now
-            job.speed = speed
-            if job.works:
+                job.left, job.since = max(0.0, job.left - (self.now - job.since) * before), self.now
                 self._schedule(job)
 
     def _end(self, job: VirtualJob) -> None:
