@@ -87,13 +87,13 @@ CASES = {
         },
         [14],
     ),
-    "suspended within an epoch, which is done again": (
+    "suspended within an epoch, of which nothing is lost": (
         {
             "given": jobs(1),
             "epochs": 10,
             "policy": Scripted({0: start("n0/0"), 4.5: Suspend, 7: lambda job: Resume(job, ("n0/0",))}),
         },
-        [13],
+        [12.5],
     ),
     "two devices: an epoch takes 0.6 of that on one": (
         {"given": WIDE, "epochs": 10, "where": TWO, "policy": Scripted({0: start("n0/0", "n0/1")})},

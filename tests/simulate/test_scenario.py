@@ -370,6 +370,39 @@ epochs = 3
         load(written(tmp_path, model.replace("heavy", "havy")), tmp_path)
 
 
+CORES = """
+packing = "none"
+[[nodes]]
+kind = "A100"
+devices = 4
+memory_gb = 80
+cores = 8
+[[jobs]]
+count = 4
+seconds = 10
+start_seconds = 0
+cores = {cores}
+"""
+
+
+@pytest.mark.parametrize(("cores", "ends"), [(2, [10] * 4), (4, [10, 10, 20, 20]), (12, [])])
+def test_the_cores_of_a_node_are_a_limit(cores, ends, tmp_path):
+    outcome = load(written(tmp_path, CORES.format(cores=cores))).simulate("wfd")
+    assert sorted(outcome.completion.values()) == pytest.approx(ends)
+    assert all("12 CPU cores" in reason for reason in outcome.waiting.values())
+
+
+def test_who_comes_first_is_served_first(tmp_path):
+    text = CORES.format(cores=1).replace("devices = 4", "devices = 1").replace("count = 4", "count = 2\narrival = 5")
+    outcome = load(written(tmp_path, f'{text}[[jobs]]\nname = "early"\ncount = 3\nseconds = 10\n')).simulate("fifo")
+    assert [name.split("/")[0] for name in outcome.completion] == ["early", "early", "early", "job0", "job0"]
+
+
+def test_what_takes_no_time_has_figures(tmp_path):
+    outcome = load(written(tmp_path, CORES.format(cores=1).replace("seconds = 10", "seconds = 0"))).simulate("fifo")
+    assert (outcome.makespan, outcome.device_seconds, outcome.mean_occupancy) == (0, 0, 0)
+
+
 SCENARIOS = sorted((ROOT / "scenarios").glob("*.toml"))
 LONG = ("mixed_day", "sp4", "sp4_4", "sp4_8", "sp4_h100")
 
@@ -439,6 +472,5 @@ def test_jobs_run_on_their_kinds_of_devices_only(measured, tmp_path):
     text = f"measured = {measured}\n{ON_SOME}"
     outcome = load(written(tmp_path, text)).simulate("fifo")
     assert [stay.device for stay in outcome.intervals] == ["fast/0", "fast/0"]
-    nowhere = load(written(tmp_path, text.replace('kinds = "H100"', 'kinds = "V100"'))).simulate("fifo")
-    assert not nowhere.intervals
-    assert all("can never run here" in reason for reason in nowhere.waiting.values())
+    with pytest.raises(ScenarioError, match=r"small.toml:19: no device is one of V100; the devices are A100, H100"):
+        load(written(tmp_path, text.replace('kinds = "H100"', 'kinds = "V100"')))

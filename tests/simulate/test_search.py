@@ -9,7 +9,6 @@ from shoal.schedule import Fifo
 from shoal.simulate.curves import Decay, RealCurves, Task, read_task
 from shoal.simulate.run import Simulation
 from shoal.simulate.search import Listed, Search, Searches
-from shoal.simulate.slowdown import none
 
 HALVING = ("hyperband", {"max_epochs": 9, "eta": 3, "brackets": 1})
 
@@ -20,7 +19,7 @@ def search(name="s", settings=("grid", {"epochs": 3}), **changes):
 
 
 def run(*sources):
-    return Simulation(Searches(sources), cluster(4), Fifo(), none({}, None)).run()
+    return Simulation(Searches(sources), cluster(4), Fifo(), lambda device, jobs: [1.0] * len(jobs)).run()
 
 
 def test_nothing_is_asked_for_before_it_comes():
@@ -38,12 +37,12 @@ def test_the_trials_of_several_sources_have_numbers_of_their_own():
     searches = Searches([search("a"), search("b", seed=3), listed])
     searches.now = 6.0
     groups = searches.next_groups(free=8)
-    assert [[trial.number for trial in group.trials] for group in groups] == [[0, 3, 6, 9], [1, 4, 7, 10], [5]]
-    assert [searches.label(number) for number in (3, 10, 5)] == ["a/1", "b/3", "jobs/1"]
+    assert [[trial.number for trial in group.trials] for group in groups] == [[0, 1, 2, 3], [4, 5, 6, 7], [8]]
+    assert [searches.label(number) for number in (1, 7, 8)] == ["a/1", "b/3", "jobs/1"]
     assert searches.key(groups[2].trials[0]).structure == "short"
-    assert searches.observe(Report(5, 1, {"loss": 1.0}, state=TrialState.PAUSED))[0].trial == 5
+    assert searches.observe(Report(8, 1, {"loss": 1.0}, state=TrialState.PAUSED))[0].trial == 8
     searches.now = 7.0
-    assert [[trial.number for trial in group.trials] for group in searches.next_groups(free=8)] == [[2]]
+    assert [[trial.number for trial in group.trials] for group in searches.next_groups(free=8)] == [[9]]
 
 
 def test_hyperband_promotes_what_has_the_least_loss():

@@ -82,7 +82,8 @@ DEMANDS = {
     "twice the device": ([tenant(compute=1.0)] * 2, [0.5, 0.5], [1.0, 1.0]),
     "nothing asked": ([tenant(compute=0.0)], [1.0], [1.0]),
     "half a device costs alpha": ([tenant(share=0.5, alpha=1.5)] * 2, [1 / 1.5] * 2, [1 / 1.5] * 2),
-    "a share below what it asks for": ([tenant(share=0.25, compute=0.5)] * 2, [0.5, 0.5], [0.5, 0.5]),
+    "a share below what it asks for": ([tenant(share=0.25, compute=0.5)] * 4, [0.5] * 4, [0.5] * 4),
+    "what nobody was given is divided": ([tenant(share=0.25, compute=0.5)] * 2, [1.0, 1.0], [1.0, 1.0]),
     "a share above what it asks for": ([tenant(share=0.5, compute=0.25)] * 2, [1.0, 1.0], [1.0, 1.0]),
     "a share of one that is left alone": ([tenant(share=0.25, alpha=1.5)], [1.0], [1.0]),
 }

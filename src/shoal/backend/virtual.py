@@ -97,6 +97,7 @@ class VirtualJob:
         left: seconds, alone on its device, until it says something again.
         since: when that was true.
         works: whether others on its device slow it down meanwhile.
+        ahead: seconds of its epoch after that.
         speed: in company, as a fraction of that alone on one device.
     """
 
@@ -112,6 +113,7 @@ class VirtualJob:
     left: float = inf
     since: float = 0.0
     works: bool = False
+    ahead: float = 0.0
     speed: float = 1.0
 
     @property
@@ -157,9 +159,10 @@ class Virtual(Backend):
     There is no process, no waiting and no randomness. What is to come is a heap in time, so that a poll costs the
     logarithm of the number of jobs, whatever that is.
 
-    A worker is modelled as far as its study can see it: a checkpoint of each trial at the end of its stretch, when the
-    job is stopped, and every `checkpoint_seconds`; epochs that are trained anew from an older one, and reports again;
-    members that leave at once and join at the end of an epoch; arrays whose errors leave the others alone.
+    A worker is modelled as far as its study can see it: a checkpoint of each trial at the end of its stretch, every
+    `checkpoint_seconds` at the end of an epoch, and where a job stands when it is stopped; epochs that are trained anew
+    from an older one, and reports again; members that leave at once and join at the end of an epoch; arrays whose
+    errors leave the others alone.
 
     Args:
         workplace: of which only `checkpoint_seconds` counts.
@@ -193,6 +196,7 @@ class Virtual(Backend):
         self._order = count()
         self._said: list[Event] = []
         self._started: set[str] = set()
+        self._begun: dict[int, float] = {}  # number of a trial that was stopped -> part of its next epoch that is done
         self._on: dict[str, dict[str, VirtualJob]] = {}  # those that train, by device
         self._closed = False
 
@@ -218,6 +222,7 @@ class Virtual(Backend):
         """Let a job save its trials and end, shortly."""
         mine = self.jobs.get(job)
         if mine is not None and not mine.hangs:
+            self._keep(mine)
             self._go_on(mine, self._stopping(mine))
 
     def kill(self, job: str) -> None:
@@ -260,7 +265,7 @@ class Virtual(Backend):
 
         With nothing to come and no end to the timeout, the clock stays.
         """
-        until = self.now + (self._tick if self._said else timeout)
+        until = self.now + (min(self._tick, timeout) if self._said else timeout)
         while self._heap and self._heap[0][0] <= until:
             at, _, job, stage = heapq.heappop(self._heap)
             if job.over or job.hangs or job.stage != stage:
@@ -383,8 +388,9 @@ class Virtual(Backend):
         while job.lanes and not job.over:
             lane = job.lanes[0]
             job.lanes.rotate(-1)
-            began = self.now
-            yield from self._works(job, seconds(lane.profile, [1] * len(lane.members)), settled=True)
+            began, done = self.now, min(self._begun.pop(number, 0.0) for number in lane.members)
+            takes = seconds(lane.profile, [1] * len(lane.members)) * (1 - done)
+            yield from self._works(job, takes, settled=True)
             self._end_epoch(job, lane, self.now - began)
             if job.over:
                 return
@@ -397,8 +403,10 @@ class Virtual(Backend):
         """Work in which a job only says that it makes progress."""
         while takes > self._beat_seconds:
             takes -= self._beat_seconds
+            job.ahead = takes
             yield self._beat_seconds, True
             self._said.append(base.Heartbeat(job.job.id, settled))
+        job.ahead = 0.0
         yield takes, True
 
     def _end_epoch(self, job: VirtualJob, lane: _Lane, took: float) -> None:
@@ -453,11 +461,21 @@ class Virtual(Backend):
         if members:
             self._said.append(base.MemoryMeasured(job.job.id, members, job.memory))
         if len(members) > 1:
-            self._said.append(base.PackSpeedMeasured(job.job.id, tuple(members), 0.9))
+            self._said.append(base.PackSpeedMeasured(job.job.id, tuple(members), 1.0))
 
     def _save(self, job: VirtualJob, trials: Collection[int]) -> None:
         for lane in job.lanes:
             self._checkpoints.update((number, lane.epochs[number]) for number in lane.members.keys() & trials)
+
+    def _keep(self, job: VirtualJob) -> None:
+        """A job that is stopped saves its array in the middle of an epoch."""
+        if not (job.works and job.lanes):
+            return
+        lane = job.lanes[-1]
+        whole = seconds(lane.profile, [1] * len(lane.members)) if lane.members else 0.0
+        if whole > 0:
+            left = job.left - (self.now - job.since) * job.speed + job.ahead
+            self._begun.update(dict.fromkeys(lane.members, max(0.0, 1 - left / whole)))
 
     def _key(self, member: Member) -> FusionKey:
         return self._workload.key(member.trial)

@@ -29,10 +29,13 @@ _T = TypeVar("_T")
 GB = 10**9
 MANY = 10**6
 """Most devices, jobs or epochs that one table may ask for."""
+_ALL = 10**6
+"""Cores of a device: a job may use all that its node has."""
 _SHORT = 8
 """Digits of a digest that are shown."""
 
 Amount = Annotated[float, Limits(0)]
+Fraction = Annotated[float, Limits(0, 1)]
 Positive = Annotated[float, Limits(1e-6)]
 Whole = Annotated[int, Limits(1, MANY)]
 Factor = Annotated[float, Limits(1)]
@@ -51,7 +54,6 @@ class NodeTable(Table):
     count: Annotated[int, Limits(1, 10_000)] = 1
     cores: Amount = 64.0
     oversubscription: Positive | Annotated[str, ("tuned",)] = 1.0
-    compute: Positive = 1.0
 
 
 def read_nodes(tables: Iterable[NodeTable], taken: set[str]) -> tuple[Node, ...]:
@@ -59,7 +61,7 @@ def read_nodes(tables: Iterable[NodeTable], taken: set[str]) -> tuple[Node, ...]
     nodes: list[Node] = []
     for table in tables:
         ratio = 1.0 if isinstance(table.oversubscription, str) else table.oversubscription
-        made = Device("", table.kind, int(table.memory_gb * GB), compute=table.compute, oversubscription=ratio)
+        made = Device("", table.kind, int(table.memory_gb * GB), cores=_ALL, oversubscription=ratio)
         free = (name for number in count(len(nodes)) if (name := f"node{number}") not in taken)
         for index in range(table.count):
             name = table.name + str(index) * (table.count > 1) if table.name else next(free)
@@ -112,7 +114,7 @@ class ModelTable(Table):
     name: str
     batch_sizes: tuple[Annotated[int, Limits(1, 10**9)], ...] = (1,)
     epoch_seconds: tuple[Amount, ...] | None = None
-    compute: tuple[Amount, ...] | None = None
+    compute: tuple[Fraction, ...] | None = None
     memory_gb: tuple[Amount, ...] | None = None
     cores: tuple[Amount, ...] | None = None
     workloads: tuple[str, ...] = ()
@@ -127,6 +129,7 @@ class ModelTable(Table):
             return self._profiled(self.profile, kinds)
         if wrong := [key for key in self.fused if not (key.isdecimal() and 2 <= int(key) <= MANY)]:
             raise self.error("fused", f"`fused` must name numbers of members from 2 to {MANY:,}, got {wrong[0]!r}")
+        _check_kinds(self, self.kinds, kinds)
         workloads = self._each("workloads", [""])
         curves = read_curves(data) if self.workloads else {}
         for workload in self.workloads:
@@ -185,6 +188,12 @@ class ModelTable(Table):
         return structures
 
 
+def _check_kinds(table: Table, named: Iterable[str], kinds: Sequence[str]) -> None:
+    """Refuse kinds of which the cluster never has one."""
+    if named and not {*named} & {*kinds}:
+        raise table.error("kinds", f"no device is one of {', '.join(named)}; the devices are {', '.join(kinds)}")
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Costs(Table):
     """What jobs of a study, or of one [[jobs]], have in common."""
@@ -196,13 +205,13 @@ class _Costs(Table):
     start_seconds: Amount = START_SECONDS
     switch_seconds: Amount | None = None
 
-    def with_costs(self, structure: Structure, name: str, dilation: float) -> Structure:
-        """A structure under a name of its own, with these costs; by checkpoints epochs take `dilation` as long."""
+    def with_costs(self, structure: Structure, name: str) -> Structure:
+        """A structure under a name of its own, with these costs."""
         scaling = Scaling(Scaling.alpha if self.alpha is None else self.alpha, self.beta)
         crowding = {jobs: scaling.factor(1 / jobs) for jobs in range(2, self.sharing + 1)}
         spreading = {width: scaling.factor(width) for width in range(2, self.max_devices + 1)}
         profiles = {
-            kind: _slower(each, dilation, crowding=crowding or each.crowding, spreading=spreading or each.spreading)
+            kind: replace(each, crowding=crowding or each.crowding, spreading=spreading or each.spreading)
             for kind, each in structure.profiles.items()
         }
         switch = self.start_seconds if self.switch_seconds is None else self.switch_seconds
@@ -229,8 +238,8 @@ class StudyTable(_Costs):
     curves: CurvesTable | None = None
     arrival: Amount = 0.0
 
-    def search(self, models: Mapping[str, Sequence[Structure]], data: Path, seed: int, dilation: float) -> Search:
-        """The search of some models, by name, with the seed of the scenario; see `with_costs`."""
+    def search(self, models: Mapping[str, Sequence[Structure]], data: Path, seed: int) -> Search:
+        """The search of some models, by name, with the seed of the scenario."""
         chosen = self.models or tuple(models)
         for model in chosen:
             if model not in models:
@@ -250,7 +259,7 @@ class StudyTable(_Costs):
                 curves = RealCurves(read_task(data, self.curves.task), own_seed, settings.get("n"), self.curves.good)
             except ScenarioError as error:
                 raise self.error("curves", str(error)) from error
-        mine = [self.with_costs(each, f"{self.name}: {each.name}", dilation) for each in structures]
+        mine = [self.with_costs(each, f"{self.name}: {each.name}") for each in structures]
         return Search(self.name, mine, self.learning_rates, (name, settings), (self.arrival,), curves, own_seed)
 
     def _settings(self) -> tuple[str, dict[str, Any]]:
@@ -281,6 +290,15 @@ class Range(Table):
     high: Amount
 
 
+@dataclass(frozen=True, kw_only=True)
+class RangeOfDevice(Range):
+    """Likewise of fractions of a device."""
+
+    low: Fraction
+    high: Fraction
+
+
+DrawnFraction = RangeOfDevice | tuple[Fraction, ...]
 Drawn = Range | tuple[Amount, ...]
 
 
@@ -292,7 +310,7 @@ class JobTable(_Costs):
     """
 
     seconds: Drawn
-    compute: Drawn = (1.0,)
+    compute: DrawnFraction = (1.0,)
     memory_gb: Drawn = (0.0,)
     cores: Drawn = (1.0,)
     arrival: Drawn = (0.0,)
@@ -303,8 +321,9 @@ class JobTable(_Costs):
     group: str = ""
     workload: str = ""
 
-    def jobs(self, kinds: Sequence[str], seed: int, dilation: float) -> Listed:
-        """The jobs, drawn from the seed of the scenario, on a cluster of such kinds of devices; see `with_costs`."""
+    def jobs(self, kinds: Sequence[str], seed: int) -> Listed:
+        """The jobs, drawn from the seed of the scenario, on a cluster of such kinds of devices."""
+        _check_kinds(self, self.kinds, kinds)
         rng = Random(derive_seed(seed, "jobs", self.name))
         structures, arrivals = [], []
         for number in range(self.count):
@@ -312,7 +331,7 @@ class JobTable(_Costs):
             seconds, compute, memory, cores, arrival = (_drawn(amount, rng) for amount in amounts)
             takes = profile(seconds / self.epochs, compute, int(memory * GB), cores, {})
             structure = Structure("", dict.fromkeys(self.kinds or kinds, takes), self.workload)
-            structures.append(self.with_costs(structure, f"{self.name}/{number}", dilation))
+            structures.append(self.with_costs(structure, f"{self.name}/{number}"))
             arrivals.append(arrival)
         return Listed(self.name, structures, arrivals, self.group, epochs=self.epochs)
 

@@ -101,7 +101,7 @@ class Outcome:
     def _used(self) -> tuple[Sequence[tuple[float, float]], float]:
         """Occupancy and device seconds."""
         changes: list[tuple[float, int, str, float]] = [(at, 0, "", n) for n, (at, _) in enumerate(self.clusters)]
-        for stay in self.intervals:
+        for stay in [stay for stay in self.intervals if stay.begin < stay.end]:
             changes += [(stay.begin, 1, stay.device, stay.compute), (stay.end, -1, stay.device, -stay.compute)]
         jobs, asked, most = Counter[str](), defaultdict[str, float](float), dict[str, float]()
         occupancy: list[tuple[float, float]] = []

@@ -14,7 +14,7 @@ from shoal.backend.virtual import SlowDown, Virtual
 from shoal.cluster.monitor import Condition
 from shoal.core import command
 from shoal.core.device import Cluster, Node
-from shoal.core.errors import AlgorithmError, CheckpointError, DeviceError, PolicyError
+from shoal.core.errors import CheckpointError, DeviceError, PolicyError
 from shoal.core.event import Outcome as End
 from shoal.core.job import Job, Purpose, WorkerContext
 from shoal.core.objective import Objective
@@ -143,7 +143,7 @@ class Simulation:
                 asked = f"{self._policy.policy!r} was asked {rounds} times at {now:g} s, and time does not go on"
                 raise PolicyError(f"{asked}: it starts what it stops")
             self._arrive(now)
-            acted = sum([self._happen(due) for due in Due])
+            acted = sum([self._happen(due) for due in Due if due is not Due.PLAN or self._may_plan()])
             stuck = not acted and self._world.idle and not self._events and not self._arrivals
             if stuck and (was_stuck or not state.planner.sleeps):
                 break
@@ -161,6 +161,11 @@ class Simulation:
             decision_seconds=self._policy.seconds,
             longest_decision=self._policy.longest,
         )
+
+    def _may_plan(self) -> bool:
+        """Whether there is anything to plan; a study with nothing to do that is not finished would be at fault."""
+        state = self._core.state
+        return not self._arrivals or bool(state.running) or state.trials.has_waiting()
 
     def _arrive(self, now: float) -> None:
         """Let what comes now be there: searches, and changes of the cluster."""
@@ -186,10 +191,6 @@ class Simulation:
         try:
             step = self._core.step(event, self._world.now)
         except DeviceError:  # what waits can never start; the outcome tells why
-            step = state.step
-        except AlgorithmError:  # it has nothing to propose
-            if not self._arrivals:
-                raise
             step = state.step
         for record in step.records:
             self._note(record, self._world.now)

@@ -60,7 +60,6 @@ class ScenarioTable(_Settings, Table):
 
     extends: str = ""
     seed: Annotated[int, Limits(0)] = 0
-    checkpoint_seconds: Annotated[float, Limits(0)] = 0.0
     nodes: tuple[NodeTable, ...]
     models: tuple[ModelTable, ...] = ()
     studies: tuple[StudyTable, ...] = ()
@@ -142,9 +141,8 @@ def load(path: Path, data: Path = DATA, seed: int | None = None) -> Scenario:
             if one.name in {other.name for other in some[:index]}:
                 raise one.error("name", f"there is another {one.name!r}; each needs a name of its own")
     models = {each.name: each.structures(kinds, data) for each in file.models}
-    dilation = 1 + file.checkpoint_seconds / file.checkpoint_every
-    sources: list[Source] = [each.search(models, data, seed, dilation) for each in studies]
-    sources += [each.jobs(kinds, seed, dilation) for each in jobs]
+    sources: list[Source] = [each.search(models, data, seed) for each in studies]
+    sources += [each.jobs(kinds, seed) for each in jobs]
     if not sources:
         raise file.error("studies", "there is nothing to do; describe it under [[studies]] or [[jobs]]")
     try:

@@ -154,7 +154,7 @@ class _List(Algorithm):
 class Searches(Algorithm, Workload):
     """All that is searched as one study: its algorithm, and what its trials take.
 
-    The n-th of k sources has the trials n, n + k, n + 2k ... of the study.
+    Its trials have the numbers of the study in the order in which they are asked for, whichever source they come from.
 
     Args:
         sources: at their beginning.
@@ -166,6 +166,8 @@ class Searches(Algorithm, Workload):
         self.sources = tuple(sources)
         """Where its trials come from."""
         self._algorithms = [source.algorithm(lambda: self.now) for source in sources]
+        self._known: list[tuple[int, int]] = []  # number of a trial -> the place of its source, and its number there
+        self._numbers: dict[tuple[int, int], int] = {}
         self._begin = [min(source.arrivals) for source in sources]
         self._structures = {each.name: each for source in sources for each in source.structures}
         self._keys = {name: FusionKey(name, "", 1) for name in self._structures}
@@ -190,9 +192,9 @@ class Searches(Algorithm, Workload):
 
     def observe(self, report: Report) -> list[Decision]:
         """What the one decides whose trial it is."""
-        number, place = divmod(report.trial, len(self.sources))
+        place, number = self._known[report.trial]
         decisions = self._algorithms[place].observe(replace(report, trial=number))
-        return [replace(each, trial=each.trial * len(self.sources) + place) for each in decisions]
+        return [replace(each, trial=self._numbers[place, each.trial]) for each in decisions]
 
     @property
     def finished(self) -> bool:
@@ -201,11 +203,12 @@ class Searches(Algorithm, Workload):
 
     def source(self, trial: int) -> Source:
         """Where a trial of the study comes from."""
-        return self.sources[trial % len(self.sources)]
+        return self.sources[self._known[trial][0]]
 
     def label(self, trial: int) -> str:
         """A trial in words."""
-        return f"{self.source(trial).name}/{trial // len(self.sources)}"
+        place, number = self._known[trial]
+        return f"{self.sources[place].name}/{number}"
 
     def key(self, trial: Trial) -> FusionKey:
         """Its structure."""
@@ -222,8 +225,8 @@ class Searches(Algorithm, Workload):
 
     def losses(self, trial: Trial, epoch: int) -> Sequence[float]:
         """Those of the epoch on the trial's curve."""
-        source, number = self.source(trial.number), trial.number // len(self.sources)
-        return source.curves.losses(replace(trial, number=number), epoch - 1, epoch)
+        place, number = self._known[trial.number]
+        return self.sources[place].curves.losses(replace(trial, number=number), epoch - 1, epoch)
 
     def start_seconds(self, job: Job) -> float:
         """Of a job of several arrays, the most that one takes."""
@@ -231,9 +234,9 @@ class Searches(Algorithm, Workload):
         return max(each.switch_seconds if job.resumes else each.start_seconds for each in mine)
 
     def _as_mine(self, trial: Trial, place: int) -> Trial:
-        if len(self.sources) == 1:
-            return trial
-        number, origin = trial.number * len(self.sources) + place, trial.origin
-        if origin is not None:
-            origin = replace(origin, trial=origin.trial * len(self.sources) + place)
+        """A trial of the source at a place, under its number in the study."""
+        number = self._numbers.setdefault((place, trial.number), len(self._known))
+        if number == len(self._known):
+            self._known.append((place, trial.number))
+        origin = trial.origin and replace(trial.origin, trial=self._numbers[place, trial.origin.trial])
         return replace(trial, number=number, origin=origin)

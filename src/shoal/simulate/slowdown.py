@@ -134,11 +134,17 @@ def demands(structures: Mapping[str, Structure], data: Path) -> SlowDown:
 def none(structures: Mapping[str, Structure], data: Path) -> SlowDown:
     """Nobody slows anybody down, but a share below a whole device costs what the job's alpha says (Fluid: h).
 
-    Shares bound what jobs have beside others; a job that is left alone has the device.
+    Of a device on which every job was given a share, what nobody was given is divided in proportion.
     """
 
     def speeds(device: Device, jobs: Sequence[VirtualJob]) -> Sequence[float]:
-        return [1.0 if len(jobs) == 1 else _part(job, structures[_structure(job)].alpha, device) for job in jobs]
+        given = [device.compute if job.share is None else job.share for job in jobs]
+        more = max(1.0, device.compute / (sum(given) or 1.0))
+        alphas = [structures[_structure(job)].alpha for job in jobs]
+        return [
+            1.0 if job.share is None else _part(job, alpha, share * more / device.compute)
+            for job, alpha, share in zip(jobs, alphas, given, strict=True)
+        ]
 
     return speeds
 
@@ -148,13 +154,11 @@ SLOWDOWNS = {"none": none, "demands": demands, "shares": shares}
 """Every model by its name, made from the structures of a scenario by name and the folder of the tables."""
 
 
-def _part(job: VirtualJob, alpha: float | None, device: Device) -> float:
-    """Speed of a job on the share that it was given."""
-    if job.share is None:
-        return 1.0
+def _part(job: VirtualJob, alpha: float | None, width: float) -> float:
+    """Speed of a job on that part of a device."""
     if alpha is None:
-        return min(1.0, job.share / job.asked) if job.asked else 1.0
-    return 1 / Scaling(alpha).factor(min(1.0, job.share / device.compute))
+        return min(1.0, width / job.asked) if job.asked else 1.0
+    return 1 / Scaling(alpha).factor(min(1.0, width))
 
 
 def _structure(job: VirtualJob) -> str:
