@@ -19,7 +19,7 @@ from shoal.core.space import Constant, Space, choice, loguniform, randint, unifo
 SPACE = "lr = [0.1, 0.2]\nwidth = 8\n"
 
 LINES = """
-import json, sys, time
+import json, os, sys, time
 lr, path, fault = float(sys.argv[1]), sys.argv[2] + "/epoch", sys.argv[3]
 try:
     epoch = int(open(path).read())
@@ -32,7 +32,8 @@ print('{"event": "start", "lr": 0.5}')
 print('{"loss": 0.3')
 while True:
     epoch += 1
-    open(path, "w").write(str(epoch))
+    open(path + ".new", "w").write(str(epoch))
+    os.replace(path + ".new", path)  # it may be ended at any moment
     if fault == "status" and lr > 0.15:
         print("what went wrong"); sys.exit(3)
     if fault == "words":
