@@ -126,11 +126,17 @@ def elastic(name, **options):
 
 OUTLOOKS = {
     "alone": (TWO, [job("a", seconds=8)], (Start("a", ("cuda:0",)),), Outlook(8, 8, 0, 1)),
-    "a crowded device": (
+    "a crowded device: b's last 4 s are as fast as alone": (
         CROWD,
         [job("a", compute=0.8, seconds=4), job("b", compute=0.8, seconds=8)],
         (Start("a", ("cuda:0",)), Start("b", ("cuda:0",))),
-        Outlook(12.8, 9.6, 0, 1.25),
+        Outlook(10.4, 8.4, 0, 1.25),
+    ),
+    "who follows on a crowded device brings what it asks for": (
+        cluster(gpu(0, oversubscription=3.0)),
+        [job("a", compute=0.8, seconds=4), job("b", compute=0.8, seconds=8), job("c", compute=0.2, seconds=6)],
+        (Start("a", ("cuda:0",)), Start("b", ("cuda:0",))),
+        Outlook(12.4, (6.4 + 10.4 + 12.4) / 3, 6.4, 1.25),
     ),
     "half a device: h(1/2) = α": (
         TWO,

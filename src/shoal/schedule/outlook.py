@@ -1,9 +1,8 @@
 """What may be expected of a plan: when its jobs end, by the costs that were measured."""
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from heapq import heapify, heapreplace
+from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush, heapreplace
 from math import inf
 from statistics import fmean
 
@@ -40,12 +39,58 @@ class _Held:
     cost: float
 
 
-def outlook(plan: Plan, jobs: Sequence[JobView], cluster: Cluster) -> Outlook:
-    """List scheduling (R. L. Graham, 1966) on what the plan hands out, as if that stayed as it is.
+@dataclass(eq=False)
+class _Crowd:
+    """Jobs on one device, each of which has done as much as the others while they were there together.
 
-    A job that runs after the plan ends after what its move costs and seconds · h(w) · max(1, promised / compute) of its
-    device, h being `Scaling.factor`. Each job that waits follows the first one to end, the longest first, and takes as
-    many times its seconds there. That it might not fit, or be given more later, is left out of account.
+    Args:
+        kind: of the device.
+        compute: of it; 0: nobody slows anybody down, as where a job has several devices to itself.
+        jobs: a heap: seconds of training that have been done when one ends, its compute, what these seconds are to
+            those that it takes alone on the whole device, and its share or None.
+        promised: compute of all.
+        done: seconds of training that each would have behind it that is here from the start.
+        now: when that was true.
+    """
+
+    kind: str
+    compute: float
+    jobs: list[tuple[float, float, float, float | None]] = field(default_factory=list)
+    promised: float = 0.0
+    done: float = 0.0
+    now: float = 0.0
+
+    @property
+    def stretch(self) -> float:
+        """How many times as long as alone everything takes here."""
+        return max(1.0, self.promised / self.compute) if self.compute > 0 else 1.0
+
+    @property
+    def next(self) -> float:
+        """When the first of them ends."""
+        return self.now + (self.jobs[0][0] - self.done) * self.stretch
+
+    def begin(self, seconds: float, compute: float, factor: float, share: float | None) -> None:
+        """A job comes."""
+        compute = compute if share is None else share
+        heappush(self.jobs, (self.done + seconds * factor, compute, factor, share))
+        self.promised += compute
+
+    def end(self) -> tuple[float, float, float | None]:
+        """The first of them ends; its compute, factor and share."""
+        self.now, (self.done, compute, factor, share) = self.next, self.jobs[0]
+        heappop(self.jobs)
+        self.promised -= compute
+        return compute, factor, share
+
+
+def outlook(plan: Plan, jobs: Sequence[JobView], cluster: Cluster) -> Outlook:
+    """List scheduling (R. L. Graham, 1966) on what the plan hands out, the jobs on a device sharing its processor.
+
+    A job that runs after the plan has to do h(w) times its seconds, h being `Scaling.factor`, and what its move costs.
+    On a device on which more is promised than it has, all are that many times slower; when one ends the others become
+    faster. Each job that waits follows the first one to end, the longest first, in its place. That it might not fit, or
+    be given more later, is left out of account.
 
     Args:
         plan: to be judged.
@@ -55,33 +100,42 @@ def outlook(plan: Plan, jobs: Sequence[JobView], cluster: Cluster) -> Outlook:
     devices = {device.name: device for _, device in cluster if device.healthy}
     kinds = {device.kind for device in devices.values()}
     held = _held(plan, jobs, devices)
-    promised: dict[str, float] = defaultdict(float)
+    crowds: dict[str, _Crowd] = {}
+    factors: list[tuple[float, _Crowd]] = []
+    waiting: list[tuple[float, JobView]] = []
     for job in jobs:
-        if (place := held.get(job.id)) and len(place.devices) == 1:
-            device = place.devices[0]
-            promised[device.name] += job.demand[device.kind].compute if place.share is None else place.share
-    ends: list[float] = []
-    places: list[tuple[float, float]] = []
-    waiting: list[float] = []
-    rate = 0.0
-    for job in jobs:
-        if job.id in held:
-            place = held[job.id]
-            stretch = _stretch(job, place, promised)
-            ends.append(place.cost + stretch * max(job.demand[device.kind].seconds for device in place.devices))
-            places.append((ends[-1], stretch))
-            rate += 1 / stretch
+        if place := held.get(job.id):
+            device, wide = place.devices[0], len(place.devices) > 1
+            factor = _factor(job, place)
+            alone = _Crowd(device.kind, 0.0 if wide else device.compute)
+            crowd = crowds.setdefault(job.id if wide else device.name, alone)
+            seconds = max(job.demand[device.kind].seconds for device in place.devices)
+            crowd.begin(seconds + place.cost / factor, job.demand[device.kind].compute, factor, place.share)
+            factors.append((factor, crowd))
         elif able := [ask.seconds for kind, ask in job.demand.items() if kind in kinds]:
-            waiting.append(min(able))
-    if waiting and not places:
+            waiting.append((min(able), job))
+    if waiting and not crowds:
         return Outlook(inf, inf, inf, 0.0)
-    heapify(places)
+    rate = sum(1 / (factor * crowd.stretch) for factor, crowd in factors)
+    waiting.sort(key=lambda each: each[0])
+    ends: list[float] = []
     waits: list[float] = []
-    for seconds in sorted(waiting, reverse=True):
-        free, stretch = places[0]
-        waits.append(free)
-        ends.append(free + stretch * seconds)
-        heapreplace(places, (ends[-1], stretch))
+    order = [(crowd.next, place, crowd) for place, crowd in enumerate(crowds.values())]
+    heapify(order)
+    while order:
+        now, place, crowd = order[0]
+        compute, factor, share = crowd.end()
+        ends.append(now)
+        if waiting:
+            seconds, job = waiting.pop()
+            waits.append(now)
+            ask = job.demand.get(crowd.kind)
+            seconds, compute = (seconds, compute) if ask is None else (ask.seconds, ask.compute)
+            crowd.begin(seconds, compute, factor, share)
+        if crowd.jobs:
+            heapreplace(order, (crowd.next, place, crowd))
+        else:
+            heappop(order)
     return Outlook(max(ends, default=0.0), fmean(ends) if ends else 0.0, fmean(waits) if waits else 0.0, rate)
 
 
@@ -104,12 +158,11 @@ def _held(plan: Plan, jobs: Sequence[JobView], devices: Mapping[str, Device]) ->
     return held
 
 
-def _stretch(job: JobView, place: _Held, promised: Mapping[str, float]) -> float:
-    """How many times as long as alone on one device the job takes."""
+def _factor(job: JobView, place: _Held) -> float:
+    """How many times as long as on one device of its own what it has to do takes."""
     if len(place.devices) > 1:
         return job.scaling.factor(len(place.devices))
     device = place.devices[0]
-    if not device.compute > 0:
+    if place.share is None or not device.compute > 0:
         return 1.0
-    width = 1.0 if place.share is None else min(1.0, place.share / device.compute)
-    return job.scaling.factor(width) * max(1.0, promised[device.name] / device.compute)
+    return job.scaling.factor(min(1.0, place.share / device.compute))
