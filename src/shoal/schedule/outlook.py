@@ -47,7 +47,7 @@ class _Crowd:
         kind: of the device.
         compute: of it; 0: nobody slows anybody down, as where a job has several devices to itself.
         jobs: a heap: seconds of training that have been done when one ends, its compute, what these seconds are to
-            those that it takes alone on the whole device, and its share or None.
+            those that it takes alone on the whole device, and whether its compute is a share that it was given.
         promised: compute of all.
         done: seconds of training that each would have behind it that is here from the start.
         now: when that was true.
@@ -55,7 +55,7 @@ class _Crowd:
 
     kind: str
     compute: float
-    jobs: list[tuple[float, float, float, float | None]] = field(default_factory=list)
+    jobs: list[tuple[float, float, float, bool]] = field(default_factory=list)
     promised: float = 0.0
     done: float = 0.0
     now: float = 0.0
@@ -70,18 +70,17 @@ class _Crowd:
         """When the first of them ends."""
         return self.now + (self.jobs[0][0] - self.done) * self.stretch
 
-    def begin(self, seconds: float, compute: float, factor: float, share: float | None) -> None:
+    def begin(self, seconds: float, compute: float, factor: float, shares: bool) -> None:
         """A job comes."""
-        compute = compute if share is None else share
-        heappush(self.jobs, (self.done + seconds * factor, compute, factor, share))
+        heappush(self.jobs, (self.done + seconds * factor, compute, factor, shares))
         self.promised += compute
 
-    def end(self) -> tuple[float, float, float | None]:
-        """The first of them ends; its compute, factor and share."""
-        self.now, (self.done, compute, factor, share) = self.next, self.jobs[0]
+    def end(self) -> tuple[float, float, bool]:
+        """The first of them ends; its compute, its factor, and whether it was given a share."""
+        self.now, (self.done, compute, factor, shares) = self.next, self.jobs[0]
         heappop(self.jobs)
         self.promised -= compute
-        return compute, factor, share
+        return compute, factor, shares
 
 
 def outlook(plan: Plan, jobs: Sequence[JobView], cluster: Cluster) -> Outlook:
@@ -106,11 +105,11 @@ def outlook(plan: Plan, jobs: Sequence[JobView], cluster: Cluster) -> Outlook:
     for job in jobs:
         if place := held.get(job.id):
             device, wide = place.devices[0], len(place.devices) > 1
-            factor = _factor(job, place)
             alone = _Crowd(device.kind, 0.0 if wide else device.compute)
             crowd = crowds.setdefault(job.id if wide else device.name, alone)
-            seconds = max(job.demand[device.kind].seconds for device in place.devices)
-            crowd.begin(seconds + place.cost / factor, job.demand[device.kind].compute, factor, place.share)
+            seconds, factor = max(job.demand[each.kind].seconds for each in place.devices), _factor(job, place)
+            compute = job.demand[device.kind].compute if place.share is None else place.share
+            crowd.begin(seconds + place.cost / factor, compute, factor, place.share is not None)
             factors.append((factor, crowd))
         elif able := [ask.seconds for kind, ask in job.demand.items() if kind in kinds]:
             waiting.append((min(able), job))
@@ -120,20 +119,20 @@ def outlook(plan: Plan, jobs: Sequence[JobView], cluster: Cluster) -> Outlook:
     waiting.sort(key=lambda each: each[0])
     ends: list[float] = []
     waits: list[float] = []
-    order = [(crowd.next, place, crowd) for place, crowd in enumerate(crowds.values())]
+    order = [(crowd.next, number, crowd) for number, crowd in enumerate(crowds.values())]
     heapify(order)
     while order:
-        now, place, crowd = order[0]
-        compute, factor, share = crowd.end()
+        now, number, crowd = order[0]
+        compute, factor, shares = crowd.end()
         ends.append(now)
         if waiting:
             seconds, job = waiting.pop()
             waits.append(now)
-            ask = job.demand.get(crowd.kind)
-            seconds, compute = (seconds, compute) if ask is None else (ask.seconds, ask.compute)
-            crowd.begin(seconds, compute, factor, share)
+            if (ask := job.demand.get(crowd.kind)) is not None:
+                seconds, compute = ask.seconds, compute if shares else ask.compute
+            crowd.begin(seconds, compute, factor, shares)
         if crowd.jobs:
-            heapreplace(order, (crowd.next, place, crowd))
+            heapreplace(order, (crowd.next, number, crowd))
         else:
             heappop(order)
     return Outlook(max(ends, default=0.0), fmean(ends) if ends else 0.0, fmean(waits) if waits else 0.0, rate)
