@@ -154,7 +154,8 @@ class Simulation:
             self.took["events"] += time.perf_counter() - began
             self.turns += 1
             if self.turns == 1:
-                gc.freeze()  # the trials are there to the end
+                gc.freeze()  # the trials are there to the end, and need not be looked at by the collector
+                gc.set_threshold(100_000, 20, 100)
             if self.turns % 20 == 0:
                 self._tell()
 
