@@ -21,6 +21,7 @@ from shoal.backend.base import (
     Backend,
     Ended,
     Event,
+    Heartbeat,
     Outcome,
     PackSpeedMeasured,
     Profiled,
@@ -926,6 +927,26 @@ def test_who_runs_out_of_memory_does_not_wait_for_a_kind_of_device_on_which_noth
         stage.engine(journal, carrier, cluster=Cluster((Node("here", 2, devices),))).run()
     assert {row[2] for row in stage.outcome()} == {TrialState.COMPLETE}
     assert short
+
+
+def test_who_was_to_have_a_larger_device_fails_when_that_turns_out_to_be_of_no_use(tmp_path: Path) -> None:
+    devices = (Device("small:0", "small", 2**30), Device("large:0", "large", 2**31))
+    stage = Stage(tmp_path / "study", lambda: Grid(1), Space({"x": grid([1.0, 2.0])}))
+
+    def script(job: Job) -> list[Event]:
+        if job.purpose is Purpose.PROFILE and carrier.devices[job.id] == "large:0":  # after the trials have run
+            return [*[Heartbeat(job.id, True)] * 20, Ended(job.id, Outcome.RAISED, "as the script says")]
+        if job.purpose is Purpose.TRAIN and any(member.trial.number == 1 for member in job.members):
+            return [Ended(job.id, Outcome.OUT_OF_MEMORY, "as the script says")]
+        return well(job)
+
+    carrier = backend(script)
+    with closing(stage.open()) as journal:
+        stage.engine(journal, carrier, cluster=Cluster((Node("here", 2, devices),)), fuse=False).run()
+        states = {trial.number: (trial.state, trial.reason) for trial in journal.trials()}
+    assert states[0][0] is TrialState.COMPLETE
+    assert states[1][0] is TrialState.FAILED
+    assert "no device that may run it has more memory" in states[1][1]
 
 
 def test_a_job_whose_start_cannot_be_recorded_is_not_waited_for(

@@ -27,6 +27,7 @@ from shoal.planner.planner import Placement, Planner
 from shoal.remedy import command
 from shoal.schedule.ledger import no_device
 from shoal.study.interventions import PAUSED, STOPPED, stop
+from shoal.study.reports import observe
 from shoal.study.signatures import surveyed
 from shoal.study.state import StudyState
 from shoal.study.trials import TrialRecord
@@ -210,7 +211,8 @@ def _start(state: StudyState, starts: Iterable[tuple[Job, Device]]) -> None:
 def check_alive(state: StudyState, now: float) -> None:
     """Nothing runs although there are devices: what waits can never start, and says why.
 
-    It only waits where it could start if lost devices came back and programs of others went.
+    It only waits where it could start if lost devices came back and programs of others went. A trial that ran out of
+    memory and waits for a larger device fails by itself; the study goes on.
     """
     if state.running or state.finished or state.planner.sleeps:
         return
@@ -233,6 +235,9 @@ def check_alive(state: StudyState, now: float) -> None:
         if at_best.starts or (unknown and any(device.healthy for _, device in hopeful)):
             return
         reason = next(iter(at_best.refusals.values()), reason)
+    if short := [x for x in waiting if (limit := state.trials.limits.get(x.number)) and limit.memory]:
+        observe(state, "", [x.failed(f"no device that may run it has more memory: {x.reason}") for x in short])
+        return
     raise DeviceError(
         f"{trials} trials can never start: {reason}. Everything is saved; choose devices that suffice, such "
         f"as fewer CPU slots: {command('resume', state.given.directory, '--devices ...')}"
