@@ -25,14 +25,20 @@ SHOAL = [sys.executable, "-c", "from shoal.cli import main; main()"]
 
 
 class Slow(tasks.Blobs):
+    """Trains slowly until somebody has seen it."""
+
+    seen: Path
+
     def metrics(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
-        time.sleep(0.1)
+        time.sleep(0.02 if self.seen.exists() else 1)
         return super().metrics(model, batch)
 
 
 def search(directory: Path) -> None:
     algorithm = shoal.ASHA(n=6, max_epochs=4, eta=2, concurrency=3, sampler="tpe")
-    tune(Slow(), {"lr": shoal.loguniform(0.001, 0.3)}, directory, algorithm=algorithm)
+    task = Slow()
+    task.seen = directory.with_name("seen")
+    tune(task, {"lr": shoal.loguniform(0.001, 0.3)}, directory, algorithm=algorithm)
 
 
 def started(directory: Path) -> shoal.Study:
@@ -84,6 +90,7 @@ def test_a_study_is_mirrored_while_it_runs(kind: str, end: signal.Signals, tmp_p
                 time.sleep(0.05)
             assert study.is_alive(), "the study was over before it was seen to run"
             first.send_signal(end)
+        (tmp_path / "seen").touch()
         assert all(set(trial.params) == {"lr"} for trial in seen)
         second = subprocess.run([*command, "--json"], capture_output=True, text=True, timeout=60)
     finally:
