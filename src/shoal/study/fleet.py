@@ -95,6 +95,11 @@ class Fleet:
         return self.emptied or self.cluster != self.hopeful
 
     @property
+    def reduced(self) -> bool:
+        """Whether its user took devices away, which may be given back."""
+        return bool(self._removed)
+
+    @property
     def emptied(self) -> bool:
         """Whether all devices were removed."""
         return not self.used

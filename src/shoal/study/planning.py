@@ -212,7 +212,7 @@ def check_alive(state: StudyState, now: float) -> None:
     """Nothing runs although there are devices: what waits can never start, and says why.
 
     It only waits where it could start if lost devices came back and programs of others went. A trial that ran out of
-    memory and waits for a larger device fails by itself; the study goes on.
+    memory and waits for a larger device fails by itself, and the study goes on, unless the user took devices away.
     """
     if state.running or state.finished or state.planner.sleeps:
         return
@@ -235,7 +235,8 @@ def check_alive(state: StudyState, now: float) -> None:
         if at_best.starts or (unknown and any(device.healthy for _, device in hopeful)):
             return
         reason = next(iter(at_best.refusals.values()), reason)
-    if short := [x for x in waiting if (limit := state.trials.limits.get(x.number)) and limit.memory]:
+    short = [x for x in waiting if (limit := state.trials.limits.get(x.number)) and limit.memory]
+    if short and not state.fleet.reduced:
         observe(state, "", [x.failed(f"no device that may run it has more memory: {x.reason}") for x in short])
         return
     raise DeviceError(
