@@ -48,6 +48,14 @@ def test_lines(tmp_path):
         assert [json.loads(line)["step"] for line in done.stdout.splitlines()] == steps
 
 
+def test_rule():
+    """Its rule keeps the contract, and is taken."""
+    program = [sys.executable, "-W", "error", str(EXAMPLES / "rule.py")]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=60, check=True)
+    assert re.fullmatch(r"16 members: \d+\.\d ms in a loop, \d+\.\d ms by the rule\n", done.stdout)
+    assert not done.stderr
+
+
 def test_command(tmp_path):
     environment = {**os.environ, "SHOAL_CACHE": str(tmp_path / "cache")}
     shoal = [sys.executable, "-W", "error", "-c", "from shoal.cli import main; main()"]

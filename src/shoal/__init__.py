@@ -49,7 +49,7 @@ _HOMES = {
     "shoal.core.errors": ("ShoalError", "StudyFailedError", "StudyInterrupted"),
     "shoal.fuse": (
         *("FusedOptimizer", "GradScaler", "ModelArray", "TrainingStep", "clip_grad_norm_", "clip_grad_value_"),
-        *("concat", "fuse", "fuse_optimizers", "stack"),
+        *("concat", "fuse_optimizers", "stack"),
     ),
     "shoal.reproduce": ("randomness", "sample_order", "sample_randomness"),
     "shoal.core.space": ("choice", "grid", "loguniform", "quniform", "randint", "uniform"),
@@ -59,7 +59,7 @@ _HOMES = {
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 
-_PACKAGES = ("algorithms", "backend", "pack", "reproduce", "schedule", "testing")
+_PACKAGES = ("algorithms", "backend", "fuse", "pack", "reproduce", "schedule", "testing")
 """What else may be reached without an import of its own: `shoal.schedule.POLICIES`."""
 
 __version__ = "0.1.0"

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from lowerings import without_rule
+from lowerings import in_loops
 from mixes import check_mixes
 from torch import Tensor, nn
 from twins import Of, build, check, close
@@ -50,9 +50,9 @@ ATTENTION: dict[str, Callable[[Any, Tensor], Any]] = {
 
 def check_ruled(make: Callable[[], nn.Module], *batch: Any, **options: Any) -> None:
     """Compare with the members, and see that every function had a rule, and the rule no error."""
-    with without_rule() as found:
+    with in_loops() as found:
         check(make, *batch, **options)
-    assert not found.keys() - {"loop: _nested_tensor_from_mask_left_aligned"}  # a question about a shared mask
+    assert not found.keys() - {"_nested_tensor_from_mask_left_aligned"}  # a question about a shared mask
 
 
 RANKS = {2: HEADS[0, 0], 3: HEADS[0], 4: HEADS, 5: HEADS.view(1, 3, 4, 5, 2)}
@@ -82,9 +82,9 @@ def test_whatever_is_shared(name: str) -> None:
     generator = torch.Generator().manual_seed(0)
     columns = [torch.randn(2, *HEADS.shape, generator=generator, dtype=torch.float64) for _ in range(3)]
     mask = torch.randn(2, 5, 5, generator=generator, dtype=torch.float64)
-    with without_rule() as found:
+    with in_loops() as found:
         check_mixes(MIXES[name], *map(nn.Parameter, columns), nn.Parameter(mask))
-    assert not found.keys() - {"loop: repeat"}
+    assert not found.keys() - {"repeat"}
 
 
 BATCHED: dict[str, Callable[[Any, Tensor], Any]] = {

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from lowerings import without_rule
+from lowerings import in_loops
 from torch import Tensor, nn
 from twins import Of, build
 
@@ -73,7 +73,7 @@ def compare_with_members_alone(make: Make, x: Tensor, members: int, apart: bool 
 @pytest.mark.parametrize("name", KINDS)
 def test_a_member_drops_the_same_alone_and_in_company(name: str, rates: list[float], members: int) -> None:
     axes, layer = KINDS[name]
-    with without_rule() as found:
+    with in_loops() as found:
         compare_with_members_alone(twice(layer, rates), INPUTS[axes], members)
     assert not found
 
@@ -85,7 +85,7 @@ def test_a_shared_input_is_dropped_at_own_rates(name: str) -> None:
     def make() -> nn.Module:
         return nn.Sequential(layer(RATES[torch.initial_seed() % 10]), Scale(), nn.Dropout())
 
-    with without_rule() as found:
+    with in_loops() as found:
         compare_with_members_alone(make, INPUTS[axes], 3)
     assert not found
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from lowerings import without_rule
+from lowerings import in_loops
 from mixes import check_mixes
 from torch import Tensor, nn
 from twins import Of, check
@@ -75,7 +75,7 @@ CASES: dict[str, tuple[Make, tuple[Tensor, ...]]] = {
 @pytest.mark.parametrize("name", CASES)
 def test_embedding(name: str, members: int) -> None:
     make, batch = CASES[name]
-    with without_rule() as found:
+    with in_loops() as found:
         check(make, *batch, members=members)
     assert not found
 

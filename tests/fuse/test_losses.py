@@ -172,7 +172,8 @@ def in_all_ways(loss: Loss, model: nn.Module, x: Tensor) -> list[Tensor]:
 @pytest.mark.parametrize("name", ROWS)
 def test_loss_of_rows(name: str, members: int) -> None:
     make = lambda: Of(None, net=nn.Linear(4, 3), targets=Targets())  # noqa: E731
-    check(make, X, fn=partial(in_all_ways, ROWS[name]), members=members, steps=1)
+    apart = name == "triplet, own distance"  # a function of torch's calls one that closes over the members' own
+    check(make, X, fn=partial(in_all_ways, ROWS[name]), members=members, steps=1, apart=apart)
 
 
 @pytest.mark.parametrize("members", [1, 2, 5, 10])

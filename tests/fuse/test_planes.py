@@ -6,13 +6,12 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from lowerings import without_rule
+from lowerings import in_loops
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from twins import check
 
-from shoal.fuse.rules.conv import split_channels
-from shoal.fuse.rules.planes import channel_major
+from shoal.fuse.rules.base import channel_major, split_channels
 from shoal.fuse.stacked import Stacked
 
 torch.manual_seed(7)
@@ -73,7 +72,7 @@ CASES = {**PADS, **OTHERS}
 @pytest.mark.parametrize("name", CASES)
 def test_layer(name: str, members: int) -> None:
     axes, layer = CASES[name]
-    with without_rule() as found:
+    with in_loops() as found:
         check(lambda: nn.Sequential(FIRST[axes](4, 4, 1), layer()), INPUTS[axes], members=members)
     assert not found
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from lowerings import without_rule
+from lowerings import in_loops
 from mixes import check_mixes
 from torch import Tensor, nn
 from twins import Of, build, check
@@ -62,7 +62,7 @@ def _unpooled(pool: type[nn.Module], unpool: type[nn.Module]) -> nn.Module:
 @pytest.mark.parametrize("name", POOLS)
 def test_pool(name: str, members: int) -> None:
     axes, pool = POOLS[name]
-    with without_rule() as found:
+    with in_loops() as found:
         check(lambda: nn.Sequential(FIRST[axes](4, 3, 1), pool()), INPUTS[axes], members=members)
     assert not found
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from lowerings import without_rule
+from lowerings import in_loops
 from mixes import check_mixes
 from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -37,7 +37,7 @@ LAYERS: dict[str, Callable[[], nn.Module]] = {
     "tanh, without bias, batch first": lambda: nn.RNN(4, 3, bias=False, batch_first=True),
     "relu": lambda: nn.RNN(4, 3, num_layers=2, nonlinearity="relu"),
 }
-NAMES = [func.__name__ for func in RULES]
+NAMES = [func.__name__ for rule in RULES for func in rule.functions]
 WAYS = ["batched", "loop"]
 
 
@@ -47,7 +47,7 @@ def _way(way: str) -> Any:
 
 def check_ruled(make: Callable[[], nn.Module], *batch: Any, **options: Any) -> None:
     """Compare with the members, and see that every function had a rule, and the rule no error."""
-    with without_rule() as found:
+    with in_loops() as found:
         check(make, *batch, **options)
     assert not found
 
@@ -204,7 +204,7 @@ def test_whatever_is_shared(name: str) -> None:
     generator = torch.Generator().manual_seed(0)
     shapes = [(5, 3, 4), (1, 3, 3) if "batch" not in name else (1, 1, 3), (12, 4), (12,)]
     columns = [torch.randn(2, *shape, generator=generator, dtype=torch.float64) for shape in shapes]
-    with without_rule() as found:
+    with in_loops() as found:
         check_mixes(MIXES[name], *map(nn.Parameter, columns))
     assert not found
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from lowerings import without_rule
+from lowerings import in_loops
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 from twins import build, check, close, compare, compare_state
@@ -177,7 +177,7 @@ def test_losses_gradients_and_statistics(name: str, members: int) -> None:
     if name in HEAVY and members > 5:
         pytest.skip("large")
     model = MODELS[name]
-    with without_rule() as found:
+    with in_loops() as found:
         check(model.make, fn=model.fn, members=members)
     assert not found
 
@@ -273,7 +273,7 @@ def test_one_batch_each() -> None:
         return out.loss, out.logits
 
     array = fuse(models)
-    with without_rule() as found:
+    with in_loops() as found:
         result = array.map(run, *map(stack, (tokens, masks, labels)))
     compare(result, [run(twin, *own) for twin, *own in zip(twins, tokens, masks, labels, strict=True)])
     assert not found
@@ -305,7 +305,7 @@ IN_FLOAT32 = {
 @pytest.mark.parametrize("name", IN_FLOAT32)
 def test_what_is_computed_in_float32_agrees_to_its_accuracy(name: str) -> None:
     make, fn = IN_FLOAT32[name]
-    with without_rule() as found:
+    with in_loops() as found:
         check(make, fn=fn, members=2, tolerance=1e-5)
     assert not found
 

@@ -5,7 +5,9 @@ The package has the name of its main function, so it can be called as that funct
 
 import sys
 from collections.abc import Iterable, Sequence
+from importlib import import_module
 from types import ModuleType
+from typing import Any
 
 from torch import nn
 
@@ -14,19 +16,24 @@ from shoal.fuse.batch import stack
 from shoal.fuse.clip import clip_grad_norm_, clip_grad_value_
 from shoal.fuse.making import concat, fuse
 from shoal.fuse.optim.fused import FusedOptimizer, fuse_optimizers
+from shoal.fuse.rules.base import Layout, Rule
+from shoal.fuse.rules.table import register_rule
 from shoal.fuse.scaler import GradScaler
 from shoal.fuse.step import TrainingStep
 
 __all__ = [
     "FusedOptimizer",
     "GradScaler",
+    "Layout",
     "ModelArray",
+    "Rule",
     "TrainingStep",
     "clip_grad_norm_",
     "clip_grad_value_",
     "concat",
     "fuse",
     "fuse_optimizers",
+    "register_rule",
     "stack",
 ]
 
@@ -36,6 +43,9 @@ class _Fuse(ModuleType):
         self, models: Iterable[nn.Module], seeds: Sequence[int] | None = None, strict: bool = True
     ) -> ModelArray:
         return fuse(models, seeds, strict)
+
+    def __reduce__(self) -> tuple[Any, ...]:  # cloudpickle knows how to pickle plain modules only
+        return import_module, (self.__name__,)
 
 
 sys.modules[__name__].__class__ = _Fuse

@@ -1,11 +1,14 @@
 """How one torch function runs for all members: by its rule, else by vmap, else in a loop."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Sequence
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C import _functorch as functorch
+from torch._ops import OpOverload, OpOverloadPacket
 from torch.utils import _pytree as pytree
 
 from shoal.core.errors import FusionError
@@ -17,18 +20,17 @@ from shoal.fuse.randomness import active, current
 from shoal.fuse.rules.table import RULES
 from shoal.fuse.stacked import NeedsMemberError, SharedWriteError, Stacked, count, each, refuse_recorded, stack
 from shoal.fuse.undo import before_write
-from shoal.fuse.writes import tracks, writes, written
+from shoal.fuse.writes import WRITES_INSIDE, tracks, written
 
 __all__ = ["dispatch", "loop"]
 
 _log = logging.getLogger("shoal.fuse")
-_looped: set[Any] = set()
-"""Functions that vmap has refused; they go to the loop at once."""
+_looped: set[Any] = {Tensor.__setitem__}
+"""Functions that vmap has refused, which go to the loop at once; and one in which vmap mistakes axes, `x[:, i] = y`."""
 
-_slow_vmap = Hidden("There is a performance drop")
-"""Of a loop inside of vmap."""
+_slow_vmap = Hidden(r"There is a performance drop|torch\.searchsorted\(\): input value tensor is non-contiguous")
+"""Of a loop inside of vmap, or of what it lays out by itself."""
 
-_TENSOR = object()
 _REFUSALS = (RuntimeError, NotImplementedError, ValueError, TypeError, IndexError, AssertionError)
 
 
@@ -57,22 +59,25 @@ def dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if changed:
         refuse_stale(_name(func), changed)
         before_write(func, changed)
+    versions = _versions(changed)
     rule = RULES.get(func)
     refusal = None
     try:
         try:
             if rule is not None:
-                result = rule(func, *args, **kwargs)
+                result = rule.run(func, *args, **kwargs)
                 if result is not NotImplemented:
                     return result
-            if tracks(func, args, kwargs) and len(args) > 1 and not isinstance(args[1], Stacked):
+            if tracks(func, args, kwargs) and not all(isinstance(value, Stacked) for value in args[1:3]):
                 raise NeedsMemberError(f"{_name(func)} updates statistics that all members share")
-            if _vmaps(func) and not writes(func, args, kwargs) and not draws(func, args, kwargs):
-                return _vmap(func, args, kwargs)
+            if _vmaps(func, kwargs) and not draws(func, args, kwargs):
+                result = _vmap(func, args, kwargs)
+                if result is not NotImplemented:
+                    return changed[-1] if changed else result
         except (torch.OutOfMemoryError, FusionError):
             raise
         except _REFUSALS as error:
-            if changed and not isinstance(error, NotImplementedError):  # not twice
+            if versions != _versions(changed):  # it has begun to write, and must not do so twice
                 raise
             refusal = str(error).split("\n")[0]
         result = loop(func, args, kwargs)
@@ -87,30 +92,53 @@ def dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         raise
 
 
-def _vmaps(func: Any) -> bool:
+def _vmaps(func: Any, kwargs: dict[str, Any]) -> bool:
     """Autocast decides by function, and vmap shows it what a function is made of."""
-    return func not in _looped and not torch._C._is_any_autocast_enabled()
+    if func in _looped or func in WRITES_INSIDE or kwargs.get("out") is not None:
+        return False
+    return not torch._C._is_any_autocast_enabled() and _is_batched(func)
+
+
+@cache
+def _is_batched(func: Any) -> bool:
+    """Whether vmap has another way than a loop of its own, which it warns of, for a custom operator."""
+    if isinstance(func, OpOverloadPacket):
+        return all(_is_batched(getattr(func, name)) for name in func.overloads())  # type: ignore[no-untyped-call]
+    if not isinstance(func, OpOverload) or func.namespace == "aten":
+        return True
+    return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "FuncTorchBatched")  # type: ignore[no-untyped-call]
 
 
 def _vmap(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """As `torch.func.vmap`, which takes ten times as long for what it checks; it knows no numbers of the members' own.
+
+    What depends on no member's tensor is each member's own as well, unless it is in the memory of a shared argument.
+    """
     leaves, spec = pytree.tree_flatten((args, kwargs))
-    where = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Stacked)]
-    static: list[Any] = []
+    members = count(leaves)
+    own = [leaf for leaf in leaves if isinstance(leaf, Stacked)]
+    if members is None or any(leaf.numbers is not None for leaf in own):
+        return NotImplemented
+    shared = [leaf for leaf in leaves if isinstance(leaf, Tensor) and not isinstance(leaf, Stacked)]
+    if any(leaf.dim() == 0 for leaf in own) and len({leaf.dtype for leaf in (*own, *shared)}) > 1:
+        return NotImplemented  # torch's own type promotion has numbers give way
 
-    def one(*members: Tensor) -> list[Tensor]:
-        filled = list(leaves)
-        for i, member in zip(where, members, strict=True):
-            filled[i] = member
-        inner_args, inner_kwargs = pytree.tree_unflatten(filled, spec)
-        out, out_spec = pytree.tree_flatten(func(*inner_args, **inner_kwargs))
-        static[:] = [out_spec, [_TENSOR if isinstance(leaf, Tensor) else leaf for leaf in out]]
-        return [leaf for leaf in out if isinstance(leaf, Tensor)]
+    def of_all(result: Tensor) -> Tensor:
+        if functorch.is_batchedtensor(result):
+            return Stacked(functorch._remove_batch_dim(result, level, members, 0))
+        if any(one_memory(leaf, result) for leaf in shared):
+            return result
+        return Stacked(result.expand(members, *result.shape).clone(memory_format=torch.contiguous_format))
 
-    with _slow_vmap():
-        results = iter(torch.func.vmap(one, randomness="error")(*[leaves[i].whole for i in where]))
-    out_spec, plain = static
-    merged = [Stacked(next(results)) if leaf is _TENSOR else leaf for leaf in plain]
-    return pytree.tree_unflatten(merged, out_spec)
+    level = functorch._vmap_increment_nesting(members, "error")
+    try:
+        batched = [functorch._add_batch_dim(x.whole, 0, level) if isinstance(x, Stacked) else x for x in leaves]
+        own_args, own_kwargs = pytree.tree_unflatten(batched, spec)
+        with _slow_vmap():
+            result = func(*own_args, **own_kwargs)
+        return pytree.tree_map_only(Tensor, of_all, result)
+    finally:
+        functorch._vmap_decrement_nesting()
 
 
 def loop(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], seeded: bool = False) -> Any:
@@ -125,28 +153,60 @@ def loop(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], seeded: bool 
     leaves, spec = pytree.tree_flatten((args, kwargs))
     source = active()
     members = count(leaves) or (len(source.keys) if source else 1)
-    in_place = writes(func, args, kwargs)
-    columns = [_slices(leaf, members) if in_place else each(leaf, members) for leaf in leaves]
+    changed = _stacked(written(func, args, kwargs))
+    copies = {id(tensor): [row.clone() for row in tensor.whole.unbind(0)] for tensor in changed}
+    if func in WRITES_INSIDE:
+        columns = [_slices(leaf, members) for leaf in leaves]
+    else:
+        columns = [copies[id(leaf)] if id(leaf) in copies else each(leaf, members) for leaf in leaves]
     rows = zip(*columns, strict=True) if columns else [()] * members
-    calls = (pytree.tree_unflatten(list(values), spec) for values in rows)
-    if not seeded and not draws(func, args, kwargs):
+    calls = [pytree.tree_unflatten(list(values), spec) for values in rows]
+    if seeded or draws(func, args, kwargs):
+        own = _seeded(func, calls, leaves, None if seeded else [draws(func, *call) for call in calls])
+    else:
         own = [func(*own_args, **own_kwargs) for own_args, own_kwargs in calls]
-        result = stack(own)
-        if not in_place:
-            _note_views(leaves, own[0], result)
-        return result
+    result = stack(own)
+    if changed:
+        for tensor in changed:
+            _write_back(tensor, copies[id(tensor)])
+    else:
+        _note_views(leaves, own[0], result)
+    return result
+
+
+def _slices(value: Any, members: int) -> Iterable[Any]:
+    """As `each`, of what may be written to: autograd lets nobody write to one of several results of a function."""
+    is_tensor = isinstance(value, Stacked) and value.numbers is None
+    return [value.whole[b] for b in range(members)] if is_tensor else each(value, members)
+
+
+def _write_back(tensor: Stacked, rows: list[Tensor]) -> None:
+    """What a function in place has made of copies: autograd cannot tell writes to slices of one tensor apart."""
+    if any(row.shape != tensor.shape for row in rows):
+        raise NeedsMemberError(f"a function in place gives a tensor of shape {tuple(tensor.shape)} another one")
+    tensor.whole.copy_(torch.stack(rows))
+
+
+def _seeded(func: Any, calls: list[tuple[Any, Any]], leaves: list[Any], drawing: list[bool] | None) -> list[Any]:
+    """The members' results, each drawn from torch's default generators as the member's key sets them.
+
+    Args:
+        func: a random function.
+        calls: each member's arguments.
+        leaves: the arguments, stacked or shared.
+        drawing: whether each member draws at all; None if all do.
+    """
     devices = sorted({leaf.device.index for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_cuda})
     if not devices and torch.cuda.is_initialized():  # type: ignore[no-untyped-call] # seeded as well
         devices = [torch.cuda.current_device()]
     generators = [torch.default_generator, *(torch.cuda.default_generators[index] for index in devices)]
-    results, listed = [], list(calls)
-    drawing = None if seeded else [draws(func, *call) for call in listed]
+    results = []
     with forked(devices):
-        for key, (own_args, own_kwargs) in zip(current(members).next(drawing).tolist(), listed, strict=True):
+        for key, (args, kwargs) in zip(current(len(calls)).next(drawing).tolist(), calls, strict=True):
             for generator in generators:  # `torch.manual_seed` looks for more of them, which takes half a millisecond
                 generator.manual_seed(key)
-            results.append(func(*own_args, **own_kwargs))
-    return stack(results)
+            results.append(func(*args, **kwargs))
+    return results
 
 
 def _note_views(leaves: list[Any], own: Any, result: Any) -> None:
@@ -163,13 +223,14 @@ def _note_views(leaves: list[Any], own: Any, result: Any) -> None:
                 note_copy(leaf.whole, copy.whole)
 
 
-def _slices(value: Any, members: int) -> Iterator[Any]:
-    """Like `each`, for values that may be written to: a slice is taken only after the one before it was written."""
-    if not isinstance(value, Stacked) or value.numbers is not None:
-        yield from each(value, members)
-    else:
-        for b in range(members):
-            yield value.whole[b]
+def _stacked(changed: Sequence[Any]) -> list[Stacked]:
+    """Stacked tensors among what a function writes to, lists of tensors included."""
+    return [tensor for tensor in pytree.tree_leaves(list(changed)) if isinstance(tensor, Stacked)] if changed else []
+
+
+def _versions(changed: Sequence[Any]) -> list[int]:
+    """Numbers that grow with each write."""
+    return [x.whole._version for x in _stacked(changed) if not x.whole.is_inference()]
 
 
 def _name(func: Any) -> str:

@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch._ops import OpOverload
+from torch._ops import OpOverload, OpOverloadPacket
 
 from shoal.fuse.stacked import NeedsMemberError
 
-__all__ = ["TRACKING", "tracks", "writes", "written"]
+__all__ = ["TRACKING", "WRITES_INSIDE", "tracks", "written"]
 
-_INSIDE = {
+WRITES_INSIDE = {
     F.embedding,  # max_norm
     F.embedding_bag,
     F.batch_norm,  # running statistics
@@ -21,6 +21,8 @@ _INSIDE = {
     torch.batch_norm,
     torch.instance_norm,
 }
+"""Functions that write to a table or to statistics, which they do not return."""
+
 TRACKING = frozenset({F.batch_norm, F.instance_norm})
 """Functions that may update running statistics."""
 
@@ -53,11 +55,6 @@ def written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sequenc
     return changed
 
 
-def writes(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Does this call write to any of its arguments? Then it must not be tried twice."""
-    return func in _INSIDE or bool(written(func, args, kwargs))
-
-
 def tracks(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Does a norm, (input, running mean, running variance, weight, bias, training, ...), update its statistics?"""
     if func not in TRACKING:
@@ -70,7 +67,10 @@ def tracks(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 @cache
 def _kind(func: Any) -> tuple[bool, int]:
     """Is it in place by its name, and where does its argument `inplace` stand?"""
-    if isinstance(func, OpOverload) and func.namespace != "aten" and func._schema.is_mutable:
+    overloads = [func] if isinstance(func, OpOverload) else []
+    if isinstance(func, OpOverloadPacket):
+        overloads = [getattr(func, name) for name in func.overloads()]  # type: ignore[no-untyped-call]
+    if any(one.namespace != "aten" and one._schema.is_mutable for one in overloads):
         raise NeedsMemberError(f"{func} changes its arguments")
     name = getattr(func, "__name__", "")
     code = func.__code__ if isinstance(func, FunctionType) else None

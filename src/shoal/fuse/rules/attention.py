@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from shoal.fuse.draws import draws
+from shoal.fuse.rules.base import Rule
 from shoal.fuse.rules.dropout import drop
 from shoal.fuse.rules.elementwise import raise_rank
 from shoal.fuse.stacked import Stacked, count
@@ -79,7 +81,10 @@ def _weights(q: Tensor, k: Tensor, mask: Tensor | None, is_causal: bool, scale: 
 
 
 def _multi_head(func: Any, *args: Any, **kwargs: Any) -> Any:
-    """Torch's own Python code, whose parts have rules."""
+    """Torch's own Python code, whose parts have rules; where it draws, all members need scores of their own."""
+    members = count((args, kwargs))
+    if draws(func, args, kwargs) and members is not None and not isinstance(args[0], Stacked):
+        args = (Stacked(args[0].expand(members, *args[0].shape)), *args[1:])
     with torch._C._EnableTorchFunction():
         return multi_head_parts(*args, **kwargs)
 
@@ -91,4 +96,7 @@ multi_head_parts = FunctionType(
 )
 """`multi_head_attention_forward` without its question whether an argument overrides it."""
 
-RULES: dict[Any, Any] = {F.scaled_dot_product_attention: _attention, F.multi_head_attention_forward: _multi_head}
+RULES = (
+    Rule.direct(_attention, F.scaled_dot_product_attention),
+    Rule.direct(_multi_head, F.multi_head_attention_forward),
+)

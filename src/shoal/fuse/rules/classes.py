@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from shoal.fuse.rules.base import Rule
 from shoal.fuse.rules.loss import reduced
 from shoal.fuse.stacked import Stacked, count
 
@@ -34,7 +35,7 @@ def _class_loss(
         x, y = x.unsqueeze(1), y.unsqueeze(1)
     if isinstance(weight, Stacked) or isinstance(label_smoothing, Tensor):
         if not _covers(x, y, weight, ignore_index, label_smoothing):
-            raise NotImplementedError("the loop tells what is wrong with the arguments, if anything is")
+            return NotImplemented
         log_shares = x if func is F.nll_loss else F.log_softmax(x, 2)
         losses = _own_weights(log_shares, y, weight, ignore_index, label_smoothing)
     else:
@@ -107,4 +108,4 @@ def _weight_sum(y: Tensor, weight: Any, ignore_index: int, dtype: torch.dtype) -
     return torch.take_along_dim(own, labels.where(counted, 0).long(), 1).where(counted, 0).sum(1, dtype=dtype)
 
 
-RULES: dict[Any, Any] = {F.cross_entropy: _class_loss, F.nll_loss: _class_loss}
+RULES = (Rule.direct(_class_loss, F.cross_entropy, F.nll_loss),)

@@ -87,44 +87,12 @@ class Window:
         out = _product(weight.flatten(2), columns)
         return torch.unflatten(_shifted(out, bias), 3, self.places(x.shape[3:]))
 
-    def convolve_transposed(
-        self, x: Tensor, weight: Tensor, bias: Tensor | None, output_padding: int | Sequence[int]
-    ) -> Tensor:
-        """All members' transposed convolutions: columns are computed, and added up where they overlap.
-
-        Args:
-            x: [B, N, C, *S].
-            weight: [B, C, O, *kernel].
-            bias: [B, O].
-            output_padding: rows added at the far side.
-
-        Returns:
-            [B, N, O, *S'], channel-major if `x` is.
-        """
-        extra = _each_axis(output_padding, len(self.kernel))
-        space = [
-            (size - 1) * step - 2 * zeros + width * (kernel - 1) + 1 + more
-            for (size, kernel, step, zeros, width), more in zip(self._axes(x.shape[3:]), extra, strict=True)
-        ]
-        columns = _product(weight.flatten(2).transpose(1, 2), x.flatten(3))
-        if samples_lead(columns):
-            out = self._fold(columns.transpose(0, 1), space).transpose(0, 1)
-        else:
-            out = self._fold(columns, space)
-        return torch.unflatten(_shifted(out, bias), 3, space)
-
     def _unfold(self, x: Tensor) -> Tensor:
         """[P, Q, C, *S] -> [P, Q, C*K, L], for L windows of K elements."""
         if self.pointwise:
             return x.flatten(3)
         images = x.flatten(0, 1) if x.dim() == 5 else x.flatten(0, 1).unsqueeze(2)
         return torch.unflatten(F.unfold(images, *self._planar()), 0, x.shape[:2])
-
-    def _fold(self, columns: Tensor, space: Sequence[int]) -> Tensor:
-        """[P, Q, O*K, L] -> [P, Q, O, prod(S')]."""
-        size = (1, *space) if len(space) == 1 else tuple(space)
-        images = F.fold(columns.flatten(0, 1), size, *self._planar())
-        return torch.unflatten(images.flatten(2), 0, columns.shape[:2])
 
     def _planar(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
         """Kernel, dilation, padding and stride in two dimensions, as `unfold` takes them."""

@@ -15,10 +15,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from shoal.fuse.autotune import fastest
+from shoal.fuse.rules.base import Layout, Rule, merge_channels, split_channels
 from shoal.fuse.rules.columns import Window, samples_lead
 from shoal.fuse.stacked import Stacked
 
-__all__ = ["RULES", "merge_channels", "split_channels"]
+__all__ = ["RULES"]
 
 _Run = Callable[[Tensor, Tensor, Tensor | None, int], Tensor]
 """A convolution by (input, weight, bias, groups), with all other options given."""
@@ -28,17 +29,6 @@ _Way = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
 _SMALL = 2**20
 """Multiplications of a member, about."""
-
-
-def merge_channels(data: Tensor) -> Tensor:
-    """[B, N, C, ...] -> [N, B*C, ...]; a view where the memory is channel-major already."""
-    return data.transpose(0, 1).flatten(1, 2)
-
-
-def split_channels(data: Tensor, members: int) -> Tensor:
-    """[N, B*C, ...] -> [B, N, C, ...], a view."""
-    shape = (data.shape[0], members, data.shape[1] // members, *data.shape[2:])
-    return data.view(shape).transpose(0, 1)
 
 
 def _conv(
@@ -80,12 +70,8 @@ def _conv_transposed(
     def run(x: Tensor, w: Tensor, b: Tensor | None, groups: int) -> Tensor:
         return func(x, w, b, stride, padding, output_padding, groups, dilation)  # type: ignore[no-any-return]
 
-    window = Window.of(weight.shape[2:], stride, padding, dilation) if groups == 1 and input.dim() < 5 else None
-    columns = None
-    if window is not None and window.small(_elements(input, weight)):
-        columns = partial(window.convolve_transposed, output_padding=output_padding)
     settings = (*map(_fixed, (stride, padding, output_padding, dilation)), groups)
-    return _all(func.__name__, run, input, weight, bias, settings, columns, _outputs_second)
+    return _all(func.__name__, run, input, weight, bias, settings, None, _outputs_second)
 
 
 def _all(
@@ -190,7 +176,18 @@ def _fixed(value: Any) -> Hashable:
     return tuple(value) if isinstance(value, list) else value
 
 
-RULES: dict[Any, Any] = {
-    **dict.fromkeys((F.conv1d, F.conv2d, F.conv3d), _conv),
-    **dict.fromkeys((F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d), _conv_transposed),
-}
+_LOWERINGS: dict[str, Callable[..., Any]] = {"grouped": _grouped, "one": _of_shared_input, "loop": _loop}
+RULES = (
+    Rule(
+        (F.conv1d, F.conv2d, F.conv3d),
+        {**_LOWERINGS, "bmm": Window.convolve},
+        gives=Layout.CHANNEL_MAJOR,
+        run=_conv,
+    ),
+    Rule(
+        (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d),
+        _LOWERINGS,
+        gives=Layout.CHANNEL_MAJOR,
+        run=_conv_transposed,
+    ),
+)

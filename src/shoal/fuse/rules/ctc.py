@@ -5,6 +5,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from shoal.fuse.rules.base import Rule
 from shoal.fuse.rules.loss import reduced
 from shoal.fuse.stacked import Stacked
 
@@ -47,4 +48,4 @@ def _ctc_loss(
     return Stacked(reduced(losses.view(members, samples), reduction))
 
 
-RULES: dict[Any, Any] = {F.ctc_loss: _ctc_loss}
+RULES = (Rule.direct(_ctc_loss, F.ctc_loss),)

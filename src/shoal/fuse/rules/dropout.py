@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from shoal.fuse.randomness import current, keep_mask
+from shoal.fuse.rules.base import Layout, Rule
 from shoal.fuse.stacked import Stacked
 
 __all__ = ["RULES", "drop"]
@@ -105,11 +106,10 @@ _ONE_SAMPLE = {F.dropout1d: 2, F.dropout3d: 4}
 """The rank of an input that is one sample's; two-dimensional dropout takes any input as a batch."""
 
 _plain = _dropout(drop)
-RULES: dict[Any, Any] = {
-    F.dropout: _plain,
-    torch.dropout: lambda func, input, p, train: _plain(func, input, p, train),
-    torch.dropout_: lambda func, input, p, train: _plain(func, input, p, train),
-    **dict.fromkeys((F.dropout1d, F.dropout2d, F.dropout3d), _dropout(drop, channels=True)),
-    F.alpha_dropout: _dropout(_drop_alpha, idle=True),
-    F.feature_alpha_dropout: _dropout(_drop_alpha, channels=True, idle=True),
-}
+RULES = (
+    Rule.direct(_plain, F.dropout, gives=Layout.CHANNEL_MAJOR),
+    Rule.direct(lambda func, input, p, train: _plain(func, input, p, train), torch.dropout, torch.dropout_),
+    Rule.direct(_dropout(drop, channels=True), F.dropout1d, F.dropout2d, F.dropout3d, gives=Layout.CHANNEL_MAJOR),
+    Rule.direct(_dropout(_drop_alpha, idle=True), F.alpha_dropout),
+    Rule.direct(_dropout(_drop_alpha, channels=True, idle=True), F.feature_alpha_dropout),
+)

@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from shoal.fuse.stacked import Stacked, agree, count, each
-from shoal.fuse.writes import written
+from shoal.fuse.rules.base import Layout, Rule, named
+from shoal.fuse.stacked import Stacked, agree, count
 
 __all__ = ["RULES", "align", "elementwise", "like", "raise_rank", "same_element"]
 
@@ -16,7 +16,7 @@ _UNARY = """
     tan asin acos atan sinh cosh tanh asinh acosh atanh sigmoid logit erf erfc erfinv lgamma digamma floor ceil round
     trunc frac isnan isinf isfinite isposinf isneginf logical_not bitwise_not nan_to_num relu relu6 leaky_relu elu selu
     celu gelu silu mish hardtanh hardsigmoid hardswish softplus softsign softshrink hardshrink tanhshrink logsigmoid
-    threshold clone detach float double half bfloat16 int long bool byte short
+    threshold clone float double half bfloat16 int long bool byte short
     cpu cuda zero fill __neg__ __pos__ __abs__ __invert__
 """
 
@@ -25,7 +25,7 @@ _LIKE = "type_as zeros_like ones_like full_like empty_like"
 _NARY = """
     add sub subtract mul multiply div divide true_divide floor_divide pow float_power fmod remainder maximum minimum
     fmax fmin atan2 arctan2 hypot copysign eq ne lt le gt ge not_equal less less_equal greater greater_equal isclose
-    logical_and logical_or logical_xor bitwise_and bitwise_or bitwise_xor where masked_fill lerp addcmul addcdiv rsub
+    logical_and logical_or logical_xor bitwise_and bitwise_or bitwise_xor masked_fill lerp addcmul addcdiv rsub
     xlogy heaviside nextafter ldexp logaddexp copy_ clamp_min clamp_max
     __add__ __radd__ __sub__ __rsub__ __mul__ __rmul__ __truediv__ __rtruediv__ __floordiv__ __rfloordiv__ __mod__
     __rmod__ __pow__ __rpow__ __eq__ __ne__ __lt__ __le__ __gt__ __ge__ __and__ __rand__ __or__ __ror__ __xor__ __rxor__
@@ -33,15 +33,12 @@ _NARY = """
 """
 
 
-def align(values: tuple[Any, ...]) -> list[Any]:
+def align(values: tuple[Any, ...]) -> list[Any] | None:
     """Data of all members, with axes put in after B so that members' shapes broadcast from the right, as torch's do.
 
     Returns:
-        The arguments with every stacked tensor replaced by a plain one.
-
-    Raises:
-        NotImplementedError: members' own type promotion, in which a 0-dimensional tensor gives way, would differ from
-            that of the data.
+        The arguments with every stacked tensor replaced by a plain one; or None where members' own type promotion, in
+        which a 0-dimensional tensor gives way, would differ from that of the data.
     """
     rank = 0
     dtypes = set()
@@ -55,7 +52,7 @@ def align(values: tuple[Any, ...]) -> list[Any]:
             dtypes.add(value.dtype)
             scalar = scalar or (isinstance(value, Stacked) and value.dim() == 0)
     if scalar and len(dtypes) > 1:
-        raise NotImplementedError("numbers of several types")
+        return None
     like = _with_float(values) if number else None
     return [_raised(value, rank, like) if isinstance(value, Stacked) else value for value in values]
 
@@ -95,7 +92,11 @@ def elementwise(func: Any, *args: Any, **kwargs: Any) -> Any:
             if result is not NotImplemented:
                 return result
         data = align(args)
+        if data is None:
+            return NotImplemented
     result = func(*data, **kwargs)
+    if result is NotImplemented:  # of a method for operators, which takes no more than two
+        return NotImplemented
     return args[0] if result is data[0] else Stacked(result)
 
 
@@ -139,7 +140,7 @@ def same_element(func: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
     """Apply a function of the elements of one tensor to the data of all members."""
     for value in (*args, *kwargs.values()) if kwargs else args:
         if isinstance(value, Stacked):
-            return NotImplemented if value.numbers is None else _with_own_numbers(func, x, args, kwargs)
+            return NotImplemented
     if not isinstance(x, Stacked):
         return NotImplemented
     kwargs.pop("memory_format", None)
@@ -147,30 +148,28 @@ def same_element(func: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
     return x if result is x.whole else Stacked(result)
 
 
-def _with_own_numbers(func: Any, x: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The same where a parameter of the function is a number of each member's own.
-
-    A function in place gets copies: autograd could not tell from each other what it writes to slices of one tensor.
-    """
-    in_place = bool(written(func, (x, *args), kwargs))
-    members = count((x, args, kwargs)) or 1
-    results = []
-    for own, *rest in zip(*(each(value, members) for value in (x, *args, *kwargs.values())), strict=True):
-        settings = dict(zip(kwargs, rest[len(args) :], strict=True))
-        results.append(func(own.clone() if in_place else own, *rest[: len(args)], **settings))
-    whole = torch.stack(results)
-    if in_place:
-        x.whole.copy_(whole)
-    return x if in_place else Stacked(whole)
-
-
 def _clamp(func: Any, x: Any, min: Any = None, max: Any = None) -> Any:
     """Limits are numbers, or tensors; autograd wants two of those to be of one shape."""
-    data, low, high = align((x, min, max))
+    aligned = align((x, min, max))
+    if aligned is None:
+        return NotImplemented
+    data, low, high = aligned
     if isinstance(low, Tensor) and isinstance(high, Tensor):
         low, high = torch.broadcast_tensors(low, high)  # type: ignore[no-untyped-call]
     result = func(data, low, high)
     return x if result is data else Stacked(result)
+
+
+def _prelu(func: Any, input: Any, weight: Any) -> Any:
+    """x where positive, w·x elsewhere: w is [1] or [C] and belongs to axis 1. The rule of vmap errs with a shared x."""
+    members = count((input, weight)) or 1
+    data = input.whole if isinstance(input, Stacked) else input.expand(members, *input.shape)
+    slopes = weight.whole if isinstance(weight, Stacked) else weight.unsqueeze(0)
+    if weight.numel() not in (1, input.shape[1] if input.dim() > 1 else 1):
+        return NotImplemented
+    lead, trail = min(input.dim(), 1), max(input.dim() - 2, 0)
+    shape = (len(slopes), *[1] * lead, *([weight.numel()] if input.dim() > 1 else []), *[1] * trail)
+    return Stacked(torch._prelu_kernel(data, slopes.reshape(shape)))
 
 
 def like(func: Any, x: Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -183,16 +182,15 @@ def like(func: Any, x: Tensor, *args: Any, **kwargs: Any) -> Any:
     return x if result is x.whole else Stacked(result)
 
 
-def _make() -> dict[Any, Any]:
-    rules: dict[Any, Any] = {}
-    for names, rule in (("clamp clip", _clamp), (_NARY, elementwise), (_UNARY, same_element), (_LIKE, like)):
-        for name in names.split():
-            for variant in (name, name + "_"):
-                for home in (torch, Tensor, F):
-                    func = getattr(home, variant, None)
-                    if func is not None:
-                        rules[func] = rule
-    return rules
+def _with_in_place(names: str) -> str:
+    return " ".join(f"{name} {name}_" for name in names.split())
 
 
-RULES = _make()
+_HOMES = (torch, Tensor, F)
+RULES = (
+    Rule.direct(_clamp, *named(_with_in_place("clamp clip"), *_HOMES), gives=Layout.CHANNEL_MAJOR),
+    Rule.direct(elementwise, *named(_with_in_place(_NARY), *_HOMES), gives=Layout.CHANNEL_MAJOR),
+    Rule.direct(same_element, *named(_with_in_place(_UNARY) + " detach", *_HOMES), gives=Layout.CHANNEL_MAJOR),
+    Rule.direct(_prelu, *named("prelu", *_HOMES), gives=Layout.CHANNEL_MAJOR),
+    Rule.direct(like, *named(_LIKE, *_HOMES), gives=Layout.CHANNEL_MAJOR),
+)

@@ -7,14 +7,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from shoal.core.errors import FusionError
+from shoal.fuse.rules.base import Rule
 from shoal.fuse.stacked import NeedsMemberError, Stacked, count
 
 __all__ = ["RULES"]
 
 
 def _table(weight: Any) -> Tensor:
-    """[B, V, E] -> [B*V, E], a view; a shared table [V, E] is one already."""
-    return weight.whole.view(-1, weight.shape[1]) if isinstance(weight, Stacked) else weight
+    """[B, V, E] -> [B*V, E], a view of contiguous data; a shared table [V, E] is one already."""
+    return weight.whole.flatten(0, 1) if isinstance(weight, Stacked) else weight
 
 
 def _rows(input: Any, weight: Any) -> Tensor:
@@ -35,13 +36,16 @@ def _renormalise(table: Tensor, rows: Tensor, max_norm: float | None, norm_type:
         torch.embedding_renorm_(table.detach(), rows.reshape(-1), max_norm, norm_type)
 
 
-def _refuse(weight: Any, max_norm: Any, norm_type: Any, sparse: bool) -> None:
+def _refuse(weight: Any, max_norm: Any, sparse: bool) -> None:
     if sparse and isinstance(weight, Stacked) and weight.whole.requires_grad:
         raise FusionError("the gradient of a fused embedding is dense; pass sparse=False to the embedding")
     if max_norm is not None and not isinstance(weight, Stacked):
         raise NeedsMemberError("an embedding with max_norm changes a weight that all members share")
-    if isinstance(max_norm, Stacked) or isinstance(norm_type, Stacked):
-        raise NotImplementedError("norms of the members' own")
+
+
+def _writable(weight: Any, max_norm: Any) -> bool:
+    """Whether what `_renormalise` writes to is the weight itself."""
+    return max_norm is None or weight.whole.is_contiguous()
 
 
 def _are(input: Any, index: int) -> Tensor:
@@ -60,7 +64,9 @@ def _embedding(
     scale_grad_by_freq: bool = False,
     sparse: bool = False,
 ) -> Any:
-    _refuse(weight, max_norm, norm_type, sparse)
+    _refuse(weight, max_norm, sparse)
+    if isinstance(max_norm, Stacked) or isinstance(norm_type, Stacked) or not _writable(weight, max_norm):
+        return NotImplemented
     table, rows = _table(weight), _rows(input, weight)
     _renormalise(table, rows, max_norm, norm_type)
     out = F.embedding(rows, table, scale_grad_by_freq=scale_grad_by_freq)
@@ -83,8 +89,10 @@ def _embedding_bag(
     include_last_offset: bool = False,
     padding_idx: int | None = None,
 ) -> Any:
-    _refuse(weight, max_norm, norm_type, sparse)
-    if input.dim() != (2 if offsets is None else 1) or isinstance(offsets, Stacked):
+    _refuse(weight, max_norm, sparse)
+    if any(isinstance(value, Stacked) for value in (offsets, max_norm, norm_type)) or not _writable(weight, max_norm):
+        return NotImplemented
+    if input.dim() != (2 if offsets is None else 1):
         return NotImplemented
     if scale_grad_by_freq:  # torch's kernel does not count by index; a member's gradient is what it is alone
         return NotImplemented
@@ -118,4 +126,7 @@ def _starts(offsets: Tensor, members: int, length: int) -> Tensor:
     return (begin.unsqueeze(1) + offsets).flatten()
 
 
-RULES: dict[Any, Any] = {F.embedding: _embedding, F.embedding_bag: _embedding_bag}
+RULES = (
+    Rule.direct(_embedding, F.embedding),
+    Rule.direct(_embedding_bag, F.embedding_bag),
+)

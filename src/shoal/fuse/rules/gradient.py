@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from shoal.fuse.rules.base import Rule
 from shoal.fuse.stacked import NeedsMemberError, Stacked
 from shoal.fuse.undo import before_gradients
 
@@ -96,14 +97,17 @@ def _whole(x: Any) -> Tensor:
     return x.whole
 
 
-RULES: dict[Any, Any] = {
-    **{getattr(Tensor, name).__get__: _of_all for name in ("requires_grad", "is_leaf", "grad_fn", "_version")},
-    **{getattr(Tensor, name): _of_all for name in ("requires_grad_", "retain_grad", "detach_")},
-    Tensor.requires_grad.__set__: _of_all,  # type: ignore[attr-defined]
-    Tensor.grad.__get__: _grad,  # type: ignore[union-attr]
-    Tensor.grad.__set__: _set_grad,  # type: ignore[union-attr]
-    Tensor.register_hook: _hook,
-    Tensor.backward: _backward,
-    torch.autograd.backward: _backward_of_several,
-    torch.autograd.grad: _gradients,
-}
+RULES = (
+    Rule.direct(
+        _of_all,
+        *(getattr(Tensor, name).__get__ for name in ("requires_grad", "is_leaf", "grad_fn", "_version")),
+        *(Tensor.requires_grad_, Tensor.retain_grad, Tensor.detach_),
+        Tensor.requires_grad.__set__,  # type: ignore[attr-defined]
+    ),
+    Rule.direct(_grad, Tensor.grad.__get__),  # type: ignore[union-attr]
+    Rule.direct(_set_grad, Tensor.grad.__set__),  # type: ignore[union-attr]
+    Rule.direct(_hook, Tensor.register_hook),
+    Rule.direct(_backward, Tensor.backward),
+    Rule.direct(_backward_of_several, torch.autograd.backward),
+    Rule.direct(_gradients, torch.autograd.grad),
+)

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from shoal.fuse.autotune import fastest
+from shoal.fuse.rules.base import Rule
 from shoal.fuse.stacked import Stacked
 
 __all__ = ["RULES"]
@@ -43,7 +44,7 @@ def _layer_norm(
     cudnn_enable: bool = True,
 ) -> Any:
     if isinstance(eps, Stacked):
-        raise NotImplementedError("members' own eps")
+        return NotImplemented
     data = input.whole if isinstance(input, Stacked) else input
     if not isinstance(weight, Stacked) and not isinstance(bias, Stacked):
         return Stacked(F.layer_norm(data, normalized_shape, weight, bias, eps))
@@ -58,7 +59,7 @@ def _layer_norm(
 
 def _rms_norm(func: Any, input: Any, normalized_shape: Any, weight: Any = None, eps: Any = None) -> Any:
     if isinstance(eps, Stacked):
-        raise NotImplementedError("members' own eps")
+        return NotImplemented
     data = input.whole if isinstance(input, Stacked) else input
     if not isinstance(weight, Stacked):
         return Stacked(F.rms_norm(data, normalized_shape, weight, eps))
@@ -74,9 +75,7 @@ def _over_lead(value: Any, like: Tensor) -> Any:
     return data.view(len(data), *[1] * (like.dim() - value.dim()), *data.shape[1:])
 
 
-RULES: dict[Any, Any] = {
-    F.layer_norm: _layer_norm,
-    torch.layer_norm: _layer_norm,
-    F.rms_norm: _rms_norm,
-    torch.rms_norm: _rms_norm,
-}
+RULES = (
+    Rule((F.layer_norm, torch.layer_norm), {"at once": _at_once, "loop": _loop}, run=_layer_norm),
+    Rule.direct(_rms_norm, F.rms_norm, torch.rms_norm),
+)

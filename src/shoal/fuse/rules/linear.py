@@ -9,6 +9,7 @@ from torch import Tensor
 
 from shoal.fuse.autotune import fastest
 from shoal.fuse.rules import onednn
+from shoal.fuse.rules.base import Rule, named
 from shoal.fuse.rules.elementwise import raise_rank
 from shoal.fuse.stacked import Stacked
 
@@ -114,27 +115,9 @@ def _addmm(func: Any, input: Any, mat1: Any, mat2: Any, *, beta: Any = 1, alpha:
     return Stacked(torch.baddbmm(added, a, b, beta=beta, alpha=alpha))
 
 
-def _baddbmm(func: Any, input: Any, batch1: Any, batch2: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
-    """B folded into the batch."""
-    if not input.dim() <= batch1.dim() == batch2.dim() == 3 or isinstance(beta, Tensor) or isinstance(alpha, Tensor):
-        return NotImplemented
-    members = next(len(t.whole) for t in (batch1, batch2, input) if isinstance(t, Stacked))
-    a, b = (t.whole if isinstance(t, Stacked) else t.expand(members, *t.shape) for t in (batch1, batch2))
-    added = raise_rank(input, 3) if isinstance(input, Stacked) else input
-    added = added.expand(members, *batch1.shape[:2], batch2.shape[2])
-    out = torch.baddbmm(added.flatten(0, 1), a.flatten(0, 1), b.flatten(0, 1), beta=beta, alpha=alpha)
-    return Stacked(torch.unflatten(out, 0, (members, -1)))
-
-
 _RANKS = {torch.mm: 2, Tensor.mm: 2, torch.bmm: 3, Tensor.bmm: 3}
-RULES: dict[Any, Any] = {
-    F.linear: _linear,
-    torch.matmul: _matmul,
-    Tensor.matmul: _matmul,
-    Tensor.__matmul__: _matmul,
-    **dict.fromkeys(_RANKS, _matmul),
-    torch.addmm: _addmm,
-    Tensor.addmm: _addmm,
-    torch.baddbmm: _baddbmm,
-    Tensor.baddbmm: _baddbmm,
-}
+RULES = (
+    Rule((F.linear,), {**_SHARED_BY_ONEDNN, **_OWN_BY_ONEDNN}, run=_linear),
+    Rule.direct(_matmul, *named("matmul"), Tensor.__matmul__, *_RANKS),
+    Rule.direct(_addmm, *named("addmm")),
+)

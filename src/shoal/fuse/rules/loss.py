@@ -5,8 +5,8 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor
 
+from shoal.fuse.rules.base import Rule
 from shoal.fuse.rules.elementwise import align
-from shoal.fuse.rules.parts import by_parts
 from shoal.fuse.stacked import Stacked, count
 
 __all__ = ["RULES", "reduced"]
@@ -44,26 +44,15 @@ def _per_element(
     if weights and (func not in _WEIGHTED or any(w.dim() > input.dim() for w in weights.values())):
         return NotImplemented
     members = count((input, target, weights)) or 1
-    x, y, *aligned = align((input, target, *weights.values()))
+    aligned = align((input, target, *weights.values()))
+    if aligned is None:
+        return NotImplemented
+    x, y, *scales = aligned
     x, y = (value.expand(members, *input.shape) for value in (x, y))
-    values = func(x, y, reduction="none", **dict(zip(weights, aligned, strict=True)), **numbers)
+    values = func(x, y, reduction="none", **dict(zip(weights, scales, strict=True)), **numbers)
     if reduction == "batchmean" and func is F.kl_div:
         return Stacked(reduced(values, "sum") / (len(input) if input.dim() else 1))
     return Stacked(reduced(values, reduction))
-
-
-def _per_sample(func: Any, *tensors: Any, size_average: Any = None, reduce: Any = None, **options: Any) -> Any:
-    """A loss of whole samples: B joins their axis N."""
-    reduction = options.pop("reduction", "mean")
-    if size_average is not None or reduce is not None or any(isinstance(value, Stacked) for value in options.values()):
-        return NotImplemented
-    samples = tensors[0].shape[:1]
-    if tuple(t.dim() for t in tensors) != _PER_SAMPLE[func] or any(t.shape[:1] != samples for t in tensors):
-        return NotImplemented
-    members = count(tensors) or 1
-    wholes = [t.whole if isinstance(t, Stacked) else t.expand(members, *t.shape) for t in tensors]
-    values = func(*(whole.flatten(0, 1) for whole in wholes), reduction="none", **options)
-    return Stacked(reduced(values.view(members, *samples), reduction))
 
 
 _WEIGHTED = (F.binary_cross_entropy, F.binary_cross_entropy_with_logits)
@@ -80,19 +69,4 @@ _PER_ELEMENT = (
     F.hinge_embedding_loss,
     *_WEIGHTED,
 )
-_PER_SAMPLE = {
-    F.cosine_embedding_loss: (2, 2, 1),
-    F.margin_ranking_loss: (1, 1, 1),
-    F.multi_margin_loss: (2, 1),
-    F.multilabel_margin_loss: (2, 2),
-    F.triplet_margin_loss: (2, 2, 2),
-}
-"""The ranks of their tensors."""
-
-_BY_PARTS = ("gaussian_nll_loss", "multilabel_soft_margin_loss", "triplet_margin_with_distance_loss",
-             "linear_cross_entropy")  # fmt: skip
-RULES: dict[Any, Any] = {
-    **dict.fromkeys(_PER_ELEMENT, _per_element),
-    **dict.fromkeys(_PER_SAMPLE, _per_sample),
-    **{getattr(F, name): by_parts(getattr(F, name)) for name in _BY_PARTS if hasattr(F, name)},
-}
+RULES = (Rule.direct(_per_element, *_PER_ELEMENT),)

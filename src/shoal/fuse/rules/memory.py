@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from shoal.fuse.copies import note_copy
+from shoal.fuse.rules.base import Rule
 from shoal.fuse.rules.elementwise import like
 from shoal.fuse.stacked import Stacked
 
@@ -53,8 +54,8 @@ def _to(func: Any, x: Any, *args: Any, memory_format: Any = torch.preserve_forma
 
 _RANKS = {torch.channels_last: 4, torch.channels_last_3d: 5}
 
-RULES: dict[Any, Any] = {
-    Tensor.is_contiguous: _is_contiguous,
-    Tensor.contiguous: _contiguous,
-    Tensor.to: _to,
-}
+RULES = (
+    Rule.direct(_is_contiguous, Tensor.is_contiguous),
+    Rule.direct(_contiguous, Tensor.contiguous),
+    Rule.direct(_to, Tensor.to),
+)

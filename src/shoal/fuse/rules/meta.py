@@ -5,15 +5,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from shoal.fuse.rules.base import Rule, named
 from shoal.fuse.stacked import NeedsMemberError, Stacked, agree
 
 __all__ = ["RULES"]
 
 _PROPERTIES = ("shape", "ndim", "dtype", "device", "layout", "is_cuda", "is_cpu", "is_mps", "is_sparse", "is_quantized",
                "is_meta", "is_nested", "is_mkldnn", "itemsize", "nbytes", "is_xpu")  # fmt: skip
-_METHODS = ("size", "dim", "ndimension", "numel", "nelement", "element_size", "is_floating_point", "is_complex",
-            "is_signed", "__len__", "get_device", "type")  # fmt: skip
-_MEMORY = ("numpy", "__array__", "data_ptr", "untyped_storage", "storage", "__dlpack__", "share_memory_", "set_")
+_METHODS = """
+    size dim ndimension numel nelement element_size is_floating_point is_complex is_signed __len__ get_device type
+"""
+_MEMORY = "numpy __array__ data_ptr untyped_storage storage __dlpack__ share_memory_ set_"
+_RESHAPING = """
+    resize_ resize_as_ t_ transpose_ swapaxes_ swapdims_ squeeze_ unsqueeze_ as_strided_
+"""
 
 
 def _of_one_member(func: Any, x: Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -28,6 +33,11 @@ def _stride(func: Any, x: Stacked, *args: Any, **kwargs: Any) -> Any:
 
 def _memory(func: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
     raise NeedsMemberError(f"{func.__name__} asks for the memory of one member's tensor")
+
+
+def _reshaped(func: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
+    """Which the view that user code holds cannot follow."""
+    raise NeedsMemberError(f"{func.__name__} changes the shape of one member's tensor")
 
 
 def _data(func: Any, x: Stacked) -> Stacked:
@@ -75,23 +85,23 @@ def _predicate(func: Any, x: Tensor, y: Tensor, *args: Any, **kwargs: Any) -> bo
     return bool(agree([func(a, b, *args, **kwargs) for a, b in zip(xs, ys, strict=True)]))
 
 
-def _make() -> dict[Any, Any]:
-    properties = [getattr(Tensor, name).__get__ for name in _PROPERTIES if hasattr(Tensor, name)]
-    methods = [getattr(Tensor, name) for name in _METHODS]
-    rules: dict[Any, Any] = dict.fromkeys([*properties, *methods], _of_one_member)
-    rules.update(dict.fromkeys((torch.is_floating_point, torch.is_complex, torch.numel), _of_one_member))
-    rules.update(dict.fromkeys((getattr(Tensor, name) for name in _MEMORY), _memory))
-    rules.update(dict.fromkeys((torch.equal, Tensor.equal, torch.allclose, Tensor.allclose), _predicate))
-    for name, kind in {"__bool__": bool, "__int__": int, "__float__": float, "__index__": int}.items():
-        rules[getattr(Tensor, name)] = _number(kind)
-    rules[torch.is_nonzero] = rules[Tensor.is_nonzero] = _number(bool)
-    rules[Tensor.item] = lambda func, x: agreed(x)
-    rules[Tensor.tolist] = _list
-    rules[Tensor.__format__] = _format
-    rules[Tensor.stride] = _stride
-    rules[Tensor.data.__get__] = _data  # type: ignore[attr-defined]
-    rules[Tensor.data.__set__] = _set_data  # type: ignore[attr-defined]
-    return rules
-
-
-RULES = _make()
+_AS_ONE = (
+    *(getattr(Tensor, name).__get__ for name in _PROPERTIES if hasattr(Tensor, name)),
+    *named(_METHODS, Tensor),
+    *(torch.is_floating_point, torch.is_complex, torch.numel),
+)
+RULES = (
+    Rule.direct(_of_one_member, *_AS_ONE),
+    Rule.direct(_memory, *named(_MEMORY, Tensor)),
+    Rule.direct(_reshaped, *named(_RESHAPING)),
+    Rule.direct(_predicate, *named("equal allclose")),
+    Rule.direct(_number(bool), *named("is_nonzero"), Tensor.__bool__),
+    Rule.direct(_number(int), Tensor.__int__, Tensor.__index__),
+    Rule.direct(_number(float), Tensor.__float__),
+    Rule.direct(lambda func, x: agreed(x), Tensor.item),
+    Rule.direct(_list, Tensor.tolist),
+    Rule.direct(_format, Tensor.__format__),
+    Rule.direct(_stride, Tensor.stride),
+    Rule.direct(_data, Tensor.data.__get__),  # type: ignore[attr-defined]
+    Rule.direct(_set_data, Tensor.data.__set__),  # type: ignore[attr-defined]
+)

@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from shoal.fuse.rules.conv import merge_channels, split_channels
-from shoal.fuse.rules.planes import by_samples, channel_major
+from shoal.fuse.rules.base import Layout, Rule, channel_major, merge_channels, split_channels
+from shoal.fuse.rules.planes import by_samples
 from shoal.fuse.stacked import NeedsMemberError, Stacked, count
 
 __all__ = ["RULES"]
@@ -22,13 +22,10 @@ def _of_channels(normalise: Callable[..., Tensor], input: Any, columns: tuple[An
         input: of members, [N, C, ...].
         columns: statistics and weights of channels, [C] or None.
         apart: samples do not touch each other; those of all members can be one batch if all share the columns.
-        eps: must be one for all.
-
-    Raises:
-        NotImplementedError: the members have an `eps` each, which no kernel takes.
+        eps: declined if the members have one each, which no kernel takes.
     """
     if isinstance(eps, Stacked):
-        raise NotImplementedError("members' own eps")
+        return NotImplemented
     members = count((input, *columns))
     if members is None:  # the only thing of the members' own is a momentum
         return NotImplemented
@@ -46,8 +43,8 @@ def _flat(column: Any, members: int) -> Tensor | None:
     return column.whole.view(-1) if isinstance(column, Stacked) else column.repeat(members)
 
 
-def _refuse_shared(name: str, statistic: Any) -> None:
-    if isinstance(statistic, Tensor) and not isinstance(statistic, Stacked):
+def _refuse_shared(name: str, *statistics: Any) -> None:
+    if any(isinstance(one, Tensor) and not isinstance(one, Stacked) for one in statistics):
         raise NeedsMemberError(f"{name} updates statistics that all members share")
 
 
@@ -65,7 +62,7 @@ def _batch_norm(
     if input.dim() < 2:
         return NotImplemented
     if training:
-        _refuse_shared("batch_norm", running_mean)
+        _refuse_shared("batch_norm", running_mean, running_var)
         if input.numel() == input.shape[1]:
             raise ValueError(f"Expected more than 1 value per channel when training, got input size {input.shape}")
 
@@ -98,10 +95,10 @@ def _instance_norm(
         return NotImplemented
     if isinstance(momentum, Stacked):
         if running_mean is not None and use_input_stats:
-            raise NotImplementedError("members' own momenta")
+            return NotImplemented
         momentum = 0.0
     if use_input_stats:
-        _refuse_shared("instance_norm", running_mean)
+        _refuse_shared("instance_norm", running_mean, running_var)
 
     def normalise(x: Tensor, mean: Any, var: Any, scale: Any, shift: Any) -> Tensor:
         return F.instance_norm(x, mean, var, scale, shift, use_input_stats, momentum, eps)
@@ -128,9 +125,8 @@ def _group_norm(
     return _of_channels(normalise, input, (weight, bias), True, eps)
 
 
-RULES: dict[Any, Any] = {
-    F.batch_norm: _batch_norm,
-    F.instance_norm: _instance_norm,
-    F.group_norm: _group_norm,
-    torch.group_norm: _group_norm,
-}
+RULES = (
+    Rule.direct(_batch_norm, F.batch_norm, gives=Layout.CHANNEL_MAJOR),
+    Rule.direct(_instance_norm, F.instance_norm, gives=Layout.CHANNEL_MAJOR),
+    Rule.direct(_group_norm, F.group_norm, torch.group_norm, gives=Layout.CHANNEL_MAJOR),
+)

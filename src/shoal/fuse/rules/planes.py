@@ -2,20 +2,14 @@
 
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from shoal.fuse.rules.conv import merge_channels, split_channels
+from shoal.fuse.rules.base import Layout, Rule, channel_major, merge_channels, split_channels
 from shoal.fuse.stacked import Stacked
 
-__all__ = ["RULES", "by_planes", "channel_major"]
-
-
-def channel_major(data: Tensor) -> bool:
-    """Whether B and C are neighbours in the memory of [B, N, C, ...], so that [N, B*C, ...] is a view."""
-    return data.stride(0) == data.shape[2] * data.stride(2)
+__all__ = ["RULES", "by_planes", "by_samples"]
 
 
 def by_planes(func: Any, input: Stacked, *args: Any, **kwargs: Any) -> Any:
@@ -46,35 +40,11 @@ def _pad(func: Any, input: Any, pad: Any, mode: str = "constant", value: Any = N
     return NotImplemented
 
 
-def _image(func: Any, input: Any, *args: Any, **kwargs: Any) -> Any:
-    """Of an image [N, C, H, W], or of one sample's [C, H, W]: B is its batch."""
-    if not isinstance(input, Stacked) or input.dim() not in (3, 4):
-        return NotImplemented
-    if input.dim() == 4:
-        return by_planes(func, input, *args, **kwargs)
-    return Stacked(func(input.whole, *args, **kwargs))
-
-
-def _fold(func: Any, input: Any, *args: Any, **kwargs: Any) -> Any:
-    if input.dim() == 3:
-        return by_planes(func, input, *args, **kwargs)
-    return Stacked(func(input.whole, *args, **kwargs)) if input.dim() == 2 else NotImplemented
-
-
 def _interpolate(func: Any, input: Any, *args: Any, **kwargs: Any) -> Any:
     return by_planes(func, input, *args, **kwargs) if isinstance(input, Stacked) else NotImplemented
 
 
-def _across_channels(func: Any, input: Any, *args: Any, **kwargs: Any) -> Any:
-    if not isinstance(input, Stacked) or input.dim() < 3:
-        return NotImplemented
-    return by_samples(func, input, *args, **kwargs)
-
-
-RULES: dict[Any, Any] = {
-    F.pad: _pad,
-    F.interpolate: _interpolate,
-    **dict.fromkeys((F.pixel_shuffle, F.pixel_unshuffle, F.unfold), _image),
-    F.fold: _fold,
-    **dict.fromkeys((torch.channel_shuffle, F.local_response_norm), _across_channels),
-}
+RULES = (
+    Rule.direct(_pad, F.pad, gives=Layout.CHANNEL_MAJOR),
+    Rule.direct(_interpolate, F.interpolate, gives=Layout.CHANNEL_MAJOR),
+)

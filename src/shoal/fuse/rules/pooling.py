@@ -7,8 +7,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from shoal.fuse.rules.base import Layout, Rule, named
 from shoal.fuse.rules.planes import by_planes
-from shoal.fuse.stacked import Stacked, count
+from shoal.fuse.stacked import Stacked
 
 __all__ = ["RULES"]
 
@@ -34,22 +35,10 @@ def _pool(func: Any, input: Any, *args: Any, **kwargs: Any) -> Any:
     return pytree.tree_map_only(Tensor, Stacked, func(input.whole, *args, **kwargs))  # one sample: B is its batch
 
 
-def _unpool(func: Any, input: Any, indices: Any, *args: Any, **kwargs: Any) -> Any:
-    """Indices are places within a plane, so B joins the batch."""
-    if input.dim() != _UNPOOLED[func] + 2:
-        return NotImplemented
-    members = count((input, indices)) or 1
-    wholes = [x.whole if isinstance(x, Stacked) else x.expand(members, *x.shape) for x in (input, indices)]
-    out = func(*(whole.flatten(0, 1) for whole in wholes), *args, **kwargs)
-    return Stacked(out.unflatten(0, wholes[0].shape[:2]))
-
-
-def _homes(name: str) -> list[Any]:
-    return [getattr(home, name) for home in (torch, F, torch._C._nn) if hasattr(home, name)]
-
-
-_SPATIAL: dict[Any, int] = {
-    func: spatial for spatial in (1, 2, 3) for name in _NAMES for func in _homes(name.format(spatial))
+_SPATIAL = {
+    func: spatial
+    for spatial in (1, 2, 3)
+    for name in _NAMES
+    for func in named(name.format(spatial), torch, F, torch._C._nn)
 }
-_UNPOOLED: dict[Any, int] = {getattr(F, f"max_unpool{spatial}d"): spatial for spatial in (1, 2, 3)}
-RULES: dict[Any, Any] = {**dict.fromkeys(_SPATIAL, _pool), **dict.fromkeys(_UNPOOLED, _unpool)}
+RULES = (Rule.direct(_pool, *_SPATIAL, gives=Layout.CHANNEL_MAJOR),)

@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from shoal.fuse.autotune import fastest
 from shoal.fuse.quiet import Hidden
+from shoal.fuse.rules.base import Rule
 from shoal.fuse.rules.dropout import drop
 from shoal.fuse.rules.unroll import CELLS, Weights, cell_input, unroll
 from shoal.fuse.stacked import Stacked, count
@@ -114,7 +115,7 @@ def _layers(
     batch_first: bool = False,
 ) -> Any:
     if not isinstance(has_biases, bool):  # (data, batch sizes, hx, params, ...)
-        raise NotImplementedError("packed sequences run member by member")
+        return NotImplemented
     if input.dim() != 3:
         return NotImplemented
     members = count((input, hx, params, dropout)) or 1
@@ -205,7 +206,15 @@ def _whole(value: Any, members: int) -> Tensor:
     return data
 
 
-RULES: dict[Any, Any] = {
-    **dict.fromkeys((torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu), _layers),
-    **dict.fromkeys((torch.lstm_cell, torch.gru_cell, torch.rnn_tanh_cell, torch.rnn_relu_cell), _cell),
-}
+RULES = (
+    Rule(
+        (torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu),
+        {"batched": _Layer.batched, "loop": _Layer.loop},
+        run=_layers,
+    ),
+    Rule(
+        (torch.lstm_cell, torch.gru_cell, torch.rnn_tanh_cell, torch.rnn_relu_cell),
+        {"batched": _cell_batched, "loop": _cell_alone},
+        run=_cell,
+    ),
+)

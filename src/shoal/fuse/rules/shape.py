@@ -8,6 +8,7 @@ from torch import Tensor
 
 from shoal.fuse.copies import note_copy
 from shoal.fuse.rules.axes import axis, axis_of
+from shoal.fuse.rules.base import Rule, named
 from shoal.fuse.rules.elementwise import raise_rank
 from shoal.fuse.stacked import Stacked, count
 
@@ -59,19 +60,8 @@ def _ravel(func: Any, x: Stacked) -> Any:
     return _flatten(func, x)
 
 
-def _unflatten(func: Any, x: Stacked, dim: int, sizes: Sequence[int]) -> Any:
-    return Stacked(torch.unflatten(x.whole, axis(x, dim), sizes))
-
-
 def _transpose(func: Any, x: Stacked, dim0: int, dim1: int) -> Any:
     return Stacked(x.whole.transpose(axis(x, dim0), axis(x, dim1)))
-
-
-def _move(func: Any, x: Stacked, source: Any, destination: Any) -> Any:
-    sources, targets = (
-        [axis(x, d) for d in ((dims,) if isinstance(dims, int) else dims)] for dims in (source, destination)
-    )
-    return Stacked(x.whole.movedim(sources, targets))
 
 
 def _turn(func: Any, x: Stacked) -> Any:
@@ -90,10 +80,10 @@ def _unsqueeze(func: Any, x: Stacked, dim: int) -> Any:
     return Stacked(x.whole.unsqueeze(axis_of(dim, x.dim() + 1)))
 
 
-def _squeeze(func: Any, x: Stacked, dim: Any = None) -> Any:
-    if dim is None:
-        dim = range(x.dim())
-    dims = [dim] if isinstance(dim, int) else dim
+def _squeeze(func: Any, x: Stacked, *args: Any, **kwargs: Any) -> Any:
+    dims = _sizes(args, kwargs) if args or kwargs else tuple(range(x.dim()))
+    if dims is None:
+        return NotImplemented
     return Stacked(x.whole.squeeze([axis(x, d) for d in dims])) if x.dim() else x
 
 
@@ -104,21 +94,11 @@ def _expand(func: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
     return Stacked(raise_rank(x, len(shape)).expand(len(x.whole), *shape))
 
 
-def _expand_as(func: Any, x: Any, other: Tensor) -> Any:
-    return _expand(func, x, other.shape) if isinstance(x, Stacked) else x.expand(other.shape)
-
-
 def _repeat(func: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
     times = _sizes(args, kwargs)
     if times is None or len(times) < x.dim():
         return NotImplemented
     return Stacked(raise_rank(x, len(times)).repeat(1, *times))
-
-
-def _repeat_interleave(func: Any, x: Any, repeats: Any, dim: int | None = None, **kwargs: Any) -> Any:
-    if kwargs or not isinstance(repeats, int) or dim is None:
-        return NotImplemented
-    return Stacked(x.whole.repeat_interleave(repeats, axis(x, dim)))
 
 
 def _join(func: Any, tensors: Any, dim: int = 0, **kwargs: Any) -> Any:
@@ -139,12 +119,6 @@ def _pieces(func: Any, x: Stacked, size: Any = None, dim: int = 0, **kwargs: Any
     return tuple(Stacked(piece) for piece in func(x.whole, size, axis(x, dim)))
 
 
-def _tensor_split(func: Any, x: Stacked, indices_or_sections: Any, dim: int = 0) -> Any:
-    if isinstance(indices_or_sections, Tensor):
-        return NotImplemented
-    return tuple(Stacked(piece) for piece in x.whole.tensor_split(indices_or_sections, axis(x, dim)))
-
-
 def _unbind(func: Any, x: Stacked, dim: int = 0) -> Any:
     if x.dim() == 0:
         raise TypeError("iteration over a 0-d tensor")
@@ -155,55 +129,21 @@ def _iterate(func: Any, x: Stacked) -> Any:
     return iter(_unbind(func, x))
 
 
-def _new(func: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
-    """`x.new_zeros(...)`: each member gets one of its own, which it may write to."""
-    shape = _sizes(args, {} if args else {"size": kwargs.pop("size", ())})
-    if shape is None or not isinstance(x, Stacked):
-        return NotImplemented
-    return Stacked(func(x.whole, (len(x.whole), *shape), **kwargs))
-
-
-def _new_full(func: Any, x: Any, size: Any, fill_value: Any, **kwargs: Any) -> Any:
-    if isinstance(fill_value, Tensor) or not isinstance(x, Stacked):
-        return NotImplemented
-    return Stacked(x.whole.new_full((len(x.whole), *size), fill_value, **kwargs))
-
-
-def _make() -> dict[Any, Any]:
-    rules: dict[Any, Any] = {}
-    named = {
-        "view reshape": _reshape,
-        "view_as reshape_as": _reshape_as,
-        "flatten": _flatten,
-        "ravel": _ravel,
-        "unflatten": _unflatten,
-        "transpose swapaxes swapdims": _transpose,
-        "movedim moveaxis": _move,
-        "t": _turn,
-        "permute": _permute,
-        "unsqueeze": _unsqueeze,
-        "squeeze": _squeeze,
-        "expand broadcast_to": _expand,
-        "expand_as": _expand_as,
-        "repeat": _repeat,
-        "repeat_interleave": _repeat_interleave,
-        "cat concat concatenate stack": _join,
-        "chunk split": _pieces,
-        "tensor_split": _tensor_split,
-        "unbind": _unbind,
-        "__iter__": _iterate,
-        "new_zeros new_ones new_empty": _new,
-        "new_full": _new_full,
-    }
-    for names, rule in named.items():
-        for name in names.split():
-            for home in (torch, Tensor):
-                func = getattr(home, name, None)
-                if func is not None:
-                    rules[func] = rule
-    rules[_MATRIX_TURN] = rules[Tensor.T.__get__] = _turn  # type: ignore[attr-defined]
-    return rules
-
-
 _MATRIX_TURN = Tensor.mT.__get__  # type: ignore[attr-defined]
-RULES = _make()
+RULES = (
+    Rule.direct(_reshape, *named("view reshape")),
+    Rule.direct(_reshape_as, *named("view_as reshape_as")),
+    Rule.direct(_flatten, *named("flatten")),
+    Rule.direct(_ravel, *named("ravel")),
+    Rule.direct(_transpose, *named("transpose swapaxes swapdims")),
+    Rule.direct(_turn, *named("t"), _MATRIX_TURN, Tensor.T.__get__),  # type: ignore[attr-defined]
+    Rule.direct(_permute, *named("permute")),
+    Rule.direct(_unsqueeze, *named("unsqueeze")),
+    Rule.direct(_squeeze, *named("squeeze")),
+    Rule.direct(_expand, *named("expand broadcast_to")),
+    Rule.direct(_repeat, *named("repeat")),
+    Rule.direct(_join, *named("cat concat concatenate stack")),
+    Rule.direct(_pieces, *named("chunk split")),
+    Rule.direct(_unbind, *named("unbind")),
+    Rule.direct(_iterate, Tensor.__iter__),
+)

@@ -1,24 +1,16 @@
-"""All rules: torch function -> how it runs for all members.
+"""All rules, and those that users add."""
 
-A rule is called with the function and the user's own arguments, stacked or plain, and returns the result for all
-members, or NotImplemented for arguments it does not cover; those go to vmap.
-"""
-
-from collections.abc import Callable
 from typing import Any
 
 from shoal.fuse.rules import (
-    activation,
     attention,
     axes,
     classes,
     conv,
     ctc,
     dropout,
-    einsum,
     elementwise,
     embedding,
-    gather,
     gradient,
     index,
     layer_norm,
@@ -30,37 +22,48 @@ from shoal.fuse.rules import (
     planes,
     pooling,
     recurrent,
-    resize,
     shape,
-    similarity,
 )
+from shoal.fuse.rules.base import Rule
 
-__all__ = ["RULES"]
+__all__ = ["FAMILIES", "RULES", "register_rule"]
 
-RULES: dict[Any, Callable[..., Any]] = {
-    **elementwise.RULES,
-    **meta.RULES,
-    **memory.RULES,
-    **resize.RULES,
-    **gradient.RULES,
-    **axes.RULES,
-    **shape.RULES,
-    **index.RULES,
-    **gather.RULES,
-    **einsum.RULES,
-    **linear.RULES,
-    **conv.RULES,
-    **norm.RULES,
-    **layer_norm.RULES,
-    **activation.RULES,
-    **embedding.RULES,
-    **planes.RULES,
-    **pooling.RULES,
-    **similarity.RULES,
-    **dropout.RULES,
-    **attention.RULES,
-    **recurrent.RULES,
-    **loss.RULES,
-    **classes.RULES,
-    **ctc.RULES,
+FAMILIES: dict[str, tuple[Rule, ...]] = {
+    "elementwise": elementwise.RULES,
+    "meta": meta.RULES,
+    "memory": memory.RULES,
+    "gradient": gradient.RULES,
+    "axes": axes.RULES,
+    "shape": shape.RULES,
+    "index": index.RULES,
+    "linear": linear.RULES,
+    "conv": conv.RULES,
+    "norm": norm.RULES,
+    "layer_norm": layer_norm.RULES,
+    "embedding": embedding.RULES,
+    "planes": planes.RULES,
+    "pooling": pooling.RULES,
+    "dropout": dropout.RULES,
+    "attention": attention.RULES,
+    "recurrent": recurrent.RULES,
+    "loss": loss.RULES,
+    "classes": classes.RULES,
+    "ctc": ctc.RULES,
 }
+"""By the name of their file."""
+
+RULES: dict[Any, Rule] = {
+    function: rule for family in FAMILIES.values() for rule in family for function in rule.functions
+}
+"""By function."""
+
+
+def register_rule(rule: Rule) -> None:
+    """Run functions by a rule, in this process, from now on; it takes the place of any other rule of theirs.
+
+    Register it in the module that defines the functions: the workers of a search import that module as well.
+
+    Args:
+        rule: that `shoal.testing.check_rule` has found to give what members have alone.
+    """
+    RULES.update(dict.fromkeys(rule.functions, rule))

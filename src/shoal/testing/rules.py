@@ -1,0 +1,299 @@
+"""The conformance suite of fusion rules: whatever is shared and however it lies, members get their own results."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from shoal.core.errors import FusionError
+from shoal.fuse import autotune
+from shoal.fuse.intercept import MemberFunctions, member_run
+from shoal.fuse.randomness import Randomness, randomness
+from shoal.fuse.rules.base import Layout, Rule, channel_major, name_of
+from shoal.fuse.rules.table import RULES
+from shoal.fuse.stacked import NeedsMemberError, Stacked
+
+__all__ = ["Case", "check_rule"]
+
+Case = Callable[[Callable[..., Any]], Any]
+"""Calls the function that it is given with arguments of one member: `lambda f: f(torch.randn(4, 3), dim=1)`."""
+
+TOLERANCE = 1e-9
+_FEW = 3
+"""Tensors that are shared in every combination; of more, all but one, one, and none."""
+_WRONG = (RuntimeError, TypeError, ValueError, IndexError, AttributeError)
+"""What torch raises of arguments that a function does not take."""
+
+
+def check_rule(rule: Rule, cases: Mapping[str, Case], functions: Sequence[Any] | None = None) -> None:
+    """Compare what a rule gives with what each member gets alone: results, gradients, and what is written to.
+
+    Floating-point numbers are compared to 1e-9 (let cases use float64), all else must be equal. Each function of the
+    rule runs on each case that it accepts: with any of the tensors shared by all members and the others their own (of
+    more than three tensors: one, all but one, or all their own), in both memory layouts, for 1, 2 and 5 members, by
+    each lowering. Where the rule declines, what takes its place is compared. Random functions draw from seeds of the
+    members' own. Functions in place that torch has no gradient of are compared without.
+
+    Args:
+        rule: registered or not.
+        cases: by a name that says what is particular. Each is called once for each member, torch's generator being
+            seeded by the member's number; the members' tensors must agree in shape.
+        functions: those of the rule that are tried; all by default.
+
+    Raises:
+        AssertionError: the contract of `shoal.fuse.Rule` is broken; names function, case and arguments. Or a function
+            accepts no case, or the rule declines all of them.
+    """
+    record = _Record(rule)
+    with record.in_place_of_the_rule():
+        for func in rule.functions if functions is None else functions:
+            accepted = {name: trained for name, case in cases.items() if (trained := _accepts(func, case)) is not None}
+            assert accepted, f"{name_of(func)} accepts none of the cases {', '.join(cases)}"
+            for name, trained in accepted.items():
+                for call in _calls(rule, cases[name], trained):
+                    try:
+                        call.check(func, record)
+                    except AssertionError as error:
+                        raise AssertionError(f"{name_of(func)}, {name}, {call.settings()}: {error}") from error
+    assert record.covered, f"the rule of {name_of(rule.functions[0])} declines every case, or is never asked"
+
+
+class _Record:
+    """Runs a rule, and notes what comes of it.
+
+    Args:
+        rule: the rule.
+    """
+
+    def __init__(self, rule: Rule) -> None:
+        self.rule = rule
+        self.covered = 0
+        self.declined = False
+        self.raised: Exception | None = None
+
+    def run(self, func: Any, *args: Any, **kwargs: Any) -> Any:
+        """As the rule."""
+        try:
+            result = self.rule.run(func, *args, **kwargs)
+        except NeedsMemberError:
+            self.covered += 1
+            raise
+        except Exception as error:
+            self.raised = error
+            raise
+        self.declined = result is NotImplemented
+        self.covered += not self.declined
+        return result
+
+    @contextmanager
+    def in_place_of_the_rule(self) -> Iterator[None]:
+        """Within, functions of the rule come here."""
+        before = {func: RULES[func] for func in self.rule.functions if func in RULES}
+        RULES.update(dict.fromkeys(self.rule.functions, replace(self.rule, run=self.run)))
+        try:
+            yield
+        finally:
+            for func in self.rule.functions:
+                del RULES[func]
+            RULES.update(before)
+
+
+def _arguments(case: Case, seed: int) -> tuple[list[Any], Any]:
+    """A member's arguments, as the leaves of a tree and its structure."""
+    torch.manual_seed(seed)
+    found: list[Any] = []
+    case(lambda *args, **kwargs: found.append((args, kwargs)))
+    return pytree.tree_flatten(found[0])
+
+
+def _accepts(func: Any, case: Case) -> bool | None:
+    """Whether a function has gradients on a case, or None: it does not accept the case."""
+    leaves, spec = _arguments(case, 0)
+    for trained in (True, False):
+        try:
+            outcome = _alone(func, leaves, spec, torch.tensor([0]), trained)
+        except _WRONG:
+            continue
+        return None if outcome.result is NotImplemented else trained
+    return None
+
+
+def _calls(rule: Rule, case: Case, trained: bool) -> Iterator["_Call"]:
+    """Everything that is tried of a case; lowerings, where there are several, with two members."""
+    tensors = sum(isinstance(leaf, Tensor) for leaf in _arguments(case, 0)[0])
+    every = (True,) * tensors
+    for members in (1, 5):
+        yield _Call(case, every, Layout.MODEL_MAJOR, members, None, trained)
+    few = tensors <= _FEW
+    for own in product((True, False), repeat=tensors):
+        for layout in Layout if any(own) and (few or sum(own) in (1, tensors - 1, tensors)) else ():
+            for lowering in rule.lowerings if len(rule.lowerings) > 1 else (None,):
+                yield _Call(case, own, layout, 2, lowering, trained)
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    """What came of a call.
+
+    Args:
+        result: what the function returned.
+        after: the arguments' leaves after the call.
+        gradients: of the leaves, by all that the call has changed or returned; None where there is none.
+    """
+
+    result: Any
+    after: list[Any]
+    gradients: list[Tensor | None]
+
+
+def _outcome(
+    func: Callable[..., Any], leaves: Sequence[Any], own: Sequence[bool], spec: Any, members: int, trained: bool
+) -> _Outcome:
+    """Call a function with leaves of which some are [B, *shape], `own`; `trained`: compute gradients."""
+    inputs = [_leaf(leaf, trained) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+    given = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in inputs]
+    given = [Stacked(leaf) if mine else leaf for leaf, mine in zip(given, own, strict=True)]
+    args, kwargs = pytree.tree_unflatten(given, spec)
+    result = func(*args, **kwargs)
+    ends: list[Tensor] = []
+    for leaf in pytree.tree_leaves([result, given]):
+        if isinstance(leaf, Stacked):
+            ends.append(leaf.whole)
+        elif isinstance(leaf, Tensor):
+            ends.append(leaf.expand(members, *leaf.shape))  # each member's own is the same
+    total = [end.cos().sum() for end in ends if end.requires_grad]
+    wanted = [leaf for leaf in inputs if isinstance(leaf, Tensor) and leaf.requires_grad]
+    found = iter(torch.autograd.grad(torch.stack(total).sum(), wanted, allow_unused=True) if total else [])
+    gradients = [next(found, None) if isinstance(x, Tensor) and x.requires_grad else None for x in inputs]
+    return _Outcome(result, given, gradients)
+
+
+def _leaf(tensor: Tensor, trained: bool) -> Tensor:
+    return tensor.detach().requires_grad_(trained and tensor.is_floating_point())
+
+
+def _alone(func: Any, leaves: Sequence[Any], spec: Any, key: Tensor, trained: bool) -> _Outcome:
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with member_run(Randomness(key, alone=True)):
+            return func(*args, **kwargs)
+
+    return _outcome(run, leaves, [False] * len(leaves), spec, 1, trained)
+
+
+@dataclass(frozen=True)
+class _Call:
+    """One way to call a function for all members.
+
+    Args:
+        case: its arguments.
+        own: which of the tensors are each member's own; the others are the first member's.
+        layout: how own tensors of several axes lie in memory.
+        members: B.
+        lowering: the rule's; None for the first.
+        trained: compare gradients.
+    """
+
+    case: Case
+    own: Sequence[bool]
+    layout: Layout
+    members: int
+    lowering: str | None
+    trained: bool
+
+    def settings(self) -> str:
+        """In a message."""
+        which = ", ".join("own" if mine else "shared" for mine in self.own)
+        return f"{self.members} members, tensors {which}, {self.layout.value}, lowering {self.lowering or 'by default'}"
+
+    def check(self, func: Any, record: _Record) -> None:
+        """Compare all members at once with each alone."""
+        columns = [_arguments(self.case, b) for b in range(self.members)]
+        spec = columns[0][1]
+        own_of_tensors = iter(self.own)
+        own = [isinstance(leaf, Tensor) and next(own_of_tensors) for leaf in columns[0][0]]
+        rows = [
+            [mine if is_own else first for mine, first, is_own in zip(leaves, columns[0][0], own, strict=True)]
+            for leaves, _ in columns
+        ]
+        keys = torch.arange(1, 1 + self.members)
+        alone = [_alone(func, row, spec, keys[b : b + 1], self.trained) for b, row in enumerate(rows)]
+        given = [
+            self._stacked(column) if is_own else column[0]
+            for column, is_own in zip(zip(*rows, strict=True), own, strict=True)
+        ]
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            with randomness(source := Randomness(keys)), self._forced(func), MemberFunctions(self.members, source):
+                return func(*args, **kwargs)
+
+        record.raised = None
+        try:
+            together = _outcome(run, given, own, spec, self.members, self.trained)
+        except (NeedsMemberError, FusionError):  # the user's function runs member by member, or is refused in words
+            return
+        finally:
+            assert record.raised is None, f"raises {record.raised!r} where it is to return NotImplemented"
+        for b, mine in enumerate(alone):
+            _compare([together.result, together.after], [mine.result, mine.after], b)
+        for i, gradient in enumerate(together.gradients):
+            expected = [mine.gradients[i] for mine in alone]
+            _compare_gradient(gradient, expected if own[i] else [_sum(expected)], own[i])
+        if record.rule.gives is Layout.CHANNEL_MAJOR and self.layout is Layout.CHANNEL_MAJOR and not record.declined:
+            self._check_layout(together)
+
+    def _stacked(self, column: Sequence[Tensor]) -> Tensor:
+        data = torch.stack(list(column))
+        if self.layout is Layout.CHANNEL_MAJOR and data.dim() > 2:
+            return data.transpose(0, 1).contiguous().transpose(0, 1)
+        return data
+
+    def _forced(self, func: Any) -> Any:
+        return autotune.off() if self.lowering is None else autotune.forced({name_of(func): self.lowering})
+
+    def _check_layout(self, outcome: _Outcome) -> None:
+        """Of images, whose channels are merged for the sake of chains of convolutions."""
+        first = outcome.after[0]
+        for leaf in pytree.tree_leaves(outcome.result) if isinstance(first, Stacked) and first.dim() > 3 else []:
+            if isinstance(leaf, Stacked) and leaf.dim() == first.dim():
+                assert channel_major(leaf.whole), "a result of channel-major tensors is not channel-major"
+
+
+def _compare(together: Any, alone: Any, b: int) -> None:
+    mine, others = pytree.tree_leaves(together), pytree.tree_leaves(alone)
+    assert len(mine) == len(others), f"member {b} gets {len(others)} values alone, and {len(mine)} here"
+    for value, own in zip(mine, others, strict=True):
+        if isinstance(own, Tensor):
+            found = value.whole[b] if isinstance(value, Stacked) else value
+            _assert_close(found.detach(), own.detach(), f"of member {b}")
+        else:
+            assert value == own, f"member {b} gets {own!r} alone, and {value!r} here"
+
+
+def _compare_gradient(gradient: Tensor | None, expected: Sequence[Tensor | None], own: bool) -> None:
+    if gradient is None:
+        assert all(one is None or not one.any() for one in expected), "a gradient is missing"
+        return
+    for b, one in enumerate(expected):
+        found = gradient[b] if own else gradient
+        _assert_close(found, torch.zeros_like(found) if one is None else one, f"gradient of member {b}")
+
+
+def _sum(gradients: Sequence[Tensor | None]) -> Tensor | None:
+    given = [gradient for gradient in gradients if gradient is not None]
+    return torch.stack(given).sum(0) if given else None
+
+
+def _assert_close(found: Tensor, expected: Tensor, what: str) -> None:
+    assert found.dtype == expected.dtype, f"{what}: {found.dtype} instead of {expected.dtype}"
+    assert found.shape == expected.shape, f"{what}: shape {tuple(found.shape)} instead of {tuple(expected.shape)}"
+    tolerance = TOLERANCE if expected.dtype.itemsize >= 8 else 1e-5
+    if not expected.is_floating_point() and not expected.is_complex():
+        tolerance = 0.0
+    torch.testing.assert_close(
+        found, expected, rtol=tolerance, atol=tolerance, equal_nan=True, msg=lambda text: f"{what}: {text}"
+    )
