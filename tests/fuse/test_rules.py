@@ -219,7 +219,6 @@ CASES: dict[str, Mapping[str, Case]] = {
         "pixels": lambda f: f(n(2, 4, 3), i(4, 2, 3), ignore_index=1),
         "shares": lambda f: f(n(3, 4), p(3, 4), label_smoothing=0.1),
     },
-    "ctc": {"lengths": lambda f: f(n(6, 2, 4).log_softmax(-1), i(3, 2, 2) + 1, (6, 5), (2, 1))},
 }
 """By family, or by family and the name of what a rule runs."""
 EXEMPT = {

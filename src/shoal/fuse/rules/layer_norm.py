@@ -57,16 +57,6 @@ def _layer_norm(
     return Stacked(fastest("layer_norm", ways, tensors, (shape, eps)))
 
 
-def _rms_norm(func: Any, input: Any, normalized_shape: Any, weight: Any = None, eps: Any = None) -> Any:
-    if isinstance(eps, Stacked):
-        return NotImplemented
-    data = input.whole if isinstance(input, Stacked) else input
-    if not isinstance(weight, Stacked):
-        return Stacked(F.rms_norm(data, normalized_shape, weight, eps))
-    out = F.rms_norm(data, normalized_shape, eps=eps)
-    return Stacked((out * _over_lead(weight, input)).to(out.dtype))
-
-
 def _over_lead(value: Any, like: Tensor) -> Any:
     """[B, *E] -> [B, 1, ..., *E], to be broadcast over all but the normalised axes; what is shared stays as it is."""
     if not isinstance(value, Stacked):
@@ -75,7 +65,4 @@ def _over_lead(value: Any, like: Tensor) -> Any:
     return data.view(len(data), *[1] * (like.dim() - value.dim()), *data.shape[1:])
 
 
-RULES = (
-    Rule((F.layer_norm, torch.layer_norm), {"at once": _at_once, "loop": _loop}, run=_layer_norm),
-    Rule.direct(_rms_norm, F.rms_norm, torch.rms_norm),
-)
+RULES = (Rule((F.layer_norm, torch.layer_norm), {"at once": _at_once, "loop": _loop}, run=_layer_norm),)

@@ -8,7 +8,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from shoal.fuse.autotune import fastest
-from shoal.fuse.rules import onednn
 from shoal.fuse.rules.base import Rule, named
 from shoal.fuse.rules.elementwise import raise_rank
 from shoal.fuse.stacked import Stacked
@@ -38,21 +37,12 @@ def _one_product(x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
     return out.view(len(x), len(w), -1).transpose(0, 1)
 
 
-def _one_by_onednn(x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
-    """The same."""
-    flat = None if b is None else b.flatten().unsqueeze(0)
-    out = onednn.linear(x.unsqueeze(0), w.flatten(0, 1).unsqueeze(0), flat)
-    return out.view(len(x), len(w), -1).transpose(0, 1)
-
-
 _OWN: _Ways = {"baddbmm": _batched, "loop": _loop}
 _SHARED: _Ways = {
     "baddbmm": lambda x, w, b: _batched(x.expand(len(w), *x.shape), w, b),
     "one": _one_product,
     "loop": lambda x, w, b: _loop(x.expand(len(w), *x.shape), w, b),
 }
-_OWN_BY_ONEDNN: _Ways = {**_OWN, "onednn": onednn.linear}
-_SHARED_BY_ONEDNN: _Ways = {**_SHARED, "onednn": _one_by_onednn}
 
 
 def _linear(func: Any, input: Any, weight: Any, bias: Any = None) -> Any:
@@ -72,14 +62,10 @@ def _linear(func: Any, input: Any, weight: Any, bias: Any = None) -> Any:
     flat = len(shape) == 2
     if not isinstance(input, Stacked):
         x = input if flat else input.reshape(-1, features)
-        out = fastest("linear", _SHARED_BY_ONEDNN if onednn.usable(x, w, b) else _SHARED, (x, w, b))
+        out = fastest("linear", _SHARED, (x, w, b))
     else:
         x = input.whole if flat else input.whole.reshape(members, -1, features)
-        if x.numel() * outputs < _LARGE:
-            out = _batched(x, w, b)
-        else:
-            ways = _OWN_BY_ONEDNN if onednn.usable(x, w, b) else _OWN
-            out = fastest("linear", ways, (x, w, b), layouts={"onednn": onednn.lay_out})
+        out = _batched(x, w, b) if x.numel() * outputs < _LARGE else fastest("linear", _OWN, (x, w, b))
     return Stacked(out if flat else out.view(members, *shape[:-1], outputs))
 
 
@@ -117,7 +103,7 @@ def _addmm(func: Any, input: Any, mat1: Any, mat2: Any, *, beta: Any = 1, alpha:
 
 _RANKS = {torch.mm: 2, Tensor.mm: 2, torch.bmm: 3, Tensor.bmm: 3}
 RULES = (
-    Rule((F.linear,), {**_SHARED_BY_ONEDNN, **_OWN_BY_ONEDNN}, run=_linear),
+    Rule((F.linear,), _SHARED, run=_linear),
     Rule.direct(_matmul, *named("matmul"), Tensor.__matmul__, *_RANKS),
     Rule.direct(_addmm, *named("addmm")),
 )

@@ -7,7 +7,6 @@ from shoal.fuse.rules import (
     axes,
     classes,
     conv,
-    ctc,
     dropout,
     elementwise,
     embedding,
@@ -48,7 +47,6 @@ FAMILIES: dict[str, tuple[Rule, ...]] = {
     "recurrent": recurrent.RULES,
     "loss": loss.RULES,
     "classes": classes.RULES,
-    "ctc": ctc.RULES,
 }
 """By the name of their file."""
 
