@@ -21,12 +21,12 @@ class BesidePlain:
         alone: the models.
         loss: of both.
         way: in which the array takes its steps.
-        watched: whether it looks at the generators.
+        watched: whether members that run by themselves are looked at in all runs.
         settings: of SGD.
     """
 
     def __init__(
-        self, alone: Sequence[nn.Module], loss: Callable[..., Any], way: str, watched: bool = True, **settings: float
+        self, alone: Sequence[nn.Module], loss: Callable[..., Any], way: str, watched: bool = False, **settings: float
     ) -> None:
         self.alone = alone
         self.fused = [copy.deepcopy(model) for model in alone]

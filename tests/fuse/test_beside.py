@@ -22,7 +22,7 @@ from shoal.fuse import autotune
 from shoal.fuse.array import ModelArray
 from shoal.fuse.beside import accompanied, beside
 from shoal.fuse.clip import clip_grad_norm_
-from shoal.fuse.generators import OtherGenerators
+from shoal.fuse.generators import seed_again, seeded
 from shoal.fuse.making import fuse
 from shoal.fuse.optim.fused import FusedOptimizer, fuse_optimizers
 from shoal.fuse.quiet import Hidden
@@ -303,13 +303,11 @@ def test_a_member_that_draws_at_last_is_watched() -> None:
     assert torch.equal(*results)
 
 
-def test_other_generators_are_left_alone_beside_others() -> None:
-    with beside(threads=1, alone=1):
-        others = OtherGenerators()
+def test_generators_are_not_seeded_again_beside_others() -> None:
+    with seeded(3, torch.device("cpu")), beside(threads=1, alone=1):
         drawn = random.random()
-        others.restore()
+        seed_again()
         assert random.random() != drawn
-        assert not others.moved()
 
 
 def test_nothing_is_measured_beside_others(tmp_path: Any) -> None:

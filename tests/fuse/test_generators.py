@@ -1,22 +1,21 @@
-"""Whether Python's and NumPy's default generators moved is seen, and they are brought back to the number."""
+"""Default generators are where their seed puts them, and what was drawn from them is seen and taken back."""
 
 import random
 from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
+import torch
 
-from shoal.fuse import twisters
-from shoal.fuse.generators import OtherGenerators
+from shoal.fuse.generators import Drawn, OtherGenerators, seed_again, seeded, undrawn
 
+CPU = torch.device("cpu")
 DRAWS: dict[str, Callable[[], object]] = {
     "python": random.random,
     "python, a Gaussian": lambda: random.gauss(0, 1),
     "numpy": np.random.random,
     "numpy, one Gaussian of two": np.random.randn,
-    "numpy, both": lambda: np.random.randn(2),
     "numpy, a whole key": lambda: np.random.bytes(4 * 624),
-    "numpy, a binomial": lambda: np.random.binomial(9, 0.3),
     "numpy, seeded": lambda: np.random.seed(5),
 }
 BEFORE: dict[str, Callable[[], object]] = {
@@ -26,15 +25,12 @@ BEFORE: dict[str, Callable[[], object]] = {
 }
 
 
-@pytest.fixture(params=["Mersenne Twister", "another kind", "another Python"], autouse=True)
-def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+@pytest.fixture(params=[np.random.MT19937, np.random.PCG64], autouse=True)
+def kind(request: pytest.FixtureRequest) -> Iterator[type]:
     own = np.random.get_bit_generator()
-    np.random.set_bit_generator((np.random.PCG64 if request.param == "another kind" else np.random.MT19937)(3))
-    if request.param == "another Python":
-        monkeypatch.setattr(twisters, "_PYTHONS_IS_SEEN", False)
-        monkeypatch.setattr(twisters, "_NUMPYS_IS_SEEN", False)
+    np.random.set_bit_generator(request.param(3))
     random.seed(3)
-    yield
+    yield request.param
     np.random.set_bit_generator(own)
 
 
@@ -42,11 +38,10 @@ def next_numbers() -> tuple[float, ...]:
     return random.gauss(0, 1), random.random(), np.random.randn(), np.random.randn(), np.random.random()
 
 
-@pytest.mark.pairwise
 @pytest.mark.parametrize("before", BEFORE)
 @pytest.mark.parametrize("draw", DRAWS)
-def test_what_is_drawn_is_seen_and_taken_back(before: str, draw: str, kind: None) -> None:
-    if draw == "numpy, seeded" and not isinstance(np.random.get_bit_generator(), np.random.MT19937):
+def test_what_is_drawn_is_seen_and_taken_back(before: str, draw: str, kind: type) -> None:
+    if draw == "numpy, seeded" and kind is not np.random.MT19937:
         pytest.skip("NumPy seeds a Mersenne Twister only")
     BEFORE[before]()
     others = OtherGenerators()
@@ -62,12 +57,38 @@ def test_what_is_drawn_is_seen_and_taken_back(before: str, draw: str, kind: None
     assert next_numbers() == expected
 
 
-def test_the_gaussian_that_is_left_is_put_back_where_the_memory_is_the_same() -> None:
-    np.random.randn()
-    others = OtherGenerators()
-    left = np.random.randn()
-    assert not OtherGenerators().moved()  # which notes that none is left
-    others.restore()
-    later = OtherGenerators()
-    assert np.random.randn() == left
-    assert later.moved()
+@pytest.mark.parametrize("draw", [torch.randn, lambda n: torch.randperm(n), lambda n: torch.manual_seed(n)])
+def test_what_is_drawn_of_torch_is_seen_and_taken_back(draw: Callable[[int], object]) -> None:
+    drawn = Drawn(CPU)
+    assert not drawn()
+    expected = torch.rand(3)
+    assert drawn()
+    drawn.put_back()
+    assert not drawn()
+    with undrawn(CPU):
+        draw(3)
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_each_member_draws_what_it_would_draw_alone(kind: type) -> None:
+    if kind is not np.random.MT19937:
+        pytest.skip("NumPy seeds a Mersenne Twister only")
+
+    def numbers() -> list[float]:
+        return [torch.rand(()).item(), random.random(), random.gauss(0, 1), np.random.rand(), np.random.randn()]
+
+    with seeded(7, CPU):
+        first = numbers()
+        seed_again()
+        assert numbers() == first
+        with seeded(8, CPU):
+            assert numbers() != first
+        seed_again()
+        assert numbers() == first
+        after = numbers()
+    with seeded(7, CPU):
+        numbers()
+        seen = numbers()
+    assert seen == after
+    seed_again()
+    assert numbers() != first, "outside of it nobody is seeded"

@@ -13,6 +13,7 @@ from twins import Of, build
 from shoal.core.errors import FusionError
 from shoal.fuse.array import ModelArray
 from shoal.fuse.draws import draws
+from shoal.fuse.generators import seeded
 from shoal.fuse.making import fuse
 from shoal.fuse.randomness import Randomness, keep_mask, member_keys
 from shoal.fuse.stacked import Stacked
@@ -305,8 +306,8 @@ def test_who_draws_late_in_company_of_one_who_draws_nothing() -> None:
 
     for step in range(4):
         late = step > 1
-        random.seed(step)
-        values = list(array.one_by_one(number, torch.ones(3), forward=True))
+        with seeded(step, torch.device("cpu")):
+            values = list(array.one_by_one(number, torch.ones(3), forward=True))
         random.seed(step)
         expected = random.random() if late else 0.0
         assert [float(value) for value in values] == [pytest.approx(expected, rel=1e-6)] * 2

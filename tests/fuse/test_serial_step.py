@@ -65,7 +65,7 @@ class Twin:
 
     Args:
         make: its optimizer.
-        looked_at: generators are looked at in each step, so that none is taken by itself.
+        looked_at: it is looked at in each step what is drawn, so that none is taken by itself.
     """
 
     def __init__(

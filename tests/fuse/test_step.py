@@ -294,28 +294,44 @@ def test_an_array_that_was_left_cannot_step() -> None:
 
 def test_random_numbers_that_come_late_are_the_members_own() -> None:
     """A model that draws nothing at first is not watched any more, and what it then draws is still noticed."""
+    late: list[int] = []
 
-    class Late(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.linear, self.norm = nn.Linear(4, 3), nn.BatchNorm1d(3)
-
-        def forward(self, x: Tensor) -> Tensor:
-            out = self.norm(self.linear(x))
-            return F.dropout(out, 0.5) if bool(self.norm.num_batches_tracked > 3) else out
+    def drawing(model: nn.Module, batch: Any) -> Tensor:
+        return loss(lambda x: F.dropout(model(x), 0.5) if late else model(x), batch)  # type: ignore[arg-type]
 
     results = []
     for way in ("eager", "serial"):
-        models = build(Late, 3)
+        late.clear()
+        models = build(lambda: nn.Linear(4, 3), 3)
         array = fuse(models, seeds=range(3))
         optimizer = fuse_optimizers([torch.optim.SGD(m.parameters(), lr=0.1) for m in models], array)
-        step = TrainingStep(array, optimizer, loss, (way,))
-        results.append((torch.stack([step((X, Y)) for _ in range(7)]), states(array)))
+        step = TrainingStep(array, optimizer, drawing, (way,))
+        losses = [step((X, Y)) for _ in range(4)]
+        late.append(1)
+        results.append((torch.stack([*losses, step((X, Y)), step((X, Y))]), states(array)))
     (losses, weights), (others, other_weights) = results
     close(losses, others, "losses")
     for mine, other in zip(weights, other_weights, strict=True):
         for name, value in mine.items():
             close(other[name], value, name)
+
+
+def test_a_member_that_comes_to_draw_after_it_has_changed_a_buffer_is_refused() -> None:
+    def drawing(model: Any, batch: Any) -> Tensor:
+        out = model(batch[0])
+        return F.cross_entropy(F.dropout(out, 0.5) if bool(model.num_batches_tracked > 3) else out, batch[1])
+
+    models = build(lambda: nn.BatchNorm1d(4), 2)
+    array = fuse(models, seeds=range(2))
+    optimizer = fuse_optimizers([torch.optim.SGD(m.parameters(), lr=0.1) for m in models], array)
+    step = TrainingStep(array, optimizer, drawing, ("serial",))
+    for _ in range(3):
+        step((X, Y))
+    with pytest.raises(
+        FusionError, match=r"drawing \(test_step.py:\d+\) had drawn no random numbers and draws some now"
+    ):
+        step((X, Y))
+    step((X, Y))
 
 
 @pytest.mark.parametrize("ways", [(), ("compiled",), ("eager", "fast")])

@@ -3,6 +3,8 @@
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import partial
+from pathlib import Path
+from types import CodeType
 from typing import Any
 
 import torch
@@ -11,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 from shoal.core.errors import FusionError
 from shoal.fuse.beside import accompanied
-from shoal.fuse.generators import Drawn, OtherGenerators, reseed_again
+from shoal.fuse.generators import Drawn, seed_again
 from shoal.fuse.held import Held
 from shoal.fuse.intercept import member_run
 from shoal.fuse.outer import home_of_row
@@ -20,7 +22,7 @@ from shoal.fuse.rows import rows
 from shoal.fuse.slots import Slot, keep_rows
 from shoal.fuse.stacked import Stacked
 
-__all__ = ["MembersAlone", "function_of", "tensors_in"]
+__all__ = ["MembersAlone", "described", "function_of", "tensors_in"]
 
 _TRIES = 3
 """Runs of all members in which it is found out whether a function is silent."""
@@ -45,27 +47,16 @@ class MembersAlone:
         but buffers: if they come to draw, they can be run again."""
         self._tries: Counter[Any] = Counter()
         """Runs of a member that were to show whether functions are silent."""
-        self._others: dict[Any, bool] = {}
-        """Whether functions that were run by a member draw from generators that know no members."""
-        self._spare: list[Tensor] | None = None
-        """Where a member's buffers are copied to while such a function runs."""
-        self.took_back = False
-        """Whether a member has drawn from generators that know no members, which were brought back for the next one."""
 
-    def forget_memory(self) -> None:
-        """Buffers are on another device, or of another type, from now on."""
-        self._spare = None
-
-    def as_rows(self, fn: Callable[..., Any], keys: Keys, batch: tuple[Any, ...], watched: bool) -> list[Any]:
+    def as_rows(self, fn: Callable[..., Any], keys: Keys, batch: tuple[Any, ...]) -> list[Any]:
         """What `fn` returns for each member; their parameters are rows of the stacked ones, where gradients go."""
         slots = self._own_slots()
         columns = [rows(slot.data) for slot in slots]
         alone = len(self._members) == 1
         results = []
-        others = None if alone or not watched else OtherGenerators()
         for b, member in enumerate(self._members):
-            if b and others is not None:
-                self._bring_back(others)
+            if b:
+                seed_again()
             mine = pytree.tree_map_only(Tensor, partial(_own, b=b, alone=alone), batch)
             for slot, row in zip(slots, columns, strict=True):
                 slot.put(b + 1, _shown(slot, row[b]))
@@ -81,71 +72,57 @@ class MembersAlone:
         return results
 
     def one_by_one(
-        self,
-        fn: Callable[..., Any],
-        keys: Keys,
-        batch: tuple[Any, ...],
-        forward: bool,
-        training: bool,
-        watched: bool,
+        self, fn: Callable[..., Any], keys: Keys, batch: tuple[Any, ...], forward: bool, training: bool
     ) -> Generator[Any, None, None]:
         """What `fn` returns for each member, whose own parameters get the gradients; see `ModelArray.one_by_one`."""
         lone = len(self._members) == 1
         key = (function_of(fn), training)
-        silent = self.is_silent(key) and forward and not accompanied()
-        plain = lone and not any(isinstance(leaf, Stacked) for leaf in tensors_in(batch))
-        if silent and not watched:
-            for b, member in enumerate(self._members):
-                mine = batch if plain else pytree.tree_map_only(Tensor, partial(_own, b=b, alone=lone), batch)
-                try:
-                    result = fn(member, *mine)
-                except BaseException:
-                    self.put_back(b)
-                    raise
-                yield from self._handed(b, result)
-            return
-        others = None if lone or not watched else OtherGenerators()
-        if silent and plain:
-            versions = [leaf._version for leaf in tensors_in(batch)]
-            try:
-                done, result = self._undrawn(fn, 0, batch)
-            except BaseException:
-                self.put_back(0)
-                raise
-            if done:
-                yield from self._handed(0, result)
-                return
-            if versions != [leaf._version for leaf in tensors_in(batch)]:
-                raise FusionError(
-                    "a function that had drawn no random numbers draws some now, and has changed its batch in place; "
-                    "let it change a copy"
-                )
-            reseed_again()  # it may have drawn from Python's or NumPy's as well
-            silent = False
         for b, member in enumerate(self._members):
-            if b and others is not None:
-                self._bring_back(others)
-            unseen = silent and self.is_silent(key)
-            mine = pytree.tree_map_only(Tensor, partial(_own, b=b, alone=lone and not unseen), batch)
+            if b:
+                seed_again()
+            mine = pytree.tree_map_only(Tensor, partial(_own, b=b, alone=lone), batch)
             try:
-                done, result = self._undrawn(fn, b, mine) if unseen else (False, None)
-                if not done:
-                    if unseen:
-                        if others is not None:
-                            self._bring_back(others)
-                        mine = pytree.tree_map_only(Tensor, partial(_own, b=b, alone=False), batch)
-                    source = Randomness(partial(_key, keys, b), alone=True)
-                    before = None if key in self._others or accompanied() else OtherGenerators()
+                if forward and self.is_silent(key):
+                    result = self.silently(fn, keys, b, mine, training)
+                else:
+                    drawn = Drawn(self._device())
                     held = Held([member]) if forward and self._tries[key] < _TRIES * len(self._members) else None
+                    source = Randomness(partial(_key, keys, b), alone=True)
                     with member_run(source):
                         result = fn(member, *mine)
-                    self._note(key, held, drawn=bool(source.calls))
-                    if before is not None:
-                        self._others[key] = before.moved()
+                    self._note(key, held, drawn=bool(source.calls) or drawn())
             except BaseException:
                 self.put_back(b)
                 raise
             yield from self._handed(b, result)
+
+    def silently(self, fn: Callable[..., Any], keys: Keys, b: int, batch: tuple[Any, ...], training: bool) -> Any:
+        """Run a function that has drawn no random numbers before without a look at what it does, which is quicker.
+
+        Raises:
+            FusionError: it draws some now, and has changed its batch or its buffers, so it cannot run a second time.
+        """
+        buffers = [slot.own[b] for slot in self._slots if slot.registered and not slot.trainable]
+        changeable = [*buffers, *tensors_in(batch)]
+        versions = [tensor._version for tensor in changeable]
+        drawn = Drawn(self._device())
+        result = fn(self._members[b], *batch)
+        if not drawn():
+            return result
+        self._silent.discard((function_of(fn), training))
+        self.put_back(b)
+        if versions != [tensor._version for tensor in changeable]:
+            raise FusionError(
+                f"{described(fn)} had drawn no random numbers and draws some now, and has changed its batch or buffers "
+                "of the model already; it is looked at from now on: go back to what was saved before"
+            )
+        drawn.put_back()
+        seed_again()
+        with member_run(Randomness(partial(_key, keys, b), alone=True)):
+            return fn(self._members[b], *batch)
+
+    def _device(self) -> torch.device:
+        return next((slot.own[0].device for slot in self._slots if slot.own), torch.device("cpu"))
 
     def _note(self, key: Any, held: Held | None, drawn: bool) -> None:
         """Find out whether a function is silent, in some runs: the first of many a model does what others do not."""
@@ -156,12 +133,8 @@ class MembersAlone:
         self._tries[key] += held is not None
 
     def is_silent(self, key: Any) -> bool:
-        """Whether a function is known to draw nothing, be it from the members' own numbers or from any generator."""
-        return key in self._silent and not self._others.get(key, True)
-
-    def _bring_back(self, others: OtherGenerators) -> None:
-        self.took_back = self.took_back or others.moved()
-        others.restore()
+        """Whether a function is known to draw nothing of torch's, in this thread that runs beside no other."""
+        return key in self._silent and not accompanied()
 
     def take_over(self, b: int) -> None:
         """Copy what member b has put in the place of its own tensors, which stand there again then."""
@@ -189,26 +162,6 @@ class MembersAlone:
 
     def _own_slots(self) -> list[Slot]:
         return [slot for slot in self._slots if slot.registered and not slot.shared]
-
-    def _undrawn(self, fn: Callable[..., Any], b: int, batch: tuple[Any, ...]) -> tuple[bool, Any]:
-        """Run a function that has drawn no random numbers before without looking at what it does, which is quicker.
-
-        Returns:
-            Whether it has drawn none this time, and its result; if it has, its buffers are as they were before.
-        """
-        buffers = [slot.own[b] for slot in self._slots if slot.registered and not slot.trainable]
-        if self._spare is None:
-            self._spare = [torch.empty_like(buffer) for buffer in buffers]
-        if buffers:
-            torch._foreach_copy_(self._spare, buffers)
-        drawn = Drawn(next((slot.own[b].device for slot in self._slots if slot.own), torch.device("cpu")))
-        result = fn(self._members[b], *batch)
-        if not drawn():
-            return True, result
-        self.put_back(b)
-        for buffer, saved in zip(buffers, self._spare, strict=True):
-            buffer.copy_(saved)
-        return False, None
 
     def _check_shared(self) -> None:
         for slot in self._slots:
@@ -239,6 +192,14 @@ def function_of(fn: Any) -> Any:
     if isinstance(fn, partial):
         return function_of(fn.func)
     return getattr(getattr(fn, "__func__", fn), "__code__", fn)
+
+
+def described(fn: Any) -> str:
+    """A function by its name and where it is written."""
+    code = function_of(fn)
+    if not isinstance(code, CodeType):
+        return str(getattr(fn, "__qualname__", fn))
+    return f"{code.co_qualname} ({Path(code.co_filename).name}:{code.co_firstlineno})"
 
 
 def _key(keys: Keys, b: int) -> list[int]:

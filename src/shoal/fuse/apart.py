@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from shoal.fuse.frozen import lent, take_own
-from shoal.fuse.generators import OtherGenerators
 from shoal.fuse.intercept import member_run
 from shoal.fuse.randomness import active
 from shoal.fuse.stacked import NeedsMemberError, SharedWriteError, Stacked, each, stack
@@ -64,12 +63,9 @@ class Apart(nn.Module):
         source = active()
         if source is None:
             raise NeedsMemberError(f"{self.path!r} is called outside of its array")
-        others = OtherGenerators()
         results, drawn = [], []
         given = {id(leaf): _Given(leaf, len(calls)) for leaf in pytree.tree_leaves((args, kwargs)) if _is_tensor(leaf)}
         for b, call in enumerate(calls):
-            if b:
-                others.restore()
             mine = {key: one.copy(b) for key, one in given.items()}
             own_args, own_kwargs = pytree.tree_map_only(Tensor, partial(_instead, mine), (args, kwargs))
             with member_run(source.of_member(b)) as own:

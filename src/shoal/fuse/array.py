@@ -14,10 +14,9 @@ from shoal.core.errors import FusionError
 from shoal.fuse.absent import forget
 from shoal.fuse.alone import MembersAlone, function_of, tensors_in
 from shoal.fuse.apart import Apart, own_parameters, put_apart
-from shoal.fuse.beside import accompanied
 from shoal.fuse.bindings import copy_of
 from shoal.fuse.checks import indices_of, modules_apart
-from shoal.fuse.generators import OtherGenerators
+from shoal.fuse.generators import seed_again
 from shoal.fuse.held import Held
 from shoal.fuse.homes import move_in
 from shoal.fuse.intercept import Home, MemberFunctions
@@ -74,13 +73,10 @@ class ModelArray(nn.Module):
         """Grows when parameters are frozen or unfrozen; a captured step of before is then out of date."""
         self._single: set[Any] = set()
         """Functions that run member by member."""
-        self._quiet: set[Any] = set()
-        """Functions that have run at once and drawn no numbers from generators that know no members."""
         self._ran: set[Any] = set()
         """Functions that have run for all members at once."""
-        self.watched = True
-        """Whether generators are looked at where members run by themselves, and brought back for each of them. Who
-        turns it off sees to it himself that nothing is drawn (`Unseeded`)."""
+        self.watched = False
+        """Whether members that run by themselves are looked at in all runs for what they draw."""
         self._left = False
         self.stacked, self.frozen = nn.Module(), nn.Module()
         stage = copy_of(members[0], tensors_within(members[0]))
@@ -151,7 +147,6 @@ class ModelArray(nn.Module):
         if len(self) == 1 or key in self._single or _ALL in self._single:
             return self._each(fn, keys, batch)
         undo = self._undo(first=key not in self._ran)
-        others = None if key in self._quiet else OtherGenerators()
         while True:
             bypassed = events.bypasses
             alike = [slot for slot in self._slots if slot.alike]
@@ -164,8 +159,6 @@ class ModelArray(nn.Module):
                     if reached is not None:
                         reached.check()
                 self._ran.add(key)
-                if others is not None and not accompanied() and not others.moved():
-                    self._quiet.add(key)
                 return result
             except (NeedsMemberError, RuntimeError) as error:
                 if not isinstance(error, NeedsMemberError) and events.bypasses == bypassed:
@@ -176,8 +169,7 @@ class ModelArray(nn.Module):
             self._plain.revert()
             if reached is not None:
                 reached.put_back()
-            if others is not None:
-                others.restore()
+            seed_again()
             if written is not None:
                 written.part(self.stacked)
                 self.version += 1
@@ -207,11 +199,16 @@ class ModelArray(nn.Module):
         self.check_batch(batch)
         self.follow_own()
         keys = self.next_keys()
-        return self._alone.one_by_one(fn, keys, batch, forward, self.training, self.watched)
+        return self._alone.one_by_one(fn, keys, batch, forward and not self.watched, self.training)
 
     def silent(self, fn: Callable[..., Any]) -> bool:
         """Whether members have run a function by themselves that is known to draw nothing, with no threads beside."""
-        return self._alone.is_silent((function_of(fn), self.training)) and not accompanied()
+        return not self.watched and self._alone.is_silent((function_of(fn), self.training))
+
+    def silently(self, fn: Callable[..., Any], b: int, batch: Any) -> Any:
+        """What a silent function returns for a member, which runs as it is; in the call that was counted last."""
+        keys = partial(_keys, self.seeds, self.tick - 1, self._ahead)
+        return self._alone.silently(fn, keys, b, (batch,), self.training)
 
     def own_places(self) -> list[list[tuple[Tensor, dict[str, Any], str]]]:
         """Each member's parameters and buffers and where they stand; nobody's if that is not all of them."""
@@ -363,7 +360,7 @@ class ModelArray(nn.Module):
         """The same by the members themselves, their parameters being rows of the stacked ones."""
         self.follow_own()
         attributes = attributes_of(self.members[0]) if len(self) > 1 else {}
-        results = self._alone.as_rows(fn, keys, batch, self.watched)
+        results = self._alone.as_rows(fn, keys, batch)
         if len(self) > 1 and any(v is not attributes.get(k) for k, v in attributes_of(self.members[0]).items()):
             self._single.add(_ALL)  # the members keep state that the stage does not have
         return join(results)
@@ -446,11 +443,6 @@ class ModelArray(nn.Module):
                 raise FusionError(f"{len(leaf.whole)} batches are stacked for an array of {len(self)} members")
 
     @property
-    def took_back(self) -> bool:
-        """Whether a member has ever drawn from Python's or NumPy's generators, which were brought back for the next."""
-        return self._alone.took_back
-
-    @property
     def partial(self) -> bool:
         """Whether members differ in some submodules."""
         return bool(self._apart)
@@ -474,7 +466,6 @@ class ModelArray(nn.Module):
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         for slot in self._slots:
             slot.adopt()
-        self._alone.forget_memory()
         return self
 
 

@@ -19,9 +19,9 @@ def beside(threads: int, alone: int) -> Iterator[None]:
     """Within, this thread runs arrays while others run other arrays; each of these threads has to say so.
 
     What all threads share is left as it is. Lowerings are not timed, since who shares the cores distorts that: they are
-    those that were found before. Python's and NumPy's generators are not brought back for each member, which would
-    disturb whoever draws from them elsewhere: so arrays whose functions draw from them must run alone. And members are
-    never run unwatched, however silent they were: what they drew from torch's generators would get into others' runs.
+    those that were found before. Generators are not seeded again for each member, which would disturb whoever draws
+    from them elsewhere: so arrays whose functions draw from them must run alone. And members are never run silently:
+    what they drew from torch's generators would get into others' runs.
 
     Args:
         threads: intra-op threads of this thread meanwhile; torch keeps that number for each thread.

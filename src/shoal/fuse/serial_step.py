@@ -11,6 +11,7 @@ from torch.utils import _pytree as pytree
 
 from shoal.fuse.alone import tensors_in
 from shoal.fuse.array import ModelArray
+from shoal.fuse.generators import seed_again
 from shoal.fuse.lazy import lazily_copied
 from shoal.fuse.optim.fused import FusedOptimizer
 from shoal.fuse.optim.serial_update import SerialUpdate
@@ -47,7 +48,7 @@ class _Place:
 class SerialStep:
     """Loss and backward of each member, then the updates of all, by the members' own gradients.
 
-    For losses that are known to draw no random numbers, while nobody looks whether that stays so.
+    For losses that are known to draw no random numbers.
 
     Args:
         array: the models.
@@ -78,7 +79,7 @@ class SerialStep:
         """The step, right after the same was taken with stacked gradients, which are dropped then; None where the
         members or their optimizers are more than this knows.
         """
-        if array.watched or not array.silent(loss) or not (places := array.own_places()):
+        if not array.silent(loss) or not (places := array.own_places()):
             return None
         update = optimizer.serial()
         if update is None:
@@ -92,7 +93,7 @@ class SerialStep:
         affair here; that they have come to differ is found when all run at once again.
         """
         array = self._array
-        if array.watched or self._version != array.version or not array.silent(self._loss):
+        if self._version != array.version or not array.silent(self._loss):
             return False
         for places in self._places:
             for place in places:
@@ -116,6 +117,8 @@ class SerialStep:
         losses = []
         try:
             for b in range(len(array)):
+                if b:
+                    seed_again()
                 if stacked:
                     mine = pytree.tree_map_only(Tensor, partial(_part, b=b), batch)
                 else:
@@ -145,7 +148,7 @@ class SerialStep:
     def _run_backward(self, b: int, batch: Any) -> Tensor:
         """The loss. What it has put in the place of a buffer is taken over last: autograd may have saved the buffer."""
         try:
-            returned = self._loss(self._array.members[b], batch)
+            returned = self._array.silently(self._loss, b, batch)
         except BaseException:
             self._array.put_back(b)
             raise

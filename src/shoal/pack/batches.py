@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from torch.utils.data import Dataset, Subset, TensorDataset, default_collate
 from shoal.core.demand import ABREAST, Sharing
 from shoal.core.errors import TaskError
 from shoal.core.trial import derive_seed
-from shoal.fuse.generators import OtherGenerators, Unseeded, forked, generators, reseed
+from shoal.fuse.generators import OtherGenerators, forked, generators
 from shoal.pack.fetch import Fetcher
 from shoal.pack.kept import Kept, kept_bytes
 from shoal.pack.samples import kind, same
@@ -135,8 +135,6 @@ class Batches:
         order: Tensor | None = None,
         first: int = 0,
         seed: int | None = None,
-        unseeded: Unseeded | None = None,
-        after: Callable[[int], int] | None = None,
     ) -> Iterator[Any]:
         """One pass.
 
@@ -146,12 +144,9 @@ class Batches:
             first: number of the first batch to give; those before are skipped unread.
             seed: what data sets draw for a batch depends on it and the batch's number, or the samples' places where
                 augmentation is shared; walks of one seed are to have one order.
-            unseeded: while it lasts generators are not seeded after a batch, for nobody draws from them.
-            after: the seed of the generators of Python, NumPy and torch after the batch of a number, so that what user
-                code draws does not depend on how the batch was come by; None: they are left alone.
         """
         if self._resident is not None:
-            yield from self._walk_resident(self._resident, batch_size, order, first, unseeded, after)
+            yield from self._walk_resident(self._resident, batch_size, order, first)
             return
         order = torch.arange(self.samples, device="cpu") if order is None else order.cpu()
         there = order.to(self._device)
@@ -166,7 +161,6 @@ class Batches:
                     walks, alike = len(self._walks), self._walks.count(batch_size)
                     cut = Cut(order[part], there[part], number, order, part.start, seed, walks, alike, held)
                     batch = self._batch(cut)
-                    self._reseed(number, unseeded, after)
                 yield batch
         finally:
             with generators:
@@ -180,25 +174,17 @@ class Batches:
         batch_size: int,
         order: Tensor | None,
         first: int,
-        unseeded: Unseeded | None,
-        after: Callable[[int], int] | None,
     ) -> Iterator[Any]:
         if order is not None:
             order = order.to(self._device)
         for number in range(first, self.steps(batch_size)):
             part = slice(number * batch_size, (number + 1) * batch_size)
-            with generators:
-                self._reseed(number, unseeded, after)
             # A batch is its user's own: what is done to it in place must not reach the data.
             if order is None:
                 yield [tensor[part].clone() for tensor in tensors]
             else:
                 rows = order[part]
                 yield [tensor.index_select(0, rows) for tensor in tensors]
-
-    def _reseed(self, number: int, unseeded: Unseeded | None, after: Callable[[int], int] | None) -> None:
-        if after is not None and (unseeded is None or not unseeded.lasts):
-            reseed(after(number), self._device)
 
     def _batch(self, cut: Cut) -> Any:
         while True:

@@ -13,12 +13,11 @@ from torch import Tensor, nn
 
 from shoal.core.array import Array, Member
 from shoal.core.event import Event, Profiled, Reported, TurnStats
-from shoal.core.trial import Report, TrialState, step_seed
+from shoal.core.trial import Report, TrialState
 from shoal.fuse.frozen import lend_frozen
-from shoal.fuse.generators import Unseeded
 from shoal.pack.batches import Batches, epoch_order, noise_seed
 from shoal.worker.learner import Learner, batch_size, build, side_by_side
-from shoal.worker.stepper import MixedEpochsError, Stepper, make_stepper
+from shoal.worker.stepper import MixedEpochsError, Stepper, StepRefusedError, make_stepper
 from shoal.worker.workshop import Workshop
 
 __all__ = ["Lane"]
@@ -82,9 +81,7 @@ class Lane:
         self._profile = array.profile
         self._company: list[Learner] = []  # who is within an epoch now
         self._losses: list[Tensor] = []  # of the company, [B] each, since it was last looked whether they are numbers
-        self._drawing = workshop.drawing
-        self._unseeded = Unseeded(workshop.device, possible=array.key not in self._drawing)
-        self._spoilt = False  # steps of the company may have drawn from generators that were not seeded for them
+        self._refusals = workshop.refusals
         self._looked = self._told = time.perf_counter()  # when losses were last looked at, and told
         self._lowest: TurnStats | None = None  # the losses since they were told, of the best member at each step
         self._began, self._spent = 0.0, 0.0  # this advance, and seconds of this epoch before it
@@ -271,17 +268,19 @@ class Lane:
             yield from self._epoch(company, train, size)
         except MixedEpochsError as reason:
             self._part(reason)
-        if self._spoilt:
-            self._seed_from_now_on()
+        except StepRefusedError as reason:
+            self._train_apart(reason)
         yield False
         self._everybody_stays()
         if not self._company:
             return
         stepper = self._stepper_of(train.steps(size))
-        batches = valid.walk(
-            size, seed=noise_seed(lead.data_seed, None), after=lambda number: step_seed(lead.data_seed, -1 - number)
-        )
-        metrics = stepper.validate(self._heard(batches))
+        batches = valid.walk(size, seed=noise_seed(lead.data_seed, None))
+        try:
+            metrics = stepper.validate(self._heard(batches))
+        except StepRefusedError as reason:
+            self._train_apart(reason)
+            return
         seconds = self._spent + time.perf_counter() - self._began
         reports = self._end_epoch(stepper.learners, metrics, seconds / len(metrics))
         self._tell(reports)
@@ -304,7 +303,7 @@ class Lane:
             for step in range(company[0].step, steps):
                 yield True
                 stayed = self._everybody_stays()
-                if self._spoilt or not self._company:
+                if not self._company:
                     return
                 if not stayed:
                     walks = {k: walk for k, walk in walks.items() if any(x.epoch == k for x in self._company)}
@@ -313,18 +312,7 @@ class Lane:
                     self._looked = time.perf_counter()
                 batches = {epoch: next(walk) for epoch, walk in walks.items()}
                 ticks = [learner.epoch * steps + step for learner in self._company]
-                stepper.watched = not self._unseeded.lasts
-                held = stepper.held() if self._unseeded.trying else None
-                self._unseeded.begin_step()
-                try:
-                    losses = stepper.train_step([batches[learner.epoch] for learner in self._company], ticks)
-                except Exception as error:
-                    if isinstance(error, MixedEpochsError) or not self._look_for_draws():
-                        raise
-                    _log.warning("an error that may be due to numbers that should not have been drawn: %r", error)
-                    return
-                # what a model holds beside its state no checkpoint has
-                self._unseeded.end_step(seen=stepper.watchable and (held is None or not held.changed()))
+                losses = stepper.train_step([batches[learner.epoch] for learner in self._company], ticks)
                 self._losses.append(losses)
                 self._beat()
                 for learner in self._company:
@@ -347,10 +335,7 @@ class Lane:
     def _walk(self, train: Batches, size: int, data_seed: int, learner: Learner) -> Iterator[Any]:
         """The batches of a learner's epoch from the first that is still to come."""
         order = epoch_order(train.samples, data_seed, learner.epoch)
-        seed, before = noise_seed(data_seed, learner.epoch), learner.epoch * train.steps(size)
-        return train.walk(
-            size, order, learner.step, seed, self._unseeded, lambda number: step_seed(data_seed, before + number)
-        )
+        return train.walk(size, order, learner.step, noise_seed(data_seed, learner.epoch))
 
     def _everybody_stays(self) -> bool:
         """Whether nobody of the company has left; else it is reduced to those that are still there."""
@@ -361,25 +346,18 @@ class Lane:
         return False
 
     def _write_down(self) -> None:
-        """Note how the losses went, the first step at which one was no number, and whether the steps were right. The
-        device is asked for that now and then only.
+        """Note how the losses went, and the first step at which one was no number. The device is asked for that now and
+        then only.
         """
         if not self._losses:
             return
         losses, self._losses = torch.stack(self._losses), []
-        if self._look_for_draws():
-            return
         finite = losses.isfinite()
         self._judge(finite)
         best = losses.where(finite, torch.inf).amin(1)
         highest, lowest, last = torch.stack([best.max(), best.min(), best[-1]]).tolist()
         told = TurnStats(highest, lowest, last, len(best), time.perf_counter() - self._looked)
         self._lowest = told if self._lowest is None else self._lowest.followed_by(told)
-
-    def _look_for_draws(self) -> bool:
-        """Whether steps may have drawn from generators that were not seeded for them, so that they are to be redone."""
-        self._spoilt = self._spoilt or self._unseeded.broken()
-        return self._spoilt
 
     def _judge(self, finite: Tensor) -> None:
         """Note where losses of the last steps, [steps, B], were no numbers."""
@@ -396,20 +374,18 @@ class Lane:
         """
         _log.warning("trials at different epochs take turns: %s", reason)
         self._mixes = False
-        if self._spoilt:  # all go back for that
-            return
         if reason.spoilt:
             self._go_back()
         self._company = []
 
-    def _seed_from_now_on(self) -> None:
-        """Somebody has drawn from generators that were not seeded for it: the company goes back, and they are."""
+    def _train_apart(self, reason: StepRefusedError) -> None:
+        """From now on learners of this key train by themselves. Those of the company go back."""
         _log.warning(
-            "trials %s, or others beside them, have begun to draw random numbers: they go back to their checkpoints",
+            "trials %s go back to their checkpoints, and are trained by themselves from there: %s",
             [learner.trial.number for learner in self._company],
+            reason,
         )
-        self._drawing.add(self.key)
-        self._spoilt = False
+        self._refusals[self.key] += 1
         self._go_back()
 
     def _go_back(self) -> None:
@@ -429,8 +405,8 @@ class Lane:
                     gc.collect()  # the array of before is a cycle, and holds memory of the device
             steps = max((x.member.target - x.epoch) * epoch_steps - x.step for x in self._company)
             self._beat()
-            self._unseeded.pause()
-            self._stepper = make_stepper(self._task, self._company, self._profile, steps)
+            refusals = self._refusals[self.key]
+            self._stepper = make_stepper(self._task, self._company, self._profile, steps, refusals)
         return self._stepper
 
     def _end_epoch(
@@ -461,9 +437,9 @@ class Lane:
 
     def _is_sound(self, learner: Learner) -> bool:
         """Whether one may be saved: not if it is about to fail, which it does again, at the same step, from where it
-        was sound; nor after steps that were wrong.
+        was sound.
         """
-        return not learner.bad and not (self._spoilt and learner in self._company)
+        return not learner.bad
 
 
 def _with_state(learner: Learner, report: Report) -> Report:

@@ -289,10 +289,8 @@ class _Run:
     seconds: list[float] = field(default_factory=list)
 
     def step(self, batch: Any, tick: int) -> float:
-        """Seconds of one step; it is looked at only if it may draw, as in training."""
-        seconds = _timed(self.stepper, [batch] * len(self.stepper.learners), tick)
-        self.stepper.watched = not self.stepper.watchable
-        return seconds
+        """Seconds of one step."""
+        return _timed(self.stepper, [batch] * len(self.stepper.learners), tick)
 
     def burst(self, batches: Sequence[Any], first: int) -> None:
         """Steps in a row, of the batch that is at number `first` and those after it; the first is not noted."""

@@ -9,7 +9,6 @@ from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
 
 from shoal.fuse.array import ModelArray
-from shoal.fuse.generators import OtherGenerators
 from shoal.fuse.plain import OF_EVERY_MODULE
 
 __all__ = ["Held", "Snapshot", "Values", "memories"]
@@ -73,7 +72,7 @@ class Held:
 
 
 class Snapshot:
-    """All that a step of an array may change, and Python's and NumPy's generators.
+    """All that a step of an array may change.
 
     Args:
         array: the models, with weights, buffers, attributes, and the gradients that the members have of their own.
@@ -83,7 +82,6 @@ class Snapshot:
     def __init__(self, array: ModelArray, optimizers: Iterable[Optimizer]) -> None:
         self._array = array
         self._ticks = array.ticks
-        self._generators = OtherGenerators()
         modules = [module for member in array.members for module in member.modules()]
         self._held = [Held(module, OF_EVERY_MODULE.__contains__) for module in modules]
         self._held += [Held.of_optimizer(optimizer) for optimizer in optimizers]
@@ -105,7 +103,6 @@ class Snapshot:
         for parameter, grad in self._grads:
             parameter.grad = grad
         self._array.ticks = self._ticks
-        self._generators.restore()
 
 
 def _copied(value: Any) -> Any:

@@ -2,7 +2,8 @@
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,8 +17,7 @@ from shoal.core.errors import FusionError, TaskError
 from shoal.core.trial import step_seed
 from shoal.fuse.batch import stack
 from shoal.fuse.frozen import lent, take_own
-from shoal.fuse.generators import OtherGenerators, reseed
-from shoal.fuse.held import Held
+from shoal.fuse.generators import Drawn, OtherGenerators, reseed, seeded
 from shoal.fuse.making import fuse
 from shoal.fuse.optim.fused import fuse_optimizers
 from shoal.task import Task, call, takes_config
@@ -27,7 +27,15 @@ from shoal.worker.pace import Pace
 from shoal.worker.remember import remembered
 from shoal.worker.snapshot import Snapshot
 
-__all__ = ["ApartStepper", "FusedStepper", "MixedEpochsError", "SerialStepper", "Stepper", "make_stepper"]
+__all__ = [
+    "ApartStepper",
+    "FusedStepper",
+    "MixedEpochsError",
+    "SerialStepper",
+    "StepRefusedError",
+    "Stepper",
+    "make_stepper",
+]
 
 _log = logging.getLogger("shoal.worker")
 
@@ -45,22 +53,17 @@ class MixedEpochsError(Exception):
         self.spoilt = spoilt
 
 
+class StepRefusedError(Exception):
+    """A step of an array, but for its first, did what its members have to do by themselves, and is left half done.
+
+    The learners go back to their checkpoints, and train by themselves from there.
+    """
+
+
 class Stepper(ABC):
     """Trains learners that are at the same step of an epoch, batch by batch; the epochs may be different ones."""
 
     learners: list[Learner]
-
-    watched = True
-    """Whether each step looks at the generators of random numbers; who turns that off sees to it himself."""
-
-    @property
-    def watchable(self) -> bool:
-        """Whether who looks at the generators from outside sees all that is drawn from them."""
-        return False
-
-    def held(self) -> Held:
-        """What the first model holds beside its state; the others hold alike."""
-        return Held([self.learners[0].model])
 
     @property
     def finding(self) -> Profile | None:
@@ -90,6 +93,7 @@ class Stepper(ABC):
 
         Raises:
             MixedEpochsError: the learners are at different epochs.
+            StepRefusedError: they cannot go on as an array.
         """
 
     @abstractmethod
@@ -97,16 +101,37 @@ class Stepper(ABC):
         """Each learner's metrics and `valid_loss`, averaged over the samples.
 
         Random numbers of a learner are those of its seed and of ticks -1, -2, ...: the same at every epoch.
+
+        Raises:
+            StepRefusedError: they cannot go on as an array.
         """
 
 
 class FusedStepper(Stepper):
-    """Learners of one structure as one array."""
+    """Learners of one structure as one array.
 
-    def __init__(self, task: Task, learners: Sequence[Learner], profile: Profile | None = None, steps: int = 0) -> None:
+    The first step shows whether they can be one; else it is taken back, and each goes on by itself.
+
+    Args:
+        task: the user's.
+        learners: of one structure.
+        profile: what is known of it.
+        steps: that they still have before them.
+        watched: a lone learner is looked at in all steps for what it draws.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        learners: Sequence[Learner],
+        profile: Profile | None = None,
+        steps: int = 0,
+        watched: bool = False,
+    ) -> None:
         self._task = task
         self.learners = list(learners)
         self._array = fuse([x.model for x in learners], [x.trial.seed for x in learners])
+        self._array.watched = watched
         self._steps: Pace | OwnStep
         if type(task).step is not Task.step:
             self._steps = OwnStep(self._array, learners, task)
@@ -115,15 +140,6 @@ class FusedStepper(Stepper):
             self._steps = Pace(self._array, optimizer, self._loss, profile, steps)
         self._begun = False
         self._apart: Stepper | None = None
-
-    @property
-    def watchable(self) -> bool:
-        """Unless the generators are brought back after a member, or a part of it, has drawn."""
-        return self._apart is None and not self._array.partial and not self._array.took_back
-
-    def held(self) -> Held:
-        """That, and what runs for all at once."""
-        return self._array.held()
 
     @property
     def finding(self) -> Profile | None:
@@ -146,35 +162,47 @@ class FusedStepper(Stepper):
         """One step of the array; or of the members apart, if the first one shows that they cannot run as an array."""
         if self._apart is not None:
             return self._apart.train_step(batches, ticks)
-        self._array.ticks = tuple(ticks)
-        self._array.watched = self.watched
-        if not _epochs_differ(self.learners):
-            return self._step(batches[0], batches, ticks)
+        mixed = _epochs_differ(self.learners)
         try:
-            batch = stack(batches)
+            batch = stack(batches) if mixed else batches[0]
         except FusionError as reason:
             raise MixedEpochsError(reason) from reason
-        others = OtherGenerators() if self.watched else None
-        losses = self._step(batch, batches, ticks)
-        if others is not None and (others.moved() or self._array.took_back):
-            why = "random numbers of Python's or NumPy's are drawn, of which each epoch has its own"
-            raise MixedEpochsError(why, spoilt=True)
-        return losses
-
-    def _step(self, batch: Any, batches: Sequence[Any], ticks: Sequence[int]) -> Tensor:
-        """One step, on the members' batches as one; the first one shows whether they can run as an array."""
-        if self._begun:
-            return self._steps.step(batch)
+        self._array.ticks = tuple(ticks)
+        before = None if self._begun else self._snapshot()
         self._begun = True
-        before = Snapshot(self._array, [one for x in self.learners for one in optimizers_in(x.optimizer)])
         try:
-            return self._steps.step(batch)
+            with self._refusing_draws(ticks[0], mixed):
+                return self._steps.step(batch)
         except FusionError as error:
-            before.restore()
-            if _epochs_differ(self.learners):
-                raise MixedEpochsError(error) from error
+            if before is not None:
+                before.restore()
+            if mixed:
+                raise MixedEpochsError(error, spoilt=before is None) from error
+            if before is None:
+                raise StepRefusedError(str(error)) from error
             self._apart = _apart(self._task, self.learners, error)
         return self._apart.train_step(batches, ticks)
+
+    def _snapshot(self) -> Snapshot:
+        return Snapshot(self._array, [one for x in self.learners for one in optimizers_in(x.optimizer)])
+
+    @contextmanager
+    def _refusing_draws(self, tick: int, mixed: bool = False) -> Iterator[None]:
+        """Within, the generators that know no members are seeded for a step.
+
+        Raises:
+            FusionError: all members at once have drawn numbers of which each has its own.
+        """
+        lead = self.learners[0]
+        with seeded(step_seed(lead.trial.data_seed, tick), lead.device):
+            torchs = Drawn(lead.device) if len(self.learners) > 1 else None
+            others = OtherGenerators() if torchs is not None and (mixed or self._array.partial) else None
+            yield
+            if others is not None and others.moved():
+                owner = "each epoch" if mixed else "each member"
+                raise FusionError(f"random numbers of Python's or NumPy's are drawn, of which {owner} has its own")
+            if torchs is not None and torchs():
+                raise FusionError("random numbers are drawn from torch's default generator past torch's own functions")
 
     def _loss(self, model: nn.Module, batch: Any) -> Tensor:
         return _loss_of(self._task, model, batch)
@@ -185,12 +213,15 @@ class FusedStepper(Stepper):
             return self._apart.validate(batches)
         means = _MetricMeans(len(self.learners))
         self._array.eval()
-        self._array.watched = True
         with torch.no_grad():
             for number, batch in enumerate(batches, start=1):
                 size = _size(batch)
                 self._array.ticks = (-number,) * len(self.learners)
-                found = self._array.map(self._measure, batch)
+                try:
+                    with self._refusing_draws(-number):
+                        found = self._array.map(self._measure, batch)
+                except FusionError as error:
+                    raise StepRefusedError(str(error)) from error
                 if isinstance(found, list):
                     means.add_each([alone.values for alone in found], size)
                 else:
@@ -255,9 +286,7 @@ class ApartStepper(Stepper):
     def train_step(self, batches: Sequence[Any], ticks: Sequence[int]) -> Tensor:
         """One step of each."""
         losses = []
-        others = OtherGenerators()
         for stepper, batch, tick in zip(self._steppers, batches, ticks, strict=True):
-            others.restore()
             losses.append(stepper.train_step([_own(batch, self._steppers)], [tick]))
         return torch.cat(losses)
 
@@ -268,7 +297,9 @@ class ApartStepper(Stepper):
         return [m for stepper, mine in zip(self._steppers, copies, strict=True) for m in stepper.validate(mine)]
 
 
-def make_stepper(task: Task, learners: Sequence[Learner], profile: Profile | None = None, steps: int = 0) -> Stepper:
+def make_stepper(
+    task: Task, learners: Sequence[Learner], profile: Profile | None = None, steps: int = 0, refusals: int = 0
+) -> Stepper:
     """The fastest stepper that is right for these learners.
 
     What a learner gets depends on it alone, not on its company: so do its random numbers.
@@ -278,12 +309,20 @@ def make_stepper(task: Task, learners: Sequence[Learner], profile: Profile | Non
         learners: at the same step of an epoch.
         profile: what is known of their structure.
         steps: that they still have before them; 0 rules compiling out.
+        refusals: steps in which learners like these were refused. After the first of them each is an array of its own,
+            after the second each is trained in plain PyTorch.
 
     Raises:
         MixedEpochsError: they are at different epochs.
     """
+    if len(learners) > 1 and refusals:
+        if _epochs_differ(learners):
+            raise MixedEpochsError("they are trained by themselves")
+        return ApartStepper([make_stepper(task, [learner], refusals=refusals) for learner in learners])
+    if refusals > 1:
+        return SerialStepper(task, learners)
     try:
-        return FusedStepper(task, learners, profile, steps)
+        return FusedStepper(task, learners, profile, steps, watched=refusals > 0)
     except FusionError as reason:
         if _epochs_differ(learners):
             raise MixedEpochsError(reason) from reason

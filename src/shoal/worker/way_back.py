@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from shoal.fuse.array import ModelArray
-from shoal.fuse.generators import OtherGenerators
+from shoal.fuse.generators import seed_again
 from shoal.fuse.optim.fused import FusedOptimizer
 from shoal.worker.snapshot import Held, Values, memories
 
@@ -40,7 +40,6 @@ class WayBack:
             mine = [stacked for _, stacked, _ in self._array.columns()]
             self._free = memories(tensor for tensor in mine if id(tensor) not in updated)
         self._stepped.clear()
-        self._generators = OtherGenerators()
         self._ticks = self._array.ticks
         self._grads = [(stacked, stacked.grad) for _, stacked, _ in self._array.columns() if stacked.requires_grad]
         buffers = self._array.buffers()
@@ -60,7 +59,7 @@ class WayBack:
         for stacked, grad in self._grads:
             stacked.grad = grad
         self._array.ticks = self._ticks
-        self._generators.restore()
+        seed_again()
 
 
 class _Update:

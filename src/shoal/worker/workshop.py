@@ -1,5 +1,6 @@
 """What a worker process has at hand for all arrays that it trains."""
 
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -23,7 +24,7 @@ class Workshop:
         paused: learners of the task that have paused in this process.
         device: where to train.
         directory: of the study; checkpoints are written there.
-        drawing: keys of arrays that have begun to draw random numbers after steps that drew none.
+        refusals: by key, steps in which members could not go on as they were trained; see `make_stepper`.
     """
 
     task: Task
@@ -31,4 +32,4 @@ class Workshop:
     paused: Paused
     device: torch.device
     directory: Path
-    drawing: set[FusionKey] = field(default_factory=set)
+    refusals: Counter[FusionKey] = field(default_factory=Counter)

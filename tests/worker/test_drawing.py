@@ -1,7 +1,7 @@
-"""Generators are not seeded for steps that draw nothing; whoever begins to draw late learns what it would have."""
+"""Whoever draws random numbers, from its first step on or from a later one, learns what it would learn alone."""
 
-import logging
 import random
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,6 @@ from pack_samples import CPU, EPOCHS, Mixed, Shop, reports_in, trial, whole
 from torch import Tensor, nn
 
 from shoal.core.array import Array, Member
-from shoal.fuse.generators import Unseeded, reseed
 from shoal.worker.checkpoint import load_newest
 from shoal.worker.data import DataSets
 from shoal.worker.profile import measure
@@ -133,18 +132,14 @@ COMPANIES = {"a lone trial": [0], "an array": [0, 1], "a pack": [0, 2, 3, 4]}
 @pytest.mark.parametrize("numbers", COMPANIES.values(), ids=COMPANIES)
 @pytest.mark.parametrize("generator", DRAWS)
 def test_who_begins_to_draw_late_learns_the_same(
-    generator: str, numbers: list[int], seconds: float, first: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    generator: str, numbers: list[int], seconds: float, first: int, tmp_path: Path
 ) -> None:
     wanted = learnt(DrawsFrom(generator, first, always=True), numbers, tmp_path / "always", seconds)
-    assert "go back" not in caplog.text
-    with caplog.at_level(logging.WARNING, "shoal.worker"):
-        got = learnt(DrawsFrom(generator, first, always=False), numbers, tmp_path / "late", seconds)
-    if (generator, len(numbers), first) != ("torch", 2, 4):  # then no way of a step has ever been seen not to draw
-        assert "begun to draw random numbers: they go back to their checkpoints" in caplog.text
+    got = learnt(DrawsFrom(generator, first, always=False), numbers, tmp_path / "late", seconds)
     same(got, wanted)
 
 
-def test_who_fails_over_a_number_that_was_wrong_goes_back_as_well(tmp_path: Path) -> None:
+def test_numbers_are_right_in_the_very_step_that_begins_to_draw(tmp_path: Path) -> None:
     wanted = learnt(always := Refuses(9), [0], tmp_path / "always", 30.0)
     got = learnt(Refuses(9, always.numbers), [0], tmp_path / "late", 30.0)
     same(got, wanted)
@@ -177,6 +172,33 @@ def test_a_process_does_not_try_again_what_has_begun_to_draw(tmp_path: Path, cap
     assert caplog.text.count("go back to their checkpoints") == 1
 
 
+def blind(x: Tensor) -> Tensor:
+    """Noise that Python never sees drawn."""
+    return x * (1 + 0.1 * torch.rand_like(x))
+
+
+class DrawsUnseen(DrawsFrom):
+    """In a script, which draws from torch's own generator."""
+
+    def __init__(self, first: int) -> None:
+        super().__init__("torch", first, always=False)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            noise = torch.jit.trace(blind, torch.ones((), dtype=torch.float64), check_trace=False)
+        self.draw = lambda: noise(torch.ones((), dtype=torch.float64))
+
+
+@pytest.mark.parametrize("first", [0, 9])
+def test_what_torch_draws_unseen_parts_the_members(
+    first: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    together = learnt(DrawsUnseen(first), [0, 1], tmp_path / "together", 30.0)
+    assert "past torch's own functions" in caplog.text
+    for number in (0, 1):
+        alone = learnt(DrawsUnseen(first), [number], tmp_path / f"alone {number}", 30.0)
+        same({key: value for key, value in together.items() if key[0] == number}, alone)
+
+
 @pytest.mark.parametrize("generator", ["Python", "NumPy"])
 def test_epochs_of_what_draws_are_known_not_to_mix(generator: str, tmp_path: Path) -> None:
     def mixing(first: int) -> float | None:
@@ -188,91 +210,3 @@ def test_epochs_of_what_draws_are_known_not_to_mix(generator: str, tmp_path: Pat
 
     assert mixing(1) is None
     assert mixing(10**9) is not None
-
-
-def step(unseeded: Unseeded, draws: bool, generator: str = "torch", seen: bool = True) -> None:
-    unseeded.begin_step()
-    if draws:
-        DRAWS[generator]()
-    unseeded.end_step(seen)
-
-
-@pytest.mark.parametrize("generator", DRAWS)
-def test_unseeded_begins_after_steps_that_draw_nothing(generator: str) -> None:
-    unseeded = Unseeded(CPU)
-    for tried in range(Unseeded.TRIED):
-        assert not unseeded.lasts, tried
-        step(unseeded, draws=False)
-    assert unseeded.lasts
-    step(unseeded, draws=False)
-    assert not unseeded.broken()
-    step(unseeded, draws=True, generator=generator)
-    assert unseeded.broken()
-    for _ in range(2 * Unseeded.TRIED):
-        assert not unseeded.lasts
-        step(unseeded, draws=False)
-
-
-def test_there_is_none_where_a_step_draws_or_hides_what_it_draws() -> None:
-    draws, hides = Unseeded(CPU), Unseeded(CPU)
-    for number in range(3 * Unseeded.TRIED):
-        step(draws, draws=number == 1)
-        step(hides, draws=False, seen=False)
-        assert not draws.lasts
-        assert not hides.lasts
-
-
-def test_a_gaussian_that_was_made_beforehand_is_drawn_as_well() -> None:
-    (unseeded,) = lasting(1)
-    np.random.randn()  # of a pair
-    step(unseeded, draws=False)
-    np.random.randn()
-    assert unseeded.broken()
-
-
-def test_other_steps_are_tried_anew() -> None:
-    unseeded = Unseeded(CPU)
-    for _ in range(Unseeded.TRIED):
-        step(unseeded, draws=False)
-    unseeded.pause()
-    assert not unseeded.lasts
-    for _ in range(Unseeded.TRIED):
-        step(unseeded, draws=False)
-    assert unseeded.lasts
-
-
-def lasting(count: int) -> list[Unseeded]:
-    found = [Unseeded(CPU) for _ in range(count)]
-    for unseeded in found:
-        for _ in range(Unseeded.TRIED):
-            step(unseeded, draws=False)
-    return found
-
-
-def test_who_seeds_the_generators_is_no_disturbance() -> None:
-    (unseeded,) = lasting(1)
-    for seed in range(3):
-        step(unseeded, draws=False)
-        reseed(seed, CPU)
-        torch.rand(3), random.random(), np.random.rand()
-        reseed(seed, CPU)
-        step(unseeded, draws=False)
-    assert not unseeded.broken()
-    assert unseeded.lasts
-
-
-def test_what_was_drawn_before_somebody_seeds_is_not_forgotten() -> None:
-    (unseeded,) = lasting(1)
-    step(unseeded, draws=True)
-    reseed(0, CPU)
-    step(unseeded, draws=False)
-    assert unseeded.broken()
-
-
-def test_all_who_went_unseeded_together_are_told() -> None:
-    one, other = lasting(2)
-    step(one, draws=False)
-    step(other, draws=True)
-    step(one, draws=False)
-    assert other.broken()
-    assert one.broken()
