@@ -63,7 +63,7 @@ def test_what_is_drawn_of_torch_is_seen_and_taken_back(draw: Callable[[int], obj
     assert not drawn()
     expected = torch.rand(3)
     assert drawn()
-    drawn.put_back()
+    drawn.restore()
     assert not drawn()
     with undrawn(CPU):
         draw(3)

@@ -1,5 +1,6 @@
 """Members that run one after another, as they are."""
 
+import traceback
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import partial
@@ -14,15 +15,15 @@ from torch.utils import _pytree as pytree
 from shoal.core.errors import FusionError
 from shoal.fuse.beside import accompanied
 from shoal.fuse.generators import Drawn, seed_again
-from shoal.fuse.held import Held
 from shoal.fuse.intercept import member_run
 from shoal.fuse.outer import home_of_row
 from shoal.fuse.randomness import Randomness
 from shoal.fuse.rows import rows
 from shoal.fuse.slots import Slot, keep_rows
 from shoal.fuse.stacked import Stacked
+from shoal.fuse.transaction import Transaction
 
-__all__ = ["MembersAlone", "described", "function_of", "tensors_in"]
+__all__ = ["MembersAlone", "described", "function_of", "place_of", "tensors_in"]
 
 _TRIES = 3
 """Runs of all members in which it is found out whether a function is silent."""
@@ -86,7 +87,8 @@ class MembersAlone:
                     result = self.silently(fn, keys, b, mine, training)
                 else:
                     drawn = Drawn(self._device())
-                    held = Held([member]) if forward and self._tries[key] < _TRIES * len(self._members) else None
+                    tried = forward and self._tries[key] < _TRIES * len(self._members)
+                    held = Transaction([member], copies=False) if tried else None
                     source = Randomness(partial(_key, keys, b), alone=True)
                     with member_run(source):
                         result = fn(member, *mine)
@@ -116,7 +118,7 @@ class MembersAlone:
                 f"{described(fn)} had drawn no random numbers and draws some now, and has changed its batch or buffers "
                 "of the model already; it is looked at from now on: go back to what was saved before"
             )
-        drawn.put_back()
+        drawn.restore()
         seed_again()
         with member_run(Randomness(partial(_key, keys, b), alone=True)):
             return fn(self._members[b], *batch)
@@ -124,9 +126,9 @@ class MembersAlone:
     def _device(self) -> torch.device:
         return next((slot.own[0].device for slot in self._slots if slot.own), torch.device("cpu"))
 
-    def _note(self, key: Any, held: Held | None, drawn: bool) -> None:
+    def _note(self, key: Any, held: Transaction | None, drawn: bool) -> None:
         """Find out whether a function is silent, in some runs: the first of many a model does what others do not."""
-        if drawn or (held is not None and held.changed()):
+        if drawn or (held is not None and held.changed() is not None):
             self._silent.discard(key)
         elif held is not None:
             self._silent.add(key)
@@ -196,10 +198,20 @@ def function_of(fn: Any) -> Any:
 
 def described(fn: Any) -> str:
     """A function by its name and where it is written."""
-    code = function_of(fn)
+    code = function_of(getattr(fn, "__wrapped__", fn))
     if not isinstance(code, CodeType):
         return str(getattr(fn, "__qualname__", fn))
     return f"{code.co_qualname} ({Path(code.co_filename).name}:{code.co_firstlineno})"
+
+
+def place_of(error: BaseException, fn: Any) -> str:
+    """The function and the line of the user's that an error comes from; of one from nowhere, where `fn` is written."""
+    places = [
+        f"{frame.f_code.co_qualname} ({Path(frame.f_code.co_filename).name}:{line})"
+        for frame, line in traceback.walk_tb(error.__traceback__)
+        if str(frame.f_globals.get("__name__")).partition(".")[0] not in ("shoal", "torch")
+    ]
+    return places[-1] if places else described(fn)
 
 
 def _key(keys: Keys, b: int) -> list[int]:

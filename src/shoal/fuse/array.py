@@ -12,23 +12,20 @@ from torch.utils import _pytree as pytree
 
 from shoal.core.errors import FusionError
 from shoal.fuse.absent import forget
-from shoal.fuse.alone import MembersAlone, function_of, tensors_in
+from shoal.fuse.alone import MembersAlone, function_of, place_of, tensors_in
 from shoal.fuse.apart import Apart, own_parameters, put_apart
 from shoal.fuse.bindings import copy_of
 from shoal.fuse.checks import indices_of, modules_apart
-from shoal.fuse.generators import seed_again
-from shoal.fuse.held import Held
 from shoal.fuse.homes import move_in
 from shoal.fuse.intercept import Home, MemberFunctions
 from shoal.fuse.join import join, spread
 from shoal.fuse.outer import refuse_outer
 from shoal.fuse.plain import PlainState, attributes_of
 from shoal.fuse.randomness import Randomness, active, member_keys, randomness
-from shoal.fuse.reached import Reached
 from shoal.fuse.search import find_slots, tensors_within
-from shoal.fuse.slots import Slot, keep
+from shoal.fuse.slots import Slot, keep, places_of
 from shoal.fuse.stacked import NeedsMemberError, SharedWriteError, Stacked, events
-from shoal.fuse.undo import Undo
+from shoal.fuse.transaction import Transaction
 from shoal.fuse.watch import Watch
 
 __all__ = ["ModelArray"]
@@ -120,9 +117,10 @@ class ModelArray(nn.Module):
     def map(self, fn: Callable[..., Any], *batch: Any) -> Any:
         """Like `[fn(member, *batch) for member in members]`, at once.
 
-        Where that cannot be, what `fn` has done to parameters, gradients, buffers, attributes, and to lists, dicts and
-        variables that it names is taken back, and it runs member by member. So it does where it returns an object or
-        leaves a tensor in such a list, dict or variable, which then get each member's own.
+        Where its first call shows that this cannot be, what `fn` has done to parameters, gradients, buffers,
+        attributes, and to lists, dicts and variables that it names is taken back, and it runs member by
+        member. So it does where it
+        returns an object or leaves a tensor in such a list, dict or variable, which then get each member's own.
 
         Args:
             fn: takes a model and a batch and returns tensors, nested as it likes. It sees one member's shapes. It may
@@ -136,7 +134,7 @@ class ModelArray(nn.Module):
         Raises:
             FusionError: it is called within a function that this array or another one runs, or `fn` asks for the
                 gradients of parameters from outside of the model that it is given, as an optimizer does; or it is no
-                function.
+                function; or a later call than its first shows that it must run member by member.
         """
         if not callable(fn):
             raise FusionError(f"`fn` must be a function of a model and a batch, got {fn!r}")
@@ -146,44 +144,78 @@ class ModelArray(nn.Module):
         key = (function_of(fn), self.training)
         if len(self) == 1 or key in self._single or _ALL in self._single:
             return self._each(fn, keys, batch)
-        undo = self._undo(first=key not in self._ran)
+        if key not in self._ran:
+            return self._first(fn, key, keys, batch)
+        try:
+            return self._at_once(fn, keys, batch)
+        except NeedsMemberError as error:
+            self._single.add(key)
+            raise FusionError(
+                f"{place_of(error, fn)}: {error}, in a later call than the first, and what this one has done is not "
+                "taken back; go back to what was saved before it (from now on the function runs member by member)"
+            ) from error
+
+    def _first(self, fn: Callable[..., Any], key: Any, keys: Callable[[], list[int]], batch: tuple[Any, ...]) -> Any:
+        """The first run of a function: of all members at once, or, where that cannot be and is taken back, of each."""
+        transaction = self._transaction(fn)
         while True:
-            bypassed = events.bypasses
             alike = [slot for slot in self._slots if slot.alike]
             try:
-                with self.open(keys, partial(refuse_outer, self._slots)) as model, undo:
-                    reached = None if key in self._ran else self._reached(fn, model)
-                    result = fn(model, *batch)
-                    with torch._C.DisableTorchFunction():
-                        result = pytree.tree_map(lambda value: spread(value, len(self)), result)
-                    if reached is not None:
-                        reached.check()
+                result = self._at_once(fn, keys, batch, transaction)
+            except NeedsMemberError as error:
+                reason = f"{place_of(error, fn)}: {error}"
+                written = self._shared_slot(error)
+            else:
                 self._ran.add(key)
                 return result
-            except (NeedsMemberError, RuntimeError) as error:
-                if not isinstance(error, NeedsMemberError) and events.bypasses == bypassed:
-                    raise
-                reason = str(error)
-                written = self._shared_slot(error)
-            undo.put_back(reason)
-            self._plain.revert()
-            if reached is not None:
-                reached.put_back()
-            seed_again()
+            transaction.restore()
             if written is not None:
                 written.part(self.stacked)
                 self.version += 1
-                undo = self._undo(first=True)
-                continue
-            if not alike:
+                transaction = self._transaction(fn)
+            elif alike:
+                for slot in alike:  # it may be that one of them is to be changed for each member
+                    slot.alike = False
+            else:
                 break
-            for slot in alike:  # it may be that one of them is to be changed for each member
-                slot.alike = False
+        self._single.add(key)
         if key not in _said:
             _said.add(key)
-            _log.warning("%s runs member by member: %s", getattr(fn, "__qualname__", fn), reason)
-        self._single.add(key)
+            _log.warning("it runs member by member: %s", reason)
         return self._each(fn, keys, batch)
+
+    def _at_once(
+        self,
+        fn: Callable[..., Any],
+        keys: Callable[[], list[int]],
+        batch: tuple[Any, ...],
+        transaction: Transaction | None = None,
+    ) -> Any:
+        """What `map` returns, of a run of all members as one.
+
+        Raises:
+            NeedsMemberError: that cannot be.
+        """
+        bypassed = events.bypasses
+        try:
+            with self.open(keys, partial(refuse_outer, self._slots)) as model:
+                result = fn(model, *batch)
+                with torch._C.DisableTorchFunction():
+                    result = pytree.tree_map(lambda value: spread(value, len(self)), result)
+                if transaction is not None and (left := transaction.left_of_members()) is not None:
+                    raise NeedsMemberError(left)
+            return result
+        except RuntimeError as error:
+            if events.bypasses == bypassed:
+                raise
+            raise NeedsMemberError(str(error)) from error
+
+    def _transaction(self, fn: Callable[..., Any]) -> Transaction:
+        """All that running a function at once may change."""
+        self.follow()
+        own = [*(slot.data for slot in self._slots if slot.own), *(parameter for _, _, parameter in self.apart())]
+        places = {(id(held), key) for slot in self._slots for held, key in slot.places[0]}
+        return Transaction([self._stage], [fn], tensors=own, places=places)
 
     def one_by_one(self, fn: Callable[..., Any], *batch: Any, forward: bool = False) -> Generator[Any, None, None]:
         """What `fn` returns for one member after another, each run when it is asked for.
@@ -212,22 +244,7 @@ class ModelArray(nn.Module):
 
     def own_places(self) -> list[list[tuple[Tensor, dict[str, Any], str]]]:
         """Each member's parameters and buffers and where they stand; nobody's if that is not all of them."""
-        if self._apart or any(slot.shared for slot in self._slots):
-            return []
-        found: list[list[tuple[Tensor, dict[str, Any], str]]] = []
-        for b in range(len(self)):
-            found.append(mine := [])
-            for slot in self._slots:
-                if slot.registered:
-                    places = [(slot.own[b], *place) for place in slot.places[b + 1] if isinstance(place[0], dict)]
-                    if not places:
-                        return []
-                    mine += places
-        return found
-
-    def held(self) -> Held:
-        """What the first member holds beside parameters and buffers, and what runs for all in its place."""
-        return Held([self.members[0], *self._plain.containers()])
+        return [] if self._apart else places_of(self._slots, len(self))
 
     def take_over(self, b: int) -> None:
         """Copy what member b has put in the place of its own tensors, which stand there again then."""
@@ -364,15 +381,6 @@ class ModelArray(nn.Module):
         if len(self) > 1 and any(v is not attributes.get(k) for k, v in attributes_of(self.members[0]).items()):
             self._single.add(_ALL)  # the members keep state that the stage does not have
         return join(results)
-
-    def _undo(self, first: bool) -> Undo:
-        own = [parameter for _, _, parameter in self.apart()] if self._apart else []
-        shared = [slot.data for slot in self._slots if slot.shared]
-        trained = [slot for slot in self._slots if slot.trainable and not slot.shared]
-        return Undo(self.buffers(), [*shared, *own], lambda: [*(slot.data for slot in trained), *own], first)
-
-    def _reached(self, fn: Callable[..., Any], model: nn.Module) -> Reached:
-        return Reached(fn, model, {(id(held), key) for slot in self._slots for held, key in slot.places[0]})
 
     def _shared_slot(self, error: BaseException) -> Slot | None:
         """The frozen parameter, kept once, that was to be changed for each member."""

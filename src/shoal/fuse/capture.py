@@ -29,13 +29,12 @@ from torch.utils import _pytree as pytree
 
 from shoal.core.errors import FusionError
 from shoal.fuse.array import ModelArray
-from shoal.fuse.held import unchanged
 from shoal.fuse.optim.fused import FusedOptimizer
 from shoal.fuse.optim.traced import TracedStep
 from shoal.fuse.randomness import member_keys
-from shoal.fuse.reached import nothing_left
 from shoal.fuse.replay import Replay
 from shoal.fuse.stacked import NeedsMemberError, Stacked
+from shoal.fuse.transaction import unchanged
 from shoal.fuse.unseen import NothingUnseen, hooked, refuse_hooks
 
 __all__ = ["CapturedStep"]
@@ -216,9 +215,9 @@ class CapturedStep:
             with self._standing_in([*live, *idle]), self._array.open(keys) as model:
                 refuse_hooks(model.modules(), ())
                 _gather_weights(model)
-                with unchanged(model, constants), nothing_left(self._loss):
+                with unchanged(model, [self._loss], constants):
                     losses = self._loss(model, batch).whole
-            with unchanged(model, constants):
+            with unchanged(model, tensors=constants):
                 grads = torch.autograd.grad(losses.sum(), live)
             step.apply(params, grads, state, numbers)
             return losses.detach()  # type: ignore[no-any-return]

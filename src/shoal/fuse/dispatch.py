@@ -19,7 +19,6 @@ from shoal.fuse.quiet import Hidden
 from shoal.fuse.randomness import active, current
 from shoal.fuse.rules.table import RULES
 from shoal.fuse.stacked import NeedsMemberError, SharedWriteError, Stacked, count, each, refuse_recorded, stack
-from shoal.fuse.undo import before_write
 from shoal.fuse.writes import WRITES_INSIDE, tracks, written
 
 __all__ = ["dispatch", "loop"]
@@ -58,7 +57,6 @@ def dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             raise SharedWriteError(_name(func), tensor)
     if changed:
         refuse_stale(_name(func), changed)
-        before_write(func, changed)
     versions = _versions(changed)
     rule = RULES.get(func)
     refusal = None

@@ -82,7 +82,7 @@ def undrawn(device: torch.device) -> Iterator[None]:
     try:
         yield
     finally:
-        before.put_back()
+        before.restore()
 
 
 class Drawn:
@@ -101,7 +101,7 @@ class Drawn:
         """Whether it was."""
         return list(map(_bytes, _states(self._device))) != self._bytes
 
-    def put_back(self) -> None:
+    def restore(self) -> None:
         """Bring the generators back to where they were when this was made."""
         with generators:
             torch.default_generator.set_state(self._states[0])

@@ -1,6 +1,5 @@
 """What modules hold in plain attributes, and their modes: kept alike in the members and in what runs for them."""
 
-from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from operator import is_
 from typing import Any
@@ -102,16 +101,6 @@ class PlainState:
                 self._held[i, name] = (tensor, self._of_members(i, name))
         self._known[_STAGE] = self._snapshot(self._stage)
 
-    def revert(self) -> None:
-        """Take back what a run that was given up has changed in the stage."""
-        before = {**self._seen, **{place: held for place, (held, _) in self._held.items()}}
-        now = dict([*self._plain(self._stage), *self._tensors(self._stage)])
-        for i, name in now.keys() - before.keys():
-            delattr(self._stage[i], name)
-        for (i, name), value in before.items():
-            if now.get((i, name), _MISSING) is not value:
-                setattr(self._stage[i], name, value)
-
     def catch_up(self) -> None:
         """Take over what all members have changed alike in objects they hold, as models complete configurations."""
         now = self._within_objects()
@@ -122,16 +111,6 @@ class PlainState:
                 if not any(_differ(value, other) for other in theirs) and (id(mine), name) not in self._apart:
                     mine[name] = value
         self._configured = now
-
-    def containers(self) -> list[Any]:
-        """Lists, dicts, sets and deques in the stage's attributes, which are its own: members have others."""
-        apart = {container for container, _ in self._apart}
-        return [
-            value
-            for module in self._stage
-            for name, value in vars(module).items()
-            if name not in OF_EVERY_MODULE and isinstance(value, (list, dict, set, deque)) and id(value) not in apart
-        ]
 
     def _check(self, b: int, i: int, name: str, value: Any) -> None:
         if _differ(vars(self._members[b][i]).get(name, _MISSING), value):

@@ -53,7 +53,7 @@ class Fetcher:
         samples = self.fetch(indices)
         torchs_alone = not others.moved()
         if torchs() or not torchs_alone:
-            torchs.put_back()
+            torchs.restore()
             others.restore()
             raise DrawsError(torchs_alone)
         return samples

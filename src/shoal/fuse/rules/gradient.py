@@ -11,7 +11,6 @@ from torch import Tensor
 
 from shoal.fuse.rules.base import Rule
 from shoal.fuse.stacked import NeedsMemberError, Stacked
-from shoal.fuse.undo import before_gradients
 
 __all__ = ["RULES"]
 
@@ -59,7 +58,6 @@ def _backward(
     inputs: Any = None,
 ) -> None:
     wanted = None if inputs is None else [_whole(t) for t in _listed(inputs)]
-    before_gradients()
     x.whole.backward(_seed(x, gradient), retain_graph, create_graph, wanted)  # type: ignore[no-untyped-call]
 
 
@@ -68,7 +66,6 @@ def _backward_of_several(
 ) -> None:
     """`torch.autograd.backward`."""
     starts, given = _with_seeds(tensors, grad_tensors)
-    before_gradients()
     func(starts, given, *args, inputs=None if inputs is None else [_whole(t) for t in _listed(inputs)], **kwargs)
 
 

@@ -1,0 +1,323 @@
+"""What running something may change, to compare with and to go back to."""
+
+import logging
+import sys
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import Enum
+from functools import partial
+from math import inf
+from types import CellType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
+from torch.utils import _pytree as pytree
+
+from shoal.core.errors import FusionError
+from shoal.fuse.generators import Drawn, OtherGenerators
+from shoal.fuse.stacked import Stacked
+
+__all__ = ["Transaction", "unchanged"]
+
+_PLAIN = (bool, int, float, complex, str, bytes, type(None))
+_OPAQUE = (type, Enum, ModuleType, logging.Logger)
+_CONTAINERS = (list, deque, dict, set)
+_REGISTERED = ("_parameters", "_buffers")
+_LIBRARIES = frozenset({*sys.stdlib_module_names, "numpy", "shoal", "torch"})
+_DEPTH = 5
+"""Of containers and objects in each other, from what a function names on."""
+_LARGE = 1000
+"""What lies in larger containers that a function names is not looked at."""
+_MISSING = object()
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """A container, with the entries that it had.
+
+    Args:
+        container: a list, dict, set, deque or variable; attributes are a dict.
+        items: its entries then, by key or position.
+        label: what it is to its user, "Task.history".
+        names: the entries that are meant, of a dict of globals.
+        registered: it holds the parameters or buffers of a module.
+        attributes: it holds those of a module.
+        of_model: a model holds it.
+    """
+
+    container: Any
+    items: dict[Any, Any]
+    label: str
+    names: Collection[str] | None = None
+    registered: bool = False
+    attributes: bool = False
+    of_model: bool = False
+
+    def now(self) -> dict[Any, Any]:
+        """Its entries now."""
+        return _items(self.container, self.names)
+
+    def changed(self, now: dict[Any, Any]) -> bool:
+        """Whether these are others."""
+        return not (_alike(now, self.items) and _alike(now.values(), self.items.values()))
+
+
+class Transaction:
+    """All that running something may change, as it is when this is made.
+
+    Args:
+        models: what their modules hold in attributes, and what that holds, however deep.
+        functions: what they and the functions of the user's that they call close over, their defaults, the globals that
+            they name, the objects whose methods they are, and what all these hold, `_DEPTH` deep.
+        tensors: whose values and gradients are copied: parameters and buffers.
+        copies: copy the values of tensors that models hold beside parameters and buffers; else nothing can
+            be put back.
+        places: `id` of containers, with keys, that are looked after elsewhere.
+    """
+
+    def __init__(
+        self,
+        models: Iterable[nn.Module] = (),
+        functions: Iterable[Callable[..., Any]] = (),
+        tensors: Iterable[Tensor] = (),
+        copies: bool = True,
+        places: Collection[tuple[int, Any]] = (),
+    ) -> None:
+        models, tensors = list(models), list(tensors)
+        registered = [held for model in models for module in model.modules() for held in _registered(module)]
+        self._places = places
+        self._seen: dict[int, _Seen] = {}
+        self._met = {id(tensor) for held in registered for tensor in held.values()} | set(map(id, tensors))
+        self._tensors: list[tuple[Tensor, int, Tensor | None]] = []
+        with _aside():
+            self._values = [(tensor, _version(tensor), tensor.detach().clone()) for tensor in tensors]
+            self._gradients = [(each, each.grad, _copied(each.grad)) for each in tensors if each.is_leaf]
+            self._generators = (Drawn(_device(tensors)), OtherGenerators()) if copies else None
+            self._look(((root, type(root).__name__, inf) for root in models), copies)
+            self._look(((fn, "", _DEPTH) for fn in functions), copies)
+
+    def changed(self) -> str | None:
+        """The first thing that is not as it was, but for parameters and buffers, by its name; None if there is none.
+
+        Of parameters and buffers those that were given as `tensors` count.
+        """
+        for seen in self._seen.values():
+            if not seen.registered and seen.changed(seen.now()):
+                return seen.label
+        if any(_version(tensor) != version for tensor, version, _ in (*self._tensors, *self._values)):
+            return "a tensor"
+        return None
+
+    def left_of_members(self) -> str | None:
+        """What a run at once has left where each member leaves something by itself, in words; None if nothing."""
+        for seen in self._seen.values():
+            if seen.attributes or seen.registered:
+                continue
+            now = seen.now()
+            if isinstance(seen.container, (list, deque)) and len(now) > len(seen.items):
+                entries = pytree.tree_leaves(list(now.values())[len(seen.items) :])
+                if seen.of_model or any(isinstance(entry, Tensor) for entry in entries):
+                    return f"it appends to `{seen.label}`, of which each member has its own entries"
+            for key, value in now.items():
+                new = value is not seen.items.get(key, _MISSING) and (id(seen.container), key) not in self._places
+                if new and any(isinstance(leaf, Stacked) for leaf in pytree.tree_leaves(value)):
+                    return f"it puts a tensor into `{_named(seen.label, key)}`, where each member has its own"
+        return None
+
+    def restore(self) -> None:
+        """Bring all back to where it was when this was made."""
+        with _aside():
+            for seen in self._seen.values():
+                now = seen.now()
+                if seen.changed(now):
+                    _fill(seen, now)
+            for tensor, version, saved in self._tensors:
+                if saved is not None and _version(tensor) != version:
+                    tensor.detach().copy_(saved)
+            for tensor, _, saved in self._values:  # also what was written past autograd, which counts no version
+                tensor.detach().copy_(saved)
+            for tensor, gradient, kept in self._gradients:
+                if gradient is not None and kept is not None:
+                    gradient.copy_(kept)
+                tensor.grad = gradient
+            if self._generators is not None:
+                for generators in self._generators:
+                    generators.restore()
+
+    def _look(self, roots: Iterable[tuple[Any, str, float]], copies: bool) -> None:
+        """Note every container and tensor that is reached, each once, the nearest first."""
+        to_do = deque(roots)
+        while to_do:
+            value, label, depth = to_do.popleft()
+            if depth < 0 or id(value) in self._met or isinstance(value, (*_PLAIN, *_OPAQUE)):
+                continue
+            if isinstance(value, (tuple, frozenset)):  # which may be made for this walk, and hold no circle
+                to_do += ((inner, label, depth - 1) for inner in value)
+                continue
+            self._met.add(id(value))
+            of_model = depth == inf
+            if isinstance(value, Tensor):
+                if of_model:
+                    whole = value.whole if isinstance(value, Stacked) else value
+                    self._tensors.append((whole, _version(whole), whole.detach().clone() if copies else None))
+            elif isinstance(value, nn.Module):
+                if of_model:
+                    to_do += self._module(value, label)
+            elif isinstance(value, (FunctionType, MethodType, partial)):
+                if not of_model:
+                    to_do += self._function(value, label, depth)
+            elif isinstance(value, (*_CONTAINERS, CellType)):
+                to_do += self._container(value, label, depth)
+            elif isinstance(attributes := getattr(value, "__dict__", None), dict):
+                if of_model:
+                    to_do += self._container(attributes, label, depth)
+                elif (room := _room(type(value))) != "shoal":
+                    to_do += self._container(attributes, type(value).__name__, depth)
+                    if room not in _LIBRARIES:
+                        methods = [each for base in type(value).__mro__ for each in vars(base).values()]
+                        to_do += ((each, label, depth - 1) for each in methods if isinstance(each, FunctionType))
+
+    def _module(self, module: nn.Module, label: str) -> Iterator[tuple[Any, str, float]]:
+        self._note(vars(module), label, attributes=True, of_model=True)
+        for name, held in vars(module).items():
+            if name in _REGISTERED:
+                self._note(held, label, registered=True)
+            else:
+                yield held, f"{label}.{name}" if name != "_modules" else label, inf
+
+    def _container(self, container: Any, label: str, depth: float) -> Iterator[tuple[Any, str, float]]:
+        items = self._note(container, label, of_model=depth == inf)
+        if depth == inf or len(items) <= _LARGE:
+            yield from ((inner, _named(label, key), depth - 1) for key, inner in items.items())
+
+    def _function(self, fn: Any, label: str, depth: float) -> Iterator[tuple[Any, str, float]]:
+        if isinstance(fn, partial):
+            yield fn.func, label, depth
+            yield (*fn.args, *fn.keywords.values()), label, depth + 1
+        elif isinstance(fn, MethodType):
+            yield fn.__func__, label, depth
+            yield fn.__self__, label, depth
+        elif depth == _DEPTH or _room(fn) not in _LIBRARIES:
+            for name, cell in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True):
+                yield cell, name, depth
+            yield (*(fn.__defaults__ or ()), *(fn.__kwdefaults__ or {}).values()), fn.__name__, depth + 1
+            known = self._seen.get(id(fn.__globals__))
+            names = {*fn.__code__.co_names} | set(known.names if known is not None and known.names else ())
+            for name, inner in self._note(fn.__globals__, "", names).items():
+                yield inner, name, depth - 1
+
+    def _note(self, container: Any, label: str, names: Collection[str] | None = None, **kind: bool) -> dict[Any, Any]:
+        items = _items(container, names)
+        self._seen[id(container)] = _Seen(container, items, label, names, **kind)
+        return items
+
+
+@contextmanager
+def unchanged(
+    model: nn.Module, functions: Iterable[Callable[..., Any]] = (), tensors: Iterable[Tensor] = ()
+) -> Iterator[None]:
+    """Within, a model may change its parameters and buffers, and nothing else is changed.
+
+    If something is, or anything is raised, all of it is put back.
+
+    Args:
+        model: with whatever its modules refer to.
+        functions: with what they name.
+        tensors: those of the model's parameters and buffers that must not change either.
+
+    Raises:
+        FusionError: something was changed.
+    """
+    transaction = Transaction([model], functions, tensors=tensors)
+    try:
+        yield
+        if (label := transaction.changed()) is not None:
+            raise FusionError(
+                f"`{label}` changes: the step keeps state in plain attributes, lists or variables, which a trace would "
+                "freeze; keep it in buffers"
+            )
+    except BaseException:
+        transaction.restore()
+        raise
+
+
+@contextmanager
+def _aside() -> Iterator[None]:
+    """Within, neither a tracer nor a rule notices what is done to tensors."""
+    with torch.no_grad(), disable_proxy_modes_tracing(), torch._C.DisableTorchFunction():
+        yield
+
+
+def _items(container: Any, names: Collection[str] | None = None) -> dict[Any, Any]:
+    """What is in a container, by key or position; of a dict only what is named; a variable may have no value yet."""
+    if isinstance(container, CellType):
+        try:
+            return {None: container.cell_contents}
+        except ValueError:
+            return {}
+    if names is not None:
+        return {name: container[name] for name in names if name in container}
+    return dict(container) if isinstance(container, dict) else dict(enumerate(container))
+
+
+def _fill(seen: _Seen, now: dict[Any, Any]) -> None:
+    """Give a container the entries that it had."""
+    container: Any = seen.container
+    if isinstance(container, CellType):
+        if seen.items:
+            container.cell_contents = seen.items[None]
+        else:
+            del container.cell_contents
+    elif isinstance(container, dict):
+        for key in now if seen.names is not None else list(container):
+            dict.pop(container, key)
+        dict.update(container, seen.items)
+    elif isinstance(container, list):
+        container[:] = seen.items.values()
+    else:
+        container.clear()
+        (container.update if isinstance(container, set) else container.extend)(seen.items.values())
+
+
+def _alike(values: Collection[Any], others: Collection[Any]) -> bool:
+    return len(values) == len(others) and all(map(_same, values, others))
+
+
+def _same(value: Any, other: Any) -> bool:
+    if isinstance(value, tuple) and isinstance(other, tuple):
+        return _alike(value, other)
+    return value is other or (type(value) is type(other) and isinstance(value, _PLAIN) and bool(value == other))
+
+
+def _version(tensor: Tensor) -> int:
+    """Grows with what is written to a tensor; those of inference mode do not count it."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def _named(label: str, key: Any) -> str:
+    """An entry of a container, as its user writes it."""
+    if isinstance(key, str) and key.isidentifier():
+        return f"{label}.{key}" if label else key
+    return f"{label}[{key!r}]" if isinstance(key, _PLAIN) and key is not None else label
+
+
+def _registered(module: nn.Module) -> Iterator[dict[str, Any]]:
+    """The parameters and the buffers of a module."""
+    return (vars(module)[name] for name in _REGISTERED)
+
+
+def _copied(tensor: Tensor | None) -> Tensor | None:
+    return None if tensor is None else tensor.detach().clone()
+
+
+def _room(of: Any) -> str:
+    """The package that a class or function is of."""
+    return str(of.__module__).partition(".")[0]
+
+
+def _device(tensors: Sequence[Tensor]) -> torch.device:
+    return tensors[0].device if tensors else torch.device("cpu")
