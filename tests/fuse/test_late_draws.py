@@ -8,7 +8,7 @@ import torch
 from beside_plain import BesidePlain
 from torch import Tensor, nn
 
-from shoal.fuse.held import Held
+from shoal.fuse.transaction import Transaction
 
 X = torch.randn(12, 6, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 
@@ -83,13 +83,13 @@ def test_what_a_model_holds_beside_its_state_is_seen_to_change(name: str) -> Non
     loss(model, X[0].float())
     model.counted, model.nested, model.options = Counter("b"), [[0]], SimpleNamespace(rate=0.1)
     model.table, model.tables = torch.zeros(3), [torch.zeros(3)]
-    held = Held([model])
-    assert not held.changed()
+    held = Transaction([model], copies=False)
+    assert held.changed() is None
     with torch.no_grad():
         model.layer.weight.add_(1)
-    assert not held.changed()
+    assert held.changed() is None
     CHANGES[name](model)
-    assert held.changed()
+    assert held.changed() is not None
 
 
 def test_what_a_model_holds_may_be_a_long_chain() -> None:
@@ -98,10 +98,10 @@ def test_what_a_model_holds_may_be_a_long_chain() -> None:
     for _ in range(5000):
         end.next = SimpleNamespace(next=None)
         end = end.next
-    held = Held([model])
-    assert not held.changed()
+    held = Transaction([model], copies=False)
+    assert held.changed() is None
     end.next = 1
-    assert held.changed()
+    assert held.changed() is not None
     del held
     while model.chain is not None and model.chain != 1:  # else Python would follow the chain to its end
         model.chain = model.chain.next

@@ -119,8 +119,8 @@ class ModelArray(nn.Module):
 
         Where its first call shows that this cannot be, what `fn` has done to parameters, gradients, buffers,
         attributes, and to lists, dicts and variables that it names is taken back, and it runs member by
-        member. So it does where it
-        returns an object or leaves a tensor in such a list, dict or variable, which then get each member's own.
+        member. So it does where it returns an object or leaves a tensor in such a list, dict or variable, which then
+        get each member's own.
 
         Args:
             fn: takes a model and a batch and returns tensors, nested as it likes. It sees one member's shapes. It may
