@@ -168,8 +168,9 @@ class Counted(TorchDispatchMode):
 
 
 def operators(model: Make, x: Tensor, members: int = 4) -> Counter[str]:
-    """Of one forward and backward pass."""
+    """Of one forward and backward pass, after a first one, of which what it may change is copied."""
     array = fuse([model().double() for _ in range(members)])
+    array(x)
     with Counted() as counted:
         out = array(x)
         out.backward(torch.ones_like(out))

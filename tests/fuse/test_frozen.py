@@ -236,11 +236,11 @@ def test_unfreezing_what_is_stored_once_is_refused() -> None:
     compare(fuse(copy.deepcopy(models))(X), [model(X) for model in models])
 
 
-def test_what_is_kept_once_is_copied_at_the_first_run_alone() -> None:
+def test_parameters_are_copied_at_the_first_run_alone() -> None:
     array = fuse([adapted(b) for b in range(3)])
     copies = []
     for _ in range(3):
         with Count() as count:
             array(X)
         copies.append(count.clones)
-    assert copies == [len(list(array.shared())), 0, 0]
+    assert copies == [len(list(array.parameters())), 0, 0]

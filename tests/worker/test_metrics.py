@@ -18,7 +18,7 @@ from shoal.journal.view import JournalView
 from shoal.report.snapshot import snapshot
 from shoal.report.text import best_text
 from shoal.task import Task
-from shoal.worker.stepper import FusedStepper, SerialStepper, Stepper
+from shoal.worker.stepper import FusedStepper, SerialStepper, Stepper, StepRefusedError, make_stepper
 
 BATCHES = [(X[:4], Y[:4]), (X[4:8], Y[4:8]), (X[8:], Y[8:])]
 """Of 4, 4 and 2 samples."""
@@ -70,7 +70,7 @@ def expected(task: Task, model: nn.Module) -> dict[str, float]:
     return {name: total / samples for name, (total, samples) in sums.items()}
 
 
-@pytest.mark.parametrize("kind", [ByBatch, ByMember, ByMemberLate], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", [ByBatch, ByMember], ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("count", [1, 5])
 def test_a_mean_is_over_the_batches_that_have_the_name(
     kind: type[Task], count: int, caplog: pytest.LogCaptureFixture
@@ -84,6 +84,17 @@ def test_a_mean_is_over_the_batches_that_have_the_name(
             assert metrics == pytest.approx(expected(task, learner.model), rel=1e-9)
             names.add(tuple(metrics))
     assert kind is not ByMember or count == 1 or len(names) > 1, "members leave out different names"
+
+
+def test_what_shows_in_a_later_batch_is_refused_and_right_by_themselves() -> None:
+    task, trials = ByMemberLate(), [trial(b) for b in range(5)]
+    with pytest.raises(
+        StepRefusedError, match=r"ByMember.metrics \(test_metrics.py:\d+\): a plain value .* in a later call"
+    ):
+        FusedStepper(task, learners(task, trials)).validate(BATCHES)
+    stepper = make_stepper(task, learners(task, trials), refusals=1)
+    for learner, metrics in zip(stepper.learners, stepper.validate(BATCHES), strict=True):
+        assert metrics == pytest.approx(expected(task, learner.model), rel=1e-9)
 
 
 @pytest.mark.parametrize(
