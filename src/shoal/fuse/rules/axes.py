@@ -47,8 +47,8 @@ def _softmax(func: Any, x: Any, dim: int | None = None, _stacklevel: int = 3, dt
     return NotImplemented if dim is None else _over(func, x, dim, dtype=dtype)
 
 
-_WHOLE = set(named("sum mean prod amax amin max min argmax argmin all any"))
-"""Reductions that may run over all axes at once."""
+_WHOLE = dict.fromkeys(named("sum mean prod amax amin max min argmax argmin all any"))
+"""Reductions that may run over all axes at once; a dict, for the order of a set of functions differs by process."""
 
 _ALONG = "std var logsumexp nansum median softmax log_softmax cumsum cumprod cummax cummin logcumsumexp"
 RULES = (
