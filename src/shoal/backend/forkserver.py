@@ -131,8 +131,10 @@ class _Server:
         with open(setup, "rb") as file:
             study: Setup = pickle.load(file)
         sys.argv[:] = study.argv
-        with suppress(OSError):  # it is removed, or closed to this user: nothing relative is found there either
+        try:
             os.chdir(study.directory)
+        except OSError:  # it was removed, or is closed to this user; oneMKL cannot be loaded from such a directory
+            os.chdir("/")
         sys.path_importer_cache.clear()  # relative directories were those of the last study
         gc.disable()  # importing torch makes much and frees nothing: looking for garbage takes a fifth of its time
         resolve(study.workplace.runner)
