@@ -14,6 +14,8 @@ from torch.utils import _pytree as pytree
 
 from shoal.core.demand import Profile
 from shoal.core.errors import FusionError, TaskError
+from shoal.core.objective import metric_fault
+from shoal.core.space import is_number
 from shoal.core.trial import step_seed
 from shoal.fuse.batch import stack
 from shoal.fuse.frozen import lent, take_own
@@ -414,9 +416,16 @@ def _measured(task: Task, model: nn.Module, batch: Any) -> dict[str, Any]:
     for name, value in metrics.items():
         if not isinstance(value, (Tensor, int, float, np.number, np.bool_)):
             raise TaskError(f"the task's metric {name!r} must be a scalar tensor or a number, got {value!r}")
+        if is_number(value) and (fault := metric_fault(str(name), value)):
+            raise TaskError(fault)
     if "valid_loss" in metrics:
         raise TaskError("the task's `metrics` must not return 'valid_loss': that is its `loss`; choose another name")
-    return {"valid_loss": loss, **metrics}
+    return {"valid_loss": loss, **{name: _sized(value) for name, value in metrics.items()}}
+
+
+def _sized(value: Any) -> Any:
+    """A number that torch can hold: an integer past 64 bits as a float."""
+    return float(value) if isinstance(value, int) and not -(2**63) <= value < 2**63 else value
 
 
 def _own(batch: Any, users: Sequence[Any]) -> Any:
