@@ -5,13 +5,13 @@ import functools
 import reprlib
 import unicodedata
 from collections.abc import Mapping
-from os import PathLike, fspath
 from typing import Any
 
 from shoal.algorithms.base import Algorithm
 from shoal.core.errors import AlgorithmError, ShoalError, TaskError
 from shoal.core.space import Space
 from shoal.pickling import dumped, loaded, remember, why_not_loaded
+from shoal.place import check_path
 from shoal.planner.packing.base import Packing
 from shoal.schedule.base import Policy
 from shoal.worker.outcome import user_traceback
@@ -170,11 +170,6 @@ def check(
             data_seed,
             'an integer of 64 bits, "trial" or None',
         ),
-        "directory": (
-            directory is None or (isinstance(directory, str | PathLike) and _is_path(fspath(directory))),
-            directory,
-            "the path of a directory, without a NUL character in it",
-        ),
         "show_progress": (isinstance(show_progress, bool), show_progress, "True or False"),
         "devices": (
             isinstance(devices, str) or names(devices),
@@ -192,11 +187,9 @@ def check(
     for name, (right, value, wanted) in good.items():
         if not right:
             raise ShoalError(f"`{name}` must be {wanted}, got {reprlib.repr(value)}")
+    if directory is not None:
+        check_path(directory)
 
 
 def _is_name(metric: object) -> bool:
     return isinstance(metric, str) and all(unicodedata.category(char) != "Cc" for char in metric)
-
-
-def _is_path(path: object) -> bool:
-    return isinstance(path, str) and path != "" and "\0" not in path
