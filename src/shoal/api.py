@@ -181,7 +181,7 @@ def tune(
     )
     check_sharing(options.sharing, options.fleet.given, processes=options.backend.concurrent)
     plan = blueprint(algorithm)
-    search = bound(plan, spec, Space.from_json(spec["space"]))  # as a resume has it
+    search = bound(plan, spec, Space.from_json(spec["space"]), algorithm)
     spec["totals"] = None if search.totals is None else asdict(search.totals)
     content = pickled(task) if training is None else pickle.dumps(training)
     spec["kept"] = is_kept(task)

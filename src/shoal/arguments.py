@@ -1,10 +1,12 @@
 """The arguments of a study: checked, and as its journal keeps them."""
 
 import base64
+import copy
 import functools
 import reprlib
 import unicodedata
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from shoal.algorithms.base import Algorithm
@@ -79,8 +81,16 @@ def blueprint(algorithm: Algorithm) -> bytes:
     return dumped(algorithm, f"{algorithm!r} cannot be pickled for the journal", AlgorithmError, remedy)
 
 
-def bound(blueprint: bytes, spec: Mapping[str, Any], space: Space) -> Algorithm:
+def bound(blueprint: bytes, spec: Mapping[str, Any], space: Space, given: Algorithm | None = None) -> Algorithm:
     """The algorithm that the journal keeps, with the problem of its study.
+
+    Args:
+        blueprint: as the journal keeps it.
+        spec: what the study is.
+        space: of the study.
+        given: the caller's own, just pickled to the blueprint: then it is a copy of this, whose classes, functions and
+            globals are the caller's. It is in the same state, so a resume decides alike. The object itself would be
+            spent after one study, or be pickled for the next with what it had learnt.
 
     Raises:
         AlgorithmError: it cannot be loaded.
@@ -89,6 +99,9 @@ def bound(blueprint: bytes, spec: Mapping[str, Any], space: Space) -> Algorithm:
         algorithm: Algorithm = loaded(blueprint)
     except (Exception, SystemExit) as error:
         raise AlgorithmError(f"the algorithm of the study cannot be loaded: {_cause(error)}") from error
+    if given is not None:
+        with suppress(TypeError):  # it holds what can be pickled and not copied, such as a module
+            algorithm = copy.deepcopy(given)
     shared = None if spec["data_seed"] == "trial" else spec["data_seed"]
     algorithm.bind(space, metric=spec["metric"], mode=spec["mode"], seed=spec["seed"], data_seed=shared)
     return algorithm
