@@ -123,7 +123,7 @@ def test_anything_else_is_refused_in_words(returned: Any, message: str) -> None:
                 stepper.validate(BATCHES)
 
 
-@pytest.mark.parametrize("value", [1, 2**100, 0.5, True, np.float32(0.5), np.int64(2), torch.tensor(3)], ids=repr)
+@pytest.mark.parametrize("value", [1, 10**30, 0.1, True, np.float32(0.5), np.int64(2), torch.tensor(3)], ids=repr)
 def test_numbers_of_any_kind_are_metrics(value: Any) -> None:
     class Number(Small):
         def metrics(self, model: nn.Module, batch: Any) -> Any:

@@ -420,12 +420,12 @@ def _measured(task: Task, model: nn.Module, batch: Any) -> dict[str, Any]:
             raise TaskError(fault)
     if "valid_loss" in metrics:
         raise TaskError("the task's `metrics` must not return 'valid_loss': that is its `loss`; choose another name")
-    return {"valid_loss": loss, **{name: _sized(value) for name, value in metrics.items()}}
+    return {"valid_loss": loss, **{name: _whole(value) for name, value in metrics.items()}}
 
 
-def _sized(value: Any) -> Any:
-    """A number that torch can hold: an integer past 64 bits as a float."""
-    return float(value) if isinstance(value, int) and not -(2**63) <= value < 2**63 else value
+def _whole(value: Any) -> Any:
+    """A number of Python's with all its digits and of any size, which torch would keep with half of them, or not."""
+    return torch.tensor(float(value), dtype=torch.float64) if is_number(value) else value
 
 
 def _own(batch: Any, users: Sequence[Any]) -> Any:
