@@ -71,7 +71,10 @@ def check(backend):
     N, SCALE = 6400, 10.0
     assert own.Sized.data.__globals__ is vars(own), "the class is as its user wrote it"
     assert own.Own.next_groups.__globals__ is vars(own), "and the algorithm's"
+    assert set(seen) == {640}, "what the algorithm writes is the caller's"
     second = search("second", backend, task)
+    assert set(seen) == {640, 6400}
+    seen.clear()
     assert found(second) == 64000, found(second)
     assert second.best_model()(one).item() == 10
     assert first.best_model()(one).item() == 1, "what was recorded counts"

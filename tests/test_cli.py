@@ -645,6 +645,9 @@ def test_a_second_ctrl_c_ends_at_once(begin, tmp_path):
         pytest.param("UPDATE study SET value = '3' WHERE key = 'metric'", "`metric` must be", id="no metric"),
         pytest.param("DELETE FROM study WHERE key = 'mode'", "its study is not understood (KeyError", id="no mode"),
         pytest.param("UPDATE runs SET started = 'then'", "`started` is 'then'", id="a run"),
+        pytest.param("INSERT INTO study VALUES ('note', '5')", "`note` of its study must be a text", id="a note"),
+        pytest.param("INSERT INTO study VALUES ('edits', '[1]')", "`edits` of its study must be a", id="edits"),
+        pytest.param("UPDATE trials SET epoch = -5", "`epoch` is -5, below 0", id="epochs"),
         pytest.param("DELETE FROM runs", "nobody has run the study in", id="no run"),
     ],
 )

@@ -1,10 +1,12 @@
 """What a user gave, in the process that has it: what a study does never changes the classes there."""
 
+import functools
 import subprocess
 import sys
 import threading
 from enum import Enum
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -77,3 +79,50 @@ def test_classes_that_are_pickled_by_value_are_made_anew_each_time() -> None:
     Local.factor = 2
     assert (one.factor, other.factor, Local().factor) == (1, 1, 2)
     assert len({type(one), type(other), Local}) == len({type(sort), type(other_sort), Sort}) == 3
+
+
+def locked(name: str) -> Any:
+    """An object of a class that is pickled by value, of which one thing holds a lock."""
+
+    class Local:
+        size = 1
+
+        def __init__(self) -> None:
+            self.kept = {"lock": threading.Lock()} if name == "attribute" else None
+
+        @property
+        def double(self) -> int:
+            return uses() if name == "function" else 2 * self.size
+
+    def uses() -> int:
+        return int(lock.acquire())
+
+    lock = threading.Lock()
+    if name == "class":
+        Local.lock = threading.Lock()  # type: ignore[attr-defined]
+    return Local()
+
+
+@pytest.mark.parametrize(
+    ("name", "culprit"),
+    [
+        ("attribute", "its attribute 'kept': "),
+        ("class", r"the attribute 'lock' of its class locked.<locals>.Local: "),
+        ("function", r"'lock', which locked.<locals>.uses uses: "),
+    ],
+)
+def test_what_cannot_be_pickled_is_named_with_the_cause(name: str, culprit: str) -> None:
+    with pytest.raises(ShoalError, match=rf"^it cannot be pickled \({culprit}cannot pickle .*lock.*\); leave it out$"):
+        dumped(locked(name), "it cannot be pickled", ShoalError, "leave it out")
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="a cached_property holds no lock any more")
+def test_a_cached_property_of_a_script_is_named_with_the_cause() -> None:
+    class Local:
+        @functools.cached_property
+        def width(self) -> int:
+            return 4
+
+    cause = r"the attribute 'width' of its class .*Local, a functools.cached_property, which holds a lock before Python"
+    with pytest.raises(ShoalError, match=cause):
+        dumped(Local(), "it cannot be pickled", ShoalError, "leave it out")

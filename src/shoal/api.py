@@ -37,11 +37,12 @@ from shoal.core.space import Space
 from shoal.core.trial import Config, derive_seed
 from shoal.cost.history import History, environment
 from shoal.dry_run.request import Asked, hand_over
+from shoal.journal.check import check_study
 from shoal.journal.requests import pending
 from shoal.journal.view import JournalView
 from shoal.journal.writer import Journal
 from shoal.opaque import RUNNER, TIME_LIMIT, Command, opaque, source_files, structure
-from shoal.place import absolute, as_given
+from shoal.place import absolute, as_given, check_path
 from shoal.planner.grouping import Grouping
 from shoal.planner.packing.base import Packing
 from shoal.planner.packing.registry import make_packing
@@ -180,7 +181,7 @@ def tune(
     )
     check_sharing(options.sharing, options.fleet.given, processes=options.backend.concurrent)
     plan = blueprint(algorithm)
-    search = bound(plan, spec, Space.from_json(spec["space"]))  # as a resume has it
+    search = bound(plan, spec, Space.from_json(spec["space"]), algorithm)
     spec["totals"] = None if search.totals is None else asdict(search.totals)
     content = pickled(task) if training is None else pickle.dumps(training)
     spec["kept"] = is_kept(task)
@@ -221,11 +222,13 @@ def resume(
 
     Raises:
         TaskChangedError: they were, and that is not accepted; nothing is changed.
-        JournalError: there is no study, or another process is running it.
+        JournalError: there is no study, another process is running it, or its journal holds what cannot be gone on
+            with; nothing is changed.
         StudyInterrupted: stopped again.
         StudyFailedError: as of `tune`.
     """
     called = time.time()
+    check_path(directory)
     directory = absolute(directory)
     with JournalView.read(directory) as now:
         if now.study.get("paused") and (pid := now.writer()) is not None:
@@ -234,6 +237,7 @@ def resume(
                 f"{command('study resume', now.directory)}"
             )
     with closing(Journal.open(directory)) as journal:
+        check_study(journal)
         spec = journal.study
         ended = spec.get("finished") and not pending(journal.directory)
         changed = [] if ended else _edits(journal, accept_changes)

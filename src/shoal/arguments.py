@@ -1,17 +1,19 @@
 """The arguments of a study: checked, and as its journal keeps them."""
 
 import base64
+import copy
 import functools
 import reprlib
 import unicodedata
 from collections.abc import Mapping
-from os import PathLike, fspath
+from contextlib import suppress
 from typing import Any
 
 from shoal.algorithms.base import Algorithm
 from shoal.core.errors import AlgorithmError, ShoalError, TaskError
 from shoal.core.space import Space
 from shoal.pickling import dumped, loaded, remember, why_not_loaded
+from shoal.place import check_path
 from shoal.planner.packing.base import Packing
 from shoal.schedule.base import Policy
 from shoal.worker.outcome import user_traceback
@@ -79,8 +81,16 @@ def blueprint(algorithm: Algorithm) -> bytes:
     return dumped(algorithm, f"{algorithm!r} cannot be pickled for the journal", AlgorithmError, remedy)
 
 
-def bound(blueprint: bytes, spec: Mapping[str, Any], space: Space) -> Algorithm:
+def bound(blueprint: bytes, spec: Mapping[str, Any], space: Space, given: Algorithm | None = None) -> Algorithm:
     """The algorithm that the journal keeps, with the problem of its study.
+
+    Args:
+        blueprint: as the journal keeps it.
+        spec: what the study is.
+        space: of the study.
+        given: the caller's own, just pickled to the blueprint: then it is a copy of this, whose classes, functions and
+            globals are the caller's. It is in the same state, so a resume decides alike. The object itself would be
+            spent after one study, or be pickled for the next with what it had learnt.
 
     Raises:
         AlgorithmError: it cannot be loaded.
@@ -89,6 +99,9 @@ def bound(blueprint: bytes, spec: Mapping[str, Any], space: Space) -> Algorithm:
         algorithm: Algorithm = loaded(blueprint)
     except (Exception, SystemExit) as error:
         raise AlgorithmError(f"the algorithm of the study cannot be loaded: {_cause(error)}") from error
+    if given is not None:
+        with suppress(TypeError):  # it holds what can be pickled and not copied, such as a module
+            algorithm = copy.deepcopy(given)
     shared = None if spec["data_seed"] == "trial" else spec["data_seed"]
     algorithm.bind(space, metric=spec["metric"], mode=spec["mode"], seed=spec["seed"], data_seed=shared)
     return algorithm
@@ -170,11 +183,6 @@ def check(
             data_seed,
             'an integer of 64 bits, "trial" or None',
         ),
-        "directory": (
-            directory is None or (isinstance(directory, str | PathLike) and _is_path(fspath(directory))),
-            directory,
-            "the path of a directory, without a NUL character in it",
-        ),
         "show_progress": (isinstance(show_progress, bool), show_progress, "True or False"),
         "devices": (
             isinstance(devices, str) or names(devices),
@@ -192,11 +200,9 @@ def check(
     for name, (right, value, wanted) in good.items():
         if not right:
             raise ShoalError(f"`{name}` must be {wanted}, got {reprlib.repr(value)}")
+    if directory is not None:
+        check_path(directory)
 
 
 def _is_name(metric: object) -> bool:
     return isinstance(metric, str) and all(unicodedata.category(char) != "Cc" for char in metric)
-
-
-def _is_path(path: object) -> bool:
-    return isinstance(path, str) and path != "" and "\0" not in path

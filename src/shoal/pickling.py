@@ -1,9 +1,12 @@
 """What a user gives, as bytes for the journal and for other processes, and what these bytes are in this one."""
 
+import functools
 import hashlib
+import inspect
 import io
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from types import FunctionType
 from typing import Any
 
 import cloudpickle
@@ -31,7 +34,7 @@ def dumped(value: object, what: str, fault: type[ShoalError], remedy: str) -> by
     try:
         content: bytes = cloudpickle.dumps(value)
     except (TypeError, pickle.PicklingError) as error:
-        raise fault(f"{what} ({error}); {remedy}") from error
+        raise fault(f"{what} ({_culprit(value)}{error}); {remedy}") from error
     return content
 
 
@@ -102,6 +105,57 @@ def _is_pickled_to(value: object, content: bytes) -> bool:
         return bool(cloudpickle.dumps(value) == content)
     except (TypeError, pickle.PicklingError):  # it holds what it did not hold then
         return False
+
+
+def _culprit(value: object) -> str:
+    """What of a value cannot be pickled, as the beginning of a sentence; "" if that is not known."""
+    for what, part in _parts(value):
+        if not _can_be_pickled(part):
+            lock = ", a functools.cached_property, which holds a lock before Python 3.12"
+            return f"{what}{lock if isinstance(part, functools.cached_property) else ''}: "
+    return ""
+
+
+def _parts(value: object) -> Iterator[tuple[str, object]]:
+    """What is pickled with a value, each with its name: attributes, those of its classes, what their functions use."""
+    for name, part in getattr(value, "__dict__", {}).items():
+        yield f"its attribute {name!r}", part
+    functions = _functions(value)
+    for kind in type(value).__mro__:
+        if _can_be_pickled(kind):  # by its name, or as it is
+            continue
+        for name, part in vars(kind).items():
+            if found := _functions(part):
+                functions += found
+            elif not (name.startswith("__") and name.endswith("__")):
+                yield f"the attribute {name!r} of its class {kind.__qualname__}", part
+    known: set[FunctionType] = set()
+    while functions:
+        if (function := functions.pop(0)) in known or _can_be_pickled(function):
+            continue
+        known.add(function)
+        used = inspect.getclosurevars(function)
+        for name, part in {**used.globals, **used.nonlocals}.items():
+            if found := _functions(part):
+                functions += found
+            elif not isinstance(part, type):
+                yield f"{name!r}, which {function.__qualname__} uses", part
+
+
+def _functions(value: object) -> list[FunctionType]:
+    """Those that a value is made of: itself, or those of a property, a method of a class or a static one."""
+    if isinstance(value, property):
+        return [part for part in (value.fget, value.fset, value.fdel) if isinstance(part, FunctionType)]
+    inner = value.__func__ if isinstance(value, (classmethod, staticmethod)) else value
+    return [inner] if isinstance(inner, FunctionType) else []
+
+
+def _can_be_pickled(value: object) -> bool:
+    try:
+        cloudpickle.dumps(value)
+    except Exception:  # whatever its own methods raise: what cannot be pickled has been said already
+        return False
+    return True
 
 
 def _digest(content: bytes) -> bytes:

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.core.errors import ShoalError
 from shoal.core.trial import Config, TrialState
+from shoal.journal.check import check_study
 from shoal.journal.rows import TrialRow
 from shoal.journal.view import JournalView
-from shoal.place import absolute
+from shoal.place import absolute, check_path
 from shoal.report.frame import dataframe
 from shoal.report.grid import StudyGrid, study_grid
 from shoal.report.optuna_mirror import mirror
@@ -40,10 +41,11 @@ class Study:
 
     Raises:
         JournalError: there is none.
-        ShoalError: it is relative, and the working directory was removed.
+        ShoalError: it is no path; or it is relative, and the working directory was removed.
     """
 
     def __init__(self, directory: Path | str) -> None:
+        check_path(directory)
         self.directory = absolute(directory)
         with self._journal() as journal:
             self.objectives = journal.objectives
@@ -349,6 +351,7 @@ class Study:
             Exception: whatever the task's methods raise.
         """
         with self._journal() as journal:
+            check_study(journal)
             row, device = to_rerun(journal, number, devices)
             spec, task = journal.study, journal.blob("task")
             # how a trial failed that was tried again is no report of an epoch

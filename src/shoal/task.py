@@ -44,11 +44,12 @@ class Task(ABC):
     One object serves many trials. While they are built (`model`, `optimizer`, `scheduler`) or trained (`step`, `loss`,
     `metrics`, `batch_size`), setting or deleting an attribute of the task is a `TaskError`: all trials would share it,
     and each would train with what the last one has put there. Keep what belongs to a trial on its model. `__init__` and
-    `data` may set attributes (unless one of those methods calls them), and `functools.cached_property` may be used
-    anywhere. Not seen are changes to a list or dict that an attribute holds, which are as wrong. In the process that
-    calls `tune` (`backend="inline"`, `Study.best_model`) that object is the one given, which stays in memory as long as
-    the process; if it has changed since (an attribute; a class, function or global of a script or a notebook), a copy
-    of what it was, and neither ever changes the other.
+    `data` may set attributes (unless one of those methods calls them). A `functools.cached_property` may be used in a
+    class of a module that workers import; before Python 3.12 it holds a lock, so the class of a script or a notebook
+    cannot be pickled with it. Not seen, and as wrong, are changes to a list or dict that an attribute holds, and writes
+    to the class (`type(self).x = ...`). In the process that calls `tune` (`backend="inline"`, `Study.best_model`) that
+    object is the one given, which stays in memory as long as the process; if it has changed since (an attribute; a
+    class, function or global of a script or a notebook), a copy of what it was, and neither ever changes the other.
 
     The config that a method is given is its own copy: changing it changes nothing for anybody else.
     """
@@ -150,9 +151,8 @@ class Task(ABC):
         if running is not None and running[0] is self:
             raise TaskError(
                 f"the task's `{running[1]}` {does} its attribute {name!r}, which all trials share; keep what belongs "
-                "to one trial on its model, and set what serves all of them in `__init__`, in `data` or by a "
-                "functools.cached_property; for a schedule of training steps return the scheduler from `scheduler`, "
-                'with scheduler_interval = "step" in the class'
+                "to one trial on its model, and set what serves all of them in `__init__` or in `data`; for a schedule "
+                'of training steps return the scheduler from `scheduler`, with scheduler_interval = "step" in the class'
             )
 
 

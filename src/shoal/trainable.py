@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from shoal.core.errors import ShoalError, TaskError
+from shoal.core.errors import MetricNameError, ShoalError, TaskError
 from shoal.core.objective import metric_fault
 
 __all__ = ["Stop", "checkpoint", "report", "step"]
@@ -41,6 +41,7 @@ def report(metrics: Mapping[str, Any], step: int | None = None) -> None:
         step: how many reports the trial has made with this one: 1, 2, 3, ... By default one more than `step()`.
 
     Raises:
+        MetricNameError: a metric is named by what is no string.
         TaskError: a metric is no number, or the step is not the next one.
         ShoalError: the study is gone.
     """
@@ -102,7 +103,7 @@ def _number(name: object, value: Any) -> float:
         with suppress(TypeError, ValueError, RuntimeError, OverflowError):
             single = float(single)
     if fault := metric_fault(name, single):
-        raise TaskError(fault)
+        raise TaskError(fault) if isinstance(name, str) else MetricNameError(fault)
     return float(single)
 
 

@@ -4,13 +4,17 @@ import json
 import sqlite3
 from contextlib import closing
 from dataclasses import replace
+from io import StringIO
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from shoal.cli.app import app
 from shoal.core.demand import Profile
+from shoal.cost.catalogue import records
 from shoal.cost.history import History, environment
+from shoal.report.history_table import history_table, origins_table
 
 DIGEST = "0123456789abcdef" * 2
 PROFILE = Profile({1: 0.1, 16: 0.4}, 10, 3, 300_000_000, 12_000_000, 0.5, 1.0, mixing=1.25, crowding={2: 1.5})
@@ -39,17 +43,49 @@ def test_what_is_known_is_a_table(known):
     done = shoal()
     assert done.exit_code == 0
     lines = [line.split() for line in done.stdout.splitlines()]
-    _, head, *rows = lines
-    assert head[:3] == ["kind", "structure", "data"]
+    _, _, head, *rows = lines
+    assert head[:3] == ["kind", "and", "data"]
     measured = ["1:", "100,", "16:", "400", "12", "MB", "300", "MB", "50%", "1", "1.25"]
-    assert rows[:4] == [
-        ["NVIDIA", "[H200]", "01234567", "dddddddd", "32", *measured],
-        ["NVIDIA", "[H200]", "01234567", "eeeeeeee", "32", *measured],
+    assert rows[:6] == [
+        ["NVIDIA", "[H200]", "01234567", "32", *measured],
+        ["dddddddd"],
+        ["NVIDIA", "[H200]", "01234567", "32", *measured],
+        ["eeeeeeee"],
         ["cpu/1", "trial", "7", "1", *measured],
         ["*", "NVIDIA", "[H200]", "01234567", "64", *measured],
     ]
-    assert " ".join(rows[4]) == "* measured with torch 1: not used now"
+    assert " ".join(rows[6]) == "* measured with torch 1: not used now"
     assert done.stdout.splitlines()[-1] == f"in {known}"
+
+
+def rendered(table):
+    """The lines of a table at 80 columns."""
+    console = Console(width=80, file=StringIO())
+    console.print(table)
+    return console.file.getvalue().splitlines()
+
+
+@pytest.mark.parametrize("kind", ["cpu/1", "NVIDIA H100 80GB HBM3"])
+@pytest.mark.parametrize("others", [False, True], ids=["mine", "and others"])
+def test_at_80_columns_no_word_is_broken_and_no_column_missing(tmp_path, kind, others):
+    """Of a structure with two data, each of which has its own origins."""
+    mine = History(environment=environment())
+    for data, rows in (("d", 512), ("e", 1024)):
+        mine.put(DIGEST, data * 32, 32, kind, replace(PROFILE, step_seconds={1: 0.1}))
+        mine.belongs(DIGEST, data * 32, 32, "Digits", [{"rows": rows}])
+    if others:
+        History(environment="torch 1").put(DIGEST, "d" * 32, 64, kind, PROFILE)
+    found = sorted(records(mine.path), key=lambda record: record.environment != environment())
+    words = " ".join(rendered(history_table(found, environment()))).split()
+    for word in ("structure", "process", "compute", "cores", "mixing", "1.25", *kind.split()):
+        assert word in words
+    assert {"dddddddd", "eeeeeeee"} < set(words)
+    below = rendered(origins_table(found))
+    assert [line.split("  ")[0] for line in below if "Digits" in line] == [
+        "01234567 and dddddddd,",
+        "01234567 and eeeeeeee,",
+    ]
+    assert [line.split()[-1] for line in below if "Digits" in line] == ["rows=512", "rows=1024"]
 
 
 def test_where_structures_come_from_and_why_one_size_was_measured(known):

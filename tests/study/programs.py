@@ -104,6 +104,10 @@ def says_words(config: Any) -> None:
     shoal.report({"loss": "low"})
 
 
+def misnames(config: Any) -> None:
+    shoal.report({"loss": 1.0} if config["slope"] > 1 else {3: 1.0})
+
+
 def skips_steps(config: Any) -> None:
     for step in (1, 5):
         shoal.report({"loss": 1.0}, step=step)

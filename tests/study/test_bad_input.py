@@ -2,8 +2,11 @@
 
 import importlib
 import logging
+import re
+import sqlite3
 import threading
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -87,10 +90,64 @@ def test_arguments_are_looked_at_before_there_is_a_directory(
     assert not (tmp_path / "study").exists()
 
 
-@pytest.mark.parametrize("directory", [5, "", b"study", "a\0b", True], ids=repr)
+@pytest.mark.parametrize("directory", [5, "", b"study", "a\0b", True, "odd/\ud800x"], ids=ascii)
 def test_a_directory_that_is_no_path_is_refused(directory: Any) -> None:
+    for use in (lambda: tune(tasks.Blobs(), LR, directory), lambda: shoal.resume(directory)):
+        with pytest.raises(ShoalError, match="`directory` must be the path of a directory"):
+            use()
     with pytest.raises(ShoalError, match="`directory` must be the path of a directory"):
-        tune(tasks.Blobs(), LR, directory)
+        shoal.Study(directory)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        *(
+            pytest.param(
+                f"UPDATE study SET value = '{value}' WHERE key = '{key}'", f"`{key}` of its study must", id=key
+            )
+            for key, value in {
+                "sources": '"zz"',
+                "devices": "5",
+                "policy": "5",
+                "paths": "5",
+                "checkpoint_seconds": '"zz"',
+                "opaque": '"zz"',
+                "retries": '"zz"',
+                "hang_seconds": '"zz"',
+                "fuse": '"zz"',
+                "totals": "5",
+                "stopped": "[]",
+            }.items()
+        ),
+        *(
+            pytest.param(f"INSERT INTO study VALUES ('{key}', '{value}')", f"`{key}` of its study must", id=key)
+            for key, value in {"tried": '"zz"', "held": "null", "fleet": "5", "retried": "[]", "edits": "5"}.items()
+        ),
+        pytest.param("DELETE FROM study WHERE key = 'paths'", "`paths` of its study is missing; it must be", id="gone"),
+        pytest.param("DELETE FROM blobs WHERE name = 'task'", "its pickled task is missing", id="no task"),
+        pytest.param("UPDATE trials SET epoch = -5", r"`epoch` is -5, below 0\)", id="epoch"),
+        pytest.param("UPDATE trials SET target = 0", r"`target` is 0, below 1\)", id="target"),
+        pytest.param("UPDATE asks SET proposed = '[5]'", "what its algorithm proposed is not understood", id="asks"),
+    ],
+)
+def test_a_journal_of_bad_values_is_not_gone_on_with_and_loses_nothing(change: str, words: str, tmp_path: Path) -> None:
+    directory = tmp_path / "study"
+    tune(tasks.Blobs(), {"lr": shoal.grid([0.01, 0.02])}, directory, algorithm=shoal.Grid(1))
+    file = directory / "journal.sqlite"
+    with closing(sqlite3.connect(file)) as connection, connection:
+        connection.execute("DELETE FROM reports WHERE trial = 1")
+        connection.execute("UPDATE trials SET state = 'pending', epoch = 0 WHERE number = 1")
+        connection.execute("UPDATE study SET value = 'false' WHERE key = 'finished'")
+        connection.commit()
+        connection.execute(change)
+        connection.commit()
+        before = list(connection.iterdump())
+    with pytest.raises(JournalError, match=f"{re.escape(str(file))} is damaged: .*{words}.*; take a copy of it from"):
+        shoal.resume(directory, show_progress=False)
+    with closing(sqlite3.connect(file)) as connection:
+        after = [line for line in connection.iterdump() if 'INSERT INTO "runs"' not in line]
+    assert after == [line for line in before if 'INSERT INTO "runs"' not in line]
 
 
 def test_a_task_that_cannot_be_pickled_is_refused_before_there_is_a_directory(tmp_path: Path) -> None:

@@ -48,6 +48,13 @@ def test_what_no_trial_can_do_right_ends_the_study(tmp_path: Path, function: Any
         search(function, tmp_path, {"slope": 1}, retries=0)
 
 
+def test_a_trial_that_misnames_a_metric_fails_alone(tmp_path: Path) -> None:
+    study = search(programs.misnames, tmp_path, algorithm=shoal.Grid(1), devices="cpu:1")
+    assert [str(row.state) for row in study.trials] == ["failed", "complete", "complete"]
+    assert "MetricNameError: a metric is named 3; names must be strings, such as '3'" in study.trials[0].reason
+    assert "programs.py" in study.trials[0].reason
+
+
 def test_steps_that_are_left_out_are_refused(tmp_path: Path) -> None:
     with pytest.raises(shoal.StudyFailedError, match="the only trial failed") as error:
         search(programs.skips_steps, tmp_path, {"slope": 1}, algorithm=shoal.Random(1, 6))

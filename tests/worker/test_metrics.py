@@ -1,6 +1,7 @@
 """What `metrics` may return: names that some batches leave out, and what is refused."""
 
 import logging
+import reprlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -105,10 +106,11 @@ def test_what_shows_in_a_later_batch_is_refused_and_right_by_themselves() -> Non
         (None, "must return a mapping .* got NoneType; return {} where there are none"),
         ({"error": "low"}, "metric 'error' must be a scalar tensor or a number, got 'low'"),
         ({"error": None}, "metric 'error' must be a scalar tensor or a number, got None"),
+        ({"error": 10**400}, "the metric 'error' is an integer too large for a float; report its logarithm"),
         ({"error": torch.zeros(3)}, r"'error' must be a real scalar tensor, got torch.float32 of shape \(3,\)"),
         ({"valid_loss": 1.0}, "must not return 'valid_loss'"),
     ],
-    ids=repr,
+    ids=lambda value: reprlib.repr(value),
 )
 def test_anything_else_is_refused_in_words(returned: Any, message: str) -> None:
     class Odd(Small):
@@ -121,7 +123,7 @@ def test_anything_else_is_refused_in_words(returned: Any, message: str) -> None:
                 stepper.validate(BATCHES)
 
 
-@pytest.mark.parametrize("value", [1, 0.5, True, np.float32(0.5), np.int64(2), torch.tensor(3)], ids=repr)
+@pytest.mark.parametrize("value", [1, 10**30, 0.1, True, np.float32(0.5), np.int64(2), torch.tensor(3)], ids=repr)
 def test_numbers_of_any_kind_are_metrics(value: Any) -> None:
     class Number(Small):
         def metrics(self, model: nn.Module, batch: Any) -> Any:

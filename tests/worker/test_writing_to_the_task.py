@@ -73,6 +73,34 @@ def test_a_schedule_kept_on_the_task_names_its_remedy() -> None:
         learners(Warm(), [trial(0)])
 
 
+def test_the_remedies_it_names_serve_the_class_of_a_script(tmp_path: Path) -> None:
+    """Which is pickled by value, as this one is."""
+    sets = torch.utils.data.TensorDataset(X, Y)
+
+    class Kept(Small):
+        def __init__(self) -> None:
+            self.rate = 0.1
+
+        def data(self, config: Any) -> Any:
+            self.sets = sets
+            return self.sets, self.sets
+
+        def model(self, config: Any) -> nn.Module:
+            model = super().model(config)
+            model.rate = self.rate  # type: ignore[assignment]
+            return model
+
+        def optimizer(self, model: nn.Module, config: Any) -> Any:
+            return torch.optim.SGD(model.parameters(), lr=model.rate)  # type: ignore[arg-type]
+
+    with pytest.raises(TaskError, match="set what serves all of them in `__init__` or in `data`; for a schedule"):
+        learners(writing("model")(), [trial(0)])
+    study = search(
+        Kept(), {"lr": 0.1}, tmp_path / "study", algorithm=shoal.Grid(epochs=1), backend="local", devices="cpu:1"
+    )
+    assert [str(row.state) for row in study.trials] == ["complete"]
+
+
 class Caching(Small):
     """What serves all trials alike may be kept."""
 

@@ -174,6 +174,11 @@ class Algorithm(ABC):
     decisions follow from its settings, what it was bound to and the reports alone: no clock, no randomness but the
     seed. A synchronous algorithm does not even depend on the order in which the reports of different trials arrive.
     A report may come twice; the second time it changes nothing and the answer is empty.
+
+    `tune` works with a deep copy of the object that it is given, which can so be given to further studies; classes,
+    functions and globals of a script or a notebook are the caller's own, so what it prints, counts or collects in a
+    global is there afterwards, and what it sets on itself is not. `resume` works with what was pickled when the study
+    began, and what that writes to such globals reaches nobody.
     """
 
     takes_several_metrics: ClassVar[bool] = False

@@ -29,9 +29,10 @@ def show(context: typer.Context, as_json: AsJson = False) -> None:
     A line for each structure, batch size and kind of device: milliseconds of a training step by the members in it,
     memory per member and of the process without any, compute and cores in use, and how many times as long a step takes
     while members are at different epochs. What other versions of Python, torch or Shoal measured stands below, marked,
-    and is not used. A structure is shown by the beginning of its digest, and so is its data where the same structure
-    was measured with several. Below stand, for each structure and batch size, the tasks that it came from with the
-    parameters that all its trials agreed on, and why only one number of members was measured where that is so.
+    and is not used. A structure is shown by the beginning of its digest, and below it so is its data where the same
+    structure was measured with several. Below the table stand, for each structure, its data then, and batch size, the
+    tasks that it came from with the parameters that all its trials agreed on, and why only one number of members was
+    measured where that is so.
     """
     if context.invoked_subcommand is not None:
         return

@@ -9,6 +9,7 @@ __all__ = [
     "DeviceError",
     "FusionError",
     "JournalError",
+    "MetricNameError",
     "MpsError",
     "PackError",
     "PolicyError",
@@ -63,6 +64,10 @@ class MpsError(ShoalError, RuntimeError):
 
 class TaskError(ShoalError, ValueError):
     """A task breaks its contract: a loss that is no scalar, a metric it never reports, no data."""
+
+
+class MetricNameError(TaskError):
+    """A program names a metric by what is no string; its trial has failed, and others may do well."""
 
 
 class TaskChangedError(TaskError):

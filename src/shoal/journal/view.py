@@ -43,7 +43,7 @@ _WHOLE = ("number", "seed", "data_seed", "start", "epoch", "target", "failures",
 _NUMBER = ("seconds", "started")
 _TEXT = ("config", "state", "reason", "device", "metrics", "best", "id", "purpose", "trials", "outcome")
 _KINDS: dict[str, tuple[type, ...]] = {
-    **dict.fromkeys(_WHOLE, (int,)),
+    **dict.fromkeys((*_WHOLE, "free"), (int,)),
     **dict.fromkeys(_NUMBER, (int, float)),
     **dict.fromkeys((*_TEXT, "message", "keys", "key", "value", "proposed", "job", "name", "node", "kind"), (str,)),
     **dict.fromkeys(("origin", "memory"), (int, type(None))),
@@ -92,8 +92,10 @@ class JournalView:
 
     def blob(self, name: str) -> bytes:
         """The pickled "task" or "algorithm", as given to `Journal.create`."""
-        ((data,),) = self._rows("SELECT data FROM blobs WHERE name = ?", name)
-        return bytes(data)
+        rows = self._rows("SELECT data FROM blobs WHERE name = ?", name)
+        if not rows:
+            raise self.damaged(f"its pickled {name} is missing")
+        return bytes(rows[0][0])
 
     @property
     def space(self) -> Space:
@@ -153,10 +155,11 @@ class JournalView:
         """
         retried = self.retried
         trials = {row.number: row.trial for row in self.trials()}
-        asks: list[tuple[int, Ask | Report]] = [
-            (seq, _ask(free, proposed, trials))
-            for seq, free, proposed in self._rows("SELECT seq, free, proposed FROM asks ORDER BY seq")
-        ]
+        proposals = self._rows("SELECT seq, free, proposed FROM asks ORDER BY seq")
+        with self.sound("what its algorithm proposed"):
+            asks: list[tuple[int, Ask | Report]] = [
+                (seq, _ask(free, proposed, trials)) for seq, free, proposed in proposals
+            ]
         rows = self._rows(f"{_REPORT} WHERE trial < ? ORDER BY seq", FIRST_ADDED)
         reports = ((seq, self._report((seq, *row))) for seq, *row in rows if seq <= retried.get(row[0], seq))
         for _, event in heapq.merge(asks, reports, key=itemgetter(0)):
@@ -350,7 +353,7 @@ class JournalView:
         for row in rows:
             for place, kind in kinds:
                 if not isinstance(row[place], kind):
-                    raise self._damaged(f"`{names[place]}` is {row[place]!r} where `{names[0]}` is {row[0]!r}")
+                    raise self.damaged(f"`{names[place]}` is {row[place]!r} where `{names[0]}` is {row[0]!r}")
         return rows
 
     def _trial(self, row: tuple[Any, ...]) -> TrialRow:
@@ -375,9 +378,10 @@ class JournalView:
         try:
             yield
         except (ValueError, TypeError, KeyError, AttributeError) as error:  # JSON, states and types of other values
-            raise self._damaged(f"{what} is not understood ({type(error).__name__}: {error})") from error
+            raise self.damaged(f"{what} is not understood ({type(error).__name__}: {error})") from error
 
-    def _damaged(self, how: str) -> JournalError:
+    def damaged(self, how: str) -> JournalError:
+        """An error that says how the journal is damaged, and what to do."""
         file = self.directory / FILE_NAME
         return JournalError(
             f"the journal {file} is damaged: {how}; take a copy of it from before that, if there is one"
@@ -403,6 +407,10 @@ def _trial_row(row: tuple[Any, ...]) -> TrialRow:
         *scores,
     ) = row
     metrics, best, objective = scores
+    least = {"start": (start, 0), "epoch": (epoch, start), "target": (target, 1), "failures": (failures, 0)}
+    for name, (value, minimum) in least.items():
+        if value < minimum:
+            raise ValueError(f"`{name}` is {value}, below {minimum}")
     return TrialRow(
         trial=Trial(number, _object(config), seed, data_seed, None if origin is None else Origin(origin, start)),
         state=TrialState(state),

@@ -12,12 +12,14 @@ from shoal.schedule.ledger import bytes_text
 
 __all__ = ["history_table", "origins_table", "record_json"]
 
-_STEPS_WIDTH = 12
-"""Of the times of steps, at least."""
+_STEPS_WIDTH = 9
+"""Of the times of steps, at least: with it all fits into 80 columns, whose widest words are "NVIDIA" and headers."""
 
 
 def history_table(records: Sequence[Record], mine: str) -> Table:
     """A row for each record; those of another environment are dim, marked with a star and told of below.
+
+    Where one structure was measured with several data, these stand below it, for a column more would not fit.
 
     Args:
         records: those of one environment together.
@@ -27,21 +29,17 @@ def history_table(records: Sequence[Record], mine: str) -> Table:
     below = "\n".join(f"{_mark(name, mine, others)} measured with {name}: not used now" for name in others)
     table = Table(box=None, pad_edge=False, header_style="bold", caption=Text(below, "dim"), caption_justify="left")
     several = _several(records)
-    table.add_column("", no_wrap=True)
     table.add_column("kind", overflow="fold")
-    for name in ("structure", "data") if several else ("structure",):
-        table.add_column(name, no_wrap=True)
+    table.add_column("structure\nand data" if several else "structure", no_wrap=True)
     table.add_column("batch\nsize", justify="right", no_wrap=True)
-    table.add_column("ms of a step\nby members", overflow="fold", min_width=_STEPS_WIDTH)
+    table.add_column("ms of a\nstep by\nmembers", overflow="fold", min_width=_STEPS_WIDTH)
     for name in ("per\nmember", "process", "compute", "cores", "mixing"):
         table.add_column(name, justify="right", no_wrap=True)
     for record in records:
-        shown = (record.environment, record.kind, record.structure, record.batch_size) in several
+        data = _data_shown(record, several)
         table.add_row(
-            _mark(record.environment, mine, others),
-            Text(record.kind),
-            Text(structure_text(record.structure)),
-            *((Text(structure_text(record.data) if shown else ""),) if several else ()),
+            Text("\N{NO-BREAK SPACE}".join(filter(None, [_mark(record.environment, mine, others), record.kind]))),
+            Text("\n".join(filter(None, [structure_text(record.structure), data]))),
             str(record.batch_size),
             *_measured(record),
             style="" if record.environment == mine else "dim",
@@ -50,20 +48,24 @@ def history_table(records: Sequence[Record], mine: str) -> Table:
 
 
 def origins_table(records: Sequence[Record]) -> Table:
-    """A row for each structure and batch size: what it came from, and why no more than one size was measured."""
+    """A row for each structure and batch size: what it came from, and why no more than one size was measured.
+
+    Of a structure that was measured with several data there is one for each of these.
+    """
     table = Table.grid(padding=(0, 2))
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
-    lines: dict[tuple[str, int], dict[str, None]] = {}
+    several = _several(records)
+    lines: dict[tuple[str, str, int], dict[str, None]] = {}
     for record in records:
-        told = lines.setdefault((record.structure, record.batch_size), {})
+        told = lines.setdefault((record.structure, _data_shown(record, several), record.batch_size), {})
         told.update(dict.fromkeys(_origin(task, found) for task, found in record.origins.items()))
         if why := _why_one_size(record):
             told[f"{record.kind}: {why}"] = None
-    for (structure, size), told in lines.items():
-        for place, line in enumerate(told):
-            name = f"{structure_text(structure)}, batches of {size}"
-            table.add_row(Text("" if place else name), Text(line))
+    for (structure, data, size), told in lines.items():
+        name = f"{structure_text(structure)} and {data},\n" if data else f"{structure_text(structure)}, "
+        if told:
+            table.add_row(Text(f"{name}batches of {size}"), Text("\n".join(told)))
     return table
 
 
@@ -139,6 +141,12 @@ def _several(records: Sequence[Record]) -> set[tuple[str, str, str, int]]:
     for record in records:
         seen.setdefault((record.environment, record.kind, record.structure, record.batch_size), set()).add(record.data)
     return {what for what, data in seen.items() if len(data) > 1}
+
+
+def _data_shown(record: Record, several: set[tuple[str, str, str, int]]) -> str:
+    """By what its data is known; "" where its structure was measured with no other."""
+    shown = (record.environment, record.kind, record.structure, record.batch_size) in several
+    return structure_text(record.data) if shown else ""
 
 
 def _mark(environment: str, mine: str, others: Sequence[str]) -> str:

@@ -7,6 +7,7 @@ from shoal.algorithms.base import Totals
 from shoal.core.cause import Cause, causes
 from shoal.core.job import Purpose
 from shoal.core.trial import Config, TrialState
+from shoal.journal.check import check_noted
 from shoal.journal.rows import DeviceRow, JobRow, TrialRow
 from shoal.journal.view import JournalView
 from shoal.report.edits import Edited, edited
@@ -204,6 +205,7 @@ def snapshot(journal: JournalView, now: float, *, starting: bool = False) -> Sna
         now: seconds since 1970.
         starting: see `Snapshot`.
     """
+    check_noted(journal)
     done, asked = journal.epochs()
     run = journal.runs()[-1]
     pid = journal.writer()

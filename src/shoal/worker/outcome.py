@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
-from shoal.core.errors import StorageFullError, TaskError, UnusableTaskError
+from shoal.core.errors import MetricNameError, StorageFullError, TaskError, UnusableTaskError
 from shoal.core.event import Outcome
 
 __all__ = ["EndedElsewhere", "described", "outcome_of", "recorded", "user_traceback"]
@@ -52,6 +52,8 @@ def outcome_of(error: BaseException) -> Outcome:
     for link in _causes(error):
         if isinstance(link, EndedElsewhere):
             return link.outcome
+        if isinstance(link, MetricNameError):  # a matter of one trial, as where a Task names a metric so
+            return Outcome.RAISED
         if isinstance(link, TaskError):
             return Outcome.UNUSABLE if isinstance(link, UnusableTaskError) else Outcome.REJECTED
         if _is_out_of_memory(link):

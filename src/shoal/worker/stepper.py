@@ -14,6 +14,8 @@ from torch.utils import _pytree as pytree
 
 from shoal.core.demand import Profile
 from shoal.core.errors import FusionError, TaskError
+from shoal.core.objective import metric_fault
+from shoal.core.space import is_number
 from shoal.core.trial import step_seed
 from shoal.fuse.batch import stack
 from shoal.fuse.frozen import lent, take_own
@@ -414,9 +416,16 @@ def _measured(task: Task, model: nn.Module, batch: Any) -> dict[str, Any]:
     for name, value in metrics.items():
         if not isinstance(value, (Tensor, int, float, np.number, np.bool_)):
             raise TaskError(f"the task's metric {name!r} must be a scalar tensor or a number, got {value!r}")
+        if is_number(value) and (fault := metric_fault(str(name), value)):
+            raise TaskError(fault)
     if "valid_loss" in metrics:
         raise TaskError("the task's `metrics` must not return 'valid_loss': that is its `loss`; choose another name")
-    return {"valid_loss": loss, **metrics}
+    return {"valid_loss": loss, **{name: _whole(value) for name, value in metrics.items()}}
+
+
+def _whole(value: Any) -> Any:
+    """A number of Python's with all its digits and of any size, which torch would keep with half of them, or not."""
+    return torch.tensor(float(value), dtype=torch.float64) if is_number(value) else value
 
 
 def _own(batch: Any, users: Sequence[Any]) -> Any:

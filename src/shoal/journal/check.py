@@ -1,0 +1,161 @@
+"""What a study is, looked at before a process goes on with it: SQLite and JSON take any value."""
+
+import math
+import re
+import reprlib
+from collections.abc import Callable
+from typing import Any
+
+from shoal.core.space import is_number
+from shoal.journal.view import JournalView
+
+__all__ = ["check_noted", "check_study"]
+
+_Test = Callable[[Any], bool]
+
+
+def check_study(journal: JournalView) -> None:
+    """Refuse a journal whose values nobody can go on with; nothing is written, and no code of the study is run.
+
+    Raises:
+        JournalError: names the file, the key, its value and the remedy.
+    """
+    for key, (test, wanted) in _NEEDED.items():
+        if key not in journal.study:
+            raise journal.damaged(f"`{key}` of its study is missing; it must be {wanted}")
+        _check(journal, key, test, wanted)
+    check_noted(journal)
+    _ = journal.space
+    for name in ("task", "algorithm"):
+        journal.blob(name)
+
+
+def check_noted(journal: JournalView) -> None:
+    """Refuse a journal of which what happened to the study cannot be understood, which a mere look needs, too.
+
+    Raises:
+        JournalError: as of `check_study`.
+    """
+    for key, (test, wanted) in _NOTED.items():
+        if key in journal.study:
+            _check(journal, key, test, wanted)
+
+
+def _check(journal: JournalView, key: str, test: _Test, wanted: str) -> None:
+    value = journal.study[key]
+    if not test(value):
+        raise journal.damaged(f"`{key}` of its study must be {wanted}, and is {reprlib.repr(value)}")
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _is_flag(value: object) -> bool:
+    return isinstance(value, bool)
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_seed(value: object) -> bool:
+    return value == "trial" or (_is_whole(value) and -(2**63) <= value < 2**63)  # type: ignore[operator]
+
+
+def _is_opaque(value: object) -> bool:
+    return isinstance(value, str) and (value == "" or re.fullmatch(r"opaque .* [0-9a-f]{16}", value, re.S) is not None)
+
+
+def _are_devices(value: object) -> bool:
+    return isinstance(value, str) or _list_of(_is_text)(value)
+
+
+def _at_least(least: float) -> _Test:
+    return lambda value: is_number(value) and least <= value < math.inf
+
+
+def _list_of(test: _Test) -> _Test:
+    return lambda value: isinstance(value, list) and all(map(test, value))
+
+
+def _fields(**tests: _Test) -> _Test:
+    """An object that has these; what else it has does not matter."""
+    return lambda value: (
+        isinstance(value, dict) and all(name in value and test(value[name]) for name, test in tests.items())
+    )
+
+
+def _values(test: _Test) -> _Test:
+    return lambda value: isinstance(value, dict) and all(map(test, value.values()))
+
+
+def _or_null(test: _Test) -> _Test:
+    return lambda value: value is None or test(value)
+
+
+def _are_retried(value: object) -> bool:
+    after = value.get("after", {}) if isinstance(value, dict) else None
+    return isinstance(after, dict) and all(key.isdecimal() and _is_whole(seq) for key, seq in after.items())
+
+
+_NUMBERS = (_list_of(_is_whole), "a list of numbers of trials")
+_NAME = (_is_text, "a text")
+_FLAG = (_is_flag, "true or false")
+
+_NEEDED: dict[str, tuple[_Test, str]] = {
+    "task": _NAME,
+    "opaque": (_is_opaque, 'what names a function or a command, or "" of a Task'),
+    "space": _NAME,
+    "algorithm": _NAME,
+    "policy": _NAME,
+    "packing": _NAME,
+    "fuse": _FLAG,
+    "devices": (_are_devices, "a name of devices, or a list of names"),
+    "backend": _NAME,
+    "sharing": _NAME,
+    "seed": (_is_whole, "an integer"),
+    "data_seed": (_is_seed, 'an integer of 64 bits or "trial"'),
+    "retries": (lambda value: _is_whole(value) and value >= 0, "an integer of at least 0"),
+    "checkpoint_seconds": (_at_least(0), "a number of seconds, at least 0"),
+    "hang_seconds": (_at_least(0), "a number of seconds, at least 0"),
+    "paths": (_list_of(_is_text), "a list of paths"),
+}
+"""What every study has, and has had in all versions that can be read."""
+
+_EDITS = _fields(time=is_number, files=_values(_is_text), open=_list_of(_is_whole), next=_is_whole)
+_ASKED = _fields(
+    time=is_number,
+    request=_is_text,
+    verb=_is_text,
+    trials=_list_of(_is_whole),
+    text=_is_text,
+    refused=_list_of(_is_text),
+)
+
+_NOTED: dict[str, tuple[_Test, str]] = {
+    "kept": _FLAG,
+    "finished": _FLAG,
+    "paused": _FLAG,
+    "ended": _FLAG,
+    "over": _FLAG,
+    "project": (_or_null(_is_text), "a path or null"),
+    "batches": _NAME,
+    "note": _NAME,
+    "sources": (_values(_fields(digest=_is_text, text=_or_null(_is_text))), "files and their digests"),
+    "totals": (_or_null(_fields(trials=_is_whole, least=_is_whole, most=_is_whole)), "numbers of trials and epochs"),
+    "held": _NUMBERS,
+    "tried": _NUMBERS,
+    "retried": (_are_retried, "numbers of trials with the report after which each was to be tried again"),
+    "fleet": (
+        _fields(devices=_are_devices, added=_list_of(_is_text), removed=_list_of(_is_text)),
+        "devices, with those that were added and removed",
+    ),
+    "edits": (_list_of(_EDITS), "a list of edits of the task"),
+    "interventions": (_list_of(_ASKED), "a list of what users have asked for"),
+    "stopped": (
+        _or_null(_fields(text=_is_text, trials=_list_of(_is_whole), log=_is_text)),
+        "what its first trials failed of",
+    ),
+}
+"""What only some studies have: those of newer versions, or to which something has happened."""
