@@ -19,6 +19,7 @@ from shoal.report.ranking import front, nobody, ranked
 from shoal.report.rerun import Rerun, to_rerun
 from shoal.sources import edits
 from shoal.study import asking
+from shoal.study.device_requests import change_devices
 from shoal.worker.files import kept
 
 if TYPE_CHECKING:
@@ -295,6 +296,39 @@ class Study:
             JournalError: as of `pause`.
         """
         return asking.clone(self.directory, numbers, changes or {}, epochs=epochs, anew=anew, outside=outside)
+
+    def add_devices(self, names: str | Sequence[str]) -> list[str]:
+        """Let the study use more devices, also such as were removed from it before: at once, or once it is resumed.
+
+        Args:
+            names: of the devices, or of one: "cuda:1", ["cuda:0", "cuda:1"].
+
+        Returns:
+            Names of the devices that the study has then; where nobody runs it, that it will have.
+
+        Raises:
+            DeviceError: one is named twice, used already, or not there; or the process that runs the study has not come
+                to it within a minute, and is still asked to.
+            JournalError: as of `pause`.
+        """
+        return change_devices(self.directory, "add devices", [names] if isinstance(names, str) else list(names))
+
+    def remove_devices(self, names: str | Sequence[str]) -> list[str]:
+        """Take devices from the study: at once, or once it is resumed.
+
+        Jobs on them save their trials and stop; the trials go on elsewhere.
+
+        Args:
+            names: of the devices, or of one.
+
+        Returns:
+            As of `add_devices`.
+
+        Raises:
+            DeviceError: one is named twice or none of the study's; or as of `add_devices`.
+            JournalError: as of `pause`.
+        """
+        return change_devices(self.directory, "remove devices", [names] if isinstance(names, str) else list(names))
 
     def pause_study(self) -> None:
         """Have all jobs save their trials and end, and nothing start until `resume_study`; the process goes on.

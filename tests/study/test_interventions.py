@@ -34,9 +34,9 @@ from shoal.core.errors import DeviceError, PolicyError, ShoalError
 from shoal.core.job import JobUpdate, Purpose
 from shoal.core.trial import Origin, TrialState
 from shoal.journal.requests import leave, pending
-from shoal.journal.rows import TrialRow
+from shoal.journal.rows import Intervention, TrialRow
 from shoal.journal.view import JournalView
-from shoal.report.interventions import Intervention, intervention_text, interventions
+from shoal.report.interventions import intervention_text
 from shoal.report.snapshot import snapshot
 from shoal.results import Study
 from shoal.schedule.action import Plan
@@ -103,7 +103,7 @@ def die(study: Study) -> None:
 def noted(stage: Stage) -> list[tuple[str, tuple[int, ...], tuple[str, ...]]]:
     """Verb, trials and refusals of all that was asked for."""
     with JournalView.read(stage.directory) as journal:
-        return [(each.verb, each.trials, each.refused) for each in interventions(journal.study)]
+        return [(each.verb, each.trials, each.refused) for each in journal.interventions()]
 
 
 def undisturbed(tmp_path: Path, make: Callable[[Path], Stage]) -> list[tuple[object, ...]]:
@@ -307,8 +307,8 @@ def test_interventions_are_kept_with_their_time(tmp_path: Path) -> None:
     leave(stage.directory, "resume", trials=[0])
     stage.run(backend())
     with closing(stage.open()) as journal:
-        (only,) = interventions(journal.study)
-        assert only == Intervention(only.time, "resume", (), "", ("trial 0 is not paused",))
+        (only,) = journal.interventions()
+        assert only == Intervention(only.seq, only.time, only.request, "resume", refused=("trial 0 is not paused",))
         assert [job.purpose for job in journal.jobs()].count(Purpose.TRAIN) == 2
 
 
@@ -434,7 +434,7 @@ def test_another_policy_decides_from_the_next_plan_on(tmp_path: Path) -> None:
     assert stage.outcome() == undisturbed(tmp_path, Stage)
     with closing(stage.open()) as journal:
         assert journal.study["policy"] == "wfd"
-        assert intervention_text(interventions(journal.study)[0]).endswith(" policy wfd")
+        assert intervention_text(journal.interventions()[0]).endswith(" policy wfd")
 
 
 @pytest.mark.parametrize("name", ["fifo", "round_robin", "water_filling", "shortest_first"])
@@ -567,7 +567,7 @@ def test_a_clone_goes_on_from_the_newest_end_of_an_epoch_that_is_saved(tmp_path:
     assert [(m.trial.number, m.start, m.target) for job in carrier.trained() for m in job] == [(ADDED, 2, 5)]
     assert [path.name for path in checkpoints(stage.directory, ADDED)] == ["000002-000000-0badcafe.pt"]
     with closing(stage.open()) as journal:
-        (each,) = interventions(journal.study)
+        (each,) = journal.interventions()
     assert intervention_text(each).endswith(f"clone {ADDED} of trial 1, from its weights at epoch 2")
 
 
@@ -597,7 +597,7 @@ def test_a_value_outside_its_domain_is_noted_and_shown_everywhere(tmp_path: Path
     Study(stage.directory).add({"x": 9.5, "y": "new"}, 2, outside=True)
     stage.run(backend())
     with closing(stage.open()) as journal:
-        (each,) = interventions(journal.study)
+        (each,) = journal.interventions()
     assert (
         each.text
         == "outside the space: `y` is not in the space; `x` is 9.5, and the space has choice([1.0, 2.0, 3.0, 4.0])"

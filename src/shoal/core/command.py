@@ -16,9 +16,9 @@ from shoal.core.job import Job, JobUpdate
 from shoal.core.trial import Decision, Report, Trial, TrialGroup
 
 __all__ = [
-    "AnswerRequest",
     "ArrayLeft",
     "Asked",
+    "CloseRequest",
     "Command",
     "CopyCheckpoint",
     "Decided",
@@ -91,21 +91,13 @@ class CopyCheckpoint:
 
 
 @dataclass(frozen=True)
-class AnswerRequest:
-    """Tell a user what became of a request.
-
-    Args:
-        request: its name.
-        devices: names of those that the study has now; None of a request that nobody waits for.
-        error: why it was refused; "" if it was not.
-    """
+class CloseRequest:
+    """The request of a user is carried out or refused, and not pending any more."""
 
     request: str
-    devices: tuple[str, ...] | None = None
-    error: str = ""
 
 
-Command = StartJob | UpdateJob | StopJob | KillJob | VacateDevice | CopyCheckpoint | AnswerRequest
+Command = StartJob | UpdateJob | StopJob | KillJob | VacateDevice | CopyCheckpoint | CloseRequest
 
 
 @dataclass(frozen=True)
@@ -221,14 +213,8 @@ class StudyChanged:
 
 @dataclass(frozen=True)
 class Requeued:
-    """Trials that failed wait again, their failures forgotten; those that did not fail are left alone.
+    """Trials that failed wait again, their failures forgotten; those that did not fail are left alone."""
 
-    Args:
-        request: name of the one that asks for it.
-        trials: their numbers.
-    """
-
-    request: str
     trials: tuple[int, ...]
 
 
@@ -266,6 +252,7 @@ class Intervened:
         request: its name.
         verb: what was to be done.
         trials: numbers of those with which it was done.
+        devices: names of those with which it was done.
         text: what else is to be said of what was done.
         refused: what was not done, and why, a line each.
     """
@@ -273,6 +260,7 @@ class Intervened:
     request: str
     verb: str
     trials: tuple[int, ...] = ()
+    devices: tuple[str, ...] = ()
     text: str = ""
     refused: tuple[str, ...] = ()
 

@@ -68,7 +68,7 @@ def _write(journal: Journal, record: Record) -> None:
         case StudyChanged():
             journal.put(record.key, record.value)
         case Requeued():
-            journal.retry(record.trials, record.request)
+            journal.retry(record.trials)
         case TrialAdded():
             journal.trial_added(record.trial, record.target)
         case TrialsStopped():

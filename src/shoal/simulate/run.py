@@ -176,9 +176,9 @@ class Simulation:
             event = self._events.popleft()
             added = tuple(device.name for node in event.added for device in node.devices)
             if event.removed:
-                self._happen(Request(f"{len(self._events)} remove", "remove", event.removed))
+                self._happen(Request(f"{len(self._events)} remove", "remove devices", event.removed))
             if added:
-                self._happen(Request(f"{len(self._events)} add", "add", added))
+                self._happen(Request(f"{len(self._events)} add", "add devices", added))
             if event.failed or event.restored:
                 for name in event.restored:
                     self._lost.pop(name, None)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from shoal.backend.base import Backend
 from shoal.core.command import (
-    AnswerRequest,
+    CloseRequest,
     Command,
     CopyCheckpoint,
     KillJob,
@@ -13,7 +13,7 @@ from shoal.core.command import (
     UpdateJob,
     VacateDevice,
 )
-from shoal.journal.requests import answer, carried_out
+from shoal.journal.requests import carried_out
 from shoal.journal.schema import translated
 
 __all__ = ["carry_out"]
@@ -46,7 +46,5 @@ def carry_out(command: Command, backend: Backend, directory: Path) -> None:
         case CopyCheckpoint():
             with translated(directory):
                 backend.inherit(directory, command.trial)
-        case AnswerRequest(devices=None):
+        case CloseRequest():
             carried_out(directory, command.request)
-        case AnswerRequest():
-            answer(directory, command.request, command.devices or (), command.error)

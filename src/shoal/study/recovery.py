@@ -28,4 +28,10 @@ def recovered(core: StudyCore, journal: Journal) -> Step:
     standings = [
         TrialRecord(x.trial, x.target, x.epoch, x.state, x.failures, seen=seen.get(x.number, {})) for x in rows
     ]
-    return core.restore(standings, decisions, reported=any(row.metrics for row in rows))
+    return core.restore(
+        standings,
+        decisions,
+        reported=any(row.metrics for row in rows),
+        retried=journal.retried,
+        requests=[x.request for x in journal.interventions()],
+    )

@@ -125,8 +125,7 @@ def _check_decisions(journal: JournalView, study: MadeUpStudy) -> None:
     over = journal.study.get("over", False)
     if not (algorithm.finished or over):
         raise Violation("the algorithm has not finished, though the study has")
-    retried = {int(number) for number in journal.study.get("retried", {}).get("after", {})}
-    by_people = retried | _stopped(journal)
+    by_people = journal.retried.keys() | _stopped(journal)
     for row in journal.trials():
         decided = decisions.get(row.number)
         if row.number in by_people or row.trial.is_added or row.state is TrialState.FAILED or (over and not decided):
@@ -137,9 +136,4 @@ def _check_decisions(journal: JournalView, study: MadeUpStudy) -> None:
 
 def _stopped(journal: JournalView) -> set[int]:
     """Numbers of the trials that a user has stopped, of which the algorithm was told that they failed."""
-    return {
-        number
-        for entry in journal.study.get("interventions", ())
-        if entry["verb"] == "stop"
-        for number in entry["trials"]
-    }
+    return {number for each in journal.interventions() if each.verb == "stop" for number in each.trials}

@@ -44,9 +44,9 @@ class People(SilentProgress):
         if faults.strikes("interrupt"):
             self.engine.interrupt()
         if len(used) > 1 and faults.strikes("devices changed"):
-            self._ask("remove", devices=[rng.choice(used)])
+            self._ask("remove devices", devices=[rng.choice(used)])
         elif removed and rng.random() < 0.1:
-            self._ask("add", devices=removed[:1])
+            self._ask("add devices", devices=removed[:1])
         if faults.strikes("retry"):
             self._ask("retry", trials=_TRIALS)
         verbs: tuple[Verb, ...] = ("pause", "stop")

@@ -192,7 +192,7 @@ class _Run:
             removed = journal.study.get("fleet", {}).get("removed", [])
         if not removed:
             raise error
-        leave(self._directory, "add", devices=removed)
+        leave(self._directory, "add devices", devices=removed)
 
 
 def _place(error: BaseException) -> str:
