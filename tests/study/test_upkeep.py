@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
-from test_engine import KEY, PROFILE, Killed, Scripted, Stage, backend, brackets, cluster, four, reports, well
+from test_engine import KEY, PROFILE, Killed, Scripted, Stage, backend, brackets, cluster, four, nothing, reports, well
 
 from shoal.backend.base import ArrayFailed, Ended, Event, MemoryMeasured, Outcome, Profiled, SignaturesFound
 from shoal.cluster.monitor import Condition, Holder
@@ -220,6 +220,23 @@ def test_a_job_that_shows_no_progress_is_killed_and_its_trials_are_tried_alone(t
     assert carrier.killed == [carrier.trained() and carrier.started[2].id]
     assert [len(members) for members in carrier.trained()] == [4, 1, 1, 1, 1]
     assert any("failed before (hung: showed no progress for" in reason for reason in stage.reasons)
+
+
+def test_a_job_that_hangs_fails_its_trials_also_if_the_engine_is_killed_before_it_kills_the_job(tmp_path: Path) -> None:
+    class Late(Scripted):
+        def kill(self, job: str) -> None:
+            raise Killed
+
+    stage = guarded(tmp_path / "study", slots=1)
+    with pytest.raises(Killed):
+        stage.run(Late(stuck(0), at_once=False, on_start=nothing), hang_seconds=5.0)
+    carrier = backend()
+    stage.run(carrier)
+    complete(stage, failures=1)
+    _, outcome, message = stage.ends()[0]
+    assert outcome == "hung"
+    assert message.startswith("showed no progress for ")
+    assert [len(members) for members in carrier.trained()] == [1, 1, 1, 1], "each by itself, as after a failure"
 
 
 def request(directory: Path, verb: Literal["add devices", "remove devices"], *devices: str) -> threading.Thread:

@@ -58,10 +58,11 @@ _SCHEMA = (
         job TEXT NOT NULL DEFAULT '', seconds REAL NOT NULL DEFAULT 0, metrics TEXT NOT NULL DEFAULT '{}',
         best TEXT NOT NULL DEFAULT '{}', objective REAL)""",
     # Of a job as it was started; `keys` is a JSON object: what its arrays are -> the numbers of its trials; once it was
-    # a list of what.
+    # a list of what. `killed` is the outcome that a job has if it is killed, and why: "hung: showed no progress ...".
     """CREATE TABLE jobs (
         id TEXT PRIMARY KEY, purpose TEXT NOT NULL, device TEXT NOT NULL, trials TEXT NOT NULL, started REAL NOT NULL,
-        ended REAL, outcome TEXT NOT NULL DEFAULT '', message TEXT NOT NULL DEFAULT '', keys TEXT NOT NULL)""",
+        ended REAL, outcome TEXT NOT NULL DEFAULT '', message TEXT NOT NULL DEFAULT '', keys TEXT NOT NULL,
+        killed TEXT NOT NULL DEFAULT '')""",
     *_JOINS,
     # What a job is promised of its device from then on, NULL where that is not known; the first when it starts.
     "CREATE TABLE promises (job TEXT NOT NULL, time REAL NOT NULL, compute REAL, memory INTEGER, cores REAL)",
@@ -111,7 +112,7 @@ def _move_interventions(connection: sqlite3.Connection) -> None:
 
 _MIGRATIONS: Mapping[int, Sequence[str | Callable[[sqlite3.Connection], None]]] = {
     3: ("ALTER TABLE trials RENAME COLUMN array TO job", *_JOINS),
-    4: (*_INTERVENTIONS, _move_interventions),
+    4: ("ALTER TABLE jobs ADD COLUMN killed TEXT NOT NULL DEFAULT ''", *_INTERVENTIONS, _move_interventions),
 }
 """Version -> what makes the next one of it: statements, and functions of the connection."""
 

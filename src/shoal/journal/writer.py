@@ -10,7 +10,7 @@ from shoal.core.cause import Cause
 from shoal.core.command import Intervened
 from shoal.core.demand import Demand
 from shoal.core.device import Cluster
-from shoal.core.event import Outcome
+from shoal.core.event import BLAMELESS, Outcome
 from shoal.core.job import Job, Purpose
 from shoal.core.trial import Decision, Report, Trial, TrialGroup, TrialState
 from shoal.journal.codec import encode, storable
@@ -212,6 +212,10 @@ class Journal(LockedJournal):
         with self.transaction():
             self._add(job, why)
 
+    def killing(self, job: str, outcome: Outcome, why: str) -> None:
+        """A job is about to be killed, and will have ended so: at the latest in `requeue_running`."""
+        self._rows("UPDATE jobs SET killed = ? WHERE id = ?", storable(f"{outcome}: {why}"), job)
+
     def _add(self, job: str, message: str) -> None:
         """One more line of what is to be said of a job."""
         sql = "UPDATE jobs SET message = trim(message || char(10) || ?, char(10)) WHERE id = ?"
@@ -330,8 +334,15 @@ class Journal(LockedJournal):
             self.put("tried", sorted({*self.study.get("tried", ()), *cause.trials}))
 
     def requeue_running(self) -> None:
-        """Nothing runs any more, since the process that ran it is gone: RUNNING trials wait, open jobs are ended."""
+        """Nothing runs any more, since the process that ran it is gone: RUNNING trials wait, open jobs are ended.
+
+        A job that was about to be killed has ended as that would have had it: trials of one that hung count a failure.
+        """
+        killed = self._rows("SELECT id, killed FROM jobs WHERE ended IS NULL AND killed <> ''")
         with self.transaction():
+            for job, text in killed:
+                outcome, _, why = text.partition(": ")
+                self.job_ended(job, outcome, why, failed=outcome not in BLAMELESS)
             self._rows(
                 "UPDATE jobs SET ended = ?, outcome = ?, message = trim(message || char(10) || ?, char(10)) "
                 "WHERE ended IS NULL",

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from shoal.cluster.monitor import Condition
-from shoal.core.command import DevicesChanged, KillJob, Step, StopJob, StudyChanged, VacateDevice
+from shoal.core.command import DevicesChanged, JobKilled, KillJob, Step, StopJob, StudyChanged, VacateDevice
 from shoal.core.device import Device
 from shoal.core.event import Ended, Event, Outcome
 from shoal.core.job import Job, log_path
@@ -126,4 +126,5 @@ class DeviceTracker:
         """Kill a job, once."""
         if job not in self._killed:
             self._killed[job] = outcome, why
+            step.record(JobKilled(job, outcome, why))
             step.command(KillJob(job))
