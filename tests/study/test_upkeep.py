@@ -239,6 +239,22 @@ def test_a_job_that_hangs_fails_its_trials_also_if_the_engine_is_killed_before_i
     assert [len(members) for members in carrier.trained()] == [1, 1, 1, 1], "each by itself, as after a failure"
 
 
+def test_a_job_that_hangs_is_killed_also_where_the_disk_is_too_full_to_say_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*arguments: object) -> None:
+        raise StorageFullError("no space")
+
+    stage, carrier = guarded(tmp_path / "study", slots=1), backend(stuck(0))
+    with monkeypatch.context() as patch:
+        patch.setattr(Journal, "killing", full)
+        with pytest.raises(StorageFullError):
+            stage.run(carrier, hang_seconds=5.0)
+    assert carrier.killed == [carrier.started[2].id]
+    stage.run(backend())
+    complete(stage)
+
+
 def request(directory: Path, verb: Literal["add devices", "remove devices"], *devices: str) -> threading.Thread:
     """A user who asks and waits; the request is there when this returns."""
     said: list[object] = []

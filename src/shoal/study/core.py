@@ -108,6 +108,7 @@ def _act(state: StudyState, event: Event, now: float) -> None:
     match event:
         case WindUp():
             state.ending = event
+            devices.kill_again()
             step.command(*map(StopJob, state.running))
         case Due.LOOK:
             devices.look(state.running, now, step)

@@ -97,6 +97,10 @@ class DeviceTracker:
         step.command(*map(VacateDevice, sorted(gone - busy - self._vacated)))
         self._vacated = set(gone - busy)
 
+    def kill_again(self) -> None:
+        """A full disk may have kept kills from being carried out: the next look decides them anew."""
+        self._killed.clear()
+
     def begin(self, job: Job) -> None:
         """A job starts."""
         if self._silence is not None:
