@@ -709,6 +709,31 @@ def test_a_study_that_is_paused_frees_its_devices_and_goes_on(tmp_path: Path) ->
     assert noted(stage) == [("pause study", (), ()), ("resume study", (), ())]
 
 
+@pytest.mark.in_turns
+@pytest.mark.parametrize("method", ["intervened", "put", "job_ended", "job_started"])
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_kill_while_the_policy_changes_and_the_study_is_paused_and_resumed_changes_nothing(
+    method: str, when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage = Stage(tmp_path / "study")
+    asks: list[Then] = [
+        (reached(1, 1), lambda study: study.policy("wfd")),
+        (reached(2, 1), lambda study: study.pause_study()),
+        (nothing_runs, lambda study: study.resume_study()),
+        (complete(1), lambda study: study.policy("fifo")),
+    ]
+    carriers: list[Asking] = []
+
+    def run() -> None:
+        carriers.append(Asking(side_by_side, at_once=False, on_start=nothing, directory=stage.directory, asks=asks))
+        stage.run(carriers[-1])
+
+    assert run_with_kills(method, when, run, monkeypatch)
+    assert stage.outcome() == undisturbed(tmp_path, Stage)
+    assert [verb for verb, _, _ in noted(stage)][:3] == ["policy", "pause study", "resume study"], "each is done once"
+    assert len(noted(stage)) == 4 - len(asks)
+
+
 def test_a_paused_study_stays_so_after_a_kill_and_also_asks_for_no_trials(tmp_path: Path) -> None:
     stage = Stage(tmp_path / "study", MAKERS["asha"])
     with pytest.raises(Killed):
