@@ -12,7 +12,7 @@ import shoal
 
 ROOT = Path(shoal.__file__).parent
 ORDER = [
-    *("core", "place", "remedy", "pickling", "sources", "algorithms", "cost", "cluster"),
+    *("core", "toml_file", "place", "remedy", "pickling", "sources", "algorithms", "cost", "cluster"),
     *("task", "opaque", "trainable", "fuse", "pack", "reproduce", "worker"),
     *("schedule", "planner", "dry_run"),
     *("backend", "journal", "report", "study", "simulate", "arguments", "results", "api", "cli"),
