@@ -817,3 +817,19 @@ def test_what_makes_no_sense_of_the_whole_study_is_noted(tmp_path: Path) -> None
         ("pause study", ("the study is ended already",)),
     ]
     assert {row[2] for row in stage.outcome()} == {TrialState.STOPPED}
+
+
+def test_code_that_the_study_runs_changes_its_devices_without_waiting_for_itself(tmp_path: Path) -> None:
+    stage = four(tmp_path / "study", slots=2)
+    told: list[list[str]] = []
+    carrier = asking(
+        stage,
+        (reached(2, 1), lambda study: told.append(study.remove_devices("cpu:1", patience=0))),
+        (reached(2, 1), lambda study: told.append(study.add_devices(["cpu:1"], patience=0))),
+    )
+    stage.run(carrier)
+    assert told == [["cpu:0"], ["cpu:0", "cpu:1"]]
+    assert noted(stage) == [("remove devices", (), ()), ("add devices", (), ())]
+    with JournalView.read(stage.directory) as journal:
+        assert [each.devices for each in journal.interventions()] == [("cpu:1",), ("cpu:1",)]
+        assert intervention_text(journal.interventions()[0]).endswith(" remove devices cpu:1")

@@ -100,7 +100,7 @@ def _move_interventions(connection: sqlite3.Connection) -> None:
         rows.append((after, (moment, "", "retry", json.dumps(trials), "[]", "", "[]")))
     rows.sort(key=itemgetter(0))
     room = len(rows) + 1
-    for table in ("asks", "reports"):
+    for table in ("asks", "reports") if rows else ():
         connection.execute(f"UPDATE {table} SET seq = -seq * {room}")  # no two rows have the same meanwhile
         connection.execute(f"UPDATE {table} SET seq = -seq")
     connection.executemany(

@@ -34,7 +34,7 @@ def change_devices(
         directory: of the study.
         verb: what is to be done.
         names: of the devices.
-        patience: seconds to wait at most.
+        patience: seconds to wait at most; 0: not at all.
         pause: waits so many seconds.
 
     Returns:
@@ -62,7 +62,7 @@ def change_devices(
                 if found.refused:
                     raise DeviceError(found.refused[0])
                 return now.used
-            if not runs:
+            if not runs or patience == 0:
                 return now.used if fleet is None else fleet.used
             if waited >= patience:
                 raise DeviceError(
