@@ -12,7 +12,7 @@ import shoal
 
 ROOT = Path(shoal.__file__).parent
 ORDER = [
-    *("core", "place", "remedy", "pickling", "sources", "algorithms", "cost", "cluster"),
+    *("core", "toml_file", "place", "remedy", "pickling", "sources", "algorithms", "cost", "cluster"),
     *("task", "opaque", "trainable", "fuse", "pack", "reproduce", "worker"),
     *("schedule", "planner", "dry_run"),
     *("backend", "journal", "report", "study", "simulate", "arguments", "results", "api", "cli"),
@@ -95,6 +95,10 @@ def test_no_module_is_longer_than_five_hundred_lines() -> None:
     assert {name: count for name, count in lines.items() if count > 500} == {}
 
 
+def test_the_loop_of_a_study_is_at_most_150_lines() -> None:
+    assert len((ROOT / "study" / "engine.py").read_text().splitlines()) <= 150
+
+
 def test_the_state_machine_of_a_study_has_no_clock_and_no_process() -> None:
     """Nothing that it is made of imports what could wait, write or start anything, but for the profile store."""
     to_do, found = ["shoal.study.core"], set()
@@ -103,7 +107,8 @@ def test_the_state_machine_of_a_study_has_no_clock_and_no_process() -> None:
             found.add(name)
             to_do += imports(ROOT.parent.joinpath(*name.split(".")).with_suffix(".py"))
     assert {room(name) for name in found} & {"backend", "journal", "worker", "report", "cli"} == set()
-    outside = {"asyncio", "multiprocessing", "os", "signal", "socket", "sqlite3", "subprocess", "threading", "time"}
+    waits = {"asyncio", "concurrent", "multiprocessing", "queue", "select", "selectors", "subprocess", "threading"}
+    outside = waits | {"datetime", "os", "signal", "socket", "sqlite3", "time"}
     users = {name for name in found if outside & modules_imported(name)}
     assert users == {"shoal.cost.history"}, "the profile store, which the state machine is given"
 

@@ -20,6 +20,7 @@ from shoal.report.ranking import front, nobody, ranked
 from shoal.report.rerun import Rerun, to_rerun
 from shoal.sources import edits
 from shoal.study import asking
+from shoal.study.device_requests import change_devices
 from shoal.worker.files import kept
 
 if TYPE_CHECKING:
@@ -297,6 +298,44 @@ class Study:
             JournalError: as of `pause`.
         """
         return asking.clone(self.directory, numbers, changes or {}, epochs=epochs, anew=anew, outside=outside)
+
+    def add_devices(self, names: str | Sequence[str], patience: float = 60.0) -> list[str]:
+        """Let the study use more devices, also such as were removed from it before: at once, or once it is resumed.
+
+        Args:
+            names: of the devices, or of one: "cuda:1", ["cuda:0", "cuda:1"].
+            patience: seconds to wait at most for the process that runs the study; 0: not at all, as code that this
+                process calls, such as a back end's, would wait for itself.
+
+        Returns:
+            Names of the devices that the study has then; where nobody runs it or is waited for, that it will have.
+
+        Raises:
+            DeviceError: one is named twice, used already, or not there; or the process that runs the study has not come
+                to it in time, and is still asked to.
+            JournalError: as of `pause`.
+        """
+        wanted = [names] if isinstance(names, str) else list(names)
+        return change_devices(self.directory, "add devices", wanted, patience=patience)
+
+    def remove_devices(self, names: str | Sequence[str], patience: float = 60.0) -> list[str]:
+        """Take devices from the study: at once, or once it is resumed.
+
+        Jobs on them save their trials and stop; the trials go on elsewhere.
+
+        Args:
+            names: of the devices, or of one.
+            patience: as of `add_devices`.
+
+        Returns:
+            As of `add_devices`.
+
+        Raises:
+            DeviceError: one is named twice or none of the study's; or as of `add_devices`.
+            JournalError: as of `pause`.
+        """
+        wanted = [names] if isinstance(names, str) else list(names)
+        return change_devices(self.directory, "remove devices", wanted, patience=patience)
 
     def pause_study(self) -> None:
         """Have all jobs save their trials and end, and nothing start until `resume_study`; the process goes on.

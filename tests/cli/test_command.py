@@ -249,13 +249,17 @@ def test_a_file_with_a_byte_order_mark(tmp_path: Path) -> None:
     [
         pytest.param("lr = {low = 1e-4}", "`lr`: a range has a number for `low` and for `high`", id="no end"),
         pytest.param("lr = {low = 0.0, high = 1.0, log = true}", r"`lr`: .*0\.0", id="logarithm of 0"),
-        pytest.param("a.lr = {low = 1, high = 2, lgo = true}", "`a.lr`: a range has .*'lgo'", id="unknown key"),
+        pytest.param(
+            "lr = 1\na.lr = {low = 1, high = 2, lgo = true}",
+            "space.toml:2: `a.lr`: a range has .*'lgo'",
+            id="unknown key",
+        ),
         pytest.param("lr = {low = 1.0, high = 2.0, log = 1}", "`lr`: `log` must be true or false, got 1", id="log"),
         pytest.param("lr = {low = 1, high = 2, step = 'a'}", "`lr`: `step` must be a number", id="step"),
         pytest.param("width = []", "`width`: a choice must have", id="no option"),
         pytest.param("a.b = [[1], [2]]", r"`a.b`: .*write {value = \[\.\.\.\]} for a list that is a value", id="lists"),
         pytest.param("day = 2026-01-01", "`day`", id="a date"),
-        pytest.param("lr = ", "space.toml: Invalid value", id="no TOML"),
+        pytest.param("lr = ", "space.toml cannot be read: Invalid value", id="no TOML"),
     ],
 )
 def test_a_file_that_is_no_space(tmp_path: Path, text: str, words: str) -> None:

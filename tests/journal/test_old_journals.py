@@ -8,20 +8,45 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 import shoal
+from shoal.cli.app import app
 from shoal.core.errors import JournalError
-from shoal.core.trial import TrialState
+from shoal.core.trial import Report, TrialState
 from shoal.journal.schema import _MIGRATIONS, VERSION
+from shoal.journal.view import JournalView
 from shoal.journal.writer import Journal
 
 HERE = Path(__file__).parent
 
+STATES = {
+    3: {TrialState.STOPPED: 10, TrialState.RUNNING: 6, TrialState.PENDING: 1},
+    4: {
+        TrialState.STOPPED: 5,
+        TrialState.PAUSED: 6,
+        TrialState.COMPLETE: 1,
+        TrialState.RUNNING: 1,
+        TrialState.PENDING: 5,
+    },
+}
+"""Version -> how many trials are in each state."""
 
-@pytest.fixture(params=[3], ids="version {}".format)
+BEST = {3: 15, 4: 8}
+
+
+@pytest.fixture(params=STATES, ids="version {}".format)
 def begun(request, tmp_path):
-    """A Hyperband of `old_task.Line`; `undisturbed.json` is what the same one found that nobody killed."""
-    with tarfile.open(HERE / f"begun_by_version_{request.param}.tar.gz") as archive:
+    """A Hyperband of `old_task.Line`; `undisturbed.json` is what the version that began it found in the end.
+
+    People had intervened in the one of version 4: trials were paused, stopped, added and tried again, the policy was
+    changed and a device taken away; that a trial goes on is still to be done.
+    """
+    return unpacked(request.param, tmp_path)
+
+
+def unpacked(number, tmp_path):
+    with tarfile.open(HERE / f"begun_by_version_{number}.tar.gz") as archive:
         archive.extractall(tmp_path / "study", filter="data")
     return tmp_path / "study"
 
@@ -36,22 +61,37 @@ def test_it_is_read_and_left_as_it_is(begun):
     """Its engine, of the older version, may be at work."""
     before = version(begun)
     study = shoal.Study(begun)
-    states = Counter(row.state for row in study.trials)
-    assert states == {TrialState.STOPPED: 10, TrialState.RUNNING: 6, TrialState.PENDING: 1}
-    assert study.best_trial.number == 15
+    assert Counter(row.state for row in study.trials) == STATES[before]
+    assert study.best_trial.number == BEST[before]
     assert version(begun) == before < VERSION
+
+
+@pytest.mark.parametrize("command", ["status", "trials", "report"])
+def test_commands_that_look_at_it_show_all_of_its_trials(begun, command, tmp_path):
+    before = version(begun)
+    page = tmp_path / "page.html"
+    told = ["--output", str(page)] if command == "report" else ["--json"]
+    done = CliRunner().invoke(app, [command, str(begun), *told])
+    assert done.exit_code == 0, done.output
+    count = sum(STATES[before].values())
+    if command == "report":
+        assert "<html" in page.read_text()
+    else:
+        said = json.loads(done.stdout)
+        assert (len(said) if command == "trials" else sum(said["trials"].values())) == count
+    assert version(begun) == before
 
 
 def test_a_kill_while_it_is_migrated_leaves_it_as_it_was(begun, monkeypatch):
     before = version(begun)
-    cut = {before: (*_MIGRATIONS[before], "SELECT no_such_column FROM trials")}
+    cut = {**_MIGRATIONS, before: (*_MIGRATIONS[before], "SELECT no_such_column FROM trials")}
     with monkeypatch.context() as patch:
         patch.setattr("shoal.journal.schema._MIGRATIONS", cut)
         with pytest.raises(JournalError, match="no_such_column"):
             Journal.open(begun)
     assert version(begun) == before
     with Journal.open(begun) as journal:
-        assert len(journal.trials()) == 17
+        assert len(journal.trials()) == sum(STATES[before].values())
     assert version(begun) == VERSION
 
 
@@ -62,3 +102,29 @@ def test_it_goes_on_to_the_end_that_it_would_have_had(begun):
     assert found == [(row["number"], row["config"], row["state"], row["epoch"]) for row in undisturbed]
     for row, expected in zip(study.trials, undisturbed, strict=True):
         assert row.metrics == pytest.approx(expected["metrics"], rel=1e-9)
+
+
+def test_what_people_asked_of_it_becomes_rows_of_the_sequence_in_their_places(tmp_path):
+    directory = unpacked(4, tmp_path)
+    with closing(sqlite3.connect(directory / "journal.sqlite")) as old:
+        times = dict(old.execute("SELECT -seq, time FROM asks UNION SELECT seq, time FROM reports"))
+    with JournalView.read(directory) as journal:
+        done = journal.interventions()
+        assert [(each.verb, each.trials, each.text) for each in done] == [
+            ("pause", (16,), ""),
+            ("policy", (), "fifo"),
+            ("add trial", (1_000_000,), ""),
+            ("stop", (15,), ""),
+            ("retry", (0, 6), ""),
+        ]
+        assert journal.retried.keys() == {0, 6}
+        events = list(journal.events())
+        assert not any(isinstance(x, Report) and x.trial in (0, 6) and x.metrics for x in events), "failures only"
+        assert not {"interventions", "retried"} & journal.study.keys()
+        sequence = journal._rows(
+            "SELECT seq, time FROM asks UNION SELECT seq, time FROM reports UNION SELECT seq, time FROM interventions "
+            "ORDER BY seq"
+        )
+    assert len(sequence) == len(times) + len(done)
+    moments = [moment for _, moment in sequence]
+    assert moments == sorted(moments)

@@ -14,11 +14,12 @@ from shoal.testing.faults import FAULTS
 from shoal.testing.simulation import simulate
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_what_has_to_hold_of_a_disturbed_study_does(seed: int, tmp_path: Path) -> None:
-    found = simulate(seed, base=tmp_path)
-    assert not found.violation, f"seed {seed}, with {dict(found.faults)}"
-    assert found.trials
+@pytest.mark.parametrize("first", range(0, 200, 10))
+def test_what_has_to_hold_of_a_disturbed_study_does(first: int) -> None:
+    for seed in range(first, first + 10):
+        found = simulate(seed)
+        assert not found.violation, f"seed {seed}, with {dict(found.faults)}"
+        assert found.trials
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -8,9 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulate_samples import GB, cluster, simulation, structure
 
-from shoal.backend.virtual import STOP_SECONDS
+from shoal.backend.virtual import STOP_SECONDS, Virtual
 from shoal.core.device import Cluster, Device, Node
 from shoal.core.errors import PolicyError
+from shoal.core.job import Purpose
 from shoal.planner.grouping import Grouping
 from shoal.planner.packing.registry import make_packing
 from shoal.schedule import WFD, Fifo, JobState, Plan, Policy, Refusal, Resize, Resume, Start, Suspend
@@ -178,6 +179,51 @@ def test_trials_alike_share_an_array_and_later_ones_join_it():
     assert max(stay.trials for stay in fused.intervals) > 1
     assert len(fused.intervals) < len(alone.intervals) == 8
     assert fused.makespan < alone.makespan / 2
+
+
+class Trained:
+    """The jobs that train, as they are started: of each the numbers of its trials, array by array."""
+
+    def __init__(self, monkeypatch):
+        self.jobs, started = [], Virtual.start
+
+        def start(world, job, device):
+            if job.purpose is Purpose.TRAIN:
+                self.jobs.append([[member.trial.number for member in array.members] for array in job.arrays])
+            started(world, job, device)
+
+        monkeypatch.setattr(Virtual, "start", start)
+
+
+def searched(structures, trials, epochs, **more):
+    """A grid of so many trials of each structure."""
+    search = Search("s", structures, trials, ("grid", {"epochs": epochs}))
+    slowdown = SLOWDOWNS["none"]({each.name: each for each in structures}, None)
+    return Simulation(Searches([search]), policy=Fifo(), slowdown=slowdown, **more).run()
+
+
+def test_arrays_of_several_structures_are_packed_into_a_job_and_take_turns(monkeypatch):
+    """Each array's epoch of 2 s is followed by one of the other: 4 epochs of both are 16 s, of one process."""
+    trained = Trained(monkeypatch)
+    both = [structure(name, seconds=1.0, fused={4: 2.0}, start_seconds=1.0) for name in "ab"]
+    found = searched(both, 4, 4, cluster=cluster(), grouping=Grouping(make_packing("batch_size")))
+    assert [[len(array) for array in job] for job in trained.jobs] == [[4, 4]]
+    assert found.makespan == pytest.approx(1 + 16)
+    assert [stay.trials for stay in found.intervals] == [8]
+    apart = searched(both, 4, 4, cluster=cluster(), grouping=Grouping(make_packing("none")))
+    assert apart.makespan == pytest.approx(2 * (1 + 8)), "one process after the other"
+
+
+def test_trials_that_were_fused_go_back_to_their_last_checkpoints_when_their_device_fails(monkeypatch):
+    """Epochs of 2 s, of which every second one is saved: what was trained of the fifth is trained again."""
+    trained = Trained(monkeypatch)
+    alike = structure("alike", seconds=1.0, fused={4: 2.0})
+    events = [ClusterEvent(9.0, failed=("gpu0",)), ClusterEvent(20.0, restored=("gpu0",))]
+    found = searched([alike], 4, 8, cluster=cluster(), checkpoint_seconds=4.0, events=events)
+    assert trained.jobs == [[[0, 1, 2, 3]], [[0, 1, 2, 3]]]
+    assert [(stay.begin, stay.end) for stay in found.intervals] == [(0, 9), (20, pytest.approx(20 + 2 * (8 - 4)))]
+    assert found.completion.keys() == {"s/0", "s/1", "s/2", "s/3"}
+    assert found.switches == 1
 
 
 def test_what_is_not_known_beforehand_is_looked_at_and_measured_first():

@@ -1,6 +1,7 @@
 """Scenario files: what they come to, and how mistakes in them are told."""
 
 import tomllib
+from dataclasses import replace
 
 import pytest
 from simulate_samples import GB, REAL, ROOT, needs_data, tables
@@ -428,6 +429,16 @@ def test_every_scenario_runs_to_its_end(path):
 def test_a_scenario_has_one_outcome(name):
     scenario = load(ROOT / "scenarios" / f"{name}.toml", REAL)
     assert scenario.simulate("auto") == scenario.simulate("auto")
+
+
+def test_fusion_and_packing_pay_in_the_scenario_that_shows_them():
+    scenario = load(ROOT / "scenarios/fused_packed.toml")
+    fused = replace(scenario, packing="none")
+    alone = replace(fused, fuse=False)
+    seconds = [each.simulate("fifo").makespan for each in (alone, fused, scenario)]
+    assert seconds[0] > 4 * seconds[1], "arrays of eight"
+    assert seconds[1] > 1.1 * seconds[2], "one start of a process"
+    assert {stay.trials for stay in scenario.simulate("fifo").intervals} == {24}
 
 
 def test_the_large_one_says_what_it_promises():

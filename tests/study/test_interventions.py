@@ -34,9 +34,9 @@ from shoal.core.errors import DeviceError, PolicyError, ShoalError
 from shoal.core.job import JobUpdate, Purpose
 from shoal.core.trial import Origin, TrialState
 from shoal.journal.requests import leave, pending
-from shoal.journal.rows import TrialRow
+from shoal.journal.rows import Intervention, TrialRow
 from shoal.journal.view import JournalView
-from shoal.report.interventions import Intervention, intervention_text, interventions
+from shoal.report.interventions import intervention_text
 from shoal.report.snapshot import snapshot
 from shoal.results import Study
 from shoal.schedule.action import Plan
@@ -103,7 +103,7 @@ def die(study: Study) -> None:
 def noted(stage: Stage) -> list[tuple[str, tuple[int, ...], tuple[str, ...]]]:
     """Verb, trials and refusals of all that was asked for."""
     with JournalView.read(stage.directory) as journal:
-        return [(each.verb, each.trials, each.refused) for each in interventions(journal.study)]
+        return [(each.verb, each.trials, each.refused) for each in journal.interventions()]
 
 
 def undisturbed(tmp_path: Path, make: Callable[[Path], Stage]) -> list[tuple[object, ...]]:
@@ -307,8 +307,8 @@ def test_interventions_are_kept_with_their_time(tmp_path: Path) -> None:
     leave(stage.directory, "resume", trials=[0])
     stage.run(backend())
     with closing(stage.open()) as journal:
-        (only,) = interventions(journal.study)
-        assert only == Intervention(only.time, "resume", (), "", ("trial 0 is not paused",))
+        (only,) = journal.interventions()
+        assert only == Intervention(only.seq, only.time, only.request, "resume", refused=("trial 0 is not paused",))
         assert [job.purpose for job in journal.jobs()].count(Purpose.TRAIN) == 2
 
 
@@ -434,7 +434,7 @@ def test_another_policy_decides_from_the_next_plan_on(tmp_path: Path) -> None:
     assert stage.outcome() == undisturbed(tmp_path, Stage)
     with closing(stage.open()) as journal:
         assert journal.study["policy"] == "wfd"
-        assert intervention_text(interventions(journal.study)[0]).endswith(" policy wfd")
+        assert intervention_text(journal.interventions()[0]).endswith(" policy wfd")
 
 
 @pytest.mark.parametrize("name", ["fifo", "round_robin", "water_filling", "shortest_first"])
@@ -567,7 +567,7 @@ def test_a_clone_goes_on_from_the_newest_end_of_an_epoch_that_is_saved(tmp_path:
     assert [(m.trial.number, m.start, m.target) for job in carrier.trained() for m in job] == [(ADDED, 2, 5)]
     assert [path.name for path in checkpoints(stage.directory, ADDED)] == ["000002-000000-0badcafe.pt"]
     with closing(stage.open()) as journal:
-        (each,) = interventions(journal.study)
+        (each,) = journal.interventions()
     assert intervention_text(each).endswith(f"clone {ADDED} of trial 1, from its weights at epoch 2")
 
 
@@ -597,7 +597,7 @@ def test_a_value_outside_its_domain_is_noted_and_shown_everywhere(tmp_path: Path
     Study(stage.directory).add({"x": 9.5, "y": "new"}, 2, outside=True)
     stage.run(backend())
     with closing(stage.open()) as journal:
-        (each,) = interventions(journal.study)
+        (each,) = journal.interventions()
     assert (
         each.text
         == "outside the space: `y` is not in the space; `x` is 9.5, and the space has choice([1.0, 2.0, 3.0, 4.0])"
@@ -709,6 +709,31 @@ def test_a_study_that_is_paused_frees_its_devices_and_goes_on(tmp_path: Path) ->
     assert noted(stage) == [("pause study", (), ()), ("resume study", (), ())]
 
 
+@pytest.mark.in_turns
+@pytest.mark.parametrize("method", ["intervened", "put", "job_ended", "job_started"])
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_kill_while_the_policy_changes_and_the_study_is_paused_and_resumed_changes_nothing(
+    method: str, when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage = Stage(tmp_path / "study")
+    asks: list[Then] = [
+        (reached(1, 1), lambda study: study.policy("wfd")),
+        (reached(2, 1), lambda study: study.pause_study()),
+        (nothing_runs, lambda study: study.resume_study()),
+        (complete(1), lambda study: study.policy("fifo")),
+    ]
+    carriers: list[Asking] = []
+
+    def run() -> None:
+        carriers.append(Asking(side_by_side, at_once=False, on_start=nothing, directory=stage.directory, asks=asks))
+        stage.run(carriers[-1])
+
+    assert run_with_kills(method, when, run, monkeypatch)
+    assert stage.outcome() == undisturbed(tmp_path, Stage)
+    assert [verb for verb, _, _ in noted(stage)][:3] == ["policy", "pause study", "resume study"], "each is done once"
+    assert len(noted(stage)) == 4 - len(asks)
+
+
 def test_a_paused_study_stays_so_after_a_kill_and_also_asks_for_no_trials(tmp_path: Path) -> None:
     stage = Stage(tmp_path / "study", MAKERS["asha"])
     with pytest.raises(Killed):
@@ -792,3 +817,19 @@ def test_what_makes_no_sense_of_the_whole_study_is_noted(tmp_path: Path) -> None
         ("pause study", ("the study is ended already",)),
     ]
     assert {row[2] for row in stage.outcome()} == {TrialState.STOPPED}
+
+
+def test_code_that_the_study_runs_changes_its_devices_without_waiting_for_itself(tmp_path: Path) -> None:
+    stage = four(tmp_path / "study", slots=2)
+    told: list[list[str]] = []
+    carrier = asking(
+        stage,
+        (reached(2, 1), lambda study: told.append(study.remove_devices("cpu:1", patience=0))),
+        (reached(2, 1), lambda study: told.append(study.add_devices(["cpu:1"], patience=0))),
+    )
+    stage.run(carrier)
+    assert told == [["cpu:0"], ["cpu:0", "cpu:1"]]
+    assert noted(stage) == [("remove devices", (), ()), ("add devices", (), ())]
+    with JournalView.read(stage.directory) as journal:
+        assert [each.devices for each in journal.interventions()] == [("cpu:1",), ("cpu:1",)]
+        assert intervention_text(journal.interventions()[0]).endswith(" remove devices cpu:1")

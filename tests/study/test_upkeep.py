@@ -5,9 +5,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Literal
 
 import pytest
-from test_engine import KEY, PROFILE, Killed, Scripted, Stage, backend, brackets, cluster, four, reports, well
+from test_engine import KEY, PROFILE, Killed, Scripted, Stage, backend, brackets, cluster, four, nothing, reports, well
 
 from shoal.backend.base import ArrayFailed, Ended, Event, MemoryMeasured, Outcome, Profiled, SignaturesFound
 from shoal.cluster.monitor import Condition, Holder
@@ -17,10 +18,12 @@ from shoal.core.errors import DeviceError, StorageFullError
 from shoal.core.job import Job, Purpose
 from shoal.core.trial import TrialState
 from shoal.cost.history import History
-from shoal.journal.requests import Request, ask, pending
+from shoal.journal.requests import leave, pending
 from shoal.journal.rows import TrialRow
 from shoal.journal.writer import Journal
+from shoal.results import Study
 from shoal.schedule.knapsack import WFD
+from shoal.study.device_requests import change_devices
 from shoal.study.fleet import Fleet
 
 LOST = Condition(healthy=False, reason="has fallen off the bus")
@@ -219,13 +222,46 @@ def test_a_job_that_shows_no_progress_is_killed_and_its_trials_are_tried_alone(t
     assert any("failed before (hung: showed no progress for" in reason for reason in stage.reasons)
 
 
-def request(directory: Path, verb: str, *devices: str) -> threading.Thread:
+def test_a_job_that_hangs_fails_its_trials_also_if_the_engine_is_killed_before_it_kills_the_job(tmp_path: Path) -> None:
+    class Late(Scripted):
+        def kill(self, job: str) -> None:
+            raise Killed
+
+    stage = guarded(tmp_path / "study", slots=1)
+    with pytest.raises(Killed):
+        stage.run(Late(stuck(0), at_once=False, on_start=nothing), hang_seconds=5.0)
+    carrier = backend()
+    stage.run(carrier)
+    complete(stage, failures=1)
+    _, outcome, message = stage.ends()[0]
+    assert outcome == "hung"
+    assert message.startswith("showed no progress for ")
+    assert [len(members) for members in carrier.trained()] == [1, 1, 1, 1], "each by itself, as after a failure"
+
+
+def test_a_job_that_hangs_is_killed_also_where_the_disk_is_too_full_to_say_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*arguments: object) -> None:
+        raise StorageFullError("no space")
+
+    stage, carrier = guarded(tmp_path / "study", slots=1), backend(stuck(0))
+    with monkeypatch.context() as patch:
+        patch.setattr(Journal, "killing", full)
+        with pytest.raises(StorageFullError):
+            stage.run(carrier, hang_seconds=5.0)
+    assert carrier.killed == [carrier.started[2].id]
+    stage.run(backend())
+    complete(stage)
+
+
+def request(directory: Path, verb: Literal["add devices", "remove devices"], *devices: str) -> threading.Thread:
     """A user who asks and waits; the request is there when this returns."""
     said: list[object] = []
 
     def wait() -> None:
         try:
-            said.append(ask(directory, verb, devices, patience=20.0))  # type: ignore[arg-type]
+            said.append(change_devices(directory, verb, devices, patience=20.0))
         except DeviceError as error:
             said.append(str(error))
 
@@ -245,14 +281,14 @@ def answers(thread: threading.Thread) -> list[object]:
 @pytest.mark.parametrize(
     ("verb", "devices", "expected"),
     [
-        ("remove", ["here"], ["not here"]),
-        ("remove", ["cpu:0", "cpu:0"], "device 'cpu:0' is named twice: cpu:0, cpu:0; name each once"),
-        ("remove", ["cpu:9"], "device 'cpu:9' is none of the study's; it has cpu:0, cpu:1"),
-        ("add", ["cuda:1"], ["cpu:0", "cpu:1", "cuda:1"]),
+        ("remove devices", ["here"], ["not here"]),
+        ("remove devices", ["cpu:0", "cpu:0"], "device 'cpu:0' is named twice: cpu:0, cpu:0; name each once"),
+        ("remove devices", ["cpu:9"], "device 'cpu:9' is none of the study's; it has cpu:0, cpu:1"),
+        ("add devices", ["cuda:1"], ["cpu:0", "cpu:1", "cuda:1"]),
     ],
 )
 def test_a_running_study_changes_its_devices_by_request(
-    verb: str, devices: list[str], expected: object, tmp_path: Path
+    verb: Literal["add devices", "remove devices"], devices: list[str], expected: object, tmp_path: Path
 ) -> None:
     stage, asked = guarded(tmp_path / "study"), []
     here = ""
@@ -269,53 +305,93 @@ def test_a_running_study_changes_its_devices_by_request(
     others = [name for name in ("cpu:0", "cpu:1") if name != here]
     assert answers(asked[0]) == [others if expected == ["not here"] else expected]
     assert not pending(stage.directory)
-    assert not list((stage.directory / "requests").iterdir()), "what was answered and read is gone"
+    assert not list((stage.directory / "requests").glob("*"))
     if "here" in devices:
         assert [end[:2] for end in stage.ends()] == [(here, "stopped"), (others[0], "finished")]
         assert carrier.vacated == [here]
         with closing(stage.open()) as journal:
             record = dict(journal.study["fleet"])
-        assert record.pop("request"), "so that a kill before the answer does it no second time"
         assert record == {"devices": "auto", "added": [], "removed": [here]}
 
 
-def test_a_request_that_was_recorded_before_the_engine_was_killed_is_answered_by_the_next(
+def test_a_request_that_was_recorded_before_the_engine_was_killed_is_done_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stage, asked = guarded(tmp_path / "study"), []
 
     def when(job: Job) -> None:
         if not asked:
-            asked.append(request(stage.directory, "remove", "cpu:1"))
+            asked.append(leave(stage.directory, "remove devices", devices=["cpu:1"]))
 
     def die(*arguments: object) -> None:
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr("shoal.study.actuation.answer", die)
-        patch.setattr("shoal.journal.requests.holder", lambda directory: 1)
+        patch.setattr("shoal.study.actuation.carried_out", die)
         with pytest.raises(Killed):
             stage.run(backend(on_start=when))
         with closing(stage.open()) as journal:
             record = journal.study["fleet"]
-        assert pending(stage.directory) == [Request(record["request"], "remove", ("cpu:1",))]
-        stage.fleet = Fleet.again({**record}, lambda devices: cluster(2))
+        assert [each.name for each in pending(stage.directory)] == asked
+        stage.fleet = Fleet.again(record, lambda devices: cluster(2))
         patch.undo()
         stage.run(backend())
     complete(stage)
-    assert answers(asked[0]) == [["cpu:0"]]
+    with closing(stage.open()) as journal:
+        (done,) = journal.interventions()
+    assert (done.request, done.verb, done.devices, done.refused) == (asked[0], "remove devices", ("cpu:1",), ())
     assert {device for device, _, _ in stage.ends()} == {"cpu:0"}
 
 
-def test_a_request_that_its_user_gives_up_is_withdrawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_that_its_user_gives_up_is_withdrawn(tmp_path: Path) -> None:
+    stage = guarded(tmp_path / "study")
+
     def interrupt(seconds: float) -> None:
-        assert pending(tmp_path)
+        assert pending(stage.directory)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("shoal.journal.requests.holder", lambda directory: 1)
-    with pytest.raises(KeyboardInterrupt):
-        ask(tmp_path, "remove", ["cpu:1"], pause=interrupt)
-    assert pending(tmp_path) == []
+    with closing(stage.open()), pytest.raises(KeyboardInterrupt):
+        change_devices(stage.directory, "remove devices", ["cpu:1"], pause=interrupt)
+    assert pending(stage.directory) == []
+
+
+def test_an_engine_that_is_busy_is_still_asked_when_its_user_has_waited_long_enough(tmp_path: Path) -> None:
+    stage = guarded(tmp_path / "study")
+    with closing(stage.open()), pytest.raises(DeviceError, match=r"within 0.1 s; it is still asked to"):
+        change_devices(stage.directory, "remove devices", ["cpu:1"], patience=0.1)
+    assert [each.verb for each in pending(stage.directory)] == ["remove devices"]
+
+
+def test_devices_are_changed_while_nobody_runs_the_study_and_trials_go_on_there(tmp_path: Path) -> None:
+    """What is kept is done at the resume, in order; what makes no sense by then is refused before."""
+    stage = guarded(tmp_path / "study")
+
+    def die(job: Job) -> None:
+        if job.purpose is Purpose.TRAIN:
+            raise Killed
+
+    with pytest.raises(Killed):
+        stage.run(backend(on_start=die))
+    study = Study(stage.directory)
+    assert study.remove_devices("cpu:0") == ["cpu:1"]
+    with pytest.raises(DeviceError, match="device 'cpu:0' was removed before; the study has cpu:1"):
+        study.remove_devices(["cpu:0"])
+    assert study.add_devices("cuda:1") == ["cpu:1", "cuda:1"]
+    assert study.remove_devices(["cpu:1", "cuda:1"]) == []
+    assert study.add_devices("cuda:1") == ["cuda:1"]
+    stage.run(backend())
+    complete(stage)
+    assert {device for device, outcome, _ in stage.ends() if outcome == "finished"} == {"cuda:1"}
+    with closing(stage.open()) as journal:
+        done = [(each.verb, each.devices, each.refused) for each in journal.interventions()]
+    assert done == [
+        ("remove devices", ("cpu:0",), ()),
+        ("add devices", ("cuda:1",), ()),
+        ("remove devices", ("cpu:1", "cuda:1"), ()),
+        ("add devices", ("cuda:1",), ()),
+    ]
+    with pytest.raises(DeviceError, match="has ended, and needs no other devices"):
+        study.add_devices("cpu:0")
 
 
 def test_an_array_that_runs_out_of_memory_is_tried_again_in_halves_of_which_more_is_expected(tmp_path: Path) -> None:

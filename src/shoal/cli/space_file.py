@@ -1,13 +1,13 @@
 """A search space in a TOML file."""
 
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from shoal.core.domain import LogRandInt
-from shoal.core.errors import SpaceError
+from shoal.core.errors import ShoalError, SpaceError
 from shoal.core.space import Constant, Space, choice, is_number, loguniform, quniform, randint, uniform
+from shoal.toml_file import Place
 
 __all__ = ["read_space"]
 
@@ -23,51 +23,57 @@ def read_space(file: Path) -> Space:
     from, and all else is a constant.
 
     Raises:
-        SpaceError: the file is no TOML, or no space; names the file, the key and the value.
+        SpaceError: the file is no TOML, or no space; names the file, the line, the key and the value.
     """
+    whole = Place.of(file, SpaceError)
+    parameters = {name: _parameter(value, whole / name) for name, value in whole.content.items()}
     try:
-        content = tomllib.loads(file.read_text(encoding="utf-8-sig"))  # a byte order mark, which some editors write
-        return Space({name: _parameter(value, name) for name, value in content.items()})
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise SpaceError(f"{file}: {error}") from error
+        return Space(parameters)
     except SpaceError as error:
         raise SpaceError(f"{file}: {error}") from error
 
 
-def _parameter(value: Any, path: str) -> Any:
+def _parameter(value: Any, place: Place) -> Any:
     if isinstance(value, list):
         if any(isinstance(option, list) for option in value):
-            raise SpaceError(
-                f"`{path}`: a list is a choice of its items, and an item that is a list itself could be a value or a "
-                f"choice; write {{value = [...]}} for a list that is a value, got {value!r}"
+            raise _error(
+                place,
+                "a list is a choice of its items, and an item that is a list itself could be a value or a choice; "
+                f"write {{value = [...]}} for a list that is a value, got {value!r}",
             )
-        return choice([_parameter(option, f"{path}[{i}]") for i, option in enumerate(value)])
+        return choice([_parameter(option, place / i) for i, option in enumerate(value)])
     if not isinstance(value, dict):
         return value
     if value.keys() == {"value"}:
         return Constant(value["value"])
     if not value.keys() & {"low", "high"}:
-        return {name: _parameter(inner, f"{path}.{name}") for name, inner in value.items()}
-    return _range(value, path)
+        return {name: _parameter(inner, place / name) for name, inner in value.items()}
+    return _range(value, place)
 
 
-def _range(value: Mapping[str, Any], path: str) -> Any:
+def _range(value: Mapping[str, Any], place: Place) -> Any:
     if odd := value.keys() - _RANGE:
-        raise SpaceError(f"`{path}`: a range has {', '.join(sorted(_RANGE))}, got {sorted(odd)[0]!r}")
+        raise _error(place, f"a range has {', '.join(sorted(_RANGE))}, got {sorted(odd)[0]!r}")
     for name in ("low", "high"):
         if not is_number(value.get(name)):
-            raise SpaceError(f"`{path}`: a range has a number for `low` and for `high`, got {dict(value)!r}")
+            raise _error(place, f"a range has a number for `low` and for `high`, got {dict(value)!r}")
     low, high, log, step = value["low"], value["high"], value.get("log", False), value.get("step")
     if not isinstance(log, bool):
-        raise SpaceError(f"`{path}`: `log` must be true or false, got {log!r}")
+        raise _error(place, f"`log` must be true or false, got {log!r}")
     if step is not None and (log or not is_number(step)):
-        raise SpaceError(f"`{path}`: `step` must be a number, and goes without `log`, got {dict(value)!r}")
+        raise _error(place, f"`step` must be a number, and goes without `log`, got {dict(value)!r}")
     whole = isinstance(low, int) and isinstance(high, int)
     if step is not None:
         return choice(list(range(low, high + 1, step))) if whole and _is_step(step) else quniform(low, high, step)
     if whole:
         return LogRandInt(low, high + 1) if log else randint(low, high + 1)
     return loguniform(low, high) if log else uniform(low, high)
+
+
+def _error(place: Place, fault: str) -> ShoalError:
+    """That something is wrong with the parameter there."""
+    name = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place.path).removeprefix(".")
+    return place.error(f"`{name}`: {fault}")
 
 
 def _is_step(step: object) -> bool:

@@ -1,6 +1,19 @@
 """What the state machine of a study wants done: records for the journal, and commands to the world around it.
 
-The records of a step are committed together, before any of its commands is carried out.
+The records of a step are committed together, before any of its commands is carried out. Between the two the process may
+be killed, and all jobs with it. A command has a record of its own only where it would lose something otherwise:
+
+- `StartJob`: `JobStarted`. The job is lost, and its trials wait again.
+- `UpdateJob`: `JobJoined` for those that join. Those that leave are over or paused, which `Decided`, `TrialsStopped` or
+  the study's "held" say. The job has ended with the process; who waits is planned for anew, and models are looked at
+  again.
+- `StopJob`: `JobLeaving` where another job takes the place. Otherwise the study's "held", "paused", "ended" or "fleet"
+  says why, or the process ends. The job has ended, and nothing starts before the reason has been looked at again.
+- `KillJob`: `JobKilled`, as a job that hangs fails its trials, and one that ends with the process does not.
+- `VacateDevice`: none. What was kept on the device was kept by processes that are gone.
+- `CopyCheckpoint`: none but `Asked`, `TrialAdded` or `Requeued`. Each trial that waits gets its copy again before
+  anything starts; a copy that is there stays as it is.
+- `CloseRequest`: `Intervened`. A pending request that has one is only closed.
 """
 
 from collections.abc import Mapping
@@ -16,9 +29,9 @@ from shoal.core.job import Job, JobUpdate
 from shoal.core.trial import Decision, Report, Trial, TrialGroup
 
 __all__ = [
-    "AnswerRequest",
     "ArrayLeft",
     "Asked",
+    "CloseRequest",
     "Command",
     "CopyCheckpoint",
     "Decided",
@@ -26,6 +39,7 @@ __all__ = [
     "Intervened",
     "JobEnded",
     "JobJoined",
+    "JobKilled",
     "JobLeaving",
     "JobStarted",
     "KillJob",
@@ -91,21 +105,13 @@ class CopyCheckpoint:
 
 
 @dataclass(frozen=True)
-class AnswerRequest:
-    """Tell a user what became of a request.
-
-    Args:
-        request: its name.
-        devices: names of those that the study has now; None of a request that nobody waits for.
-        error: why it was refused; "" if it was not.
-    """
+class CloseRequest:
+    """The request of a user is carried out or refused, and not pending any more."""
 
     request: str
-    devices: tuple[str, ...] | None = None
-    error: str = ""
 
 
-Command = StartJob | UpdateJob | StopJob | KillJob | VacateDevice | CopyCheckpoint | AnswerRequest
+Command = StartJob | UpdateJob | StopJob | KillJob | VacateDevice | CopyCheckpoint | CloseRequest
 
 
 @dataclass(frozen=True)
@@ -171,6 +177,21 @@ class JobLeaving:
 
 
 @dataclass(frozen=True)
+class JobKilled:
+    """A job is about to be killed.
+
+    Args:
+        job: its id.
+        outcome: how it will have ended.
+        reason: why.
+    """
+
+    job: str
+    outcome: Outcome
+    reason: str
+
+
+@dataclass(frozen=True)
 class JobEnded:
     """A job is over; its trials that still run wait again.
 
@@ -221,14 +242,8 @@ class StudyChanged:
 
 @dataclass(frozen=True)
 class Requeued:
-    """Trials that failed wait again, their failures forgotten; those that did not fail are left alone.
+    """Trials that failed wait again, their failures forgotten; those that did not fail are left alone."""
 
-    Args:
-        request: name of the one that asks for it.
-        trials: their numbers.
-    """
-
-    request: str
     trials: tuple[int, ...]
 
 
@@ -266,6 +281,7 @@ class Intervened:
         request: its name.
         verb: what was to be done.
         trials: numbers of those with which it was done.
+        devices: names of those with which it was done.
         text: what else is to be said of what was done.
         refused: what was not done, and why, a line each.
     """
@@ -273,6 +289,7 @@ class Intervened:
     request: str
     verb: str
     trials: tuple[int, ...] = ()
+    devices: tuple[str, ...] = ()
     text: str = ""
     refused: tuple[str, ...] = ()
 
@@ -293,6 +310,7 @@ Record = (
     | JobJoined
     | Promised
     | JobLeaving
+    | JobKilled
     | JobEnded
     | ArrayLeft
     | DevicesChanged

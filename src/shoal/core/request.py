@@ -7,8 +7,8 @@ from typing import Any, Literal
 __all__ = ["Request", "Verb"]
 
 Verb = Literal[
-    "add",
-    "remove",
+    "add devices",
+    "remove devices",
     "retry",
     "pause",
     "resume",
@@ -24,13 +24,11 @@ Verb = Literal[
 
 @dataclass(frozen=True)
 class Request:
-    """A change of the devices of a study, or of its trials.
+    """A change of a study that a person asks for.
 
     Args:
         name: no other request has it; names are in the order in which the requests were made.
-        verb: what is to be done: devices to be added or removed, trials to be tried again, paused, resumed
-            or stopped, the policy to be another, a trial to be added, the
-            whole study to be paused, resumed or ended.
+        verb: what is to be done.
         devices: with which.
         trials: numbers of the trials.
         given: what else it says, JSON values.

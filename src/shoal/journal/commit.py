@@ -10,6 +10,7 @@ from shoal.core.command import (
     Intervened,
     JobEnded,
     JobJoined,
+    JobKilled,
     JobLeaving,
     JobStarted,
     Promised,
@@ -59,6 +60,8 @@ def _write(journal: Journal, record: Record) -> None:
             journal.promised(record.demands)
         case JobLeaving():
             journal.leaving(record.job, record.reason)
+        case JobKilled():
+            journal.killing(record.job, record.outcome, record.reason)
         case JobEnded():
             journal.job_ended(record.job, record.outcome, record.message, failed=record.failed)
         case ArrayLeft():
@@ -68,7 +71,7 @@ def _write(journal: Journal, record: Record) -> None:
         case StudyChanged():
             journal.put(record.key, record.value)
         case Requeued():
-            journal.retry(record.trials, record.request)
+            journal.retry(record.trials)
         case TrialAdded():
             journal.trial_added(record.trial, record.target)
         case TrialsStopped():

@@ -1,75 +1,27 @@
-"""What users ask of a study that another process runs: a file for each request, and one for its answer.
+"""What users ask of a study that another process runs, or none: a file for each request.
 
 A journal has one writer, so whoever wants its study changed leaves `<directory>/requests/<name>.request`; the engine
-looks for requests in every turn of its loop. Names are of the time, and never used again. Whoever asks for devices
-waits for `<name>.answer`. A request for trials is kept until a process runs the study, and has no answer.
+looks for requests in every turn of its loop. Names are of the time, and never used again. A request is kept until a
+process runs the study; what came of it is in the journal then, under its name.
 """
 
 import json
 import os
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any
 
-from shoal.core.errors import DeviceError, JournalError
+from shoal.core.errors import JournalError
 from shoal.core.request import Request, Verb
-from shoal.journal.lock import holder
 from shoal.journal.schema import readable, translated
 
-__all__ = ["answer", "ask", "carried_out", "leave", "pending"]
-
-_PAUSE_SECONDS = 0.05
-"""Between two looks for an answer."""
+__all__ = ["carried_out", "leave", "pending"]
 
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
-
-
-def ask(
-    directory: Path,
-    verb: Literal["add", "remove"],
-    devices: Sequence[str],
-    *,
-    patience: float = 60.0,
-    pause: Callable[[float], None] = time.sleep,
-) -> list[str]:
-    """Have the process that runs a study change its devices, and wait until it has.
-
-    Args:
-        directory: of the study.
-        verb: what is to be done.
-        devices: with which.
-        patience: seconds to wait at most.
-        pause: waits so many seconds.
-
-    Returns:
-        Names of the devices that the study has then.
-
-    Raises:
-        DeviceError: it refuses, and nothing is changed; or nobody answers.
-        JournalError: nothing can be asked of the study, as its directory cannot be written.
-    """
-    file = leave(directory, verb, devices=devices)
-    waited = 0.0
-    try:
-        while not (reply := file.with_suffix(".answer")).exists():
-            runs = holder(directory) is not None
-            if (not runs or waited >= patience) and _withdrawn(file):
-                why = f"did not answer within {patience:g} s" if runs else "ended before it answered"
-                raise DeviceError(f"the process that runs the study in {directory} {why}; look at it and ask again")
-            pause(_PAUSE_SECONDS)
-            waited += _PAUSE_SECONDS
-    except KeyboardInterrupt:
-        _withdrawn(file)
-        raise
-    said = json.loads(reply.read_text(encoding="utf-8"))
-    reply.unlink()
-    if said["error"]:
-        raise DeviceError(said["error"])
-    return list(said["devices"])
 
 
 def leave(
@@ -79,7 +31,7 @@ def leave(
     devices: Sequence[str] = (),
     trials: Sequence[int] = (),
     given: Mapping[str, Any] = _NOTHING,
-) -> Path:
+) -> str:
     """Have the process that runs a study, now or later, do something; nobody waits for it.
 
     Args:
@@ -90,7 +42,7 @@ def leave(
         given: what else is to be said, JSON values.
 
     Returns:
-        The file of the request, which is there wholly or not at all.
+        The name of the request.
 
     Raises:
         JournalError: nothing can be asked of the study, as its directory cannot be written.
@@ -108,7 +60,8 @@ def leave(
     with translated(directory):
         folder.mkdir(exist_ok=True)
         partial.write_text(json.dumps(said), encoding="utf-8")
-        return partial.rename(folder / f"{name}.request")
+        partial.rename(folder / f"{name}.request")  # there wholly or not at all
+    return name
 
 
 def carried_out(directory: Path, request: str) -> None:
@@ -135,29 +88,3 @@ def pending(directory: Path) -> list[Request]:
                 devices, trials = (tuple(said.get(key, ())) for key in ("devices", "trials"))
                 requests.append(Request(Path(name).stem, said["verb"], devices, trials, said.get("given", {})))
     return requests
-
-
-def answer(directory: Path, request: str, devices: Sequence[str], error: str = "") -> None:
-    """Say what became of a request to whoever waits for that; it is then no longer pending.
-
-    Args:
-        directory: of the study.
-        request: its name.
-        devices: names of those that the study has now.
-        error: why it was refused; "" if it was not.
-    """
-    file = directory / "requests" / f"{request}.request"
-    partial = file.with_suffix(".partial")
-    with translated(directory):
-        partial.write_text(json.dumps({"error": error, "devices": list(devices)}), encoding="utf-8")
-        os.replace(partial, file.with_suffix(".answer"))
-    carried_out(directory, request)
-
-
-def _withdrawn(file: Path) -> bool:
-    """Take a request back, and say whether it was still there to be taken."""
-    try:
-        file.unlink()
-    except FileNotFoundError:
-        return False
-    return True

@@ -8,7 +8,7 @@ from shoal.core.event import BLAMELESS, Outcome
 from shoal.core.job import Purpose
 from shoal.core.trial import Config, Trial, TrialGroup, TrialState
 
-__all__ = ["UNFAILED", "Ask", "DeviceRow", "JobRow", "Promise", "Run", "TrialRow"]
+__all__ = ["UNFAILED", "Ask", "DeviceRow", "Intervention", "JobRow", "Promise", "Run", "TrialRow"]
 
 UNFAILED = ("", Outcome.SUSPENDED, *BLAMELESS)
 """Outcomes of jobs that did not fail: of one that runs, and of those whose device or engine was lost, too."""
@@ -111,6 +111,31 @@ class DeviceRow:
     compute: float = 1.0
     healthy: bool = True
     reason: str = ""
+
+
+@dataclass(frozen=True)
+class Intervention:
+    """A request of a person that was carried out or refused.
+
+    Args:
+        seq: its place in the one sequence of what was asked, reported and requested.
+        time: when it was carried out, in seconds since 1970.
+        request: its name.
+        verb: what was to be done; see `Request`.
+        trials: numbers of those with which it was done.
+        devices: names of those with which it was done.
+        text: what else is to be said of what was done.
+        refused: what was not done, and why, a line each.
+    """
+
+    seq: int
+    time: float
+    request: str
+    verb: str
+    trials: tuple[int, ...] = ()
+    devices: tuple[str, ...] = ()
+    text: str = ""
+    refused: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

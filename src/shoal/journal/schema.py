@@ -1,12 +1,14 @@
 """The tables of a journal, how it is opened and migrated, and what its errors mean to a user."""
 
 import errno
+import json
 import os
 import sqlite3
 import stat
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
+from operator import itemgetter
 from pathlib import Path
 from typing import Literal
 
@@ -17,7 +19,7 @@ from shoal.remedy import command
 __all__ = ["FILE_NAME", "VERSION", "connect", "fill", "migrate", "open_existing", "readable", "translated", "writable"]
 
 FILE_NAME = "journal.sqlite"
-VERSION = 4
+VERSION = 5
 _BUSY_SECONDS = 10.0
 _COPIES = 20
 _COPY_PAUSE_SECONDS = 0.05
@@ -28,16 +30,25 @@ _JOINS = (
     "CREATE INDEX joins_of_job ON joins (job, trial)",
 )
 
+_INTERVENTIONS = (
+    # What people asked for and what came of it: a row when it is carried out or refused.
+    """CREATE TABLE interventions (
+        seq INTEGER PRIMARY KEY, time REAL NOT NULL, request TEXT NOT NULL, verb TEXT NOT NULL, trials TEXT NOT NULL,
+        devices TEXT NOT NULL, text TEXT NOT NULL, refused TEXT NOT NULL)""",
+    "CREATE INDEX interventions_of_request ON interventions (request)",
+)
+
 _SCHEMA = (
     # What the study is: key -> JSON; the pickled task and algorithm.
     "CREATE TABLE study (key TEXT PRIMARY KEY, value TEXT NOT NULL)",
     "CREATE TABLE blobs (name TEXT PRIMARY KEY, data BLOB NOT NULL)",
-    # What drives the algorithm: `seq` is one increasing number over asks and reports.
+    # What drives the study: `seq` is one increasing number over asks, reports and interventions.
     "CREATE TABLE asks (seq INTEGER PRIMARY KEY, time REAL NOT NULL, free INTEGER NOT NULL, proposed TEXT NOT NULL)",
     """CREATE TABLE reports (
         seq INTEGER PRIMARY KEY, time REAL NOT NULL, job TEXT NOT NULL, trial INTEGER NOT NULL, epoch INTEGER NOT NULL,
         state TEXT NOT NULL, reason TEXT NOT NULL, seconds REAL NOT NULL, metrics TEXT NOT NULL)""",
     "CREATE UNIQUE INDEX reports_of_trial ON reports (trial, epoch, state)",
+    *_INTERVENTIONS,
     # What follows from it, and what the engine did.
     """CREATE TABLE trials (
         number INTEGER PRIMARY KEY, config TEXT NOT NULL, seed INTEGER NOT NULL, data_seed INTEGER NOT NULL,
@@ -47,10 +58,11 @@ _SCHEMA = (
         job TEXT NOT NULL DEFAULT '', seconds REAL NOT NULL DEFAULT 0, metrics TEXT NOT NULL DEFAULT '{}',
         best TEXT NOT NULL DEFAULT '{}', objective REAL)""",
     # Of a job as it was started; `keys` is a JSON object: what its arrays are -> the numbers of its trials; once it was
-    # a list of what.
+    # a list of what. `killed` is the outcome that a job has if it is killed, and why: "hung: showed no progress ...".
     """CREATE TABLE jobs (
         id TEXT PRIMARY KEY, purpose TEXT NOT NULL, device TEXT NOT NULL, trials TEXT NOT NULL, started REAL NOT NULL,
-        ended REAL, outcome TEXT NOT NULL DEFAULT '', message TEXT NOT NULL DEFAULT '', keys TEXT NOT NULL)""",
+        ended REAL, outcome TEXT NOT NULL DEFAULT '', message TEXT NOT NULL DEFAULT '', keys TEXT NOT NULL,
+        killed TEXT NOT NULL DEFAULT '')""",
     *_JOINS,
     # What a job is promised of its device from then on, NULL where that is not known; the first when it starts.
     "CREATE TABLE promises (job TEXT NOT NULL, time REAL NOT NULL, compute REAL, memory INTEGER, cores REAL)",
@@ -65,8 +77,44 @@ _SCHEMA = (
     f"PRAGMA user_version = {VERSION}",
 )
 
-_MIGRATIONS = {3: ("ALTER TABLE trials RENAME COLUMN array TO job", *_JOINS)}
-"""Version -> what makes the next one of it."""
+
+def _move_interventions(connection: sqlite3.Connection) -> None:
+    """They were a list in the table study, and retries there a mapping of each trial to the `seq` before its first one.
+
+    Room is made for them between asks and reports.
+    """
+    keys = "('interventions', 'retried')"
+    study = {k: json.loads(v) for k, v in connection.execute(f"SELECT key, value FROM study WHERE key IN {keys}")}
+    events = "(SELECT seq, time FROM asks UNION ALL SELECT seq, time FROM reports)"
+    rows: list[tuple[int, tuple[object, ...]]] = []
+    for each in study.get("interventions", ()):
+        query = f"SELECT coalesce(max(seq), 0) FROM {events} WHERE time <= ?"
+        ((after,),) = connection.execute(query, (each["time"],))
+        texts = json.dumps(each["trials"]), "[]", each["text"], json.dumps(each["refused"])
+        rows.append((after, (each["time"], each["request"], each["verb"], *texts)))
+    retried: dict[int, list[int]] = {}
+    for trial, after in study.get("retried", {}).get("after", {}).items():
+        retried.setdefault(after, []).append(int(trial))
+    for after, trials in retried.items():
+        ((moment,),) = connection.execute(f"SELECT coalesce(max(time), 0) FROM {events} WHERE seq <= ?", (after,))
+        rows.append((after, (moment, "", "retry", json.dumps(trials), "[]", "", "[]")))
+    rows.sort(key=itemgetter(0))
+    room = len(rows) + 1
+    for table in ("asks", "reports") if rows else ():
+        connection.execute(f"UPDATE {table} SET seq = -seq * {room}")  # no two rows have the same meanwhile
+        connection.execute(f"UPDATE {table} SET seq = -seq")
+    connection.executemany(
+        "INSERT INTO interventions VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+        [(after * room + place, *row) for place, (after, row) in enumerate(rows, 1)],
+    )
+    connection.execute(f"DELETE FROM study WHERE key IN {keys}")
+
+
+_MIGRATIONS: Mapping[int, Sequence[str | Callable[[sqlite3.Connection], None]]] = {
+    3: ("ALTER TABLE trials RENAME COLUMN array TO job", *_JOINS),
+    4: ("ALTER TABLE jobs ADD COLUMN killed TEXT NOT NULL DEFAULT ''", *_INTERVENTIONS, _move_interventions),
+}
+"""Version -> what makes the next one of it: statements, and functions of the connection."""
 
 
 def connect(directory: Path, mode: Literal["ro", "rw", "rwc"]) -> sqlite3.Connection:
@@ -123,8 +171,11 @@ def migrate(connection: sqlite3.Connection) -> None:
     """Bring a journal of an older version to this one, wholly or, after a kill, not at all."""
     for version in range(_version(connection), VERSION):
         connection.execute("BEGIN IMMEDIATE")
-        for statement in (*_MIGRATIONS[version], f"PRAGMA user_version = {version + 1}"):
-            connection.execute(statement)
+        for change in (*_MIGRATIONS[version], f"PRAGMA user_version = {version + 1}"):
+            if isinstance(change, str):
+                connection.execute(change)
+            else:
+                change(connection)
         connection.execute("COMMIT")
 
 

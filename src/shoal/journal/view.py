@@ -13,10 +13,11 @@ from typing import Any, Self
 from shoal.core.errors import JournalError
 from shoal.core.job import Purpose
 from shoal.core.objective import objectives
-from shoal.core.space import Space, is_number
-from shoal.core.trial import FIRST_ADDED, Budget, Origin, Report, Trial, TrialGroup, TrialState
+from shoal.core.space import Space
+from shoal.core.trial import FIRST_ADDED, Report, TrialState
+from shoal.journal.decoding import ask_of, intervention_of, job_row, metrics_of, report_of, trial_row
 from shoal.journal.lock import holder
-from shoal.journal.rows import UNFAILED, Ask, DeviceRow, JobRow, Promise, Run, TrialRow
+from shoal.journal.rows import UNFAILED, Ask, DeviceRow, Intervention, JobRow, Promise, Run, TrialRow
 from shoal.journal.schema import FILE_NAME, open_existing, readable, translated
 from shoal.place import absolute
 from shoal.remedy import command
@@ -34,6 +35,7 @@ _JOB = (
     "time, compute, memory, cores "
     "FROM jobs LEFT JOIN promises ON promises.rowid = (SELECT max(rowid) FROM promises WHERE job = id)"
 )
+_INTERVENTION = "SELECT seq, time, request, verb, trials, devices, text, refused FROM interventions"
 _LATELY = 500
 """So many of the last reports, of all jobs together, say how fast jobs are now."""
 _UNENDED = (TrialState.PENDING, TrialState.RUNNING)
@@ -41,7 +43,20 @@ _OPEN = tuple(state for state in TrialState if not state.final)
 
 _WHOLE = ("number", "seed", "data_seed", "start", "epoch", "target", "failures", "seq", "trial", "pid", "epochs")
 _NUMBER = ("seconds", "started")
-_TEXT = ("config", "state", "reason", "device", "metrics", "best", "id", "purpose", "trials", "outcome")
+_TEXT = (
+    "config",
+    "state",
+    "reason",
+    "device",
+    "metrics",
+    "best",
+    "id",
+    "purpose",
+    "trials",
+    "outcome",
+    "request",
+    "verb",
+)
 _KINDS: dict[str, tuple[type, ...]] = {
     **dict.fromkeys((*_WHOLE, "free"), (int,)),
     **dict.fromkeys(_NUMBER, (int, float)),
@@ -140,12 +155,29 @@ class JournalView:
 
     @property
     def retried(self) -> dict[int, int]:
-        """Number of each trial that is or was tried again after it had failed -> the `seq` when that was first asked.
+        """Number of each trial that is or was tried again after it had failed -> the `seq` of its first retry.
 
         Its algorithm has gone on without it, and hears of none of its later reports.
         """
-        after = self.study.get("retried", {}).get("after", {})
-        return {int(number): seq for number, seq in after.items()}
+        sql = (
+            "SELECT number.value AS trial, min(seq) FROM interventions, json_each(trials) AS number "
+            "WHERE verb = 'retry' GROUP BY trial"
+        )
+        return dict(self._rows(sql))
+
+    def interventions(self) -> list[Intervention]:
+        """The requests of users that were carried out or refused, in order."""
+        return [self._intervention(row) for row in self._rows(f"{_INTERVENTION} ORDER BY seq")]
+
+    def intervention(self, request: str) -> Intervention | None:
+        """What came of a request; None while it is pending.
+
+        Args:
+            request: its name.
+        """
+        for row in self._rows(f"{_INTERVENTION} WHERE request = ?", request):
+            return self._intervention(row)
+        return None
 
     def events(self) -> Iterator[Ask | Report]:
         """What drove the algorithm, in order: the same calls bring a fresh one into the same state.
@@ -158,7 +190,7 @@ class JournalView:
         proposals = self._rows("SELECT seq, free, proposed FROM asks ORDER BY seq")
         with self.sound("what its algorithm proposed"):
             asks: list[tuple[int, Ask | Report]] = [
-                (seq, _ask(free, proposed, trials)) for seq, free, proposed in proposals
+                (seq, ask_of(free, proposed, trials)) for seq, free, proposed in proposals
             ]
         rows = self._rows(f"{_REPORT} WHERE trial < ? ORDER BY seq", FIRST_ADDED)
         reports = ((seq, self._report((seq, *row))) for seq, *row in rows if seq <= retried.get(row[0], seq))
@@ -247,7 +279,7 @@ class JournalView:
         name = self.objectives[0].metric
         rows = self._rows("SELECT time, metrics FROM reports ORDER BY seq")
         with self.sound("the metrics of a report"):
-            return [(time, value) for time, text in rows if (value := _metrics(text).get(name)) is not None]
+            return [(time, value) for time, text in rows if (value := metrics_of(text).get(name)) is not None]
 
     def moments(self) -> list[float]:
         """Every moment at which a job began or ended, or a trial reported, in order: seconds since 1970."""
@@ -358,15 +390,19 @@ class JournalView:
 
     def _trial(self, row: tuple[Any, ...]) -> TrialRow:
         with self.sound(f"trial {row[0]}"):
-            return _trial_row(row)
+            return trial_row(row)
 
     def _job(self, row: tuple[Any, ...]) -> JobRow:
         with self.sound(f"job {row[0]!r}"):
-            return _job_row(row)
+            return job_row(row)
+
+    def _intervention(self, row: tuple[Any, ...]) -> Intervention:
+        with self.sound(f"intervention {row[0]}"):
+            return intervention_of(row)
 
     def _report(self, row: tuple[Any, ...]) -> Report:
         with self.sound(f"report {row[0]}"):
-            return _report(row)
+            return report_of(row)
 
     @contextmanager
     def sound(self, what: str) -> Iterator[None]:
@@ -386,93 +422,3 @@ class JournalView:
         return JournalError(
             f"the journal {file} is damaged: {how}; take a copy of it from before that, if there is one"
         )
-
-
-def _trial_row(row: tuple[Any, ...]) -> TrialRow:
-    (
-        number,
-        config,
-        seed,
-        data_seed,
-        origin,
-        start,
-        state,
-        reason,
-        epoch,
-        target,
-        failures,
-        device,
-        job,
-        seconds,
-        *scores,
-    ) = row
-    metrics, best, objective = scores
-    least = {"start": (start, 0), "epoch": (epoch, start), "target": (target, 1), "failures": (failures, 0)}
-    for name, (value, minimum) in least.items():
-        if value < minimum:
-            raise ValueError(f"`{name}` is {value}, below {minimum}")
-    return TrialRow(
-        trial=Trial(number, _object(config), seed, data_seed, None if origin is None else Origin(origin, start)),
-        state=TrialState(state),
-        reason=reason,
-        epoch=epoch,
-        target=target,
-        failures=failures,
-        device=device,
-        job=job,
-        seconds=seconds,
-        metrics=_metrics(metrics),
-        best=_metrics(best),
-        objective=objective,
-    )
-
-
-def _job_row(row: tuple[Any, ...]) -> JobRow:
-    job, purpose, device, text, started, ended, outcome, message, of_keys, joined, *promise = row
-    trials, keys = json.loads(text), json.loads(of_keys)
-    if not all(isinstance(key, str) for key in keys):
-        raise ValueError(f"the keys {of_keys}")
-    for key, number in json.loads(joined):
-        trials.append(number)
-        keys.setdefault(key, []).append(number)
-    return JobRow(
-        id=job,
-        purpose=Purpose(purpose),
-        device=device,
-        trials=tuple(dict.fromkeys(trials)),
-        started=started,
-        ended=ended,
-        outcome=outcome,
-        message=message,
-        keys=tuple(keys),
-        promise=None if promise[0] is None else Promise(*promise),
-        members={key: tuple(dict.fromkeys(x)) for key, x in keys.items()} if isinstance(keys, dict) else {},
-    )
-
-
-def _report(row: tuple[Any, ...]) -> Report:
-    _, trial, epoch, metrics, seconds, state, reason = row
-    return Report(trial, epoch, _metrics(metrics), seconds, TrialState(state), reason)
-
-
-def _object(text: str) -> dict[str, Any]:
-    value = json.loads(text)
-    if not isinstance(value, dict):
-        raise ValueError(f"{value!r} is no JSON object")
-    return value
-
-
-def _metrics(text: str) -> dict[str, float]:
-    values = _object(text)
-    for name, value in values.items():
-        if not is_number(value):
-            raise ValueError(f"the metric {name!r} is {value!r}")
-    return values
-
-
-def _ask(free: int, proposed: str, trials: dict[int, Trial]) -> Ask:
-    groups = tuple(
-        TrialGroup(tuple(trials[number] for number in group["trials"]), Budget(group["epochs"]), group["name"])
-        for group in json.loads(proposed)
-    )
-    return Ask(free, groups)

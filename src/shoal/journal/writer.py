@@ -10,7 +10,7 @@ from shoal.core.cause import Cause
 from shoal.core.command import Intervened
 from shoal.core.demand import Demand
 from shoal.core.device import Cluster
-from shoal.core.event import Outcome
+from shoal.core.event import BLAMELESS, Outcome
 from shoal.core.job import Job, Purpose
 from shoal.core.trial import Decision, Report, Trial, TrialGroup, TrialState
 from shoal.journal.codec import encode, storable
@@ -50,7 +50,8 @@ class Journal(LockedJournal):
         self._devices: dict[str, tuple[object, ...]] = {}  # as last recorded by this process
         self._seq: int
         ((self._seq,),) = self._rows(
-            "SELECT max((SELECT coalesce(max(seq), 0) FROM asks), (SELECT coalesce(max(seq), 0) FROM reports))"
+            "SELECT coalesce(max(seq), 0) FROM "
+            "(SELECT seq FROM asks UNION ALL SELECT seq FROM reports UNION ALL SELECT seq FROM interventions)"
         )
 
     def edited(self, edits: Sequence[Edit]) -> None:
@@ -133,12 +134,13 @@ class Journal(LockedJournal):
             [(decision.state, storable(decision.reason), decision.trial) for decision in decisions],
         )
 
-    def retry(self, numbers: Iterable[int], request: str) -> dict[int, int]:
+    def retry(self, numbers: Iterable[int]) -> dict[int, int]:
         """Trials that failed wait again, their failures forgotten; those that did not fail are left alone.
+
+        That an algorithm is told no more of them follows from the intervention; see `retried`.
 
         Args:
             numbers: of the trials.
-            request: name of the one that asks for it; `study["retried"]["request"]` is the last that was recorded.
 
         Returns:
             Number of each trial that waits again -> epochs that it had reported before it failed.
@@ -150,13 +152,10 @@ class Journal(LockedJournal):
             json.dumps(sorted(numbers)),
         )
         epochs = dict(rows)
-        after = {str(number): self._seq for number in epochs} | self.study.get("retried", {}).get("after", {})
-        with self.transaction():
-            self.put("retried", {"request": request, "after": after})
-            self._many(
-                "UPDATE trials SET state = ?, reason = '', failures = 0, epoch = ? WHERE number = ?",
-                [(TrialState.PENDING, epoch, number) for number, epoch in epochs.items()],
-            )
+        self._many(
+            "UPDATE trials SET state = ?, reason = '', failures = 0, epoch = ? WHERE number = ?",
+            [(TrialState.PENDING, epoch, number) for number, epoch in epochs.items()],
+        )
         return epochs
 
     def overruled(self, numbers: Iterable[int], reason: str) -> None:
@@ -172,16 +171,13 @@ class Journal(LockedJournal):
         )
 
     def intervened(self, what: Intervened) -> None:
-        """A user has asked for something; `study["interventions"]` keeps what came of all that was, in order."""
-        entry = {
-            "time": self._clock(),
-            "request": what.request,
-            "verb": what.verb,
-            "trials": what.trials,
-            "text": storable(what.text),
-            "refused": [storable(line) for line in what.refused],
-        }
-        self.put("interventions", [*self.study.get("interventions", []), entry])
+        """The request of a user is carried out or refused."""
+        lists = map(json.dumps, (what.trials, what.devices, [storable(line) for line in what.refused]))
+        self._rows(
+            "INSERT INTO interventions (seq, time, request, verb, text, trials, devices, refused) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+            *(self._next(), self._clock(), what.request, what.verb, storable(what.text), *lists),
+        )
 
     def waiting_reasons(self, reasons: Mapping[int, str]) -> None:
         """Why trials wait; of those that do not, nothing is written.
@@ -215,6 +211,10 @@ class Journal(LockedJournal):
         """A job is about to be asked to leave its device."""
         with self.transaction():
             self._add(job, why)
+
+    def killing(self, job: str, outcome: Outcome, why: str) -> None:
+        """A job is about to be killed, and will have ended so: at the latest in `requeue_running`."""
+        self._rows("UPDATE jobs SET killed = ? WHERE id = ?", storable(f"{outcome}: {why}"), job)
 
     def _add(self, job: str, message: str) -> None:
         """One more line of what is to be said of a job."""
@@ -334,8 +334,15 @@ class Journal(LockedJournal):
             self.put("tried", sorted({*self.study.get("tried", ()), *cause.trials}))
 
     def requeue_running(self) -> None:
-        """Nothing runs any more, since the process that ran it is gone: RUNNING trials wait, open jobs are ended."""
+        """Nothing runs any more, since the process that ran it is gone: RUNNING trials wait, open jobs are ended.
+
+        A job that was about to be killed has ended as that would have had it: trials of one that hung count a failure.
+        """
+        killed = self._rows("SELECT id, killed FROM jobs WHERE ended IS NULL AND killed <> ''")
         with self.transaction():
+            for job, text in killed:
+                outcome, _, why = text.partition(": ")
+                self.job_ended(job, outcome, why, failed=outcome not in BLAMELESS)
             self._rows(
                 "UPDATE jobs SET ended = ?, outcome = ?, message = trim(message || char(10) || ?, char(10)) "
                 "WHERE ended IS NULL",

@@ -1,42 +1,12 @@
 """What people asked of a study, and what came of it."""
 
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
-__all__ = ["Intervention", "asked_text", "intervention_json", "intervention_text", "interventions"]
+from shoal.journal.rows import Intervention
 
-
-@dataclass(frozen=True)
-class Intervention:
-    """A request of a user that was looked at.
-
-    Args:
-        time: when it was, in seconds since 1970.
-        verb: what was to be done.
-        trials: numbers of those with which it was done.
-        text: what else is to be said of what was done.
-        refused: what was not done, and why, a line each.
-    """
-
-    time: float
-    verb: str
-    trials: tuple[int, ...]
-    text: str
-    refused: tuple[str, ...]
-
-
-def interventions(study: Mapping[str, Any]) -> tuple[Intervention, ...]:
-    """All of them, in order.
-
-    Args:
-        study: as of `JournalView.study`.
-    """
-    return tuple(
-        Intervention(each["time"], each["verb"], tuple(each["trials"]), each["text"], tuple(each["refused"]))
-        for each in study.get("interventions", ())
-    )
+__all__ = ["asked_text", "intervention_json", "intervention_text"]
 
 
 def intervention_json(each: Intervention) -> dict[str, Any]:
@@ -45,6 +15,7 @@ def intervention_json(each: Intervention) -> dict[str, Any]:
         "time": each.time,
         "verb": each.verb,
         "trials": list(each.trials),
+        "devices": list(each.devices),
         "text": each.text,
         "refused": list(each.refused),
     }
@@ -53,8 +24,8 @@ def intervention_json(each: Intervention) -> dict[str, Any]:
 def intervention_text(each: Intervention) -> str:
     """In a line: when, what was done, and what was not and why."""
     when = time.strftime("%Y-%m-%d %H:%M", time.localtime(each.time))
-    anything = each.trials or each.text or not each.refused
-    done = [asked_text(each.verb, each.trials, each.text)] if anything else []
+    anything = each.trials or each.devices or each.text or not each.refused
+    done = [asked_text(each.verb, each.trials, each.text or " ".join(each.devices))] if anything else []
     return f"{when} {'; '.join([*done, *(f'not done ({each.verb}): {why}' for why in each.refused)])}"
 
 

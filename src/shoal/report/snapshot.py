@@ -8,10 +8,9 @@ from shoal.core.cause import Cause, causes
 from shoal.core.job import Purpose
 from shoal.core.trial import Config, TrialState
 from shoal.journal.check import check_noted
-from shoal.journal.rows import DeviceRow, JobRow, TrialRow
+from shoal.journal.rows import DeviceRow, Intervention, JobRow, TrialRow
 from shoal.journal.view import JournalView
 from shoal.report.edits import Edited, edited
-from shoal.report.interventions import Intervention, interventions
 from shoal.report.ranking import all_nan, front, ranked, values
 
 __all__ = ["Best", "DeviceUse", "Failing", "JobUse", "Snapshot", "snapshot"]
@@ -243,7 +242,7 @@ def snapshot(journal: JournalView, now: float, *, starting: bool = False) -> Sna
         unit="reports" if journal.study.get("opaque") else "epochs",
         all_nan=best is None and done > 0 and all_nan(journal.trials(), goals) is not None,
         note=journal.study.get("note", ""),
-        interventions=interventions(journal.study),
+        interventions=tuple(journal.interventions()),
         held=journal.held(),
         paused=journal.study.get("paused", False),
     )

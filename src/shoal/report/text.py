@@ -212,7 +212,7 @@ def request_text(request: Request) -> str:
     text = f"of trial {given['source']} " if "source" in given else ""
     if "config" in given:
         text += f"with {config_text(given['config'])} to epoch {given['epochs']}"
-    return asked_text(request.verb, request.trials, text or given.get("policy", ""))
+    return asked_text(request.verb, request.trials, text or given.get("policy", "") or " ".join(request.devices))
 
 
 def structure_text(structure: str) -> str:

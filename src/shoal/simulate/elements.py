@@ -18,10 +18,11 @@ from shoal.cost.estimate import step_seconds
 from shoal.cost.history import History, environment
 from shoal.cost.scaling import Scaling
 from shoal.simulate.curves import Curves, Decay, RealCurves, read_task
-from shoal.simulate.reader import Limits, Table, unknown
+from shoal.simulate.reader import Limits, Table
 from shoal.simulate.run import ClusterEvent
 from shoal.simulate.search import Listed, Search, Structure
 from shoal.simulate.slowdown import read_curves
+from shoal.toml_file import unknown
 
 __all__ = ["EventTable", "JobTable", "ModelTable", "NodeTable", "StudyTable", "profile", "read_events", "read_nodes"]
 

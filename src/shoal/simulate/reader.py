@@ -1,19 +1,17 @@
-"""Reads a TOML file into dataclasses, so that a mistake is told with its line and what would be valid."""
+"""Reads a scenario file into dataclasses."""
 
-import tomllib
-from bisect import bisect_left
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, field, fields
-from difflib import get_close_matches
 from pathlib import Path
 from reprlib import repr as short
 from types import NoneType, UnionType
 from typing import Annotated, Any, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from shoal.core.errors import ScenarioError
+from shoal.core.errors import ScenarioError, ShoalError
+from shoal.toml_file import Place, hint, unknown
 
-__all__ = ["Limits", "Place", "Table", "read_toml", "reading", "unknown"]
+__all__ = ["Limits", "Table", "read_toml", "reading"]
 
 
 class Limits(NamedTuple):
@@ -26,39 +24,6 @@ class Limits(NamedTuple):
         return isinstance(value, int | float) and self.least <= value <= self.most
 
 
-class _File(NamedTuple):
-    path: Path
-    text: str
-    content: dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where a value stands.
-
-    Args:
-        files: the file, and the one that it extends if there is one.
-        path: keys and positions that lead to it.
-    """
-
-    files: tuple[_File, ...]
-    path: tuple[str | int, ...] = ()
-
-    def __truediv__(self, part: str | int) -> "Place":
-        """What stands there under a key or at a position."""
-        return Place(self.files, (*self.path, part))
-
-    @property
-    def name(self) -> str:
-        """The last key that leads to it."""
-        return next((f"`{part}`" for part in reversed(self.path) if isinstance(part, str)), "the file")
-
-    def error(self, fault: str) -> ScenarioError:
-        """That something is wrong there, with file and line."""
-        file = next((each for each in self.files if self.path[:1] and self.path[0] in each.content), self.files[0])
-        return ScenarioError(f"{file.path}:{_line(file, self.path)}: {fault}")
-
-
 @dataclass(frozen=True, kw_only=True)
 class Table:
     """A table of a file. The other fields of a subclass are its keys, their types what is valid.
@@ -69,7 +34,7 @@ class Table:
 
     place: Place = field(repr=False, compare=False)
 
-    def error(self, key: str, fault: str) -> ScenarioError:
+    def error(self, key: str, fault: str) -> ShoalError:
         """That something is wrong with the value of a key."""
         return (self.place / key).error(fault)
 
@@ -83,24 +48,18 @@ def read_toml(path: Path, kind: type[_T]) -> _T:
     Raises:
         ScenarioError: it cannot be read, says something that is not valid, or extends a file that extends another.
     """
-    place = Place((_parsed(path),))
-    content = place.files[0].content
-    if "extends" in content:
+    place = Place.of(path, ScenarioError)
+    if (name := place.content.get("extends")) is not None:
         at = place / "extends"
-        name = _read(str, content["extends"], at)
+        beside = path.parent / _read(str, name, at)
         try:
-            other = _parsed(path.parent / name)
+            other = Place.of(beside, ScenarioError)
         except ScenarioError as error:
             raise at.error(str(error)) from error
         if "extends" in other.content:
-            raise at.error(f"{other.path} extends a file itself; extend one that stands by itself")
-        place, content = Place((*place.files, other)), {**other.content, **content}
-    return _table(kind, content, place)
-
-
-def unknown(what: str, name: object, names: Collection[str]) -> str:
-    """That there is no such thing of a name, which one may have been meant, and which there are."""
-    return f"there is no {what} {name!r}{_hint(name, names)}; there are {', '.join(names)}"
+            raise at.error(f"{beside} extends a file itself; extend one that stands by itself")
+        place = place.extending(other)
+    return _table(kind, place.content, place)
 
 
 @contextmanager
@@ -117,18 +76,6 @@ def reading(path: Path) -> Iterator[None]:
         yield
     except (OSError, KeyError, TypeError, ValueError, IndexError) as error:
         raise ScenarioError(f"{path} is not the table that it should be: {type(error).__name__}: {error}") from error
-
-
-def _parsed(path: Path) -> _File:
-    if not path.is_file():
-        raise ScenarioError(f"{path} cannot be read: there is no such file")
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-        content = tomllib.loads(text)
-        repr(content)  # of an integer of thousands of digits not even a message can be made
-    except (OSError, ValueError, RecursionError) as error:  # no text, no TOML, or nested too deep
-        raise ScenarioError(f"{path} cannot be read: {error}") from error
-    return _File(path, text, content)
 
 
 def _table(kind: type[_T], content: Mapping[str, Any], place: Place) -> _T:
@@ -162,7 +109,7 @@ def _read(kind: Any, value: Any, place: Place) -> Any:
             return shape(value)
     names = [name for option in options for name in _names(option)]
     words = " or ".join(_words(option) for option in options)
-    raise place.error(f"{place.name} must be {words}, got {short(value)}{_hint(value, names)}")
+    raise place.error(f"{place.name} must be {words}, got {short(value)}{hint(value, names)}")
 
 
 def _names(option: Any) -> Collection[str]:
@@ -182,30 +129,3 @@ def _words(option: Any) -> str:
 
 
 _WORDS = {float: "a number", int: "an integer", str: "a string without control characters", bool: "true or false"}
-
-
-def _line(file: _File, path: Sequence[str | int]) -> int:
-    """Where the statement begins that gives a value, or else the table that it is in."""
-    lines = file.text.split("\n")
-
-    def is_there(end: int) -> bool:
-        """Whether it is in so many lines, and those that their last statement goes on for."""
-        while True:
-            with suppress(tomllib.TOMLDecodeError):
-                found: Any = tomllib.loads("\n".join(lines[:end]))
-                break
-            end += 1
-        with suppress(LookupError, TypeError):  # where one value does for a list, it has no positions
-            for part in path:
-                found = found[part]
-            return True
-        return False
-
-    while path and not is_there(len(lines)):
-        path = path[:-1]
-    return max(1, bisect_left(range(len(lines)), True, key=is_there))
-
-
-def _hint(name: object, names: Collection[str]) -> str:
-    close = get_close_matches(str(name), names, n=1)
-    return f" (did you mean {close[0]!r}?)" if close else ""

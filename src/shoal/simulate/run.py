@@ -14,7 +14,7 @@ from shoal.backend.virtual import SlowDown, Virtual
 from shoal.cluster.monitor import Condition
 from shoal.core import command
 from shoal.core.device import Cluster, Node
-from shoal.core.errors import CheckpointError, DeviceError, PolicyError
+from shoal.core.errors import DeviceError, PolicyError
 from shoal.core.event import Outcome as End
 from shoal.core.job import Job, Purpose, WorkerContext
 from shoal.core.objective import Objective
@@ -28,9 +28,10 @@ from shoal.schedule.base import JobView, Policy
 from shoal.schedule.oversubscription import OversubscriptionTuner
 from shoal.simulate.outcome import Interval, Outcome
 from shoal.simulate.search import Searches
+from shoal.study.actuation import carry_out
 from shoal.study.core import StudyCore
 from shoal.study.devices import DevicesSeen, DeviceTracker
-from shoal.study.event import Due, Event, TrialFailed
+from shoal.study.event import Due, Event
 from shoal.study.fleet import Fleet
 from shoal.study.state import Given
 
@@ -176,9 +177,9 @@ class Simulation:
             event = self._events.popleft()
             added = tuple(device.name for node in event.added for device in node.devices)
             if event.removed:
-                self._happen(Request(f"{len(self._events)} remove", "remove", event.removed))
+                self._happen(Request(f"{len(self._events)} remove", "remove devices", event.removed))
             if added:
-                self._happen(Request(f"{len(self._events)} add", "add", added))
+                self._happen(Request(f"{len(self._events)} add", "add devices", added))
             if event.failed or event.restored:
                 for name in event.restored:
                     self._lost.pop(name, None)
@@ -195,20 +196,8 @@ class Simulation:
         for record in step.records:
             self._note(record, self._world.now)
         for order in step.commands:
-            match order:
-                case command.StartJob():
-                    self._world.start(order.job, order.device)
-                case command.UpdateJob():
-                    self._world.change(order.job, order.update)
-                case command.StopJob():
-                    self._world.stop(order.job)
-                case command.KillJob():
-                    self._world.kill(order.job)
-                case command.CopyCheckpoint():
-                    try:
-                        self._world.inherit(state.given.directory, order.trial)
-                    except CheckpointError as failed:
-                        self._happen(TrialFailed(order.trial.number, str(failed)))
+            if follows := carry_out(order, self._world, state.given.directory):
+                self._happen(follows)
         acts = command.StartJob | command.UpdateJob | command.StopJob | command.KillJob
         return any(isinstance(order, acts) for order in step.commands)
 

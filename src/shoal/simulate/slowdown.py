@@ -11,8 +11,9 @@ from shoal.backend.virtual import SlowDown, VirtualJob
 from shoal.core.device import Device
 from shoal.core.errors import ScenarioError
 from shoal.cost.scaling import Scaling
-from shoal.simulate.reader import reading, unknown
+from shoal.simulate.reader import reading
 from shoal.simulate.search import Structure
+from shoal.toml_file import unknown
 
 __all__ = ["SLOWDOWNS", "Curve", "allocate", "read_curves"]
 

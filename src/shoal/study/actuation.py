@@ -4,7 +4,7 @@ from pathlib import Path
 
 from shoal.backend.base import Backend
 from shoal.core.command import (
-    AnswerRequest,
+    CloseRequest,
     Command,
     CopyCheckpoint,
     KillJob,
@@ -13,13 +13,15 @@ from shoal.core.command import (
     UpdateJob,
     VacateDevice,
 )
-from shoal.journal.requests import answer, carried_out
+from shoal.core.errors import CheckpointError
+from shoal.journal.requests import carried_out
 from shoal.journal.schema import translated
+from shoal.study.event import TrialFailed
 
 __all__ = ["carry_out"]
 
 
-def carry_out(command: Command, backend: Backend, directory: Path) -> None:
+def carry_out(command: Command, backend: Backend, directory: Path) -> TrialFailed | None:
     """Carry out a command.
 
     Args:
@@ -27,9 +29,11 @@ def carry_out(command: Command, backend: Backend, directory: Path) -> None:
         backend: runs the jobs.
         directory: of the study.
 
+    Returns:
+        What comes of it at once: a trial whose origin has no checkpoint to be copied fails.
+
     Raises:
         BackendError: a job cannot be started.
-        CheckpointError: there is none to be copied.
         StorageFullError: there is no room for a copy.
     """
     match command:
@@ -44,9 +48,11 @@ def carry_out(command: Command, backend: Backend, directory: Path) -> None:
         case VacateDevice():
             backend.vacate(command.device)
         case CopyCheckpoint():
-            with translated(directory):
-                backend.inherit(directory, command.trial)
-        case AnswerRequest(devices=None):
+            try:
+                with translated(directory):
+                    backend.inherit(directory, command.trial)
+            except CheckpointError as error:
+                return TrialFailed(command.trial.number, str(error))
+        case CloseRequest():
             carried_out(directory, command.request)
-        case AnswerRequest():
-            answer(directory, command.request, command.devices or (), command.error)
+    return None

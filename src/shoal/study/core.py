@@ -1,8 +1,8 @@
 """The state machine of a study: what an event changes, what is recorded of it, and what is to be done about it."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
-from shoal.core.command import AnswerRequest, CopyCheckpoint, Requeued, Step, StopJob, StudyChanged
+from shoal.core.command import CopyCheckpoint, Step, StopJob, StudyChanged
 from shoal.core.event import (
     ArrayFailed,
     Ended,
@@ -19,7 +19,7 @@ from shoal.core.trial import Decision, TrialGroup, TrialState
 from shoal.study.devices import DevicesSeen
 from shoal.study.event import Due, Event, TrialFailed, WindUp
 from shoal.study.failures import drop, end
-from shoal.study.interventions import intervene, let_go, release, rest
+from shoal.study.interventions import intervene, let_go, rest
 from shoal.study.planning import ask, check_alive, place, survey
 from shoal.study.reports import learn, observe, report, settle
 from shoal.study.state import Given, StudyState
@@ -66,27 +66,37 @@ class StudyCore:
         """The algorithm proposed groups before this engine began."""
         self.state.tracker.enlist(groups)
 
-    def restore(self, standings: Iterable[TrialRecord], decisions: Iterable[Decision], *, reported: bool) -> Step:
+    def restore(
+        self,
+        standings: Iterable[TrialRecord],
+        decisions: Iterable[Decision],
+        *,
+        reported: bool,
+        retried: Collection[int] = (),
+        requests: Iterable[str] = (),
+    ) -> Step:
         """Be where a study was when its engine ended; nothing may have run yet.
 
         Args:
             standings: of all trials, none of which runs.
             decisions: all that the algorithm has taken.
             reported: whether any trial has reported a metric.
+            retried: numbers of the trials that were tried again after they had failed.
+            requests: names of those of users that were carried out or refused.
         """
         state, study = self.state, self.state.given.study
         state.step = Step()
-        retried = {int(number) for number in study.get("retried", {}).get("after", {})}
-        state.trials.retried, state.trials.tried = retried, set(study.get("tried", ()))
+        apart, state.requests = set(retried), set(requests)
+        state.trials.retried, state.trials.tried = apart, set(study.get("tried", ()))
         state.trials.held = set(study.get("held", ()))
         state.paused, state.ended, state.over = (study.get(key, False) for key in ("paused", "ended", "over"))
         for standing in standings:
             state.trials.restore(standing)
             if standing.trial.is_added:
-                retried.add(standing.number)
-        paused = [x.number for x in state.trials if x.number in retried and x.state is TrialState.PAUSED]
-        mine = [decision for decision in decisions if decision.trial not in retried]
-        settle(state, [*mine, *map(retried_through, paused)])
+                apart.add(standing.number)
+        paused = [x.number for x in state.trials if x.number in apart and x.state is TrialState.PAUSED]
+        kept = [decision for decision in decisions if decision.trial not in apart]
+        settle(state, [*kept, *map(retried_through, paused)])
         if reported:
             state.retries.first.reported()
         state.step.command(*(CopyCheckpoint(standing.trial) for standing in state.trials.waiting()))
@@ -98,6 +108,7 @@ def _act(state: StudyState, event: Event, now: float) -> None:
     match event:
         case WindUp():
             state.ending = event
+            devices.kill_again()
             step.command(*map(StopJob, state.running))
         case Due.LOOK:
             devices.look(state.running, now, step)
@@ -112,10 +123,6 @@ def _act(state: StudyState, event: Event, now: float) -> None:
             check_alive(state, now)
         case DevicesSeen():
             devices.see(event, step)
-        case Request(verb="retry"):
-            _retry(state, event)
-        case Request(verb="add" | "remove"):
-            devices.change(event, state.given.study.get("fleet", {}).get("request"), step)
         case Request():
             intervene(state, event)
         case TrialFailed():
@@ -141,15 +148,3 @@ def _hear(state: StudyState, event: JobEvent, now: float) -> None:
             let_go(state, event)
         case Ended():
             end(state, event, now)
-
-
-def _retry(state: StudyState, request: Request) -> None:
-    """Let trials that failed be tried again; what was recorded before a kill is not done twice."""
-    if request.name != state.given.study.get("retried", {}).get("request"):
-        failed = [x for number in sorted(request.trials) if (x := state.trials.get(number)) and x.has_failed]
-        state.step.record(Requeued(request.name, tuple(x.number for x in failed)))
-        release(state, {x.number for x in failed})
-        for standing in failed:
-            state.trials.try_again(standing)
-            state.step.command(CopyCheckpoint(standing.trial))
-    state.step.command(AnswerRequest(request.name))

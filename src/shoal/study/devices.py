@@ -1,16 +1,14 @@
 """The devices of a running study, and which jobs must not go on where they are."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from shoal.cluster.monitor import Condition
-from shoal.core.command import AnswerRequest, DevicesChanged, KillJob, Step, StopJob, StudyChanged, VacateDevice
+from shoal.core.command import DevicesChanged, JobKilled, KillJob, Step, StopJob, StudyChanged, VacateDevice
 from shoal.core.device import Device
-from shoal.core.errors import DeviceError
 from shoal.core.event import Ended, Event, Outcome
 from shoal.core.job import Job, log_path
-from shoal.core.request import Request
 from shoal.study.fleet import Finder, Fleet
 from shoal.study.hangs import HangDetector
 
@@ -56,27 +54,17 @@ class DeviceTracker:
         self._stopped: set[str] = set()
         self._vacated: set[str] = set()
 
-    def change(self, request: Request, recorded: str | None, step: Step) -> None:
-        """Change the devices as a user asks, and say so; or say why not.
+    def change(self, names: Sequence[str], step: Step, *, add: bool) -> None:
+        """Change the devices as a user asks.
 
-        Args:
-            request: what is asked.
-            recorded: name of the last request that was recorded; after a kill of the engine it is only answered.
-            step: what follows.
+        Raises:
+            DeviceError: that cannot be done; nothing is changed.
         """
-        error = ""
-        if request.name != recorded:
-            try:
-                if request.verb == "add":
-                    self.fleet.add(request.devices, self._find)
-                else:
-                    self.fleet.remove(request.devices)
-            except DeviceError as refused:
-                error = str(refused)
-            else:
-                step.record(StudyChanged("fleet", {**self.fleet.record(), "request": request.name}))
-                step.record(DevicesChanged(self.fleet.whole))
-        step.command(AnswerRequest(request.name, tuple(self.fleet.used), error))
+        if add:
+            self.fleet.add(names, self._find)
+        else:
+            self.fleet.remove(names)
+        step.record(StudyChanged("fleet", self.fleet.record()), DevicesChanged(self.fleet.whole))
 
     def see(self, seen: DevicesSeen, step: Step) -> None:
         """Take over what a monitor has seen."""
@@ -109,6 +97,10 @@ class DeviceTracker:
         step.command(*map(VacateDevice, sorted(gone - busy - self._vacated)))
         self._vacated = set(gone - busy)
 
+    def kill_again(self) -> None:
+        """A full disk may have kept kills from being carried out: the next look decides them anew."""
+        self._killed.clear()
+
     def begin(self, job: Job) -> None:
         """A job starts."""
         if self._silence is not None:
@@ -138,4 +130,5 @@ class DeviceTracker:
         """Kill a job, once."""
         if job not in self._killed:
             self._killed[job] = outcome, why
+            step.record(JobKilled(job, outcome, why))
             step.command(KillJob(job))

@@ -3,8 +3,8 @@
 from collections import deque
 
 from shoal.algorithms.base import Algorithm
-from shoal.core.command import CopyCheckpoint, StartJob, Step
-from shoal.core.errors import CheckpointError, StorageFullError, StudyInterrupted
+from shoal.core.command import StartJob, Step
+from shoal.core.errors import StorageFullError, StudyInterrupted
 from shoal.core.event import Ended, Outcome
 from shoal.journal.commit import commit
 from shoal.journal.requests import pending
@@ -16,7 +16,7 @@ from shoal.study.actuation import carry_out
 from shoal.study.config import EngineConfig
 from shoal.study.core import StudyCore
 from shoal.study.devices import DIED
-from shoal.study.event import Due, Event, TrialFailed, WindUp
+from shoal.study.event import Due, Event, WindUp
 from shoal.study.recovery import recovered
 from shoal.study.watch import DeviceWatch
 
@@ -124,12 +124,8 @@ class Engine:
         try:
             commit(self._journal, step.records)
             for done, each in enumerate(step.commands):  # noqa: B007  (it counts after the loop)
-                try:
-                    carry_out(each, self._backend, self._journal.directory)
-                except CheckpointError as error:
-                    if not isinstance(each, CopyCheckpoint):
-                        raise
-                    self._happen(TrialFailed(each.trial.number, str(error)))
+                if follows := carry_out(each, self._backend, self._journal.directory):
+                    self._happen(follows)
         except Exception:
             never = [x.job.id for x in step.commands[max(done, 0) :] if isinstance(x, StartJob)]
             ends = [self._core.step(Ended(job, Outcome.ORPHANED, "was never started"), self._clock()) for job in never]

@@ -9,10 +9,13 @@ from shoal.core.device import Cluster, Device, Node
 from shoal.core.errors import DeviceError
 from shoal.schedule.ledger import bytes_text
 
-__all__ = ["Finder", "Fleet"]
+__all__ = ["REMOVED", "Finder", "Fleet"]
 
 Finder = Callable[[str | Sequence[str]], Cluster]
 """What a user wrote -> the devices that it means on this machine; DeviceError if there are none such."""
+
+REMOVED = "was removed by request"
+"""Why a device that its user took away gets no jobs."""
 
 _NAMED = 2
 """Programs that are named in a reason, those that hold the most."""
@@ -168,7 +171,7 @@ class Fleet:
     def _now(self, device: Device) -> Device:
         condition = self._conditions.get(device.name)
         if device.name in self._removed:
-            return replace(device, healthy=False, note="was removed by request")
+            return replace(device, healthy=False, note=REMOVED)
         if condition is None:
             return device
         if not condition.healthy:

@@ -4,10 +4,11 @@ import math
 from collections.abc import Callable, Mapping, Sequence, Set
 
 from shoal.core.command import (
-    AnswerRequest,
     ArrayLeft,
+    CloseRequest,
     CopyCheckpoint,
     Intervened,
+    Requeued,
     StopJob,
     StudyChanged,
     TrialAdded,
@@ -17,7 +18,7 @@ from shoal.core.command import (
     VacateDevice,
     Waiting,
 )
-from shoal.core.errors import PolicyError
+from shoal.core.errors import DeviceError, PolicyError
 from shoal.core.event import MembersLeft
 from shoal.core.job import JobUpdate
 from shoal.core.request import Request
@@ -26,7 +27,7 @@ from shoal.study.reports import settle
 from shoal.study.state import StudyState
 from shoal.study.trials import TrialRecord
 
-__all__ = ["PAUSED", "STOPPED", "intervene", "let_go", "release", "rest", "stop"]
+__all__ = ["PAUSED", "STOPPED", "intervene", "let_go", "rest", "stop"]
 
 PAUSED = "paused by a user"
 STOPPED = "stopped by a user"
@@ -40,13 +41,13 @@ def intervene(state: StudyState, request: Request) -> None:
 
     What was recorded before a kill is not done twice.
     """
-    done = state.given.study.get("interventions", ())
-    if not any(entry["request"] == request.name for entry in done):
+    if request.name not in state.requests:
         state.step.record(_VERBS.get(request.verb, _unknown)(state, request))
-    state.step.command(AnswerRequest(request.name))
+        state.requests.add(request.name)
+    state.step.command(CloseRequest(request.name))
 
 
-def release(state: StudyState, numbers: Set[int]) -> None:
+def _release(state: StudyState, numbers: Set[int]) -> None:
     """Trials are not paused any more."""
     if state.trials.held & numbers:
         state.trials.held -= numbers
@@ -140,7 +141,7 @@ def _refused(request: Request, why: str) -> Intervened:
 
 
 def _stop(state: StudyState, request: Request) -> Intervened:
-    trials, refused = _sorted_out(state, request, lambda standing: "")
+    trials, refused = _sorted_out(state, request, _over)
     stop(state, trials, STOPPED)
     return Intervened(request.name, request.verb, tuple(x.number for x in trials), refused=refused)
 
@@ -174,7 +175,7 @@ def _add(state: StudyState, request: Request) -> Intervened:
     text = [f"of trial {given['source']}"] if "source" in given else []
     text += [f"from its weights at epoch {origin.epoch}"] if origin is not None else []
     text += [f"outside the space: {'; '.join(outside)}"] if outside else []
-    return Intervened(request.name, request.verb, (trial.number,), ", ".join(text))
+    return Intervened(request.name, request.verb, (trial.number,), text=", ".join(text))
 
 
 def _unknown(state: StudyState, request: Request) -> Intervened:
@@ -182,10 +183,32 @@ def _unknown(state: StudyState, request: Request) -> Intervened:
     return Intervened(request.name, request.verb, refused=(why,))
 
 
+def _retry(state: StudyState, request: Request) -> Intervened:
+    trials, refused = _sorted_out(
+        state, request, lambda standing: "" if standing.has_failed else f"has not failed, it is {standing.state}"
+    )
+    numbers = tuple(x.number for x in trials)
+    if trials:
+        state.step.record(Requeued(numbers))
+    _release(state, set(numbers))
+    for standing in trials:
+        state.trials.try_again(standing)
+        state.step.command(CopyCheckpoint(standing.trial))
+    return Intervened(request.name, request.verb, numbers, refused=refused)
+
+
+def _devices(state: StudyState, request: Request) -> Intervened:
+    try:
+        state.given.devices.change(request.devices, state.step, add=request.verb == "add devices")
+    except DeviceError as error:
+        return _refused(request, str(error))
+    return Intervened(request.name, request.verb, devices=request.devices)
+
+
 def _pause(state: StudyState, request: Request) -> Intervened:
     held = state.trials.held
     trials, refused = _sorted_out(
-        state, request, lambda standing: "is paused already" if standing.number in held else ""
+        state, request, lambda x: _over(x) or ("is paused already" if x.number in held else "")
     )
     if trials:
         state.trials.held |= {x.number for x in trials}
@@ -196,8 +219,8 @@ def _pause(state: StudyState, request: Request) -> Intervened:
 
 def _resume(state: StudyState, request: Request) -> Intervened:
     held = state.trials.held
-    trials, refused = _sorted_out(state, request, lambda standing: "" if standing.number in held else "is not paused")
-    release(state, {x.number for x in trials})
+    trials, refused = _sorted_out(state, request, lambda x: _over(x) or ("" if x.number in held else "is not paused"))
+    _release(state, {x.number for x in trials})
     return Intervened(request.name, request.verb, tuple(x.number for x in trials), refused=refused)
 
 
@@ -210,13 +233,16 @@ def _sorted_out(
         standing = state.trials.get(number)
         if standing is None:
             refused.append(f"there is no trial {number}")
-        elif standing.state.final:
-            refused.append(f"trial {number} is over, {standing.state}")
         elif why := fault(standing):
             refused.append(f"trial {number} {why}")
         else:
             trials.append(standing)
     return trials, tuple(refused)
+
+
+def _over(standing: TrialRecord) -> str:
+    """That a trial is over, in words; "" if it is not."""
+    return f"is over, {standing.state}" if standing.state.final else ""
 
 
 def _leave(state: StudyState, trials: list[TrialRecord]) -> None:
@@ -241,6 +267,9 @@ _VERBS: Mapping[str, Callable[[StudyState, Request], Intervened]] = {
     "policy": _policy,
     "add trial": _add,
     "clone": _add,
+    "retry": _retry,
+    "add devices": _devices,
+    "remove devices": _devices,
     "pause study": _pause_study,
     "resume study": _resume_study,
     "end study": _end_study,

@@ -1,4 +1,17 @@
-"""Brings a state machine to where the journal of its study is."""
+"""Brings a state machine to where the journal of its study is.
+
+What people asked for, what the algorithm proposed and what trials reported is one sequence in the journal. By that the
+algorithm is brought to where it was: it is given the same calls again. The rest of the state is read from the rows of
+trials, requests and the study, for three reasons:
+
+- The rows are the fold. `commit` applies each record of a step to them in the transaction that keeps it, so at any kill
+  they are what all steps so far have led to, and a study of a million trials is resumed without all its events. That
+  they say what the state machine says is looked at in every simulated study (`shoal.testing.simulation`).
+- Steps cannot be taken again. A plan depends on the clock, on devices and on profiles that other studies have
+  measured since, none of which is in the journal; another plan than the one that was carried out would be of no use.
+- Nothing of jobs outlives their process. Which ran, what they were promised and how they slowed each other down ends
+  with it; their trials wait again, as after any job that was lost, and the planner begins anew.
+"""
 
 from shoal.core.command import Step
 from shoal.journal.replay import replay
@@ -28,4 +41,10 @@ def recovered(core: StudyCore, journal: Journal) -> Step:
     standings = [
         TrialRecord(x.trial, x.target, x.epoch, x.state, x.failures, seen=seen.get(x.number, {})) for x in rows
     ]
-    return core.restore(standings, decisions, reported=any(row.metrics for row in rows))
+    return core.restore(
+        standings,
+        decisions,
+        reported=any(row.metrics for row in rows),
+        retried=journal.retried,
+        requests=[x.request for x in journal.interventions()],
+    )

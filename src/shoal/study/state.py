@@ -105,6 +105,7 @@ class StudyState:
         over: whether that is done.
         ending: how the study is wound up; None while it goes on.
         stopped: what its first trials have failed of, all alike; None while it goes on.
+        requests: names of those of users that were carried out or refused.
         unsaved: jobs that could not save their trials while the study was wound up, in words.
     """
 
@@ -125,6 +126,7 @@ class StudyState:
         self.paused = self.freed = self.ended = self.over = False
         self.ending: WindUp | None = None
         self.stopped: Cause | None = None
+        self.requests: set[str] = set()
         self.unsaved: list[str] = []
         self._jobs = given.jobs
 

@@ -11,6 +11,7 @@ from shoal.cluster.monitor import Condition, Holder
 from shoal.core.device import Cluster, Device
 from shoal.core.errors import BackendError
 from shoal.core.job import Job, JobUpdate, Purpose, WorkerContext
+from shoal.core.trial import Trial
 from shoal.testing.faults import Faults
 from shoal.testing.invariants import Violation
 from shoal.testing.made_up import MadeUpStudy
@@ -30,12 +31,14 @@ class Remains:
         checkpoints: number of a trial -> epochs of its newest one.
         conditions: name of a device that is lost, or held by others -> until when, and how it is.
         started: ids of jobs.
+        asked: names of the requests of people.
     """
 
     now: float = 0.0
     checkpoints: dict[int, int] = field(default_factory=dict)
     conditions: dict[str, tuple[float, Condition]] = field(default_factory=dict)
     started: set[str] = field(default_factory=set)
+    asked: list[str] = field(default_factory=list)
 
 
 class Disturbed(Virtual):
@@ -85,25 +88,34 @@ class Disturbed(Virtual):
 
     def change(self, job: str, change: JobUpdate) -> None:
         """Change it."""
-        self._faults.moment()
-        joining = {member.trial.number for array in change.join for member in array.members}
-        for name, other in self.jobs.items():
-            if twice := joining & other.trials:
-                raise Violation(f"trial {min(twice)} is trained by {name}, and joins {job}")
-        super().change(job, change)
-        self._faults.moment()
+        with self._faults.moments():
+            joining = {member.trial.number for array in change.join for member in array.members}
+            for name, other in self.jobs.items():
+                if twice := joining & other.trials:
+                    raise Violation(f"trial {min(twice)} is trained by {name}, and joins {job}")
+            super().change(job, change)
 
     def stop(self, job: str) -> None:
         """Stop it."""
-        self._faults.moment()
-        super().stop(job)
-        self._faults.moment()
+        with self._faults.moments():
+            super().stop(job)
 
     def kill(self, job: str) -> None:
         """Kill it."""
-        self._faults.moment()
-        super().kill(job)
-        self._faults.moment()
+        with self._faults.moments():
+            super().kill(job)
+
+    def vacate(self, device: str) -> None:
+        """Free it; nothing may run there."""
+        with self._faults.moments():
+            if busy := [name for name, job in self.jobs.items() if device in (job.device.name, *job.job.helpers)]:
+                raise Violation(f"{device} is freed, and {busy[0]} runs there")
+            super().vacate(device)
+
+    def inherit(self, directory: Path, trial: Trial) -> None:
+        """Copy a checkpoint."""
+        with self._faults.moments():
+            super().inherit(directory, trial)
 
     def poll(self, timeout: float) -> list[Event]:
         """What was said, some of it late, twice, or in another order among jobs; and something may go wrong."""

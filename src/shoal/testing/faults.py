@@ -26,6 +26,7 @@ FAULTS = {
     "repeated": 0.05,
     "reordered": 0.2,
     "devices changed": 0.02,
+    "devices unknown": 0.02,
     "retry": 0.05,
     "pause": 0.05,
     "stop": 0.02,
@@ -74,6 +75,17 @@ class Faults:
         """
         if self.strikes("kill"):
             raise Killed
+
+    @contextmanager
+    def moments(self) -> Iterator[None]:
+        """The engine may be killed before and after what is done within.
+
+        Raises:
+            Killed: it is.
+        """
+        self.moment()
+        yield
+        self.moment()
 
 
 class FaultyJournal(Journal):

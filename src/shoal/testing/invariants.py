@@ -45,10 +45,9 @@ def check_step(state: StudyState, event: Event, world: Mapping[str, VirtualJob],
                 raise Violation(f"trial {standing.number} is lost: {standing.job} does not train it any more")
             if not any(member.trial.number == standing.number for member in job.members):
                 raise Violation(f"trial {standing.number} is lost: it is none of {standing.job}'s")
-    if event is Due.PLAN:
-        for standing in [*state.trials.waiting(), *state.trials.held_back()]:
-            if not standing.reason:
-                raise Violation(f"trial {standing.number} waits without a reason")
+        silent = standing.state is TrialState.PENDING and not standing.reason
+        if silent and (event is Due.PLAN or standing.number not in state.trials.untold):  # the next plan says why
+            raise Violation(f"trial {standing.number} waits without a reason")
 
 
 def _check_devices(state: StudyState, world: Mapping[str, VirtualJob]) -> None:
@@ -71,12 +70,13 @@ def _check_devices(state: StudyState, world: Mapping[str, VirtualJob]) -> None:
             raise Violation(f"{node.name} has {node.cores:g} cores, and {cores:g} are promised")
 
 
-def check_end(journal: JournalView, study: MadeUpStudy) -> Mapping[int, Any]:
+def check_end(journal: JournalView, study: MadeUpStudy, asked: Collection[str]) -> Mapping[int, Any]:
     """What has to hold when a study has ended.
 
     Args:
         journal: of the study.
         study: what it is.
+        asked: names of all requests of people.
 
     Returns:
         Number of each trial -> its configuration, state, epochs and reports.
@@ -87,6 +87,9 @@ def check_end(journal: JournalView, study: MadeUpStudy) -> Mapping[int, Any]:
     rows = {row.number: row for row in journal.trials()}
     if left := [number for number, row in rows.items() if not row.state.final]:
         raise Violation(f"trial {left[0]} is {rows[left[0]].state} though the study has ended")
+    if (done := [each.request for each in journal.interventions()]) != sorted(asked):
+        odd = min([*(set(done) ^ set(asked)), *(name for name in done if done.count(name) > 1)], default="an order")
+        raise Violation(f"{odd}: {len(asked)} requests were made, and {len(done)} carried out or refused")
     unknown = {job for job, promises in journal.promises().items() if promises and promises[0].cores is None}
     if violations := [x for x in over_promised(journal, study.cluster) if not unknown & set(x.jobs)]:
         raise Violation(str(violations[0]))
@@ -125,8 +128,7 @@ def _check_decisions(journal: JournalView, study: MadeUpStudy) -> None:
     over = journal.study.get("over", False)
     if not (algorithm.finished or over):
         raise Violation("the algorithm has not finished, though the study has")
-    retried = {int(number) for number in journal.study.get("retried", {}).get("after", {})}
-    by_people = retried | _stopped(journal)
+    by_people = journal.retried.keys() | _stopped(journal)
     for row in journal.trials():
         decided = decisions.get(row.number)
         if row.number in by_people or row.trial.is_added or row.state is TrialState.FAILED or (over and not decided):
@@ -137,9 +139,4 @@ def _check_decisions(journal: JournalView, study: MadeUpStudy) -> None:
 
 def _stopped(journal: JournalView) -> set[int]:
     """Numbers of the trials that a user has stopped, of which the algorithm was told that they failed."""
-    return {
-        number
-        for entry in journal.study.get("interventions", ())
-        if entry["verb"] == "stop"
-        for number in entry["trials"]
-    }
+    return {number for each in journal.interventions() if each.verb == "stop" for number in each.trials}

@@ -11,6 +11,7 @@ from shoal.algorithms.bohb import BOHB, SyncBOHB
 from shoal.algorithms.grid import Grid
 from shoal.algorithms.hyperband import Hyperband
 from shoal.algorithms.median import Median
+from shoal.algorithms.optuna_search import OptunaSearch
 from shoal.algorithms.pbt import PBT
 from shoal.algorithms.random import Random
 from shoal.algorithms.successive_halving import SuccessiveHalving
@@ -18,6 +19,7 @@ from shoal.backend.virtual import Workload
 from shoal.core.array import FusionKey
 from shoal.core.demand import Profile
 from shoal.core.device import Cluster, Device, Node
+from shoal.core.errors import DeviceError
 from shoal.core.space import Space, choice, grid, uniform
 from shoal.core.trial import Report, Trial, TrialState, derive_seed
 from shoal.schedule.registry import POLICIES
@@ -31,8 +33,8 @@ MANY = 100
 """So many retries that no trial fails that would not by itself."""
 
 _MB = 2**20
-POLICY_NAMES = sorted(POLICIES.keys() - {"exact"})
-"""Policies of such studies; `exact` solves an integer program at each step."""
+POLICY_NAMES = sorted(POLICIES)
+"""Policies of such studies."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +109,13 @@ class MadeUpStudy:
     retries: int
 
     def find(self, devices: str | Sequence[str]) -> Cluster:
-        """The devices of these names."""
+        """The devices of these names.
+
+        Raises:
+            DeviceError: one is not there.
+        """
+        if missing := set(devices) - {device.name for _, device in self.cluster}:
+            raise DeviceError(f"device {min(missing)!r} is not there")
         nodes = (Node(x.name, x.cores, tuple(d for d in x.devices if d.name in devices)) for x in self.cluster.nodes)
         return Cluster(tuple(node for node in nodes if node.devices))
 
@@ -182,6 +190,7 @@ def _algorithm(rng: random.Random) -> tuple[Callable[[], Algorithm], bool]:
         lambda: PBT(max(n, 3), epochs + 1, truncation=0.4, explored=["x"]),
         lambda: SyncBOHB(3 + epochs, eta=3),
         lambda: BOHB(3 + epochs, eta=3),
+        lambda: OptunaSearch(n, epochs, concurrency=4),
     ]
     make = rng.choice(made)
     return make, make is made[0]

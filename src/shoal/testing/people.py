@@ -25,13 +25,15 @@ class People(SilentProgress):
         faults: says when.
         journal: of the study.
         devices: all that there are.
+        asked: names of all requests; it grows.
     """
 
-    def __init__(self, faults: Faults, journal: Journal, devices: Collection[str]) -> None:
+    def __init__(self, faults: Faults, journal: Journal, devices: Collection[str], asked: list[str]) -> None:
         self.engine: Engine | None = None
         self._faults = faults
         self._journal = journal
         self._devices = devices
+        self._asked = asked
 
     def update(self) -> None:
         """Ask for something; what was taken away is given back after a while."""
@@ -43,16 +45,19 @@ class People(SilentProgress):
         held = self._journal.study.get("held", [])
         if faults.strikes("interrupt"):
             self.engine.interrupt()
-        if len(used) > 1 and faults.strikes("devices changed"):
-            self._ask("remove", devices=[rng.choice(used)])
+        if used and faults.strikes("devices changed"):
+            self._ask("remove devices", devices=rng.sample(used, rng.randint(1, len(used))))
         elif removed and rng.random() < 0.1:
-            self._ask("add", devices=removed[:1])
+            self._ask("add devices", devices=removed[:1])
+        if faults.strikes("devices unknown"):
+            verb: Verb = rng.choice(["add devices", "remove devices"])
+            self._ask(verb, devices=rng.choice([["none such"], [], used[:1] * 2, removed[:1] * 2]))
         if faults.strikes("retry"):
             self._ask("retry", trials=_TRIALS)
         verbs: tuple[Verb, ...] = ("pause", "stop")
-        for verb in verbs:
-            if faults.strikes(verb):
-                self._ask(verb, trials=rng.sample(_TRIALS, 3))
+        for each in verbs:
+            if faults.strikes(each):
+                self._ask(each, trials=rng.sample(_TRIALS, 3))
         if held and rng.random() < 0.1:
             self._ask("resume", trials=held)
         if faults.strikes("policy"):
@@ -75,4 +80,4 @@ class People(SilentProgress):
             self._ask("end study")
 
     def _ask(self, verb: Verb, **what: Any) -> None:
-        leave(self._journal.directory, verb, **what)
+        self._asked.append(leave(self._journal.directory, verb, **what))

@@ -14,6 +14,7 @@ from typing import Any
 
 from shoal.backend.base import Ended
 from shoal.core.errors import BackendError, DeviceError, ShoalError, StorageFullError, StudyInterrupted
+from shoal.core.trial import TrialState
 from shoal.cost.history import History
 from shoal.journal.requests import leave, pending
 from shoal.journal.writer import Journal
@@ -58,8 +59,9 @@ class WatchedEngine(Engine):
 
     def _compare(self) -> None:
         """What the journal says of trials is what the state machine says."""
-        rows = {row.number: (row.state, row.epoch, row.target, row.failures) for row in self._journal.trials()}
-        mine = {x.number: (x.state, x.epoch, x.target, x.failures) for x in self._core.state.trials}
+        trials, table = self._core.state.trials, self._journal.trials()
+        rows = {x.number: (x.state, x.epoch, x.target, x.failures, _reason(x.reason, x.state)) for x in table}
+        mine = {x.number: (x.state, x.epoch, x.target, x.failures, _reason(x.reason, x.state)) for x in trials}
         if rows != mine:
             other = {number for number in rows.keys() | mine.keys() if rows.get(number) != mine.get(number)}
             number = min(other)
@@ -129,7 +131,7 @@ class _Run:
         while not self._ended():
             self._found.lives += 1
         with closing(Journal.open(self._directory)) as journal:
-            self._found.trials = check_end(journal, self._study)
+            self._found.trials = check_end(journal, self._study, self._remains.asked)
 
     def _ended(self) -> bool:
         """Let an engine run; whether the study has ended."""
@@ -145,7 +147,8 @@ class _Run:
                     self._study, self._faults, self._remains, self._directory
                 )
                 with closing(world):
-                    engine = self._engine(journal, world)
+                    engine, people = self._engine(journal, world)
+                    people.update()  # while nobody runs the study
                     engine.replay()
                     engine.run()
             return not pending(self._directory)
@@ -160,11 +163,11 @@ class _Run:
             if engine is not None:
                 self._found.steps += engine.steps
 
-    def _engine(self, journal: Journal, world: Disturbed) -> WatchedEngine:
+    def _engine(self, journal: Journal, world: Disturbed) -> tuple[WatchedEngine, People]:
         study = self._study
         record = {"devices": journal.study["devices"], "added": [], "removed": []} | journal.study.get("fleet", {})
         fleet = Fleet.again(record, study.find)
-        people = People(self._faults, journal, journal.study["devices"])
+        people = People(self._faults, journal, journal.study["devices"], self._remains.asked)
         setting = EngineConfig(
             fleet.given,
             make_policy(journal.study["policy"]),
@@ -180,7 +183,7 @@ class _Run:
         )
         engine = WatchedEngine(journal, study.algorithm(), setting, people)
         engine.faults, engine.world, people.engine = self._faults, world, engine
-        return engine
+        return engine, people
 
     def _judge(self, error: ShoalError) -> None:
         """An end that a fault explains is none of the engine's; the study goes on with all devices."""
@@ -192,7 +195,12 @@ class _Run:
             removed = journal.study.get("fleet", {}).get("removed", [])
         if not removed:
             raise error
-        leave(self._directory, "add", devices=removed)
+        self._remains.asked.append(leave(self._directory, "add devices", devices=removed))
+
+
+def _reason(reason: str, state: TrialState) -> str:
+    """Why a trial waits, if it does."""
+    return reason if state is TrialState.PENDING else ""
 
 
 def _place(error: BaseException) -> str:
