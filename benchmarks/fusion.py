@@ -6,6 +6,7 @@ Without a GPU the models are of reduced sizes, which the table says.
 
     python benchmarks/fusion.py [--models mlp lstm] [--sizes 1 2 4 8 16] [--seconds 2] [--dtype bfloat16] [--quick]
                                 [--output fusion.json] [--plot fusion.png]
+    python benchmarks/fusion.py --overhead  # microseconds of a small step in a search's loop and in a plain one
 """
 
 import argparse
@@ -25,6 +26,7 @@ import torch
 from fusion_figures import draw, gains, missed, table
 from models import WORKLOADS
 from rivals.arrays import Chosen, Compiled, Eager
+from rivals.overhead import overhead
 from rivals.processes import Processes
 from rivals.race import OUT_OF_MEMORY, race
 from rivals.rival import Cell, Rival
@@ -35,6 +37,8 @@ RIVALS: dict[str, type[Rival]] = {
     rival.name: rival for rival in (Serial, CompiledSerial, Processes, VMap, Eager, Compiled, Chosen)
 }
 QUICK = ("mlp", "transformer")
+MOST_OVERHEAD = 60.0
+"""Microseconds asked of a step in a search's loop, beyond those of a plain loop."""
 LARGEST = 1024
 """Members of an array on a GPU, if memory does not end before."""
 
@@ -45,6 +49,8 @@ def main() -> int:
     logging.getLogger("shoal").setLevel(logging.ERROR)
     device = torch.device(options.device)
     torch.set_num_threads(options.threads)
+    if options.overhead:
+        return tell_overhead(options, device)
     found = []
     for row in measured(options, device):
         print(table(row, after=found[-1] if found else None), flush=True)
@@ -56,6 +62,22 @@ def main() -> int:
         draw(found, options.plot, machine(options, device))
     failures = missed(found, device.type, options.dtype, judge_speed=not options.quick)
     print(json.dumps({"of_serial": gains(found), "missed": failures}))
+    return 1 if failures else 0
+
+
+def tell_overhead(options: argparse.Namespace, device: torch.device) -> int:
+    """Print what a small step takes in a search's loop; returns the exit status."""
+    found = overhead(options.rounds * (1 if options.quick else 4))
+    print(f"{'us a step':12} {'plain':>8} {'Shoal':>8} {'more':>8}")
+    for name, row in found.items():
+        print(f"{name:12} " + " ".join(f"{value:8.1f}" for value in row.values()))
+    print(machine(options, device))
+    failures = [
+        f"{name}: {row['more']:.1f} us more than a plain loop, asked at most {MOST_OVERHEAD:.0f}"
+        for name, row in found.items()
+        if row["more"] > MOST_OVERHEAD and not options.quick
+    ]
+    print(json.dumps({"microseconds": found, "missed": failures}))
     return 1 if failures else 0
 
 
@@ -78,6 +100,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--reduced", action="store_true", help="small models on a GPU as well")
     parser.add_argument("--output", type=Path, help="a JSON file, written after each cell")
     parser.add_argument("--plot", type=Path, help="a PNG file")
+    parser.add_argument("--overhead", action="store_true", help="of a small step in a search's loop, and nothing else")
     parser.add_argument("--quick", action="store_true", help="two models, B = 4, nothing compiled; judges no speed")
     options = parser.parse_args()
     if options.plot and find_spec("matplotlib") is None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from torch.utils.data import TensorDataset
 
 import shoal
@@ -112,30 +113,29 @@ def test_arguments_that_mean_nothing_are_refused(call: Callable[[], object], wor
         call()
 
 
-class Hooked(shoal.Task):
-    """No array takes its model, not even one of its own."""
+class Checkpointed(shoal.Task):
+    """Its dropout would draw other numbers of the model's own when a part of it runs again."""
 
     def data(self, config: Any) -> Any:
         return TensorDataset(X), TensorDataset(X)
 
     def model(self, config: Any) -> nn.Module:
-        model = nn.Linear(4, 1).double()
-        model.weight.register_hook(lambda grad: grad * 0.5)
-        return model
+        return nn.Sequential(nn.Linear(4, 1), nn.Dropout(0.5)).double()
 
     def optimizer(self, model: nn.Module, config: Any) -> torch.optim.Optimizer:
         return torch.optim.SGD(model.parameters(), lr=config["lr"])
 
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
-        return (F.dropout(model(batch[0]), 0.5) * (random.random() + np.random.rand())).square().mean()
+        out = checkpoint(model, batch[0], use_reentrant=False) * (random.random() + np.random.rand())
+        return out.square().mean()
 
     def batch_size(self, config: Any) -> int:
         return 4
 
 
-def test_a_model_that_no_array_takes_draws_numbers_of_the_generators(tmp_path: Path) -> None:
+def test_dropout_under_a_checkpoint_draws_numbers_of_the_generators(tmp_path: Path) -> None:
     study = shoal.tune(
-        Hooked(),
+        Checkpointed(),
         {"lr": shoal.grid([0.1, 0.2])},
         metric="valid_loss",
         mode="min",
@@ -147,7 +147,7 @@ def test_a_model_that_no_array_takes_draws_numbers_of_the_generators(tmp_path: P
     )
     for row in study.trials:
         torch.manual_seed(row.seed)
-        task = Hooked()
+        task = Checkpointed()
         model = task.model(row.config)
         optimizer = task.optimizer(model, row.config)
         for step in range(4):

@@ -71,9 +71,9 @@ def randomness(trial: Seeded, step: int, array: bool = True) -> Iterator[None]:
     Args:
         trial: such as `study.best_trial`.
         step: from 0 over all epochs; -1, -2, ... for the batches of a validation.
-        array: false for a model that the study's log says cannot be an array even alone (hooks on parameters, dropout
-            under `torch.utils.checkpoint`): it draws the numbers of the generators themselves, all seeded with the
-            trial's seed and the step.
+        array: false for a model with dropout under `torch.utils.checkpoint`, which cannot be given numbers of its own,
+            as the study's log says: it draws those of the generators themselves, all seeded with the trial's seed and
+            the step.
 
     Raises:
         ShoalError: an argument is not what it is to be.

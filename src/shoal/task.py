@@ -122,7 +122,7 @@ class Task(ABC):
 
         Trials are still trained at once: `model` and `optimizer` then stand for all of them. So does `config`: what is
         equal in all trials is that value, and a float in which they differ stands for all of theirs in arithmetic and
-        in torch's functions. Where the step asks for what each trial has of its own, trials take it one after another:
+        in torch's functions. Where the step asks for what each trial has of its own, trials train in plain PyTorch:
         a number of a tensor, a closure (LBFGS), a value of the config in which they differ that is no float (an
         integer, a truth value, a string, a list), or such a float as a plain one (`if`, `float()`, `math.exp`).
 

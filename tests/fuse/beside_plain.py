@@ -21,17 +21,13 @@ class BesidePlain:
         alone: the models.
         loss: of both.
         way: in which the array takes its steps.
-        watched: whether members that run by themselves are looked at in all runs.
         settings: of SGD.
     """
 
-    def __init__(
-        self, alone: Sequence[nn.Module], loss: Callable[..., Any], way: str, watched: bool = False, **settings: float
-    ) -> None:
+    def __init__(self, alone: Sequence[nn.Module], loss: Callable[..., Any], way: str, **settings: float) -> None:
         self.alone = alone
         self.fused = [copy.deepcopy(model) for model in alone]
         self.array: ModelArray = fuse(self.fused, list(range(len(alone))))
-        self.array.watched = watched
         self._loss = loss
         optimizer = fuse_optimizers([SGD(model.parameters(), 0.1, **settings) for model in self.fused], self.array)
         self._step = TrainingStep(self.array, optimizer, loss, (way,))  # type: ignore[arg-type]

@@ -113,7 +113,7 @@ MAKES = {name: RULES[name] for name in ("sgd-dampening", "adam", "adagrad", "nad
 @pytest.mark.parametrize("make", MAKES.values(), ids=MAKES)
 def test_training_member_after_member(make: Make) -> None:
     sides = Sides(make, 4)
-    step = TrainingStep(sides.array, sides.fused, loss, ways=("serial",))
+    step = TrainingStep(sides.array, sides.fused, loss, ways=("plain",))
     for _ in range(5):
         step(X)
         sides.step_alone(X)

@@ -49,7 +49,7 @@ LOSSES = {
 }
 
 
-@pytest.mark.parametrize("way", ["eager", "serial"])
+@pytest.mark.parametrize("way", ["eager", "plain"])
 @pytest.mark.parametrize(("fn", "message"), LOSSES.values(), ids=LOSSES)
 def test_losses(fn: Callable[..., Any], message: str, way: Way) -> None:
     array = array_of()
@@ -59,7 +59,7 @@ def test_losses(fn: Callable[..., Any], message: str, way: Way) -> None:
     assert all(parameter.grad is None for model in (array, *array.members) for parameter in model.parameters())
 
 
-@pytest.mark.parametrize("way", ["eager", "serial"])
+@pytest.mark.parametrize("way", ["eager", "plain"])
 def test_losses_of_one_element_are_scalars(way: Way) -> None:
     array = array_of()
     step = TrainingStep(array, optimizer_of(array), lambda model, x: loss(model, x).view(1), ways=(way,))

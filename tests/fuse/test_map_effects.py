@@ -259,14 +259,13 @@ def test_optimizers_from_outside_are_refused(whose: str, members: int, gives_up:
 
 
 @pytest.mark.parametrize("outer", [1, 2, MEMBERS])
-@pytest.mark.parametrize("way", ["call", "map", "of its output", "one by one"])
+@pytest.mark.parametrize("way", ["call", "map", "of its output"])
 def test_an_array_within_another_is_refused(way: str, outer: int) -> None:
     array, other = fuse(build(Model, outer)), fuse(build(partial(nn.Linear, 4, 4), MEMBERS))
     ways: dict[str, Effect] = {
         "call": lambda m, x: m(other(x)),
         "map": lambda m, x: m(x) + other.map(lambda k, y: k(y).sum(), x),
         "of its output": lambda m, x: other(m(x)),
-        "one by one": lambda m, x: m(sum(other.one_by_one(lambda k, y: k(y), x))),
     }
     with pytest.raises(FusionError, match="call it before that"):
         array.map(ways[way], X)
@@ -346,7 +345,7 @@ def _append_to_own(m: nn.Module, x: Tensor) -> Tensor:
     return loss_of(m, x)
 
 
-WAYS = pytest.mark.parametrize("ways", [("eager",), ("serial",), ("eager", "serial")], ids="-".join)
+WAYS = pytest.mark.parametrize("ways", [("eager",), ("plain",), ("eager", "plain")], ids="-".join)
 
 
 def train(loss: Callable[..., Any], ways: Any, steps: int = 4) -> tuple[ModelArray, list[nn.Module], list[Any]]:

@@ -15,8 +15,10 @@ from shoal.fuse.array import ModelArray
 from shoal.fuse.draws import draws
 from shoal.fuse.generators import seeded
 from shoal.fuse.making import fuse
+from shoal.fuse.optim.fused import fuse_optimizers
 from shoal.fuse.randomness import Randomness, keep_mask, member_keys
 from shoal.fuse.stacked import Stacked
+from shoal.fuse.step import TrainingStep
 
 SEEDS = [11, 12, 13, 14, 15]
 X = torch.randn(3, 4, 6, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -297,17 +299,20 @@ def test_stacked_numbers_outside_of_a_run_draw_from_the_default_generator() -> N
 
 def test_who_draws_late_in_company_of_one_who_draws_nothing() -> None:
     """The first member draws nothing of torch's, so that the function is tried on the second as if it drew nothing."""
-    array = fuse([nn.Dropout(0.0), nn.Dropout(0.5)], [1, 2])
+    models = [nn.Sequential(nn.Linear(3, 3), nn.Dropout(rate)) for rate in (0.0, 0.5)]
+    array = fuse(models, [1, 2])
+    optimizer = fuse_optimizers([torch.optim.SGD(model.parameters(), 0.1) for model in models], array)
     late = False
 
     def number(model: nn.Module, x: Tensor) -> Tensor:
         drawn = random.random() if late else 0.0
         return model(x).sum() * 0 + drawn
 
+    training = TrainingStep(array, optimizer, number, ("plain",))
     for step in range(4):
         late = step > 1
-        with seeded(step, torch.device("cpu")):
-            values = list(array.one_by_one(number, torch.ones(3), forward=True))
+        with seeded([step] * 2, torch.device("cpu")):
+            values = training(torch.ones(3)).tolist()
         random.seed(step)
         expected = random.random() if late else 0.0
-        assert [float(value) for value in values] == [pytest.approx(expected, rel=1e-6)] * 2
+        assert values == [pytest.approx(expected, rel=1e-6)] * 2

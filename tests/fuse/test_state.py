@@ -5,13 +5,14 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from twins import build, close, compare
 
 from shoal.core.errors import FusionError
 from shoal.fuse.array import ModelArray
 from shoal.fuse.making import fuse
+from shoal.fuse.optim.fused import fuse_optimizers
+from shoal.fuse.step import TrainingStep
 
 X = torch.randn(6, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 
@@ -44,7 +45,7 @@ def turns(array: ModelArray) -> list[Tensor]:
     results = []
     for way in (0, 1, 0, 0, 1):
         fn: Callable[..., Any] = lambda model, x: model(x)  # noqa: E731
-        results.append(array.map(fn, X) if way == 0 else torch.stack(list(array.one_by_one(fn, X))))
+        results.append(array.map(fn, X) if way == 0 else torch.stack([fn(member, X) for member in array.members]))
     return results
 
 
@@ -132,5 +133,7 @@ def test_a_frozen_parameter_that_is_written_to_becomes_the_members_own(members: 
 
 def test_members_that_write_to_what_is_kept_once_are_refused() -> None:
     array = fuse(frozen_alike(2))
+    optimizer = fuse_optimizers([torch.optim.SGD(model.parameters(), 0.1) for model in array.members], array)
+    step = TrainingStep(array, optimizer, lambda model, x: model(x).square().mean(), ("plain",))
     with pytest.raises(FusionError, match="'centre' is frozen and kept once for all members, and a member has changed"):
-        list(array.one_by_one(lambda model, x: F.relu(model(x)), X))
+        step(X)

@@ -54,12 +54,12 @@ def states(array: ModelArray) -> list[dict[str, Tensor]]:
 @pytest.mark.parametrize("members", [1, 2, 5, 10])
 @pytest.mark.parametrize("rate", [0.0, 0.4])
 @pytest.mark.parametrize("own", [False, True], ids=["shared batch", "own batches"])
-def test_serial_steps_equal_eager_ones(members: int, rate: float, own: bool) -> None:
+def test_plain_steps_equal_eager_ones(members: int, rate: float, own: bool) -> None:
     batch: Any = (X, Y)
     if own:
         batch = shoal.stack([(X + b, Y) for b in range(members)])
     results = []
-    for way in ("eager", "serial"):
+    for way in ("eager", "plain"):
         array, optimizer = array_of(members, rate)
         step = TrainingStep(array, optimizer, loss, (way,))
         losses = torch.stack([step(copy.copy(batch)) for _ in range(4)])
@@ -103,8 +103,8 @@ def test_what_was_captured_fits_again_after_a_validation() -> None:
 def test_what_was_fastest_so_far_is_timed_again_beside_what_is_made_later(monkeypatch: pytest.MonkeyPatch) -> None:
     """As the first steps of a process are slow, the compiled step would else be held against those."""
     array, optimizer = array_of(1, 0.0)
-    step = TrainingStep(array, optimizer, loss, ("serial", "compiled"), compiling=lambda seconds: True)
-    passed = {"serial": 9.0, "compiled": 2.0}
+    step = TrainingStep(array, optimizer, loss, ("plain", "compiled"), compiling=lambda seconds: True)
+    passed = {"plain": 9.0, "compiled": 2.0}
     now = 0.0
 
     def clock() -> float:
@@ -116,7 +116,7 @@ def test_what_was_fastest_so_far_is_timed_again_beside_what_is_made_later(monkey
         return torch.zeros(1)
 
     def capture(*args: Any, **options: Any) -> Any:
-        passed["serial"] = 1.0
+        passed["plain"] = 1.0
         return lambda batch: torch.zeros(1)
 
     monkeypatch.setattr(step, "_clock", clock)
@@ -124,17 +124,17 @@ def test_what_was_fastest_so_far_is_timed_again_beside_what_is_made_later(monkey
     monkeypatch.setattr(step_module, "CapturedStep", capture)
     while step.way is None:
         step((X, Y))
-    assert step.way == "serial"
-    assert step.seconds == {"serial": 1.0, "compiled": 2.0}
+    assert step.way == "plain"
+    assert step.seconds == {"plain": 1.0, "compiled": 2.0}
 
 
-@pytest.mark.parametrize(("seconds", "chosen"), [(0.97, "serial"), (0.9, "compiled")])
+@pytest.mark.parametrize(("seconds", "chosen"), [(0.97, "plain"), (0.9, "compiled")])
 def test_a_way_that_has_to_be_made_must_win_by_a_margin(
     seconds: float, chosen: Way, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     array, optimizer = array_of(1, 0.0)
-    step = TrainingStep(array, optimizer, loss, ("serial", "compiled"), compiling=lambda seconds: True)
-    passed = {"serial": 1.0, "compiled": seconds}
+    step = TrainingStep(array, optimizer, loss, ("plain", "compiled"), compiling=lambda seconds: True)
+    passed = {"plain": 1.0, "compiled": seconds}
     now = 0.0
 
     def run(way: Way, batch: Any) -> Tensor:
@@ -175,17 +175,17 @@ class Clock:
 
 
 @pytest.mark.parametrize(
-    ("eager", "serial", "chosen", "steps"),
+    ("eager", "plain", "chosen", "steps"),
     [
         (1.0, 1.2, "eager", 8),
-        (1.2, 1.0, "serial", 8),
+        (1.2, 1.0, "plain", 8),
         (1.0, 9.0, "eager", 6),
-        (9.0, 1.0, "serial", 6),
+        (9.0, 1.0, "plain", 6),
         (1.0e-4, 1.1e-4, "eager", 54),  # short ones more often
     ],
 )
-def test_the_fastest_way_is_kept(eager: float, serial: float, chosen: Way, steps: int) -> None:
-    clock = Clock({"eager": eager, "serial": serial})
+def test_the_fastest_way_is_kept(eager: float, plain: float, chosen: Way, steps: int) -> None:
+    clock = Clock({"eager": eager, "plain": plain})
     array, optimizer = array_of(2)
     step = TrainingStep(array, optimizer, loss, clock=clock)
     clock.watch(step)
@@ -193,7 +193,7 @@ def test_the_fastest_way_is_kept(eager: float, serial: float, chosen: Way, steps
         step((X, Y))
     assert step.way == chosen
     assert len(clock.took) == steps
-    assert step.seconds == {"eager": pytest.approx(eager), "serial": pytest.approx(serial)}
+    assert step.seconds == {"eager": pytest.approx(eager), "plain": pytest.approx(plain)}
     step((X, Y))
     assert clock.took[-1] == chosen
 
@@ -201,26 +201,26 @@ def test_the_fastest_way_is_kept(eager: float, serial: float, chosen: Way, steps
 @pytest.mark.parametrize(("seconds", "bursts"), [(1.0e-3, [4, 4, 4, 4]), (0.03, [2, 2, 1, 1])])
 def test_short_steps_take_turns_in_bursts(seconds: float, bursts: list[int]) -> None:
     """Of long ones only the first of each way is not timed."""
-    clock = Clock(dict.fromkeys(("eager", "serial"), seconds))
+    clock = Clock(dict.fromkeys(("eager", "plain"), seconds))
     array, optimizer = array_of(2)
     step = TrainingStep(array, optimizer, loss, clock=clock)
     clock.watch(step)
     for _ in range(sum(bursts)):
         step((X, Y))
     assert [(way, len(list(run))) for way, run in groupby(clock.took)] == [
-        *zip(("eager", "serial", "eager", "serial"), bursts, strict=True)
+        *zip(("eager", "plain", "eager", "plain"), bursts, strict=True)
     ]
 
 
 def test_batches_of_other_shapes_are_not_timed() -> None:
-    clock = Clock({"eager": 1.0, "serial": 2.0})
+    clock = Clock({"eager": 1.0, "plain": 2.0})
     array, optimizer = array_of(2)
     step = TrainingStep(array, optimizer, loss, clock=clock)
     clock.watch(step)
     for _ in range(3):
         step((X, Y))
         step((X[:3], Y[:3]))
-    assert clock.took == ["eager", "eager", "eager", "eager", "serial", "eager"]
+    assert clock.took == ["eager", "eager", "eager", "eager", "plain", "eager"]
     assert step.way is None
 
 
@@ -231,7 +231,7 @@ def test_compiling_is_asked_for_once_with_the_fastest_step() -> None:
         asked.append(seconds)
         return False
 
-    clock = Clock({"eager": 2.0, "serial": 1.5})
+    clock = Clock({"eager": 2.0, "plain": 1.5})
     array, optimizer = array_of(2)
     step = TrainingStep(array, optimizer, loss, compiling=worth, clock=clock)
     clock.watch(step)
@@ -245,7 +245,7 @@ def test_one_member_runs_as_itself() -> None:
     step = TrainingStep(array, optimizer, loss)
     while step.way is None:
         step((X, Y))
-    assert step.way == "serial"
+    assert step.way == "plain"
 
 
 def test_a_parameter_that_only_some_members_use() -> None:
@@ -268,7 +268,7 @@ def test_a_parameter_that_only_some_members_use() -> None:
             step((X, Y))
         return states(array)
 
-    for b, (mine, other) in enumerate(zip(run("eager"), run("serial"), strict=True)):
+    for b, (mine, other) in enumerate(zip(run("eager"), run("plain"), strict=True)):
         for name, value in mine.items():
             close(other[name], value, f"{name} of {b}")
 
@@ -286,37 +286,13 @@ def test_an_error_names_the_users_line() -> None:
 
 def test_an_array_that_was_left_cannot_step() -> None:
     array, optimizer = array_of(2)
-    step = TrainingStep(array, optimizer, loss, ("serial",))
+    step = TrainingStep(array, optimizer, loss, ("plain",))
     array.select([0])
     with pytest.raises(FusionError, match="have left this array"):
         step((X, Y))
 
 
-def test_random_numbers_that_come_late_are_the_members_own() -> None:
-    """A model that draws nothing at first is not watched any more, and what it then draws is still noticed."""
-    late: list[int] = []
-
-    def drawing(model: nn.Module, batch: Any) -> Tensor:
-        return loss(lambda x: F.dropout(model(x), 0.5) if late else model(x), batch)  # type: ignore[arg-type]
-
-    results = []
-    for way in ("eager", "serial"):
-        late.clear()
-        models = build(lambda: nn.Linear(4, 3), 3)
-        array = fuse(models, seeds=range(3))
-        optimizer = fuse_optimizers([torch.optim.SGD(m.parameters(), lr=0.1) for m in models], array)
-        step = TrainingStep(array, optimizer, drawing, (way,))
-        losses = [step((X, Y)) for _ in range(4)]
-        late.append(1)
-        results.append((torch.stack([*losses, step((X, Y)), step((X, Y))]), states(array)))
-    (losses, weights), (others, other_weights) = results
-    close(losses, others, "losses")
-    for mine, other in zip(weights, other_weights, strict=True):
-        for name, value in mine.items():
-            close(other[name], value, name)
-
-
-def test_a_member_that_comes_to_draw_after_it_has_changed_a_buffer_is_refused() -> None:
+def test_a_member_that_comes_to_draw_is_refused_once() -> None:
     def drawing(model: Any, batch: Any) -> Tensor:
         out = model(batch[0])
         return F.cross_entropy(F.dropout(out, 0.5) if bool(model.num_batches_tracked > 3) else out, batch[1])
@@ -324,7 +300,7 @@ def test_a_member_that_comes_to_draw_after_it_has_changed_a_buffer_is_refused() 
     models = build(lambda: nn.BatchNorm1d(4), 2)
     array = fuse(models, seeds=range(2))
     optimizer = fuse_optimizers([torch.optim.SGD(m.parameters(), lr=0.1) for m in models], array)
-    step = TrainingStep(array, optimizer, drawing, ("serial",))
+    step = TrainingStep(array, optimizer, drawing, ("plain",))
     for _ in range(3):
         step((X, Y))
     with pytest.raises(
@@ -336,7 +312,7 @@ def test_a_member_that_comes_to_draw_after_it_has_changed_a_buffer_is_refused() 
 
 @pytest.mark.parametrize("ways", [(), ("compiled",), ("eager", "fast")])
 def test_ways_are_checked(ways: Any) -> None:
-    with pytest.raises(FusionError, match="`ways` must name 'eager' or 'serial'"):
+    with pytest.raises(FusionError, match="`ways` must name 'eager' or 'plain'"):
         TrainingStep(*array_of(2), loss, ways)
 
 
@@ -349,7 +325,7 @@ def test_gradients_of_before_are_not_stepped_with() -> None:
                 loss(member, (X + 1, Y)).backward()
             for member in array.members:
                 member[2].reset_running_stats()
-        step = TrainingStep(array, optimizer, loss, ("serial",))
+        step = TrainingStep(array, optimizer, loss, ("plain",))
         for member in array.members:
             member[2].reset_running_stats()
         step((X, Y))
@@ -359,7 +335,7 @@ def test_gradients_of_before_are_not_stepped_with() -> None:
             close(other[name], value, name)
 
 
-def test_a_serial_step_that_fails_leaves_no_gradients() -> None:
+def test_a_plain_step_that_fails_leaves_no_gradients() -> None:
     def fails(model: nn.Module, batch: Any) -> Tensor:
         value = loss(model, batch)
         if model is array.members[1]:
@@ -371,28 +347,28 @@ def test_a_serial_step_that_fails_leaves_no_gradients() -> None:
 
     array, optimizer = array_of(2)
     with pytest.raises(ArithmeticError):
-        TrainingStep(array, optimizer, fails, ("serial",))((X, Y))
+        TrainingStep(array, optimizer, fails, ("plain",))((X, Y))
     assert all(own.grad is None for _, _, members in array.columns() for own in members)
     assert all(parameter.grad is None for parameter in array.parameters())
 
 
 def test_shapes_that_do_not_come_again_are_given_up() -> None:
-    clock = Clock({"eager": 2.0, "serial": 1.0})
+    clock = Clock({"eager": 2.0, "plain": 1.0})
     array, optimizer = array_of(2)
     step = TrainingStep(array, optimizer, loss, clock=clock)
     clock.watch(step)
     step((X, Y))
     for _ in range(PATIENCE + 2 * (TIMED + 1)):
         step((X[:4], Y[:4]))
-    assert step.way == "serial"
+    assert step.way == "plain"
 
 
 def test_shapes_that_vary_for_ever_leave_the_way_that_is_allowed() -> None:
     array, optimizer = array_of(2)
-    step = TrainingStep(array, optimizer, loss, ("serial",))
+    step = TrainingStep(array, optimizer, loss, ("plain",))
     step((X, Y))
     for i in range(2 * PATIENCE):
         rows = 7 + i
         step((X[:1].expand(rows, 4) + torch.arange(rows)[:, None], Y[:1].expand(rows)))
-    assert step.way == "serial"
+    assert step.way == "plain"
     assert not step.seconds

@@ -1,5 +1,6 @@
 """Arrays that run in several threads at once compute what each computes alone."""
 
+import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier, Event
@@ -8,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.overrides import _pop_mode, _push_mode
+from torch.overrides import _pop_mode, _push_mode, handle_torch_function, has_torch_function_unary
 from torch.utils.checkpoint import CheckpointFunction, checkpoint
 
 from shoal.core.errors import FusionError
@@ -18,6 +19,7 @@ from shoal.fuse.capture import CapturedStep
 from shoal.fuse.intercept import member_run
 from shoal.fuse.making import fuse
 from shoal.fuse.optim.fused import fuse_optimizers
+from shoal.fuse.quiet import Hidden
 from shoal.fuse.randomness import Randomness
 
 X = torch.randn(3, 5, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
@@ -192,3 +194,57 @@ def test_steps_are_captured_one_at_a_time() -> None:
     arrays = [array_of(seed, make=linear) for seed in (0, 9)]
     at_once(*(lambda array=array: capture(array) for array in arrays))
     assert not torch.compiler.is_compiling()
+
+
+def test_no_filter_of_warnings_is_left() -> None:
+    """Though the thread that began first to do what torch warns of ends first."""
+    first_is_in, second_is_in, first_is_out = Event(), Event(), Event()
+
+    def doubled(entered: Event, until: Event) -> Callable[[Tensor], Tensor]:
+        def function(x: Tensor) -> Tensor:
+            if has_torch_function_unary(x):
+                return handle_torch_function(function, (x,), x)
+            entered.set()
+            until.wait(SECONDS)
+            return x * 2
+
+        return function
+
+    def run(function: Callable[[Tensor], Tensor], after: Event | None, end: Event) -> None:
+        array = fuse([nn.Linear(2, 2), nn.Linear(2, 2)])
+        if after is not None:
+            after.wait(SECONDS)
+        array.map(lambda model: function(model.weight))
+        end.set()
+
+    before = list(warnings.filters)
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(run, doubled(first_is_in, second_is_in), None, first_is_out)
+        second = pool.submit(run, doubled(second_is_in, first_is_out), first_is_in, Event())
+        for future in (first, second):
+            future.result(SECONDS)
+    assert warnings.filters == before
+
+
+def test_a_part_that_runs_again_leaves_generators_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def seen(state: Tensor) -> None:
+        raise AssertionError("torch's default generator is set")
+
+    monkeypatch.setattr(torch, "set_rng_state", seen)
+    array = fuse([Mixed().double() for _ in range(2)], [1, 2])
+    losses = array.map(lambda model, x: checkpoint(model.out, x, use_reentrant=False).sum(), torch.ones(3, 4).double())
+    losses.sum().backward()
+    assert array.members[0].out[0].weight.grad is None
+    assert all(parameter.grad is not None for name, parameter in array.named_parameters() if ".out." in name)
+
+
+def test_a_warning_is_hidden_until_the_last_thread_leaves() -> None:
+    hidden = Hidden("of no interest")
+    outer, inner = hidden(), hidden()
+    outer.__enter__()
+    inner.__enter__()
+    outer.__exit__(None, None, None)
+    warnings.warn("of no interest to anyone", UserWarning, stacklevel=1)
+    inner.__exit__(None, None, None)
+    with pytest.raises(UserWarning, match="of no interest"):
+        warnings.warn("of no interest to anyone", UserWarning, stacklevel=1)

@@ -2,7 +2,6 @@
 
 import copy
 import gc
-import itertools
 import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -17,7 +16,6 @@ from torch.utils.data import DataLoader, TensorDataset
 import shoal
 from shoal.core.errors import FusionError, PackError
 from shoal.pack import Loaded, Pack, free, load
-from shoal.pack.turns import Turns
 
 SAMPLES = 330
 GENERATOR = torch.Generator().manual_seed(0)
@@ -126,8 +124,7 @@ def test_arrays_and_plain_models_side_by_side() -> None:
     same([one["model"] for one in checkpoints], [dict(twin.state_dict()) for twin in twins])
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-def test_random_numbers_belong_to_the_member(threads: int) -> None:
+def test_random_numbers_belong_to_the_member() -> None:
     def member() -> Loaded:
         array = shoal.fuse([seeded(partial(mlp, 0.4), 0)], seeds=[7])
         return load(array, "cpu", optimizer=of(SGD), loss=loss, batch_size=20)
@@ -135,20 +132,7 @@ def test_random_numbers_belong_to_the_member(threads: int) -> None:
     lone, packed = member(), member()
     expected = train(Pack([lone]), 100)[lone]
     others = [loaded(ADAM, partial(convolutional, 0.3), 50), loaded(SGD, partial(mlp, 0.2), 80)]
-    same(train(Pack([packed, *others], threads), 100)[packed], expected)
-
-
-def test_threads_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = itertools.count()
-    monkeypatch.setattr(
-        "shoal.pack.pack.Turns", lambda device, threads: Turns(device, lambda: float(next(clock)), threads)
-    )
-    members = [loaded(kind, make, own, seed) for seed, (make, kind, own) in enumerate(MIX)]
-    together = Pack(members, threads=2)
-    losses = train(together, 100, epochs=12)
-    assert "threads" in together._turns.seconds
-    for member, seed, (make, kind, own) in zip(members, range(4), MIX, strict=True):
-        same(losses[member], torch.stack(alone(seeded(make, seed), kind, own, 12)[0]).unsqueeze(1))
+    same(train(Pack([packed, *others]), 100)[packed], expected)
 
 
 def test_steps_come_when_there_are_rows_for_them() -> None:
@@ -306,13 +290,12 @@ def breaking(model: nn.Module, batch: Any, calls: list[int], at: int) -> Tensor:
     return loss(model, batch)
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-def test_who_raises_leaves_and_the_others_go_on(threads: int, caplog: pytest.LogCaptureFixture) -> None:
+def test_who_raises_leaves_and_the_others_go_on(caplog: pytest.LogCaptureFixture) -> None:
     bad = load(
         seeded(convolutional, 1), "cpu", optimizer=of(SGD), loss=partial(breaking, calls=[], at=4), batch_size=20
     )
     good = loaded(size=80)
-    together = Pack([bad, good], threads)
+    together = Pack([bad, good])
     losses = [part for batch in epoch(100) if (part := together.step(batch))]
     assert bad not in losses[-1]
     assert together.members == (good,)
@@ -331,9 +314,8 @@ def leaving(model: nn.Module, batch: Any) -> Tensor:
     raise SystemExit(3)
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-def test_who_leaves_the_process_is_let_go(threads: int) -> None:
-    together = Pack([load(seeded(mlp, 1), "cpu", optimizer=of(SGD), loss=leaving, batch_size=20), loaded()], threads)
+def test_who_leaves_the_process_is_let_go() -> None:
+    together = Pack([load(seeded(mlp, 1), "cpu", optimizer=of(SGD), loss=leaving, batch_size=20), loaded()])
     with pytest.raises(SystemExit, match="3"):
         together.step([X[:50], Y[:50]])
 
@@ -502,9 +484,6 @@ def test_what_is_no_member_is_named() -> None:
     for nothing in (None, loaded()):
         with pytest.raises(PackError, match="must be a list of what `load` returned"):
             Pack(nothing)  # type: ignore[arg-type]
-    for threads in (0, 1.5, "2", None, True, 10**6):
-        with pytest.raises(PackError, match="`threads` must be an integer from 1 to 1024, got"):
-            Pack([loaded()], threads=threads)  # type: ignore[arg-type]
     with pytest.raises(FusionError):
         load(mlp(), "cpu", optimizer=lambda model: SGD(mlp().parameters()), loss=loss, batch_size=5)
 

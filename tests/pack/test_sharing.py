@@ -4,7 +4,6 @@ import logging
 import random
 from collections import UserDict
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from itertools import islice, zip_longest
 from typing import Any
 
@@ -231,18 +230,6 @@ def test_how_many_samples_are_fetched_early(device: str, seconds: float, size: i
     fetcher.fetched, fetcher.seconds = 100, 100 * seconds
     sample = (torch.zeros(size, dtype=torch.uint8), 3, "name")
     assert fetcher.most_early(sample) == pytest.approx(wanted, abs=1)
-
-
-@pytest.mark.parametrize("shared", [False, True])
-@pytest.mark.parametrize("make", [picture, named, augmented, sometimes])
-def test_walks_in_threads_of_their_own(make: Callable[[int], Any], shared: bool) -> None:
-    batches = Batches(Counting(make), CPU, "training", shared)
-    sizes = (20, 20, 45, 70)
-    with ThreadPoolExecutor(len(sizes)) as threads:
-        together = list(threads.map(lambda size: list(walk(batches, size)), sizes))
-    for size, found in zip(sizes, together, strict=True):
-        alone = walk(Batches(Counting(make), CPU, "training", shared), size)
-        assert all(same(one, other) for one, other in zip(found, alone, strict=True))
 
 
 def test_what_user_code_draws_is_not_what_was_drawn_for_the_samples() -> None:

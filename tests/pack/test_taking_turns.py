@@ -1,30 +1,28 @@
 """How lanes take turns: the choice between the ways, and what each way does, with a clock that the lanes move on."""
 
-import threading
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 
 import pytest
 import torch
 
-from shoal.core.errors import PackError
 from shoal.pack.search import PROBES
-from shoal.pack.threads import Threads
 from shoal.pack.turns import Turns
 
 CPU = torch.device("cpu")
-MAIN = threading.main_thread()
+GPU = torch.device("cuda", 0)
 
 
 class World:
     """A clock, and who stepped last."""
 
-    def __init__(self, switch: float = 0.0, fetch: float = 0.0, in_thread: float = 1.0) -> None:
+    def __init__(self, switch: float = 0.0, fetch: float = 0.0, on_stream: float = 1.0) -> None:
         self.now = 0.0
-        self.switch, self.fetch, self.in_thread = switch, fetch, in_thread
+        self.switch, self.fetch, self.on_stream = switch, fetch, on_stream
         self.last: object = None
         self.fetched: set[int] = set()
         self.newest: list[int] = []
-        self.lock = threading.Lock()
         self.log: list[str] = []
         self.fetches = 0
 
@@ -32,20 +30,47 @@ class World:
         return self.now
 
     def spend(self, lane: "Fake") -> None:
-        with self.lock:
-            alone = threading.current_thread() is MAIN
-            self.now += lane.cost if alone else lane.cost * self.in_thread
-            if self.last is not lane:
-                self.now += self.switch
-            self.last = lane
-            self.log.append(lane.name)
-            for sample in range(lane.position, lane.position + lane.size):
-                if sample not in self.fetched:  # another lane may have fetched it, not long ago
-                    self.now += self.fetch
-                    self.fetches += 1
-                    self.fetched.add(sample)
-                    self.newest = [*self.newest[-63:], sample]
-            self.fetched = set(self.newest)
+        self.now += lane.cost * self.on_stream if FakeStream.used is not None else lane.cost
+        if self.last is not lane:
+            self.now += self.switch
+        self.last = lane
+        self.log.append(lane.name)
+        for sample in range(lane.position, lane.position + lane.size):
+            if sample not in self.fetched:  # another lane may have fetched it, not long ago
+                self.now += self.fetch
+                self.fetches += 1
+                self.fetched.add(sample)
+                self.newest = [*self.newest[-63:], sample]
+        self.fetched = set(self.newest)
+
+
+class FakeStream:
+    """Stands for a CUDA stream: which one is in use, and how often one waited for another."""
+
+    used: "FakeStream | None" = None
+
+    def __init__(self, device: torch.device) -> None:
+        self.waited = 0
+
+    def wait_stream(self, other: "FakeStream") -> None:
+        self.waited += 1
+
+
+@contextmanager
+def use(stream: FakeStream) -> Iterator[None]:
+    FakeStream.used = stream
+    yield
+    FakeStream.used = None
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> torch.device:
+    """A device with streams, as far as turns ask for them."""
+    monkeypatch.setattr(torch.cuda, "Stream", FakeStream)
+    monkeypatch.setattr(torch.cuda, "current_stream", FakeStream)
+    monkeypatch.setattr(torch.cuda, "stream", use)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    return GPU
 
 
 @dataclass(eq=False)
@@ -64,13 +89,11 @@ class Fake:
     size: int = 10
     cost: float = 0.001
     settled: bool = True
-    threadable: bool = False
     walk: str | None = None
     ends: int = 10**9
     idle: bool = False
     raises: int | None = None
     position: int = 0
-    threads: set[int] = field(default_factory=set)
 
     @property
     def place(self) -> tuple[str, int] | None:
@@ -81,7 +104,6 @@ class Fake:
             return False
         if self.raises is not None and self.position >= self.raises:
             raise ArithmeticError(f"{self.name} at {self.position}")
-        self.threads.add(threading.get_ident())
         self.world.spend(self)
         self.position += self.size
         return self.position % self.ends != 0
@@ -101,33 +123,29 @@ def until_chosen(turns: Turns, lanes: list[Fake], rounds: int = 200) -> int:
 
 
 @pytest.mark.parametrize(
-    ("world", "sizes", "threadable", "expected"),
+    ("walk", "on_stream", "expected"),
     [
-        pytest.param(World(switch=1e-4, in_thread=0.6), (10, 10), True, "threads", id="threads are faster"),
-        pytest.param(World(switch=1e-4, in_thread=1.3), (10, 10), True, "turns", id="threads are slower"),
-        pytest.param(World(switch=1e-4, in_thread=0.98), (10, 10), True, "turns", id="threads are hardly faster"),
+        pytest.param(None, 0.6, "streams", id="streams are faster"),
+        pytest.param(None, 1.3, "turns", id="streams are slower"),
+        pytest.param(None, 0.98, "turns", id="streams are hardly faster"),
+        pytest.param("epoch", 0.6, "streams", id="lanes that keep abreast"),
+        pytest.param("epoch", 1.3, "steps", id="lanes that keep abreast, one after another"),
     ],
 )
-def test_the_fastest_way_is_chosen(world: World, sizes: tuple[int, ...], threadable: bool, expected: str) -> None:
-    lanes = [Fake(world, str(i), size=size, threadable=threadable) for i, size in enumerate(sizes)]
-    turns = Turns(CPU, world.clock, threads=2)
+def test_the_fastest_way_is_chosen(walk: str | None, on_stream: float, expected: str, gpu: torch.device) -> None:
+    world = World(switch=1e-4, on_stream=on_stream)
+    lanes = [Fake(world, str(i), walk=walk) for i in range(2)]
+    turns = Turns(gpu, world.clock)
     until_chosen(turns, lanes)
     assert turns.way == expected
-    assert set(turns.seconds) == {"turns", "threads"}
+    assert set(turns.seconds) == {"turns" if walk is None else "steps", "streams"}
 
 
-@pytest.mark.parametrize(
-    ("walk", "threadable", "expected"),
-    [
-        pytest.param(None, False, "turns", id="steps that may not be taken in threads"),
-        pytest.param("epoch", False, "steps", id="lanes that keep abreast"),
-        pytest.param("epoch", True, "steps", id="also if they could run in threads"),
-    ],
-)
-def test_where_there_is_one_way_nothing_is_measured(walk: str | None, threadable: bool, expected: str) -> None:
+@pytest.mark.parametrize(("walk", "expected"), [(None, "turns"), ("epoch", "steps")])
+def test_where_there_is_one_way_nothing_is_measured(walk: str | None, expected: str) -> None:
     world = World(fetch=3e-4)
-    lanes = [Fake(world, str(i), walk=walk, threadable=threadable) for i in range(3)]
-    turns = Turns(CPU, world.clock, threads=2)
+    lanes = [Fake(world, str(i), walk=walk) for i in range(3)]
+    turns = Turns(CPU, world.clock)
     turns.round(lanes, never)
     assert (turns.way, turns.seconds) == (expected, {})
 
@@ -165,10 +183,10 @@ def test_a_lane_that_joins_catches_up_with_those_in_the_same_pass(walk: str, joi
     assert all(abs(lane.position - newcomer.position - ahead) <= turns.span + 10 for lane in lanes)
 
 
-def test_what_was_chosen_stays_and_costs_no_measuring() -> None:
-    world = World(switch=1e-4, in_thread=2.0)
-    lanes = [Fake(world, "a", threadable=True), Fake(world, "b", threadable=True)]
-    turns = Turns(CPU, world.clock, threads=2)
+def test_what_was_chosen_stays_and_costs_no_measuring(gpu: torch.device) -> None:
+    world = World(switch=1e-4, on_stream=2.0)
+    lanes = [Fake(world, "a"), Fake(world, "b")]
+    turns = Turns(gpu, world.clock)
     until_chosen(turns, lanes)
     world.log.clear()
     for _ in range(3):
@@ -178,10 +196,10 @@ def test_what_was_chosen_stays_and_costs_no_measuring() -> None:
     assert switches <= 6
 
 
-def test_a_way_is_tried_a_few_times() -> None:
+def test_a_way_is_tried_a_few_times(gpu: torch.device) -> None:
     world = World(switch=0.01)
-    lanes = [Fake(world, "a", threadable=True), Fake(world, "b", threadable=True)]
-    turns = Turns(CPU, world.clock, threads=2)
+    lanes = [Fake(world, "a"), Fake(world, "b")]
+    turns = Turns(gpu, world.clock)
     rounds = until_chosen(turns, lanes)
     assert turns.way == "turns"
     doubling = 10  # of the span, while a round is short
@@ -211,16 +229,14 @@ def test_single_steps_let_the_one_furthest_behind_go_first() -> None:
     assert turns.seconds == {}
 
 
-@pytest.mark.parametrize("threadable", [False, True])
-def test_one_lane_alone_runs_on_without_any_measuring(threadable: bool) -> None:
+def test_one_lane_alone_runs_on_without_any_measuring(gpu: torch.device) -> None:
     world = World()
-    lane = Fake(world, "a", ends=1000, threadable=threadable)
-    turns = Turns(CPU, world.clock, threads=2)
+    lane = Fake(world, "a", ends=1000)
+    turns = Turns(gpu, world.clock)
     turns.round([lane], never)
     assert turns.way == "turns"
     assert turns.seconds == {}
     assert lane.position == 1000
-    assert lane.threads == {threading.get_ident()}
 
 
 def test_no_lane_at_all_is_no_round() -> None:
@@ -249,12 +265,12 @@ def test_a_lane_with_nothing_to_do_stops_nobody() -> None:
     assert goes.position >= 50
 
 
-def test_who_joins_starts_level_and_the_set_is_measured_anew() -> None:
-    world = World(switch=1e-4, in_thread=2.0)
-    first, second = Fake(world, "a", threadable=True), Fake(world, "b", threadable=True)
-    turns = Turns(CPU, world.clock, threads=2)
+def test_who_joins_starts_level_and_the_set_is_measured_anew(gpu: torch.device) -> None:
+    world = World(switch=1e-4, on_stream=2.0)
+    first, second = Fake(world, "a"), Fake(world, "b")
+    turns = Turns(gpu, world.clock)
     until_chosen(turns, [first, second])
-    joined = Fake(world, "c", threadable=True)
+    joined = Fake(world, "c")
     level = min(first.position, second.position)
     turns.round([first, second, joined], never)
     assert turns.way is None
@@ -264,10 +280,10 @@ def test_who_joins_starts_level_and_the_set_is_measured_anew() -> None:
     assert turns.way == "turns", "what was known of the set of before is known still"
 
 
-def test_lanes_that_are_not_settled_put_measuring_off_and_what_was_known_is_dropped() -> None:
-    world = World(switch=1e-4, in_thread=2.0)
-    lanes = [Fake(world, "a", threadable=True), Fake(world, "b", threadable=True)]
-    turns = Turns(CPU, world.clock, threads=2)
+def test_lanes_that_are_not_settled_put_measuring_off_and_what_was_known_is_dropped(gpu: torch.device) -> None:
+    world = World(switch=1e-4, on_stream=2.0)
+    lanes = [Fake(world, "a"), Fake(world, "b")]
+    turns = Turns(gpu, world.clock)
     until_chosen(turns, lanes)
     lanes[1].settled = False
     turns.round(lanes, never)
@@ -289,13 +305,13 @@ def test_a_dropped_lane_is_forgotten() -> None:
     assert len(turns._searches) == 1
 
 
-@pytest.mark.parametrize("threadable", [False, True], ids=["one thread", "threads"])
-def test_who_raises_is_named_and_the_others_go_on(threadable: bool) -> None:
-    world = World(in_thread=0.5)
-    good, bad = Fake(world, "good", threadable=threadable), Fake(world, "bad", threadable=threadable)
-    turns = Turns(CPU, world.clock, threads=2)
+@pytest.mark.parametrize("way", ["turns", "streams"])
+def test_who_raises_is_named_and_the_others_go_on(way: str, gpu: torch.device) -> None:
+    world = World(on_stream=0.5 if way == "streams" else 2.0)
+    good, bad = Fake(world, "good"), Fake(world, "bad")
+    turns = Turns(gpu, world.clock)
     until_chosen(turns, [good, bad])
-    assert turns.way == ("threads" if threadable else "turns")
+    assert turns.way == way
     bad.raises = bad.position + 30
     before = good.position
     (failure,) = turns.round([bad, good], never)
@@ -306,10 +322,10 @@ def test_who_raises_is_named_and_the_others_go_on(threadable: bool) -> None:
     assert turns.round([good], lambda: True) == []
 
 
-def test_all_who_raise_in_threads_are_named() -> None:
-    world = World(in_thread=0.5)
-    lanes = [Fake(world, name, threadable=True) for name in "abc"]
-    turns = Turns(CPU, world.clock, threads=2)
+def test_all_who_raise_are_named(gpu: torch.device) -> None:
+    world = World(on_stream=0.5)
+    lanes = [Fake(world, name) for name in "abc"]
+    turns = Turns(gpu, world.clock)
     until_chosen(turns, lanes)
     for lane in lanes[:2]:
         lane.raises = lane.position
@@ -317,82 +333,13 @@ def test_all_who_raise_in_threads_are_named() -> None:
     assert {failure.lane for failure in failures} == set(lanes[:2])
 
 
-@pytest.mark.parametrize("threadable", [False, True], ids=["one thread", "threads"])
-def test_an_interruption_ends_the_round_after_the_steps_under_way(threadable: bool) -> None:
-    world = World(in_thread=0.5)
-    lanes = [Fake(world, name, threadable=threadable) for name in "ab"]
-    turns = Turns(CPU, world.clock, threads=2)
+@pytest.mark.parametrize("way", ["turns", "streams"])
+def test_an_interruption_ends_the_round_after_the_step_under_way(way: str, gpu: torch.device) -> None:
+    world = World(on_stream=0.5 if way == "streams" else 2.0)
+    lanes = [Fake(world, name) for name in "ab"]
+    turns = Turns(gpu, world.clock)
     until_chosen(turns, lanes)
+    assert turns.way == way
     world.log.clear()
     turns.round(lanes, lambda: len(world.log) >= 5)
-    assert 5 <= len(world.log) <= (6 if threadable else 5)
-
-
-def test_threads_share_out_the_cores_and_the_caller_keeps_its_own() -> None:
-    before = torch.get_num_threads()
-    seen: list[int] = []
-    lanes = [Seeing(World(in_thread=0.5), "a", seen), Seeing(World(), "b", seen)]
-    world = World(in_thread=0.5)
-    for lane in lanes:
-        lane.world = world
-    turns = Turns(CPU, world.clock, threads=4)
-    until_chosen(turns, lanes)
-    assert turns.way == "threads"
-    seen.clear()
-    turns.round(lanes, never)
-    assert set(seen) == {2}, "of four cores for two threads"
-    assert torch.get_num_threads() == before
-    others: list[int] = []
-    thread = threading.Thread(target=lambda: others.append(torch.get_num_threads()))
-    thread.start()
-    thread.join()
-    assert others == [before]
-
-
-class Seeing(Fake):
-    """Notes how many threads torch would use where it steps."""
-
-    def __init__(self, world: World, name: str, seen: list[int]) -> None:
-        super().__init__(world, name, threadable=True)
-        self.seen = seen
-
-    def advance(self) -> bool:
-        self.seen.append(torch.get_num_threads())
-        return super().advance()
-
-
-@pytest.mark.parametrize("before", [1, 2, 3])
-def test_threads_keep_their_own_number(before: int) -> None:
-    now = torch.get_num_threads()
-    torch.set_num_threads(before)
-    threads = Threads(2, 4)
-    seen: list[int] = []
-    threads.run(lambda: seen.append(torch.get_num_threads()), lambda: None)
-    threads.close()
-    assert seen == [2, 2]
-    assert torch.get_num_threads() == before
-    torch.set_num_threads(now)
-
-
-def test_an_interrupt_of_the_program_ends_all_threads_and_comes_out() -> None:
-    threads = Threads(2, 2)
-    stopped = threading.Event()
-    first = threading.Lock()
-
-    def work() -> None:
-        if first.acquire(blocking=False):
-            raise KeyboardInterrupt
-        assert stopped.wait(20)
-
-    with pytest.raises(KeyboardInterrupt):
-        threads.run(work, stopped.set)
-    ran: list[int] = []
-    threads.run(lambda: ran.append(threading.get_ident()), stopped.set)
-    assert len(ran) == 2
-    threads.close()
-
-
-@pytest.mark.parametrize("threads", [0, -1])
-def test_a_wrong_number_of_threads_is_refused(threads: int) -> None:
-    with pytest.raises(PackError, match=rf"`threads` must be at least 1, got {threads}"):
-        Turns(CPU, threads=threads)
+    assert len(world.log) == 5

@@ -20,8 +20,8 @@ from shoal.worker.data import DataSets
 from shoal.worker.describe import Describer
 from shoal.worker.learner import build
 from shoal.worker.paused import Paused
+from shoal.worker.plain_stepper import PlainStepper
 from shoal.worker.profile import measure
-from shoal.worker.stepper import SerialStepper
 from shoal.worker.train import Trainer
 from shoal.worker.workshop import Workshop
 
@@ -119,7 +119,7 @@ def test_one_after_another_a_base_that_is_trained_is_its_own() -> None:
     for learner in lent:
         lend_frozen(lent[0].model, learner.model)
     for learners in (lent, alone):
-        steppers = [SerialStepper(task, [learner]) for learner in learners]
+        steppers = [PlainStepper(task, [learner]) for learner in learners]
         for tick in range(3):
             for stepper in steppers:
                 stepper.train_step([batch], [tick])

@@ -1,19 +1,23 @@
 """Where a step shows midway that the members cannot take it as one, nothing of it is left."""
 
 import random
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from pack_samples import Mixed, Shop, reports_in, whole
 from torch import Tensor, nn
 
 from shoal.core.array import Member
 from shoal.core.trial import Trial
 from shoal.task import Task
+from shoal.worker.fused_stepper import FusedStepper, make_stepper
 from shoal.worker.learner import build
-from shoal.worker.stepper import ApartStepper, FusedStepper, SerialStepper, Stepper
+from shoal.worker.plain_stepper import PlainStepper
+from shoal.worker.stepper import Stepper, StepRefusedError
 
 X = torch.randn(5, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 WORDS = torch.tensor([0, 2, 1, 2, 0])
@@ -111,22 +115,22 @@ def history(stepper: Stepper, steps: int = 4) -> Tensor:
 
 
 CASES = {
-    "an optimizer that replaces the memory of its parameters": (ByHand, SerialStepper),
-    "the same in a step of the task's own": (ByHandOwnStep, FusedStepper),
-    "sparse gradients in a second group": (Words, SerialStepper),
+    "an optimizer that replaces the memory of its parameters": ByHand,
+    "the same in a step of the task's own": ByHandOwnStep,
+    "sparse gradients in a second group": Words,
 }
 
 
-@pytest.mark.parametrize(("kind", "plain"), CASES.values(), ids=CASES)
-def test_trials_that_prove_no_array_in_their_first_step_are_as_alone(kind: type[Task], plain: Any) -> None:
+@pytest.mark.parametrize("kind", CASES.values(), ids=CASES)
+def test_trials_that_prove_no_array_in_their_first_step_are_as_alone(kind: type[Task]) -> None:
     together, alone = learners(kind()), learners(kind())
     stepper = FusedStepper(kind(), together)
     losses = history(stepper)
-    assert isinstance(stepper._apart, ApartStepper)
-    each = torch.cat([history(plain(kind(), [learner])) for learner in alone], dim=1)
-    torch.testing.assert_close(losses, each, rtol=0, atol=0)
+    assert stepper.settled
+    each = torch.cat([history(make_stepper(kind(), [learner])) for learner in alone], dim=1)
+    torch.testing.assert_close(losses, each, rtol=1e-12, atol=0)
     for mine, other in zip(together, alone, strict=True):
-        torch.testing.assert_close(mine.model.state_dict(), other.model.state_dict(), rtol=0, atol=0)
+        torch.testing.assert_close(mine.model.state_dict(), other.model.state_dict(), rtol=1e-12, atol=0)
 
 
 class Accumulating(ByHand):
@@ -191,17 +195,50 @@ class Scheduled(LooksAtAnUpdate):
 
 
 @pytest.mark.parametrize("kind", [Accumulating, LooksAtAnUpdate, LooksAtTheFirstUpdate, Cools, Scheduled])
-def test_a_step_that_asks_late_begins_anew(kind: type[Task]) -> None:
+def test_a_step_that_asks_is_refused_and_plain_from_the_first_step_on(kind: type[Accumulating]) -> None:
+    """One that asks in its first step is taken back; one that asks later is left half done."""
     together, alone = learners(kind()), learners(kind())
-    stepper, plain = FusedStepper(kind(), together), SerialStepper(kind(), alone)
+    stepper, plain = FusedStepper(kind(), together), PlainStepper(kind(), alone)
     for number in range(9):
         for learner in (*together, *alone):
             learner.optimizer.param_groups[0]["lr"] *= 0.9
         batch: list[Any] = [X, number]
-        losses, each = (one.train_step([batch] * 3, [number] * 3) for one in (stepper, plain))
-        torch.testing.assert_close(losses, each, rtol=1e-9, atol=0)
-    assert not stepper._steps._at_once  # type: ignore[union-attr]
-    assert (stepper._apart is None) is (kind is not Cools)
+        each = plain.train_step([batch] * 3, [number] * 3)
+        if number == kind.looks > 0:
+            with pytest.raises(StepRefusedError, match="the task's `step`: a plain value is asked for"):
+                stepper.train_step([batch] * 3, [number] * 3)
+            return
+        torch.testing.assert_close(stepper.train_step([batch] * 3, [number] * 3), each, rtol=1e-9, atol=0)
+    assert kind is Cools
     for mine, other in zip(together, alone, strict=True):
         torch.testing.assert_close(mine.model.state_dict(), other.model.state_dict(), rtol=1e-9, atol=1e-12)
         assert mine.optimizer.param_groups[0]["lr"] == other.optimizer.param_groups[0]["lr"]
+
+
+class LooksLate(Mixed):
+    """A step of its own, which after some calls looks at the number that its loss is."""
+
+    def __init__(self, calls: int) -> None:
+        self.calls = iter(range(calls))
+
+    def step(self, model: nn.Module, batch: Any, optimizer: Any) -> Tensor:
+        optimizer.zero_grad()
+        loss = self.loss(model, batch)
+        loss.backward()
+        optimizer.step()
+        if next(self.calls, None) is None and float(loss.detach()) < 0:
+            raise ValueError("a loss is negative")
+        return loss
+
+
+@pytest.mark.parametrize("calls", [0, 1, 5, 10])
+@pytest.mark.parametrize("seconds", [30.0, 0.0], ids=["few checkpoints", "many"])
+def test_a_job_goes_on_from_checkpoints_as_if_it_had_trained_plainly(
+    calls: int, seconds: float, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    together = reports_in(Shop(LooksLate(calls), tmp_path / "one").run([whole(0), whole(1), whole(8)], seconds=seconds))
+    assert caplog.text.count("go back to their checkpoints") == (calls > 0)
+    found = {(report.trial, report.epoch): report.metrics for report in together}
+    for number in (0, 1, 8):
+        for report in reports_in(Shop(LooksLate(0), tmp_path / str(number)).run([whole(number)])):
+            assert found[number, report.epoch] == pytest.approx(report.metrics, rel=1e-9)

@@ -19,7 +19,9 @@ from shoal.journal.view import JournalView
 from shoal.report.snapshot import snapshot
 from shoal.report.text import best_text
 from shoal.task import Task
-from shoal.worker.stepper import FusedStepper, SerialStepper, Stepper, StepRefusedError, make_stepper
+from shoal.worker.fused_stepper import FusedStepper, make_stepper
+from shoal.worker.plain_stepper import PlainStepper
+from shoal.worker.stepper import Stepper, StepRefusedError
 
 BATCHES = [(X[:4], Y[:4]), (X[4:8], Y[4:8]), (X[8:], Y[8:])]
 """Of 4, 4 and 2 samples."""
@@ -57,7 +59,7 @@ class ByMemberLate(ByMember):
 
 def steppers(task: Task, count: int) -> list[Stepper]:
     trials = [trial(b) for b in range(count)]
-    return [FusedStepper(task, learners(task, trials)), SerialStepper(task, learners(task, trials))]
+    return [FusedStepper(task, learners(task, trials)), PlainStepper(task, learners(task, trials))]
 
 
 def expected(task: Task, model: nn.Module) -> dict[str, float]:

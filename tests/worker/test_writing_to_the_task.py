@@ -15,7 +15,9 @@ from shoal.core.errors import TaskError
 from shoal.task import Task
 from shoal.worker.data import DataSets
 from shoal.worker.describe import Describer
-from shoal.worker.stepper import FusedStepper, SerialStepper, Stepper
+from shoal.worker.fused_stepper import FusedStepper
+from shoal.worker.plain_stepper import PlainStepper
+from shoal.worker.stepper import Stepper
 
 
 def writing(method: str, name: str = "warm", deletes: bool = False) -> type[Task]:
@@ -46,7 +48,7 @@ def test_writing_is_refused_by_name(method: str, fused: int, tmp_path: Path) -> 
             work(task, tmp_path, [Member(trial(b), 0, 1) for b in range(fused or 1)])
             return
         some = learners(task, [trial(b) for b in range(fused or 3)])
-        stepper: Stepper = FusedStepper(task, some) if fused else SerialStepper(task, some)
+        stepper: Stepper = FusedStepper(task, some) if fused else PlainStepper(task, some)
         if method != "metrics":
             stepper.train_step([(X[:SIZE], Y[:SIZE])] * len(some), [0] * len(some))
         stepper.validate([(X, Y)])

@@ -1,7 +1,7 @@
 """Models of one structure as one model with an axis B."""
 
 import logging
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -12,7 +12,6 @@ from torch.utils import _pytree as pytree
 
 from shoal.core.errors import FusionError
 from shoal.fuse.absent import forget
-from shoal.fuse.alone import MembersAlone, function_of, place_of, tensors_in
 from shoal.fuse.apart import Apart, own_parameters, put_apart
 from shoal.fuse.bindings import copy_of
 from shoal.fuse.checks import indices_of, modules_apart
@@ -20,10 +19,11 @@ from shoal.fuse.homes import move_in
 from shoal.fuse.intercept import Home, MemberFunctions
 from shoal.fuse.join import join, spread
 from shoal.fuse.outer import refuse_outer
+from shoal.fuse.per_member import check_shared, function_of, place_of, run_each, tensors_in
 from shoal.fuse.plain import PlainState, attributes_of
 from shoal.fuse.randomness import Randomness, active, member_keys, randomness
 from shoal.fuse.search import find_slots, tensors_within
-from shoal.fuse.slots import Slot, keep, places_of
+from shoal.fuse.slots import Slot, keep, keep_rows
 from shoal.fuse.stacked import NeedsMemberError, SharedWriteError, Stacked, events
 from shoal.fuse.transaction import Transaction
 from shoal.fuse.watch import Watch
@@ -54,7 +54,6 @@ class ModelArray(nn.Module):
     _slots: list[Slot]
     _apart: list[Apart]
     _plain: PlainState
-    _alone: MembersAlone
     _watch: Watch
 
     def __init__(self, members: Sequence[nn.Module], seeds: Sequence[int], strict: bool = True) -> None:
@@ -72,8 +71,6 @@ class ModelArray(nn.Module):
         """Functions that run member by member."""
         self._ran: set[Any] = set()
         """Functions that have run for all members at once."""
-        self.watched = False
-        """Whether members that run by themselves are looked at in all runs for what they draw."""
         self._left = False
         self.stacked, self.frozen = nn.Module(), nn.Module()
         stage = copy_of(members[0], tensors_within(members[0]))
@@ -87,7 +84,6 @@ class ModelArray(nn.Module):
         self.__dict__["_plain"] = PlainState(
             stage, members, [place for slot in self._slots for places in slot.places for place in places]
         )
-        self.__dict__["_alone"] = MembersAlone(self.members, self._slots)
         self.__dict__["_watch"] = Watch(stage, members, self._slots, paths)
         self.training = members[0].training
         for left in move_in(self, members):
@@ -217,42 +213,33 @@ class ModelArray(nn.Module):
         places = {(id(held), key) for slot in self._slots for held, key in slot.places[0]}
         return Transaction([self._stage], [fn], tensors=own, places=places)
 
-    def one_by_one(self, fn: Callable[..., Any], *batch: Any, forward: bool = False) -> Generator[Any, None, None]:
-        """What `fn` returns for one member after another, each run when it is asked for.
-
-        The members run as they are: gradients go to their own parameters, not to the array's.
-
-        Args:
-            fn: as for `map`.
-            batch: as for `map`.
-            forward: `fn` changes nothing but buffers, and so may be run a second time.
-        """
-        self.check_free()
-        self.check_batch(batch)
-        self.follow_own()
-        keys = self.next_keys()
-        return self._alone.one_by_one(fn, keys, batch, forward and not self.watched, self.training)
-
-    def silent(self, fn: Callable[..., Any]) -> bool:
-        """Whether members have run a function by themselves that is known to draw nothing, with no threads beside."""
-        return not self.watched and self._alone.is_silent((function_of(fn), self.training))
-
-    def silently(self, fn: Callable[..., Any], b: int, batch: Any) -> Any:
-        """What a silent function returns for a member, which runs as it is; in the call that was counted last."""
-        keys = partial(_keys, self.seeds, self.tick - 1, self._ahead)
-        return self._alone.silently(fn, keys, b, (batch,), self.training)
-
-    def own_places(self) -> list[list[tuple[Tensor, dict[str, Any], str]]]:
-        """Each member's parameters and buffers and where they stand; nobody's if that is not all of them."""
-        return [] if self._apart else places_of(self._slots, len(self))
-
     def take_over(self, b: int) -> None:
-        """Copy what member b has put in the place of its own tensors, which stand there again then."""
-        self._alone.take_over(b)
+        """Copy what member b, which ran as it is, has put in the place of its tensors; these stand there again then.
+
+        Raises:
+            FusionError: it has put another tensor in the place of a parameter, one of another shape in that of a
+                buffer, or has changed a frozen parameter that is kept once for all members.
+        """
+        slots = self._own_slots()
+        keep_rows(slots, b, [slot.own[b] for slot in slots], self.members[b])
+        check_shared(self._slots)
+
+    def check_places(self) -> None:
+        """Refuse members whose parameters or buffers are no rows of the array's any more.
+
+        Raises:
+            FusionError: names the member and the tensor.
+        """
+        for b in range(len(self)):
+            self._watch.tensors(b)
 
     def put_back(self, b: int) -> None:
         """Member b has its own tensors again, after a function that it ran has failed."""
-        self._alone.put_back(b)
+        for slot in self._own_slots():
+            slot.put(b + 1, slot.own[b])
+
+    def _own_slots(self) -> list[Slot]:
+        return [slot for slot in self._slots if slot.registered and not slot.shared]
 
     @contextmanager
     def open(
@@ -377,7 +364,7 @@ class ModelArray(nn.Module):
         """The same by the members themselves, their parameters being rows of the stacked ones."""
         self.follow_own()
         attributes = attributes_of(self.members[0]) if len(self) > 1 else {}
-        results = self._alone.as_rows(fn, keys, batch)
+        results = run_each(self.members, self._slots, fn, keys, batch)
         if len(self) > 1 and any(v is not attributes.get(k) for k, v in attributes_of(self.members[0]).items()):
             self._single.add(_ALL)  # the members keep state that the stage does not have
         return join(results)

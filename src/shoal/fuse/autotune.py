@@ -26,7 +26,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-from shoal.fuse.beside import accompanied, usual_threads
 from shoal.fuse.budget import Budget
 from shoal.fuse.findings import Findings
 from shoal.fuse.race import Layouts, race
@@ -86,7 +85,7 @@ def fastest(
 
     It is the one that measured fastest. It is the first where there is no finding and nothing may be measured: with
     autotuning off, in a trace, in a CUDA graph, on tensors without data, under a transform of `torch.func`, while
-    another thread measures, in a thread that runs beside others; and always under hooks of saved tensors, because a
+    another thread measures; and always under hooks of saved tensors, because a
     checkpoint has to save the same tensors when it runs again.
 
     Args:
@@ -106,7 +105,7 @@ def fastest(
     if tuner.forced:
         way = tuner.forced.get(name)
     elif tuner.active and len(ways) > 1 and torch._C._autograd._top_saved_tensors_default_hooks(True) is None:
-        key = (name, settings, torch.is_grad_enabled(), usual_threads(), _autocast(), *map(_traits, tensors))
+        key = (name, settings, torch.is_grad_enabled(), torch.get_num_threads(), _autocast(), *map(_traits, tensors))
         way = tuner.known.get(key)
         if way is None:
             way = _find(tuner, key, ways, tensors, layouts)
@@ -156,12 +155,12 @@ def _find(
     if way is None or way not in ways:
         if not _measurable(given):
             return None
-        may_race = tuner.budget.left() and not accompanied()
+        may_race = tuner.budget.left()
         near = _nearest(alike, _sizes(given), ways, _NEAR if may_race else math.inf)
         if near is not None:
             tuner.known[key] = near
             return near
-        if accompanied() or not _racing.acquire(blocking=False):
+        if not _racing.acquire(blocking=False):
             return None
         try:
             with tuner.budget.charged():

@@ -1,7 +1,7 @@
 """The default generators of Python, NumPy and torch, which user code draws from and which know no members.
 
 A training step begins with all of them seeded (`seeded`), and where members run one after another, so does each of them
-(`seed_again`): so each draws what it would draw alone, and no state has to be read.
+(`seed_member`): so each draws what it would draw alone, and no state has to be read.
 """
 
 import pickle
@@ -15,14 +15,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shoal.fuse.beside import accompanied
-
-__all__ = ["Drawn", "OtherGenerators", "forked", "generators", "reseed", "seed_again", "seeded", "undrawn"]
+__all__ = ["Drawn", "OtherGenerators", "forked", "generators", "reseed", "seed_member", "seeded", "undrawn"]
 
 generators = RLock()
 """Held by who changes the default generators, which all threads share, and brings them back, or draws in between."""
 
-_seed: ContextVar[tuple[int, torch.device] | None] = ContextVar("seed", default=None)
+_seeds: ContextVar[tuple[Sequence[int], torch.device] | None] = ContextVar("seeds", default=None)
 
 
 def reseed(seed: int, device: torch.device, torchs_alone: bool = False) -> None:
@@ -44,20 +42,21 @@ def reseed(seed: int, device: torch.device, torchs_alone: bool = False) -> None:
 
 
 @contextmanager
-def seeded(seed: int, device: torch.device) -> Iterator[None]:
-    """Within, all generators begin where a seed puts them, and `seed_again` brings them back there."""
-    token = _seed.set((seed, device))
-    reseed(seed, device)
+def seeded(seeds: Sequence[int], device: torch.device) -> Iterator[None]:
+    """Within, all generators begin where the first member's seed puts them, and `seed_member` where another's does."""
+    token = _seeds.set((seeds, device))
+    reseed(seeds[0], device)
     try:
         yield
     finally:
-        _seed.reset(token)
+        _seeds.reset(token)
 
 
-def seed_again() -> None:
-    """Have the generators where they were at the start of `seeded`, if this runs within; before each further member."""
-    if (found := _seed.get()) is not None and not accompanied():
-        reseed(*found)
+def seed_member(b: int) -> None:
+    """Have the generators where member b is to begin, within `seeded`; to be called before it runs by itself."""
+    if (found := _seeds.get()) is not None:
+        seeds, device = found
+        reseed(seeds[b], device)
 
 
 @contextmanager
@@ -110,23 +109,19 @@ class Drawn:
 
 
 class OtherGenerators:
-    """Python's and NumPy's generators as they are when this is made, which takes 45 microseconds.
-
-    In a thread that runs beside others they are left alone: who draws from them may not run there.
-    """
+    """Python's and NumPy's generators as they are when this is made, which takes 45 microseconds."""
 
     def __init__(self) -> None:
-        self._states = None if accompanied() else _others()
+        self._states = _others()
 
     def restore(self) -> None:
         """Bring them back."""
-        if self._states is not None:
-            random.setstate(self._states[0])
-            np.random.set_state(self._states[1])
+        random.setstate(self._states[0])
+        np.random.set_state(self._states[1])
 
     def moved(self) -> bool:
-        """Whether anything was drawn from them since; unknown beside other threads, and then taken not to be."""
-        return self._states is not None and pickle.dumps(_others()) != pickle.dumps(self._states)
+        """Whether anything was drawn from them since."""
+        return pickle.dumps(_others()) != pickle.dumps(self._states)
 
 
 def _others() -> tuple[tuple[object, ...], dict[str, object]]:

@@ -14,7 +14,7 @@ from shoal.fuse.plain import OF_EVERY_MODULE
 from shoal.fuse.rows import joined, memory_of
 from shoal.fuse.stacked import Numbers, Stacked
 
-__all__ = ["Slot", "keep", "keep_rows", "places_of"]
+__all__ = ["Slot", "keep", "keep_rows"]
 
 Place = tuple[Any, Any]
 """A container and a key: a module's parameters, its attributes, a list among them."""
@@ -252,18 +252,6 @@ def keep_rows(slots: Sequence[Slot], b: int, rows: Sequence[Tensor], member: nn.
     changed = [(slot, value) for slot, value, row in found if value is not row or value.data_ptr() != slot.addresses[b]]
     for slot, value in _in_memory_of_their_own(changed, member):
         slot.take_row(b, value)
-
-
-def places_of(slots: Iterable[Slot], members: int) -> list[list[tuple[Tensor, dict[str, Any], str]]]:
-    """Each member's parameters and buffers and where they stand; nobody's if that is not all of them."""
-    found: list[list[tuple[Tensor, dict[str, Any], str]]] = [[] for _ in range(members)]
-    for slot in slots:
-        for b, own in enumerate(slot.own if slot.registered else ()):
-            places = [(own, *place) for place in slot.places[b + 1] if isinstance(place[0], dict)]
-            if slot.shared or not places:
-                return []
-            found[b] += places
-    return found
 
 
 def _check_no_parameters(replaced: Iterable[tuple[Slot, Any]]) -> None:

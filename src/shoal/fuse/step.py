@@ -4,8 +4,8 @@ The ways, of which the step itself finds the fastest by doing its first steps in
 takes turns with the fastest so far:
 
 - eager      all members at once
-- serial     forward and backward member after member, then the updates: what the members would do alone, for models
-             that fill the device by themselves and gain nothing by company
+- plain      forward and backward member after member, then each member's own optimizer: what a loop over the models
+             does, for models that fill the device by themselves and gain nothing by fusing
 - captured   the whole step as one CUDA graph (on a GPU)
 - compiled   the whole step compiled by Inductor (on a GPU a CUDA graph as well); takes seconds, so it is tried only
              where the caller says that it may repay itself
@@ -13,7 +13,7 @@ takes turns with the fastest so far:
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Literal, get_args
 
 import torch
@@ -21,19 +21,18 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from shoal.core.errors import FusionError
-from shoal.fuse.absent import note_row
 from shoal.fuse.array import ModelArray
 from shoal.fuse.capture import CapturedStep
 from shoal.fuse.optim.fused import FusedOptimizer
-from shoal.fuse.scalar import one, one_for_each
-from shoal.fuse.serial_step import SerialStep
+from shoal.fuse.plain_step import PlainStep
+from shoal.fuse.scalar import one_for_each
 from shoal.fuse.stacked import Stacked
 
 __all__ = ["TrainingStep", "Way"]
 
 _log = logging.getLogger("shoal.fuse")
 
-Way = Literal["eager", "serial", "captured", "compiled"]
+Way = Literal["eager", "plain", "captured", "compiled"]
 
 TIMED, TIMED_SECONDS, TIMED_AT_MOST = 3, 0.05, 20
 """Steps of each way that are timed, and of short ones as many as take these seconds."""
@@ -74,7 +73,7 @@ class TrainingStep:
         clock: in seconds.
 
     Raises:
-        FusionError: `ways` names neither 'eager' nor 'serial', or what is no way; or `array` is not
+        FusionError: `ways` names neither 'eager' nor 'plain', or what is no way; or `array` is not
             what `fuse` made, `optimizer` not what `fuse_optimizers` made for it, or `loss` no function.
     """
 
@@ -83,7 +82,7 @@ class TrainingStep:
         array: ModelArray,
         optimizer: FusedOptimizer,
         loss: Callable[..., Any],
-        ways: tuple[Way, ...] = ("eager", "serial", "captured", "compiled"),
+        ways: tuple[Way, ...] = ("eager", "plain", "captured", "compiled"),
         compiling: Callable[[float], bool] = lambda seconds: False,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
@@ -99,10 +98,8 @@ class TrainingStep:
         if not isinstance(ways, (tuple, list)):
             raise FusionError(f"`ways` must be a tuple of ways, got {ways!r}")
         wrong = [way for way in ways if way not in get_args(Way)]
-        if wrong or not {"eager", "serial"} & set(ways):
-            raise FusionError(
-                f"`ways` must name 'eager' or 'serial' and may name 'captured' and 'compiled', got {ways}"
-            )
+        if wrong or not {"eager", "plain"} & set(ways):
+            raise FusionError(f"`ways` must name 'eager' or 'plain' and may name 'captured' and 'compiled', got {ways}")
         self.way: Way | None = None
         self.seconds: dict[Way, float] = {}
         self.compile_seconds = 0.0
@@ -111,11 +108,11 @@ class TrainingStep:
         self._optimizer = optimizer
         self._loss = loss
         self._device = next((p.device for p in array.parameters()), torch.device("cpu"))
-        self._own: SerialStep | None = None  # while serial steps can be taken so
-        self._runs: dict[Way, Callable[[Any], Tensor]] = {"eager": self._eager, "serial": self._serial}
+        self._plain = PlainStep(array, optimizer, loss)
+        self._runs: dict[Way, Callable[[Any], Tensor]] = {"eager": self._eager, "plain": self._plain}
         if len(array) == 1:
-            ways = tuple(way for way in ways if way != "eager") if "serial" in ways else ways
-        self._uncaptured: list[Way] = [way for way in ("eager", "serial") if way in ways]
+            ways = tuple(way for way in ways if way != "eager") if "plain" in ways else ways
+        self._uncaptured: list[Way] = [way for way in ("eager", "plain") if way in ways]
         self._open = list(self._uncaptured)
         self._later: list[Way] = [way for way in ("captured", "compiled") if way in ways]
         self._compiling = compiling
@@ -220,7 +217,7 @@ class TrainingStep:
         if way == "compiled" and not self._compiling(min(self.seconds.values())):
             return False
         began = self._clock()
-        trained = None if self._own is None else self._own.params
+        trained = self._plain.trained or None
         try:
             step = CapturedStep(self._array, self._optimizer, self._loss, batch, way == "compiled", trained)
         except FusionError as reason:
@@ -238,58 +235,16 @@ class TrainingStep:
         return min(self.seconds, key=lambda way: self.seconds[way] * made[way])
 
     def _run(self, way: Way, batch: Any) -> Tensor:
+        if way != "plain":
+            self._plain.drop()
         return self._runs[way](batch)
 
     def _eager(self, batch: Any) -> Tensor:
-        self._own = None
         self._optimizer.zero_grad()
         losses = one_for_each(self._array.map(self._loss, batch), len(self._array))
         losses.sum().backward()  # type: ignore[no-untyped-call]
         self._optimizer.step()
         return losses.detach()
-
-    def _serial(self, batch: Any) -> Tensor:
-        if self._own is not None and self._own.fits():
-            return self._serial_on_own(self._own, batch)
-        self._own = None
-        runs = self._array.one_by_one(self._loss, batch, forward=True)
-        self._optimizer.zero_grad()
-        columns = self._trained()
-        _drop(columns)
-        losses = []
-        missing: list[tuple[Tensor, int]] = []
-        try:
-            for b, returned in enumerate(runs):
-                loss = one(returned)
-                loss.backward()  # type: ignore[no-untyped-call]
-                losses.append(loss.detach())
-                missing += _hand_over(columns, b, len(self._array))
-        except BaseException:
-            _drop(columns)
-            self._optimizer.zero_grad()
-            runs.close()
-            raise
-        for stacked, b in missing:
-            note_row(stacked, b, has=False)
-        self._optimizer.step()
-        self._own = SerialStep.of(self._array, self._optimizer, self._loss)
-        return torch.stack(losses)
-
-    def _serial_on_own(self, own: SerialStep, batch: Any) -> Tensor:
-        """The same, in which no gradient is handed over unless an optimizer cannot do without."""
-        losses = own.backward(batch)
-        if not own.update():
-            self._own = None
-            columns, members = self._trained(), len(self._array)
-            missing = [each for b in range(members) for each in _hand_over(columns, b, members)]
-            for stacked, row in missing:
-                note_row(stacked, row, has=False)
-            self._optimizer.step()
-        return losses
-
-    def _trained(self) -> list[tuple[Tensor, list[Tensor]]]:
-        """The stacked parameters that require gradients, with the members' own."""
-        return [(stacked, own) for _, stacked, own in self._array.columns() if stacked.requires_grad]
 
     def _captured(self, step: CapturedStep, batch: Any) -> Tensor:
         if step.fits(batch):
@@ -304,35 +259,6 @@ class TrainingStep:
     def __str__(self) -> str:
         times = ", ".join(f"{way} {seconds * 1e3:.3g} ms" for way, seconds in self.seconds.items())
         return f"{self.way} ({times})"
-
-
-def _drop(columns: Sequence[tuple[Tensor, Sequence[Tensor]]]) -> None:
-    """Forget the members' own gradients, left by training of before or by a step that failed."""
-    for _, own in columns:
-        for parameter in own:
-            parameter.grad = None
-
-
-def _hand_over(columns: Sequence[tuple[Tensor, Sequence[Tensor]]], b: int, members: int) -> list[tuple[Tensor, int]]:
-    """Make a member's gradients rows of the array's; returns where it has none, of which rows of zeros are made."""
-    rows, grads, missing = [], [], []
-    for stacked, own in columns:
-        grad, own[b].grad = own[b].grad, None
-        if grad is None:
-            missing.append((stacked, b))
-            if stacked.grad is not None:
-                stacked.grad[b].zero_()
-        elif members == 1:
-            stacked.grad = grad.unsqueeze(0)
-        else:
-            if stacked.grad is None:
-                stacked.grad = torch.empty_like(stacked)
-                stacked.grad[:b].zero_()
-            rows.append(stacked.grad[b])
-            grads.append(grad)
-    if rows:
-        torch._foreach_copy_(rows, grads)
-    return missing
 
 
 def _shapes(batch: Any) -> list[Any]:

@@ -74,9 +74,8 @@ class Transaction:
         functions: what they and the functions of the user's that they call close over, their defaults, the globals that
             they name, the objects whose methods they are, and what all these hold, `_DEPTH` deep.
         tensors: whose values and gradients are copied: parameters and buffers.
-        copies: copy the values of tensors that models hold beside parameters and buffers; else nothing can
-            be put back.
         places: `id` of containers, with keys, that are looked after elsewhere.
+        owners: other objects, such as optimizers, of which all that they hold is meant, however deep.
     """
 
     def __init__(
@@ -84,21 +83,21 @@ class Transaction:
         models: Iterable[nn.Module] = (),
         functions: Iterable[Callable[..., Any]] = (),
         tensors: Iterable[Tensor] = (),
-        copies: bool = True,
         places: Collection[tuple[int, Any]] = (),
+        owners: Iterable[object] = (),
     ) -> None:
         models, tensors = list(models), list(tensors)
         registered = [held for model in models for module in model.modules() for held in _registered(module)]
         self._places = places
         self._seen: dict[int, _Seen] = {}
         self._met = {id(tensor) for held in registered for tensor in held.values()} | set(map(id, tensors))
-        self._tensors: list[tuple[Tensor, int, Tensor | None]] = []
+        self._tensors: list[tuple[Tensor, int, Tensor]] = []
         with _aside():
             self._values = [(tensor, _version(tensor), tensor.detach().clone()) for tensor in tensors]
             self._gradients = [(each, each.grad, _copied(each.grad)) for each in tensors if each.is_leaf]
-            self._generators = (Drawn(_device(tensors)), OtherGenerators()) if copies else None
-            self._look(((root, type(root).__name__, inf) for root in models), copies)
-            self._look(((fn, "", _DEPTH) for fn in functions), copies)
+            self._generators = (Drawn(_device(tensors)), OtherGenerators())
+            self._look((root, type(root).__name__, inf) for root in (*models, *owners))
+            self._look((fn, "", _DEPTH) for fn in functions)
 
     def changed(self) -> str | None:
         """The first thing that is not as it was, but for parameters and buffers, by its name; None if there is none.
@@ -136,7 +135,7 @@ class Transaction:
                 if seen.changed(now):
                     _fill(seen, now)
             for tensor, version, saved in self._tensors:
-                if saved is not None and _version(tensor) != version:
+                if _version(tensor) != version or not torch.equal(tensor, saved):  # kernels of optimizers count none
                     tensor.detach().copy_(saved)
             for tensor, _, saved in self._values:  # also what was written past autograd, which counts no version
                 tensor.detach().copy_(saved)
@@ -144,11 +143,10 @@ class Transaction:
                 if gradient is not None and kept is not None:
                     gradient.copy_(kept)
                 tensor.grad = gradient
-            if self._generators is not None:
-                for generators in self._generators:
-                    generators.restore()
+            for generators in self._generators:
+                generators.restore()
 
-    def _look(self, roots: Iterable[tuple[Any, str, float]], copies: bool) -> None:
+    def _look(self, roots: Iterable[tuple[Any, str, float]]) -> None:
         """Note every container and tensor that is reached, each once, the nearest first."""
         to_do = deque(roots)
         while to_do:
@@ -163,7 +161,7 @@ class Transaction:
             if isinstance(value, Tensor):
                 if of_model:
                     whole = value.whole if isinstance(value, Stacked) else value
-                    self._tensors.append((whole, _version(whole), whole.detach().clone() if copies else None))
+                    self._tensors.append((whole, _version(whole), whole.detach().clone()))
             elif isinstance(value, nn.Module):
                 if of_model:
                     to_do += self._module(value, label)

@@ -12,7 +12,7 @@ from torch.utils.data import Dataset, Subset, TensorDataset, default_collate
 from shoal.core.demand import ABREAST, Sharing
 from shoal.core.errors import TaskError
 from shoal.core.trial import derive_seed
-from shoal.fuse.generators import OtherGenerators, forked, generators
+from shoal.fuse.generators import OtherGenerators, forked
 from shoal.pack.fetch import Fetcher
 from shoal.pack.kept import Kept, kept_bytes
 from shoal.pack.samples import kind, same
@@ -150,23 +150,18 @@ class Batches:
             return
         order = torch.arange(self.samples, device="cpu") if order is None else order.cpu()
         there = order.to(self._device)
-        with generators:
-            self._walks.append(batch_size)
-            self._largest = max(self._largest, batch_size)
+        self._walks.append(batch_size)
+        self._largest = max(self._largest, batch_size)
         try:
             for number in range(first, self.steps(batch_size)):
                 part = slice(number * batch_size, (number + 1) * batch_size)
-                with generators:  # lanes may walk in threads
-                    held = 2 * max(self._largest, sum(self._walks))
-                    walks, alike = len(self._walks), self._walks.count(batch_size)
-                    cut = Cut(order[part], there[part], number, order, part.start, seed, walks, alike, held)
-                    batch = self._batch(cut)
-                yield batch
+                held = 2 * max(self._largest, sum(self._walks))
+                walks, alike = len(self._walks), self._walks.count(batch_size)
+                yield self._batch(Cut(order[part], there[part], number, order, part.start, seed, walks, alike, held))
         finally:
-            with generators:
-                self._walks.remove(batch_size)
-                if not self._walks and self._source is not None:
-                    self._source.rest()
+            self._walks.remove(batch_size)
+            if not self._walks and self._source is not None:
+                self._source.rest()
 
     def _walk_resident(
         self,
@@ -196,10 +191,9 @@ class Batches:
                 self._source = self._drawing(error.torchs_alone)
 
     def _known(self) -> Source:
-        with generators:
-            if self._source is None:
-                self._source = self._found_out(range(min(self.samples, LOOKED_AT)))
-            return self._source
+        if self._source is None:
+            self._source = self._found_out(range(min(self.samples, LOOKED_AT)))
+        return self._source
 
     def _found_out(self, indices: Sequence[int]) -> Source:
         """What makes batches of samples such as these; no generator is seen to have moved."""

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from threading import Lock
 from typing import Protocol
 
 __all__ = ["Failure", "Lane", "Round"]
@@ -11,8 +10,7 @@ __all__ = ["Failure", "Lane", "Round"]
 class Lane(Protocol):
     """What takes turns: an array in training, with a data stream that it may share with others.
 
-    It is known by its identity and must allow weak references. Nothing here is called from two threads at once, but
-    other lanes may be stepping in other threads meanwhile, if all are `threadable`.
+    It is known by its identity and must allow weak references.
     """
 
     @property
@@ -28,11 +26,6 @@ class Lane(Protocol):
     @property
     def settled(self) -> bool:
         """Whether its own search for the fastest way to step is over."""
-
-    @property
-    def threadable(self) -> bool:
-        """Whether it may step in a thread of its own: what it changes, the generators of random numbers included, is
-        its own or behind a lock."""
 
     def advance(self) -> bool:
         """Take one step; False when that ended an epoch, or when there was nothing to do.
@@ -56,7 +49,7 @@ class Failure:
 
 
 class Round:
-    """Lanes on their way to a common place in the data; those furthest behind go first. Threads may share one.
+    """Lanes on their way to a common place in the data; those furthest behind go first.
 
     Args:
         lanes: which take part.
@@ -81,7 +74,6 @@ class Round:
         self._goal = goal
         self._interrupted = interrupted
         self._waiting = [lane for lane in lanes if progress(lane) < goal]
-        self._lock = Lock()
 
     def run(self, stretch: int | None) -> None:
         """Let the lane furthest behind take some steps, then again the one that is so then, until all are through.
@@ -89,17 +81,15 @@ class Round:
         Args:
             stretch: steps that a lane takes at most before another may have its turn; None: no limit.
         """
-        while (lane := self._take()) is not None:
+        while self._waiting and not self.stopped:
+            lane = min(self._waiting, key=self._progress)
+            self._waiting.remove(lane)
             taken = 0
             while self._step(lane):
                 taken += 1
                 if taken == stretch:
-                    self._put_back(lane)
+                    self._waiting.append(lane)
                     break
-
-    def stop(self) -> None:
-        """End the round after the steps that are under way."""
-        self.stopped = True
 
     def _step(self, lane: Lane) -> bool:
         """Let a lane take a step; returns whether it is to take another in this round."""
@@ -109,18 +99,5 @@ class Round:
             self.failures.append(Failure(lane, error))
             goes_on = False
         if self._interrupted():
-            self.stop()
+            self.stopped = True
         return goes_on and not self.stopped and self._progress(lane) < self._goal
-
-    def _take(self) -> Lane | None:
-        """The lane furthest behind of those that no thread has; a thread that finds none is not needed any more."""
-        with self._lock:
-            if self.stopped or not self._waiting:
-                return None
-            lane = min(self._waiting, key=self._progress)
-            self._waiting.remove(lane)
-            return lane
-
-    def _put_back(self, lane: Lane) -> None:
-        with self._lock:
-            self._waiting.append(lane)

@@ -16,9 +16,6 @@ __all__ = ["Pack"]
 
 _log = logging.getLogger("shoal.pack")
 
-MOST_THREADS = 1024
-"""Far more than any machine has cores for; that many can still be begun."""
-
 
 class _Seat:
     """A member at its place in the data stream: a `Lane`.
@@ -43,10 +40,6 @@ class _Seat:
     @property
     def place(self) -> None:
         """Of no interest: the rows that a member is to take in are there."""
-
-    @property
-    def threadable(self) -> bool:
-        return not torch.is_autocast_enabled("cpu")  # which a thread of its own would not know of
 
     @property
     def ready(self) -> bool:
@@ -85,18 +78,14 @@ class Pack:
 
     Args:
         members: what `load` returned, all on one device.
-        threads: members may step in so many threads at once, on a CPU, if that is faster; their losses are then to
-            share nothing that they change. By default all step in the thread that calls.
 
     Raises:
         PackError: members on different devices, one that was freed, or two that hold the same model or parameter.
     """
 
-    def __init__(self, members: Iterable[Loaded], threads: int = 1) -> None:
+    def __init__(self, members: Iterable[Loaded]) -> None:
         if isinstance(members, Loaded) or not isinstance(members, Iterable):
             raise PackError(f"`members` must be a list of what `load` returned, got {type(members).__name__}")
-        if not isinstance(threads, int) or isinstance(threads, bool) or not 1 <= threads <= MOST_THREADS:
-            raise PackError(f"`threads` must be an integer from 1 to {MOST_THREADS}, got {threads!r}")
         members = list(members)
         for member in members:
             if not isinstance(member, Loaded):
@@ -107,7 +96,7 @@ class Pack:
         """Members that have left because their step raised: the error names the member, its cause is what it raised."""
         self._device = members[0].device
         self._rows = Rows(self._device)
-        self._turns = Turns(self._device, threads=threads)
+        self._turns = Turns(self._device)
         self._seats: list[_Seat] = []
         for member in members:
             self._seat(member)

@@ -5,10 +5,10 @@ from typing import Literal
 
 __all__ = ["Search", "Way"]
 
-Way = Literal["turns", "steps", "streams", "threads"]
+Way = Literal["turns", "steps", "streams"]
 
 PROBES, PROBE_SECONDS = 3, 0.1
-"""Probes of each way, and how long one takes at least; one before them is dropped: it makes threads and kernels."""
+"""Probes of each way, and how long one takes at least; one before them is dropped: it loads kernels."""
 
 CLEAR, CLEAR_PROBES = 1.5, 2
 """A way that is slower by this factor in so many probes is not tried again; one may have been disturbed."""

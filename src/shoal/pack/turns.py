@@ -6,7 +6,6 @@ The ways, all of which lead all lanes to the same place in the data, and of whic
 - steps    the lane furthest behind takes one step, then the one that is so then: who shares samples only at the same
            place in the data, has them fetched once
 - streams  the same, each lane on a CUDA stream of its own, so that kernels overlap (on a GPU)
-- threads  the lanes spread over threads, of whose cores each thread has its part (on a CPU)
 
 Turns are what members do in sequence, and always among the ways: so a pack is not slower than its members. Lanes that
 have to keep abreast take steps instead, which save more than caches are worth.
@@ -18,15 +17,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from weakref import WeakKeyDictionary
 
 import torch
 
-from shoal.core.errors import PackError
 from shoal.pack.lanes import Failure, Lane, Round
 from shoal.pack.search import Search, Way
-from shoal.pack.threads import Threads
 
 __all__ = ["Turns"]
 
@@ -35,9 +31,6 @@ _log = logging.getLogger("shoal.pack")
 ROUND_SECONDS = 0.2
 """What a round is to take. A lane that has its turn for some hundredths of a second pays for cold caches by less than a
 hundredth, and lanes drift apart by no more than what that many seconds take in of one of them."""
-
-SLICE = 4
-"""Steps that a lane takes in a thread before it is another's turn: few, so that all threads end a round together."""
 
 
 @dataclass
@@ -53,29 +46,22 @@ class Turns:
     """Lets lanes take turns, at first in all ways in turn, then in the one that was the fastest.
 
     What was found is kept for each set of lanes, and found anew for a set in which one is not settled: what it does is
-    new. While a lane is not settled nothing is measured. Steps of lanes that need not keep abreast are tried in threads
-    or on streams alone: one after the other they gain nothing.
+    new. While a lane is not settled nothing is measured. Steps of lanes that need not keep abreast are tried on streams
+    alone: one after the other they gain nothing.
 
     Args:
         device: that all lanes train on.
         clock: in seconds.
-        threads: that may be used at once on a CPU; by default as many as torch uses within a function.
     """
 
-    def __init__(
-        self, device: torch.device, clock: Callable[[], float] = time.perf_counter, threads: int | None = None
-    ) -> None:
-        if threads is not None and threads < 1:
-            raise PackError(f"`threads` must be at least 1, got {threads}")
+    def __init__(self, device: torch.device, clock: Callable[[], float] = time.perf_counter) -> None:
         self._device = device
         self._clock = clock
-        self._cores = torch.get_num_threads() if threads is None else threads
         self._lanes: WeakKeyDictionary[Lane, _Known] = WeakKeyDictionary()
         self._count = 0
         self._searches: dict[tuple[frozenset[int], tuple[Way, ...]], Search] = {}
         self._search: Search | None = None
         self._span = 1
-        self._threads: Threads | None = None
 
     @property
     def way(self) -> Way | None:
@@ -101,7 +87,7 @@ class Turns:
 
         Args:
             lanes: of the pack, in the same order each time.
-            interrupted: asked after every step, by every thread after its own; True ends the round.
+            interrupted: asked after every step; True ends the round.
 
         Returns:
             The lanes that raised. They are as the error left them, and to be dropped.
@@ -171,8 +157,6 @@ class Turns:
         first: Way = "steps" if _abreast(lanes) else "turns"
         if self._device.type == "cuda":
             return (first, "streams")
-        if self._cores > 1 and first == "turns" and all(lane.threadable for lane in lanes):
-            return ("turns", "threads")
         return (first,)
 
     def _go(self, way: Way, lanes: Sequence[Lane], interrupted: Callable[[], bool]) -> list[Failure]:
@@ -184,9 +168,7 @@ class Turns:
             goal = sys.maxsize if len(lanes) == 1 else min(map(self._progress, taking_part)) + self._span
             advance = self._on_own_stream if way == "streams" else _advance
             one = Round(taking_part, self._progress, goal, interrupted, advance)
-            if way == "threads":
-                self._threads_for(len(lanes)).run(partial(one.run, SLICE), one.stop)
-            elif way == "streams":
+            if way == "streams":
                 with self._streams(lanes):
                     one.run(1)
             else:
@@ -196,14 +178,6 @@ class Turns:
                 break
             taking_part = [lane for lane in taking_part if self._progress(lane) >= goal]
         return failures
-
-    def _threads_for(self, lanes: int) -> Threads:
-        number = min(lanes, self._cores)
-        if self._threads is None or self._threads.number != number:
-            if self._threads is not None:
-                self._threads.close()
-            self._threads = Threads(number, self._cores)
-        return self._threads
 
     @contextmanager
     def _streams(self, lanes: Sequence[Lane]) -> Iterator[None]:

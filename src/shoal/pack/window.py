@@ -12,7 +12,6 @@ from torch.utils.data import default_collate
 
 from shoal.core.demand import Sharing
 from shoal.core.trial import derive_seed
-from shoal.fuse.beside import accompanied
 from shoal.fuse.generators import OtherGenerators, reseed
 from shoal.pack.fetch import Fetcher
 from shoal.pack.newest import Newest
@@ -129,7 +128,7 @@ class Window(Source):
         return {key: list(islice(samples, len(some))) for key, some in indices.items()}
 
     def _fetch_drawn(self, indices: Mapping[_Key, list[int]]) -> dict[_Key, list[Any]]:
-        if self._seeds == "torch" and not accompanied():
+        if self._seeds == "torch":
             others = OtherGenerators()
             blocks = self._fetch_seeded(indices, torchs_alone=True)
             if not others.moved():

@@ -16,8 +16,9 @@ from shoal.core.event import Event, Profiled, Reported, TurnStats
 from shoal.core.trial import Report, TrialState
 from shoal.fuse.frozen import lend_frozen
 from shoal.pack.batches import Batches, epoch_order, noise_seed
+from shoal.worker.fused_stepper import make_stepper
 from shoal.worker.learner import Learner, batch_size, build, side_by_side
-from shoal.worker.stepper import MixedEpochsError, Stepper, StepRefusedError, make_stepper
+from shoal.worker.stepper import MixedEpochsError, Stepper, StepRefusedError
 from shoal.worker.workshop import Workshop
 
 __all__ = ["Lane"]
@@ -82,6 +83,7 @@ class Lane:
         self._company: list[Learner] = []  # who is within an epoch now
         self._losses: list[Tensor] = []  # of the company, [B] each, since it was last looked whether they are numbers
         self._refusals = workshop.refusals
+        self._refused = 0  # refusals that the stepper knows of; those of other lanes may have come since
         self._looked = self._told = time.perf_counter()  # when losses were last looked at, and told
         self._lowest: TurnStats | None = None  # the losses since they were told, of the best member at each step
         self._began, self._spent = 0.0, 0.0  # this advance, and seconds of this epoch before it
@@ -128,11 +130,6 @@ class Lane:
             return None
         lead = self._company[0]
         return (lead.trial.data_seed, lead.epoch), lead.step * self._size
-
-    @property
-    def threadable(self) -> bool:
-        """Never: what a step comes to draw late, from generators that all threads share, would go unnoticed."""
-        return False
 
     def prepare(self) -> None:
         """Do what comes before the next step, in two goes where an epoch has ended: validate it; then let others come
@@ -385,7 +382,7 @@ class Lane:
             [learner.trial.number for learner in self._company],
             reason,
         )
-        self._refusals[self.key] += 1
+        self._refusals[self.key] = max(self._refusals[self.key], self._refused + 1)
         self._go_back()
 
     def _go_back(self) -> None:
@@ -405,8 +402,8 @@ class Lane:
                     gc.collect()  # the array of before is a cycle, and holds memory of the device
             steps = max((x.member.target - x.epoch) * epoch_steps - x.step for x in self._company)
             self._beat()
-            refusals = self._refusals[self.key]
-            self._stepper = make_stepper(self._task, self._company, self._profile, steps, refusals)
+            self._refused = self._refusals[self.key]
+            self._stepper = make_stepper(self._task, self._company, self._profile, steps, self._refused)
         return self._stepper
 
     def _end_epoch(

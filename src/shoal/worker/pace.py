@@ -51,20 +51,25 @@ class Pace:
     def gain(self) -> float | None:
         """How many times as fast steps of all at once were as of one after another; None if not both were timed."""
         seconds = self._step.seconds
-        return seconds["serial"] / seconds["eager"] if {"eager", "serial"} <= seconds.keys() else None
+        return seconds["plain"] / seconds["eager"] if {"eager", "plain"} <= seconds.keys() else None
 
     @property
     def settled(self) -> bool:
         """Whether the fastest way was found."""
         return self._step.way is not None
 
+    @property
+    def plain(self) -> bool:
+        """Whether that is to train the members in plain PyTorch."""
+        return self._step.way == "plain"
+
     def _ways(self) -> tuple[Way, ...]:
-        """Those to be tried; of eager and serial steps only the faster, where that is known."""
+        """Those to be tried; of eager and plain steps only the faster, where that is known."""
         known = self._profile if self._members > 1 else None
         gain = None if known is None else fused_gain(known, self._members)
         if gain is None:
-            return ("eager", "serial", "captured", "compiled")
-        return ("eager" if gain >= 1 else "serial", "captured", "compiled")
+            return ("eager", "plain", "captured", "compiled")
+        return ("eager" if gain >= 1 else "plain", "captured", "compiled")
 
     def step(self, batch: Any) -> Tensor:
         """One step of the whole array; returns the losses, shape [B], part of no graph."""

@@ -21,8 +21,9 @@ from shoal.fuse.frozen import lend_frozen
 from shoal.pack.batches import Batches, epoch_order
 from shoal.task import Task
 from shoal.worker.data import DataSets
+from shoal.worker.fused_stepper import make_stepper
 from shoal.worker.learner import Learner, build, optimizers_in, side_by_side, wait
-from shoal.worker.stepper import MixedEpochsError, Stepper, make_stepper
+from shoal.worker.stepper import MixedEpochsError, Stepper
 
 __all__ = ["UNNOTICED", "measure"]
 

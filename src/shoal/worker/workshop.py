@@ -24,7 +24,7 @@ class Workshop:
         paused: learners of the task that have paused in this process.
         device: where to train.
         directory: of the study; checkpoints are written there.
-        refusals: by key, steps in which members could not go on as they were trained; see `make_stepper`.
+        refusals: by key, how often members could not go on as they were trained; see `make_stepper`.
     """
 
     task: Task

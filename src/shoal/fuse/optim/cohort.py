@@ -17,7 +17,7 @@ from shoal.fuse.optim.part import Part
 from shoal.fuse.optim.rule import KernelRule, Numbers, Rule, unreadable
 from shoal.fuse.rows import joined
 
-__all__ = ["Cohort", "Lowering", "SerialCalls"]
+__all__ = ["Cohort", "Lowering"]
 
 Lowering = Literal["kernels", "elementwise"]
 """Torch's fused kernels, one call for members of equal numbers, or multi-tensor functions of stacked tensors."""
@@ -44,34 +44,6 @@ class _Live:
     parts: Sequence[Part]
     steps: list[Tensor]
     calls: KernelCalls | FunctionCalls
-
-
-@dataclass(frozen=True)
-class SerialCalls:
-    """What updates all parameters of a cohort member by member; see `KernelRule.kernel`.
-
-    Args:
-        begun: of the cohort.
-        own: each member's parameters.
-        trained: those of them that have gradients, to which all that follows belongs.
-        counts: tensors in which the updates are counted, of all members.
-    """
-
-    rule: KernelRule
-    begun: int
-    own: list[list[Tensor]]
-    trained: list[list[Tensor]]
-    counts: list[Tensor]
-    params: list[list[Tensor]]
-    moments: list[list[list[Tensor]]]
-    steps: list[list[Tensor]]
-
-    def step(self, grads: Sequence[list[Tensor]], numbers: Sequence[Numbers]) -> None:
-        """One update, counted."""
-        if self.counts:
-            torch._foreach_add_(self.counts, 1)
-        for each in zip(self.params, grads, self.moments, self.steps, numbers, strict=True):
-            self.rule.kernel(*each)
 
 
 class Cohort:
@@ -109,11 +81,10 @@ class Cohort:
         self._numbers: list[Numbers] = []
         self._table: Tensor | None = None
         self._kernels: KernelRule | None = None
-        self.begun = 0
-        """Grows when the memory in which updates are counted may be another."""
         self._live: dict[tuple[KernelRule | None, tuple[int, ...]], _Live] = {}
-        self._real = not any(part.column.stacked.is_complex() for part in self.parts)
-        self._plain = self._real and all(len(part.param) == len(part.column.stacked) for part in self.parts)
+        self._plain = all(
+            not part.column.stacked.is_complex() and len(part.param) == len(part.column.stacked) for part in self.parts
+        )
 
     def rows(self, stacked: Tensor) -> Tensor:
         """The cohort's rows of an array's tensor; complex numbers as pairs of real ones."""
@@ -127,7 +98,7 @@ class Cohort:
         Returns:
             Whether they still follow the cohort's rule.
         """
-        groups = self.groups
+        groups = [member.param_groups[self._group] for member in self._members]
         try:
             settings = [self._read(group) for group in groups]
         except KeyError as error:
@@ -152,44 +123,6 @@ class Cohort:
         except (TypeError, ValueError) as error:
             group = self._members[b].param_groups[self._group]
             raise unreadable(self._rows.start + b, self._group, group, error) from error
-
-    @property
-    def kernels(self) -> KernelRule | None:
-        """The rule, if its kernel is used."""
-        return self._kernels
-
-    @property
-    def own_numbers(self) -> Sequence[Numbers]:
-        """Of each member."""
-        return self._numbers
-
-    @property
-    def groups(self) -> list[dict[str, Any]]:
-        """The members' parameter groups."""
-        return [member.param_groups[self._group] for member in self._members]
-
-    def serial(self) -> SerialCalls | None:
-        """What updates all parameters that require gradients member by member; None if a kernel does not, or has not
-        done so before.
-        """
-        if self._kernels is None or not self._real:
-            return None
-        places = tuple(i for i, part in enumerate(self.parts) if part.column.stacked.requires_grad)
-        live = self._live.get((self._kernels, places))
-        if live is None:
-            return None
-        members = range(len(self._members))
-        kinds = list(zip(*(part.moments for part in live.parts), strict=True))
-        return SerialCalls(
-            self._kernels,
-            self.begun,
-            own=[[part.own[b] for part in self.parts] for b in members],
-            trained=[[part.own[b] for part in live.parts] for b in members],
-            counts=live.steps,
-            params=[[part.param[b] for part in live.parts] for b in members],
-            moments=[[[moment[b] for moment in kind] for kind in kinds] for b in members],
-            steps=[[part.steps[b] for part in live.parts if part.steps is not None] for b in members],
-        )
 
     def numbers(self) -> Tensor:
         """The members' numbers, [K, B] float64, in a tensor that `refresh` keeps up to date."""
@@ -223,14 +156,12 @@ class Cohort:
         if kept:
             for row, before in kept:
                 row.copy_(before)
-            self.begun += 1
             self._live.clear()  # which takes it that members go on counting together
             for part in live.parts:
                 part.close(self._members, self._without(part, missing))
 
     def _begun(self, parts: Sequence[Part]) -> "_Live":
         """What an update of these parameters takes; if it is their first, it is counted as one for all of them."""
-        self.begun += 1
         for part in parts:
             self.open(part)
         counted = [part for part in parts if part.steps is not None]

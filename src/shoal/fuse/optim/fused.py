@@ -15,7 +15,7 @@ from shoal.fuse.checks import listed
 from shoal.fuse.optim.cohort import Cohort, Lowering
 from shoal.fuse.optim.column import Column
 from shoal.fuse.optim.layout import arrange, owned
-from shoal.fuse.optim.serial_update import SerialUpdate
+from shoal.fuse.optim.own_update import OwnUpdate
 from shoal.fuse.optim.table import steps_as_made
 from shoal.fuse.optim.traced import TracedStep, trace
 
@@ -44,7 +44,9 @@ class FusedOptimizer:
         self.version = 0
         """Grows when something other than a number has changed; a `traced` step of before is then out of date."""
         self.array = array
+        self._sized: list[int] | None = None
         self._lowering: Lowering | None = lowering
+        self._updates = [OwnUpdate(member) for member in members]
         self._arrange()
 
     @property
@@ -110,9 +112,16 @@ class FusedOptimizer:
         self._kept = self._states_kept()
         return traced
 
-    def serial(self) -> SerialUpdate | None:
-        """What updates the members by their own gradients; None if kernels are not enough for that."""
-        return None if self._skipped else SerialUpdate.of(self.members, self._units)
+    def step_each(self, uneven: bool) -> None:
+        """Let the members step by themselves, with the gradients that their own parameters have.
+
+        Args:
+            uneven: whether some members have no gradient of a parameter of which others have one.
+        """
+        if uneven or self._moved():
+            self._sized = None  # so that the state, of which more than numbers changes, is taken over anew
+        for update in self._updates:
+            update()
 
     def mark_stepped(self) -> None:
         """Let LR schedulers, which warn if no step came before them, know of it."""

@@ -1,0 +1,188 @@
+"""Functions that members run by themselves, one after another, as they are."""
+
+import traceback
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from types import CodeType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from shoal.core.errors import FusionError
+from shoal.fuse.generators import Drawn, seed_member
+from shoal.fuse.intercept import member_run
+from shoal.fuse.lazy import lazily_copied
+from shoal.fuse.outer import home_of_row
+from shoal.fuse.randomness import Randomness, member_keys
+from shoal.fuse.rows import rows
+from shoal.fuse.slots import Slot, keep_rows
+from shoal.fuse.stacked import Stacked
+from shoal.fuse.transaction import Transaction
+
+__all__ = ["MemberRunner", "check_shared", "described", "function_of", "own_part", "place_of", "run_each", "tensors_in"]
+
+_TRIES = 3
+"""Runs without any random number, after which a function is taken to draw none."""
+
+
+class MemberRunner:
+    """Runs functions on one model by itself, which draws its own random numbers: those that it draws in an array.
+
+    To see each torch function of a small model takes a fifth of its step. So a function that has drawn nothing in its
+    first runs is no longer looked at, but for whether torch's generators have moved in the end; unless it changes
+    attributes of the model, which no checkpoint holds, and so would have to be what they were.
+
+    Args:
+        seed: of the model's random numbers.
+        device: of the model.
+        watched: look at all runs.
+    """
+
+    def __init__(self, seed: int, device: torch.device, watched: bool = False) -> None:
+        self._seed = seed
+        self._device = device
+        self._watched = watched
+        self._silent: Counter[Any] = Counter()
+        """By function and mode, runs; all of them drew nothing unless all runs are watched."""
+
+    def __call__(self, fn: Callable[..., Any], tick: int, model: nn.Module, *batch: Any) -> Any:
+        """What `fn` returns for the model and a batch.
+
+        Args:
+            fn: any function of them.
+            tick: number of the call; its random numbers depend on that and the seed.
+            model: in training or evaluation.
+            batch: the model's own.
+
+        Raises:
+            FusionError: it draws random numbers though it had drawn none in its first runs. These are not the model's
+                own; from now on all runs are looked at.
+        """
+        drawn = Drawn(self._device)
+        kind = (function_of(fn), model.training)
+        if self._silent[kind] >= _TRIES and not self._watched:
+            result = fn(model, *batch)
+            if drawn():
+                self._watched = True
+                raise FusionError(
+                    f"{described(fn)} had drawn no random numbers and draws some now, which are not the model's own; "
+                    "it is looked at from now on: go back to what was saved before"
+                )
+            return result
+        before = None if self._watched else Transaction([model])
+        source = Randomness(partial(member_keys, [self._seed], [tick]), alone=True)
+        with member_run(source):
+            result = fn(model, *batch)
+        self._silent[kind] += 1
+        if source.calls or drawn() or (before is not None and before.changed() is not None):
+            self._watched = True
+        return result
+
+
+def run_each(
+    members: Sequence[nn.Module],
+    slots: Sequence[Slot],
+    fn: Callable[..., Any],
+    keys: Callable[[], list[int]],
+    batch: tuple[Any, ...],
+) -> list[Any]:
+    """What `fn` returns for each member; their parameters are rows of the stacked ones, where gradients go.
+
+    Args:
+        members: of an array.
+        slots: of their tensors.
+        fn: as for `ModelArray.map`.
+        keys: makes those of the members' random numbers, one each.
+        batch: as for `ModelArray.map`.
+
+    Raises:
+        FusionError: a member has changed a frozen parameter that is kept once for all.
+    """
+    registered = [slot for slot in slots if slot.registered and not slot.shared]
+    columns = [rows(slot.data) for slot in registered]
+    results = []
+    for b, member in enumerate(members):
+        if b:
+            seed_member(b)
+        mine = own_part(batch, b, len(members))
+        for slot, row in zip(registered, columns, strict=True):
+            slot.put(b + 1, _shown(slot, row[b]))
+        try:
+            home = partial(home_of_row, slots, list(zip(registered, columns, strict=True)), b)
+            with member_run(Randomness(partial(_key, keys, b), alone=True), home):
+                results.append(fn(member, *mine))
+            keep_rows(registered, b, [row[b] for row in columns], member)
+        finally:
+            for slot in registered:
+                slot.put(b + 1, slot.own[b])
+    check_shared(slots)
+    return results
+
+
+def own_part(batch: Any, b: int, members: int) -> Any:
+    """Member b's part of a batch: its slice, or what all share, which it may change without the others' seeing it."""
+
+    mine = pytree.tree_map_only(Stacked, lambda value: value.whole[b], batch)
+    return mine if members == 1 else lazily_copied(mine)
+
+
+def check_shared(slots: Sequence[Slot]) -> None:
+    """Refuse what a member has done to a frozen parameter that is kept once for all.
+
+    Raises:
+        FusionError: names it.
+    """
+    for slot in slots:
+        if slot.shared and slot.versions != slot.own_versions():
+            raise FusionError(
+                f"{slot.path!r} is frozen and kept once for all members, and a member has changed it; register it "
+                "as a buffer, or give each member another value"
+            )
+
+
+def _shown(slot: Slot, row: Tensor) -> Tensor:
+    """What stands for a row of a slot while a function runs: a copy of a buffer, for autograd may save it, and what is
+    put in its place is written to the row before the pass backward.
+    """
+    copied = torch.is_grad_enabled() and not slot.trainable and not row.requires_grad
+    return row.clone() if copied else row
+
+
+def tensors_in(tree: Any) -> list[Tensor]:
+    """Those of a batch; a list or tuple of tensors, such as most are, is known at once."""
+    if isinstance(tree, (list, tuple)):
+        return [leaf for part in tree for leaf in ([part] if isinstance(part, Tensor) else tensors_in(part))]
+    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]
+
+
+def function_of(fn: Any) -> Any:
+    """What stays the same when a lambda or a bound method is made anew at every call."""
+    if isinstance(fn, partial):
+        return function_of(fn.func)
+    return getattr(getattr(fn, "__func__", fn), "__code__", fn)
+
+
+def described(fn: Any) -> str:
+    """A function by its name and where it is written."""
+    code = function_of(getattr(fn, "__wrapped__", fn))
+    if not isinstance(code, CodeType):
+        return str(getattr(fn, "__qualname__", fn))
+    return f"{code.co_qualname} ({Path(code.co_filename).name}:{code.co_firstlineno})"
+
+
+def place_of(error: BaseException, fn: Any) -> str:
+    """The function and the line of the user's that an error comes from; of one from nowhere, where `fn` is written."""
+    places = [
+        f"{frame.f_code.co_qualname} ({Path(frame.f_code.co_filename).name}:{line})"
+        for frame, line in traceback.walk_tb(error.__traceback__)
+        if str(frame.f_globals.get("__name__")).partition(".")[0] not in ("shoal", "torch")
+    ]
+    return places[-1] if places else described(fn)
+
+
+def _key(keys: Callable[[], list[int]], b: int) -> list[int]:
+    return keys()[b : b + 1]

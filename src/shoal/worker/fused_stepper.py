@@ -1,0 +1,209 @@
+"""Trials of one structure as an array, where that can be and is faster; else in plain PyTorch."""
+
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from shoal.core.demand import Profile
+from shoal.core.errors import FusionError
+from shoal.core.trial import step_seed
+from shoal.fuse.batch import stack
+from shoal.fuse.frozen import lent
+from shoal.fuse.generators import Drawn, OtherGenerators, seeded
+from shoal.fuse.making import fuse
+from shoal.fuse.optim.fused import fuse_optimizers
+from shoal.fuse.transaction import Transaction
+from shoal.task import Task
+from shoal.worker.learner import Learner, optimizers_in
+from shoal.worker.metrics import MetricMeans, loss_of, measured, size_of
+from shoal.worker.own_step import OwnStep
+from shoal.worker.pace import Pace
+from shoal.worker.plain_stepper import PlainStepper
+from shoal.worker.stepper import MixedEpochsError, Stepper, StepRefusedError
+
+__all__ = ["FusedStepper", "make_stepper"]
+
+_log = logging.getLogger("shoal.worker")
+
+
+class FusedStepper(Stepper):
+    """Learners of one structure as one array, until plain steps are found to be faster.
+
+    The first step shows whether they can be one; else it is taken back, and they train in plain PyTorch.
+
+    Args:
+        task: the user's.
+        learners: of one structure.
+        profile: what is known of it.
+        steps: that they still have before them.
+
+    Raises:
+        FusionError: they cannot be an array.
+    """
+
+    def __init__(self, task: Task, learners: Sequence[Learner], profile: Profile | None = None, steps: int = 0) -> None:
+        self._task = task
+        self.learners = list(learners)
+        self._array = fuse([x.model for x in learners], [x.trial.seed for x in learners])
+        self._steps: Pace | OwnStep
+        if type(task).step is not Task.step:
+            self._steps = OwnStep(self._array, learners, task)
+        else:
+            optimizer = fuse_optimizers([x.optimizer for x in learners], self._array)
+            self._steps = Pace(self._array, optimizer, self._loss, profile, steps)
+        self._begun = False
+        self._plain: PlainStepper | None = None
+
+    @property
+    def finding(self) -> Profile | None:
+        """What the first steps showed."""
+        return self._steps.finding if isinstance(self._steps, Pace) else None
+
+    @property
+    def gain(self) -> float | None:
+        """As far as the first steps have shown."""
+        return self._steps.gain if isinstance(self._steps, Pace) else None
+
+    @property
+    def settled(self) -> bool:
+        """Once the first steps have been taken in several ways."""
+        return self._plain is not None or not isinstance(self._steps, Pace) or self._steps.settled
+
+    def train_step(self, batches: Sequence[Any], ticks: Sequence[int]) -> Tensor:
+        """One step of the array; or in plain PyTorch, once that is found to be faster or the first step is refused."""
+        if self._plain is not None:
+            return self._plain.train_step(batches, ticks)
+        mixed = _epochs_differ(self.learners)
+        try:
+            batch = stack(batches) if mixed else batches[0]
+        except FusionError as reason:
+            raise MixedEpochsError(reason) from reason
+        self._array.ticks = tuple(ticks)
+        before = None if self._begun else self._transaction()
+        self._begun = True
+        try:
+            with self._refusing_draws(ticks, mixed):
+                losses = self._steps.step(batch)
+        except FusionError as error:
+            if before is not None:
+                before.restore()
+            if mixed:
+                raise MixedEpochsError(error, spoilt=before is None) from error
+            if before is None:
+                raise StepRefusedError(str(error)) from error
+            _say(self.learners, error)
+            self._plain = PlainStepper(self._task, self.learners)
+            return self._plain.train_step(batches, ticks)
+        if isinstance(self._steps, Pace) and self._steps.plain:
+            self._plain = PlainStepper(self._task, self.learners, shared=True)
+        return losses
+
+    def _transaction(self) -> Transaction:
+        """All that a step may change; what lies in one memory for several members once."""
+        models = [learner.model for learner in self.learners]
+        optimizers = [one for learner in self.learners for one in optimizers_in(learner.optimizer)]
+        tensors = [each for model in models for each in (*model.parameters(), *model.buffers())]
+        once = {each.data_ptr() if lent(each) else id(each): each for each in tensors}
+        return Transaction(models, tensors=once.values(), owners=optimizers)
+
+    @contextmanager
+    def _refusing_draws(self, ticks: Sequence[int], mixed: bool = False) -> Iterator[None]:
+        """Within, the generators that know no members are seeded for a step.
+
+        Raises:
+            FusionError: all members at once have drawn numbers of which each has its own.
+        """
+        lead = self.learners[0]
+        with seeded([step_seed(lead.trial.data_seed, tick) for tick in ticks], lead.device):
+            torchs = Drawn(lead.device) if len(self.learners) > 1 else None
+            others = OtherGenerators() if torchs is not None and (mixed or self._array.partial) else None
+            yield
+            if others is not None and others.moved():
+                owner = "each epoch" if mixed else "each member"
+                raise FusionError(f"random numbers of Python's or NumPy's are drawn, of which {owner} has its own")
+            if torchs is not None and torchs():
+                raise FusionError("random numbers are drawn from torch's default generator past torch's own functions")
+
+    def _loss(self, model: nn.Module, batch: Any) -> Tensor:
+        return loss_of(self._task, model, batch)
+
+    def validate(self, batches: Iterable[Any]) -> list[dict[str, float]]:
+        """All members on one pass over the batches."""
+        if self._plain is not None:
+            return self._plain.validate(batches)
+        means = MetricMeans(len(self.learners))
+        self._array.eval()
+        with torch.no_grad():
+            for number, batch in enumerate(batches, start=1):
+                size = size_of(batch)
+                self._array.ticks = ticks = (-number,) * len(self.learners)
+                try:
+                    with self._refusing_draws(ticks):
+                        found = self._array.map(self._measure, batch)
+                except FusionError as error:
+                    raise StepRefusedError(str(error)) from error
+                if isinstance(found, list):
+                    means.add_each([alone.values for alone in found], size)
+                else:
+                    means.add(found, size)
+        self._array.train()
+        return means.of_each()
+
+    def _measure(self, model: nn.Module, batch: Any) -> Any:
+        values = measured(self._task, model, batch)
+        return _Alone(values) if any(model is member for member in self._array.members) else values
+
+
+def make_stepper(
+    task: Task, learners: Sequence[Learner], profile: Profile | None = None, steps: int = 0, refusals: int = 0
+) -> Stepper:
+    """The fastest stepper that is right for these learners.
+
+    What a learner gets depends on it alone, not on its company: so do its random numbers.
+
+    Args:
+        task: the user's.
+        learners: at the same step of an epoch.
+        profile: what is known of their structure.
+        steps: that they still have before them; 0 rules compiling out.
+        refusals: steps in which learners like these were refused. From the first of them on they are trained in plain
+            PyTorch; from the second on torch's generators themselves are seeded for each of their steps.
+
+    Raises:
+        MixedEpochsError: they are at different epochs, and cannot be an array.
+    """
+    if refusals:
+        return PlainStepper(task, learners, keyed=refusals == 1, watched=True)
+    if len(learners) == 1 and type(task).step is not Task.step:
+        return PlainStepper(task, learners)
+    try:
+        return FusedStepper(task, learners, profile, steps)
+    except FusionError as reason:
+        if _epochs_differ(learners):
+            raise MixedEpochsError(reason) from reason
+        _say(learners, reason)
+        return PlainStepper(task, learners)
+
+
+def _say(learners: Sequence[Learner], reason: FusionError) -> None:
+    trials = [learner.trial.number for learner in learners]
+    if len(trials) > 1:
+        _log.warning("trials %s cannot be one array, and train in plain PyTorch: %s", trials, reason)
+    else:
+        _log.info("trial %s cannot be captured or compiled: %s", trials[0], reason)
+
+
+def _epochs_differ(learners: Sequence[Learner]) -> bool:
+    return len({learner.epoch for learner in learners}) > 1
+
+
+@dataclass(frozen=True)
+class _Alone:
+    """What one member shows of a batch; no tree to torch, so members need not show the same."""
+
+    values: dict[str, Any]

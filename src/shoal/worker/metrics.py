@@ -1,0 +1,113 @@
+"""What validation batches show of learners, and the means over a validation set."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from shoal.core.errors import TaskError
+from shoal.core.objective import metric_fault
+from shoal.core.space import is_number
+from shoal.task import Task, call
+from shoal.worker.learner import check_scalar
+from shoal.worker.remember import remembered
+
+__all__ = ["MetricMeans", "loss_of", "measured", "size_of"]
+
+
+class MetricMeans:
+    """The means of metrics of several learners, each over the samples of the batches that have it.
+
+    Args:
+        members: how many.
+    """
+
+    def __init__(self, members: int) -> None:
+        self._members = members
+        self._totals: dict[str, Tensor] = {}
+        self._samples: dict[str, list[int]] = {}
+
+    def add(self, values: Mapping[str, Tensor], size: int) -> None:
+        """Count a batch of so many samples, of which all learners show the same metrics, [B] each."""
+        for name, column in values.items():
+            check_scalar(name, column, axes=1)
+            self._count(name, column, [size] * self._members)
+
+    def add_each(self, found: Sequence[Mapping[str, Any]], size: int) -> None:
+        """Count a batch of so many samples, of which each learner shows metrics of its own."""
+        for name in dict.fromkeys(name for values in found for name in values):
+            column = [torch.as_tensor(values.get(name, 0.0)) for values in found]
+            for value in column:
+                check_scalar(name, value)
+            place = next(value.device for value, values in zip(column, found, strict=True) if name in values)
+            stacked = torch.stack([value.to(place, torch.float64) for value in column])
+            self._count(name, stacked, [size if name in values else 0 for values in found])
+
+    def _count(self, name: str, column: Tensor, samples: list[int]) -> None:
+        weighted = column.double() * max(samples)
+        self._totals[name] = self._totals[name] + weighted if name in self._totals else weighted
+        before = self._samples.get(name, [0] * self._members)
+        self._samples[name] = [had + more for had, more in zip(before, samples, strict=True)]
+
+    def of_each(self) -> list[dict[str, float]]:
+        """The means, of each learner those that it has."""
+        columns = {name: (total.tolist(), self._samples[name]) for name, total in self._totals.items()}
+        return [
+            {name: totals[b] / samples[b] for name, (totals, samples) in columns.items() if samples[b]}
+            for b in range(self._members)
+        ]
+
+
+def loss_of(task: Task, model: nn.Module, batch: Any) -> Tensor:
+    """The task's loss.
+
+    Raises:
+        TaskError: it is no real scalar.
+    """
+    loss: Tensor = call(task, "loss", model, batch)
+    check_scalar("loss", loss)
+    return loss
+
+
+def measured(task: Task, model: nn.Module, batch: Any) -> dict[str, Any]:
+    """What a validation batch shows of a model, or of an array of them.
+
+    Raises:
+        TaskError: the task's `metrics` returns no mapping of names to numbers, or has the name of the loss.
+    """
+    with remembered(model):
+        loss = loss_of(task, model, batch)
+        metrics = call(task, "metrics", model, batch)
+    if not isinstance(metrics, Mapping):
+        raise TaskError(
+            "the task's `metrics` must return a mapping of names to scalars, such as {'accuracy': accuracy}, got "
+            f"{type(metrics).__name__}; return {{}} where there are none"
+        )
+    for name, value in metrics.items():
+        if not isinstance(value, (Tensor, int, float, np.number, np.bool_)):
+            raise TaskError(f"the task's metric {name!r} must be a scalar tensor or a number, got {value!r}")
+        if is_number(value) and (fault := metric_fault(str(name), value)):
+            raise TaskError(fault)
+    if "valid_loss" in metrics:
+        raise TaskError("the task's `metrics` must not return 'valid_loss': that is its `loss`; choose another name")
+    return {"valid_loss": loss, **{name: _whole(value) for name, value in metrics.items()}}
+
+
+def _whole(value: Any) -> Any:
+    """A number of Python's with all its digits and of any size, which torch would keep with half of them, or not."""
+    return torch.tensor(float(value), dtype=torch.float64) if is_number(value) else value
+
+
+def size_of(batch: Any) -> int:
+    """Samples in a batch: the length of its first tensor.
+
+    Raises:
+        TaskError: it holds none.
+    """
+    for leaf in pytree.tree_leaves(batch):
+        if isinstance(leaf, Tensor) and leaf.dim() > 0:
+            return len(leaf)
+    raise TaskError(f"a batch must hold a tensor whose first axis counts samples, got {type(batch).__name__}")
