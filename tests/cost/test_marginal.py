@@ -2,8 +2,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shoal.core.demand import Profile
 from shoal.cost.marginal import (
     allreduce_seconds,
+    crowded_scaling,
     fit_alpha,
     fit_beta,
     measured_scaling,
@@ -137,3 +139,23 @@ def test_measured_scaling_takes_all_of_it_together():
 def test_missing_measurements_are_named(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+SCALINGS = {
+    "nothing was seen": ({}, 2, None),
+    "not of two": ({3: 1.0}, 2, (4, 1.0)),
+    "one more than was seen": ({2: 1.0}, 1, (3, 1.0)),
+    "as many as jobs ask for": ({2: 1.0}, 5, (5, 1.0)),
+    "a second is worth little": ({2: 1.95}, 5, (1, 2.0)),
+    "a third is worth nothing": ({2: 1.3, 3: 2.0}, 5, (2, 1.3)),
+    "a gap is filled": ({2: 1.3, 4: 9.0}, 1, (2, 1.3)),
+    "one more would not be worth its part (Lemma 4)": ({2: 1.6}, 5, (2, 1.6)),
+    "noise": ({2: 0.9}, 2, (3, 1.0)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("crowding", "expected", "found"), SCALINGS.values(), ids=SCALINGS)
+def test_how_many_are_to_share_a_device(crowding, expected, found):
+    profile = Profile({1: 1.0}, 10, 0, base_memory=0, member_memory=1, compute=0.5, cores=1.0, crowding=crowding)
+    scaling = crowded_scaling(profile, expected)
+    assert (scaling and (scaling.sharing, pytest.approx(scaling.alpha))) == found

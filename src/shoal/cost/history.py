@@ -5,11 +5,10 @@ import os
 import platform
 import sqlite3
 import warnings
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict
 from importlib.metadata import version
-from itertools import combinations
 from pathlib import Path
 from typing import Any, Literal
 
@@ -133,21 +132,10 @@ class History:
         """
         return self._paces.get(kind, {})
 
-    def put_pace(self, structures: Collection[str], kind: str, pace: float) -> None:
-        """Keep the pace that was measured of arrays in one process as that of any two of them.
-
-        Args:
-            structures: theirs.
-            kind: `Device.kind`.
-            pace: see `paces`.
-        """
-        known = self._paces.setdefault(kind, {})
-        pairs = sorted({(min(pair), max(pair)) for pair in combinations(structures, 2)})
-        if len(structures) > 2:  # what a pair has shown by itself is better known
-            pairs = [pair for pair in pairs if pair not in known]
-        known.update(dict.fromkeys(pairs, pace))
-        rows = [(self.environment, *pair, kind, pace) for pair in pairs]
-        self._write("INSERT OR REPLACE INTO paces VALUES (?, ?, ?, ?, ?)", rows)
+    def put_pace(self, pair: tuple[str, str], kind: str, pace: float) -> None:
+        """Keep the pace of two structures, in ascending order, in place of an older one; see `paces`."""
+        self._paces.setdefault(kind, {})[pair] = pace
+        self._write("INSERT OR REPLACE INTO paces VALUES (?, ?, ?, ?, ?)", [(self.environment, *pair, kind, pace)])
 
     def _write(self, statement: str, rows: Sequence[tuple[object, ...]]) -> None:
         if not self._usable:

@@ -4,19 +4,23 @@ A benefit is the part of its time that one trial more, or one device more, saves
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from math import exp, log
 from statistics import fmean
 
+from shoal.core.demand import Profile
 from shoal.cost.scaling import Scaling
 
 __all__ = [
     "allreduce_seconds",
+    "crowded_scaling",
     "fit_alpha",
     "fit_beta",
     "measured_scaling",
     "most_devices",
     "most_sharing",
     "packing_benefit",
+    "spread_scaling",
 ]
 
 THRESHOLD = 0.05
@@ -179,6 +183,38 @@ def measured_scaling(
     return Scaling(alpha, beta, sharing, devices, resize_seconds)
 
 
+def crowded_scaling(profile: Profile, expected: int) -> Scaling | None:
+    """A job's run time on a share of a device, and c, as jobs of its key have shown them.
+
+    As long as each job more has paid, one more than was ever seen may be tried. Where it paid no more, that is the end.
+
+    Args:
+        profile: of its key.
+        expected: c by what the jobs ask for, which holds until something else was seen.
+
+    Returns:
+        None where nothing was seen of jobs that share a device.
+    """
+    times = _seen(profile.crowding)
+    if len(times) == 1:
+        return None
+    found = measured_scaling(times, {})
+    if found.sharing < max(times):
+        return found
+    most = max(expected, found.sharing + 1)
+    while most > found.sharing and found.alpha >= most / (most - 1):  # Lemma 4: h(w) is not worth its devices
+        most -= 1
+    return replace(found, sharing=most)
+
+
+def spread_scaling(profile: Profile, scaling: Scaling) -> Scaling:
+    """A job's scaling with how it does on several devices, as was measured of its key."""
+    if not profile.spreading:
+        return scaling
+    wide = measured_scaling({1: (1.0,)}, {1: 1.0, **profile.spreading}, most=max(profile.spreading))
+    return replace(scaling, beta=wide.beta, devices=wide.devices)
+
+
 def _base(logarithms: Mapping[int, float]) -> float:
     """The b of b^x that fits best in logarithms; 1 where that is below 1, which only noise makes it."""
     if not logarithms:
@@ -192,3 +228,13 @@ def _mean(times: Sequence[float], of: int) -> float:
     if not times or not all(0 < time < float("inf") for time in times):
         raise ValueError(f"seconds of an iteration with {of} must be measured, finite and above 0, got {list(times)!r}")
     return fmean(times)
+
+
+def _seen(crowding: Mapping[int, float]) -> dict[int, tuple[float]]:
+    """Jobs -> the time of one of them, over its time alone; of numbers never seen as the next one lets expect by α."""
+    times: dict[int, tuple[float]] = {1: (1.0,)}
+    for jobs in sorted(crowding):
+        alpha = crowding[jobs] ** (1 / (jobs - 1))
+        times |= {fewer: (alpha ** (fewer - 1),) for fewer in range(len(times) + 1, jobs)}
+        times[jobs] = (crowding[jobs],)
+    return times

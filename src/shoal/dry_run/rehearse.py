@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import combinations
 from pathlib import Path
 
 from shoal.cluster.temporary import TemporaryFolder, remove_abandoned
@@ -11,11 +10,12 @@ from shoal.core.array import Array, FusionKey, Member
 from shoal.core.demand import Profile
 from shoal.core.device import Device
 from shoal.core.errors import TaskError
-from shoal.core.event import Outcome
-from shoal.core.job import WorkerContext
+from shoal.core.event import Outcome, PackSpeedMeasured, Profiled
+from shoal.core.job import Job, Purpose, WorkerContext
 from shoal.core.trial import Trial
 from shoal.cost.estimate import step_seconds
 from shoal.cost.history import History
+from shoal.cost.store import ProfileStore
 from shoal.dry_run.company import fetch_kept, measure_company, measure_switching
 from shoal.dry_run.reasons import Reasons
 from shoal.dry_run.request import Asked
@@ -33,6 +33,9 @@ from shoal.worker.run import prepare
 __all__ = ["rehearse"]
 
 _log = logging.getLogger("shoal.worker")
+
+_JOB = "dry run"
+"""Id of what measures."""
 
 
 def rehearse(asked: Asked, trials: Sequence[Trial], history: History, tell: Callable[[str], None]) -> Rehearsal:
@@ -58,16 +61,14 @@ def rehearse(asked: Asked, trials: Sequence[Trial], history: History, tell: Call
 class _Rehearser:
     def __init__(self, asked: Asked, history: History, tell: Callable[[str], None], directory: Path) -> None:
         self._asked = asked
-        self._history = history
+        self._store = ProfileStore(history, asked.spec.get("task", ""))
         self._tell = tell
         self._device: Device = next(device for _, device in asked.cluster)
         self._workshop, self._describer = prepare(self._device, WorkerContext(directory, asked.task))
-        self._profiles: dict[FusionKey, Profile] = {}
         self._failures: dict[str, list[int]] = {}
-        self._paces: dict[tuple[str, str], float] = {}
         self._companies: dict[tuple[tuple[int, ...], ...], Company] = {}
         axes = asked.space.axes()
-        self._grouping = Grouping(asked.packing, lambda kind: self._paces, axes, asked.spec["seed"])
+        self._grouping = Grouping(asked.packing, history.paces, axes, asked.spec["seed"])
 
     def run(self, trials: Sequence[Trial]) -> Rehearsal:
         self._tell(f"looking at {len(trials)} configurations")
@@ -123,8 +124,7 @@ class _Rehearser:
             if left or len(members) == 1:
                 self._fail([member.trial for member in members], error)
             return []
-        self._profiles[key] = profile
-        self._history.put(key.structure, key.data, key.batch_size, self._device.kind, profile)
+        self._store.observe(Profiled(_JOB, key, profile), Job(_JOB, (array,), Purpose.PROFILE), self._device)
         return list(members)
 
     def _fail(self, trials: Sequence[Trial], error: BaseException) -> None:
@@ -144,15 +144,17 @@ class _Rehearser:
 
     def _arrays(self, waiting: Sequence[tuple[Member, FusionKey]]) -> list[Array]:
         alone = set() if self._asked.spec["fuse"] else {member.trial.number for member, _ in waiting}
-        arrays = partition(waiting, self._known, [self._device], {}, alone)
-        return [replace(array, profile=self._profiles[array.key]) for array in arrays]
+        arrays = partition(waiting, self._store.estimate, [self._device], {}, alone)
+        return [replace(array, profile=self._profile(array.key)) for array in arrays]
 
-    def _known(self, key: FusionKey, kind: str) -> Profile | None:
-        return self._profiles.get(key)
+    def _profile(self, key: FusionKey) -> Profile:
+        profile = self._store.estimate(key, self._device.kind)
+        assert profile is not None, "it was measured"
+        return profile
 
     def _switched(self, array: Array) -> Measured | None:
         """With what a change to it costs; None, and it is noted why, where not all of its trials can be built."""
-        profile, members = self._profiles[array.key], len(array.members)
+        profile, members = self._profile(array.key), len(array.members)
         lone = replace(array, members=array.members[:1])
         try:
             alone = measure_switching(lone, self._workshop, step_seconds(profile, 1))
@@ -166,7 +168,7 @@ class _Rehearser:
         """As a search would have them: what it tries is measured, and then planned anew with what that showed."""
         alone: set[int] = set()
         while True:
-            groups = self._grouping.groups(arrays, self._known, [self._device], {}, alone)
+            groups = self._grouping.groups(arrays, self._store.estimate, [self._device], {}, alone)
             new = [group for group in groups if len(group) > 1 and _lanes(group) not in self._companies]
             if not new:
                 return groups
@@ -175,12 +177,8 @@ class _Rehearser:
                 if company.error:
                     alone.update(company.trials)
                 elif company.way is not None:
-                    self._note(group, company.pace)
-
-    def _note(self, group: Sequence[Array], pace: float) -> None:
-        structures = [array.key.steps for array in group]
-        self._paces |= {(min(pair), max(pair)): pace for pair in combinations(structures, 2)}
-        self._history.put_pace(structures, self._device.kind, pace)
+                    seen = PackSpeedMeasured(_JOB, tuple(array.key for array in group), company.pace)
+                    self._store.observe(seen, Job(_JOB, group), self._device)
 
     def _unfused(self, arrays: Sequence[Array]) -> tuple[Company, ...]:
         """Every trial a lane by itself, as many in a process as memory holds."""
@@ -210,7 +208,7 @@ class _Rehearser:
             return Company(tuple(arrays), error=_in_short(error))
 
     def _candidates(self, arrays: Sequence[Array]) -> list[Candidate]:
-        return [candidate(array, self._known, [self._device]) for array in arrays]
+        return [candidate(array, self._store.estimate, [self._device]) for array in arrays]
 
 
 def _lanes(group: Sequence[Array]) -> tuple[tuple[int, ...], ...]:
