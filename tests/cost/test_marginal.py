@@ -4,12 +4,10 @@ from hypothesis import strategies as st
 
 from shoal.core.demand import Profile
 from shoal.cost.marginal import (
-    allreduce_seconds,
     crowded_scaling,
     fit_alpha,
     fit_beta,
     measured_scaling,
-    most_devices,
     most_sharing,
     packing_benefit,
 )
@@ -61,28 +59,6 @@ def test_the_largest_p_above_the_threshold_may_be_worse_than_one_trial():
     assert most_sharing(times) == 1
 
 
-def test_allreduce_is_that_of_a_ring():
-    assert allreduce_seconds(1e9, 1e9, 1) == 0
-    assert allreduce_seconds(1e9, 1e9, 2) == pytest.approx(1.0)
-    assert allreduce_seconds(1e9, 1e9, 4) == pytest.approx(1.5)
-
-
-DEVICES = {
-    "communication is free": ((1.0, 0.0, 1e9, 8), 8),
-    "free, but a tenth device saves less than the threshold": ((1.0, 0.0, 1e9, 100, 0.105), 9),
-    "a large model on a slow link does not spread": ((0.1, 1e9, 1e9, 8), 1),
-    # t(w) = 0.2 + 0.8 / w: 1, 0.6, 0.467, 0.4, 0.36; the fourth device saves 14 %, the fifth 10 %
-    "up to where a device saves less than 12 %": ((1.0, 1e8, 1e9, 16, 0.12), 4),
-    "no more than there are": ((1.0, 1e8, 1e9, 3), 3),
-}
-
-
-@pytest.mark.parametrize("name", DEVICES)
-def test_most_devices(name):
-    arguments, expected = DEVICES[name]
-    assert most_devices(*arguments) == expected
-
-
 @given(st.floats(1, 3), st.integers(2, 6), st.floats(0.001, 100))
 def test_a_curve_without_noise_is_fitted_exactly(base, most, alone):
     assert fit_alpha({p: [alone * base ** (p - 1)] * p for p in range(1, most + 1)}) == pytest.approx(base)
@@ -116,12 +92,10 @@ def test_a_measured_scaling_is_within_the_bounds_of_the_lemmas(packing, spreadin
 
 
 def test_measured_scaling_takes_all_of_it_together():
-    scaling = measured_scaling(
-        {1: [1.0], 2: [1.2, 1.2], 3: [1.44] * 3, 4: [3.0] * 4}, {1: 1.0, 2: 0.55}, most=4, resize_seconds=2.0
-    )
+    scaling = measured_scaling({1: [1.0], 2: [1.2, 1.2], 3: [1.44] * 3, 4: [3.0] * 4}, {1: 1.0, 2: 0.55}, most=4)
     assert scaling.alpha == pytest.approx(1.2)
     assert scaling.beta == pytest.approx(1.1)
-    assert (scaling.sharing, scaling.devices, scaling.resize_seconds) == (3, 4, 2.0)
+    assert (scaling.sharing, scaling.devices) == (3, 4)
 
 
 @pytest.mark.parametrize(
@@ -132,8 +106,6 @@ def test_measured_scaling_takes_all_of_it_together():
         pytest.param(lambda: most_sharing({2: [1.0, 1.0]}), "with 1 must be measured", id="not alone"),
         pytest.param(lambda: fit_alpha({1: [1.0]}), "measure 2 at least", id="alone only"),
         pytest.param(lambda: fit_beta({2: 1.0}), "with 1 must be measured", id="not on one device"),
-        pytest.param(lambda: most_devices(0.0, 1.0, 1.0, 2), "more than 0 seconds, got 0.0", id="no step"),
-        pytest.param(lambda: most_devices(1.0, 1.0, 0.0, 2), "above 0 bytes a second, got 0.0", id="no link"),
     ],
 )
 def test_missing_measurements_are_named(call, message):

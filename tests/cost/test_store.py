@@ -13,9 +13,8 @@ from shoal.core.device import Device
 from shoal.core.event import MemoryMeasured, PackSpeedMeasured, Profiled
 from shoal.core.job import Job, Purpose
 from shoal.core.trial import Trial
-from shoal.cost.catalogue import records
 from shoal.cost.estimate import memory
-from shoal.cost.history import History
+from shoal.cost.history import History, records
 from shoal.cost.store import EpochsSeen, Observation, ProfileStore, RanOut, WeightedMeans
 
 H200 = Device("cuda:0", "H200", 141 * GB)

@@ -17,8 +17,7 @@ from shoal.core.device import Cluster, Device, Node
 from shoal.core.errors import TaskError
 from shoal.core.space import Space
 from shoal.core.trial import Trial
-from shoal.cost.catalogue import records
-from shoal.cost.history import History
+from shoal.cost.history import History, records
 from shoal.dry_run.request import Asked
 from shoal.dry_run.run import dry_run
 from shoal.planner.packing.cost import Cost

@@ -7,8 +7,7 @@ import pytest
 
 from shoal.core.demand import Profile
 from shoal.core.errors import ShoalError
-from shoal.cost.catalogue import forget, records
-from shoal.cost.history import History
+from shoal.cost.history import History, forget, records
 
 PROFILE = Profile({1: 0.1, 16: 0.4}, 10, 3, 100, 10, 0.5, 1.0, mixing=1.25)
 
