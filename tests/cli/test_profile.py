@@ -90,7 +90,7 @@ def test_a_person_sees_before_a_search_that_sharing_pays(profile, tmp_path, monk
     assert "arguments: ['first', '--lr', '1']" in done.stdout
     assert "never comes here" not in done.stdout
     assert "what decided" in done.stdout
-    assert "fewer jobs start" in done.stdout
+    assert "packed with 2: saves" in done.stdout
     assert "Sharing pays: one epoch of 4 configurations takes" in done.stdout
     assert "shoal: drawn in plot.svg" in done.stderr
     assert (tmp_path / "plot.svg").read_text().lstrip().startswith("<?xml")

@@ -43,10 +43,11 @@ def test_a_profile_belongs_to_its_whole_key(tmp_path, other):
 def test_paces_are_of_pairs_on_a_kind_of_device(tmp_path):
     path = tmp_path / "history.sqlite"
     history = History(path, environment="torch 1")
-    history.put_pace(["b", "a", "c"], "cpu/1", 0.9)
-    history.put_pace(["a", "b"], "cpu/1", 0.7)
-    history.put_pace(["a", "a"], "cpu/2", 0.5)
-    expected = {("a", "b"): 0.7, ("a", "c"): 0.9, ("b", "c"): 0.9}
+    history.put_pace(("a", "b"), "cpu/1", 0.9)
+    history.put_pace(("a", "c"), "cpu/1", 0.9)
+    history.put_pace(("a", "b"), "cpu/1", 0.7)
+    history.put_pace(("a", "a"), "cpu/2", 0.5)
+    expected = {("a", "b"): 0.7, ("a", "c"): 0.9}
     for known in (history, History(path, environment="torch 1")):
         assert known.paces("cpu/1") == expected
         assert known.paces("cpu/2") == {("a", "a"): 0.5}

@@ -2,12 +2,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shoal.core.demand import Profile
 from shoal.cost.marginal import (
-    allreduce_seconds,
+    crowded_scaling,
     fit_alpha,
     fit_beta,
     measured_scaling,
-    most_devices,
     most_sharing,
     packing_benefit,
 )
@@ -59,28 +59,6 @@ def test_the_largest_p_above_the_threshold_may_be_worse_than_one_trial():
     assert most_sharing(times) == 1
 
 
-def test_allreduce_is_that_of_a_ring():
-    assert allreduce_seconds(1e9, 1e9, 1) == 0
-    assert allreduce_seconds(1e9, 1e9, 2) == pytest.approx(1.0)
-    assert allreduce_seconds(1e9, 1e9, 4) == pytest.approx(1.5)
-
-
-DEVICES = {
-    "communication is free": ((1.0, 0.0, 1e9, 8), 8),
-    "free, but a tenth device saves less than the threshold": ((1.0, 0.0, 1e9, 100, 0.105), 9),
-    "a large model on a slow link does not spread": ((0.1, 1e9, 1e9, 8), 1),
-    # t(w) = 0.2 + 0.8 / w: 1, 0.6, 0.467, 0.4, 0.36; the fourth device saves 14 %, the fifth 10 %
-    "up to where a device saves less than 12 %": ((1.0, 1e8, 1e9, 16, 0.12), 4),
-    "no more than there are": ((1.0, 1e8, 1e9, 3), 3),
-}
-
-
-@pytest.mark.parametrize("name", DEVICES)
-def test_most_devices(name):
-    arguments, expected = DEVICES[name]
-    assert most_devices(*arguments) == expected
-
-
 @given(st.floats(1, 3), st.integers(2, 6), st.floats(0.001, 100))
 def test_a_curve_without_noise_is_fitted_exactly(base, most, alone):
     assert fit_alpha({p: [alone * base ** (p - 1)] * p for p in range(1, most + 1)}) == pytest.approx(base)
@@ -114,12 +92,10 @@ def test_a_measured_scaling_is_within_the_bounds_of_the_lemmas(packing, spreadin
 
 
 def test_measured_scaling_takes_all_of_it_together():
-    scaling = measured_scaling(
-        {1: [1.0], 2: [1.2, 1.2], 3: [1.44] * 3, 4: [3.0] * 4}, {1: 1.0, 2: 0.55}, most=4, resize_seconds=2.0
-    )
+    scaling = measured_scaling({1: [1.0], 2: [1.2, 1.2], 3: [1.44] * 3, 4: [3.0] * 4}, {1: 1.0, 2: 0.55}, most=4)
     assert scaling.alpha == pytest.approx(1.2)
     assert scaling.beta == pytest.approx(1.1)
-    assert (scaling.sharing, scaling.devices, scaling.resize_seconds) == (3, 4, 2.0)
+    assert (scaling.sharing, scaling.devices) == (3, 4)
 
 
 @pytest.mark.parametrize(
@@ -130,10 +106,28 @@ def test_measured_scaling_takes_all_of_it_together():
         pytest.param(lambda: most_sharing({2: [1.0, 1.0]}), "with 1 must be measured", id="not alone"),
         pytest.param(lambda: fit_alpha({1: [1.0]}), "measure 2 at least", id="alone only"),
         pytest.param(lambda: fit_beta({2: 1.0}), "with 1 must be measured", id="not on one device"),
-        pytest.param(lambda: most_devices(0.0, 1.0, 1.0, 2), "more than 0 seconds, got 0.0", id="no step"),
-        pytest.param(lambda: most_devices(1.0, 1.0, 0.0, 2), "above 0 bytes a second, got 0.0", id="no link"),
     ],
 )
 def test_missing_measurements_are_named(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+SCALINGS = {
+    "nothing was seen": ({}, 2, None),
+    "not of two": ({3: 1.0}, 2, (4, 1.0)),
+    "one more than was seen": ({2: 1.0}, 1, (3, 1.0)),
+    "as many as jobs ask for": ({2: 1.0}, 5, (5, 1.0)),
+    "a second is worth little": ({2: 1.95}, 5, (1, 2.0)),
+    "a third is worth nothing": ({2: 1.3, 3: 2.0}, 5, (2, 1.3)),
+    "a gap is filled": ({2: 1.3, 4: 9.0}, 1, (2, 1.3)),
+    "one more would not be worth its part (Lemma 4)": ({2: 1.6}, 5, (2, 1.6)),
+    "noise": ({2: 0.9}, 2, (3, 1.0)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("crowding", "expected", "found"), SCALINGS.values(), ids=SCALINGS)
+def test_how_many_are_to_share_a_device(crowding, expected, found):
+    profile = Profile({1: 1.0}, 10, 0, base_memory=0, member_memory=1, compute=0.5, cores=1.0, crowding=crowding)
+    scaling = crowded_scaling(profile, expected)
+    assert (scaling and (scaling.sharing, pytest.approx(scaling.alpha))) == found

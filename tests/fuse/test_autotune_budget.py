@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from shoal.fuse.autotune import fastest, on
-from shoal.fuse.budget import Budget
+from shoal.fuse.autotune import Budget, fastest, on
 
 
 class Clock:

@@ -5,10 +5,10 @@ from shoal.core.demand import Profile
 from shoal.core.device import Cluster, Device, Node
 from shoal.core.job import Job, Purpose
 from shoal.core.trial import Trial
-from shoal.cost.watched import watched
 from shoal.planner.planner import Planner
 from shoal.schedule.registry import make_policy
 from shoal.study.config import opaque_key
+from shoal.worker.opaque_watch import watched
 
 
 def cluster(devices: int) -> Cluster:

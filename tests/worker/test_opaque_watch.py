@@ -10,7 +10,6 @@ import psutil
 import pytest
 
 from shoal.core.device import Device
-from shoal.cost.watched import merged, watched
 from shoal.worker.opaque_child import visible_device
 from shoal.worker.opaque_watch import Watch
 
@@ -49,11 +48,6 @@ def test_one_report_is_better_than_none() -> None:
     profile = watch.finish()
     assert profile is not None
     assert profile.step_seconds == {1: 3.0}
-
-
-def test_of_two_runs_the_larger_demands_and_the_least_seconds_count() -> None:
-    one, other = watched(1.0, 100, 0.2, 0.5), watched(2.0, 50, 0.4, 0.1)
-    assert merged(one, other) == watched(1.0, 100, 0.4, 0.5)
 
 
 class Nvml(SimpleNamespace):

@@ -6,8 +6,7 @@ import typer
 
 from shoal.cli.options import AsJson, print_json, print_table, say
 from shoal.core.errors import ShoalError
-from shoal.cost.catalogue import forget, records
-from shoal.cost.history import environment, history_path
+from shoal.cost.history import environment, forget, history_path, records
 from shoal.report.history_table import history_table, origins_table, record_json
 
 __all__ = ["app", "clear", "show"]

@@ -14,8 +14,8 @@ from shoal.core.errors import ShoalError
 from shoal.cost.history import History, environment
 from shoal.dry_run.request import asked
 from shoal.report.drawing import check_drawing
-from shoal.report.rehearsal_plot import draw_rehearsal
-from shoal.report.rehearsal_table import RehearsalTable, rehearsal_json
+from shoal.report.dry_run_plot import draw_dry_run
+from shoal.report.dry_run_table import DryRunTable, dry_run_json
 
 __all__ = ["profile"]
 
@@ -33,11 +33,9 @@ def profile(
     """Say what a search would cost, and whether sharing pays, before it is run.
 
     Runs a Python file up to its call of shoal.tune, which does not return: nothing is trained to an end, and no
-    directory made. A few configurations of its space are trained for some steps on the first device: each alone, those
-    of one structure fused, arrays packed into one process. Shown are, for each array: seconds of a step, peak memory,
-    the part of preprocessing, what a change to it costs, and what a search would do with it and why; then what all take
-    for one epoch each, one after another, packed, fused, and as a search would have them. IMPV is the part of the time
-    that is saved.
+    directory made. A few configurations of its space are trained for some steps on the first device, and the planner
+    makes jobs of them as in a search: a row for each array, with seconds of a step, peak memory, the part of
+    preprocessing, the seconds of an epoch, and what decided. IMPV is the part of the time that sharing saves.
 
     Options count instead of what the file gives to shoal.tune. What is measured goes into the job history, so a search
     that follows does not measure it again. With --json what the file prints goes to standard error. The exit status is
@@ -58,20 +56,20 @@ def profile(
                     f"{wanted.spec['task']} is a program of yours, which cannot be tried for a few steps; a study "
                     "learns what it costs while it runs, and shoal.Task is what can be fused and packed"
                 )
-            from shoal.dry_run.rehearse import rehearse
+            from shoal.dry_run.run import dry_run
 
             history = History(environment=environment())
-            found = rehearse(wanted, wanted.trials(trials), history, say)
+            found = dry_run(wanted, wanted.trials(trials), history, say)
     except KeyboardInterrupt as stop:
         say("stopped; what was measured so far is in the job history")
         raise typer.Exit(1) from stop
     if as_json:
-        print_json(rehearsal_json(found))
+        print_json(dry_run_json(found))
     else:
-        print_table(RehearsalTable(found))
+        print_table(DryRunTable(found))
     if not found.arrays:
         raise ShoalError("no configuration could be measured; the reasons are above")
     if plot is not None:
         title = f"{file.name}: {wanted.spec['task']}, {found.trials} configurations on {found.device.name}"
-        draw_rehearsal(found, plot, title)
+        draw_dry_run(found, plot, title)
         say(f"drawn in {plot}")

@@ -5,17 +5,26 @@ import os
 import platform
 import sqlite3
 import warnings
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
-from itertools import combinations
 from pathlib import Path
 from typing import Any, Literal
 
 from shoal.core.demand import Profile
+from shoal.core.errors import ShoalError
 
-__all__ = ["History", "cache_directory", "environment", "history_path", "profile_from"]
+__all__ = [
+    "History",
+    "Record",
+    "cache_directory",
+    "environment",
+    "forget",
+    "history_path",
+    "profile_from",
+    "records",
+]
 
 _SCHEMA = (
     """CREATE TABLE IF NOT EXISTS profiles (
@@ -28,6 +37,7 @@ _SCHEMA = (
         structure TEXT, data TEXT, batch_size INTEGER, task TEXT, parameters TEXT NOT NULL,
         PRIMARY KEY (structure, data, batch_size, task))""",
 )
+_ORIGINS = "SELECT structure, data, batch_size, task, parameters FROM origins"
 _BUSY_SECONDS = 5.0
 
 _Key = tuple[str, str, int, str]
@@ -52,6 +62,29 @@ def history_path() -> Path:
 def environment() -> str:
     """The versions that measurements depend on: of Python, torch and shoal."""
     return f"python {platform.python_version()}, torch {version('torch')}, {version('shoal')}"
+
+
+@dataclass(frozen=True)
+class Record:
+    """What was measured of one structure on one kind of device.
+
+    Args:
+        environment: the versions it was measured with.
+        kind: of the device.
+        structure: digest of the model, and of its optimizer where that decides who may be one array.
+        data: digest of what decides its data.
+        batch_size: samples per step and member.
+        profile: what was measured; None if this version of Shoal cannot read it.
+        origins: name of each task that it came from -> the parameters that all its trials agree on.
+    """
+
+    environment: str
+    kind: str
+    structure: str
+    data: str
+    batch_size: int
+    profile: Profile | None
+    origins: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
 class History:
@@ -133,50 +166,30 @@ class History:
         """
         return self._paces.get(kind, {})
 
-    def put_pace(self, structures: Collection[str], kind: str, pace: float) -> None:
-        """Keep the pace that was measured of arrays in one process as that of any two of them.
-
-        Args:
-            structures: theirs.
-            kind: `Device.kind`.
-            pace: see `paces`.
-        """
-        known = self._paces.setdefault(kind, {})
-        pairs = sorted({(min(pair), max(pair)) for pair in combinations(structures, 2)})
-        if len(structures) > 2:  # what a pair has shown by itself is better known
-            pairs = [pair for pair in pairs if pair not in known]
-        known.update(dict.fromkeys(pairs, pace))
-        rows = [(self.environment, *pair, kind, pace) for pair in pairs]
-        self._write("INSERT OR REPLACE INTO paces VALUES (?, ?, ?, ?, ?)", rows)
+    def put_pace(self, pair: tuple[str, str], kind: str, pace: float) -> None:
+        """Keep the pace of two structures, in ascending order, in place of an older one; see `paces`."""
+        self._paces.setdefault(kind, {})[pair] = pace
+        self._write("INSERT OR REPLACE INTO paces VALUES (?, ?, ?, ?, ?)", [(self.environment, *pair, kind, pace)])
 
     def _write(self, statement: str, rows: Sequence[tuple[object, ...]]) -> None:
         if not self._usable:
             return
         try:
-            with self._open() as connection:
+            with _connected(self.path) as connection:
                 connection.executemany(statement, rows)
         except (OSError, sqlite3.Error) as error:
             self._give_up(error)
 
-    @contextmanager
-    def _open(self) -> Iterator[sqlite3.Connection]:
-        """A connection for one transaction: kept open, it would be shared with forked workers."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with closing(sqlite3.connect(self.path, timeout=_BUSY_SECONDS)) as connection, connection:
-            for statement in _SCHEMA:
-                connection.execute(statement)
-            yield connection
-
     def _load(self) -> None:
         mine = (self.environment,)
-        with self._open() as connection:
+        with _connected(self.path) as connection:
             profiles = connection.execute(
                 "SELECT structure, data, batch_size, kind, profile FROM profiles WHERE environment = ?", mine
             ).fetchall()
             paces = connection.execute(
                 "SELECT one, other, kind, pace FROM paces WHERE environment = ?", mine
             ).fetchall()
-            origins = connection.execute("SELECT structure, data, batch_size, task, parameters FROM origins").fetchall()
+            origins = connection.execute(_ORIGINS).fetchall()
         for *key, text in origins:
             self._origins[tuple(key)] = json.loads(text)
         for structure, data, size, kind, text in profiles:
@@ -195,6 +208,65 @@ class History:
         )
 
 
+def records(path: Path) -> list[Record]:
+    """All that a job history knows, in every environment, sorted; nothing if there is no file.
+
+    Args:
+        path: the file.
+
+    Raises:
+        ShoalError: it is no job history.
+    """
+    if _is_empty(path):
+        return []
+    with _opened(path) as connection:
+        rows = connection.execute(
+            "SELECT environment, kind, structure, data, batch_size, profile FROM profiles "
+            "ORDER BY environment, kind, structure, batch_size, data"
+        ).fetchall()
+        known: dict[tuple[Any, ...], dict[str, Mapping[str, Any]]] = {}
+        for *key, task, text in connection.execute(f"{_ORIGINS} ORDER BY task"):
+            known.setdefault(tuple(key), {})[task] = json.loads(text)
+    return [
+        Record(where, kind, name, data, size, profile_from(text), known.get((name, data, size), {}))
+        for where, kind, name, data, size, text in rows
+    ]
+
+
+def forget(path: Path, *, kind: str | None = None, structure: str | None = None) -> tuple[int, int]:
+    """Remove what a job history knows, in every environment, so that it is measured anew.
+
+    Args:
+        path: the file.
+        kind: only of this kind of device.
+        structure: only of structures whose digest begins so.
+
+    Returns:
+        How many measurements of a structure were removed, and how many of two in one process.
+
+    Raises:
+        ShoalError: it is no job history, or cannot be written.
+    """
+    if _is_empty(path):
+        return 0, 0
+    begins = "" if structure is None else structure
+    with _opened(path) as connection:
+        profiles = connection.execute(
+            "DELETE FROM profiles WHERE (?1 IS NULL OR kind = ?1) AND substr(structure, 1, length(?2)) = ?2",
+            (kind, begins),
+        ).rowcount
+        paces = connection.execute(
+            "DELETE FROM paces WHERE (?1 IS NULL OR kind = ?1) "
+            "AND (substr(one, 1, length(?2)) = ?2 OR substr(other, 1, length(?2)) = ?2)",
+            (kind, begins),
+        ).rowcount
+        connection.execute(
+            "DELETE FROM origins WHERE NOT EXISTS (SELECT 1 FROM profiles WHERE profiles.structure = "
+            "origins.structure AND profiles.data = origins.data AND profiles.batch_size = origins.batch_size)"
+        )
+    return profiles, paces
+
+
 def profile_from(text: str) -> Profile | None:
     """A profile from its JSON text, in which sizes are strings; None if it is damaged or has other fields."""
     try:
@@ -206,3 +278,30 @@ def profile_from(text: str) -> Profile | None:
         return Profile(**{**fields, **by_size})
     except (ValueError, TypeError, KeyError, AttributeError):
         return None
+
+
+def _is_empty(path: Path) -> bool:
+    """Whether there is no file, or one that nothing was written to."""
+    return not path.exists() or (path.is_file() and not path.stat().st_size)
+
+
+@contextmanager
+def _connected(path: Path) -> Iterator[sqlite3.Connection]:
+    """A connection for one transaction: kept open, it would be shared with forked workers."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with closing(sqlite3.connect(path, timeout=_BUSY_SECONDS)) as connection, connection:
+        for statement in _SCHEMA:
+            connection.execute(statement)
+        yield connection
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[sqlite3.Connection]:
+    """A connection to a file that a person asks about, for one transaction."""
+    try:
+        with _connected(path) as connection:
+            yield connection
+    except sqlite3.Error as error:
+        raise ShoalError(
+            f"the job history {path} cannot be used ({error}); delete the file, or set SHOAL_CACHE to another directory"
+        ) from error

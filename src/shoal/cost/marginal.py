@@ -1,22 +1,24 @@
-"""How far jobs may share a device or spread over several, from measured seconds of an iteration (Fluid, section 4.2.2).
+"""How far jobs may share a device or spread over several, from what was measured of them (Fluid, section 4.2.2).
 
 A benefit is the part of its time that one trial more, or one device more, saves. 0: there is no use in it.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from math import exp, log
 from statistics import fmean
 
+from shoal.core.demand import Profile
 from shoal.cost.scaling import Scaling
 
 __all__ = [
-    "allreduce_seconds",
+    "crowded_scaling",
     "fit_alpha",
     "fit_beta",
     "measured_scaling",
-    "most_devices",
     "most_sharing",
     "packing_benefit",
+    "spread_scaling",
 ]
 
 THRESHOLD = 0.05
@@ -63,57 +65,6 @@ def most_sharing(times: Mapping[int, Sequence[float]], threshold: float = THRESH
     return trials
 
 
-def allreduce_seconds(model_bytes: float, bandwidth: float, devices: int) -> float:
-    """Seconds in which w devices sum their gradients in a ring: 2 (w-1)/w · bytes / bandwidth.
-
-    Each device sends and receives 2 (w-1) parts of 1/w of the gradients (reduce-scatter, then all-gather; Patarasuk and
-    Yuan, "Bandwidth optimal all-reduce algorithms", 2009). Latency is left out, so small models look a little better
-    than they are.
-
-    Args:
-        model_bytes: size of the gradients, that of the parameters.
-        bandwidth: of the slowest link, in bytes a second.
-        devices: w, at least 1.
-
-    Raises:
-        ValueError: `bandwidth` is not above 0.
-    """
-    if not bandwidth > 0:
-        raise ValueError(f"a bandwidth is above 0 bytes a second, got {bandwidth!r}")
-    return 2 * (devices - 1) / devices * model_bytes / bandwidth
-
-
-def most_devices(
-    step_seconds: float, model_bytes: float, bandwidth: float, at_most: int, threshold: float = THRESHOLD
-) -> int:
-    """d: how many devices to spread a trial over.
-
-    A step of the same batch takes t(w) = t(1)/w + allreduce(w): the model of Paleo (Qi et al., 2017), without overlap
-    of computing and communication. d is the w before the first whose benefit 1 - t(w)/t(w-1) is not above the
-    threshold; perfect scaling gives a benefit of 1/w, as perfect packing does.
-
-    Args:
-        step_seconds: t(1), of a training step on one device.
-        model_bytes: size of the gradients.
-        bandwidth: of the slowest link, in bytes a second.
-        at_most: devices that there are.
-        threshold: least benefit of one device more.
-
-    Raises:
-        ValueError: `step_seconds` or `bandwidth` is not above 0.
-    """
-    if not step_seconds > 0:
-        raise ValueError(f"a step takes more than 0 seconds, got {step_seconds!r}")
-
-    def seconds(devices: int) -> float:
-        return step_seconds / devices + allreduce_seconds(model_bytes, bandwidth, devices)
-
-    devices = 1
-    while devices < at_most and 1 - seconds(devices + 1) / seconds(devices) > threshold:
-        devices += 1
-    return devices
-
-
 def fit_alpha(times: Mapping[int, Sequence[float]]) -> float:
     """α of h(1/p) = h(1) · α^(p-1), at least 1.
 
@@ -149,8 +100,6 @@ def measured_scaling(
     spread: Mapping[int, float],
     *,
     most: int = 1,
-    resize_seconds: float = 0.0,
-    threshold: float = THRESHOLD,
 ) -> Scaling:
     """The scaling of a kind of trial on a kind of device, from a few iterations of it.
 
@@ -160,14 +109,12 @@ def measured_scaling(
     Args:
         packed: p -> T^p, seconds of an iteration of each of p trials on one device; 1 must be among them.
         spread: w -> seconds of an iteration on w devices; may be empty.
-        most: d by the cost of communication; see `most_devices`.
-        resize_seconds: ε, what a change of width costs.
-        threshold: O_th.
+        most: d at most.
 
     Raises:
         ValueError: times are missing or not above 0.
     """
-    sharing = most_sharing(packed, threshold)
+    sharing = most_sharing(packed)
     alpha = fit_alpha({p: packed[p] for p in range(1, sharing + 1)}) if sharing > 1 else Scaling.alpha
     while sharing > 1 and alpha >= sharing / (sharing - 1):
         sharing -= 1
@@ -176,7 +123,39 @@ def measured_scaling(
     devices = most if several else 1
     while devices > 1 and beta >= 1 + 1 / devices:
         devices -= 1
-    return Scaling(alpha, beta, sharing, devices, resize_seconds)
+    return Scaling(alpha, beta, sharing, devices)
+
+
+def crowded_scaling(profile: Profile, expected: int) -> Scaling | None:
+    """A job's run time on a share of a device, and c, as jobs of its key have shown them.
+
+    As long as each job more has paid, one more than was ever seen may be tried. Where it paid no more, that is the end.
+
+    Args:
+        profile: of its key.
+        expected: c by what the jobs ask for, which holds until something else was seen.
+
+    Returns:
+        None where nothing was seen of jobs that share a device.
+    """
+    times = _seen(profile.crowding)
+    if len(times) == 1:
+        return None
+    found = measured_scaling(times, {})
+    if found.sharing < max(times):
+        return found
+    most = max(expected, found.sharing + 1)
+    while most > found.sharing and found.alpha >= most / (most - 1):  # Lemma 4: h(w) is not worth its devices
+        most -= 1
+    return replace(found, sharing=most)
+
+
+def spread_scaling(profile: Profile, scaling: Scaling) -> Scaling:
+    """A job's scaling with how it does on several devices, as was measured of its key."""
+    if not profile.spreading:
+        return scaling
+    wide = measured_scaling({1: (1.0,)}, {1: 1.0, **profile.spreading}, most=max(profile.spreading))
+    return replace(scaling, beta=wide.beta, devices=wide.devices)
 
 
 def _base(logarithms: Mapping[int, float]) -> float:
@@ -192,3 +171,13 @@ def _mean(times: Sequence[float], of: int) -> float:
     if not times or not all(0 < time < float("inf") for time in times):
         raise ValueError(f"seconds of an iteration with {of} must be measured, finite and above 0, got {list(times)!r}")
     return fmean(times)
+
+
+def _seen(crowding: Mapping[int, float]) -> dict[int, tuple[float]]:
+    """Jobs -> the time of one of them, over its time alone; of numbers never seen as the next one lets expect by α."""
+    times: dict[int, tuple[float]] = {1: (1.0,)}
+    for jobs in sorted(crowding):
+        alpha = crowding[jobs] ** (1 / (jobs - 1))
+        times |= {fewer: (alpha ** (fewer - 1),) for fewer in range(len(times) + 1, jobs)}
+        times[jobs] = (crowding[jobs],)
+    return times

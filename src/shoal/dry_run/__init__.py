@@ -1,1 +1,1 @@
-"""What a few real steps of some configurations show before a search: what each costs, and whether sharing pays."""
+"""A dry run of the planner: a few real steps of some configurations, and the jobs that a search would make of them."""

@@ -1,11 +1,11 @@
 """Which of several ways to compute the same thing is the fastest here, found by trying them.
 
 A way is tried on the tensors at hand, forward and, if they ask for it, backward. What is found holds for the same
-function, settings, shapes, strides, types and device, and for every later process; see `shoal.fuse.findings`.
+function, settings, shapes, strides, types and device, and for every later process; see `shoal.fuse.tuning_cache`.
 
 Shapes may be new for ever, as in batches of sentences, and arrays that gain and lose members. So what was found holds,
 in this process alone, for tensors of nearly the same sizes too; and when the time for races is used up
-(`shoal.fuse.budget`), for the nearest sizes, however far they are. Only what has no like is still tried then.
+(`Budget`), for the nearest sizes, however far they are. Only what has no like is still tried then.
 `SHOAL_AUTOTUNE=0` in the environment turns it off: then, and wherever nothing may be measured, the first way is taken.
 """
 
@@ -13,11 +13,11 @@ import logging
 import math
 import os
 import platform
+import time
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from statistics import median
 from threading import Lock
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -26,11 +26,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-from shoal.fuse.budget import Budget
-from shoal.fuse.findings import Findings
-from shoal.fuse.race import Layouts, race
+from shoal.fuse.benchmark import Layouts, benchmark
+from shoal.fuse.tuning_cache import TuningCache
 
-__all__ = ["fastest", "forced", "off", "on"]
+__all__ = ["Budget", "fastest", "forced", "off", "on"]
 
 _log = logging.getLogger("shoal.fuse")
 
@@ -42,8 +41,39 @@ _DEVICES = ("cpu", "cuda")
 _NEAR = math.log(1.5)
 """Tensors of which each has up to 1.5 times the elements, or as many times fewer, are taken to be alike."""
 
-_WORTH = 0.97
-"""Another way has to take less than this part of the time of the first one: measurements are off by some percent."""
+_ALLOWANCE_SECONDS = 20.0
+_SHARE = 0.05
+
+
+@dataclass
+class Budget:
+    """Time for races: an allowance, enough for all layers of a large model, then a share of the time that passes.
+
+    It bounds what measuring costs whatever the shapes do. A number of races does not: what is few for a short run on
+    sentences is too few for a model of many different layers.
+
+    Args:
+        clock: in seconds.
+    """
+
+    clock: Callable[[], float] = time.perf_counter
+    _began: float | None = field(default=None, init=False)
+    _spent: float = field(default=0.0, init=False)
+
+    def left(self) -> bool:
+        """Whether there may be another race; time passes from the first time that this is asked."""
+        if self._began is None:
+            self._began = self.clock()
+        return self._spent < _ALLOWANCE_SECONDS + _SHARE * (self.clock() - self._began)
+
+    @contextmanager
+    def charged(self) -> Iterator[None]:
+        """What runs within is a race."""
+        start = self.clock()
+        try:
+            yield
+        finally:
+            self._spent += self.clock() - start
 
 
 @dataclass(eq=False)
@@ -60,7 +90,7 @@ class _Tuner:
     """
 
     active: bool
-    findings: Findings = field(default_factory=Findings)
+    findings: TuningCache = field(default_factory=TuningCache)
     forced: Mapping[str, str] = field(default_factory=dict)
     budget: Budget = field(default_factory=Budget)
     known: dict[Hashable, str] = field(default_factory=dict)
@@ -164,13 +194,12 @@ def _find(
             return None
         try:
             with tuner.budget.charged():
-                seconds = race(ways, tensors, layouts)
+                race = benchmark(ways, tensors, layouts)
         finally:
             _racing.release()
-        way = _winner(seconds)
-        shortest = {name: min(runs) for name, runs in seconds.items()}
-        tuner.findings.put(text, way, shortest)
-        times = ", ".join(f"{name} {took * 1e3:.3g} ms" for name, took in shortest.items())
+        way, seconds = race.leader, race.seconds
+        tuner.findings.put(text, way, seconds)
+        times = ", ".join(f"{name} {took * 1e3:.3g} ms" for name, took in seconds.items())
         _log.info("%r is the fastest way (%s): %s", way, times, text)
     alike.append((_sizes(given), way))
     tuner.known[key] = way
@@ -194,17 +223,6 @@ def _nearest(
         if way in ways and all(abs(mine - theirs) <= within for mine, theirs in zip(sizes, others, strict=True))
     ]
     return min(found)[1] if found else None
-
-
-def _winner(seconds: Mapping[str, Sequence[float]]) -> str:
-    """The way with the shortest run, since what disturbs a run only makes it longer.
-
-    It takes the first one's place only where it is the faster one in the middle as well.
-    """
-    first = next(iter(seconds))
-    best = min(seconds, key=lambda name: min(seconds[name]))
-    shorter = min(seconds[best]) < _WORTH * min(seconds[first])
-    return best if shorter and median(seconds[best]) < median(seconds[first]) else first
 
 
 def _measurable(tensors: Sequence[Tensor]) -> bool:
@@ -236,7 +254,7 @@ def _with(tuner: _Tuner) -> Iterator[None]:
 
 def on(path: Path, budget: Budget | None = None) -> AbstractContextManager[None]:
     """Within, ways are chosen by measurement, in the time that `budget` gives; findings are kept in the file `path`."""
-    return _with(_Tuner(True, Findings(path), budget=budget or Budget()))
+    return _with(_Tuner(True, TuningCache(path), budget=budget or Budget()))
 
 
 def off() -> AbstractContextManager[None]:

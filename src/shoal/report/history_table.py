@@ -6,7 +6,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from shoal.cost.catalogue import Record
+from shoal.cost.history import Record
 from shoal.report.text import config_text, rounded, structure_text
 from shoal.schedule.ledger import bytes_text
 

@@ -7,7 +7,8 @@ from shoal.core.array import Array, Member, remove_members
 from shoal.core.command import ArrayLeft, JobEnded, StoppedAlike
 from shoal.core.errors import ShoalError
 from shoal.core.event import BLAMELESS, ArrayFailed, Ended, Outcome
-from shoal.core.job import Purpose
+from shoal.core.job import Job, Purpose
+from shoal.cost.store import RanOut
 from shoal.study.reports import observe
 from shoal.study.retries import FailureContext
 from shoal.study.state import StudyState
@@ -34,7 +35,7 @@ def end(state: StudyState, ended: Ended, now: float) -> None:
         if job.purpose is Purpose.PROFILE and ended.outcome is Outcome.RAISED:
             for member in job.members[:1]:  # the code would raise in its training, too
                 state.retries.first.note(member.trial.number, ended.message)
-        _judge(state, ended, FailureContext(arrays, device, company=len(job.members) > 1), left)
+        _judge(state, ended, job, FailureContext(arrays, device, company=len(job.members) > 1), left)
     state.profiles.end(job.id)
 
 
@@ -54,14 +55,16 @@ def drop(state: StudyState, dropped: ArrayFailed) -> None:
     state.running.change(job)
     state.interference.change(job)
     gone = remove_members(present, {member.trial.number for array in others for member in array.members})
-    _judge(state, dropped, FailureContext(gone, device, company=len(members) > 1), left)
+    _judge(state, dropped, job, FailureContext(gone, device, company=len(members) > 1), left)
 
 
-def _judge(state: StudyState, failed: Ended | ArrayFailed, scene: FailureContext, left: Collection[int]) -> None:
+def _judge(
+    state: StudyState, failed: Ended | ArrayFailed, job: Job, scene: FailureContext, left: Collection[int]
+) -> None:
     """Decide how trials that failed go on, and correct what was believed of the memory that they take."""
     device = state.fleet.cluster.device(scene.device.name)
     if failed.outcome is Outcome.OUT_OF_MEMORY:
-        state.profiles.ran_out(failed.job, scene.arrays, device.kind, device.memory)
+        state.profiles.observe(RanOut(tuple(scene.arrays)), job, device)
     shared = state.running.on(device.name) > 0
     scene = replace(scene, device=device, shared=shared, largest=_largest(state, scene.arrays))
     spent = state.retries.judge(failed, scene, left)
@@ -77,7 +80,7 @@ def _largest(state: StudyState, arrays: Collection[Array]) -> int:
     Nothing is measured for the sake of trials that failed in company.
     """
     healthy = [device for _, device in state.fleet.cluster if device.healthy]
-    known = {x.kind for x in healthy if all(state.profiles.profile(array.key, x.kind) for array in arrays)}
+    known = {x.kind for x in healthy if all(state.profiles.estimate(array.key, x.kind) for array in arrays)}
     never = {kind for key, kind in state.signatures.unmeasurable if any(key == array.key for array in arrays)}
     if any(member.trial.number in state.trials.alone for array in arrays for member in array.members):
         never |= {x.kind for x in healthy}

@@ -1,4 +1,4 @@
-"""How fast jobs run that share a device, as far as their reports tell."""
+"""How fast jobs run, alone and where they share a device, as far as their reports tell."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -9,8 +9,8 @@ from shoal.core.array import FusionKey
 from shoal.core.device import Cluster, Device
 from shoal.core.event import Reported
 from shoal.core.job import Job
-from shoal.cost.estimate import compute, fetching
-from shoal.cost.estimate import seconds as seconds_of
+from shoal.cost.estimate import compute
+from shoal.cost.store import EpochsSeen
 from shoal.schedule.oversubscription import OversubscriptionTuner
 
 __all__ = ["InterferenceTracker"]
@@ -19,7 +19,7 @@ _ROUNDING = 1e-6
 """Compute; what is less is due to rounding."""
 
 ENOUGH = 2
-"""Epochs in company, of which the shortest counts: a single one may have been disturbed by other programs."""
+"""Epochs alike, of which the shortest counts: a single one may have been disturbed by other programs."""
 
 SLACK = 0.1
 """By how much of it a share may differ from an even part of a device."""
@@ -84,7 +84,8 @@ def _has_share(job: Job) -> bool:
 
 @final
 class InterferenceTracker:
-    """Takes from reports what an oversubscription tuner wants to know of jobs that share a device, and what each loses.
+    """Takes from reports what an oversubscription tuner wants to know of jobs that share a device, and what the profile
+    store does: how long epochs take alone, and in company.
 
     A device is observed when each of its jobs has had an epoch that counts: one after another that it has reported
     since the jobs on the device, the trials in one of them, or the ratio in force changed. So the epochs in which a job
@@ -96,7 +97,7 @@ class InterferenceTracker:
     allows because that has fallen. Nor is it told of one that holds a job of several arrays, which take turns.
 
     Args:
-        tuner: is told, and keeps the ratios; jobs on kinds of devices that it leaves alone are not looked at.
+        tuner: is told, and keeps the ratios; on kinds of devices that it leaves alone, company is not looked at.
     """
 
     def __init__(self, tuner: OversubscriptionTuner) -> None:
@@ -113,8 +114,6 @@ class InterferenceTracker:
     def begin(self, job: Job, device: Device) -> None:
         """A job is on a device from now on."""
         self.end(job.id)
-        if not self._tuner.tunes(device.kind):
-            return
         company = self._companies.setdefault(device.name, _Company(device))
         company.tenants[job.id] = _Tenant(job)
         company.change()
@@ -132,7 +131,7 @@ class InterferenceTracker:
             company.tenants[job.id].job = job
             company.change()
 
-    def epoch(self, event: Reported, has_waiting: Callable[[], bool]) -> tuple[int, float] | None:
+    def epoch(self, event: Reported, has_waiting: Callable[[], bool]) -> EpochsSeen | None:
         """Members of a job have finished an epoch together.
 
         Args:
@@ -140,8 +139,8 @@ class InterferenceTracker:
             has_waiting: whether trials wait for a device.
 
         Returns:
-            The jobs on the device, and how many times as long as alone epochs take there; None if that is not known, or
-            the job is alone, has several arrays, members at different epochs, or a share that is not its part.
+            What the epochs of this company show; None if that is not known yet, or the job has several arrays, members
+            at different epochs, or a share that is not its part.
         """
         if (company := self._place.get(event.job)) is None or not event.reports:
             return None
@@ -158,24 +157,24 @@ class InterferenceTracker:
         seconds = sum(report.seconds for report in event.reports)
         if not 0 < seconds < inf:
             return None
-        if (promised := company.promised()) is not None:
+        tuned = self._tuner.tunes(company.device.kind)
+        if tuned and (promised := company.promised()) is not None:
             self._watch(company, tenant, seconds, promised, has_waiting)
-        if len({report.epoch for report in event.reports}) > 1:
+        if len({report.epoch for report in event.reports}) > 1 or not (tuned or len(company.tenants) == 1):
             return None
-        return self._crowding(company, tenant, seconds)
+        return self._seen(company, tenant, seconds)
 
-    def _crowding(self, company: _Company, tenant: _Tenant, seconds: float) -> tuple[int, float] | None:
-        """What epochs show of the company; where none was seen without any, against what the profile says."""
+    def _seen(self, company: _Company, tenant: _Tenant, seconds: float) -> EpochsSeen | None:
+        """What epochs show of the company."""
         alike, jobs = _alike(tenant, company.device.kind), len(company.tenants)
         if jobs == 1:
-            if not _has_share(tenant.job):
-                self._single[alike] = min(seconds, self._single.get(alike, seconds))
-            return None
+            if _has_share(tenant.job):
+                return None
+            self._single[alike] = min(seconds, self._single.get(alike, seconds))
         tenant.times.append(seconds)
-        single = self._single.get(alike) or _expected(tenant)
-        if len(tenant.times) < ENOUGH or single is None or not _is_part(tenant.job, company.device, jobs):
+        if len(tenant.times) < ENOUGH or not _is_part(tenant.job, company.device, jobs):
             return None
-        return jobs, min(tenant.times) / single
+        return EpochsSeen(jobs, len(tenant.trials), min(tenant.times), self._single.get(alike) if jobs > 1 else None)
 
     def _watch(
         self, company: _Company, tenant: _Tenant, seconds: float, promised: float, has_waiting: Callable[[], bool]
@@ -225,11 +224,3 @@ def _is_part(job: Job, device: Device, jobs: int) -> bool:
 def _alike(tenant: _Tenant, kind: str) -> _Alike:
     (array,) = tenant.job.arrays
     return replace(array.key, order=0), len(tenant.trials), kind
-
-
-def _expected(tenant: _Tenant) -> float | None:
-    """Seconds of an epoch alone, by the profile; None where steps may be compiled, of which it does not tell."""
-    (array,) = tenant.job.arrays
-    if array.profile is None or max(array.profile.compiled_gain.values(), default=1.0) > 1:
-        return None
-    return seconds_of(array.profile, [1] * len(tenant.trials)) + fetching(array.profile, [1])

@@ -20,11 +20,9 @@ def report(state: StudyState, event: Reported, now: float) -> None:
     state.tracker.heard(event, now)
     observe(state, event.job, event.reports)
     job, device = state.running[event.job]
-    if (crowd := state.interference.epoch(event, state.trials.has_waiting)) is not None:
-        state.profiles.crowded(job.arrays[0].key, device.kind, *crowd)
-    alone = state.running.on(device.name) == 1
-    if event.reports:
-        state.profiles.epoch(event, job.arrays, device.kind, alone=alone)
+    state.signatures.count(report.trial for report in event.reports)
+    if (seen := state.interference.epoch(event, state.trials.has_waiting)) is not None:
+        state.profiles.observe(seen, job, device)
 
 
 def observe(state: StudyState, job: str, reports: Iterable[Report]) -> None:
@@ -80,7 +78,7 @@ def _decide(state: StudyState, report: Report) -> list[Decision]:
 def learn(state: StudyState, found: Profiled | PackSpeedMeasured | MemoryMeasured) -> None:
     """A job has measured something."""
     job, device = state.running[found.job]
-    state.profiles.learn(found, job, device)
+    state.profiles.observe(found, job, device)
     if isinstance(found, Profiled) and job.purpose is Purpose.PROFILE:
         still_to_come = tuple(array for array in job.arrays if array.key != found.key)
         state.running.change(replace(job, arrays=still_to_come))

@@ -1,5 +1,6 @@
 """What is known of the models of trials, and whose have still to be looked at."""
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
@@ -27,6 +28,7 @@ class SignatureRegistry:
         self.unmeasurable: set[tuple[FusionKey, str]] = set()
         """Keys that cannot be measured on a kind of device."""
         self._kinds = frozenset(kinds)
+        self._trained: Counter[FusionKey] = Counter()
         self._looks: dict[str, list[set[int]]] = {}  # job -> trials that it was asked to look at beside its training
         self._unseen: set[int] = set()  # trials that no job can look at beside its training
         self._suspects: set[int] = set()  # trials of a survey that crashed
@@ -46,6 +48,14 @@ class SignatureRegistry:
             if share:
                 self._looks.setdefault(job, []).append({trial.number for trial in share})
         return {job: share for job, share in shares.items() if share}
+
+    def count(self, trials: Iterable[int]) -> None:
+        """Trials have finished an epoch."""
+        self._trained.update(replace(self.keys[number], order=0) for number in trials if number in self.keys)
+
+    def trained(self, key: FusionKey) -> int:
+        """Epochs that trials of a key have trained, whatever their order of samples."""
+        return self._trained[replace(key, order=0)]
 
     def note(self, found: SignaturesFound) -> None:
         """Take over what a job found."""

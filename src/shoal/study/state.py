@@ -14,6 +14,7 @@ from shoal.core.errors import PolicyError
 from shoal.core.objective import Objective
 from shoal.core.trial import Trial
 from shoal.cost.history import History
+from shoal.cost.store import ProfileStore
 from shoal.planner.grouping import Grouping
 from shoal.planner.job_tracker import JobTracker
 from shoal.planner.planner import Planner
@@ -23,7 +24,6 @@ from shoal.study.devices import DeviceTracker
 from shoal.study.event import WindUp
 from shoal.study.fleet import Fleet
 from shoal.study.interference import InterferenceTracker
-from shoal.study.profile_store import ProfileStore
 from shoal.study.retries import RetryPolicy
 from shoal.study.running import RunningJobs
 from shoal.study.signatures import SignatureRegistry
@@ -116,7 +116,7 @@ class StudyState:
         self.running = RunningJobs()
         self.signatures = SignatureRegistry({device.kind for _, device in self.fleet.given})
         self.profiles = ProfileStore(given.history, given.study.get("task", ""))
-        self.tracker = JobTracker(self.profiles.profile)
+        self.tracker = JobTracker(self.profiles.estimate)
         self.planner = self.make_planner(self.new_id, self.tracker)
         self.interference = InterferenceTracker(given.tuner)
         self.retries = RetryPolicy(self.trials, given.retries)
@@ -151,8 +151,8 @@ class StudyState:
 
     def make_planner(self, new_id: Callable[[], str], tracker: JobTracker | None = None) -> Planner:
         """A planner that knows what this study knows of costs."""
-        mine, known = self.given, self.profiles
-        return Planner(mine.policy, known.profile, new_id, mine.elastic, mine.grouping, mine.fuse, known.done, tracker)
+        mine, known, done = self.given, self.profiles.estimate, self.signatures.trained
+        return Planner(mine.policy, known, new_id, mine.elastic, mine.grouping, mine.fuse, done, tracker)
 
     def new_id(self) -> str:
         """Of a job; no other job of the study has it."""

@@ -10,10 +10,9 @@ import psutil
 from shoal.cluster.threads import threads
 from shoal.core.demand import Profile
 from shoal.core.device import Device
-from shoal.cost.watched import watched
 from shoal.worker.opaque_child import visible_device
 
-__all__ = ["Watch"]
+__all__ = ["Watch", "watched"]
 
 INTERVAL_SECONDS = 0.5
 """Between two looks."""
@@ -26,6 +25,18 @@ _LEAST = 0.01
 
 _SHORTEST = 1e-6
 """Seconds."""
+
+
+def watched(seconds: float, memory: int, compute: float, cores: float) -> Profile:
+    """The profile of a program: a report is a step, and an epoch.
+
+    Args:
+        seconds: from one report to the next.
+        memory: peak bytes on the device.
+        compute: fraction of the device in use.
+        cores: CPU seconds per second.
+    """
+    return Profile({1: seconds}, 1, 0, base_memory=memory, member_memory=0, compute=compute, cores=cores, sample=1)
 
 
 class Watch:

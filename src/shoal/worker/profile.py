@@ -4,8 +4,9 @@ import os
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from itertools import chain, cycle, islice
+from math import inf
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -17,6 +18,7 @@ from torch.utils import _pytree as pytree
 
 from shoal.core.array import Array, Member
 from shoal.core.demand import Profile
+from shoal.cost.race import RaceRules, choose_fastest
 from shoal.fuse.frozen import lend_frozen
 from shoal.pack.batches import Batches, epoch_order
 from shoal.task import Task
@@ -27,13 +29,19 @@ from shoal.worker.stepper import MixedEpochsError, Stepper
 
 __all__ = ["UNNOTICED", "measure"]
 
-ROUNDS, BURST = 3, 4
-"""Training steps at each size: in every round so many, of which the first is dropped. It finds the caches as steps of
-another size have left them, which those of a training do not."""
+FEW = RaceRules(rounds=3, most=3)
+"""Steps at a size that is timed by itself."""
 
-TURNS = 9
-"""Steps at each size where samples are fetched for all who keep abreast, and none follows another of its own: training
-then finds the caches as fetching, and others' steps, have left them. What fits them alone is no faster there."""
+IN_TURNS = RaceRules(rounds=9, most=9, hopeless=inf)
+"""Steps at sizes that are timed in turns, all of them. They come in bursts, as in a training: a step after one of
+another size finds the caches as that has left them."""
+
+ABREAST = replace(IN_TURNS, burst=1)
+"""The same where samples are fetched for all who keep abreast, and no step follows another of its own: training then
+finds the caches as fetching, and others' steps, have left them. What fits them alone is no faster there."""
+
+BATCHES = 12
+"""That are at hand for the steps, which begin with the first again."""
 
 SIZES = (1, 4, 16)
 """Members that are trained together, where there are so many; and all of them."""
@@ -49,6 +57,9 @@ device. On a CPU members trained together are seldom twice as fast, on a GPU oft
 
 UNNOTICED = 0.25
 """Seconds of a job for which sizes are measured however little waits."""
+
+MIXED = 4
+"""Steps of members at different epochs, of which the first does not count."""
 
 SMALLER, LARGER = 8, 32
 """Measured as well, if it is not too dear: the one if of `SIZES` the largest is not the best, else the other, for the
@@ -129,11 +140,10 @@ class _Bench:
         return make_stepper(self.task, side_by_side(learners))
 
     def batches(self, epoch: int = 0) -> Iterator[Any]:
-        """As many as there are steps, in the order of an epoch, which begins again if it is too short."""
+        """Some batches, in the order of an epoch, which begins again if it is too short."""
         order = epoch_order(self.train.samples, self.array.members[0].trial.data_seed, epoch)
-        steps = TURNS if self.train.abreast else ROUNDS * BURST
-        passes = (self.train.walk(self.array.key.batch_size, order) for _ in range(steps))
-        return islice(chain.from_iterable(passes), steps)
+        passes = (self.train.walk(self.array.key.batch_size, order) for _ in range(BATCHES))
+        return islice(chain.from_iterable(passes), BATCHES)
 
     def seconds_to_make(self) -> float:
         """What it takes to make one member ready to train."""
@@ -148,7 +158,7 @@ class _Bench:
             These seconds, and those of a step in which every member has a batch of its own, None if that cannot be.
         """
         both = zip(self.batches(), self.batches(epoch=1), strict=True)
-        pairs = list(islice(both, BURST))  # enough to compare them with, and many members make them long
+        pairs = list(islice(both, MIXED))  # enough to compare them with, and many members make them long
         began = time.perf_counter()
         stepper = self.stepper(members)
         anew = time.perf_counter() - began + _timed(stepper, pairs[0][:1] * members, 0)
@@ -197,42 +207,45 @@ def _time_sizes(bench: _Bench, first: Any, base: int, memory: int, unnoticed: fl
         unnoticed: see there.
     """
     began = time.perf_counter()
-    lone = _Run(bench.stepper(1))
+    lone = _Run(bench.stepper(1), [first])
     built = time.perf_counter() - began
-    lone.stepper.train_step([first], [0])
+    lone.step()
     weights = _bytes(lone.stepper)
     member = max(_memory(bench.device) - base, 4 * weights)  # weights, gradients, two of optimizer state
     batches = list(bench.batches())
     times = _times()
-    lone.burst(batches[:BURST], 0)
-    work = min(lone.seconds) * bench.epoch_steps * bench.array.pending
+    lone = _Run(lone.stepper, batches)
+    price = DEAR * choose_fastest({1: lone.step}, FEW).seconds[1]
+    work = price / DEAR * bench.epoch_steps * bench.array.pending
     seconds = max(unnoticed, AFFORDABLE.get(bench.device.type, AFFORDABLE_ON_GPU) * work)
-    means = _Means(lone, member, seconds, memory / 2 - member)
+    means = _Means(price, member, seconds, memory / 2 - member)
     runs, too_dear = {1: lone}, False
     for members in sorted({min(size, len(bench.array.members)) for size in SIZES} - {1}):
         if means.spend(members):
-            runs[members] = _Run(bench.stepper(members))
+            runs[members] = _Run(bench.stepper(members), batches)
         else:
             too_dear = too_dear or means.too_dear(members)
     together = runs[max(runs)].stepper.learners
     classes = {type(learner.optimizer): learner.member for learner in together}
-    del classes[type(lone.stepper.learners[0].optimizer)]
-    others = []
-    for one in classes.values():  # what takes them longer alone is no price of training them together
+    kind = type(lone.stepper.learners[0].optimizer)
+    del classes[kind]
+    others = {}
+    for other, one in classes.items():  # what takes them longer alone is no price of training them together
         if means.spend(1):
-            others.append(_Run(bench.stepper(1, [one])))
-    _take_turns([*runs.values(), *others], batches, bench.train.abreast)
+            others[other] = _Run(bench.stepper(1, [one]), batches)
+    steps = {each: run.step for each, run in (*runs.items(), *others.items())}
+    taken = choose_fastest(steps, ABREAST if bench.train.abreast else IN_TURNS).seconds
     cpu, wall, delayed = (end - start for end, start in zip(_times(), times, strict=True))
     if {4, 16} <= runs.keys():
-        further = LARGER if min(runs[16].seconds) / 16 < min(runs[4].seconds) / 4 else SMALLER
+        further = LARGER if taken[16] / 16 < taken[4] / 4 else SMALLER
         too_dear = means.too_dear(further)
         if means.spend(further):
-            runs[further] = _Run(bench.stepper(further))
-            runs[further].burst(batches, 0)
-    shortest = {members: min(run.seconds) for members, run in runs.items()}
+            runs[further] = _Run(bench.stepper(further), batches)
+            taken[further] = choose_fastest({further: runs[further].step}, FEW).seconds[further]
     shares = Counter(type(learner.optimizer) for learner in together)
-    alone = {type(run.stepper.learners[0].optimizer): min(run.seconds) for run in (lone, *others)}
-    shortest[1] = fmean(alone.values(), [shares[kind] for kind in alone])
+    alone = {kind: taken[1], **{other: taken[other] for other in others}}
+    shortest = {members: taken[members] for members in runs}
+    shortest[1] = fmean(alone.values(), [shares[each] for each in alone])
     state = [_state_bytes(learner) for learner in together]
     return _Timed(
         seconds=shortest,
@@ -250,67 +263,49 @@ class _Means:
     """What may yet be spent on measuring.
 
     Args:
-        lone: steps of a lone member, from which prices are reckoned.
+        price: seconds for each member of a size.
         member: bytes that one takes.
         seconds: of time.
         memory: bytes.
     """
 
-    lone: "_Run"
+    price: float
     member: int
     seconds: float
     memory: float
 
     def too_dear(self, members: int) -> bool:
         """Whether there is no time for so many members."""
-        return self._price(members) > self.seconds
+        return members * self.price > self.seconds
 
     def spend(self, members: int) -> bool:
         """Pay for so many members; false where that cannot be."""
         if self.too_dear(members) or members * self.member >= self.memory:
             return False
-        self.seconds -= self._price(members)
+        self.seconds -= members * self.price
         self.memory -= members * self.member
         return True
 
-    def _price(self, members: int) -> float:
-        return members * DEAR * min(self.lone.seconds)
 
-
-@dataclass(frozen=True)
+@dataclass
 class _Run:
     """Steps that are timed.
 
     Args:
         stepper: that takes them.
-        seconds: of each.
+        batches: for one step after the other.
+        taken: steps so far.
     """
 
     stepper: Stepper
-    seconds: list[float] = field(default_factory=list)
+    batches: Sequence[Any]
+    taken: int = 0
 
-    def step(self, batch: Any, tick: int) -> float:
-        """Seconds of one step."""
+    def step(self) -> float:
+        """Take one; returns its seconds."""
+        batch, tick = self.batches[self.taken % len(self.batches)], self.taken
+        self.taken += 1
         return _timed(self.stepper, [batch] * len(self.stepper.learners), tick)
-
-    def burst(self, batches: Sequence[Any], first: int) -> None:
-        """Steps in a row, of the batch that is at number `first` and those after it; the first is not noted."""
-        taken = [self.step(batch, tick) for tick, batch in enumerate(batches, start=first)]
-        self.seconds.extend(taken[1:])
-
-
-def _take_turns(runs: Sequence[_Run], batches: Sequence[Any], abreast: bool) -> None:
-    """Bursts, or single steps where training takes no two in a row."""
-    if not abreast:
-        for tick in range(0, len(batches), BURST):
-            for run in runs:
-                run.burst(batches[tick : tick + BURST], tick)
-        return
-    for run in runs:
-        run.seconds.clear()
-    for tick, batch in enumerate(batches):
-        for run in runs:
-            run.seconds.append(run.step(batch, tick))
 
 
 def _timed(stepper: Stepper, batches: Sequence[Any], tick: int) -> float:

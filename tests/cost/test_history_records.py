@@ -7,8 +7,7 @@ import pytest
 
 from shoal.core.demand import Profile
 from shoal.core.errors import ShoalError
-from shoal.cost.catalogue import forget, records
-from shoal.cost.history import History
+from shoal.cost.history import History, forget, records
 
 PROFILE = Profile({1: 0.1, 16: 0.4}, 10, 3, 100, 10, 0.5, 1.0, mixing=1.25)
 
@@ -20,8 +19,8 @@ def path(tmp_path):
     for structure, kind in (("abc", "cpu/1"), ("abd", "cpu/1"), ("abc", "H200")):
         mine.put(structure, "data", 32, kind, PROFILE)
     other.put("abc", "data", 32, "cpu/1", PROFILE)
-    mine.put_pace(["abc x 32", "xyz x 8"], "cpu/1", 0.9)
-    mine.put_pace(["xyz x 8", "xyz x 16"], "H200", 0.9)
+    mine.put_pace(("abc x 32", "xyz x 8"), "cpu/1", 0.9)
+    mine.put_pace(("xyz x 8", "xyz x 16"), "H200", 0.9)
     return path
 
 

@@ -17,9 +17,9 @@ from shoal.core.device import Cluster, Device, Node
 from shoal.core.errors import TaskError
 from shoal.core.space import Space
 from shoal.core.trial import Trial
-from shoal.cost.history import History
-from shoal.dry_run.rehearse import rehearse
+from shoal.cost.history import History, records
 from shoal.dry_run.request import Asked
+from shoal.dry_run.run import dry_run
 from shoal.planner.packing.cost import Cost
 from shoal.planner.packing.single import Single
 from shoal.worker.profile import measure
@@ -81,15 +81,15 @@ def fusing_pays(monkeypatch):
     def measured(*arguments):
         return replace(measure(*arguments), step_seconds={1: 1e-3, 16: 1e-3}, fuse_seconds={})
 
-    monkeypatch.setattr("shoal.dry_run.rehearse.measure", measured)
+    monkeypatch.setattr("shoal.dry_run.run.measure", measured)
 
 
-def rehearsed(configs, history, task=None, device=DEVICE, packing=None, **spec):
-    settings = {"space": Space({}).to_json(), "seed": 0, "fuse": True} | spec
+def tried(configs, history, task=None, device=DEVICE, packing=None, **spec):
+    settings = {"task": "Sums", "space": Space({}).to_json(), "seed": 0, "fuse": True} | spec
     cluster = Cluster((Node("here", 1, (device,)),))
     study = Asked(settings, cloudpickle.dumps(task or Sums()), cluster, packing or Cost())
     trials = [Trial(number, config, seed=number, data_seed=0) for number, config in enumerate(configs)]
-    return rehearse(study, trials, history, lambda line: None)
+    return dry_run(study, trials, history, lambda line: None)
 
 
 def numbers(each):
@@ -99,63 +99,59 @@ def numbers(each):
 def test_slow_samples_make_sharing_pay(history, fusing_pays):
     slow = {"data": "slow", "width": 4}
     configs = [slow | {"lr": 0.01}, slow | {"width": 6}, slow | {"lr": 0.02}, slow | {"batch_size": 16}]
-    found = rehearsed(configs, history)
+    found = tried(configs, history)
     assert [numbers(each) for each in found.arrays] == [[0, 2], [1], [3]]
     for each in found.arrays:
         assert each.profile.sharing == "kept"
         assert each.profile.fetch_seconds >= each.array.key.batch_size * FETCH_SECONDS
         assert each.preprocessing > 0.5
-        assert each.switching > 0
-    assert found.groups == ((0, 1, 2),)
-    assert "fewer jobs start" in found.decided[1]
-    (company,) = found.companies
-    assert company.lanes == tuple(each.array for each in found.arrays)
-    assert company.way in ("turns", "steps")
-    assert 0 < company.pace <= 1
-    assert company.sample_seconds > 0
-    (everybody,) = found.unfused
-    assert sorted(everybody.trials) == [0, 1, 2, 3]
-    assert all(len(lane.members) == 1 for lane in everybody.lanes)
+    assert [(each.job, each.packed_with) for each in found.arrays] == [(1, (1, 2)), (1, (0, 2)), (1, (0, 1))]
+    assert found.arrays[0].decided.startswith("2 trials fused; packed with 2, 3: saves ")
     assert found.pays
-    assert found.saves("chosen") > found.saves("fused")
-    (stream,) = found.streams
-    assert stream.chosen.preprocessing == pytest.approx(max(each.fused.preprocessing for each in found.arrays))
-    assert stream.apart.preprocessing == pytest.approx(4 * stream.chosen.preprocessing, rel=0.2)
+    assert found.totals["chosen"] < min(found.totals["fused"], found.totals["packed"]) < found.totals["apart"]
+    fetched = 144 * FETCH_SECONDS
+    assert found.totals["apart"] - found.totals["chosen"] > 3 * fetched, "samples are fetched for one of four"
 
 
 def test_what_was_measured_is_known_to_the_next_search(history):
-    found = rehearsed([{"data": "slow", "width": 4}, {"data": "slow", "width": 6}], history)
+    found = tried([{"data": "slow", "width": 4}, {"data": "slow", "width": 6}], history)
     again = History(history.path)
     for each in found.arrays:
         key = each.array.key
         assert again.get(key.structure, key.data, key.batch_size, "cpu/1") == each.profile
-    structures = sorted(each.array.key.steps for each in found.arrays)
-    assert dict(again.paces("cpu/1")) == {tuple(structures): found.companies[0].pace}
+    (record, _) = records(history.path)
+    assert set(record.origins["Sums"]) == {"data", "width"}
 
 
 def test_what_the_history_says_is_measured_anew(history):
-    before = rehearsed([{"width": 4}], history).arrays[0]
+    before = tried([{"width": 4}], history).arrays[0]
     key, absurd = before.array.key, 1e6
     known = type(before.profile)({1: absurd}, 1, 1, 0, 0, 1.0, 1.0)
     history.put(key.structure, key.data, key.batch_size, "cpu/1", known)
-    assert rehearsed([{"width": 4}], history).arrays[0].step_alone < 1
+    assert tried([{"width": 4}], history).arrays[0].step_alone < 1
     assert history.get(key.structure, key.data, key.batch_size, "cpu/1").step_seconds[1] < 1
 
 
 def test_arrays_of_other_data_stay_apart(history):
-    found = rehearsed([{"data": "slow", "width": 4}, {"width": 4}], history)
-    assert found.groups == ((0,), (1,))
-    assert found.decided == ("by itself: it reads other data",) * 2
-    assert [stream.arrays for stream in found.streams] == [(0,), (1,)]
-    assert found.companies == ()
-    assert [len(each.lanes) for each in found.unfused] == [1, 1]
-    assert found.streams[1].packed == found.streams[1].apart
+    found = tried([{"data": "slow", "width": 4}, {"width": 4}], history)
+    assert [each.job for each in found.arrays] == [1, 2]
+    assert [each.decided for each in found.arrays] == ["by itself: no other array has its data"] * 2
     assert [each.profile.sharing for each in found.arrays] == ["kept", "resident"]
+    assert found.totals["packed"] == found.totals["apart"]
+
+
+def test_what_a_pack_gains_is_planned_with(history, monkeypatch):
+    """And is known to the next search."""
+    monkeypatch.setattr("shoal.dry_run.run.measure_pace", lambda arrays, workshop: 0.5)
+    found = tried([{"data": "slow", "width": 4}, {"data": "slow", "width": 6}], history)
+    structures = sorted(each.array.key.steps for each in found.arrays)
+    assert dict(History(history.path).paces("cpu/1")) == {tuple(structures): 0.5}
+    assert found.arrays[0].job == found.arrays[1].job
 
 
 def test_who_raises_is_told_and_the_others_go_on(history, caplog):
     with caplog.at_level(logging.WARNING, "shoal.worker"):
-        found = rehearsed([{"width": 13}, {"width": 4}, {"width": 14}, {"width": 13}], history)
+        found = tried([{"width": 13}, {"width": 4}, {"width": 14}, {"width": 13}], history)
     assert [numbers(each) for each in found.arrays] == [[1]]
     reasons = {each.trials: each.reason for each in found.failed}
     assert reasons[0, 3] == "ValueError: 13 brings bad luck"
@@ -171,17 +167,18 @@ def test_a_member_that_raises_does_not_take_its_structure_along(history, fusing_
                 raise ValueError("lr is negative")
             return torch.optim.SGD(model.parameters(), lr=abs(config["lr"]))
 
-    found = rehearsed([{"width": 4, "lr": lr} for lr in (0.1, -0.1, 0.2)], history, Odd())
+    found = tried([{"width": 4, "lr": lr} for lr in (0.1, -0.1, 0.2)], history, Odd())
     assert [numbers(each) for each in found.arrays] == [[0, 2]]
     assert found.failed[0].trials == (1,)
     assert found.failed[0].reason == "ValueError: lr is negative"
 
 
 def test_no_memory_is_a_reason(history):
-    found = rehearsed([{"width": 4}, {"width": 6}], history, device=Device("cpu:0", "cpu/1", memory=1 << 20))
-    assert found.decided[0].startswith("by itself: ")
-    assert found.decided[0].endswith("cpu:0 has 1 MB")
-    assert all(len(each.lanes) == 1 for each in found.unfused)
+    found = tried([{"width": 4}, {"width": 6}], history, device=Device("cpu:0", "cpu/1", memory=1 << 20))
+    assert found.arrays == ()
+    (failed,) = found.failed
+    assert failed.trials == (0, 1)
+    assert "cpu:0 has 1 MB" in failed.reason
 
     class Greedy(Sums):
         def loss(self, model, batch):
@@ -189,13 +186,13 @@ def test_no_memory_is_a_reason(history):
                 raise torch.OutOfMemoryError("no room")
             return super().loss(model, batch)
 
-    greedy = rehearsed([{"width": 4}, {"width": 6}], history, Greedy())
+    greedy = tried([{"width": 4}, {"width": 6}], history, Greedy())
     assert [(each.trials, each.reason) for each in greedy.failed] == [((1,), "there is no memory for it")]
 
 
 def test_a_task_that_breaks_its_contract_ends_it(history):
     with pytest.raises(TaskError, match=r"'loss' must be a real scalar.*; it was met with configuration 0, .*width"):
-        rehearsed([{"width": 4}, {"width": 4}], history, Vectors())
+        tried([{"width": 4}, {"width": 4}], history, Vectors())
 
 
 def test_who_exits_is_told_and_the_others_go_on(history):
@@ -205,25 +202,24 @@ def test_who_exits_is_told_and_the_others_go_on(history):
                 raise SystemExit(7)
             return super().loss(model, batch)
 
-    found = rehearsed([{"width": 4}, {"width": 6}], history, Exits())
+    found = tried([{"width": 4}, {"width": 6}], history, Exits())
     assert [numbers(each) for each in found.arrays] == [[0]]
     assert [(each.trials, each.reason) for each in found.failed] == [((1,), "SystemExit: 7")]
 
 
 def test_trials_are_not_fused_where_the_study_says_so(history):
-    found = rehearsed([{"width": 4}, {"width": 4}], history, packing=Single(), fuse=False)
+    found = tried([{"width": 4}, {"width": 4}], history, packing=Single(), fuse=False)
     assert [numbers(each) for each in found.arrays] == [[0], [1]]
-    assert found.decided[0].startswith("not fused: fuse=False; by itself: Single() has it so")
-    assert found.groups == ((0,), (1,))
+    assert found.arrays[0].decided.startswith("not fused: fuse=False; by itself: sharing would save up to ")
+    assert found.arrays[0].decided.endswith(", Single() has it so")
+    assert set(found.totals.values()) == {found.totals["apart"]}
 
 
 def test_losses_that_are_no_numbers_do_not_end_what_is_measured(history):
     configs = [{"data": "slow", "width": width, "lr": lr} for width, lr in ((4, 1e-3), (6, 1e30), (8, 1e-3))]
-    found = rehearsed(configs, history)
-    assert found.groups == ((0, 1, 2),)
-    (company,) = found.companies
-    assert (company.way is not None, company.error) == (True, "")
-    assert not math.isnan(found.in_all("chosen").seconds)
+    found = tried(configs, history)
+    assert {each.job for each in found.arrays} == {1}
+    assert not math.isnan(found.totals["chosen"])
 
 
 def test_arrays_that_raise_in_company_are_by_themselves(history):
@@ -238,13 +234,10 @@ def test_arrays_that_raise_in_company_are_by_themselves(history):
             return super().loss(model, batch)
 
     configs = [{"data": "slow", "width": 4}, {"data": "slow", "width": 6}]
-    found = rehearsed(configs, history, Lonely())
-    assert found.groups == ((0,), (1,))
-    assert found.decided == ("by itself: in company it could not be measured: RuntimeError: too many models",) * 2
-    (stream,) = found.streams
-    assert stream.packed == stream.apart
-    assert stream.chosen == replace(stream.apart, preprocessing=stream.chosen.preprocessing)
-    assert 0 < stream.chosen.preprocessing < stream.apart.preprocessing, "what is kept was fetched for one of them"
+    found = tried(configs, history, Lonely())
+    assert [each.job for each in found.arrays] == [1, 2]
+    why = "by itself: with others it could not be measured: RuntimeError: too many models"
+    assert [each.decided for each in found.arrays] == [why] * 2
     assert history.paces("cpu/1") == {}
 
 
@@ -258,12 +251,11 @@ def test_random_samples_are_fetched_for_all_of_one_batch_size(history):
         def data(self, config):
             return Noise(128), Noise(16)
 
-    found = rehearsed([{"width": 4}, {"width": 6}], history, Augmented())
+    found = tried([{"width": 4}, {"width": 6}], history, Augmented())
     assert [each.profile.sharing for each in found.arrays] == ["batch", "batch"]
-    (company,) = found.companies
-    assert company.way == "steps"
-    assert company.fetches == pytest.approx(1.0, abs=0.2)
-    assert "samples are fetched once" in found.decided[0]
+    assert {each.job for each in found.arrays} == {1}
+    fetched = 144 * FETCH_SECONDS
+    assert found.totals["apart"] - found.totals["chosen"] > fetched, "once for both"
 
 
 def test_nothing_is_written_but_the_history(history, tmp_path, monkeypatch):
@@ -271,5 +263,5 @@ def test_nothing_is_written_but_the_history(history, tmp_path, monkeypatch):
     place.mkdir()
     monkeypatch.chdir(place)
     monkeypatch.setattr("tempfile.tempdir", str(place))
-    rehearsed([{"width": 4}, {"width": 6}], history)
+    tried([{"width": 4}, {"width": 6}], history)
     assert list(place.iterdir()) == []

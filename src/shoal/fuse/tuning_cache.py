@@ -1,4 +1,4 @@
-"""The file of what the autotuner has found on this machine, so that it is measured once."""
+"""The file of the fastest lowerings on this machine, so that they are measured once."""
 
 import json
 import logging
@@ -8,12 +8,12 @@ from pathlib import Path
 
 from shoal.cost.history import cache_directory
 
-__all__ = ["Findings"]
+__all__ = ["TuningCache"]
 
 _log = logging.getLogger("shoal.fuse")
 
 
-class Findings:
+class TuningCache:
     """The fastest way by key, kept across processes.
 
     The file holds one JSON object a line, and is only ever appended to, one write a line: processes may do so at once.

@@ -1,37 +1,29 @@
-"""The time that several ways to compute the same thing take."""
+"""Times several ways to compute the same thing, forward and backward."""
 
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from shoal.cost.race import Race, RaceRules, choose_fastest
 from shoal.fuse.generators import undrawn
 
-__all__ = ["Layouts", "race"]
+__all__ = ["Layouts", "benchmark"]
 
 Layouts = Mapping[str, Callable[..., Sequence[Tensor | None]]]
 """By way, a function of its tensors: the same tensors as it likes them to lie in memory."""
 
-_ROUNDS = (3, 9)
-"""At least and at most, after a first one that only makes kernels and caches."""
-_ENOUGH_SECONDS = 0.1
-_MOST_SECONDS = 2.0
-"""After so long fewer rounds have to do."""
-_HOPELESS = 3.0
-"""Times the fastest way's time, and more than `_LONG_SECONDS`: such a way is not tried again."""
-_LONG_SECONDS = 0.02
-_BEATEN = 1.25
-"""Times the fastest way's shortest run, after the least of rounds: such a way is not tried again either."""
+_RULES = RaceRules(hopeless=3.0, hopeless_seconds=0.02, margin=1.03, budget_seconds=2.0)
+"""Nothing but races runs meanwhile, so that a candidate is given up soon."""
 
 
-def race(
-    ways: Mapping[str, Callable[..., Any]], tensors: Sequence[Tensor | None], layouts: Layouts
-) -> dict[str, list[float]]:
-    """Try all ways in turn, several times.
+def benchmark(ways: Mapping[str, Callable[..., Any]], tensors: Sequence[Tensor | None], layouts: Layouts) -> Race[str]:
+    """Find the fastest of several ways to compute the same thing.
 
     Args:
         ways: see `shoal.fuse.autotune.fastest`. What the first one raises is raised; another that raises is out.
@@ -40,39 +32,13 @@ def race(
         layouts: see there.
 
     Returns:
-        Seconds of each way's runs.
+        The race between them, which is over.
     """
     device = next(tensor.device for tensor in tensors if tensor is not None)
     given = {name: layouts[name](*tensors) if name in layouts else tensors for name in ways}
-    leaves = {name: [_leaf(tensor) for tensor in laid] for name, laid in given.items()}
-    first = next(iter(ways))
-    seconds: dict[str, list[float]] = {name: [] for name in ways}
-    running = list(ways)
+    runs = {name: partial(_pass, way, [_leaf(tensor) for tensor in given[name]], device) for name, way in ways.items()}
     with _unseen(device):
-        for name in ways:
-            try:
-                _pass(ways[name], leaves[name], device)
-            except RuntimeError:
-                if name == first:
-                    raise
-                running.remove(name)
-                del seconds[name]
-        start = time.perf_counter()
-        for number in range(1, 1 + _ROUNDS[1]):
-            for name in running:
-                took = _pass(ways[name], leaves[name], device)
-                if took < _LONG_SECONDS:  # of a short run it matters that it found caches as another way had left them
-                    took = _pass(ways[name], leaves[name], device)
-                seconds[name].append(took)
-            least = min(map(min, seconds.values()))
-            if number < _ROUNDS[0]:
-                enough, limit = _MOST_SECONDS, max(_LONG_SECONDS, _HOPELESS * least)
-            else:
-                enough, limit = _ENOUGH_SECONDS, _BEATEN * least
-            running = [name for name in running if min(seconds[name]) <= limit]
-            if len(running) == 1 or time.perf_counter() - start > enough:
-                break
-    return seconds
+        return choose_fastest(runs, _RULES, refusals=(RuntimeError,))
 
 
 def _leaf(tensor: Tensor | None) -> Tensor | None:

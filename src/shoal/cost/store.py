@@ -1,0 +1,257 @@
+"""The profile store: what is known of the cost of jobs, from all that they show.
+
+Jobs that profile, jobs that train, jobs in company and jobs that failed are observed alike, and what is estimated from
+it is a `Profile` of each key and kind of device:
+
+    profile job         ─┐
+    epoch of a training ─┤                                        ┌─ job history (on disk)
+    memory, out of it   ─┼─▶ observe ─▶ weighted means ─▶ profile ─┤
+    pace of a pack      ─┘                                        └─ estimate ─▶ planner
+"""
+
+from collections import Counter
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, replace
+from itertools import combinations
+from math import ceil, inf
+
+from shoal.core.array import Array, FusionKey
+from shoal.core.demand import Profile
+from shoal.core.device import Device
+from shoal.core.event import MemoryMeasured, PackSpeedMeasured, Profiled
+from shoal.core.job import Job, Purpose
+from shoal.core.space import flatten
+from shoal.cost.estimate import fetching, seconds
+from shoal.cost.history import History
+
+__all__ = ["EpochsSeen", "Observation", "ProfileStore", "RanOut", "WeightedMeans"]
+
+NEWEST = 0.3
+"""Least weight of what was seen last. The first observations count alike, so that they have more."""
+
+NOTICED = 0.03
+"""An estimate changes when it moves by more than this part: plans are made anew then."""
+
+WRONG = 1.25
+"""A time or a memory is wrong that is off by more than this factor: what was observed before holds no more."""
+
+MORE_MEMORY = 1.5
+"""So many times as much is expected of a member after its array ran out of memory, if nothing better is known."""
+
+
+@dataclass(frozen=True)
+class EpochsSeen:
+    """Epochs of a job's only array, all of the same members in the same company.
+
+    Args:
+        jobs: on the device.
+        members: of the array.
+        seconds: of the shortest epoch.
+        alone: of one of as many members of the key that had the device to itself, where that was seen.
+    """
+
+    jobs: int
+    members: int
+    seconds: float
+    alone: float | None = None
+
+
+@dataclass(frozen=True)
+class RanOut:
+    """Arrays ran out of memory.
+
+    Args:
+        arrays: with the members that they had.
+    """
+
+    arrays: tuple[Array, ...]
+
+
+Observation = Profiled | PackSpeedMeasured | MemoryMeasured | EpochsSeen | RanOut
+
+
+class WeightedMeans:
+    """Exponentially weighted means, each with the count of its observations; a mean known from before counts as one."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[Hashable] = Counter()
+
+    def observe(self, name: Hashable, known: float | None, seen: float, wrong: float = inf) -> float:
+        """The mean with one observation more.
+
+        Args:
+            name: of what is observed.
+            known: the mean so far, if anything is known.
+            seen: the observation.
+            wrong: a mean that is off by more than this factor holds no more, and what is seen takes its place.
+
+        Returns:
+            `known` itself where the mean hardly moves.
+        """
+        if known is None or not seen / wrong <= known <= seen * wrong:
+            self._counts[name] = 1
+            return seen
+        count = self._counts[name] = max(1, self._counts[name]) + 1
+        mean = known + max(NEWEST, 1 / count) * (seen - known)
+        return mean if abs(mean - known) > NOTICED * abs(known) else known
+
+
+class ProfileStore:
+    """Observes what jobs cost, and estimates what others will.
+
+    Args:
+        history: where profiles are kept, across studies.
+        task: name of the study's task, which people are told.
+    """
+
+    def __init__(self, history: History, task: str = "") -> None:
+        self.learnt = 0
+        """How often anything was found that a plan may depend on."""
+        self._history = history
+        self._task = task
+        self._means = WeightedMeans()
+        self._peaks: dict[str, int] = {}  # bytes that a running job was seen to hold
+
+    def estimate(self, key: FusionKey, kind: str) -> Profile | None:
+        """What a key costs on a kind of device, as far as is known."""
+        return self._history.get(key.structure, key.data, key.batch_size, kind)
+
+    def observe(self, seen: Observation, job: Job, device: Device) -> None:
+        """A job on a device has shown something of its cost.
+
+        Args:
+            seen: what.
+            job: that showed it.
+            device: where.
+        """
+        match seen:
+            case Profiled():
+                self._profiled(seen, job, device.kind)
+            case PackSpeedMeasured():
+                self._paced(seen, device.kind)
+            case MemoryMeasured():
+                self._peaks[job.id] = seen.memory
+                self._took_memory(seen, device)
+            case EpochsSeen():
+                self._trained(seen, job.arrays[0].key, device.kind)
+            case RanOut():
+                self._ran_out(seen, self._peaks.get(job.id, 0), device)
+
+    def end(self, job: str) -> None:
+        """A job is over."""
+        self._peaks.pop(job, None)
+
+    def _profiled(self, found: Profiled, job: Job, kind: str) -> None:
+        """A profile job's measurements are a new beginning, a training job adds what it found out.
+
+        What only trainings show outlasts both: memory they ran out of, what company costs, what compiling gains.
+        """
+        key, profile = found.key, found.profile
+        if mine := [member for array in job.arrays if array.key == key for member in array.members]:
+            configs = [flatten(member.trial.config) for member in mine]
+            self._history.belongs(key.structure, key.data, key.batch_size, self._task, configs)
+        known = self.estimate(key, kind)
+        if known is not None and key.opaque:
+            profile = _both(known, profile)
+        elif known is not None:
+            compiled = self._blended((key, kind, "compiled"), known.compiled_gain, profile.compiled_gain)
+            compile_seconds = profile.compile_seconds or known.compile_seconds
+            if job.purpose is Purpose.PROFILE:
+                memory = max(known.member_memory, profile.member_memory)
+                sample = max(known.sample, profile.sample)
+                profile = replace(profile, member_memory=memory, crowding=known.crowding, sample=sample)
+            else:
+                fused = self._blended((key, kind, "fused"), known.fused_gain, profile.fused_gain)
+                profile = replace(known, fused_gain=fused)
+            profile = replace(profile, compiled_gain=compiled, compile_seconds=compile_seconds)
+        self._put(key, kind, profile)
+
+    def _paced(self, found: PackSpeedMeasured, kind: str) -> None:
+        """The pace of arrays in one process is that of any two of them; what a pair shows by itself is better known."""
+        known = self._history.paces(kind)
+        steps = sorted(key.steps for key in found.keys)
+        for pair in dict.fromkeys(combinations(steps, 2)):
+            if len(steps) == 2 or pair not in known:
+                pace = self._means.observe((pair, kind), known.get(pair), found.pace)
+                self._history.put_pace(pair, kind, pace)
+        self.learnt += 1
+
+    def _trained(self, seen: EpochsSeen, key: FusionKey, kind: str) -> None:
+        """Epochs of a job that is alone show how long its steps are; of others, what company costs.
+
+        Profiles are of steps that are not compiled. So where some may be, an epoch that is shorter says nothing, and
+        company only in comparison with epochs that were seen alone.
+        """
+        if (profile := self.estimate(key, kind)) is None:
+            return
+        compiled = max(profile.compiled_gain.values(), default=1.0) > 1
+        expected = seconds(profile, [1] * seen.members) + fetching(profile, [1])
+        if seen.jobs == 1:
+            if not compiled or seen.seconds >= expected:
+                factor = self._means.observe((key, kind, "steps"), 1.0, seen.seconds / expected, WRONG)
+                steps = {size: each * factor for size, each in profile.step_seconds.items()}
+                self._change(key, kind, profile, replace(profile, step_seconds=steps))
+        elif seen.alone is not None or not compiled:
+            factors = {seen.jobs: seen.seconds / (expected if seen.alone is None else seen.alone)}
+            crowding = self._blended((key, kind, "crowding"), profile.crowding, factors)
+            self._change(key, kind, profile, replace(profile, crowding=crowding))
+
+    def _took_memory(self, seen: MemoryMeasured, device: Device) -> None:
+        """Where a process took far more than the profiles of its arrays say, all of them are raised in proportion.
+
+        More than the device has is not believed: nothing would fit there any more.
+        """
+        known = {key: self.estimate(key, device.kind) for key in seen.members}
+        profiles = {key: profile for key, profile in known.items() if profile is not None}
+        if not profiles or len(profiles) < len(known):
+            return
+        expected = max(each.base_memory for each in profiles.values())
+        expected += sum(count * profiles[key].member_memory for key, count in seen.members.items())
+        factor = min(seen.memory, device.memory) / expected if expected else 0.0
+        if factor > WRONG:
+            for key, profile in profiles.items():
+                base, member = ceil(profile.base_memory * factor), ceil(profile.member_memory * factor)
+                self._put(key, device.kind, replace(profile, base_memory=base, member_memory=member))
+
+    def _ran_out(self, seen: RanOut, peak: int, device: Device) -> None:
+        """Half as much again is expected of each member, or what a lone array had taken by then if that was more.
+
+        It is never more than lets one member fit on the device: whether that fits is found out by trying.
+        """
+        arrays = [array for array in seen.arrays if array.members]
+        for array in arrays:
+            if (profile := self.estimate(array.key, device.kind)) is not None:
+                taken = (peak - profile.base_memory) // len(array.members) if len(arrays) == 1 else 0
+                wanted = max(ceil(profile.member_memory * MORE_MEMORY), taken, 1)
+                member = max(profile.member_memory, min(wanted, device.memory - profile.base_memory))
+                self._put(array.key, device.kind, replace(profile, member_memory=member))
+
+    def _blended(self, name: Hashable, known: Mapping[int, float], seen: Mapping[int, float]) -> dict[int, float]:
+        """Means by size, or by jobs; a value that was only handed on is no observation."""
+        news = {size: value for size, value in seen.items() if value != known.get(size)}
+        return {
+            **known,
+            **{size: self._means.observe((name, size), known.get(size), value) for size, value in news.items()},
+        }
+
+    def _change(self, key: FusionKey, kind: str, known: Profile, profile: Profile) -> None:
+        if profile != known:
+            self._put(key, kind, profile)
+
+    def _put(self, key: FusionKey, kind: str, profile: Profile) -> None:
+        self._history.put(key.structure, key.data, key.batch_size, kind, profile)
+        self.learnt += 1
+
+
+def _both(known: Profile, seen: Profile) -> Profile:
+    """What holds for both of two runs of one program with different configurations.
+
+    A device must have room for the larger one. A report took its least seconds where nobody else used the device.
+    """
+    return replace(
+        known,
+        step_seconds={1: min(known.step_seconds[1], seen.step_seconds[1])},
+        base_memory=max(known.base_memory, seen.base_memory),
+        compute=max(known.compute, seen.compute),
+        cores=max(known.cores, seen.cores),
+    )

@@ -1,0 +1,211 @@
+"""Trains some configurations for a few steps, and lets the planner make jobs of them as in a search."""
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from itertools import count
+from pathlib import Path
+
+from shoal.cluster.temporary import TemporaryFolder, remove_abandoned
+from shoal.core.array import Array, FusionKey, Member
+from shoal.core.device import Cluster, Node
+from shoal.core.errors import TaskError
+from shoal.core.event import Outcome, PackSpeedMeasured, Profiled
+from shoal.core.job import Job, Purpose, WorkerContext
+from shoal.core.trial import Trial
+from shoal.cost.history import History
+from shoal.cost.store import ProfileStore
+from shoal.dry_run.pack import measure_pace
+from shoal.dry_run.plan import Plan, planned
+from shoal.dry_run.request import Asked
+from shoal.dry_run.result import DryRun, Failed
+from shoal.planner.grouping import Grouping
+from shoal.planner.packing.base import Packing
+from shoal.planner.packing.single import Single
+from shoal.planner.planner import Planner
+from shoal.planner.turn import PROFILE_MEMBERS
+from shoal.schedule.fifo import Fifo
+from shoal.worker.outcome import outcome_of, user_traceback
+from shoal.worker.profile import measure
+from shoal.worker.run import prepare
+from shoal.worker.workshop import Workshop
+
+__all__ = ["dry_run"]
+
+_log = logging.getLogger("shoal.worker")
+
+_JOB = "dry run"
+"""Id of what measures."""
+
+FETCH_SECONDS = 15.0
+"""Spent at most on having samples at hand before anything is timed."""
+
+
+def dry_run(asked: Asked, trials: Sequence[Trial], history: History, tell: Callable[[str], None]) -> DryRun:
+    """Measure trials on the first device that was asked for, and plan them as if each were to train one epoch.
+
+    Nothing is trained to any end, and nothing written but what was measured, for the searches to come. The threads of
+    this process become those of a worker.
+
+    Args:
+        asked: the study.
+        trials: of it, at least one.
+        history: where it is written; what it knows already is measured anew.
+        tell: given a line on what is under way.
+
+    Raises:
+        TaskError: the task breaks its contract.
+    """
+    remove_abandoned()
+    with TemporaryFolder() as nothing:
+        return _DryRunner(asked, history, tell, nothing.path).run(trials)
+
+
+class _DryRunner:
+    def __init__(self, asked: Asked, history: History, tell: Callable[[str], None], directory: Path) -> None:
+        self._asked = asked
+        self._history = history
+        self._store = ProfileStore(history, asked.spec.get("task", ""))
+        self._tell = tell
+        self._node, self._device = next(iter(asked.cluster))
+        self._workshop, self._describer = prepare(self._device, WorkerContext(directory, asked.task))
+        self._failures: dict[str, list[int]] = {}
+        self._packs: dict[tuple[tuple[int, ...], ...], str] = {}
+        """By numbers of the trials of each array: why these cannot share a process, "" if they can."""
+
+    def run(self, trials: Sequence[Trial]) -> DryRun:
+        self._tell(f"looking at {len(trials)} configurations")
+        members = self._look(trials)
+        for place, (key, some) in enumerate(members.items(), start=1):
+            self._tell(f"measuring structure {place} of {len(members)} on {self._device.name}")
+            some[:] = self._measure(key, some)
+        waiting = sorted(((member, key) for key, some in members.items() for member in some), key=_number)
+        fuse, packing = self._asked.spec["fuse"], self._asked.packing
+        chosen = self._plan(waiting, fuse, packing)
+        while new := [group for group in chosen.jobs if len(group) > 1 and _numbers(group) not in self._packs]:
+            for group in new:
+                self._try_pack(group)
+            chosen = self._plan(waiting, fuse, packing)  # with what that showed
+        for numbers, reason in chosen.refused:
+            self._failures.setdefault(reason, []).extend(numbers)
+        plans = {
+            "apart": self._plan(waiting, False, Single()),
+            "packed": self._plan(waiting, False, packing),
+            "fused": self._plan(waiting, fuse, Single()),
+            "chosen": chosen,
+        }
+        alone = {reason: group for group, reason in self._packs.items() if reason}
+        return DryRun(
+            self._device,
+            planned(chosen, packing, fuse, alone),
+            {name: plan.seconds(shared=name != "apart") for name, plan in plans.items()},
+            tuple(Failed(tuple(numbers), reason) for reason, numbers in self._failures.items()),
+        )
+
+    def _look(self, trials: Sequence[Trial]) -> dict[FusionKey, list[Member]]:
+        """The trials by their structure, but for those that cannot be looked at."""
+        members: dict[FusionKey, list[Member]] = {}
+        for trial in trials:
+            try:
+                key = self._describer.key(trial)
+            except (Exception, SystemExit) as error:  # not hidden: it is told with the trial
+                self._fail([trial], error)
+            else:
+                members.setdefault(key, []).append(Member(trial, 0, 1))
+        return members
+
+    def _measure(self, key: FusionKey, members: Sequence[Member]) -> list[Member]:
+        """Measure a structure; returns the members without those with which it cannot be, of which it is noted why."""
+        task, sets, device = self._workshop.task, self._workshop.sets, self._workshop.device
+        array = Array(key, tuple(members[:PROFILE_MEMBERS]))
+        try:
+            _fetch_kept(array, self._workshop)
+            profile = measure(task, sets, array, device, self._device.memory)
+        except (Exception, SystemExit) as error:  # not hidden: it is told with the trials
+            left = [member for member in members if self._measure(key, [member])] if len(members) > 1 else []
+            if 0 < len(left) < len(members):
+                return self._measure(key, left)
+            if left or len(members) == 1:
+                self._fail([member.trial for member in members], error)
+            return []
+        self._store.observe(Profiled(_JOB, key, profile), Job(_JOB, (array,), Purpose.PROFILE), self._device)
+        return list(members)
+
+    def _fail(self, trials: Sequence[Trial], error: BaseException) -> None:
+        """Note why trials could not be measured.
+
+        Raises:
+            TaskError: the task breaks its contract.
+        """
+        numbers = [trial.number for trial in trials]
+        if isinstance(error, TaskError):
+            met = f"configuration {numbers[0]}, {dict(trials[0].config)}" if len(trials) == 1 else f"one of {numbers}"
+            raise TaskError(f"{error}; it was met with {met}") from error
+        reason = _in_short(error)
+        if reason not in self._failures:
+            _log.warning("trials %s could not be measured:\n%s", numbers, user_traceback(error))
+        self._failures.setdefault(reason, []).extend(numbers)
+
+    def _plan(self, waiting: Sequence[tuple[Member, FusionKey]], fuse: bool, packing: Packing) -> Plan:
+        """The jobs that the planner starts on the device one after another, each as soon as the one before is over."""
+        ids = map("job-{}".format, count())
+        spec = self._asked.spec
+        grouping = Grouping(packing, self._history.paces, self._asked.space.axes(), spec["seed"])
+        cluster = Cluster((Node(self._node.name, self._node.cores, (self._device,)),))
+        alone = {number for group, reason in self._packs.items() if reason for lane in group for number in lane}
+        plan = Plan(self._device, self._store.estimate, grouping)
+        while waiting:
+            planner = Planner(Fifo(), self._store.estimate, ids.__next__, elastic=False, grouping=grouping, fuse=fuse)
+            placement = planner.plan(waiting, [], cluster, 0.0, alone=alone)
+            started = [job.arrays for job, _ in placement.starts]
+            if not started:
+                plan.refused += [((number,), reason) for number, reason in placement.refusals.items()]
+                return plan
+            plan.jobs += started
+            begun = {member.trial.number for arrays in started for array in arrays for member in array.members}
+            waiting = [(member, key) for member, key in waiting if member.trial.number not in begun]
+        return plan
+
+    def _try_pack(self, arrays: Sequence[Array]) -> None:
+        """Measure arrays in one process; whether they can share one is noted."""
+        self._tell(f"measuring {len(arrays)} arrays in one process")
+        group = _numbers(arrays)
+        try:
+            pace = measure_pace(arrays, self._workshop)
+        except TaskError as error:
+            raise TaskError(f"{error}; it was met with the configurations {group} in one process") from error
+        except (Exception, SystemExit) as error:  # not hidden: it is told with the arrays
+            _log.warning("arrays could not be measured together:\n%s", user_traceback(error))
+            self._packs[group] = _in_short(error)
+        else:
+            self._packs[group] = ""
+            if pace < 1:
+                seen = PackSpeedMeasured(_JOB, tuple(array.key for array in arrays), pace)
+                self._store.observe(seen, Job(_JOB, tuple(arrays)), self._device)
+
+
+def _fetch_kept(array: Array, workshop: Workshop) -> None:
+    """Have the samples fetched that are kept from then on, as in all epochs but the first: fetching disturbs steps."""
+    began = time.perf_counter()
+    for each in workshop.sets.of(array.members[0].trial.config):
+        if each.sharing == "kept" and each.fetched < each.samples:
+            for _ in each.walk(array.key.batch_size):
+                if time.perf_counter() - began > FETCH_SECONDS:
+                    return
+
+
+def _numbers(group: Sequence[Array]) -> tuple[tuple[int, ...], ...]:
+    """Numbers of the trials of each array."""
+    return tuple(tuple(member.trial.number for member in array.members) for array in group)
+
+
+def _number(waiting: tuple[Member, FusionKey]) -> int:
+    return waiting[0].trial.number
+
+
+def _in_short(error: BaseException) -> str:
+    """An error on one line."""
+    if outcome_of(error) is Outcome.OUT_OF_MEMORY:
+        return "there is no memory for it"
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
