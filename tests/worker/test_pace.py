@@ -11,10 +11,10 @@ import shoal.fuse.step as step_module
 from shoal.core.demand import Profile
 from shoal.core.errors import FusionError
 from shoal.cost.compiling import repays
+from shoal.cost.race import RaceRules
 from shoal.fuse.array import ModelArray
 from shoal.fuse.making import fuse
 from shoal.fuse.optim.fused import FusedOptimizer, fuse_optimizers
-from shoal.fuse.step import TIMED
 from shoal.worker.pace import Pace
 
 X = torch.randn(4, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
@@ -99,8 +99,8 @@ def test_choice(profile: Profile, delay: float, steps: int, kept: bool | None, m
     monkeypatch.setattr(Captured, "delay", delay)
     array, optimizer = members()
     chosen = Pace(array, optimizer, loss, profile, steps, Clock.look)
-    uncaptured = 2 * (TIMED + 1)
-    total = 2 * uncaptured + TIMED
+    uncaptured = 2 * (RaceRules.rounds + 1)
+    total = 2 * uncaptured + RaceRules.rounds
     for _ in range(total):
         losses = chosen.step(X)
     torch.testing.assert_close(losses, plain(total), rtol=1e-12, atol=0)
@@ -120,7 +120,7 @@ def test_a_batch_of_another_shape_runs_eagerly(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(Captured, "delay", -0.9)
     array, optimizer = members()
     chosen = Pace(array, optimizer, loss, KNOWN, 10**6, Clock.look)
-    for _ in range(4 * (TIMED + 1)):
+    for _ in range(4 * (RaceRules.rounds + 1)):
         chosen.step(X)
     taken = Captured.taken
     assert chosen.step(X[:2]).shape == (2,)
@@ -136,7 +136,7 @@ def test_a_step_that_cannot_be_compiled_is_not_tried_again(monkeypatch: pytest.M
     monkeypatch.setattr(step_module, "CapturedStep", refuse)
     array, optimizer = members()
     chosen = Pace(array, optimizer, loss, KNOWN, 10**6, Clock.look)
-    for _ in range(2 * (TIMED + 1)):
+    for _ in range(2 * (RaceRules.rounds + 1)):
         chosen.step(X)
     assert chosen.finding is not None
     assert chosen.finding.compiled_gain[2] == 1.0

@@ -14,6 +14,7 @@ takes turns with the fastest so far:
 import logging
 import time
 from collections.abc import Callable
+from math import inf
 from typing import Any, Literal, get_args
 
 import torch
@@ -21,6 +22,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from shoal.core.errors import FusionError
+from shoal.cost.race import Race
 from shoal.fuse.array import ModelArray
 from shoal.fuse.capture import CapturedStep
 from shoal.fuse.optim.fused import FusedOptimizer
@@ -33,17 +35,6 @@ __all__ = ["TrainingStep", "Way"]
 _log = logging.getLogger("shoal.fuse")
 
 Way = Literal["eager", "plain", "captured", "compiled"]
-
-TIMED, TIMED_SECONDS, TIMED_AT_MOST = 3, 0.05, 20
-"""Steps of each way that are timed, and of short ones as many as take these seconds."""
-
-BURST, LONG_SECONDS = 4, 0.02
-"""Short steps of a way before it is another's turn. The first is not timed: it finds the caches as another way has left
-them, which matters little to long ones."""
-
-CLEAR, CLEAR_SECONDS = 1.5, 1.0
-"""A way that is slower by this factor is not timed again once it has taken these seconds; not before, for the steps of
-a way that has just been made become shorter for a while, and other programs may have disturbed one."""
 
 CERTAIN = 1.05
 """How many times as fast a way that had to be made must be: less is noise, or lost where caches are cold."""
@@ -101,7 +92,6 @@ class TrainingStep:
         if wrong or not {"eager", "plain"} & set(ways):
             raise FusionError(f"`ways` must name 'eager' or 'plain' and may name 'captured' and 'compiled', got {ways}")
         self.way: Way | None = None
-        self.seconds: dict[Way, float] = {}
         self.compile_seconds = 0.0
         """What capturing and compiling took."""
         self._array = array
@@ -109,20 +99,23 @@ class TrainingStep:
         self._loss = loss
         self._device = next((p.device for p in array.parameters()), torch.device("cpu"))
         self._plain = PlainStep(array, optimizer, loss)
-        self._runs: dict[Way, Callable[[Any], Tensor]] = {"eager": self._eager, "plain": self._plain}
         if len(array) == 1:
             ways = tuple(way for way in ways if way != "eager") if "plain" in ways else ways
-        self._uncaptured: list[Way] = [way for way in ("eager", "plain") if way in ways]
-        self._open = list(self._uncaptured)
+        uncaptured: dict[Way, Callable[[Any], Tensor]] = {"eager": self._eager, "plain": self._plain}
+        self._uncaptured: list[Way] = [way for way in uncaptured if way in ways]
+        self._runs = {way: uncaptured[way] for way in self._uncaptured}
+        self._race: Race[Way] = Race(self._uncaptured)
         self._later: list[Way] = [way for way in ("captured", "compiled") if way in ways]
         self._compiling = compiling
         self._clock = clock
-        self._times: dict[Way, list[float]] = {}
-        self._turn: Way = self._open[0]
-        self._taken = 0  # steps of the burst
         self._shapes: list[Any] | None = None
         self._missed = 0
         self._turned = False
+
+    @property
+    def seconds(self) -> dict[Way, float]:
+        """Of the shortest step in each way that was timed."""
+        return self._race.seconds
 
     def __call__(self, batch: Any) -> Tensor:
         """One step of all members.
@@ -136,80 +129,41 @@ class TrainingStep:
         if self._shapes is None:
             self._shapes = shapes
         if shapes != self._shapes and not self._turn_to(shapes):
-            return self._run(self._best(), batch)
+            return self._run(self._race.leader, batch)
         self._missed = 0
-        way = self._turn
-        if way not in self._open or self._taken >= BURST:
-            way = min(self._open, key=lambda way: len(self._times.get(way, ())))
-            self._taken = 0 if way != self._turn else 1
-            self._turn = way
+        way = self._race.next
         self._wait()
         began = self._clock()
         losses = self._run(way, batch)
         self._wait()
-        self._note(way, self._clock() - began)
-        self._judge(batch)
+        self._race.note(self._clock() - began)
+        while self._race.winner is not None and self._later:
+            if self._prepare(later := self._later.pop(0), batch):
+                self._race.add(later, margin=CERTAIN)
+        if self._race.winner is not None:
+            self._decide()
         return losses
-
-    def _note(self, way: Way, seconds: float) -> None:
-        """Note what a step took, unless it is the first of its way, or came after a short one of another way."""
-        long = seconds >= LONG_SECONDS
-        if way not in self._times:
-            self._times[way] = []
-        elif self._taken or long:
-            self._times[way].append(seconds)
-        self._taken += BURST if long else 1
 
     def _turn_to(self, shapes: list[Any]) -> bool:
         """Count a batch of other shapes; returns whether these are the ones to be timed from now on."""
         self._missed += 1
         if self._missed < PATIENCE:
             return False
-        if self._turned or self._open[0] not in self._uncaptured:
+        if self._turned or len(self._runs) > len(self._uncaptured):
             self._decide()
             return False
         self._turned = True
         self._shapes = shapes
-        self._open = list(self._uncaptured)
-        self._times.clear()
-        self.seconds.clear()
+        self._race = Race(self._uncaptured)
         return True
 
-    def _judge(self, batch: Any) -> None:
-        """Close the ways that are known well enough, and open the next, or decide."""
-        for way in self._open:
-            if times := self._times.get(way):
-                self.seconds[way] = min(times)
-        if self.seconds:
-            limit = CLEAR * min(self.seconds.values())
-            self._open = [way for way in self._open if not self._timed_enough(way, limit)]
-        while not self._open and self._later:
-            way = self._later.pop(0)
-            if self._prepare(way, batch):
-                self._turn = self._timed_anew(self._best())
-                self._taken = 0
-                self._open = [self._turn, way]
-        if not self._open:
-            self._decide()
-
-    def _timed_anew(self, way: Way) -> Way:
-        """The way, with nothing known of its seconds: the first steps of a process are slower than those that follow,
-        so that it would lose against one that comes later."""
-        del self._times[way], self.seconds[way]
-        return way
-
     def _decide(self) -> None:
-        self.way = self._best()
+        self._race.stop()
+        self.way = self._race.leader
         self._later.clear()
         if self.way in ("captured", "compiled"):
             self._optimizer.zero_grad()  # its gradients are no tensors that outlive a step
         _log.info("%d members: %s", len(self._array), self)
-
-    def _timed_enough(self, way: Way, limit: float) -> bool:
-        times = self._times.get(way, [])
-        if sum(times) >= CLEAR_SECONDS and min(times) > limit:
-            return True
-        return len(times) >= TIMED and (sum(times) >= TIMED_SECONDS or len(times) >= TIMED_AT_MOST)
 
     def _prepare(self, way: Way, batch: Any) -> bool:
         if way == "captured" and self._device.type != "cuda":
@@ -228,12 +182,6 @@ class TrainingStep:
         self._runs[way] = lambda batch: self._captured(step, batch)
         return True
 
-    def _best(self) -> Way:
-        if not self.seconds:
-            return self._uncaptured[0]
-        made = {way: 1.0 if way in self._uncaptured else CERTAIN for way in self.seconds}
-        return min(self.seconds, key=lambda way: self.seconds[way] * made[way])
-
     def _run(self, way: Way, batch: Any) -> Tensor:
         if way != "plain":
             self._plain.drop()
@@ -249,8 +197,8 @@ class TrainingStep:
     def _captured(self, step: CapturedStep, batch: Any) -> Tensor:
         if step.fits(batch):
             return step(batch)
-        timed = [way for way in self._uncaptured if way in self.seconds]
-        return self._run(min(timed, key=lambda way: self.seconds[way]), batch)
+        timed = [way for way in self._uncaptured if way in self.seconds] or self._uncaptured
+        return self._run(min(timed, key=lambda way: self.seconds.get(way, inf)), batch)
 
     def _wait(self) -> None:
         if self._device.type == "cuda":
