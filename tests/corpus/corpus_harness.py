@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils.data import default_collate
 
 import shoal
@@ -32,7 +33,7 @@ for _late in ("numpy.random", "torch._dynamo", *(f"shoal.{name}" for name in ("a
 __all__ = ["Finding", "examine"]
 
 EPOCHS = 3
-RATES = (0.03, 0.05, 0.08)
+RATES = (0.03, 0.04, 0.05, 0.06, 0.065, 0.08)
 RELATIVE, ABSOLUTE = 1e-9, 1e-12
 LOGGERS = ("shoal.fuse", "shoal.worker")
 NO_REFUSAL = re.compile(r"are trained here no more|cannot be looked at|take turns|trials \[\d+\] cannot be one array")
@@ -48,14 +49,16 @@ class Finding:
 
     Args:
         differences: between the search and the trials in plain PyTorch, in words.
-        reasons: why the log says members are trained by themselves.
+        reasons: why members are trained by themselves, as the log says, or the file of a job that ended of an error.
         at_once: training losses of several trials that were computed in one call.
+        jobs: that trained the trials that have not failed, each as often as it trained one.
         failures: number of each trial that failed -> the reason recorded.
     """
 
     differences: list[str] = field(default_factory=list)
     reasons: list[str] = field(default_factory=list)
     at_once: int = 0
+    jobs: tuple[str, ...] = ()
     failures: dict[int, str] = field(default_factory=dict)
 
     @property
@@ -66,7 +69,7 @@ class Finding:
         """
         if self.reasons:
             return "refused"
-        return "fused" if self.at_once else "silent"
+        return "fused" if self.at_once and len(set(self.jobs)) == 1 else "silent"
 
 
 class Watch(logging.Handler):
@@ -179,7 +182,9 @@ def lone(task: shoal.Task, trial: Any, array: bool) -> Lone:
                 for name, value in values.items():
                     totals[name] = totals.get(name, 0.0) + float(value) * len(rows)
             result.metrics = {name: total / len(valid) for name, total in totals.items()}
-            if scheduler is not None and task.scheduler_interval == "epoch":
+            if isinstance(scheduler, ReduceLROnPlateau):
+                scheduler.step(result.metrics["valid_loss"])
+            elif scheduler is not None and task.scheduler_interval == "epoch":
                 scheduler.step()
     except FusionError:
         raise
@@ -289,15 +294,18 @@ def _examine(kind: type[shoal.Task], directory: Path) -> Finding:
     def run() -> tuple[Any, ...]:
         with listening() as watch:
             observed(kind)
-            study = search(kind(), directory)
-            failures = {row.number: row.reason for row in study.trials if row.state.name == "FAILED"}
-            return watch.at_once, watch.reasons, failures
+            search(kind(), directory)
+            return watch.at_once, watch.reasons
 
-    at_once, reasons, failures = forked(run)
+    at_once, reasons = forked(run)
     study = shoal.Study(directory)
     drawn_by_generators = compared(kind, study, array=False)
     differences = drawn_by_generators and compared(kind, study, array=True)
-    return Finding([*differences, *rerun(kind, study)], reasons, at_once, failures)
+    jobs = tuple(row.job for row in study.trials if row.state.name != "FAILED")
+    if len(set(jobs)) > 1:  # a profile that ends of an error parts the trials
+        reasons += [path.read_text().rstrip().rpartition("\n")[2] for path in (directory / "logs").glob("*.log")]
+    failures = {row.number: row.reason for row in study.trials if row.state.name == "FAILED"}
+    return Finding([*differences, *rerun(kind, study)], reasons, at_once, jobs, failures)
 
 
 def examine(module: str, name: str, directory: Path) -> Finding:

@@ -109,6 +109,9 @@ class Variational(Program):
     def net(self, config: Any) -> nn.Module:
         return self.Net()
 
+    def optimizer(self, model: nn.Module, config: Any) -> Any:
+        return torch.optim.Adam(model.parameters(), lr=config["lr"])
+
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
         y, divergence = model(batch[0])
         return F.mse_loss(y, batch[1]) + 0.01 * divergence
