@@ -1,0 +1,128 @@
+"""A search of any program gives what its trials give in plain PyTorch, fused or with a reason why not."""
+
+import multiprocessing
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+from corpus_base import Labels, Program, Words
+from corpus_harness import examine
+from corpus_more import Counted
+
+FUSED = {
+    "corpus_state": """
+        CumulativeMean BuffersInPlace BuffersSwapped WeightAverage TargetNetwork Curriculum SmoothingSchedule
+        MomentumSchedule TensorMean MemoryBank Codebook CachedMask CachedPositions MeterObject HiddenState
+    """,
+    "corpus_random": """
+        ManualDropout Gumbel StochasticDepth MixupNumpy MixupDistribution CutOut Variational OwnGenerator
+        NumpyGenerator ShuffledChannels NegativeSampling Reinforce
+    """,
+    "corpus_structure": """
+        TiedEmbedding TiedTransposed Parametrized SpectralNorm OldSpectralNorm WeightNorm Lazy LowRank
+        DataclassOutput EarlyExit Spectrum
+    """,
+    "corpus_steps": """
+        Clipping SharpnessAware Accumulation UpdateByHand WeightClamp Checkpointed HardExamples ScatterInPlace
+        WritesToInput Groups TeacherStudent DividesByZero NotANumber
+    """,
+    "corpus_globals": "GlobalCache GlobalMemo",
+    "corpus_more": """
+        Averaged DropoutSchedule StatisticsFrozen TeacherEvaluates ForkedNoise OwnOptimizer GradientSurgery
+        GradientNoise MovingWeights Plateau
+    """,
+}
+"""Trained at once: module -> programs."""
+
+REFUSED = {
+    "corpus_state": """
+        FloatMean ActivationsInList ActivationsInDict LossHistory FloatWindow Locked MeterOfTensors ModelCopied
+    """,
+    "corpus_structure": """
+        LateParameter LatePartOfOptimizer SharedBackbone ClosureOverList SparseEmbedding Compiled
+        CopiedInForward
+    """,
+    "corpus_steps": """
+        GradientPenalty Binarised CheckpointedDropout ReentrantCheckpoint GradientHook BackwardHook BranchOnLoss
+        NumpyInLoss Reinitialised RateInStep QuasiNewton RaisesOnLargeLoss
+    """,
+    "corpus_globals": "GlobalLog",
+    "corpus_more": "LayerReplaced HeadDropped LateBuffer SeedByHand SkipsBadSteps Rollback HaltsWhenSure",
+}
+"""Trained each by itself, with a reason in the log."""
+
+FAULTY = {
+    "corpus_structure": "Scripted",
+    "corpus_steps": "FreezesMidway",
+    "corpus_globals": "GlobalCounter GlobalTensor ClassCounter TaskHistory",
+    "corpus_more": "Unfreezes",
+}
+"""Neither: what is wrong with each stands in `FAULTS`."""
+
+FAULTS = {
+    "Scripted": "a model with a scripted part cannot be made an array, which ends its trials with a KeyError",
+    "FreezesMidway": "an array goes on training a parameter that the loss freezes in a later step",
+    "Unfreezes": "a lone array does not train a parameter that the loss unfreezes in a later step",
+    "GlobalCounter": "steps of a profile count in a global that the loss reads",
+    "GlobalTensor": "arrays of a profile leave tensors of their members in a global, which training reads",
+    "ClassCounter": "steps of a profile count in an attribute of the model's class",
+    "TaskHistory": "arrays of a profile leave tensors of their members in a list of the task's, which training reads",
+}
+
+BASES = (Program, Labels, Words, Counted)
+
+FAILING = {"DividesByZero": {5}, "NotANumber": {5}, "RaisesOnLargeLoss": {0, 1, 3}}
+"""Trials that fail, as they do alone."""
+
+THOROUGH = """
+    BuffersInPlace SmoothingSchedule TensorMean CachedMask MeterObject FloatWindow ActivationsInDict
+    MixupDistribution NumpyGenerator Variational ShuffledChannels NegativeSampling TiedEmbedding OldSpectralNorm
+    EarlyExit WeightNorm LatePartOfOptimizer CopiedInForward Compiled WeightClamp HardExamples
+    CheckpointedDropout NumpyInLoss RateInStep GlobalMemo ClassCounter Accumulation Averaged LateBuffer
+    StatisticsFrozen SeedByHand ForkedNoise OwnOptimizer GradientNoise SkipsBadSteps MovingWeights Plateau
+    LayerReplaced Rollback CutOut StochasticDepth MixupNumpy Spectrum GlobalCache FloatMean
+"""
+"""What is much like another program, or slow."""
+
+
+def programs() -> Iterator[pytest.param]:
+    for outcome, table in {"fused": FUSED, "refused": REFUSED, "": FAULTY}.items():
+        for module, names in table.items():
+            for name in names.split():
+                marks = [pytest.mark.thorough] if name in THOROUGH.split() else []
+                if name in FAULTS:
+                    marks.append(pytest.mark.xfail(strict=True, raises=AssertionError, reason=FAULTS[name]))
+                yield pytest.param(module, name, outcome, marks=marks, id=name)
+
+
+@pytest.fixture(scope="module")
+def process() -> Iterator[ProcessPoolExecutor]:
+    """A process that trains nothing itself: each search and each lone trial is a child of it, with globals anew."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        yield pool
+
+
+@pytest.mark.parametrize(("module", "name", "outcome"), list(programs()))
+def test_fused_exactly_or_refused(
+    module: str, name: str, outcome: str, process: ProcessPoolExecutor, tmp_path: Path
+) -> None:
+    found = process.submit(examine, module, name, tmp_path / "study").result()
+    assert not found.differences, "\n".join(found.differences)
+    assert found.failures.keys() == FAILING.get(name, set())
+    assert found.outcome in ((outcome,) if outcome else ("fused", "refused")), found.reasons
+
+
+def test_the_table_has_every_program_once() -> None:
+    listed = [name for table in (FUSED, REFUSED, FAULTY) for names in table.values() for name in names.split()]
+    written = [
+        name
+        for module in {**FUSED, **REFUSED, **FAULTY}
+        for name, kind in vars(import_module(module)).items()
+        if isinstance(kind, type) and issubclass(kind, Program) and kind not in BASES
+    ]
+    assert sorted(listed) == sorted(written)
+    assert set(listed) >= {*THOROUGH.split(), *FAILING}
+    assert [len(" ".join(table.values()).split()) for table in (FUSED, REFUSED, FAULTY)] == [63, 35, 7]
+    assert len(set(listed) - {*THOROUGH.split()}) == 60
