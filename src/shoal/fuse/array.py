@@ -271,6 +271,7 @@ class ModelArray(nn.Module):
                 self._single.add(_ALL)  # the members then have what the stage does not have
                 raise NeedsMemberError(f"it registers {sorted(added)}")
             keep(self._slots, self._stage)
+            self.version += sum([slot.freeze_members() for slot in self._slots])
         except BaseException:
             self._watch.take_back()
             for slot in self._slots:

@@ -162,7 +162,7 @@ def tensors_in(tree: Any) -> list[Tensor]:
 def function_of(fn: Any) -> Any:
     """What stays the same when a lambda or a bound method is made anew at every call."""
     if isinstance(fn, partial):
-        return function_of(fn.func)
+        return function_of(getattr(fn, "__wrapped__", fn.func))
     return getattr(getattr(fn, "__func__", fn), "__code__", fn)
 
 

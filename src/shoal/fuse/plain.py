@@ -81,6 +81,8 @@ class PlainState:
         for (i, name), value in self._plain(self._members[self._turn]):
             if _differ(value, now.get((i, name), _MISSING)):
                 self._check(self._turn, i, name, now.get((i, name), _MISSING))
+        for place, _ in self._tensors(self._members[0]):  # those that members have made by themselves
+            self._held.setdefault(place, (None, [None] * len(self._members)))
         for b in (0, self._turn):
             self._known[b] = self._snapshot(self._members[b])
         return changed

@@ -180,6 +180,14 @@ class Slot:
         self.data.requires_grad_(wanted)
         return True
 
+    def freeze_members(self) -> bool:
+        """Freeze or unfreeze the members' own parameters as a run has done to the stacked one; whether it has."""
+        if not self.trainable or self.shared or self.own[0].requires_grad == self.data.requires_grad:
+            return False
+        for own in self.own:
+            own.requires_grad_(self.data.requires_grad)
+        return True
+
     def check_frozen_alike(self) -> None:
         """Refuse what is frozen in some members only.
 

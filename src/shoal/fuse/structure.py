@@ -8,6 +8,7 @@ of a configuration object it holds (a dropout rate, an eps), are left open: memb
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from shoal.fuse.bindings import unbindable
@@ -51,6 +52,8 @@ def obstacle(model: nn.Module, alone: bool) -> str | None:
         if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
             return f"the parameter {path!r} has a hook, which would not see its own gradient; train this model alone"
     for path, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            return f"{path or 'the model'!r} is what torch.jit made, of which an array cannot run a copy"
         if "_orig_mod" in module._modules and not alone:
             return (
                 f"{path or 'the model'!r} is what torch.compile returned; fuse the plain model, and compile its steps"

@@ -183,7 +183,8 @@ class Transaction:
         self._note(vars(module), label, attributes=True, of_model=True)
         for name, held in vars(module).items():
             if name in _REGISTERED:
-                self._note(held, label, registered=True)
+                if isinstance(held, dict):  # of torch.jit's modules it is none
+                    self._note(held, label, registered=True)
             else:
                 yield held, f"{label}.{name}" if name != "_modules" else label, inf
 
@@ -305,7 +306,7 @@ def _named(label: str, key: Any) -> str:
 
 def _registered(module: nn.Module) -> Iterator[dict[str, Any]]:
     """The parameters and the buffers of a module."""
-    return (vars(module)[name] for name in _REGISTERED)
+    return (held for name in _REGISTERED if isinstance(held := vars(module).get(name), dict))
 
 
 def _copied(tensor: Tensor | None) -> Tensor | None:

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial, update_wrapper
 from typing import Any
 
 import torch
@@ -55,7 +56,9 @@ class FusedStepper(Stepper):
             self._steps = OwnStep(self._array, learners, task)
         else:
             optimizer = fuse_optimizers([x.optimizer for x in learners], self._array)
-            self._steps = Pace(self._array, optimizer, self._loss, profile, steps)
+            loss = update_wrapper(partial(loss_of, task), task.loss)
+            self._steps = Pace(self._array, optimizer, loss, profile, steps)
+        self._measure = update_wrapper(partial(_measure, task, self._array.members), task.metrics)
         self._begun = False
         self._plain: PlainStepper | None = None
 
@@ -129,9 +132,6 @@ class FusedStepper(Stepper):
             if torchs is not None and torchs():
                 raise FusionError("random numbers are drawn from torch's default generator past torch's own functions")
 
-    def _loss(self, model: nn.Module, batch: Any) -> Tensor:
-        return loss_of(self._task, model, batch)
-
     def validate(self, batches: Iterable[Any]) -> list[dict[str, float]]:
         """All members on one pass over the batches."""
         if self._plain is not None:
@@ -153,10 +153,6 @@ class FusedStepper(Stepper):
                     means.add(found, size)
         self._array.train()
         return means.of_each()
-
-    def _measure(self, model: nn.Module, batch: Any) -> Any:
-        values = measured(self._task, model, batch)
-        return _Alone(values) if any(model is member for member in self._array.members) else values
 
 
 def make_stepper(
@@ -200,6 +196,12 @@ def _say(learners: Sequence[Learner], reason: FusionError) -> None:
 
 def _epochs_differ(learners: Sequence[Learner]) -> bool:
     return len({learner.epoch for learner in learners}) > 1
+
+
+def _measure(task: Task, members: Sequence[nn.Module], model: nn.Module, batch: Any) -> Any:
+    """What a batch shows of the model of all, or of one of the members."""
+    values = measured(task, model, batch)
+    return _Alone(values) if any(model is member for member in members) else values
 
 
 @dataclass(frozen=True)
