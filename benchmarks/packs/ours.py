@@ -63,7 +63,7 @@ class Chosen(Way):
         waiting = [(member, key) for key, some in members.items() for member in some]
         arrays = partition(waiting, lambda key, kind: profiles[key], [device], {})
         groups = Grouping().groups(arrays, lambda key, kind: profiles[key], [device], {}, frozenset())
-        workshop = Workshop(task, sets, Paused(), cpu, Path(tempfile.gettempdir()))
+        workshop = Workshop(task, sets, Paused(), cpu, Path(tempfile.mkdtemp()))
         self.packs = [(Turns(cpu), [Lane("pack", array, workshop) for array in group]) for group in groups]
         while self.epochs < settled and not self.settled:
             self.run()
