@@ -8,12 +8,11 @@ from io import StringIO
 
 import pytest
 from rich.console import Console
-from shoal.cost.catalogue import records
 from typer.testing import CliRunner
 
 from shoal.cli.app import app
 from shoal.core.demand import Profile
-from shoal.cost.history import History, environment
+from shoal.cost.history import History, environment, records
 from shoal.report.history_table import history_table, origins_table
 
 DIGEST = "0123456789abcdef" * 2

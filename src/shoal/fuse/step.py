@@ -101,9 +101,8 @@ class TrainingStep:
         self._plain = PlainStep(array, optimizer, loss)
         if len(array) == 1:
             ways = tuple(way for way in ways if way != "eager") if "plain" in ways else ways
-        uncaptured: dict[Way, Callable[[Any], Tensor]] = {"eager": self._eager, "plain": self._plain}
-        self._uncaptured: list[Way] = [way for way in uncaptured if way in ways]
-        self._runs = {way: uncaptured[way] for way in self._uncaptured}
+        self._runs: dict[Way, Callable[[Any], Tensor]] = {"eager": self._eager, "plain": self._plain}
+        self._uncaptured: list[Way] = [way for way in self._runs if way in ways]
         self._race: Race[Way] = Race(self._uncaptured)
         self._later: list[Way] = [way for way in ("captured", "compiled") if way in ways]
         self._compiling = compiling
@@ -149,7 +148,7 @@ class TrainingStep:
         self._missed += 1
         if self._missed < PATIENCE:
             return False
-        if self._turned or len(self._runs) > len(self._uncaptured):
+        if self._turned or "captured" in self._runs or "compiled" in self._runs:
             self._decide()
             return False
         self._turned = True
