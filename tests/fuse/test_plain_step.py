@@ -18,6 +18,7 @@ from shoal.fuse.capture import CapturedStep
 from shoal.fuse.making import fuse
 from shoal.fuse.optim.cohort import _MOST_LIVE, Cohort
 from shoal.fuse.optim.fused import fuse_optimizers
+from shoal.fuse.optim.own_update import OwnUpdate
 from shoal.fuse.step import TrainingStep
 
 X = torch.randn(12, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -449,3 +450,17 @@ def test_no_member_sees_what_another_does_to_the_batch() -> None:
     for _ in range(4):
         both_step(array, loop)
     assert torch.equal(X, before)
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "read"),
+    [("cpu", torch.float32, False), ("meta", torch.float64, False), ("meta", torch.float32, True)],
+)
+def test_a_kernel_off_the_cpu_reads_counts_of_updates_that_lie_beside_the_parameter(
+    device: str, dtype: torch.dtype, read: bool
+) -> None:
+    parameter = nn.Parameter(torch.zeros(3, device="meta"))
+    parameter.grad = torch.zeros(3, device="meta")
+    optimizer = Adam([parameter])
+    optimizer.state[parameter] = {"step": torch.zeros((), dtype=dtype, device=device)}
+    assert OwnUpdate(optimizer)._by_kernel(optimizer.param_groups[0]) is read

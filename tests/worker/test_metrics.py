@@ -95,7 +95,7 @@ def test_what_shows_in_a_later_batch_is_refused_and_right_by_themselves() -> Non
         StepRefusedError, match=r"ByMember.metrics \(test_metrics.py:\d+\): a plain value .* in a later call"
     ):
         FusedStepper(task, learners(task, trials)).validate(BATCHES)
-    stepper = make_stepper(task, learners(task, trials), refusals=1)
+    stepper = make_stepper(task, learners(task, trials), refused=True)
     for learner, metrics in zip(stepper.learners, stepper.validate(BATCHES), strict=True):
         assert metrics == pytest.approx(expected(task, learner.model), rel=1e-9)
 

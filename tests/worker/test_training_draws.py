@@ -9,9 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from pack_samples import CPU, EPOCHS, Mixed, Shop, reports_in, trial, whole
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
+import shoal
 from shoal.core.array import Array, Member
 from shoal.worker.checkpoint import load_newest
 from shoal.worker.data import DataSets
@@ -105,7 +108,7 @@ class Counts(DrawsFrom):
         return loss * (1 + 0.01 * model.count + 0.01 * len(model.counted))
 
 
-def learnt(task: DrawsFrom, numbers: list[int], directory: Path, seconds: float) -> dict[tuple[int, int], Any]:
+def learnt(task: Mixed, numbers: list[int], directory: Path, seconds: float) -> dict[tuple[int, int], Any]:
     """Every report; and the weights in the end, as of epoch 0."""
     reports = reports_in(Shop(task, directory).run([whole(number) for number in numbers], seconds=seconds))
     found: dict[tuple[int, int], Any] = {(report.trial, report.epoch): report.metrics for report in reports}
@@ -211,3 +214,48 @@ def test_epochs_of_what_draws_are_known_not_to_mix(generator: str, tmp_path: Pat
 
     assert mixing(1) is None
     assert mixing(10**9) is not None
+
+
+class PartlyCheckpointed(Mixed):
+    """A rate of dropout under `torch.utils.checkpoint`, which is 0 in trials of small rates, beside another dropout."""
+
+    def model(self, config: Any) -> nn.Module:
+        model = super().model(config)
+        model.rate = 0.2 if config["lr"] > 0.01 else 0.0
+        return model
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        hidden = checkpoint(lambda x: F.dropout(model[0](x), model.rate), batch[0], use_reentrant=False)
+        return F.cross_entropy(model[2](F.dropout(hidden, 0.1)), batch[1])
+
+
+def test_who_cannot_draw_its_own_numbers_changes_nobody_elses(tmp_path: Path) -> None:
+    together = learnt(PartlyCheckpointed(), [0, 1], tmp_path / "together", 30.0)
+    for number in (0, 1):
+        alone = learnt(PartlyCheckpointed(), [number], tmp_path / f"alone {number}", 30.0)
+        same({key: value for key, value in together.items() if key[0] == number}, alone)
+
+
+class Unshaped(Mixed):
+    def model(self, config: Any) -> nn.Module:
+        return nn.Sequential(nn.LazyLinear(4), nn.ReLU(), nn.LazyLinear(3)).double()
+
+    def metrics(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
+        return {}
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        return F.cross_entropy(model(batch[0]), batch[1])
+
+
+def test_parameters_that_have_no_shape_yet_are_trained(tmp_path: Path) -> None:
+    study = shoal.tune(
+        Unshaped(),
+        {"lr": shoal.grid([0.01, 0.02]), "optimizer": "Adam", "batch_size": 2},
+        metric="valid_loss",
+        mode="min",
+        algorithm=shoal.Grid(epochs=2),
+        directory=tmp_path / "study",
+        backend="inline",
+        show_progress=False,
+    )
+    assert [row.state.value for row in study.trials] == ["complete"] * 2

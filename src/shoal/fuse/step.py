@@ -160,6 +160,8 @@ class TrainingStep:
         self._race.stop()
         self.way = self._race.leader
         self._later.clear()
+        kept = {*self._uncaptured, self.way}
+        self._runs = {way: run for way, run in self._runs.items() if way in kept}  # what lost may hold much memory
         if self.way in ("captured", "compiled"):
             self._optimizer.zero_grad()  # its gradients are no tensors that outlive a step
         _log.info("%d members: %s", len(self._array), self)

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial, update_wrapper
@@ -61,16 +62,22 @@ class FusedStepper(Stepper):
         self._measure = update_wrapper(partial(_measure, task, self._array.members), task.metrics)
         self._begun = False
         self._plain: PlainStepper | None = None
+        self._finding: Profile | None = None
+        self._gain: float | None = None
 
     @property
     def finding(self) -> Profile | None:
         """What the first steps showed."""
-        return self._steps.finding if isinstance(self._steps, Pace) else None
+        if self._plain is None and isinstance(self._steps, Pace):
+            return self._steps.finding
+        return self._finding
 
     @property
     def gain(self) -> float | None:
         """As far as the first steps have shown."""
-        return self._steps.gain if isinstance(self._steps, Pace) else None
+        if self._plain is None and isinstance(self._steps, Pace):
+            return self._steps.gain
+        return self._gain
 
     @property
     def settled(self) -> bool:
@@ -100,11 +107,19 @@ class FusedStepper(Stepper):
             if before is None:
                 raise StepRefusedError(str(error)) from error
             _say(self.learners, error)
-            self._plain = PlainStepper(self._task, self.learners)
-            return self._plain.train_step(batches, ticks)
+            return self._go_on_plainly(shared=False).train_step(batches, ticks)
         if isinstance(self._steps, Pace) and self._steps.plain:
-            self._plain = PlainStepper(self._task, self.learners, shared=True)
+            self._go_on_plainly(shared=True)
         return losses
+
+    def _go_on_plainly(self, shared: bool) -> PlainStepper:
+        """Let go of the array, with all that it keeps; `shared`: see `PlainStepper`."""
+        self._finding, self._gain = self.finding, self.gain
+        self._plain = PlainStepper(self._task, self.learners, shared=shared)
+        for parameter in self._array.parameters():
+            parameter.grad = None
+        del self._array, self._steps, self._measure
+        return self._plain
 
     def _transaction(self) -> Transaction:
         """All that a step may change; what lies in one memory for several members once."""
@@ -156,7 +171,12 @@ class FusedStepper(Stepper):
 
 
 def make_stepper(
-    task: Task, learners: Sequence[Learner], profile: Profile | None = None, steps: int = 0, refusals: int = 0
+    task: Task,
+    learners: Sequence[Learner],
+    profile: Profile | None = None,
+    steps: int = 0,
+    refused: bool = False,
+    unkeyed: AbstractSet[int] = frozenset(),
 ) -> Stepper:
     """The fastest stepper that is right for these learners.
 
@@ -167,14 +187,14 @@ def make_stepper(
         learners: at the same step of an epoch.
         profile: what is known of their structure.
         steps: that they still have before them; 0 rules compiling out.
-        refusals: steps in which learners like these were refused. From the first of them on they are trained in plain
-            PyTorch; from the second on torch's generators themselves are seeded for each of their steps.
+        refused: a step of learners like these was refused, so they are trained in plain PyTorch.
+        unkeyed: see `PlainStepper`.
 
     Raises:
         MixedEpochsError: they are at different epochs, and cannot be an array.
     """
-    if refusals:
-        return PlainStepper(task, learners, keyed=refusals == 1, watched=True)
+    if refused:
+        return PlainStepper(task, learners, unkeyed, watched=True)
     if len(learners) == 1 and type(task).step is not Task.step:
         return PlainStepper(task, learners)
     try:

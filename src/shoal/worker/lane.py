@@ -82,8 +82,8 @@ class Lane:
         self._profile = array.profile
         self._company: list[Learner] = []  # who is within an epoch now
         self._losses: list[Tensor] = []  # of the company, [B] each, since it was last looked whether they are numbers
-        self._refusals = workshop.refusals
-        self._refused = 0  # refusals that the stepper knows of; those of other lanes may have come since
+        self._refused = workshop.refused
+        self._unkeyed = workshop.unkeyed
         self._looked = self._told = time.perf_counter()  # when losses were last looked at, and told
         self._lowest: TurnStats | None = None  # the losses since they were told, of the best member at each step
         self._began, self._spent = 0.0, 0.0  # this advance, and seconds of this epoch before it
@@ -382,11 +382,17 @@ class Lane:
             [learner.trial.number for learner in self._company],
             reason,
         )
-        self._refusals[self.key] = max(self._refusals[self.key], self._refused + 1)
+        if reason.trial is None:
+            self._refused.add(self.key)
+        else:
+            self._unkeyed.add(reason.trial)
         self._go_back()
 
     def _go_back(self) -> None:
         """Those of the company begin again where their checkpoints are, which were written before they went wrong."""
+        if self._stepper is not None:
+            self._profile = self._stepper.finding or self._profile
+            self._stepper = None  # before others are built: it holds as much memory as they will
         self._learners = [learner for learner in self._learners if learner not in self._company]
         self._joining = [*(learner.member for learner in self._company), *self._joining]
         self._owed.clear()
@@ -402,8 +408,8 @@ class Lane:
                     gc.collect()  # the array of before is a cycle, and holds memory of the device
             steps = max((x.member.target - x.epoch) * epoch_steps - x.step for x in self._company)
             self._beat()
-            self._refused = self._refusals[self.key]
-            self._stepper = make_stepper(self._task, self._company, self._profile, steps, self._refused)
+            refused = self.key in self._refused
+            self._stepper = make_stepper(self._task, self._company, self._profile, steps, refused, self._unkeyed)
         return self._stepper
 
     def _end_epoch(

@@ -1,6 +1,7 @@
 """Trials in plain PyTorch, one after another: what is not faster as an array, or cannot be one."""
 
 from collections.abc import Iterable, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 import torch
@@ -27,18 +28,25 @@ class PlainStepper(Stepper):
     Args:
         task: the user's.
         learners: any.
-        keyed: torch's functions draw the numbers that they draw in an array. Else generators are seeded with the
-            trial's seed, for models that cannot have those, such as with dropout under `torch.utils.checkpoint`.
+        unkeyed: numbers of trials for which generators are seeded with the trial's seed, for their models cannot draw
+            the numbers that they draw in an array, such as with dropout under `torch.utils.checkpoint`.
         watched: whether each run is looked at for what it draws; else no more than the first few.
         shared: frozen parameters that others use stay in that memory: as an array the learners have not changed them.
     """
 
     def __init__(
-        self, task: Task, learners: Sequence[Learner], keyed: bool = True, watched: bool = False, shared: bool = False
+        self,
+        task: Task,
+        learners: Sequence[Learner],
+        unkeyed: AbstractSet[int] = frozenset(),
+        watched: bool = False,
+        shared: bool = False,
     ) -> None:
         self.learners = list(learners)
         self._task = task
-        self._trials = [_PlainTrial(task, learner, keyed, watched, shared) for learner in learners]
+        self._trials = [
+            _PlainTrial(task, learner, learner.trial.number not in unkeyed, watched, shared) for learner in learners
+        ]
 
     def train_step(self, batches: Sequence[Any], ticks: Sequence[int]) -> Tensor:
         """One step of each."""
@@ -65,6 +73,7 @@ class _PlainTrial:
     def __init__(self, task: Task, learner: Learner, keyed: bool, watched: bool, shared: bool) -> None:
         self._task = task
         self._learner = learner
+        self._watched = watched
         self._run = MemberRunner(learner.trial.seed, learner.device, watched) if keyed else None
         self._own_step = type(task).step is not Task.step
         self._config = learner.trial.config if self._own_step and takes_config(task) else None
@@ -111,7 +120,7 @@ class _PlainTrial:
         try:
             return self._run(fn, tick, model, batch)
         except FusionError as error:
-            raise StepRefusedError(str(error)) from error
+            raise StepRefusedError(str(error), trial.number if self._watched else None) from error
 
     def _loss(self, model: nn.Module, batch: Any) -> Tensor:
         return loss_of(self._task, model, batch)

@@ -29,7 +29,15 @@ class StepRefusedError(Exception):
     """A step did what learners must not do as they are trained, and is left half done.
 
     They go back to their checkpoints, and train in plain PyTorch from there.
+
+    Args:
+        reason: in words.
+        trial: that cannot draw numbers of its own, even by itself and looked at; None: another reason.
     """
+
+    def __init__(self, reason: str, trial: int | None = None) -> None:
+        super().__init__(reason)
+        self.trial = trial
 
 
 class Stepper(ABC):

@@ -1,6 +1,5 @@
 """What a worker process has at hand for all arrays that it trains."""
 
-from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -24,7 +23,8 @@ class Workshop:
         paused: learners of the task that have paused in this process.
         device: where to train.
         directory: of the study; checkpoints are written there.
-        refusals: by key, how often members could not go on as they were trained; see `make_stepper`.
+        refused: keys of which members could not go on as they were trained; see `make_stepper`.
+        unkeyed: numbers of trials that cannot draw numbers of their own; see `PlainStepper`.
     """
 
     task: Task
@@ -32,4 +32,5 @@ class Workshop:
     paused: Paused
     device: torch.device
     directory: Path
-    refusals: Counter[FusionKey] = field(default_factory=Counter)
+    refused: set[FusionKey] = field(default_factory=set)
+    unkeyed: set[int] = field(default_factory=set)

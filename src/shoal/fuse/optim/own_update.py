@@ -1,6 +1,7 @@
 """The step of one optimizer by itself, by torch's fused kernels where it has them."""
 
 import torch
+from torch import Tensor
 from torch.optim import Optimizer
 
 from shoal.fuse.optim.table import steps_as_made
@@ -26,14 +27,15 @@ class OwnUpdate:
 
     def __init__(self, optimizer: Optimizer) -> None:
         self._optimizer = optimizer
-        self._has_kernel = type(optimizer) in _KERNELS and all(
-            each.dtype in _DTYPES and torch.empty_like(each).stride() == each.stride()  # with no gaps in memory
-            for group in optimizer.param_groups
-            for each in group["params"]
-        )
+        self._has_kernel: bool | None = None if type(optimizer) in _KERNELS else False
 
     def __call__(self) -> None:
         """One step."""
+        if self._has_kernel is None:  # not before: lazy parameters have no shape until a model has run
+            params = [each for group in self._optimizer.param_groups for each in group["params"]]
+            self._has_kernel = all(
+                each.dtype in _DTYPES and torch.empty_like(each).stride() == each.stride() for each in params
+            )  # with no gaps in memory
         chosen = []
         if self._has_kernel and steps_as_made(self._optimizer):
             chosen = [group for group in self._optimizer.param_groups if self._by_kernel(group)]
@@ -53,6 +55,16 @@ class OwnUpdate:
             return False
         params = group["params"]
         assert isinstance(params, list)
-        if group.get("momentum") and not all(each in self._optimizer.state for each in params):
+        updated = [each for each in params if each.grad is not None]
+        begun = [each in self._optimizer.state for each in updated]
+        if group.get("momentum") and not all(begun):
             return False
-        return all(each.grad is None or each.grad.stride() == each.stride() for each in params)
+        counts = [self._optimizer.state[each].get("step") for each, has in zip(updated, begun, strict=True) if has]
+        return all(each.grad.stride() == each.stride() for each in updated) and all(map(_is_countable, updated, counts))
+
+
+def _is_countable(parameter: Tensor, count: object) -> bool:
+    """Whether a kernel can read a parameter's count of updates: a GPU's reads float32 in its own memory only."""
+    if parameter.device.type == "cpu" or not isinstance(count, Tensor):
+        return True
+    return count.device == parameter.device and count.dtype == torch.float32
