@@ -18,7 +18,7 @@ __all__ = ["Layouts", "benchmark"]
 Layouts = Mapping[str, Callable[..., Sequence[Tensor | None]]]
 """By way, a function of its tensors: the same tensors as it likes them to lie in memory."""
 
-_RULES = RaceRules(hopeless=3.0, hopeless_seconds=0.02, margin=1.03, budget_seconds=2.0)
+_RULES = RaceRules(most=9, hopeless=3.0, hopeless_seconds=0.02, margin=1.03, budget_seconds=2.0)
 """Nothing but races runs meanwhile, so that a candidate is given up soon."""
 
 
