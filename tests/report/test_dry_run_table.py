@@ -1,6 +1,7 @@
 """What is printed and drawn of a dry run before a search."""
 
 import json
+from itertools import pairwise
 
 import pytest
 from rich.console import Console
@@ -68,10 +69,11 @@ def test_a_narrow_one_cuts_nothing(width):
     lines = printed(dry_run(), width)
     assert max(map(len, lines)) <= width
     text = " ".join(" ".join(lines).split())
+    assert any("91 %" in line and "kept" in below for line, below in pairwise(lines)), "a word stands below its figure"
+    assert any("s an epoch" in line and "planned" in below for line, below in pairwise(lines))
     shown = (
         "0, 1, 2, 5",
         "5, 2.0x",
-        "91 % kept",
         "2: width=128: packed with 1",
         "trials 3: ValueError: no [such] width",
     )

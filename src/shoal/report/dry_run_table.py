@@ -21,8 +21,8 @@ _WIDE, _NARROW = 140, 80
 _NAMED = 4
 """So many trials of an array are named."""
 
-_FIGURES = ("", "trials", "batch", "ms a step\nalone", "of each\nfused", "memory", "pre-\nprocessing")
-_SECONDS = ("s an epoch\nalone", "\nplanned")
+_FIGURES = ("", "trials", "batch", "ms a step\nalone", "of each\nfused", "memory", "samples")
+_SECONDS = ("s an epoch\nalone", "planned")
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class DryRunTable:
         if wide:
             table.add_column("what decided", overflow="fold")
         texts = []
-        for cells, text in self._rows():
+        for cells, text in self._rows(" " if wide else "\n"):
             table.add_row(*map(Text, (*cells, text) if wide else cells))
             texts.append((cells[0] or f"trials {cells[1]}", text))
         yield table
@@ -51,13 +51,20 @@ class DryRunTable:
             yield ""
             yield Text(verdict(self.found), style="bold green" if self.found.pays else "bold")
 
-    def _rows(self) -> Iterator[tuple[tuple[str, ...], str]]:
-        """Figures of each array and what decided; those of a job stand in the row of its first array."""
+    def _rows(self, between: str) -> Iterator[tuple[tuple[str, ...], str]]:
+        """Figures of each array and what decided; those of a job stand in the row of its first array.
+
+        Args:
+            between: two figures of a cell; a line break where it is narrow.
+        """
         arrays = self.found.arrays
         for index, (each, config) in enumerate(zip(arrays, _configs(arrays), strict=True)):
             first = index == 0 or arrays[index - 1].job != each.job
             seconds = rounded(each.apart, 3), rounded(each.seconds, 3) if first else ""
-            yield (str(index + 1), *_figures(each), *seconds), f"{config}: {each.decided}" if config else each.decided
+            yield (
+                (str(index + 1), *_figures(each, between), *seconds),
+                f"{config}: {each.decided}" if config else each.decided,
+            )
         nothing = [""] * (len(_FIGURES) + len(_SECONDS) - 2)
         for failed in self.found.failed:
             yield ("", _trials(failed.trials), *nothing), failed.reason
@@ -117,7 +124,7 @@ def _array_json(each: PlannedArray) -> dict[str, Any]:
     }
 
 
-def _figures(each: PlannedArray) -> tuple[str, ...]:
+def _figures(each: PlannedArray, between: str) -> tuple[str, ...]:
     """The cells that come before the seconds, but for the first."""
     several = each.members > 1
     return (
@@ -126,7 +133,7 @@ def _figures(each: PlannedArray) -> tuple[str, ...]:
         rounded(1000 * each.step_alone, 3),
         f"{rounded(1000 * each.step_fused, 3)}, {each.gain:.1f}x" if several else "–",
         bytes_text(each.memory),
-        f"{percent(each.preprocessing)} {each.profile.sharing}",
+        f"{percent(each.preprocessing)}{between}{each.profile.sharing}",
     )
 
 
