@@ -390,9 +390,7 @@ class Lane:
 
     def _go_back(self) -> None:
         """Those of the company begin again where their checkpoints are, which were written before they went wrong."""
-        if self._stepper is not None:
-            self._profile = self._stepper.finding or self._profile
-            self._stepper = None  # before others are built: it holds as much memory as they will
+        self._drop_stepper()  # before others are built: it holds as much memory as they will
         self._learners = [learner for learner in self._learners if learner not in self._company]
         self._joining = [*(learner.member for learner in self._company), *self._joining]
         self._owed.clear()
@@ -401,16 +399,20 @@ class Lane:
     def _stepper_of(self, epoch_steps: int) -> Stepper:
         """The one that the company has, or a new one."""
         if self._stepper is None or self._stepper.learners != self._company:
-            if self._stepper is not None:
-                self._profile = self._stepper.finding or self._profile
-                self._stepper = None
-                if self._device.type == "cuda":
-                    gc.collect()  # the array of before is a cycle, and holds memory of the device
+            self._drop_stepper()
             steps = max((x.member.target - x.epoch) * epoch_steps - x.step for x in self._company)
             self._beat()
             refused = self.key in self._refused
             self._stepper = make_stepper(self._task, self._company, self._profile, steps, refused, self._unkeyed)
         return self._stepper
+
+    def _drop_stepper(self) -> None:
+        """Let go of the stepper, but for what it found."""
+        if self._stepper is not None:
+            self._profile = self._stepper.finding or self._profile
+            self._stepper = None
+            if self._device.type == "cuda":
+                gc.collect()  # its array is a cycle, and holds memory of the device
 
     def _end_epoch(
         self, company: Sequence[Learner], metrics: list[dict[str, float]], seconds: float

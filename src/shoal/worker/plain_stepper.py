@@ -6,14 +6,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from shoal.core.errors import FusionError
 from shoal.core.trial import step_seed
 from shoal.fuse.frozen import lent, take_own
 from shoal.fuse.generators import reseed
 from shoal.fuse.optim.own_update import OwnUpdate
-from shoal.fuse.per_member import MemberRunner
+from shoal.fuse.per_member import MemberRunner, own_part
 from shoal.task import Task, call, takes_config
 from shoal.worker.learner import Learner, check_scalar
 from shoal.worker.metrics import MetricMeans, loss_of, measured, size_of
@@ -50,8 +49,9 @@ class PlainStepper(Stepper):
 
     def train_step(self, batches: Sequence[Any], ticks: Sequence[int]) -> Tensor:
         """One step of each."""
-        steps = zip(self._trials, batches, ticks, strict=True)
-        return torch.stack([trial.step(_own(batch, self._trials), tick) for trial, batch, tick in steps])
+        members = len(self._trials)
+        steps = enumerate(zip(self._trials, batches, ticks, strict=True))
+        return torch.stack([trial.step(own_part(batch, b, members), tick) for b, (trial, batch, tick) in steps])
 
     def validate(self, batches: Iterable[Any]) -> list[dict[str, float]]:
         """One pass over the batches, each shown to every learner."""
@@ -60,7 +60,8 @@ class PlainStepper(Stepper):
             learner.model.eval()
         with torch.no_grad():
             for number, batch in enumerate(batches, start=1):
-                found = [trial.measure(_own(batch, self._trials), -number) for trial in self._trials]
+                trials = enumerate(self._trials)
+                found = [trial.measure(own_part(batch, b, len(self._trials)), -number) for b, trial in trials]
                 means.add_each(found, size_of(batch))
         for learner in self.learners:
             learner.model.train()
@@ -141,8 +142,3 @@ class _PlainTrial:
         """
         if any(each.requires_grad or each._version != version for each, version in self._lent):
             raise StepRefusedError("a frozen parameter, whose memory others use, is changed or unfrozen")
-
-
-def _own(batch: Any, users: Sequence[Any]) -> Any:
-    """A batch for one of its users, who may change it in place."""
-    return batch if len(users) == 1 else pytree.tree_map_only(Tensor, torch.clone, batch)

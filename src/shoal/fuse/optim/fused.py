@@ -49,11 +49,6 @@ class FusedOptimizer:
         self._updates = [OwnUpdate(member) for member in members]
         self._arrange()
 
-    @property
-    def by_rule(self) -> bool:
-        """Whether rules make all updates, so that no member's optimizer steps by itself."""
-        return all(isinstance(unit, Cohort) for unit in self._units)
-
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drop the gradients of all parameters that a member updates, or make them zero."""
         self.array.check_present()

@@ -1,5 +1,7 @@
 """The step of one optimizer by itself, by torch's fused kernels where it has them."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
@@ -47,15 +49,13 @@ class OwnUpdate:
             for group in chosen:
                 group["fused"] = None
 
-    def _by_kernel(self, group: dict[str, object]) -> bool:
+    def _by_kernel(self, group: dict[str, Any]) -> bool:
         """Whether the kernel does what the loop would; that of SGD begins momentum for all or none."""
         if group["fused"] is not None or group["foreach"] is not None or group["differentiable"]:
             return False
         if group.get("capturable"):
             return False
-        params = group["params"]
-        assert isinstance(params, list)
-        updated = [each for each in params if each.grad is not None]
+        updated = [each for each in group["params"] if each.grad is not None]
         begun = [each in self._optimizer.state for each in updated]
         if group.get("momentum") and not all(begun):
             return False
