@@ -66,7 +66,7 @@ def environment() -> str:
 
 @dataclass(frozen=True)
 class Record:
-    """What was measured of one structure on one kind of device.
+    """Measurements of one structure on one kind of device.
 
     Args:
         environment: the versions it was measured with.

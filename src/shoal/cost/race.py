@@ -184,7 +184,7 @@ class Race(Generic[C]):
             self._open.clear()
 
     def _begin_turn(self) -> None:
-        """Of the open candidates, let the one with the fewest turns run next."""
+        """Give the turn to the open candidate with the fewest turns."""
         if not self._open:
             return
         last, self._turn = self._turn, min(self._open, key=lambda each: self._timed[each].turns)

@@ -113,7 +113,7 @@ class ProfileStore:
         self._peaks: dict[str, int] = {}  # bytes that a running job was seen to hold
 
     def estimate(self, key: FusionKey, kind: str) -> Profile | None:
-        """What a key costs on a kind of device, as far as is known."""
+        """Estimate the cost of a key on a kind of device; None if it was never measured."""
         return self._history.get(key.structure, key.data, key.batch_size, kind)
 
     def observe(self, seen: Observation, job: Job, device: Device) -> None:
@@ -244,7 +244,7 @@ class ProfileStore:
 
 
 def _both(known: Profile, seen: Profile) -> Profile:
-    """What holds for both of two runs of one program with different configurations.
+    """Merge the profiles of two runs of one program with different configurations.
 
     A device must have room for the larger one. A report took its least seconds where nobody else used the device.
     """

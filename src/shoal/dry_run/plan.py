@@ -42,7 +42,7 @@ class Plan:
         return [candidate(array, self.profiles, [self.device]) for array in arrays]
 
     def scene(self) -> Scene:
-        """What the strategy knows of all arrays."""
+        """The packing context of all arrays."""
         everyone = self.candidates([array for group in self.jobs for array in group])
         return self.grouping.scene(everyone, [self.device], {})
 
