@@ -14,6 +14,7 @@ WORKLOADS: dict[str, Callable[[bool], Workload]] = {
     "bert-medium": bert.medium,
     "lstm": lstm.workload,
     "lora": lora.workload,
+    "lora-ranks": lora.ranks,
     "pointnet-classification": pointnet.classification,
     "pointnet-segmentation": pointnet.segmentation,
     "dcgan": dcgan.workload,

@@ -1,5 +1,6 @@
 """Low-rank adapters (Hu et al., arXiv:2106.09685) on a frozen GPT-NeoX of `transformers`, the same for all members."""
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -8,9 +9,10 @@ from torch import Tensor, nn
 
 from models.workload import Batch, Phase, Workload
 
-__all__ = ["workload"]
+__all__ = ["ranks", "workload"]
 
 RANK = 8
+RANKS = (4, 8, 16, 32)
 SCALE = 2.0
 BASE_SEED = 1
 
@@ -18,18 +20,18 @@ BASE_SEED = 1
 class LowRank(nn.Module):
     """W x + b + s B A x, of which A and B are trained; B begins at zero."""
 
-    def __init__(self, base: nn.Linear) -> None:
+    def __init__(self, base: nn.Linear, rank: int) -> None:
         super().__init__()
         self.base = base
-        self.down = nn.Linear(base.in_features, RANK, bias=False)
-        self.up = nn.Linear(RANK, base.out_features, bias=False)
+        self.down = nn.Linear(base.in_features, rank, bias=False)
+        self.up = nn.Linear(rank, base.out_features, bias=False)
         nn.init.zeros_(self.up.weight)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.base(x) + SCALE * self.up(self.down(x))
 
 
-def adapted(layers: int, width: int, words: int) -> nn.Module:
+def adapted(layers: int, width: int, words: int, rank: int) -> nn.Module:
     from transformers import GPTNeoXConfig, GPTNeoXForCausalLM  # slow to import, for which other models do not wait
 
     config = GPTNeoXConfig(
@@ -46,7 +48,7 @@ def adapted(layers: int, width: int, words: int) -> nn.Module:
         torch.manual_seed(BASE_SEED)
         net: Any = GPTNeoXForCausalLM(config).requires_grad_(False)
     for layer in net.gpt_neox.layers:
-        layer.attention.query_key_value = LowRank(layer.attention.query_key_value)
+        layer.attention.query_key_value = LowRank(layer.attention.query_key_value, rank)
     return net.train()
 
 
@@ -61,12 +63,24 @@ def adam(net: nn.Module, factor: float) -> torch.optim.Optimizer:
 
 
 def workload(full: bool) -> Workload:
+    return _workload(full, "LoRA on GPT-NeoX", (RANK,))
+
+
+def ranks(full: bool) -> Workload:
+    """Members that differ in the rank, and so are one array in the base alone."""
+    return _workload(full, "LoRA on GPT-NeoX, several ranks", RANKS)
+
+
+def _workload(full: bool, name: str, of: tuple[int, ...]) -> Workload:
     samples, length, layers, width, words = (8, 128, 12, 768, 50304) if full else (2, 32, 4, 128, 1000)
+    first, *others = (partial(adapted, layers, width, words, rank) for rank in of)
+    written = f"rank {of[0]}" if len(of) == 1 else f"ranks {', '.join(map(str, of))}"
     return Workload(
-        name="LoRA on GPT-NeoX",
-        sizes=f"{layers} layers, d={width}, rank {RANK}, N={samples}, length {length}, {words} words, Adam",
+        name=name,
+        sizes=f"{layers} layers, d={width}, {written}, N={samples}, length {length}, {words} words, Adam",
         samples=samples,
-        model=lambda: adapted(layers, width, words),
+        model=first,
         batch=lambda: (torch.randint(0, words, (samples, length)),),
         phases=(Phase(loss, adam),),
+        others=tuple(others),
     )

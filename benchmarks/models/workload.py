@@ -34,6 +34,7 @@ class Workload:
         sizes: in words.
         samples: in a batch.
         model: makes a member, from torch's default generator.
+        others: make members that differ from it in submodules, by turns after it.
         batch: makes random data of the right shapes, on the CPU.
         phases: of a step, in order.
         draws: whether training draws random numbers (dropout), so that two ways of training it have other losses.
@@ -46,3 +47,4 @@ class Workload:
     batch: Callable[[], Batch]
     phases: tuple[Phase, ...]
     draws: bool = False
+    others: tuple[Callable[[], nn.Module], ...] = ()

@@ -23,7 +23,7 @@ class Eager(Rival):
         super().__init__(cell)
         models = cell.models()
         self.batch = cell.batch()
-        self.array = fuse(models, seeds=range(cell.members))
+        self.array = fuse(models, seeds=range(cell.members), strict=not cell.workload.others)
         phases = cell.workload.phases
         self.losses = [cell.loss(i) for i in range(len(phases))]
         self.optimizers = [

@@ -40,7 +40,8 @@ class Cell:
         made = []
         for b in range(self.members) if which is None else which:
             torch.manual_seed(b)
-            made.append(self.workload.model().to(self.device))
+            kinds = (self.workload.model, *self.workload.others)
+            made.append(kinds[b % len(kinds)]().to(self.device))
         return made
 
     def batch(self) -> Batch:

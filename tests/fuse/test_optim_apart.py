@@ -113,9 +113,12 @@ def test_zero_grad_of_what_a_member_has_alone() -> None:
     assert all(parameter.grad.eq(0).all() for _, _, parameter in array.apart())
 
 
-def test_what_a_member_has_alone_is_not_traced() -> None:
-    _, fused, _, _ = twins(CASES["adam-numbers"], None)
-    assert fused.traced() is None
+def test_what_a_member_has_alone_is_traced_along() -> None:
+    array, fused, _, _ = twins(CASES["adam-numbers"], None)
+    traced = fused.traced()
+    assert traced is not None
+    alone = {id(parameter) for _, _, parameter in array.apart()}
+    assert alone <= set(map(id, traced.params)) <= set(map(id, array.parameters()))
 
 
 @pytest.mark.parametrize("path", ["frozen.weight", "block.bias"])

@@ -8,19 +8,24 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from shoal.fuse.copies import one_memory
 from shoal.fuse.frozen import lent, take_own
 from shoal.fuse.intercept import member_run
 from shoal.fuse.randomness import active
-from shoal.fuse.stacked import NeedsMemberError, SharedWriteError, Stacked, each, stack
+from shoal.fuse.stacked import NeedsMemberError, Ragged, SharedWriteError, Stacked, each, stack
+from shoal.fuse.writes import written
 
-__all__ = ["Apart", "own_parameters", "put_apart"]
+__all__ = ["Apart", "own_parameters", "own_places", "put_apart"]
+
+Place = tuple[dict[str, Any], str]
+"""What a module keeps its parameters or its buffers in, and a name there."""
 
 
 class Apart(nn.Module):
     """Stands in an array's model where each member has a module of its own kind.
 
-    Called, it calls each member's with that member's part of the arguments; what they return is stacked again, and so
-    must agree in shape. Attributes asked of it are the members' own, stacked where they are tensors.
+    Called, it calls each member's with that member's part of the arguments; what they return is stacked again, or, if
+    it differs in shape, `Ragged`. Attributes asked of it are the members' own, stacked where they are tensors.
 
     Args:
         path: of the submodules.
@@ -60,23 +65,50 @@ class Apart(nn.Module):
         return stack(values)
 
     def _by_member(self, calls: Sequence[Callable[..., Any]], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        source = active()
-        if source is None:
-            raise NeedsMemberError(f"{self.path!r} is called outside of its array")
-        results, drawn = [], []
-        given = {id(leaf): _Given(leaf, len(calls)) for leaf in pytree.tree_leaves((args, kwargs)) if _is_tensor(leaf)}
-        for b, call in enumerate(calls):
-            mine = {key: one.copy(b) for key, one in given.items()}
-            own_args, own_kwargs = pytree.tree_map_only(Tensor, partial(_instead, mine), (args, kwargs))
-            with member_run(source.of_member(b)) as own:
-                results.append(call(*own_args, **own_kwargs))
-            drawn.append(own.calls)
-            for key, one in given.items():
-                one.look(b, mine[key], self.path)
-        for one in given.values():
-            one.give_back()
-        source.go_on_from(drawn)
-        return stack(results)
+        return _by_member(self.path, calls, args, kwargs)
+
+
+def _for_ragged(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run a torch function member by member on `Ragged` tensors; no member writes to one, or to a view of one."""
+    name = str(getattr(func, "__name__", func))
+    if written(func, args, kwargs):
+        raise NeedsMemberError(f"{name} changes tensors of which each member's has another shape")
+    first = next(leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Ragged))
+    views: list[bool] = []
+
+    def run(*own_args: Any, **own_kwargs: Any) -> Any:
+        value = func(*own_args, **own_kwargs)
+        views.append(_shares_memory(value, (own_args, own_kwargs)))
+        return value
+
+    result = _by_member(name, [run] * len(first.rows), args, kwargs)
+    if any(views) and any(type(leaf) is Stacked for leaf in pytree.tree_leaves(result)):
+        raise NeedsMemberError(f"{name} returns a view of tensors of which each member's has another shape")
+    return result
+
+
+Ragged.dispatch = staticmethod(_for_ragged)
+
+
+def _by_member(path: str, calls: Sequence[Callable[..., Any]], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call each member's function with that member's part of the arguments, and its own random numbers."""
+    source = active()
+    if source is None:
+        raise NeedsMemberError(f"{path!r} is called outside of its array")
+    results, drawn = [], []
+    given = {id(leaf): _Given(leaf, len(calls)) for leaf in pytree.tree_leaves((args, kwargs)) if _is_tensor(leaf)}
+    for b, call in enumerate(calls):
+        mine = {key: one.copy(b) for key, one in given.items()}
+        own_args, own_kwargs = pytree.tree_map_only(Tensor, partial(_instead, mine), (args, kwargs))
+        with member_run(source.of_member(b)) as own:
+            results.append(call(*own_args, **own_kwargs))
+        drawn.append(own.calls)
+        for key, one in given.items():
+            one.look(b, mine[key], path)
+    for one in given.values():
+        one.give_back()
+    source.go_on_from(drawn)
+    return stack(results, uneven=Ragged)
 
 
 class _Given:
@@ -153,6 +185,24 @@ def own_parameters(parts: Iterable[Apart]) -> Iterator[tuple[str, int, nn.Parame
                 if id(parameter) not in seen:
                     seen.add(id(parameter))
                     yield f"{part.path}.{name}", b, parameter
+
+
+def _shares_memory(value: Any, given: Any) -> bool:
+    """Whether a tensor in one tree is a view of one in another tree."""
+    theirs = [leaf for leaf in pytree.tree_leaves(given) if _is_tensor(leaf)]
+    return any(one_memory(leaf, its) for leaf in pytree.tree_leaves(value) if _is_tensor(leaf) for its in theirs)
+
+
+def own_places(parts: Iterable[Apart]) -> dict[Tensor, list[Place]]:
+    """Every parameter and buffer of the members' modules, with the places where it stands."""
+    places: dict[Tensor, list[Place]] = {}
+    modules = {id(module): module for part in parts for own in part.own for module in own.modules()}
+    for module in modules.values():
+        for held in (module._parameters, module._buffers):
+            for name, tensor in held.items():
+                if tensor is not None:
+                    places.setdefault(tensor, []).append((held, name))
+    return places
 
 
 def _is_tensor(value: Any) -> bool:

@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 
 from shoal.core.errors import FusionError
 from shoal.fuse.absent import forget
-from shoal.fuse.apart import Apart, own_parameters, put_apart
+from shoal.fuse.apart import Apart, own_parameters, own_places, put_apart
 from shoal.fuse.bindings import copy_of
 from shoal.fuse.checks import indices_of, modules_apart
 from shoal.fuse.homes import move_in
@@ -209,7 +209,7 @@ class ModelArray(nn.Module):
     def _transaction(self, fn: Callable[..., Any]) -> Transaction:
         """All that running a function at once may change."""
         self.follow()
-        own = [*(slot.data for slot in self._slots if slot.own), *(parameter for _, _, parameter in self.apart())]
+        own = [*(slot.data for slot in self._slots if slot.own), *own_places(self._apart)]
         places = {(id(held), key) for slot in self._slots for held, key in slot.places[0]}
         return Transaction([self._stage], [fn], tensors=own, places=places)
 
@@ -343,18 +343,38 @@ class ModelArray(nn.Module):
         """The float attributes in which the members differ, one tuple for each."""
         return [slot.numbers for slot in self._slots if slot.numbers is not None]
 
+    def tensors(self) -> list[Tensor]:
+        """Every stacked parameter and buffer, and those that members have by themselves."""
+        return [*(stacked for _, stacked, _ in self.columns()), *own_places(self._apart)]
+
+    def separate_modules(self) -> Iterator[nn.Module]:
+        """The modules in which the members differ, all members', and those in them."""
+        return (module for part in self._apart for own in part.own for module in own.modules())
+
     @contextmanager
     def replaced(self, tensors: Mapping[int, Tensor]) -> Iterator[None]:
-        """Within, other tensors stand for the stacked ones, by the `id` of these; for tracing."""
-        slots = [slot for slot in self._slots if slot.registered and not slot.shared]
-        before = [(slot, slot.data, slot.versions) for slot in slots]
+        """Within, other tensors stand for those of `tensors()`, by the `id` of these; for tracing.
+
+        Raises:
+            FusionError: what runs within puts another tensor in the place of one that a member has by itself.
+        """
+        before = [(slot, slot.data, slot.versions) for slot in self._slots if slot.registered and not slot.shared]
+        places = own_places(self._apart)
         for slot, own, _ in before:
             slot.stand_in(tensors[id(own)])
+        for own, where in places.items():
+            for held, name in where:
+                held[name] = tensors[id(own)]
         try:
             yield
+            if put := [n for own, where in places.items() for held, n in where if held[n] is not tensors[id(own)]]:
+                raise FusionError(f"another tensor is put in the place of {put[0]!r}, in a submodule that differs")
         finally:
             for slot, own, versions in before:
                 slot.stand_in(own, versions)
+            for own, where in places.items():
+                for held, name in where:
+                    held[name] = own
 
     def next_keys(self) -> Callable[[], list[int]]:
         """What makes the keys of the members' random numbers in the next call, which is counted."""

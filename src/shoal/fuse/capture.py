@@ -14,7 +14,7 @@ What differs from step to step is an input of the graph: the batch, the optimize
 """
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from threading import RLock
@@ -69,8 +69,6 @@ class CapturedStep:
         compiling: bool = True,
         trained: Sequence[Tensor] | None = None,
     ) -> None:
-        if array.partial:
-            raise FusionError("the step of members that differ in submodules cannot be captured")
         array.check_batch(batch)
         array.catch_up()
         self._array = array
@@ -84,10 +82,11 @@ class CapturedStep:
         if traced is None:
             raise FusionError("an optimizer without a fused rule cannot be captured")
         self._traced: TracedStep = traced
-        self._others = [t for _, t, _ in array.columns() if not any(t is p for p in traced.params)]
+        updated = set(map(id, traced.params))
+        self._others = [tensor for tensor in array.tensors() if id(tensor) not in updated]
         self._versions = (optimizer.version, array.version)
         self._floats = array.floats()
-        self._modules = list(array.members[0].modules())
+        self._modules = [*array.members[0].modules(), *array.separate_modules()]
         self._modes = self._training()
         refuse_hooks(self._modules, traced.params)
         self._device = next((p.device for p in array.parameters()), torch.device("cpu"))
@@ -214,7 +213,7 @@ class CapturedStep:
             ]
             with self._standing_in([*live, *idle]), self._array.open(keys) as model:
                 refuse_hooks(model.modules(), ())
-                _gather_weights(model)
+                _gather_weights([*model.modules(), *self._array.separate_modules()])
                 with unchanged(model, [self._loss], constants):
                     losses = self._loss(model, batch).whole
             with unchanged(model, tensors=constants):
@@ -251,9 +250,9 @@ def _one_fake_mode() -> Iterator[None]:
         yield
 
 
-def _gather_weights(model: nn.Module) -> None:
+def _gather_weights(modules: Iterable[nn.Module]) -> None:
     """Let recurrent modules list the weights that stand in them now, as each run of theirs does first."""
-    for module in model.modules():
+    for module in modules:
         if isinstance(module, nn.RNNBase):
             module._update_flat_weights()
 

@@ -16,7 +16,7 @@ from shoal.fuse.draws import DRAWING, draws
 from shoal.fuse.patches import stand_in, step_back
 from shoal.fuse.randomness import Randomness, active, randomness
 from shoal.fuse.rules.attention import multi_head_parts
-from shoal.fuse.stacked import NeedsMemberError, Stacked
+from shoal.fuse.stacked import NeedsMemberError, Ragged, Stacked
 from shoal.fuse.writes import TRACKING, tracks, written
 
 __all__ = ["Home", "MemberFunctions", "member_run"]
@@ -65,6 +65,9 @@ class MemberFunctions(TorchFunctionMode):
                 with randomness(self._source):
                     return self.__torch_function__(func, types, args, kwargs)
             return func(*args, **kwargs)
+        if Ragged in types:
+            with torch._C.DisableTorchFunctionSubclass():
+                return Ragged.dispatch(func, args, kwargs)
         if Stacked not in types:
             numbers = not self._alone and _given_numbers(args, kwargs)
             if func in _WATCHED and (not numbers or draws(func, args, kwargs)):

@@ -67,6 +67,7 @@ class PlainStep:
             raise
         counts = [sum(each.grad is not None for each in own) for _, own in self._columns]
         self.trained = [stacked for (stacked, _), count in zip(self._columns, counts, strict=True) if count]
+        self.trained += [own for _, _, own in array.apart() if own.grad is not None]
         self._optimizer.step_each(uneven=any(0 < count < len(array) for count in counts))
         if not self._begun:
             array.check_places()

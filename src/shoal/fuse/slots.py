@@ -14,7 +14,7 @@ from shoal.fuse.plain import OF_EVERY_MODULE
 from shoal.fuse.rows import joined, memory_of
 from shoal.fuse.stacked import Numbers, Stacked
 
-__all__ = ["Slot", "keep", "keep_rows"]
+__all__ = ["Slot", "keep", "keep_rows", "own_memory"]
 
 Place = tuple[Any, Any]
 """A container and a key: a module's parameters, its attributes, a list among them."""
@@ -76,7 +76,7 @@ class Slot:
             module = _descend(frozen if self.shared else stacked, path)
             if isinstance(self.own[0], nn.Parameter):
                 parameter = nn.Parameter(data)
-                parameter.register_hook(_own_memory)  # type: ignore[no-untyped-call]
+                parameter.register_hook(own_memory)  # type: ignore[no-untyped-call]
                 parameter.requires_grad_(self.own[0].requires_grad)
                 module.register_parameter(name, parameter)
                 self.home = (module._parameters, name)
@@ -319,7 +319,7 @@ def _copy(path: str, target: Tensor, value: Tensor) -> None:
         target.copy_(value)
 
 
-def _own_memory(grad: Tensor) -> Tensor | None:
+def own_memory(grad: Tensor) -> Tensor | None:
     """A parameter's gradient, copied if another parameter's lies in the same memory.
 
     Autograd takes over a gradient that is a view without looking who else holds a view of its base (of a sum `p + q`

@@ -1,6 +1,6 @@
 """A tensor that every member of an array has: user code sees one member's, the data holds all of them."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NoReturn
 
@@ -8,7 +8,18 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-__all__ = ["NeedsMemberError", "Numbers", "SharedWriteError", "Stacked", "agree", "count", "each", "events", "stack"]
+__all__ = [
+    "NeedsMemberError",
+    "Numbers",
+    "Ragged",
+    "SharedWriteError",
+    "Stacked",
+    "agree",
+    "count",
+    "each",
+    "events",
+    "stack",
+]
 
 
 class NeedsMemberError(BaseException):
@@ -64,13 +75,17 @@ class Stacked(Tensor):
         """The members' Python floats as one value, shape []."""
         return Numbers(torch.tensor(numbers, dtype=torch.float64), numbers)
 
+    def parts(self) -> Sequence[Any]:
+        """The members' tensors, or their numbers."""
+        return self.whole.unbind(0) if self.numbers is None else self.numbers
+
     @classmethod
     def __torch_function__(
         cls, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Every torch function on a stacked tensor comes through here."""
         with torch._C.DisableTorchFunctionSubclass():
-            return Stacked.dispatch(func, args, kwargs or {})
+            return cls.dispatch(func, args, kwargs or {})
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
@@ -155,6 +170,37 @@ class Numbers(Stacked):
         raise NeedsMemberError(f"{method} is asked of a float in which the members differ, {self.numbers}")
 
 
+class Ragged(Stacked):
+    """A tensor that each member has in another shape, as between the two factors of adapters of different ranks.
+
+    Torch functions run on it member by member. What they return is stacked again where the members' results agree in
+    shape. It cannot be written to.
+
+    Args:
+        rows: the members' tensors.
+    """
+
+    rows: tuple[Tensor, ...]
+
+    @staticmethod
+    def __new__(cls, rows: tuple[Tensor, ...]) -> "Ragged":
+        """Wrap plain tensors."""
+        first = rows[0]
+        view = Tensor._make_wrapper_subclass(cls, first.shape, dtype=first.dtype, device=first.device)
+        view.rows, view.numbers = rows, None
+        return view
+
+    @property
+    def whole(self) -> NoReturn:  # type: ignore[override]
+        """There is none."""
+        shapes = ", ".join(str(tuple(row.shape)) for row in self.rows)
+        raise NeedsMemberError(f"the members' results have different shapes: {shapes}")
+
+    def parts(self) -> Sequence[Tensor]:
+        """The members' tensors."""
+        return self.rows
+
+
 def refuse_recorded(values: Iterable[Any]) -> None:
     """Refuse what a custom `autograd.Function` made of stacked tensors.
 
@@ -182,9 +228,7 @@ def count(tree: Any) -> int | None:
 
 def each(value: Any, members: int) -> Iterator[Any]:
     """One member's value after another: slices of a stacked tensor, the same object of anything else."""
-    if not isinstance(value, Stacked):
-        return iter([value] * members)
-    return iter(value.whole.unbind(0) if value.numbers is None else value.numbers)
+    return iter(value.parts()) if isinstance(value, Stacked) else iter([value] * members)
 
 
 @dataclass
@@ -213,23 +257,29 @@ def agree(values: list[Any]) -> Any:
     return first
 
 
-def stack(values: list[Any]) -> Any:
+def stack(values: list[Any], uneven: Callable[[tuple[Tensor, ...]], Any] | None = None) -> Any:
     """The inverse of `each` over nested results of one structure; what is no tensor must agree between members.
 
+    Args:
+        values: of each member.
+        uneven: makes one value of the members' tensors where these differ in shape.
+
     Raises:
-        NeedsMemberError: the members' results differ in structure, shape or plain value.
+        NeedsMemberError: the members' results differ in structure or plain value, or in shape without `uneven`.
     """
     leaves, specs = zip(*(pytree.tree_flatten(value) for value in values), strict=True)
     if any(spec != specs[0] for spec in specs):
         raise NeedsMemberError("the members' results differ in structure")
-    merged = [_stack_leaf(column) for column in zip(*leaves, strict=True)]
+    merged = [_stack_leaf(column, uneven) for column in zip(*leaves, strict=True)]
     return pytree.tree_unflatten(merged, specs[0])
 
 
-def _stack_leaf(column: tuple[Any, ...]) -> Any:
+def _stack_leaf(column: tuple[Any, ...], uneven: Callable[[tuple[Tensor, ...]], Any] | None) -> Any:
     first = column[0]
     if not isinstance(first, Tensor):
         return agree(list(column))
+    if uneven is not None and any(value.shape != first.shape for value in column):
+        return uneven(column)
     if any(value.shape != first.shape or value.dtype != first.dtype for value in column):
         shapes = ", ".join(str(tuple(value.shape)) for value in column)
         raise NeedsMemberError(f"the members' results have different shapes: {shapes}")

@@ -138,7 +138,8 @@ class Transaction:
                 if _version(tensor) != version or not torch.equal(tensor, saved):  # kernels of optimizers count none
                     tensor.detach().copy_(saved)
             for tensor, _, saved in self._values:  # also what was written past autograd, which counts no version
-                tensor.detach().copy_(saved)
+                if not torch.equal(tensor, saved):  # else its version, which is compared, is to stay as it is
+                    tensor.detach().copy_(saved)
             for tensor, gradient, kept in self._gradients:
                 if gradient is not None and kept is not None:
                     gradient.copy_(kept)

@@ -8,6 +8,7 @@ from torch.nn.modules import module as all_modules
 from torch.overrides import TorchFunctionMode
 
 from shoal.core.errors import FusionError
+from shoal.fuse.slots import own_memory
 from shoal.fuse.stacked import Stacked
 
 __all__ = ["NothingUnseen", "hooked", "refuse_hooks"]
@@ -22,12 +23,14 @@ def hooked(modules: Iterable[nn.Module], parameters: Iterable[Tensor]) -> bool:
 
     Args:
         modules: a model's.
-        parameters: an array's, each of which has one hook of the array's own.
+        parameters: an array's; those that are stacked have a hook of the array's own.
     """
     if all_modules._global_backward_hooks or all_modules._global_backward_pre_hooks:
         return True
     return any(module._backward_hooks or module._backward_pre_hooks for module in modules) or any(
-        len(parameter._backward_hooks or ()) > 1 or parameter._post_accumulate_grad_hooks for parameter in parameters
+        any(hook is not own_memory for hook in (parameter._backward_hooks or {}).values())
+        or parameter._post_accumulate_grad_hooks
+        for parameter in parameters
     )
 
 

@@ -57,7 +57,7 @@ class Cohort:
         members: the optimizers.
         start: index of the first of them in the array.
         group: index of their parameter group.
-        columns: at least one parameter.
+        columns: at least one parameter; all of the members', or all of one member alone.
         lowering: what to use where both are possible; by default what is faster there.
     """
 
@@ -74,7 +74,9 @@ class Cohort:
         self._members = members
         self._rows = slice(start, start + len(members))
         self._group = group
-        self.parts = [Part(column, column.own[self._rows], self.rows(column.stacked.detach())) for column in columns]
+        self._alone = columns[0].alone
+        own = slice(None) if self._alone else self._rows
+        self.parts = [Part(column, column.own[own], self.rows(column.stacked.detach())) for column in columns]
         self._lowering = lowering
         self._read = itemgetter(*rule.settings)
         self._settings: list[Any] = []
@@ -82,13 +84,15 @@ class Cohort:
         self._table: Tensor | None = None
         self._kernels: KernelRule | None = None
         self._live: dict[tuple[KernelRule | None, tuple[int, ...]], _Live] = {}
-        self._plain = all(
+        self._plain = not self._alone and all(
             not part.column.stacked.is_complex() and len(part.param) == len(part.column.stacked) for part in self.parts
         )
 
     def rows(self, stacked: Tensor) -> Tensor:
         """The cohort's rows of an array's tensor; complex numbers as pairs of real ones."""
-        if len(stacked) != len(self._members):
+        if self._alone:
+            stacked = stacked.unsqueeze(0)
+        elif len(stacked) != len(self._members):
             stacked = stacked[self._rows]
         return torch.view_as_real(stacked.resolve_conj()) if stacked.is_complex() else stacked
 

@@ -1,4 +1,4 @@
-"""One parameter of all members, as optimizers see it."""
+"""One parameter of all members, or of one alone, as optimizers see it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,16 +17,18 @@ class Column:
 
     Args:
         path: "layers.0.weight".
-        stacked: [B, *shape]; gradients arrive here.
-        own: the members' parameters, views of the rows of `stacked`.
+        stacked: [B, *shape]; gradients arrive here. Of a submodule in which members differ, a member's own: [*shape].
+        own: the members' parameters, views of the rows of `stacked`; or that one itself.
+        alone: whether one member has it.
     """
 
     path: str
     stacked: Tensor
     own: Sequence[Tensor]
+    alone: bool = False
 
     def grad(self) -> Tensor | None:
-        """The members' gradients, [B, *shape].
+        """The members' gradients, in the shape of `stacked`.
 
         Raises:
             FusionError: they are sparse.

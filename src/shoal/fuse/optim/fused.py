@@ -54,7 +54,7 @@ class FusedOptimizer:
         self.array.check_present()
         if self._sizes() != self._sized:
             self._arrange(self._skipped)
-        for param in self._zeroed:
+        for param in self._params:
             if set_to_none:
                 param.grad = None
             elif param.grad is not None:
@@ -147,11 +147,11 @@ class FusedOptimizer:
     def _arrange(self, skipped: Collection[int] = ()) -> None:
         self._skipped = frozenset(skipped)
         columns = [Column(*column) for column in self.array.columns()]
-        groups, apart = owned(self.members, columns, self.array)
+        columns += [Column(path, own, [own], alone=True) for path, _, own in self.array.apart()]
+        groups = owned(self.members, columns, self.array)
         used = sorted({i for member in groups for group in member for i in group})
         self._params = [columns[i].stacked for i in used]
-        self._zeroed = [*self._params, *(param for params in apart for param in params)]
-        self._units = arrange(self.members, columns, groups, apart, self._lowering, self._skipped)
+        self._units = arrange(self.members, columns, groups, self._lowering, self._skipped)
         for unit in self._units:
             unit.refresh()
         self._states = [member.state for member in self.members]  # kept alive, so that no other takes its address

@@ -3,14 +3,13 @@
 from collections.abc import Collection, Sequence
 from itertools import groupby
 
-from torch import nn
 from torch.optim import Optimizer
 
 from shoal.core.errors import FusionError
 from shoal.fuse.array import ModelArray
 from shoal.fuse.optim.cohort import Cohort, Lowering
 from shoal.fuse.optim.column import Column
-from shoal.fuse.optim.loop import MemberLoop, OwnSteps
+from shoal.fuse.optim.loop import MemberLoop
 from shoal.fuse.optim.rule import Rule, unreadable
 from shoal.fuse.optim.table import rule_of
 
@@ -21,68 +20,61 @@ def arrange(
     members: Sequence[Optimizer],
     columns: Sequence[Column],
     groups: Sequence[Sequence[tuple[int, ...]]],
-    apart: Sequence[Sequence[nn.Parameter]],
     lowering: Lowering | None,
     skipped: Collection[int] = (),
-) -> list[Cohort | MemberLoop | OwnSteps]:
+) -> list[Cohort | MemberLoop]:
     """Divide the members into runs whose optimizers differ in numbers alone, and those into cohorts.
 
     Args:
         members: one optimizer for each member of the array.
-        columns: the array's parameters.
+        columns: the array's parameters, those that one member alone has among them.
         groups: of each member and group, the indices of its columns; see `owned`.
-        apart: of each member, the parameters that it alone has.
         lowering: see `Cohort`.
         skipped: members to be left out.
     """
-    units: list[Cohort | MemberLoop | OwnSteps] = []
-    layouts = [_rules(b, member, mine) for b, (member, mine) in enumerate(zip(members, groups, strict=True))]
+    units: list[Cohort | MemberLoop] = []
+    shared = [[tuple(i for i in group if not columns[i].alone) for group in mine] for mine in groups]
+    layouts = [_rules(b, member, mine) for b, (member, mine) in enumerate(zip(members, shared, strict=True))]
     for (left_out, layout), run in groupby(range(len(members)), key=lambda b: (b in skipped, layouts[b])):
         if left_out:
             continue
         indices = list(run)
         start, chosen = indices[0], [members[b] for b in indices]
         if layout is None:
-            each = [[columns[i] for group in groups[b] for i in group] for b in indices]
+            each = [[columns[i] for group in shared[b] for i in group] for b in indices]
             units.append(MemberLoop(chosen, start, each))
             continue
         for number, (rule, mine) in enumerate(layout):
             if mine:
                 units.append(Cohort(rule, chosen, start, number, [columns[i] for i in mine], lowering))
-        if any(apart[b] for b in indices):
-            units.append(OwnSteps([(b, members[b], apart[b]) for b in indices if apart[b]]))
+            for b in indices:
+                if alone := [columns[i] for i in groups[b][number] if columns[i].alone]:
+                    units.append(Cohort(rule, [members[b]], b, number, alone, lowering))
     return units
 
 
-def owned(
-    members: Sequence[Optimizer], columns: Sequence[Column], array: ModelArray
-) -> tuple[list[list[tuple[int, ...]]], list[list[nn.Parameter]]]:
-    """What the optimizers update.
+def owned(members: Sequence[Optimizer], columns: Sequence[Column], array: ModelArray) -> list[list[tuple[int, ...]]]:
+    """For each member and each of its parameter groups, the indices of the columns that its optimizer updates.
 
-    Returns:
-        For each member and each of its parameter groups, the indices of its columns; and for each member the parameters
-        that it alone has. Frozen parameters that the array keeps once are left out: they are not updated.
+    Frozen parameters that the array keeps once are left out: they are not updated.
 
     Raises:
         FusionError: an optimizer updates what is not its own model's; names the member and the parameter.
     """
     home: dict[int, tuple[int, str, int | None]] = {}
+    apart = {id(parameter): b for _, b, parameter in array.apart()}
     for i, column in enumerate(columns):
-        home |= {id(own): (b, column.path, i) for b, own in enumerate(column.own)}
+        home |= {id(own): (apart[id(own)] if column.alone else b, column.path, i) for b, own in enumerate(column.own)}
     for path, _, frozen in array.shared():
         home |= {id(own): (b, path, None) for b, own in enumerate(frozen)}
-    alone = {id(param): param for _, _, param in array.apart()}
-    home |= {id(param): (b, path, None) for path, b, param in array.apart()}
-    fused, apart = [], []
+    groups = []
     for b, member in enumerate(members):
-        groups = []
+        mine = []
         for number, group in enumerate(member.param_groups):
             places = [_place(home.get(id(param)), b, number, k) for k, param in enumerate(group["params"])]
-            groups.append(tuple(i for i in places if i is not None))
-        fused.append(groups)
-        mine = {id(param) for group in member.param_groups for param in group["params"]}
-        apart.append([param for key, param in alone.items() if key in mine])
-    return fused, apart
+            mine.append(tuple(i for i in places if i is not None))
+        groups.append(mine)
+    return groups
 
 
 def _place(found: tuple[int, str, int | None] | None, b: int, group: int, position: int) -> int | None:

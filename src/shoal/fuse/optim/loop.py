@@ -3,13 +3,13 @@
 import inspect
 from collections.abc import Collection, Mapping, Sequence
 
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer, SparseAdam
 
 from shoal.core.errors import FusionError
 from shoal.fuse.optim.column import Column
 
-__all__ = ["MemberLoop", "OwnSteps"]
+__all__ = ["MemberLoop"]
 
 
 class MemberLoop:
@@ -64,7 +64,10 @@ class MemberLoop:
             try:
                 member.step()
             except Exception as error:
-                error.add_note(_stopped(b))
+                error.add_note(
+                    f"raised by the optimizer of member {b}; members before it have been updated, it and those after "
+                    f"it may not have been: go on from a checkpoint, without member {b} (`array.select`)"
+                )
                 raise
             finally:
                 for column in columns:
@@ -75,39 +78,3 @@ class MemberLoop:
                         f"the optimizer of member {b}, {type(member).__qualname__}, replaced the memory of "
                         f"{column.path!r} instead of updating it in place; train this model alone"
                     )
-
-
-class OwnSteps:
-    """Updates of what no other member has, beside a cohort's updates of the rest.
-
-    The member's own optimizer steps: of all its parameters only these hold gradients themselves, the others' are the
-    array's, and so it leaves those alone.
-
-    Args:
-        members: their indices in the array, the optimizers, and of each the parameters that it alone updates.
-    """
-
-    def __init__(self, members: Sequence[tuple[int, Optimizer, Sequence[nn.Parameter]]]) -> None:
-        self._members = members
-
-    def refresh(self) -> bool:
-        """As `MemberLoop.refresh`."""
-        return True
-
-    def step(self, missing: Mapping[Tensor, Collection[int]]) -> None:
-        """Let every member step that has such gradients, which no other member could miss."""
-        for b, member, params in self._members:
-            if any(param.grad is not None for param in params):
-                try:
-                    member.step()
-                except Exception as error:
-                    error.add_note(_stopped(b))
-                    raise
-
-
-def _stopped(b: int) -> str:
-    return (
-        f"raised by the optimizer of member {b}; members before it have been updated, it and those after it may not "
-        "have been: go on from a checkpoint, without member "
-        f"{b} (`array.select`)"
-    )

@@ -102,7 +102,7 @@ class Part:
             rows: of the members that have one.
             begins: what is in it at first for those that have none.
         """
-        like = self.column.stacked.detach()[: len(rows)]
+        like = torch.view_as_complex(self.param) if self.column.stacked.is_complex() else self.param
         if all(row is not None for row in rows):
             moment = joined([row.detach().to(like) for row in rows if row is not None])
             if moment.stride() == like.stride():

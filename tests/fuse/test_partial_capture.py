@@ -1,0 +1,166 @@
+"""Members that differ in submodules: their captured step is their eager one."""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from test_partial import BLOCKS, Net, X, Y, nets
+from torch import Tensor, nn
+from twins import build
+
+from shoal.core.errors import FusionError
+from shoal.fuse.array import ModelArray
+from shoal.fuse.capture import CapturedStep
+from shoal.fuse.making import fuse
+from shoal.fuse.optim.fused import FusedOptimizer, fuse_optimizers
+
+
+def loss(model: nn.Module, x: Tensor) -> Tensor:
+    return F.cross_entropy(model(x), Y)
+
+
+def made(models: list[nn.Module], optimizer: Any) -> tuple[ModelArray, FusedOptimizer]:
+    array = fuse(models, range(len(models)), strict=False)
+    return array, fuse_optimizers([optimizer(m.parameters(), lr=0.01 * (b + 1)) for b, m in enumerate(models)], array)
+
+
+def eager(array: ModelArray, optimizer: FusedOptimizer) -> Tensor:
+    optimizer.zero_grad()
+    losses: Tensor = array.map(loss, X)
+    losses.sum().backward()
+    optimizer.step()
+    return losses.detach()
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.Adam, torch.optim.SGD])
+@pytest.mark.parametrize("name", BLOCKS)
+def test_a_captured_step_is_an_eager_one(name: str, optimizer: Any) -> None:
+    same(nets(name, 5, rate=0.3), optimizer, compiling=False)
+
+
+@pytest.mark.slow
+def test_a_compiled_step_is_an_eager_one() -> None:
+    same(nets("widths", 4, rate=0.3), torch.optim.SGD, compiling=True)
+
+
+def same(models: list[nn.Module], optimizer: Any, compiling: bool) -> None:
+    twins = copy.deepcopy(models)
+    array, fused = made(models, optimizer)
+    other, others = made(twins, optimizer)
+    torch.testing.assert_close(eager(array, fused), eager(other, others))
+    step = CapturedStep(array, fused, loss, X, compiling=compiling)
+    for _ in range(3):
+        assert step.fits(X)
+        torch.testing.assert_close(step(X), eager(other, others), rtol=1e-9, atol=1e-9)
+    for model, twin in zip(models, twins, strict=True):
+        for (path, own), its in zip(model.state_dict().items(), twin.state_dict().values(), strict=True):
+            torch.testing.assert_close(own, its, rtol=1e-9, atol=1e-9, msg=path)
+    for one, two in zip(fused.members, others.members, strict=True):
+        torch.testing.assert_close(one.state_dict()["state"], two.state_dict()["state"], rtol=1e-9, atol=1e-9)
+
+
+class Renewed(nn.Module):
+    """Puts another tensor in the place of its buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(8, dtype=torch.float64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.mean = 0.9 * self.mean + 0.1 * x.detach().mean(0)
+        return x - self.mean
+
+
+class Counting(nn.Module):
+    """Counts its calls in a plain attribute."""
+
+    calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return x
+
+
+@pytest.mark.parametrize(
+    ("block", "reason"), [(Renewed, "place of 'mean'"), (Counting, "changes: the step keeps state in plain attributes")]
+)
+def test_what_a_trace_would_freeze_in_a_members_own_module_is_refused(block: Any, reason: str) -> None:
+    models = [*nets("widths", 1), *nets("widths", 1)]
+    models[1].block = block()
+    array, fused = made(models, torch.optim.SGD)
+    eager(array, fused)
+    before = copy.deepcopy([model.state_dict() for model in models])
+    with pytest.raises(FusionError, match=reason):
+        CapturedStep(array, fused, loss, X, compiling=False)
+    for model, old in zip(models, before, strict=True):
+        for path, own in model.state_dict().items():
+            assert torch.equal(own, old[path]), path
+
+
+class LowRank(nn.Module):
+    """An adapter whose two factors are modules, so that what comes out of the first differs in shape."""
+
+    def __init__(self, rank: int, between: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.down = nn.Linear(8, rank, bias=False)
+        self.up = nn.Linear(rank, 8, bias=False)
+        self.between = between
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.up(self.between(self.down(x)))
+
+
+def scaled(x: Tensor) -> Tensor:
+    return F.dropout(x * 0.5, 0.3)
+
+
+def written(x: Tensor) -> Tensor:
+    return x.mul_(0.5)
+
+
+def cut(x: Tensor) -> Tensor:
+    return torch.cat([x[..., :2].add_(1.0), x[..., 2:]], -1)
+
+
+def sized(x: Tensor) -> Tensor:
+    return x / x.shape[-1]
+
+
+BETWEEN = {"dropout": scaled, "in place": written, "a view of one shape": cut, "the shape itself": sized}
+
+
+@pytest.mark.parametrize("name", BETWEEN)
+def test_what_differs_in_shape_between_two_modules(name: str) -> None:
+    models = [build(lambda rank=rank: Net(LowRank(rank, BETWEEN[name]), 0.2), 1)[0] for rank in (2, 4, 4, 8)]
+    twins = [copy.deepcopy(model) for model in models]
+    array, fused = made(models, torch.optim.SGD)
+    assert {path for path, _, _ in array.apart()} == {"block.down.weight", "block.up.weight"}
+    alone = [made([twin], torch.optim.SGD) for twin in twins]
+    for b, (one, own) in enumerate(alone):
+        one.seeds = (b,)
+        for group in own.members[0].param_groups:
+            group["lr"] = 0.01 * (b + 1)
+    for _ in range(3):
+        torch.testing.assert_close(eager(array, fused), torch.cat([eager(*one) for one in alone]), rtol=1e-9, atol=1e-9)
+    assert bool(array._single) == (name != "dropout")  # what needs one member's shape runs member by member
+    for model, twin in zip(models, twins, strict=True):
+        for (path, own), its in zip(model.state_dict().items(), twin.state_dict().values(), strict=True):
+            torch.testing.assert_close(own, its, rtol=1e-9, atol=1e-9, msg=path)
+    if name == "dropout":
+        step = CapturedStep(array, fused, loss, X, compiling=False)
+        torch.testing.assert_close(step(X), torch.cat([eager(*one) for one in alone]), rtol=1e-9, atol=1e-9)
+
+
+def test_frozen_parameters_are_still_kept_once_where_a_function_runs_member_by_member() -> None:
+    models = [build(lambda rank=rank: Net(LowRank(rank, sized), 0.2), 1)[0] for rank in (2, 4)]
+    for model in models:
+        model.first.load_state_dict(models[0].first.state_dict())
+        model.first.requires_grad_(False)
+    array, fused = made(models, torch.optim.SGD)
+    assert {path for path, _, _ in array.shared()} == {"first.weight", "first.bias"}
+    for _ in range(2):
+        eager(array, fused)
+    assert array._single
