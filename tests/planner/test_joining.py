@@ -5,13 +5,15 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from planner_samples import CONSTANT, FUSES, GB, LINEAR, A, B, known, member, numbers, profile, room, slots
+from planner_samples import CONSTANT, FUSES, GB, LINEAR, A, B, known, member, profile, room, slots
 
-from shoal.core.array import Array
+from shoal.core.array import Array, add_members
 from shoal.core.demand import Demand
+from shoal.core.device import Device
 from shoal.core.job import Job, Purpose
 from shoal.cost.estimate import seconds
-from shoal.planner.joining import Host, hosts, joined
+from shoal.planner import Grouping, Single
+from shoal.planner.admission import admitted
 
 DEAR = replace(FUSES, fuse_seconds={1: 0.0, 16: 1e4})
 COMPILED = replace(FUSES, compile_seconds=1e4, compiled_gain={4: 2.0})
@@ -20,10 +22,15 @@ SHARES_MUCH = replace(FUSES, mixing=3.0)
 NEVER_COMPILED = replace(FUSES, compile_seconds=1e4, compiled_gain={4: 1.0})
 
 
-def host(step, count, first=100, memory_gb=100, key=A):
-    """On a device of its own with so much memory."""
+def host(count, name="job", first=100, key=A):
+    """A job on a device of its own, of the same name."""
     members = tuple(member(first + index) for index in range(count))
-    return Host("job", Array(key, members, step), step, "cpu", room({"cpu": (memory_gb - count) * GB}))
+    return Job(name, (Array(key, members),)), Device(name, "cpu/1", 100 * GB)
+
+
+def joined(arrays, running, free, profiles, alone=frozenset()):
+    """Who joins which job, where nobody comes in beside."""
+    return by_job(admitted(arrays, running, free, profiles, Grouping(Single()), alone))
 
 
 def array(count, key=A, start=0):
@@ -53,28 +60,27 @@ def by_job(joins):
     ],
 )
 def test_who_joins(step, waiting, memory_gb, expected):
-    joins = by_job(joined([waiting], [host(step, 4, memory_gb=memory_gb)]))
+    free = room({"job": (memory_gb - 4) * GB})
+    joins = joined([waiting], [host(4)], free, known(A=step, B=step))
     assert {job: [m.trial.number for m in members] for job, members in joins.items()} == (
         {} if expected is None else {"job": expected}
     )
 
 
 def test_the_array_that_saves_most_takes_them_and_the_others_what_is_left():
-    small, large = host(FUSES, 2), replace(host(FUSES, 6, first=200, memory_gb=8), job="other")
-    joins = by_job(joined([array(4)], [small, large]))
+    pair = [host(2), host(6, "other", first=200)]
+    joins = joined([array(4)], pair, room({"job": 98 * GB, "other": 2 * GB}), known(A=FUSES))
     assert {job: len(members) for job, members in joins.items()} == {"job": 4}
-    small, large = host(FUSES, 2, memory_gb=4), replace(host(FUSES, 6, first=200, memory_gb=8), job="other")
-    joins = by_job(joined([array(4)], [small, large]))
+    joins = joined([array(4)], pair, room({"job": 2 * GB, "other": 2 * GB}), known(A=FUSES))
     assert {job: len(members) for job, members in joins.items()} == {"job": 2, "other": 2}
 
 
 def test_hosts_of_one_device_share_its_memory():
     free = room({"cpu": 3 * GB})
-    pair = [
-        Host(name, Array(key, (member(first),), FUSES), FUSES, "cpu", free)
-        for name, key, first in (("one", A, 100), ("two", B, 200))
-    ]
-    joins = by_job(joined([array(2), Array(B, tuple(member(10 + number) for number in range(5)))], pair))
+    device = Device("cpu", "cpu/1", 100 * GB)
+    pair = [(host(1, "one")[0], device), (host(1, "two", first=200, key=B)[0], device)]
+    waiting = [array(2), Array(B, tuple(member(10 + number) for number in range(5)))]
+    joins = joined(waiting, pair, free, known(A=FUSES, B=FUSES))
     assert {job: len(members) for job, members in joins.items()} == {"one": 2, "two": 1}
     assert free.memory("cpu") == 0
 
@@ -85,7 +91,7 @@ def test_hosts_of_one_device_share_its_memory():
 def test_nobody_keeps_a_device_from_those_that_cannot_join(epochs, expected):
     """The host has ten epochs left; an array of another structure waits."""
     waiting = Array(A, tuple(member(number, target=epochs) for number in range(2)))
-    joins = by_job(joined([Array(B, (member(50),)), waiting], [host(FUSES, 4)]))
+    joins = joined([Array(B, (member(50),)), waiting], [host(4)], room({"job": 96 * GB}), known(A=FUSES, B=FUSES))
     assert [m.trial.number for members in joins.values() for m in members] == expected
 
 
@@ -100,11 +106,14 @@ def test_who_can_take_others_in():
         (Job("unknown", (Array(B, (member(4),)),)), other),
         (Job("beside", (Array(A, (member(5),)),)), device),
     ]
-    found = hosts(jobs, room({device.name: 6 * GB}), known(A=FUSES), alone={3})
-    assert [(each.job, numbers(each.array), each.free.memory(each.device)) for each in found] == [
-        ("full", [0, 1], 6 * GB),
-        ("beside", [5], 6 * GB),
-    ]
+
+    def hosts(alone):
+        free = {each.name: 6 * GB for each in (device, other)}
+        some = [Array(A, (member(10),))]
+        return [job.id for job, where in jobs if joined(some, [(job, where)], room(free), known(A=FUSES), alone)]
+
+    assert hosts(alone={3}) == ["full", "beside"]
+    assert hosts(alone=set()) == ["full", "alone", "beside"]
 
 
 @pytest.mark.parametrize(
@@ -122,8 +131,7 @@ def test_a_job_on_a_gpu_does_not_outgrow_the_limit_of_its_process(promised, besi
     demand = None if promised is None else Demand(0.5, promised * GB, 1.0, 60.0)
     others = (Array(B, tuple(member(200 + index) for index in range(beside))),) if beside else ()
     job = Job("job", (Array(A, tuple(member(100 + index) for index in range(4))), *others), demand=demand)
-    found = hosts([(job, device)], room({device.name: 90 * GB}), known(A=FUSES, B=FUSES), alone=set())
-    joins = by_job(joined([array(5)], found))
+    joins = joined([array(5)], [(job, device)], room({device.name: 90 * GB}), known(A=FUSES, B=FUSES))
     assert len(joins.get("job", ())) == joining
 
 
@@ -137,31 +145,24 @@ def test_joining_keeps_its_promises(waiting, present, step):
     """Nobody joins twice, no other structure, no more than memory holds, and never to lose time."""
     rest = {f"cpu:{index}": max(0, most - count) * GB for index, (count, most, _) in enumerate(present)}
     free = room(rest or {"cpu:0": 0})
-    running = [
-        Host(
-            f"job-{index}",
-            Array(key, tuple(member(1000 * (index + 1) + m) for m in range(count)), step),
-            step,
-            f"cpu:{index}",
-            free,
-        )
-        for index, (count, _, key) in enumerate(present)
-    ]
-    before = {each.job: each.array for each in running}
+    running = [host(count, f"cpu:{index}", 1000 * (index + 1), key) for index, (count, _, key) in enumerate(present)]
     arrays, first = [], 0
     for count, start, key in waiting:
         arrays.append(Array(key, tuple(member(first + m, start=start) for m in range(count))))
         first += count
-    joins = by_job(joined(arrays, running))
+    found = admitted(arrays, running, free, known(A=step, B=step), Grouping(Single()))
+    joins = by_job(found)
     keys = {m.trial.number: each.key for each in arrays for m in each.members}
     taken = [m.trial.number for members in joins.values() for m in members]
     assert len(taken) == len(set(taken))
-    for each in running:
-        members = joins.get(each.job, ())
-        assert each.array.members == (*before[each.job].members, *members)
-        assert all(keys[m.trial.number] == each.array.key for m in members)
+    for job, device in running:
+        (before,) = job.arrays
+        members = joins.get(job.id, ())
+        (after,) = add_members(job.arrays, found.get(job.id, ()))
+        assert after.members == (*before.members, *members)
+        assert all(keys[m.trial.number] == before.key for m in members)
         if members:
             assert step is not LINEAR
-            assert free.memory(each.device) >= 0
-            mine, theirs = ([m.epochs for m in some] for some in (before[each.job].members, members))
+            assert free.memory(device.name) >= 0
+            mine, theirs = ([m.epochs for m in some] for some in (before.members, members))
             assert seconds(step, [*mine, *theirs]) < seconds(step, mine) + seconds(step, theirs)

@@ -23,8 +23,13 @@ from planner_samples import (
 
 from shoal.core.demand import Demand
 from shoal.planner import Array, Grouping, Job, Planner, Purpose, Random
-from shoal.planner.newcomers import MOST_REFUSED, taken_in
+from shoal.planner.admission import MOST_REFUSED, admitted
 from shoal.schedule import Fifo
+
+
+def taken_in(arrays, running, grouping, profiles, free, alone):
+    """Which arrays come into which job, where no member joins an array."""
+    return admitted(arrays, running, free, profiles, grouping, alone, fuse=False)
 
 
 def test_who_finds_no_device_comes_into_a_job_that_runs_where_that_saves_time():

@@ -7,7 +7,7 @@ from math import isfinite
 from statistics import median
 from typing import Any
 
-from shoal.core.array import Array, FusionKey, Member
+from shoal.core.array import Array, FusionKey, Member, remove_members
 from shoal.core.demand import Demand
 from shoal.core.device import Device
 from shoal.core.event import Ended, Outcome, Reported, TurnStats
@@ -134,6 +134,8 @@ class JobTracker:
         """How often a job was asked to leave its device, came off it, was dissolved, or may leave it from then on."""
         self.leaving: dict[str, PreemptionRequest] = {}
         """The jobs that were asked to leave their devices and have not done so yet."""
+        self.switch_seconds = SWITCH_SECONDS
+        """What suspending and resuming a job costs, together: up to when it has left, and up to its first step."""
         self._profiles = profiles
         self._on: dict[str, _Course] = {}
         self._off: dict[str, tuple[Job, _Course]] = {}
@@ -141,18 +143,12 @@ class JobTracker:
         self._groups: dict[int, TrialGroup] = {}  # by number of the trial
         self._best: float | None = None
         self._switches: list[float] = []
-        self._switch = SWITCH_SECONDS
         self._scalings: dict[object, Scaling] = {}  # of what is alike, in one turn of planning
 
     @property
     def suspended(self) -> Sequence[str]:
         """Ids of the suspended jobs."""
         return tuple(self._off)
-
-    @property
-    def switch_seconds(self) -> float:
-        """What suspending and resuming a job costs, together: up to when it has left, and up to its first step."""
-        return self._switch
 
     def enlist(self, groups: Iterable[TrialGroup]) -> None:
         """An algorithm wants groups trained."""
@@ -228,7 +224,7 @@ class JobTracker:
             if not course.shown and course.switch is not None:
                 back = max(0.0, now - course.since - event.losses.seconds)
                 self._switches = [*self._switches, course.switch + back][-REMEMBERED:]
-                self._switch = median(self._switches)
+                self.switch_seconds = median(self._switches)
                 course.switch = None
         if not course.shown:
             course.shown = True
@@ -263,8 +259,8 @@ class JobTracker:
         self._end_turn(course, now)
         course.ran += now - course.since
         course.switch, course.since, course.share = now - course.asked, now, None
-        arrays = (replace(x, members=tuple(m for m in x.members if m.trial.number in left)) for x in job.arrays)
-        self._off[job.id] = (replace(job, arrays=tuple(array for array in arrays if array.members)), course)
+        done = {member.trial.number for member in job.members}.difference(left)
+        self._off[job.id] = (replace(job, arrays=remove_members(job.arrays, done)), course)
 
     def dissolve(self, job: str) -> None:
         """The trials of a suspended job wait for another."""
@@ -297,8 +293,8 @@ class JobTracker:
     def off(self, job: Job, demand: Mapping[str, Demand]) -> JobView:
         """A suspended job as policies see it."""
         _, course = self._off[job.id]
-        view = JobView(job.id, demand, JobState.SUSPENDED, ran=course.ran, **_been_through(course))
-        return replace(view, **self._described(demand, job.arrays))
+        told = _been_through(course) | self._described(demand, job.arrays)
+        return JobView(job.id, demand, JobState.SUSPENDED, ran=course.ran, **told)
 
     def waiting(self, name: str, demand: Mapping[str, Demand], arrays: Sequence[Array], now: float) -> JobView:
         """Arrays that wait to be one job, as policies see them."""

@@ -6,16 +6,15 @@ from dataclasses import dataclass, field, replace
 from math import inf
 from types import MappingProxyType
 
-from shoal.core.array import Array, FusionKey, Member, add_members
+from shoal.core.array import Array, FusionKey, Member
 from shoal.core.demand import Demand
 from shoal.core.device import Cluster, Device
 from shoal.core.job import Job, Purpose
+from shoal.planner.admission import admitted
 from shoal.planner.carrying_out import feasible
 from shoal.planner.grouping import Grouping
 from shoal.planner.job_tracker import JobTracker, PreemptionRequest
-from shoal.planner.joining import hosts, joined
 from shoal.planner.limit import Limit
-from shoal.planner.newcomers import taken_in
 from shoal.planner.partition import Profiles, partition
 from shoal.planner.promises import promises
 from shoal.planner.room import Room
@@ -203,15 +202,7 @@ class Planner:
         free = Room(turn.cluster, everyone)
         held = [(job, device) for job, device in held if device.name in free]  # not on one that is gone
         held = [(job, device) for job, device in held if job.id not in self.tracker.leaving]
-        sociable = [x for x in arrays if not alone or not any(member.trial.number in alone for member in x.members)]
-        joins = joined(sociable, hosts(held, free, self._profiles, alone)) if self._fuse else {}
-        joining = {member.trial.number for some in joins.values() for array in some for member in array.members}
-        left = [x for x in sociable if not joins or not any(member.trial.number in joining for member in x.members)]
-        if joins:
-            held = [(replace(x, arrays=add_members(x.arrays, joins.get(x.id, ()))), device) for x, device in held]
-        for name, come in taken_in(left, held, self._grouping, self._profiles, free, alone).items():
-            joins[name] = (*joins.get(name, ()), *come)
-        return joins
+        return admitted(arrays, held, free, self._profiles, self._grouping, alone, self._fuse)
 
     def _ask(
         self,
