@@ -5,8 +5,7 @@ from typing import Any
 import pytest
 
 from shoal.core.trial import Report
-from shoal.worker.opaque_reports import ProgramReports
-from shoal.worker.opaque_said import Said
+from shoal.worker.opaque_reports import ProgramReports, Said
 
 
 def known(count: int) -> list[Report]:

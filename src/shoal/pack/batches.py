@@ -17,7 +17,6 @@ from shoal.pack.fetch import Fetcher
 from shoal.pack.kept import Kept, kept_bytes
 from shoal.pack.samples import kind, same
 from shoal.pack.source import Cut, DrawsError, Source, UnevenError
-from shoal.pack.whole import Whole
 from shoal.pack.window import Window
 
 __all__ = ["Batches", "epoch_order", "noise_seed"]
@@ -187,8 +186,8 @@ class Batches:
                 return self._known().batch(cut)
             except UnevenError:
                 self._source = Window(self._fetcher, self._device)
-            except DrawsError as error:
-                self._source = self._drawing(error.torchs_alone)
+            except DrawsError:
+                self._source = self._drawing()
 
     def _known(self) -> Source:
         if self._source is None:
@@ -201,8 +200,8 @@ class Batches:
         with forked([torch.device(self._device).index or 0] if self._device.type == "cuda" else []):
             try:
                 return self._fitting(indices)
-            except DrawsError as error:
-                return self._drawing(error.torchs_alone)
+            except DrawsError:
+                return self._drawing()
             finally:
                 others.restore()
 
@@ -214,7 +213,7 @@ class Batches:
                 "seeded: trials alone and in company may differ; draw from torch's default generator instead",
                 self._name,
             )
-            return self._drawing(torchs_alone=True)
+            return self._drawing()
         size = None
         if all(kind(sample) == kind(samples[0]) for sample in samples):
             size = kept_bytes(default_collate(samples), len(samples), self.samples)
@@ -222,10 +221,8 @@ class Batches:
             return Window(self._fetcher, self._device)
         return Kept(self._fetcher, self.samples, samples[:1], self._device)
 
-    def _drawing(self, torchs_alone: bool) -> Source:
-        if self._shared_augmentation:
-            return Window(self._fetcher, self._device, seeds="torch" if torchs_alone else "all")
-        return Whole(self._fetcher, self._device)
+    def _drawing(self) -> Source:
+        return Window(self._fetcher, self._device, draws=True, whole=not self._shared_augmentation)
 
 
 def _tensors(dataset: Dataset[Any]) -> list[Tensor] | None:

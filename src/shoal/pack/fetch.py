@@ -51,11 +51,10 @@ class Fetcher:
         """
         torchs, others = Drawn(self._device), OtherGenerators()
         samples = self.fetch(indices)
-        torchs_alone = not others.moved()
-        if torchs() or not torchs_alone:
+        if torchs() or others.moved():
             torchs.restore()
             others.restore()
-            raise DrawsError(torchs_alone)
+            raise DrawsError
         return samples
 
     def most_early(self, sample: Any) -> int:

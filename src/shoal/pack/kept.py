@@ -1,7 +1,7 @@
 """Samples that are decoded once: from then on they lie on the device, and a batch is one indexing."""
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -48,7 +48,7 @@ class Kept(Source):
         device: where to keep them all.
     """
 
-    sharing: ClassVar[Sharing] = "kept"
+    sharing: Sharing = "kept"
 
     def __init__(self, fetcher: Fetcher, samples: int, first: Sequence[Any], device: torch.device) -> None:
         self._fetcher = fetcher

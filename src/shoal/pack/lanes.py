@@ -1,10 +1,9 @@
-"""What takes turns in a process, and one round of it."""
+"""What takes turns in a process."""
 
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
-__all__ = ["Failure", "Lane", "Round"]
+__all__ = ["Failure", "Lane"]
 
 
 class Lane(Protocol):
@@ -46,58 +45,3 @@ class Failure:
 
     lane: Lane
     error: Exception | SystemExit
-
-
-class Round:
-    """Lanes on their way to a common place in the data; those furthest behind go first.
-
-    Args:
-        lanes: which take part.
-        progress: how far a lane is, in samples.
-        goal: a lane is through when it is so far.
-        interrupted: asked after every step; True ends the round.
-        advance: lets a lane take one step, as its own `advance` does.
-    """
-
-    def __init__(
-        self,
-        lanes: Iterable[Lane],
-        progress: Callable[[Lane], int],
-        goal: int,
-        interrupted: Callable[[], bool],
-        advance: Callable[[Lane], bool],
-    ) -> None:
-        self.failures: list[Failure] = []
-        self.stopped = False
-        self._advance = advance
-        self._progress = progress
-        self._goal = goal
-        self._interrupted = interrupted
-        self._waiting = [lane for lane in lanes if progress(lane) < goal]
-
-    def run(self, stretch: int | None) -> None:
-        """Let the lane furthest behind take some steps, then again the one that is so then, until all are through.
-
-        Args:
-            stretch: steps that a lane takes at most before another may have its turn; None: no limit.
-        """
-        while self._waiting and not self.stopped:
-            lane = min(self._waiting, key=self._progress)
-            self._waiting.remove(lane)
-            taken = 0
-            while self._step(lane):
-                taken += 1
-                if taken == stretch:
-                    self._waiting.append(lane)
-                    break
-
-    def _step(self, lane: Lane) -> bool:
-        """Let a lane take a step; returns whether it is to take another in this round."""
-        try:
-            goes_on = self._advance(lane)
-        except (Exception, SystemExit) as error:  # not hidden: the caller is given it, with the lane that it belongs to
-            self.failures.append(Failure(lane, error))
-            goes_on = False
-        if self._interrupted():
-            self.stopped = True
-        return goes_on and not self.stopped and self._progress(lane) < self._goal

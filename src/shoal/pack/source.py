@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from torch import Tensor
 
@@ -12,15 +12,7 @@ __all__ = ["Cut", "DrawsError", "Source", "UnevenError"]
 
 
 class DrawsError(Exception):
-    """Fetching samples drew random numbers, from a data set that was thought not to.
-
-    Args:
-        torchs_alone: from torch's generators only.
-    """
-
-    def __init__(self, torchs_alone: bool) -> None:
-        super().__init__(f"samples draw from {'' if torchs_alone else 'Python or NumPy, not only '}torch's generators")
-        self.torchs_alone = torchs_alone
+    """Fetching samples drew random numbers, from a data set that was thought not to."""
 
 
 class UnevenError(Exception):
@@ -62,7 +54,7 @@ class Source(ABC):
     goes to the user, and the source must be as if it had not been asked.
     """
 
-    sharing: ClassVar[Sharing]
+    sharing: Sharing
 
     @property
     def early(self) -> int:

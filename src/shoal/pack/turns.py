@@ -15,13 +15,13 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
 import torch
 
-from shoal.pack.lanes import Failure, Lane, Round
+from shoal.pack.lanes import Failure, Lane
 from shoal.pack.search import Search, Way
 
 __all__ = ["Turns"]
@@ -166,18 +166,45 @@ class Turns:
         taking_part = list(lanes)
         while taking_part:
             goal = sys.maxsize if len(lanes) == 1 else min(map(self._progress, taking_part)) + self._span
-            advance = self._on_own_stream if way == "streams" else _advance
-            one = Round(taking_part, self._progress, goal, interrupted, advance)
-            if way == "streams":
-                with self._streams(lanes):
-                    one.run(1)
-            else:
-                one.run(1 if way == "steps" else None)
-            failures += one.failures
-            if one.stopped or before != [lane.position for lane in lanes]:
+            with self._streams(lanes) if way == "streams" else nullcontext():
+                stopped = self._lead(way, taking_part, goal, interrupted, failures)
+            if stopped or before != [lane.position for lane in lanes]:
                 break
             taking_part = [lane for lane in taking_part if self._progress(lane) >= goal]
         return failures
+
+    def _lead(
+        self, way: Way, lanes: Sequence[Lane], goal: int, interrupted: Callable[[], bool], failures: list[Failure]
+    ) -> bool:
+        """Let the lane furthest behind have its turn, then again the one that is so then, until all are so far.
+
+        Returns:
+            Whether that was interrupted.
+        """
+        waiting = [lane for lane in lanes if self._progress(lane) < goal]
+        while waiting:
+            lane = min(waiting, key=self._progress)
+            waiting.remove(lane)
+            goes_on = True
+            while goes_on:
+                try:
+                    goes_on = self._advance(lane, way)
+                except (Exception, SystemExit) as error:  # not hidden: the caller is given it, with the lane
+                    failures.append(Failure(lane, error))
+                    goes_on = False
+                if interrupted():
+                    return True
+                goes_on = goes_on and self._progress(lane) < goal
+                if goes_on and way != "turns":  # then a turn is one step
+                    waiting.append(lane)
+                    break
+        return False
+
+    def _advance(self, lane: Lane, way: Way) -> bool:
+        if way != "streams":
+            return lane.advance()
+        with torch.cuda.stream(self._stream(lane)):
+            return lane.advance()
 
     @contextmanager
     def _streams(self, lanes: Sequence[Lane]) -> Iterator[None]:
@@ -197,10 +224,6 @@ class Turns:
             known.stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         return known.stream
 
-    def _on_own_stream(self, lane: Lane) -> bool:
-        with torch.cuda.stream(self._stream(lane)):
-            return lane.advance()
-
     def _wait(self) -> None:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
@@ -208,7 +231,3 @@ class Turns:
 
 def _abreast(lanes: Sequence[Lane]) -> bool:
     return any(lane.place is not None for lane in lanes)
-
-
-def _advance(lane: Lane) -> bool:
-    return lane.advance()

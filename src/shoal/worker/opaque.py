@@ -25,8 +25,7 @@ from shoal.worker.opaque_channel import Channel
 from shoal.worker.opaque_child import Child, surroundings
 from shoal.worker.opaque_files import Store
 from shoal.worker.opaque_output import Output
-from shoal.worker.opaque_reports import ProgramReports
-from shoal.worker.opaque_said import FunctionFailure, Said
+from shoal.worker.opaque_reports import ProgramReports, Said
 from shoal.worker.opaque_watch import Watch
 from shoal.worker.outcome import EndedElsewhere, outcome_of
 
@@ -92,7 +91,7 @@ class _Course:
         self._phase, self._until = _Phase.RUNS, math.inf
         self._reached = self._stopping = self._leaving = self._silent = False
         self._lags = False  # whether the program has not reported all that its own state has behind it
-        self._failure: FunctionFailure | None = None
+        self._failure: EndedElsewhere | None = None
 
     def run(self) -> Iterator[Event]:
         """Yields the reports of the trial, and what was learnt of its cost.
@@ -154,8 +153,8 @@ class _Course:
         finally:
             child.clear()
 
-    def _take(self, message: Said | FunctionFailure, watch: Watch) -> Iterator[Event]:
-        if isinstance(message, FunctionFailure):
+    def _take(self, message: Said | EndedElsewhere, watch: Watch) -> Iterator[Event]:
+        if isinstance(message, EndedElsewhere):
             self._failure = message
             return
         if self._reached or self._leaving or self._silent or self._lags:
@@ -241,7 +240,7 @@ class _Course:
             yield Reported(self._job, (Report(number, epoch, state=TrialState.FAILED, reason=reason),))
             return
         if self._failure is not None:
-            raise EndedElsewhere(Outcome(self._failure.outcome), self._failure.message)
+            raise self._failure
         if self._stopping or self._lags:
             return
         if status != 0:

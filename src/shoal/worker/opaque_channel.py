@@ -6,8 +6,10 @@ import socket
 import time
 
 from shoal.cluster.temporary import TemporaryFolder
+from shoal.core.event import Outcome
 from shoal.worker.opaque_output import Output
-from shoal.worker.opaque_said import FunctionFailure, Said
+from shoal.worker.opaque_reports import Said
+from shoal.worker.outcome import EndedElsewhere
 
 __all__ = ["Channel"]
 
@@ -36,20 +38,20 @@ class Channel:
         """Read the output of a program as well."""
         self._output = output
 
-    def wait(self, seconds: float) -> list[Said | FunctionFailure]:
+    def wait(self, seconds: float) -> list[Said | EndedElsewhere]:
         """What was said since the last call; waits so long at most for anything."""
         deadline = time.monotonic() + seconds
         while True:
-            messages: list[Said | FunctionFailure] = [] if self._output is None else [*self._output.read()]
+            messages: list[Said | EndedElsewhere] = [] if self._output is None else [*self._output.read()]
             left = 0.0 if messages else max(0.0, deadline - time.monotonic())
             for _ in self._selector.select(left if self._output is None else min(left, _LOOK_SECONDS)):
                 messages += self._accept()
             if messages or left == 0:
                 return messages
 
-    def finish(self) -> list[Said | FunctionFailure]:
+    def finish(self) -> list[Said | EndedElsewhere]:
         """The last words of a program that has ended: all that is there now."""
-        messages: list[Said | FunctionFailure] = []
+        messages: list[Said | EndedElsewhere] = []
         while self._selector.select(0):
             messages += self._accept()
         return messages if self._output is None else [*messages, *self._output.rest()]
@@ -64,7 +66,7 @@ class Channel:
             self._output.close()
         self._folder.close()
 
-    def _accept(self) -> list[Said | FunctionFailure]:
+    def _accept(self) -> list[Said | EndedElsewhere]:
         caller, _ = self._listener.accept()
         caller.settimeout(_PATIENCE_SECONDS)
         try:
@@ -75,6 +77,6 @@ class Channel:
             return []
         if "outcome" in message:
             caller.close()
-            return [FunctionFailure(message["outcome"], message["message"])]
+            return [EndedElsewhere(Outcome(message["outcome"]), message["message"])]
         self._callers = [*(other for other in self._callers if other.fileno() >= 0), caller]
         return [Said(message["metrics"], message["step"], caller)]

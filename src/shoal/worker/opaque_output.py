@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO
 
-from shoal.worker.opaque_said import Said
+from shoal.worker.opaque_reports import Said
 
 __all__ = ["Output"]
 

@@ -1,13 +1,41 @@
 """The reports of a trial whose program makes them: each keeps its own step, and none is missing before another."""
 
-from collections.abc import Sequence
+import json
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from shoal.core.objective import metric_fault
 from shoal.core.space import is_number
 from shoal.core.trial import Report
-from shoal.worker.opaque_said import Said
 
-__all__ = ["ProgramReports"]
+__all__ = ["ProgramReports", "Said"]
+
+
+@dataclass(frozen=True)
+class Said:
+    """A report.
+
+    Args:
+        metrics: as they came; of a line of output not all need be numbers.
+        step: as it came; None where there was none.
+        caller: who waits for an answer; None of a line of output.
+    """
+
+    metrics: Mapping[str, Any]
+    step: Any
+    caller: socket.socket | None = None
+
+    def answer(self, **content: object) -> None:
+        """Let the caller go on, or not."""
+        if self.caller is None:
+            return
+        with self.caller:
+            try:
+                self.caller.sendall(json.dumps(content).encode() + b"\n")
+            except OSError:  # it was killed while it waited
+                return
 
 
 class ProgramReports:
