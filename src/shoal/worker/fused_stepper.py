@@ -15,7 +15,7 @@ from shoal.core.demand import Profile
 from shoal.core.errors import FusionError
 from shoal.core.trial import step_seed
 from shoal.fuse.batch import stack
-from shoal.fuse.frozen import lent
+from shoal.fuse.frozen import lent, own_small
 from shoal.fuse.generators import Drawn, OtherGenerators, seeded
 from shoal.fuse.making import fuse
 from shoal.fuse.optim.fused import fuse_optimizers
@@ -51,6 +51,8 @@ class FusedStepper(Stepper):
     def __init__(self, task: Task, learners: Sequence[Learner], profile: Profile | None = None, steps: int = 0) -> None:
         self._task = task
         self.learners = list(learners)
+        for learner in learners:  # who was in an array with others shares memory with them
+            own_small(learner.model)
         self._array = fuse([x.model for x in learners], [x.trial.seed for x in learners])
         self._steps: Pace | OwnStep
         if type(task).step is not Task.step:
