@@ -13,6 +13,7 @@ from torch.utils.data import TensorDataset
 from shoal.core.array import Array, FusionKey, Member
 from shoal.core.job import Job
 from shoal.core.trial import Trial
+from shoal.fuse import frozen
 from shoal.fuse.frozen import lend_frozen
 from shoal.task import Task
 from shoal.worker.control import JobControl
@@ -38,6 +39,12 @@ def only_what_is_new() -> Iterator[None]:
     gc.freeze()
     yield
     gc.unfreeze()
+
+
+@pytest.fixture(autouse=True)
+def large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a base of this size be lent."""
+    monkeypatch.setattr(frozen, "LENT_BYTES", BYTES)
 
 
 def bases() -> int:

@@ -6,7 +6,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
-__all__ = ["lend_frozen", "lent", "note_lent", "same", "take_own"]
+__all__ = ["lend_frozen", "lent", "note_lent", "own_small", "same", "take_own", "worth_lending"]
+
+LENT_BYTES = 64 << 20
+"""Frozen bytes of a model from which on arrays share them: a pretrained base, which is not written to. Less is cheap to
+have for each, and may be a temperature or a mask that the model itself changes."""
 
 _addresses: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 """Of parameters, where the memory lies that they have been seen to share; they may have moved since."""
@@ -22,6 +26,19 @@ def lend_frozen(first: nn.Module, model: nn.Module) -> None:
         if same(parameter, lender):
             parameter.data = lender.data
             note_lent((lender, parameter))
+
+
+def worth_lending(model: nn.Module) -> bool:
+    """Whether the frozen parameters of a model are so large that models of different arrays share them."""
+    return sum(each.nbytes for each in model.parameters() if not each.requires_grad) >= LENT_BYTES
+
+
+def own_small(model: nn.Module) -> None:
+    """Give a model memory of its own for frozen parameters that are not worth lending."""
+    borrowed = [each for each in model.parameters() if lent(each)]
+    if borrowed and not worth_lending(model):
+        for each in borrowed:
+            take_own(each)
 
 
 def note_lent(tensors: Iterable[Tensor]) -> None:

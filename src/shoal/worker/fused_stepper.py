@@ -15,10 +15,11 @@ from shoal.core.demand import Profile
 from shoal.core.errors import FusionError
 from shoal.core.trial import step_seed
 from shoal.fuse.batch import stack
-from shoal.fuse.frozen import lent
+from shoal.fuse.frozen import lent, own_small
 from shoal.fuse.generators import Drawn, OtherGenerators, seeded
 from shoal.fuse.making import fuse
 from shoal.fuse.optim.fused import fuse_optimizers
+from shoal.fuse.optim.table import steps_as_made
 from shoal.fuse.transaction import Transaction
 from shoal.task import Task
 from shoal.worker.learner import Learner, optimizers_in
@@ -51,7 +52,10 @@ class FusedStepper(Stepper):
     def __init__(self, task: Task, learners: Sequence[Learner], profile: Profile | None = None, steps: int = 0) -> None:
         self._task = task
         self.learners = list(learners)
+        for learner in learners:  # who was in an array with others shares memory with them
+            own_small(learner.model)
         self._array = fuse([x.model for x in learners], [x.trial.seed for x in learners])
+        self._one_by_one = self._array.partial or any(map(_steps_its_own_way, learners))
         self._steps: Pace | OwnStep
         if type(task).step is not Task.step:
             self._steps = OwnStep(self._array, learners, task)
@@ -139,7 +143,7 @@ class FusedStepper(Stepper):
         lead = self.learners[0]
         with seeded([step_seed(lead.trial.data_seed, tick) for tick in ticks], lead.device):
             torchs = Drawn(lead.device) if len(self.learners) > 1 else None
-            others = OtherGenerators() if torchs is not None and (mixed or self._array.partial) else None
+            others = OtherGenerators() if torchs is not None and (mixed or self._one_by_one) else None
             yield
             if others is not None and others.moved():
                 owner = "each epoch" if mixed else "each member"
@@ -216,6 +220,12 @@ def _say(learners: Sequence[Learner], reason: FusionError) -> None:
 
 def _epochs_differ(learners: Sequence[Learner]) -> bool:
     return len({learner.epoch for learner in learners}) > 1
+
+
+def _steps_its_own_way(learner: Learner) -> bool:
+    """Whether a class or a hook of the user's is part of an optimizer's step, which may draw random numbers."""
+    optimizers = optimizers_in(learner.optimizer)
+    return any(not type(one).__module__.startswith("torch.optim.") or not steps_as_made(one) for one in optimizers)
 
 
 def _measure(task: Task, members: Sequence[nn.Module], model: nn.Module, batch: Any) -> Any:

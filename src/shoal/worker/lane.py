@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from shoal.core.array import Array, Member
 from shoal.core.event import Event, Profiled, Reported, TurnStats
 from shoal.core.trial import Report, TrialState
-from shoal.fuse.frozen import lend_frozen
+from shoal.fuse.frozen import lend_frozen, worth_lending
 from shoal.pack.batches import Batches, epoch_order, noise_seed
 from shoal.worker.fused_stepper import make_stepper
 from shoal.worker.learner import Learner, batch_size, build, side_by_side
@@ -45,7 +45,7 @@ class Lane:
         array: whom to train, each from its checkpoint or its very start.
         workshop: of the process.
         lenders: models that are trained beside its own; frozen parameters of theirs serve as those of its own that are
-            called alike and equal.
+            called alike and equal, where those are large.
         beat: called at each step, of validation too, and before anything that may take long.
     """
 
@@ -221,7 +221,8 @@ class Lane:
                 self._tell([_with_state(learner, learner.reports[-1])])
             if learner.epoch < member.target:
                 self._learners.append(learner)
-                for lender in (self._learners[0].model, *self._lenders()):
+                lenders = (self._learners[0].model, *self._lenders()) if worth_lending(learner.model) else ()
+                for lender in lenders:
                     if lender is not learner.model:
                         lend_frozen(lender, learner.model)
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from shoal.core.errors import FusionError
 from shoal.core.trial import step_seed
-from shoal.fuse.frozen import lent, take_own
+from shoal.fuse.frozen import lent, own_small, take_own
 from shoal.fuse.generators import reseed
 from shoal.fuse.optim.own_update import OwnUpdate
 from shoal.fuse.per_member import MemberRunner, own_part
@@ -30,7 +30,8 @@ class PlainStepper(Stepper):
         unkeyed: numbers of trials for which generators are seeded with the trial's seed, for their models cannot draw
             the numbers that they draw in an array, such as with dropout under `torch.utils.checkpoint`.
         watched: whether each run is looked at for what it draws; else no more than the first few.
-        shared: frozen parameters that others use stay in that memory: as an array the learners have not changed them.
+        shared: large frozen parameters that others use stay in that memory: as an array the learners have not changed
+            them.
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class _PlainTrial:
         self._own_step = type(task).step is not Task.step
         self._config = learner.trial.config if self._own_step and takes_config(task) else None
         self._update = None if self._own_step else OwnUpdate(learner.optimizer)
+        own_small(learner.model)
         self._lent = [(each, each._version) for each in learner.model.parameters() if lent(each)]
         if not shared:
             for parameter, _ in self._lent:
