@@ -89,6 +89,7 @@ ON_CPU: list[Asked] = [
     ("mlp", "Shoal compiled", lambda members: members == 16, 6.0),
     ("transformer", "Shoal", lambda members: True, 1.5),
     ("bert-tiny", "Shoal compiled", lambda members: members == 8, 2.5),
+    ("lora-ranks", "Shoal compiled", lambda members: members == 4, 1.5),
 ]
 
 

@@ -31,7 +31,7 @@ FUSED = {
     "corpus_globals": "GlobalCache GlobalMemo",
     "corpus_more": """
         Averaged DropoutSchedule StatisticsFrozen TeacherEvaluates ForkedNoise OwnOptimizer GradientSurgery
-        GradientNoise MovingWeights Plateau
+        GradientNoise MovingWeights Plateau Unfreezes
     """,
 }
 """Trained at once: module -> programs."""
@@ -49,7 +49,7 @@ REFUSED = {
         NumpyInLoss Reinitialised RateInStep QuasiNewton RaisesOnLargeLoss
     """,
     "corpus_globals": "GlobalLog",
-    "corpus_more": "LayerReplaced HeadDropped LateBuffer SeedByHand SkipsBadSteps Rollback HaltsWhenSure Unfreezes",
+    "corpus_more": "LayerReplaced HeadDropped LateBuffer SeedByHand SkipsBadSteps Rollback HaltsWhenSure",
 }
 """Trained each by itself, with a reason in the log."""
 

@@ -33,6 +33,7 @@ from shoal.core.array import Member
 from shoal.core.event import ArrayFailed, Outcome
 from shoal.core.job import JobUpdate
 from shoal.core.trial import Report, TrialState
+from shoal.fuse import frozen
 from shoal.pack import fetch as fetch_module
 from shoal.pack.batches import LOOKED_AT
 from shoal.pack.window import BLOCK
@@ -277,7 +278,8 @@ class Heads(Mixed):
         return model
 
 
-def test_arrays_of_a_job_keep_a_frozen_base_once(tmp_path: Path) -> None:
+def test_arrays_of_a_job_keep_a_frozen_base_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frozen, "LENT_BYTES", 8 * 30)  # what the base takes
     shop = Shop(task := Heads(), tmp_path)
     arrays = shop.arrays([whole(number) for number in EVERYBODY])
     assert len({array.key.structure for array in arrays}) > 3

@@ -14,6 +14,9 @@ __all__ = ["Array", "FusionKey", "Member", "add_members", "remove_members"]
 class FusionKey:
     """Trials that agree on this can be one model.
 
+    Trials that differ in `structure` alone and are of one `family` can be one partially fused array, in which the
+    submodules where they differ run member by member.
+
     Args:
         structure: digest of modules, shapes, dtypes, and of the optimizer's class if it is none of those whose members
             can be one array with others'; not of anything fusible.
@@ -22,6 +25,8 @@ class FusionKey:
         order: seed of the order of samples; what a trial costs does not depend on it.
         opaque: whether a program of the user's trains it, of which only reports are seen: it is measured while it runs,
             and shares no process. `order` is then the number of the trial, so that no two have one key.
+        family: digest of the model's class and its large parameters, which members of a partially fused array share;
+            "" if there is nothing to share.
     """
 
     structure: str
@@ -29,6 +34,12 @@ class FusionKey:
     batch_size: int
     order: int = 0
     opaque: bool = False
+    family: str = ""
+
+    @property
+    def of_family(self) -> "FusionKey":
+        """The key of an array of trials that agree in all of this but `structure`."""
+        return replace(self, structure=self.family, family="")
 
     @property
     def steps(self) -> str:

@@ -19,6 +19,7 @@ from shoal.dry_run.pack import measure_pace
 from shoal.dry_run.plan import Plan, planned
 from shoal.dry_run.request import Asked
 from shoal.dry_run.result import DryRun, Failed
+from shoal.planner.families import families, in_turns
 from shoal.planner.grouping import Grouping
 from shoal.planner.packing.base import Packing
 from shoal.planner.packing.single import Single
@@ -70,6 +71,7 @@ class _DryRunner:
         self._node, self._device = next(iter(asked.cluster))
         self._workshop, self._describer = prepare(self._device, WorkerContext(directory, asked.task))
         self._failures: dict[str, list[int]] = {}
+        self._unmeasurable: set[tuple[FusionKey, str]] = set()
         self._packs: dict[tuple[tuple[int, ...], ...], str] = {}
         """By numbers of the trials of each array: why these cannot share a process, "" if they can."""
 
@@ -81,6 +83,9 @@ class _DryRunner:
             some[:] = self._measure(key, some)
         waiting = sorted(((member, key) for key, some in members.items() for member in some), key=_number)
         fuse, packing = self._asked.spec["fuse"], self._asked.packing
+        for family, several in families(waiting).items() if fuse else ():
+            self._tell(f"measuring {len({key for _, key in several})} structures as one array")
+            self._measure_family(family, in_turns(several))
         chosen = self._plan(waiting, fuse, packing)
         while new := [group for group in chosen.jobs if len(group) > 1 and _numbers(group) not in self._packs]:
             for group in new:
@@ -116,11 +121,8 @@ class _DryRunner:
 
     def _measure(self, key: FusionKey, members: Sequence[Member]) -> list[Member]:
         """Measure a structure; returns the members without those with which it cannot be, of which it is noted why."""
-        task, sets, device = self._workshop.task, self._workshop.sets, self._workshop.device
-        array = Array(key, tuple(members[:PROFILE_MEMBERS]))
         try:
-            _fetch_kept(array, self._workshop)
-            profile = measure(task, sets, array, device, self._device.memory)
+            self._observe(Array(key, tuple(members[:PROFILE_MEMBERS])))
         except (Exception, SystemExit) as error:  # not hidden: it is told with the trials
             left = [member for member in members if self._measure(key, [member])] if len(members) > 1 else []
             if 0 < len(left) < len(members):
@@ -128,8 +130,24 @@ class _DryRunner:
             if left or len(members) == 1:
                 self._fail([member.trial for member in members], error)
             return []
-        self._store.observe(Profiled(_JOB, key, profile), Job(_JOB, (array,), Purpose.PROFILE), self._device)
         return list(members)
+
+    def _measure_family(self, family: FusionKey, members: Sequence[Member]) -> None:
+        """Measure members of several structures as one array; where that fails, they are planned as several."""
+        try:
+            self._observe(Array(family, tuple(members[:PROFILE_MEMBERS])))
+        except TaskError:
+            raise
+        except (Exception, SystemExit) as error:  # not hidden: it is told in the log
+            self._unmeasurable.add((family, self._device.kind))
+            _log.warning("structures could not be measured as one array:\n%s", user_traceback(error))
+
+    def _observe(self, array: Array) -> None:
+        """Measure an array, and note in the profile store what that shows."""
+        task, sets, device = self._workshop.task, self._workshop.sets, self._workshop.device
+        _fetch_kept(array, self._workshop)
+        profile = measure(task, sets, array, device, self._device.memory)
+        self._store.observe(Profiled(_JOB, array.key, profile), Job(_JOB, (array,), Purpose.PROFILE), self._device)
 
     def _fail(self, trials: Sequence[Trial], error: BaseException) -> None:
         """Note why trials could not be measured.
@@ -156,7 +174,7 @@ class _DryRunner:
         plan = Plan(self._device, self._store.estimate, grouping)
         while waiting:
             planner = Planner(Fifo(), self._store.estimate, ids.__next__, elastic=False, grouping=grouping, fuse=fuse)
-            placement = planner.plan(waiting, [], cluster, 0.0, alone=alone)
+            placement = planner.plan(waiting, [], cluster, 0.0, alone=alone, unmeasurable=self._unmeasurable)
             started = [job.arrays for job, _ in placement.starts]
             if not started:
                 plan.refused += [((number,), reason) for number, reason in placement.refusals.items()]

@@ -347,10 +347,6 @@ class ModelArray(nn.Module):
         """Every stacked parameter and buffer, and those that members have by themselves."""
         return [*(stacked for _, stacked, _ in self.columns()), *own_places(self._apart)]
 
-    def separate_modules(self) -> Iterator[nn.Module]:
-        """The modules in which the members differ, all members', and those in them."""
-        return (module for part in self._apart for own in part.own for module in own.modules())
-
     @contextmanager
     def replaced(self, tensors: Mapping[int, Tensor]) -> Iterator[None]:
         """Within, other tensors stand for those of `tensors()`, by the `id` of these; for tracing.

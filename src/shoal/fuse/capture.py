@@ -86,7 +86,7 @@ class CapturedStep:
         self._others = [tensor for tensor in array.tensors() if id(tensor) not in updated]
         self._versions = (optimizer.version, array.version)
         self._floats = array.floats()
-        self._modules = [*array.members[0].modules(), *array.separate_modules()]
+        self._modules = [*array.members[0].modules(), *array.separate.modules()]
         self._modes = self._training()
         refuse_hooks(self._modules, traced.params)
         self._device = next((p.device for p in array.parameters()), torch.device("cpu"))
@@ -213,7 +213,7 @@ class CapturedStep:
             ]
             with self._standing_in([*live, *idle]), self._array.open(keys) as model:
                 refuse_hooks(model.modules(), ())
-                _gather_weights([*model.modules(), *self._array.separate_modules()])
+                _gather_weights([*model.modules(), *self._array.separate.modules()])
                 with unchanged(model, [self._loss], constants):
                     losses = self._loss(model, batch).whole
             with unchanged(model, tensors=constants):

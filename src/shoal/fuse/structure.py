@@ -10,14 +10,18 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from shoal.fuse.bindings import unbindable
 from shoal.fuse.written import Writer, digest
 
-__all__ = ["Entry", "apart_paths", "entries", "mismatch", "obstacle", "structure_digest"]
+__all__ = ["Entry", "apart_paths", "entries", "family_digest", "mismatch", "obstacle", "structure_digest"]
 
 Entry = tuple[str, str]
 """A path such as "layers.0.weight" and what stands there."""
+
+LARGE = 4
+"""A parameter is large that has at least this part of the elements of the largest one."""
 
 _OWN = {"_parameters", "_buffers", "_modules", "_non_persistent_buffers_set", "_version", "_flat_weight_refs"}
 """Attributes of every module that are written down in a form of their own, or mean nothing."""
@@ -35,6 +39,19 @@ def structure_digest(model: nn.Module) -> str:
     whether they can be one array, `mismatch` tells.
     """
     return digest(_entries(model, Writer(model, lasting=True)))
+
+
+def family_digest(model: nn.Module) -> str:
+    """A short name of what models have in common whose array, partially fused, may be worth its while.
+
+    That is their class, and the shapes of all parameters that have at least a quarter of the elements of the largest:
+    adapters of any rank on one base have them in common, networks of different widths have not. "" of a model without
+    parameters.
+    """
+    parameters = [each for each in model.parameters() if not is_lazy(each)]
+    least = max((each.numel() for each in parameters), default=0) / LARGE
+    large = [(tuple(each.shape), each.dtype, each.requires_grad) for each in parameters if each.numel() >= least]
+    return digest((type(model).__module__, type(model).__qualname__, *map(str, large))) if large else ""
 
 
 def _entries(model: nn.Module, writer: Writer) -> list[Entry]:

@@ -106,6 +106,10 @@ class Grouping:
             seed=self._seed,
         )
 
+    def pace(self, keys: AbstractSet[FusionKey], kinds: AbstractSet[str]) -> float:
+        """How many times as long arrays of keys take in one process as one after another, as far as that is known."""
+        return fmean(self._known_paces(keys, kinds).values() or [1.0])
+
     def _known_paces(self, keys: AbstractSet[FusionKey], kinds: AbstractSet[str]) -> dict[frozenset[FusionKey], float]:
         """Of pairs of keys, the mean over the kinds of devices on which they were measured."""
         by_structure: dict[str, list[FusionKey]] = {}

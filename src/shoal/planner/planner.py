@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
+from functools import partial
 from math import inf
 from types import MappingProxyType
 
@@ -12,6 +13,7 @@ from shoal.core.device import Cluster, Device
 from shoal.core.job import Job, Purpose
 from shoal.planner.admission import admitted
 from shoal.planner.carrying_out import feasible
+from shoal.planner.families import by_family, in_turns
 from shoal.planner.grouping import Grouping
 from shoal.planner.job_tracker import JobTracker, PreemptionRequest
 from shoal.planner.limit import Limit
@@ -149,7 +151,9 @@ class Planner:
         waiting, suspended = self.tracker.look(waiting, now)
         self.tracker.end_turns(now, min(QUANTUM, now - self._asked) if now >= self.wake else QUANTUM)
         apart = alone | limits.keys()
-        samples = turn.samples(waiting, running)
+        looked_at, waiting = waiting, self._by_family(waiting, turn, unmeasurable, apart)
+        key_of = {member.trial.number: key for member, key in waiting}
+        samples = turn.samples([(member, key_of[member.trial.number]) for member in in_turns(looked_at)], running)
         profiling = [(Job(self._new_id(), arrays, Purpose.PROFILE), device) for arrays, device in samples]
         held = [*running, *profiling]
         self.tracker.meet(held, now)
@@ -179,6 +183,20 @@ class Planner:
         self._asked, self.wake = now, answer.wake
         reasons = {**refusals, **answer.later}
         return Placement((*profiling, *answer.placed), reasons, joins, answer.leaves, promises(running, joins, turn))
+
+    def _by_family(
+        self,
+        waiting: Sequence[tuple[Member, FusionKey]],
+        turn: Turn,
+        unmeasurable: AbstractSet[tuple[FusionKey, str]],
+        apart: AbstractSet[int],
+    ) -> Sequence[tuple[Member, FusionKey]]:
+        """What waits, trials with the key of their family where one partially fused array of them is faster."""
+        if not self._fuse:
+            return waiting
+        kinds = {device.kind for device in turn.devices}
+        pace = partial(self._grouping.pace, kinds=kinds)
+        return by_family(waiting, self._profiles, kinds, unmeasurable, apart, pace)
 
     @property
     def sleeps(self) -> bool:

@@ -15,7 +15,7 @@ from shoal.core.array import FusionKey
 from shoal.core.trial import Trial
 from shoal.fuse.generators import reseed
 from shoal.fuse.optim.table import company_of
-from shoal.fuse.structure import structure_digest
+from shoal.fuse.structure import family_digest, structure_digest
 from shoal.fuse.written import digest
 from shoal.task import Task, call
 from shoal.worker.data import DataSets
@@ -37,7 +37,7 @@ class Describer:
     def __init__(self, task: Task, sets: DataSets) -> None:
         self._task = task
         self._sets = sets
-        self._known: list[tuple[dict[str, Any], nn.Module, str]] = []
+        self._known: list[tuple[dict[str, Any], nn.Module, str, str]] = []
         self._note = ""  # what is unusual in the first trial in which anything is
 
     def survey(self, trials: Sequence[Trial], load: bool = True) -> tuple[dict[int, FusionKey], frozenset[int], str]:
@@ -73,26 +73,32 @@ class Describer:
         size = batch_size(self._task, trial.config)
         with torch.random.fork_rng(devices=[]):
             reseed(trial.seed, torch.device("cpu"))
-            model, structure = self._model(trial)
+            model, structure, family = self._model(trial)
             optimizers = optimizers_in(self._optimizer(model, trial))
-        companies = map(company_of if type(self._task).step is Task.step else type, optimizers)
+        companies = [str(x) for x in map(company_of if type(self._task).step is Task.step else type, optimizers)]
         return FusionKey(
-            digest((structure, *map(str, companies))), digest(self._sets.key(trial.config)), size, trial.data_seed
+            digest((structure, *companies)),
+            digest(self._sets.key(trial.config)),
+            size,
+            trial.data_seed,
+            family=digest((family, *companies)) if family else "",
         )
 
-    def _model(self, trial: Trial) -> tuple[nn.Module, str]:
-        for read, model, structure in self._known:
+    def _model(self, trial: Trial) -> tuple[nn.Module, str, str]:
+        """A model with the configuration, its structure and its family."""
+        for read, model, structure, family in self._known:
             if all(trial.config.get(key) == value for key, value in read.items()):
-                return model, structure
+                return model, structure, family
         make = partial(call, self._task, "model")
         try:
             with torch.device("meta"):
                 model, read = values_read(make, trial.config)
         except Exception:  # it needs real numbers, or is wrong: then it raises again here
             model, read = values_read(make, trial.config)
-        structure = structure_digest(new_model(model))
-        self._known.append((read, _without_data(model), structure))
-        return self._known[-1][1:]
+        checked = new_model(model)
+        found = _without_data(model), structure_digest(checked), family_digest(checked)
+        self._known.append((read, *found))
+        return found
 
     def _optimizer(self, model: nn.Module, trial: Trial) -> Any:
         try:

@@ -54,7 +54,7 @@ class FusedStepper(Stepper):
         self.learners = list(learners)
         for learner in learners:  # who was in an array with others shares memory with them
             own_small(learner.model)
-        self._array = fuse([x.model for x in learners], [x.trial.seed for x in learners])
+        self._array = fuse([x.model for x in learners], [x.trial.seed for x in learners], strict=False)
         self._one_by_one = self._array.partial or any(map(_steps_its_own_way, learners))
         self._steps: Pace | OwnStep
         if type(task).step is not Task.step:

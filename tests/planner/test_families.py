@@ -1,0 +1,69 @@
+"""Which trials of several structures are planned as one partially fused array."""
+
+from typing import Any
+
+import pytest
+
+from shoal.core.array import FusionKey, Member
+from shoal.core.demand import Profile
+from shoal.core.trial import Trial
+from shoal.planner.families import by_family, families, in_turns
+
+
+def key(structure: str, family: str = "adapters", data: str = "d") -> FusionKey:
+    return FusionKey(structure, data, 8, family=family)
+
+
+def profile(step: dict[int, float], epoch_steps: int = 100) -> Profile:
+    return Profile(step, epoch_steps, 0, base_memory=0, member_memory=1, compute=1.0, cores=1.0)
+
+
+def waiting(*keys: FusionKey, epochs: int = 10) -> list[tuple[Member, FusionKey]]:
+    return [(Member(Trial(number, {}, seed=0, data_seed=0), 0, epochs), each) for number, each in enumerate(keys)]
+
+
+R4, R8 = key("r4"), key("r8")
+FAMILY = R4.of_family
+SLOW = {R4: profile({1: 0.1, 4: 0.4}), R8: profile({1: 0.1, 4: 0.4})}
+FAST = profile({1: 0.1, 4: 0.2})
+DEAR = profile({1: 0.1, 4: 0.39})
+FOUR = (R4, R8, R4, R8)
+
+CASES: dict[str, tuple[dict[FusionKey, Profile], dict[str, Any], bool]] = {
+    "one array is faster": ({**SLOW, FAMILY: FAST}, {}, True),
+    "one array gains too little": ({**SLOW, FAMILY: DEAR}, {}, False),
+    "packing gains as much": ({**SLOW, FAMILY: FAST}, {"pace": lambda keys: 0.5}, False),
+    "the family is still to be measured": (SLOW, {}, True),
+    "there is too little work to measure it for": (SLOW, {"epochs": 0.01}, False),
+    "it cannot be measured": (SLOW, {"unmeasurable": {(FAMILY, "cpu")}}, False),
+    "a structure is still to be measured": ({R4: SLOW[R4], FAMILY: FAST}, {}, False),
+    "trials that failed in company keep their keys": ({**SLOW, FAMILY: FAST}, {"apart": {0, 1, 2, 3}}, False),
+    "those that are left are of one structure": ({**SLOW, FAMILY: FAST}, {"apart": {1, 3}}, False),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_family_is_one_array_where_that_is_measured_to_gain(name: str) -> None:
+    known, more, shared = CASES[name]
+    more = dict(more)
+    some = waiting(*FOUR, epochs=more.pop("epochs", 10))
+    found = by_family(some, lambda key, kind: known.get(key), ["cpu"], **more)
+    assert [member for member, _ in found] == [member for member, _ in some]
+    assert [key for _, key in found] == ([FAMILY] * 4 if shared else list(FOUR))
+
+
+def test_every_kind_of_device_on_which_it_is_known_must_gain() -> None:
+    known = {("a", FAMILY): FAST, ("b", FAMILY): DEAR}
+    both = lambda key, kind: known.get((kind, key), SLOW.get(key))  # noqa: E731
+    assert by_family(waiting(*FOUR), both, ["a"])[0][1] == FAMILY
+    assert by_family(waiting(*FOUR), both, ["a", "b"])[0][1] == R4
+
+
+def test_families_agree_on_data_and_batches() -> None:
+    some = waiting(R4, R8, key("r8", data="other"), key("net", ""), key("other net", ""), key("r4", "of another"))
+    assert {family: len(members) for family, members in families(some).items()} == {FAMILY: 2}
+
+
+def test_members_come_in_turns_of_their_structures() -> None:
+    some = waiting(R4, R4, R4, R8, key("r16"), R8)
+    assert [member.trial.number for member in in_turns(some)] == [0, 3, 4, 1, 5, 2]

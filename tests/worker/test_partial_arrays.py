@@ -1,0 +1,80 @@
+"""Trials whose models differ in some submodules, as one array of a job, are the trials that they are alone."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from contract_samples import CPU, Small, trial, work
+from torch import Tensor, nn
+
+from shoal.core.array import Array, Member
+from shoal.fuse.array import ModelArray
+from shoal.worker import fused_stepper
+from shoal.worker.data import DataSets
+from shoal.worker.describe import Describer
+from shoal.worker.profile import measure
+
+EPOCHS = 3
+RANKS = (2, 3, 3, 5)
+
+
+class Adapter(nn.Module):
+    def __init__(self, rank: int) -> None:
+        super().__init__()
+        self.down = nn.Linear(16, rank, bias=False)
+        self.up = nn.Linear(rank, 16, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.up(F.dropout(self.down(x), 0.2, self.training))
+
+
+class Adapted(Small):
+    """Adapters of several ranks, one of which stands for none, and Adam in one trial."""
+
+    def model(self, config: Any) -> nn.Module:
+        torch.manual_seed(config["number"])
+        adapter = Adapter(config["rank"]) if config["rank"] else nn.Identity()
+        base = nn.Sequential(nn.Linear(3, 64), nn.Tanh(), nn.Linear(64, 16))
+        return nn.Sequential(base, adapter, nn.Dropout(0.1), nn.Linear(16, 2)).double()
+
+    def optimizer(self, model: nn.Module, config: Any) -> Any:
+        return torch.optim.Adam(model.parameters(), lr=config["lr"], eps=1e-3)
+
+
+def members(*ranks: int) -> list[Member]:
+    return [Member(trial(number, rank=rank), 0, EPOCHS) for number, rank in enumerate(ranks)]
+
+
+@pytest.mark.parametrize("ranks", [RANKS, (0, 2, 0)])
+def test_each_trial_is_as_if_alone(ranks: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[ModelArray] = []
+    fuse = fused_stepper.fuse
+    monkeypatch.setattr(fused_stepper, "fuse", lambda *args, **kw: made.append(fuse(*args, **kw)) or made[-1])
+    some = members(*ranks)
+    together = work(Adapted(), tmp_path / "together", some)
+    assert made[0].partial
+    assert not made[0]._single
+    for each in some:
+        number = each.trial.number
+        alone = work(Adapted(), tmp_path / f"alone {number}", [each])
+        mine = [report for report in together if report.trial == number]
+        assert len(mine) == len(alone) == EPOCHS
+        for one, other in zip(mine, alone, strict=True):
+            assert dict(one.metrics) == pytest.approx(dict(other.metrics), rel=1e-9)
+
+
+def test_keys_say_what_is_apart_and_what_is_shared() -> None:
+    describer = Describer(task := Adapted(), DataSets(task, CPU))
+    keys = [describer.key(each.trial) for each in members(*RANKS, 0)]
+    assert len({key.structure for key in keys}) == 4
+    assert len({key.of_family for key in keys}) == 1
+
+
+def test_a_family_is_measured_as_one_array() -> None:
+    sets = DataSets(task := Adapted(), CPU)
+    some = members(*RANKS)
+    family = Describer(task, sets).key(some[0].trial).of_family
+    profile = measure(task, sets, Array(family, tuple(some)), CPU, memory=1 << 34)
+    assert profile.step_seconds.keys() >= {1, 4}
