@@ -116,5 +116,5 @@ def test_the_table_has_every_program_once() -> None:
     ]
     assert sorted(listed) == sorted(written)
     assert set(listed) >= {*THOROUGH.split(), *FAILING}
-    assert [len(" ".join(table.values()).split()) for table in (FUSED, REFUSED, FAULTY)] == [64, 37, 4]
+    assert [len(" ".join(table.values()).split()) for table in (FUSED, REFUSED, FAULTY)] == [65, 36, 4]
     assert len(set(listed) - {*THOROUGH.split()}) == 60
