@@ -87,6 +87,8 @@ def _gains(
     if together is None:
         epochs = fmean(member.epochs for member, _ in members)
         return sum(count * epochs * seconds(known[key], [1]) for key, count in counts.items()) >= WORTH_MEASURING
+    if best_size(together, len(members)) == 1:
+        return False
     steps = pace(counts.keys()) * sum(count * _for_each(known[key], count) for key, count in counts.items())
     return len(members) * _for_each(together, len(members)) <= (1 - WORTH_FUSING) * steps
 
