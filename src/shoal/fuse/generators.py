@@ -92,11 +92,11 @@ class Drawn:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._states = _states(device)
-        self._bytes = list(map(_bytes, self._states))
 
     def __call__(self) -> bool:
         """Whether it was."""
-        return list(map(_bytes, _states(self._device))) != self._bytes
+        now, then = _states(self._device), self._states
+        return _bytes(now[0]) != _bytes(then[0]) or (len(now) > 1 and _bytes(now[1]) != _bytes(then[1]))
 
     def restore(self) -> None:
         """Bring the generators back to where they were when this was made."""
