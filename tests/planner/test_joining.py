@@ -135,6 +135,15 @@ def test_a_job_on_a_gpu_does_not_outgrow_the_limit_of_its_process(promised, besi
     assert len(joins.get("job", ())) == joining
 
 
+def test_who_joins_two_arrays_of_a_job_at_once_counts_against_its_limit_together():
+    (device,) = slots(1, memory=100, uuid="GPU-0")
+    present = (Array(A, (member(100),)), Array(B, (member(200),)))
+    job = Job("job", present, demand=Demand(0.5, 4 * GB, 1.0, 60.0))
+    waiting = [array(5), Array(B, tuple(member(10 + index) for index in range(5)))]
+    joins = joined(waiting, [(job, device)], room({device.name: 90 * GB}), known(A=FUSES, B=FUSES))
+    assert len(job.members) + len(joins["job"]) == 5, "a gigabyte each, and a quarter more than promised"
+
+
 @settings(deadline=None)
 @given(
     waiting=st.lists(st.tuples(st.integers(1, 6), st.integers(0, 9), st.sampled_from([A, B])), max_size=4),

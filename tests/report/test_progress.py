@@ -81,8 +81,11 @@ def test_a_pipe_gets_a_line_for_what_is_unusual_once(study, pipe):
         for second in range(5):
             study.now = float(second)
             line.update()
-            study.changes["note"] = "trial 0: is unusual"
-    assert [text for text in lines(pipe) if "unusual" in text] == ["shoal: 0:00:01 note: trial 0: is unusual"]
+            study.changes["note"] = "trial 0: is unusual" + ("\ntrial 1: is more unusual" if second > 1 else "")
+    assert [text for text in lines(pipe) if "unusual" in text] == [
+        "shoal: 0:00:01 note: trial 0: is unusual",
+        "shoal: 0:00:03 note: trial 1: is more unusual",
+    ]
 
 
 def test_a_pipe_gets_a_line_at_the_start_for_each_new_best_and_at_the_end(study, pipe):

@@ -1,5 +1,6 @@
 """What a study hands back, and what it keeps for the next one."""
 
+import json
 import math
 import sys
 from pathlib import Path
@@ -210,3 +211,40 @@ def test_an_optimizer_of_some_parameters_is_said_once_whoever_finds_it(
     status = CliRunner().invoke(app, ["status", str(study.directory)]).output
     assert sum(line.startswith("note") for line in status.splitlines()) == 1
     assert "keep their initial values" in " ".join(status.split())
+
+
+class Hooked(tasks.Blobs):
+    """A parameter has a hook, which no array can have."""
+
+    def model(self, config: Any) -> torch.nn.Module:
+        model = super().model(config)
+        next(model.parameters()).register_hook(lambda gradient: gradient)
+        return model
+
+
+class Asking(tasks.Blobs):
+    """The first step shows that no array can take it: it asks for a number of one member."""
+
+    def step(self, model: torch.nn.Module, batch: Any, optimizer: torch.optim.Optimizer) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = self.loss(model, batch)
+        loss.backward()
+        optimizer.step()
+        return loss * (1.0 if float(loss.detach()) > 0 else 0.0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [(Hooked, "hook"), (Asking, "a plain value"), (tasks.Blobs, "")],
+    ids=["made", "stepped", "fused"],
+)
+def test_why_members_cannot_be_fused_is_said_once_where_measuring_them_shows_it(
+    kind: type[shoal.Task], reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    space = RATES | {"width": shoal.grid([6, 8])}
+    study = tune(kind(), space, tmp_path / "study", algorithm=shoal.Grid(epochs=1), show_progress=True)
+    said = [line for line in capsys.readouterr().err.splitlines() if "cannot be one array" in line]
+    assert len(said) == bool(reason)
+    assert all(" note: trial " in line and reason in line for line in said)
+    status = CliRunner().invoke(app, ["status", str(study.directory), "--json"]).output
+    assert len(json.loads(status)["note"].splitlines()) == len(said)

@@ -125,11 +125,19 @@ class SignaturesFound:
 
 @dataclass(frozen=True)
 class Profiled:
-    """A profile job measured an array, or a training job found out more of one of its own."""
+    """A profile job measured an array, or a training job found out more of one of its own.
+
+    Args:
+        job: its id.
+        key: of the array.
+        profile: what was found.
+        note: why its trials train in plain PyTorch, so that the user should know; "" if they need not.
+    """
 
     job: str
     key: FusionKey
     profile: Profile
+    note: str = ""
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ generators = RLock()
 _seeds: ContextVar[tuple[Sequence[int], torch.device] | None] = ContextVar("seeds", default=None)
 
 
-def reseed(seed: int, device: torch.device, torchs_alone: bool = False) -> None:
+def reseed(seed: int, device: torch.device) -> None:
     """Seed the generators of Python, NumPy and torch, which takes 7 microseconds on a CPU.
 
     `torch.manual_seed` does the same for torch, and takes half a millisecond for it.
@@ -31,11 +31,9 @@ def reseed(seed: int, device: torch.device, torchs_alone: bool = False) -> None:
     Args:
         seed: of all.
         device: whose generator is seeded beside those of the CPU.
-        torchs_alone: Python's and NumPy's stay as they are, for nobody draws from them.
     """
-    if not torchs_alone:
-        random.seed(seed)
-        np.random.seed(seed % 2**32)
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":
         torch.cuda.manual_seed(seed)
@@ -94,11 +92,11 @@ class Drawn:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._states = _states(device)
-        self._bytes = list(map(_bytes, self._states))
 
     def __call__(self) -> bool:
         """Whether it was."""
-        return list(map(_bytes, _states(self._device))) != self._bytes
+        now, then = _states(self._device), self._states
+        return _bytes(now[0]) != _bytes(then[0]) or (len(now) > 1 and _bytes(now[1]) != _bytes(then[1]))
 
     def restore(self) -> None:
         """Bring the generators back to where they were when this was made."""

@@ -125,7 +125,8 @@ def run_each(
 
 def own_part(batch: Any, b: int, members: int) -> Any:
     """Member b's part of a batch: its slice, or what all share, which it may change without the others' seeing it."""
-
+    if members == 1 and type(batch) is list and all(type(leaf) is Tensor for leaf in batch):
+        return batch.copy()  # as most are, and what comes of it below
     mine = pytree.tree_map_only(Stacked, lambda value: value.whole[b], batch)
     return mine if members == 1 else lazily_copied(mine)
 

@@ -26,6 +26,9 @@ _log = logging.getLogger("shoal.pack")
 RESIDENT_BYTES = 1 << 30
 """A data set up to this size is kept on the device as a whole."""
 
+CUT_AT_ONCE = 256
+"""Batches for which an order of samples is cut by one call."""
+
 LOOKED_AT = 8
 """The first so many samples tell what a data set is."""
 
@@ -171,14 +174,15 @@ class Batches:
     ) -> Iterator[Any]:
         if order is not None:
             order = order.to(self._device)
-        for number in range(first, self.steps(batch_size)):
-            part = slice(number * batch_size, (number + 1) * batch_size)
-            # A batch is its user's own: what is done to it in place must not reach the data.
-            if order is None:
+        # A batch is its user's own: what is done to it in place must not reach the data.
+        if order is None:
+            for number in range(first, self.steps(batch_size)):
+                part = slice(number * batch_size, (number + 1) * batch_size)
                 yield [tensor[part].clone() for tensor in tensors]
-            else:
-                rows = order[part]
-                yield [tensor.index_select(0, rows) for tensor in tensors]
+        else:
+            for start in range(first * batch_size, self.samples, CUT_AT_ONCE * batch_size):
+                for rows in torch.split(order[start : start + CUT_AT_ONCE * batch_size], batch_size):
+                    yield [tensor.index_select(0, rows) for tensor in tensors]
 
     def _batch(self, cut: Cut) -> Any:
         while True:

@@ -108,6 +108,7 @@ class _Host:
         self._free.take(self.device.name, len(members) * profile.member_memory)
         array = self._arrays[place]
         self._arrays[place] = replace(array, members=(*array.members, *members))
+        self._needs[place] = memory(profile, len(self._arrays[place].members))
 
     def settle(self, joined: Sequence[Array]) -> None:
         """Nobody joins any more; all that did are given, for they may be in another array of their key."""

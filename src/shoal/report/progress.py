@@ -142,7 +142,7 @@ class LineProgress(Progress):
         self._devices = ""
         self._causes: set[str] = set()
         self._phases: set[str] = set()
-        self._note = ""
+        self._notes = 0
 
     def say(self, lines: Sequence[str]) -> None:
         """Like all others."""
@@ -196,9 +196,9 @@ class LineProgress(Progress):
 
     def _tell_note(self, snapshot: Snapshot) -> None:
         """What is unusual in the task, once."""
-        if snapshot.note != self._note:
-            self._note = snapshot.note
-            self._print(f"{duration(snapshot.elapsed)} note: {snapshot.note}")
+        for line in snapshot.note.splitlines()[self._notes :]:
+            self._notes += 1
+            self._print(f"{duration(snapshot.elapsed)} note: {line}")
 
     def _tell_causes(self, snapshot: Snapshot) -> None:
         """Of what profiles and trials failed, each cause once: as it is met, also if a trial is to be tried again."""

@@ -122,7 +122,7 @@ class Snapshot:
         unmeasured: what profiles of this run failed of, each with the first trial that it was to measure.
         unit: what epochs are: "epochs", or "reports" of programs.
         all_nan: no trial is the best since a metric was never a number.
-        note: what is unusual in the task, in words; "" if nothing is known to be.
+        note: what is unusual in the task, a line for each finding; "" if nothing is known to be.
         interventions: what users asked for, in order, and what came of it.
         held: numbers of the open trials that a user has paused.
         paused: whether a user has paused the whole study.

@@ -147,8 +147,8 @@ def status_table(snapshot: Snapshot) -> Table:
         table.add_row("" if place else "waiting", Text(shown(line), style="dim"))
     for place, line in enumerate(_failed(snapshot)):
         table.add_row("" if place else "failed", Text(shown(line), style="red"))
-    if snapshot.note:
-        table.add_row("note", Text(shown(snapshot.note), style="yellow"))
+    for place, line in enumerate(snapshot.note.splitlines()):
+        table.add_row("" if place else "note", Text(shown(line), style="yellow"))
     for place, edit in enumerate(snapshot.edits):
         table.add_row("" if place else "task", Text(shown(edited_text(edit))))
     for place, each in enumerate(snapshot.interventions[-_ASKED:]):

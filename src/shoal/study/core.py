@@ -1,5 +1,6 @@
 """The state machine of a study: what an event changes, what is recorded of it, and what is to be done about it."""
 
+import re
 from collections.abc import Collection, Iterable
 
 from shoal.core.command import CopyCheckpoint, Step, StopJob, StudyChanged
@@ -26,7 +27,10 @@ from shoal.study.state import Given, StudyState
 from shoal.study.trials import TrialRecord, retried_through
 from shoal.study.winding import note
 
-__all__ = ["StudyCore"]
+__all__ = ["MOST_NOTES", "StudyCore"]
+
+MOST_NOTES = 3
+"""Findings of workers that the user is shown."""
 
 
 class StudyCore:
@@ -131,6 +135,19 @@ def _act(state: StudyState, event: Event, now: float) -> None:
             _hear(state, devices.understood(event, state.running), now)
 
 
+def _add_note(state: StudyState, note: str) -> None:
+    """Record for the user what a worker found, a line each: the first few, and none that differs in numbers alone, such
+    as those of trials and values.
+    """
+    said, line = state.given.study.get("note", "").splitlines(), " ".join(note.split())
+    if note and len(said) < MOST_NOTES and _worded(line) not in map(_worded, said):
+        state.step.record(StudyChanged("note", "\n".join([*said, line])))
+
+
+def _worded(line: str) -> str:
+    return re.sub(r"\d[\d.e+-]*", "", line)
+
+
 def _hear(state: StudyState, event: JobEvent, now: float) -> None:
     """A job has said something."""
     match event:
@@ -138,10 +155,11 @@ def _hear(state: StudyState, event: JobEvent, now: float) -> None:
             report(state, event, now)
         case SignaturesFound():
             state.signatures.note(event)
-            if event.note and "note" not in state.given.study:  # every worker finds it
-                state.step.record(StudyChanged("note", event.note))
+            _add_note(state, event.note)
         case Profiled() | PackSpeedMeasured() | MemoryMeasured():
             learn(state, event)
+            if isinstance(event, Profiled):
+                _add_note(state, event.note)
         case ArrayFailed():
             drop(state, event)
         case MembersLeft():

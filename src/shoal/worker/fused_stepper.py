@@ -110,7 +110,7 @@ class FusedStepper(Stepper):
                 raise MixedEpochsError(error, spoilt=before is None) from error
             if before is None:
                 raise StepRefusedError(str(error)) from error
-            _say(self.learners, error)
+            self.refusal = _say(self.learners, error)
             return self._go_on_plainly(shared=False).train_step(batches, ticks)
         if isinstance(self._steps, Pace) and self._steps.plain:
             self._go_on_plainly(shared=True)
@@ -206,16 +206,19 @@ def make_stepper(
     except FusionError as reason:
         if _epochs_differ(learners):
             raise MixedEpochsError(reason) from reason
-        _say(learners, reason)
-        return PlainStepper(task, learners)
+        stepper = PlainStepper(task, learners)
+        stepper.refusal = _say(learners, reason)
+        return stepper
 
 
-def _say(learners: Sequence[Learner], reason: FusionError) -> None:
+def _say(learners: Sequence[Learner], reason: FusionError) -> str:
+    """Log why learners are no array; returns the reason."""
     trials = [learner.trial.number for learner in learners]
     if len(trials) > 1:
         _log.warning("trials %s cannot be one array, and train in plain PyTorch: %s", trials, reason)
     else:
         _log.info("trial %s cannot be captured or compiled: %s", trials[0], reason)
+    return str(reason)
 
 
 def _epochs_differ(learners: Sequence[Learner]) -> bool:

@@ -97,7 +97,7 @@ class _PlainTrial:
             loss: Tensor = self._drawing(self._take_own_step, tick, batch)
             self._check_lent()
             return loss.detach()
-        self._learner.optimizer.zero_grad()
+        self._update.zero_grad()
         loss = self._drawing(self._loss, tick, batch)
         loss.backward()  # type: ignore[no-untyped-call]
         self._check_lent()

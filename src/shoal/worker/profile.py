@@ -3,7 +3,7 @@
 import os
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, cycle, islice
 from math import inf
@@ -67,7 +67,13 @@ best may be beyond."""
 
 
 def measure(
-    task: Task, sets: DataSets, array: Array, device: torch.device, memory: int, unnoticed: float = UNNOTICED
+    task: Task,
+    sets: DataSets,
+    array: Array,
+    device: torch.device,
+    memory: int,
+    unnoticed: float = UNNOTICED,
+    say: Callable[[str], None] = lambda note: None,
 ) -> Profile:
     """Train members of an array for a few steps at each of `SIZES` that it may come to, in turns; nothing is kept.
 
@@ -80,6 +86,7 @@ def measure(
         device: where.
         memory: bytes of the device; sizes that would take half of it, together, are left out.
         unnoticed: seconds for which sizes are measured however little waits.
+        say: told why the members cannot be one array, if that is so.
     """
     train, valid = sets.of(array.members[0].trial.config)
     bench = _Bench(task, train, array, device)
@@ -88,6 +95,9 @@ def measure(
     base = _memory(device)
     timed = _time_sizes(bench, first, base, memory, unnoticed)
     largest = max(timed.seconds)
+    if timed.refusal:
+        number = array.members[0].trial.number
+        say(f"trial {number}: its structure cannot be one array, and trains in plain PyTorch: {timed.refusal}")
     fuse_seconds, mixing = {1: timed.built}, None
     if largest > 1:
         fuse_seconds[1] = bench.seconds_to_make()  # now that all is loaded
@@ -183,6 +193,7 @@ class _Timed:
         spare: bytes that the optimizers of other members may keep beside what those that were timed do.
         cores: CPU seconds per second.
         too_dear: a size was left out for its price.
+        refusal: why several members are no array; "" if they are one.
     """
 
     seconds: dict[int, float]
@@ -192,6 +203,7 @@ class _Timed:
     spare: int
     cores: float
     too_dear: bool
+    refusal: str
 
 
 def _time_sizes(bench: _Bench, first: Any, base: int, memory: int, unnoticed: float) -> _Timed:
@@ -255,6 +267,7 @@ def _time_sizes(bench: _Bench, first: Any, base: int, memory: int, unnoticed: fl
         spare=max(2 * weights, *state) - int(fmean(state)),
         cores=cpu / max(wall - delayed, cpu / torch.get_num_threads()),
         too_dear=too_dear,
+        refusal=next((run.stepper.refusal for size, run in runs.items() if size > 1 and run.stepper.refusal), ""),
     )
 
 

@@ -42,8 +42,9 @@ def run(job: Job, device: Device, workplace: WorkerContext, orders: JobControl) 
                 if orders.stopping():
                     return
                 orders.beat(settled=False)
-                profile = measure(workshop.task, workshop.sets, array, workshop.device, device.memory, unnoticed)
-                yield Profiled(job.id, array.key, profile)
+                where, notes = (workshop.sets, array, workshop.device, device.memory), list[str]()
+                profile = measure(workshop.task, *where, unnoticed, notes.append)
+                yield Profiled(job.id, array.key, profile, *notes)
         case Purpose.TRAIN:
             yield from Trainer(job, workshop, describer, orders, workplace.checkpoint_seconds).run()
 

@@ -44,6 +44,8 @@ class Stepper(ABC):
     """Trains learners that are at the same step of an epoch, batch by batch; the epochs may be different ones."""
 
     learners: list[Learner]
+    refusal = ""
+    """Why learners of one structure are no array; "" if they are, or a step of theirs has yet to show it."""
 
     @property
     def finding(self) -> Profile | None:
