@@ -10,7 +10,7 @@ BENCHMARKS := search_vs_peers fusion scheduling simulated_makespan groups auto t
 TWO_AT_A_TIME := --no-print-directory --jobs 2 $(if $(filter output-sync,$(.FEATURES)),--output-sync)
 
 .PHONY: demo test test-thorough test-steps test-thorough-steps format lint types tests tests-thorough benchmarks-quick \
-	benchmarks-thorough clean
+	benchmarks-thorough shape clean
 
 demo: $(READY)  ## search hyper-parameters of two models on handwritten digits
 	$(BIN)/shoal run examples/digits.py
@@ -57,6 +57,9 @@ benchmarks-thorough: $(READY)
 format: $(READY)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+shape:  ## files, lines, names and lengths of src/shoal against their limits; fails while any is missed
+	$(PYTHON) tools/shape.py
 
 # torch comes first and pinned, so that nothing after it asks for another, with gigabytes of CUDA packages.
 $(READY): pyproject.toml constraints.txt

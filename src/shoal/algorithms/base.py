@@ -160,20 +160,37 @@ class Problem:
 class Algorithm(ABC):
     """Decides which configurations are tried and for how long.
 
-    The constructor takes the user's settings and checks them; an instance serves one study. The engine calls `bind`
-    once, before anything else; then `next_groups` at the start and whenever something has changed, and `observe` with
-    every report, from one thread.
+    The constructor takes the user's settings and checks them; an instance serves one study. One in `ALGORITHMS` is a
+    dataclass: the command line reads its fields `n`, and `epochs` or `max_epochs`.
 
-    What an algorithm may do: numbers of trials are given out from 0 on without gaps, each once in the study. A trial
-    is in at most one group that is still being trained; when it comes again it is the same `Trial` with a greater
-    budget, and only after it was PAUSED. Every trial that is PAUSED is, in the end, either in a later group or decided
-    on, as COMPLETE or STOPPED, once. A trial that FAILED is over without a decision and never comes again. A new trial
-    may go on from where another one stands that is PAUSED when it is proposed, or was ended then (`Trial.origin`).
+    Calls, all from one thread:
 
-    A study is resumed by building the algorithm anew and giving it the recorded reports again. So its groups and
-    decisions follow from its settings, what it was bound to and the reports alone: no clock, no randomness but the
-    seed. A synchronous algorithm does not even depend on the order in which the reports of different trials arrive.
-    A report may come twice; the second time it changes nothing and the answer is empty.
+    1. `tune` calls `bind` once, which calls `begin`; then it reads `totals` once.
+    2. The engine reads `finished` and, while it is false, calls `next_groups` in each turn of its loop.
+    3. The engine calls `observe` with every report of a trial of the algorithm, in the order of the journal. Trials
+       that users added, or that failed and were tried again, are kept from the algorithm.
+
+    What it may return:
+
+    - Numbers of trials are given out from 0 on without gaps, each once in the study.
+    - A trial is in at most one group that is still being trained. It comes again only after it was PAUSED, as the same
+      `Trial` with a greater budget.
+    - Every trial that is PAUSED is, in the end, either in a later group or decided on, once, as COMPLETE or STOPPED.
+    - A trial that FAILED is over without a decision and never comes again.
+    - A new trial may go on from where another one stands (`Trial.origin`) that is PAUSED when the new one is proposed,
+      or was ended then.
+    - While no trial is being trained and `finished` is false, `next_groups` returns at least one group.
+
+    What it may raise: `bind` an `AlgorithmError` or a `SpaceError`, before the study exists; `observe` an
+    `AlgorithmError` or a `TaskError`. Any exception of `next_groups` or `observe` ends the run. All that was reported
+    is recorded, and `resume` goes on.
+
+    A study is resumed by building the algorithm anew and repeating the recorded calls. So its groups and decisions
+    follow from its settings, what it was bound to and the reports alone: no clock, no randomness but the seed. A
+    synchronous algorithm does not even depend on the order in which the reports of different trials arrive. A report
+    may come twice; the second time it changes nothing and the answer is empty.
+
+    `shoal.testing.check_algorithm` checks this contract.
 
     `tune` works with a deep copy of the object that it is given, which can so be given to further studies; classes,
     functions and globals of a script or a notebook are the caller's own, so what it prints, counts or collects in a

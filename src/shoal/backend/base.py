@@ -56,10 +56,27 @@ not trained. Of those that leave while it trains them it says `MembersLeft`; unt
 class Backend(ABC):
     """Starts jobs on devices and says what became of them.
 
-    The engine creates one per study, calls `start` for every `Start` of a plan, and `poll` in a loop until each job has
-    `Ended`; then `close`. A failure of user code, of a process or of memory ends only the job it happened in and is an
-    `Ended` with that outcome, never an exception of `poll`. To suspend a job is to stop it, to resume it to start one
-    with its members, whose `resumes` names it: a process that had the first is the best place for it.
+    Calls, all from one thread; none but `poll` waits for a job:
+
+    1. The constructor, once for each run of a study; it must not wait for workers.
+    2. `start` for every `StartJob`, and between two turns of the loop `change`, `stop`, `kill`, `vacate` and `inherit`
+       for the other commands. A job may have ended before such a call reaches it: then the call does nothing.
+    3. `poll` in each turn of the loop, until each job has `Ended`.
+    4. `close`, also after an exception.
+
+    What `poll` may return: the events of a job in the order in which its runner yielded them, none twice and none left
+    out, then exactly one `Ended`, then none. Events of different jobs may be interleaved in any way.
+
+    What may be raised: `start` a `BackendError` where the back end is closed, a job of that id runs, or the device
+    cannot be used as asked; `poll` a `BackendError` where no job can run any more. A failure of user code, of a process
+    or of memory ends only the job it happened in, as an `Ended` with that outcome, never as an exception of `poll`. Any
+    exception ends the run.
+
+    To suspend a job is to stop it. To resume it is to start one with its members, whose `resumes` names it: a process
+    that had the first is the best place for it.
+
+    `shoal.testing.check_backend` checks this contract. `shoal.backend.perform.perform` runs a job and makes its
+    `Ended`.
     """
 
     concurrent: ClassVar[bool] = True

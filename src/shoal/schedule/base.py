@@ -85,9 +85,10 @@ class Changes:
 class Policy(ABC):
     """Decides which job runs where.
 
-    It is asked whenever something has changed (a job arrived or ended, a device came, went or changed), and at the time
-    its last plan named as `wake`, such as the end of a quantum. It is given every job that is waiting, running or
-    suspended, oldest first, and the cluster as it is.
+    The planner calls `plan`, once a turn: when something has changed (a job arrived or ended, a device came, went or
+    changed), about once a second while jobs run, and at the time its last plan named as `wake`, such as the end of a
+    quantum. It passes every job that is waiting, running or suspended, oldest first, and the cluster as it is. What it
+    passes includes the jobs that measure a model; they run, and are not preemptible.
 
     A live job leaves its device at its next step. Until then it is shown as running and not preemptible, and what the
     plan wanted to place where it was is left to the policy's next plan. One that was moved is suspended at first.
@@ -95,7 +96,7 @@ class Policy(ABC):
     A policy is a pure function of the arguments of `plan`: no clock, no I/O, no state between calls, no randomness but
     a seed given to its constructor. The simulator calls the same object as the engine, with a virtual `now`.
 
-    Legal plans, whose actions are taken in order:
+    What it may return are legal plans, whose actions are taken in order:
 
     - Start names a waiting job, Resume a suspended one, Suspend and Resize a running one, Stop a running or suspended
       one; Suspend, Resize and Stop only a job that is `preemptible`.
@@ -106,7 +107,11 @@ class Policy(ABC):
     - Every job that holds no device after the plan has exactly one `Refusal`.
     - `wake` lies after `now`.
 
-    `shoal.schedule.check_plan` holds a plan against these rules, and the engine runs it on every plan.
+    `shoal.schedule.check_plan` holds a plan against these rules, and the planner runs it on every plan. An illegal plan
+    is a `PolicyError`. That, or whatever `plan` raises, ends the run; all that was reported is recorded, and `resume`
+    goes on, also with another policy.
+
+    `shoal.testing.check_policy` checks this contract. It also checks that a job which fits an idle cluster is started.
     """
 
     @abstractmethod

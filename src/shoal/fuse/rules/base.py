@@ -37,10 +37,17 @@ class Layout(Enum):
 class Rule:
     """How some functions run for all members of an array at once.
 
-    An array calls a rule instead of its functions wherever an argument is each member's own. Without a rule, and where
-    the rule declines, a function runs by `torch.func.vmap`, or for one member after another where vmap refuses it: so a
-    rule is about speed alone. What it computes must equal the members' own results and gradients; it writes to no
-    argument and draws no random numbers. `shoal.testing.check_rule` tests that.
+    `shoal.fuse.dispatch.dispatch` calls `run` instead of the function wherever an argument is each member's own: in any
+    thread, in the forward and the backward pass, in eager steps and while a step is traced. The default `run` first
+    asks `declines`, then calls one of the lowerings. Without a rule, and where the rule declines, a function runs by
+    `torch.func.vmap`, or for one member after another where vmap refuses it: so a rule is about speed alone.
+
+    What it may return: the members' own results, with their own gradients. It writes to no argument and draws no random
+    numbers. What may be raised: a lowering may raise what torch raises of wrong arguments; the function then runs for
+    one member after another, so that the message is torch's own. `torch.OutOfMemoryError` and `FusionError` are passed
+    on.
+
+    `shoal.testing.check_rule` checks this contract.
 
     Args:
         functions: that have `__torch_function__` overrides: torch's own, an operator (`torch.library.custom_op`), or a

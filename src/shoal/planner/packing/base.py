@@ -103,20 +103,26 @@ class Scene:
 class Packing(ABC):
     """Decides which arrays share a process, before a policy decides which process runs where (pack_opt of Pack).
 
-    The planner asks it once a turn, with every array that could start and that may have company. What it does not put
-    together runs by itself, which is always possible.
+    The planner calls `pack` before it asks the policy: in each turn once for each set of arrays that wait, read the
+    same data and are known on the same kinds of devices. Arrays that must run by themselves are left out: they were
+    never measured, train by themselves, or failed in company. After the policy has answered, the planner calls `suits`
+    for arrays that found no device and running jobs that have room.
 
     A packing is a pure function of the arguments of `pack`: no clock, no I/O, no state between calls, no randomness but
     `Scene.seed`.
 
-    Legal answers:
+    What `pack` may return:
 
     - Every candidate is in exactly one group, in the order in which it was given; groups come in the order of their
       first candidates.
     - All arrays of a group have the same `key.data`: they are fed by one stream.
     - The most `base` of a group and the sum of its `memory` are at most `Scene.memory`, unless it has one candidate.
 
-    `check_groups` holds an answer against these rules, and the planner runs it on every answer.
+    `check_groups` holds an answer against these rules, and the planner runs it on every answer. An illegal answer is a
+    `PackError`. That, or whatever `pack` or `suits` raises, ends the run; all that was reported is recorded, and
+    `resume` goes on, also with another packing.
+
+    `shoal.testing.check_packing` checks this contract.
     """
 
     @abstractmethod
