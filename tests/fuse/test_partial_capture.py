@@ -129,7 +129,17 @@ def sized(x: Tensor) -> Tensor:
     return x / x.shape[-1]
 
 
-BETWEEN = {"dropout": scaled, "in place": written, "a view of one shape": cut, "the shape itself": sized}
+def recorded(x: Tensor) -> Tensor:
+    return Squared.apply(x)  # type: ignore[no-any-return, no-untyped-call]
+
+
+BETWEEN = {
+    "dropout": scaled,
+    "an autograd function": recorded,
+    "in place": written,
+    "a view of one shape": cut,
+    "the shape itself": sized,
+}
 
 
 @pytest.mark.parametrize("name", BETWEEN)
@@ -164,3 +174,62 @@ def test_frozen_parameters_are_still_kept_once_where_a_function_runs_member_by_m
     for _ in range(2):
         eager(array, fused)
     assert array._single
+
+
+def decayed(model: nn.Module, x: Tensor) -> Tensor:
+    return loss(model, x) + 0.1 * sum(each.square().sum() for each in model.parameters())
+
+
+def by_class(model: nn.Module, x: Tensor) -> Tensor:
+    return loss(model, x) + 0.1 * sum(m.weight.abs().sum() for m in model.modules() if isinstance(m, nn.Linear))
+
+
+def of_the_part(model: Any, x: Tensor) -> Tensor:
+    with torch.no_grad():
+        for parameter in model.block.parameters():
+            parameter.mul_(0.9)
+    return loss(model, x)
+
+
+@pytest.mark.parametrize("fn", [decayed, by_class, of_the_part])
+def test_a_loss_that_looks_through_a_model_sees_what_its_member_has_alone(fn: Any) -> None:
+    models = nets("widths", 3)
+    twins = copy.deepcopy(models)
+    array, fused = made(models, torch.optim.SGD)
+    for _ in range(2):
+        fused.zero_grad()
+        losses = array.map(fn, X)
+        losses.sum().backward()
+        fused.step()
+    assert array._single
+    for b, twin in enumerate(twins):
+        optimizer = torch.optim.SGD(twin.parameters(), lr=0.01 * (b + 1))
+        for _ in range(2):
+            optimizer.zero_grad()
+            alone = fn(twin, X)
+            alone.backward()
+            optimizer.step()
+        torch.testing.assert_close(losses[b], alone, rtol=1e-9, atol=1e-9)
+        for own, its in zip(models[b].parameters(), twin.parameters(), strict=True):
+            torch.testing.assert_close(own, its, rtol=1e-9, atol=1e-9)
+
+
+def test_a_captured_step_does_not_fit_after_a_buffer_of_one_member_was_replaced() -> None:
+    array, fused = made(nets("widths", 2), torch.optim.SGD)
+    eager(array, fused)
+    step = CapturedStep(array, fused, loss, X, compiling=False)
+    assert step.fits(X)
+    norm: Any = array.members[1].block
+    norm[2].running_mean = torch.ones(16, dtype=torch.float64)
+    assert not step.fits(X)
+
+
+class Squared(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return 2 * grad * ctx.saved_tensors[0]

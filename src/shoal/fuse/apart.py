@@ -12,10 +12,10 @@ from shoal.fuse.copies import one_memory
 from shoal.fuse.frozen import lent, take_own
 from shoal.fuse.intercept import member_run
 from shoal.fuse.randomness import active
-from shoal.fuse.stacked import NeedsMemberError, Ragged, SharedWriteError, Stacked, each, stack
+from shoal.fuse.stacked import NeedsMemberError, Ragged, SharedWriteError, Stacked, each, refuse_recorded, stack
 from shoal.fuse.writes import written
 
-__all__ = ["Apart", "own_parameters", "own_places", "put_apart"]
+__all__ = ["Apart", "modules_of", "own_parameters", "own_places", "put_apart"]
 
 Place = tuple[dict[str, Any], str]
 """What a module keeps its parameters or its buffers in, and a name there."""
@@ -50,6 +50,18 @@ class Apart(nn.Module):
         for module in self.own:
             module.train(mode)
         return self
+
+    def named_modules(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Module]]:
+        """Refuse, while its array runs, to leave out what the members have: parameters and buffers are found by this.
+
+        Raises:
+            NeedsMemberError: a function that runs for all members looks through modules, parameters or buffers.
+        """
+        source = active()
+        if source is not None and not source.alone:
+            raise NeedsMemberError(f"it looks through modules or parameters, and those of {self.path!r} differ")
+        found: Iterator[tuple[str, nn.Module]] = super().named_modules(*args, **kwargs)
+        return found
 
     def __getattr__(self, name: str) -> Any:
         missing = [b for b, module in enumerate(self.own) if not hasattr(module, name)]
@@ -95,6 +107,8 @@ def _by_member(path: str, calls: Sequence[Callable[..., Any]], args: tuple[Any, 
     source = active()
     if source is None:
         raise NeedsMemberError(f"{path!r} is called outside of its array")
+    with torch._C.DisableTorchFunction():
+        refuse_recorded([*args, *kwargs.values()])
     results, drawn = [], []
     given = {id(leaf): _Given(leaf, len(calls)) for leaf in pytree.tree_leaves((args, kwargs)) if _is_tensor(leaf)}
     for b, call in enumerate(calls):
@@ -191,6 +205,18 @@ def _shares_memory(value: Any, given: Any) -> bool:
     """Whether a tensor in one tree is a view of one in another tree."""
     theirs = [leaf for leaf in pytree.tree_leaves(given) if _is_tensor(leaf)]
     return any(one_memory(leaf, its) for leaf in pytree.tree_leaves(value) if _is_tensor(leaf) for its in theirs)
+
+
+def modules_of(model: nn.Module) -> Iterator[nn.Module]:
+    """The modules of a model once each, also while its array runs; what stands apart as one."""
+    met: dict[int, nn.Module] = {}
+    to_do = [model]
+    while to_do:
+        module = to_do.pop()
+        if id(module) not in met:
+            met[id(module)] = module
+            to_do += [child for child in module._modules.values() if child is not None]
+    return iter(met.values())
 
 
 def own_places(parts: Iterable[Apart]) -> dict[Tensor, list[Place]]:

@@ -25,9 +25,11 @@ from torch import Tensor, nn
 from torch._guards import TracingContext, tracing
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.node import Node
 from torch.utils import _pytree as pytree
 
 from shoal.core.errors import FusionError
+from shoal.fuse.apart import modules_of
 from shoal.fuse.array import ModelArray
 from shoal.fuse.optim.fused import FusedOptimizer
 from shoal.fuse.optim.traced import TracedStep
@@ -82,8 +84,9 @@ class CapturedStep:
         if traced is None:
             raise FusionError("an optimizer without a fused rule cannot be captured")
         self._traced: TracedStep = traced
+        self._tensors = array.tensors()
         updated = set(map(id, traced.params))
-        self._others = [tensor for tensor in array.tensors() if id(tensor) not in updated]
+        self._others = [tensor for tensor in self._tensors if id(tensor) not in updated]
         self._versions = (optimizer.version, array.version)
         self._floats = array.floats()
         self._modules = [*array.members[0].modules(), *array.separate.modules()]
@@ -104,6 +107,8 @@ class CapturedStep:
         leaves, spec = pytree.tree_flatten(batch)
         same = (self._optimizer.version, self._array.version) == self._versions and self._array.floats() == self._floats
         same = same and self._training() == self._modes and not hooked(self._modules, self._traced.params)
+        if self._array.partial:  # a member may have put another tensor in the place of one that it has alone
+            same = same and list(map(id, self._array.tensors())) == list(map(id, self._tensors))
         if not same or spec != self._spec or _shapes(leaves) != self._shapes:
             return False
         return self._replay is None or self._replay.fits(self._inputs())
@@ -166,6 +171,8 @@ class CapturedStep:
                 graph, again = (make_fx(self._step(leaves), tracing_mode="real")(*_copies(example)) for _ in range(2))
             if graph.code != again.code:  # it counts, or draws numbers that are not torch's: a trace would freeze them
                 raise FusionError("two traces of it differ")
+            if shaped := next(filter(_shaped_by_values, graph.graph.nodes), None):
+                raise FusionError(f"the shape of what `{shaped.target}` returns depends on values")
             keys = len(self._inputs())
             if not next(islice(graph.graph.nodes, keys, None)).users:
                 self._unused = example[keys]
@@ -212,8 +219,9 @@ class CapturedStep:
                 for other, own in zip(others, self._others, strict=True)
             ]
             with self._standing_in([*live, *idle]), self._array.open(keys) as model:
-                refuse_hooks(model.modules(), ())
-                _gather_weights([*model.modules(), *self._array.separate.modules()])
+                modules = list(modules_of(model))
+                refuse_hooks(modules, ())
+                _gather_weights([*modules, *self._array.separate.modules()])
                 with unchanged(model, [self._loss], constants):
                     losses = self._loss(model, batch).whole
             with unchanged(model, tensors=constants):
@@ -255,6 +263,17 @@ def _gather_weights(modules: Iterable[nn.Module]) -> None:
     for module in modules:
         if isinstance(module, nn.RNNBase):
             module._update_flat_weights()
+
+
+def _shaped_by_values(node: Node) -> bool:
+    """Whether a function in a graph may return other shapes for other values, of which a trace keeps those of today."""
+    if torch.Tag.dynamic_output_shape not in getattr(node.target, "tags", ()):
+        return False
+    if node.target is not torch.ops.aten.index.Tensor:
+        return True
+    indices: Any = node.args[1]
+    found = [each.meta.get("val", each.meta.get("tensor_meta")) for each in indices if isinstance(each, Node)]
+    return any(getattr(each, "dtype", None) in (torch.bool, torch.uint8) for each in found)
 
 
 def _whole(leaf: Tensor) -> Tensor:

@@ -186,7 +186,10 @@ class Ragged(Stacked):
     def __new__(cls, rows: tuple[Tensor, ...]) -> "Ragged":
         """Wrap plain tensors."""
         first = rows[0]
-        view = Tensor._make_wrapper_subclass(cls, first.shape, dtype=first.dtype, device=first.device)
+        tracked = any(row.requires_grad for row in rows)
+        view = Tensor._make_wrapper_subclass(
+            cls, first.shape, dtype=first.dtype, device=first.device, requires_grad=tracked
+        )
         view.rows, view.numbers = rows, None
         return view
 
@@ -252,9 +255,16 @@ def agree(values: list[Any]) -> Any:
         NeedsMemberError: they hold different ones.
     """
     first, *others = values
-    if any(type(value) is not type(first) or value != first for value in others):
+    if any(type(value) is not type(first) or _differ(value, first) for value in others):
         raise NeedsMemberError(f"a plain value is asked for, and the members hold {first!r} and others")
     return first
+
+
+def _differ(value: Any, other: Any) -> bool:
+    try:
+        return bool(value != other)
+    except (RuntimeError, ValueError):  # arrays, and what holds some, say for each of their elements whether it does
+        return True
 
 
 def stack(values: list[Any], uneven: Callable[[tuple[Tensor, ...]], Any] | None = None) -> Any:
@@ -276,7 +286,7 @@ def stack(values: list[Any], uneven: Callable[[tuple[Tensor, ...]], Any] | None 
 
 def _stack_leaf(column: tuple[Any, ...], uneven: Callable[[tuple[Tensor, ...]], Any] | None) -> Any:
     first = column[0]
-    if not isinstance(first, Tensor):
+    if not all(isinstance(value, Tensor) for value in column):
         return agree(list(column))
     if uneven is not None and any(value.shape != first.shape for value in column):
         return uneven(column)

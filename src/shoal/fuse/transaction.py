@@ -18,6 +18,7 @@ from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
 from torch.utils import _pytree as pytree
 
 from shoal.core.errors import FusionError
+from shoal.fuse.apart import modules_of
 from shoal.fuse.generators import Drawn, OtherGenerators
 from shoal.fuse.stacked import Stacked
 
@@ -87,7 +88,7 @@ class Transaction:
         owners: Iterable[object] = (),
     ) -> None:
         models, tensors = list(models), list(tensors)
-        registered = [held for model in models for module in model.modules() for held in _registered(module)]
+        registered = [held for model in models for module in modules_of(model) for held in _registered(module)]
         self._places = places
         self._seen: dict[int, _Seen] = {}
         self._met = {id(tensor) for held in registered for tensor in held.values()} | set(map(id, tensors))
