@@ -233,3 +233,65 @@ class Squared(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         return 2 * grad * ctx.saved_tensors[0]
+
+
+class Stem(nn.Module):
+    """Its convolution leaves other lengths in each member, of which BatchNorm keeps statistics."""
+
+    def __init__(self, stride: int) -> None:
+        super().__init__()
+        self.conv, self.bn = nn.Conv1d(1, 2, stride, stride), nn.BatchNorm1d(2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.bn(self.conv(x[:, None])).mean(-1)
+
+
+def layer_by_layer(model: Any, x: Tensor) -> Tensor:
+    x = model.first(x)
+    for layer in model.block:
+        x = layer(x)
+    return F.cross_entropy(model.head(x), Y)
+
+
+def marked(model: Any, x: Tensor) -> Tensor:
+    model.block.scale = 2.0
+    return loss(model, x) * model.block.scale
+
+
+def of_state(model: Any, x: Tensor) -> Tensor:
+    return loss(model, x) * len(model.state_dict())
+
+
+def applied(model: Any, x: Tensor) -> Tensor:
+    model.apply(lambda module: module.eval() if isinstance(module, nn.BatchNorm1d) else None)
+    return loss(model, x)
+
+
+PARTS: dict[str, tuple[Callable[[int], nn.Module], Any]] = {
+    "statistics of lengths": (Stem, lambda model, x: F.mse_loss(model(x), torch.zeros(6, 2, dtype=torch.float64))),
+    **{fn.__name__: (lambda b: nets("widths", b)[-1], fn) for fn in (layer_by_layer, marked, of_state, applied)},
+}
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_what_needs_a_members_own_part_runs_member_by_member(name: str) -> None:
+    make, fn = PARTS[name]
+    models = [make(1).double(), make(2).double()]
+    twins = copy.deepcopy(models)
+    array = fuse(models, [0, 1], strict=False)
+    losses = array.map(fn, X)
+    losses.sum().backward()
+    assert array._single
+    for b, twin in enumerate(twins):
+        torch.testing.assert_close(losses[b], fn(twin, X), rtol=1e-9, atol=1e-9)
+        for (path, own), its in zip(models[b].state_dict().items(), twin.state_dict().values(), strict=True):
+            torch.testing.assert_close(own, its, rtol=1e-9, atol=1e-9, msg=path)
+
+
+def test_a_captured_step_does_not_fit_after_a_part_was_frozen() -> None:
+    array, fused = made(nets("widths", 2), torch.optim.SGD)
+    eager(array, fused)
+    step = CapturedStep(array, fused, loss, X, compiling=False)
+    for member in array.members:
+        member.get_submodule("block").requires_grad_(False)
+    assert not step.fits(X)

@@ -13,7 +13,7 @@ from shoal.fuse.frozen import lent, take_own
 from shoal.fuse.intercept import member_run
 from shoal.fuse.randomness import active
 from shoal.fuse.stacked import NeedsMemberError, Ragged, SharedWriteError, Stacked, each, refuse_recorded, stack
-from shoal.fuse.writes import written
+from shoal.fuse.writes import WRITES_INSIDE, written
 
 __all__ = ["Apart", "modules_of", "own_parameters", "own_places", "put_apart"]
 
@@ -36,7 +36,7 @@ class Apart(nn.Module):
 
     def __init__(self, path: str, own: Sequence[nn.Module]) -> None:
         super().__init__()
-        self.path = path
+        self.__dict__["path"] = path
         self.__dict__["own"] = tuple(own)  # not submodules: they belong to the members
         self.training = own[0].training
 
@@ -51,17 +51,56 @@ class Apart(nn.Module):
             module.train(mode)
         return self
 
-    def named_modules(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Module]]:
-        """Refuse, while its array runs, to leave out what the members have: parameters and buffers are found by this.
+    def _refuse(self, what: str) -> None:
+        """Refuse, while its array runs for all members, what would leave out that these differ.
 
         Raises:
-            NeedsMemberError: a function that runs for all members looks through modules, parameters or buffers.
+            NeedsMemberError: it does.
         """
         source = active()
         if source is not None and not source.alone:
-            raise NeedsMemberError(f"it looks through modules or parameters, and those of {self.path!r} differ")
+            raise NeedsMemberError(f"{what} of {self.path!r}, in which the members differ")
+
+    def named_modules(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Module]]:
+        """By this, parameters and buffers are found as well."""
+        self._refuse("it looks through modules or parameters")
         found: Iterator[tuple[str, nn.Module]] = super().named_modules(*args, **kwargs)
         return found
+
+    def named_children(self) -> Iterator[tuple[str, nn.Module]]:
+        """Of each member others."""
+        self._refuse("it looks through modules")
+        return super().named_children()
+
+    def apply(self, fn: Callable[[nn.Module], None]) -> "Apart":
+        """A function of each member's modules."""
+        self._refuse("it applies a function to modules")
+        return super().apply(fn)
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """Of each member another."""
+        self._refuse("it asks for the state")
+        return super().state_dict(*args, **kwargs)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name != "training":
+            self._refuse(f"it sets the attribute {name!r}")
+        super().__setattr__(name, value)
+
+    def __iter__(self) -> Iterator[Any]:
+        self._refuse("it goes through the parts")
+        raise TypeError("submodules in which members differ cannot be iterated")
+
+    def __getitem__(self, index: Any) -> Any:
+        self._refuse(f"it takes part {index!r}")
+        raise TypeError("submodules in which members differ cannot be indexed")
+
+    def __len__(self) -> int:
+        self._refuse("it asks for the length")
+        raise TypeError("submodules in which members differ have no length")
+
+    def __bool__(self) -> bool:
+        return True
 
     def __getattr__(self, name: str) -> Any:
         missing = [b for b, module in enumerate(self.own) if not hasattr(module, name)]
@@ -83,7 +122,7 @@ class Apart(nn.Module):
 def _for_ragged(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run a torch function member by member on `Ragged` tensors; no member writes to one, or to a view of one."""
     name = str(getattr(func, "__name__", func))
-    if written(func, args, kwargs):
+    if written(func, args, kwargs) or func in WRITES_INSIDE or func in _OF_AUTOGRAD:
         raise NeedsMemberError(f"{name} changes tensors of which each member's has another shape")
     first = next(leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Ragged))
     views: list[bool] = []
@@ -94,10 +133,15 @@ def _for_ragged(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
         return value
 
     result = _by_member(name, [run] * len(first.rows), args, kwargs)
-    if any(views) and any(type(leaf) is Stacked for leaf in pytree.tree_leaves(result)):
+    leaves = pytree.tree_leaves((args, kwargs))
+    shares = any(_is_tensor(leaf) and not isinstance(leaf, Ragged) for leaf in leaves)
+    if any(views) and (shares or any(type(leaf) is Stacked for leaf in pytree.tree_leaves(result))):
         raise NeedsMemberError(f"{name} returns a view of tensors of which each member's has another shape")
     return result
 
+
+_OF_AUTOGRAD = {torch.autograd.grad, torch.autograd.backward, Tensor.retain_grad, Tensor.grad.__get__}  # type: ignore[union-attr]
+"""Functions that ask which tensor it is: of a ragged one members are given copies."""
 
 Ragged.dispatch = staticmethod(_for_ragged)
 

@@ -84,9 +84,10 @@ class CapturedStep:
         if traced is None:
             raise FusionError("an optimizer without a fused rule cannot be captured")
         self._traced: TracedStep = traced
-        self._tensors = array.tensors()
+        tensors = array.tensors()
+        self._identities = _identities(tensors)
         updated = set(map(id, traced.params))
-        self._others = [tensor for tensor in self._tensors if id(tensor) not in updated]
+        self._others = [tensor for tensor in tensors if id(tensor) not in updated]
         self._versions = (optimizer.version, array.version)
         self._floats = array.floats()
         self._modules = [*array.members[0].modules(), *array.separate.modules()]
@@ -108,7 +109,7 @@ class CapturedStep:
         same = (self._optimizer.version, self._array.version) == self._versions and self._array.floats() == self._floats
         same = same and self._training() == self._modes and not hooked(self._modules, self._traced.params)
         if self._array.partial:  # a member may have put another tensor in the place of one that it has alone
-            same = same and list(map(id, self._array.tensors())) == list(map(id, self._tensors))
+            same = same and _identities(self._array.tensors()) == self._identities
         if not same or spec != self._spec or _shapes(leaves) != self._shapes:
             return False
         return self._replay is None or self._replay.fits(self._inputs())
@@ -263,6 +264,11 @@ def _gather_weights(modules: Iterable[nn.Module]) -> None:
     for module in modules:
         if isinstance(module, nn.RNNBase):
             module._update_flat_weights()
+
+
+def _identities(tensors: Sequence[Tensor]) -> list[tuple[int, bool]]:
+    """What changes when another tensor is put in the place of one, or one is frozen or unfrozen."""
+    return [(id(tensor), tensor.requires_grad) for tensor in tensors]
 
 
 def _shaped_by_values(node: Node) -> bool:
