@@ -17,9 +17,6 @@ from shoal.fuse.writes import WRITES_INSIDE, written
 
 __all__ = ["Apart", "modules_of", "own_parameters", "own_places", "put_apart"]
 
-Place = tuple[dict[str, Any], str]
-"""What a module keeps its parameters or its buffers in, and a name there."""
-
 
 class Apart(nn.Module):
     """Stands in an array's model where each member has a module of its own kind.
@@ -42,7 +39,7 @@ class Apart(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Call each member's module."""
-        return self._by_member([module.__call__ for module in self.own], args, kwargs)
+        return _by_member(self.path, [module.__call__ for module in self.own], args, kwargs)
 
     def train(self, mode: bool = True) -> "Apart":
         """Set the members' modules to training or evaluation."""
@@ -52,33 +49,33 @@ class Apart(nn.Module):
         return self
 
     def _refuse(self, what: str) -> None:
-        """Refuse, while its array runs for all members, what would leave out that these differ.
+        """Refuse an operation that would see this stand-in instead of the members' modules.
 
         Raises:
-            NeedsMemberError: it does.
+            NeedsMemberError: the array runs for all members now.
         """
         source = active()
         if source is not None and not source.alone:
             raise NeedsMemberError(f"{what} of {self.path!r}, in which the members differ")
 
     def named_modules(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Module]]:
-        """By this, parameters and buffers are found as well."""
+        """Find submodules, and so parameters and buffers; refused while the array runs."""
         self._refuse("it looks through modules or parameters")
         found: Iterator[tuple[str, nn.Module]] = super().named_modules(*args, **kwargs)
         return found
 
     def named_children(self) -> Iterator[tuple[str, nn.Module]]:
-        """Of each member others."""
+        """Find direct submodules; refused while the array runs."""
         self._refuse("it looks through modules")
         return super().named_children()
 
     def apply(self, fn: Callable[[nn.Module], None]) -> "Apart":
-        """A function of each member's modules."""
+        """Call a function with each submodule; refused while the array runs."""
         self._refuse("it applies a function to modules")
         return super().apply(fn)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Of each member another."""
+        """Collect parameters and buffers; refused while the array runs."""
         self._refuse("it asks for the state")
         return super().state_dict(*args, **kwargs)
 
@@ -112,19 +109,19 @@ class Apart(nn.Module):
         if all(isinstance(value, nn.Module) for value in values):
             return Apart(f"{self.path}.{name}", values)
         if all(callable(value) for value in values):
-            return lambda *args, **kwargs: self._by_member(values, args, kwargs)
+            return lambda *args, **kwargs: _by_member(self.path, values, args, kwargs)
         return stack(values)
-
-    def _by_member(self, calls: Sequence[Callable[..., Any]], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return _by_member(self.path, calls, args, kwargs)
 
 
 def _for_ragged(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run a torch function member by member on `Ragged` tensors; no member writes to one, or to a view of one."""
     name = str(getattr(func, "__name__", func))
-    if written(func, args, kwargs) or func in WRITES_INSIDE or func in _OF_AUTOGRAD:
+    if func in _OF_AUTOGRAD:
+        raise NeedsMemberError(f"{name} asks for the gradient of tensors of which each member's has another shape")
+    if written(func, args, kwargs) or func in WRITES_INSIDE:
         raise NeedsMemberError(f"{name} changes tensors of which each member's has another shape")
-    first = next(leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Ragged))
+    given = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if _is_tensor(leaf)]
+    first = next(leaf for leaf in given if isinstance(leaf, Ragged))
     views: list[bool] = []
 
     def run(*own_args: Any, **own_kwargs: Any) -> Any:
@@ -133,9 +130,8 @@ def _for_ragged(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
         return value
 
     result = _by_member(name, [run] * len(first.rows), args, kwargs)
-    leaves = pytree.tree_leaves((args, kwargs))
-    shares = any(_is_tensor(leaf) and not isinstance(leaf, Ragged) for leaf in leaves)
-    if any(views) and (shares or any(type(leaf) is Stacked for leaf in pytree.tree_leaves(result))):
+    mixed = not all(isinstance(leaf, Ragged) for leaf in given)
+    if any(views) and (mixed or any(type(leaf) is Stacked for leaf in pytree.tree_leaves(result))):
         raise NeedsMemberError(f"{name} returns a view of tensors of which each member's has another shape")
     return result
 
@@ -263,9 +259,9 @@ def modules_of(model: nn.Module) -> Iterator[nn.Module]:
     return iter(met.values())
 
 
-def own_places(parts: Iterable[Apart]) -> dict[Tensor, list[Place]]:
-    """Every parameter and buffer of the members' modules, with the places where it stands."""
-    places: dict[Tensor, list[Place]] = {}
+def own_places(parts: Iterable[Apart]) -> dict[Tensor, list[tuple[dict[str, Any], str]]]:
+    """Find every parameter and buffer of the members' modules, with the dicts and names where it stands."""
+    places: dict[Tensor, list[tuple[dict[str, Any], str]]] = {}
     modules = {id(module): module for part in parts for own in part.own for module in own.modules()}
     for module in modules.values():
         for held in (module._parameters, module._buffers):

@@ -267,7 +267,7 @@ def _gather_weights(modules: Iterable[nn.Module]) -> None:
 
 
 def _identities(tensors: Sequence[Tensor]) -> list[tuple[int, bool]]:
-    """What changes when another tensor is put in the place of one, or one is frozen or unfrozen."""
+    """Identify tensors such that replacing, freezing or unfreezing one is noticed."""
     return [(id(tensor), tensor.requires_grad) for tensor in tensors]
 
 

@@ -9,6 +9,7 @@ import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from operator import ne
 from threading import RLock
 
 import numpy as np
@@ -95,8 +96,7 @@ class Drawn:
 
     def __call__(self) -> bool:
         """Whether it was."""
-        now, then = _states(self._device), self._states
-        return _bytes(now[0]) != _bytes(then[0]) or (len(now) > 1 and _bytes(now[1]) != _bytes(then[1]))
+        return any(map(ne, map(_bytes, _states(self._device)), map(_bytes, self._states)))
 
     def restore(self) -> None:
         """Bring the generators back to where they were when this was made."""

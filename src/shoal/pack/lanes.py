@@ -1,4 +1,4 @@
-"""What takes turns in a process."""
+"""Lanes, which take turns in a process, and their failures."""
 
 from dataclasses import dataclass
 from typing import Protocol

@@ -164,7 +164,7 @@ class _Host:
         return self._profile_of(array.key, self.device.kind)
 
     def _demand_of(self, arrays: Sequence[Candidate]) -> Demand:
-        """What arrays of which all is known take in one process."""
+        """Predict the demand of measured arrays in one process."""
         known = [(profile, x.array.epochs) for x in arrays if (profile := self._profile(x.array)) is not None]
         return packed_demand(known, cores=self.device.cores)
 

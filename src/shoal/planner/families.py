@@ -26,11 +26,11 @@ def by_family(
     unmeasurable: AbstractSet[tuple[FusionKey, str]] = frozenset(),
     apart: AbstractSet[int] = frozenset(),
     pace: Callable[[AbstractSet[FusionKey]], float] = lambda keys: 1.0,
-) -> list[Waiting]:
+) -> Sequence[Waiting]:
     """Give the trials of a family the key of the family, where one array of them is faster than one of each structure.
 
-    So they have it while the family is still to be measured, once its structures are. All trials with other keys keep
-    these.
+    So they have it while the family is still to be measured, once its structures are. All other trials keep their keys;
+    if all do, `waiting` itself is returned.
 
     Args:
         waiting: trials with the keys of their structures, in the order in which they are to be served.
@@ -40,25 +40,24 @@ def by_family(
         apart: numbers of trials that keep their keys.
         pace: how many times as long arrays of some keys take in one process as one after another.
     """
-    shared: dict[FusionKey, bool] = {}
+    shared: dict[int, FusionKey] = {}
     for family, members in families(waiting, apart).items():
         found = [_gains(family, members, profiles, unmeasurable, kind, pace) for kind in kinds]
         known = [gains for gains in found if gains is not None]
-        shared[family] = bool(known) and all(known)
-    return [
-        (member, key.of_family)
-        if key.family and member.trial.number not in apart and shared.get(key.of_family)
-        else (member, key)
-        for member, key in waiting
-    ]
+        if known and all(known):
+            shared.update((member.trial.number, family) for member, _ in members)
+    return [(member, shared.get(member.trial.number, key)) for member, key in waiting] if shared else waiting
 
 
 def families(waiting: Sequence[Waiting], apart: AbstractSet[int] = frozenset()) -> dict[FusionKey, list[Waiting]]:
     """Of each family of at least two structures the trials, by the key that they have as one array."""
+    family_of = {key: key.of_family for key in {key for _, key in waiting} if key.family}
+    if len(set(family_of.values())) == len(family_of):
+        return {}
     found: dict[FusionKey, list[Waiting]] = {}
     for member, key in waiting:
-        if key.family and not key.opaque and member.trial.number not in apart:
-            found.setdefault(key.of_family, []).append((member, key))
+        if key in family_of and member.trial.number not in apart:
+            found.setdefault(family_of[key], []).append((member, key))
     return {family: members for family, members in found.items() if len({key for _, key in members}) > 1}
 
 

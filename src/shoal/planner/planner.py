@@ -152,8 +152,11 @@ class Planner:
         self.tracker.end_turns(now, min(QUANTUM, now - self._asked) if now >= self.wake else QUANTUM)
         apart = alone | limits.keys()
         looked_at, waiting = waiting, self._by_family(waiting, turn, unmeasurable, apart)
-        key_of = {member.trial.number: key for member, key in waiting}
-        samples = turn.samples([(member, key_of[member.trial.number]) for member in in_turns(looked_at)], running)
+        sampled = waiting
+        if waiting is not looked_at:  # an array of a family is to be measured with members of each of its structures
+            key_of = {member.trial.number: key for member, key in waiting}
+            sampled = [(member, key_of[member.trial.number]) for member in in_turns(looked_at)]
+        samples = turn.samples(sampled, running)
         profiling = [(Job(self._new_id(), arrays, Purpose.PROFILE), device) for arrays, device in samples]
         held = [*running, *profiling]
         self.tracker.meet(held, now)

@@ -42,9 +42,10 @@ def run(job: Job, device: Device, workplace: WorkerContext, orders: JobControl) 
                 if orders.stopping():
                     return
                 orders.beat(settled=False)
-                where, notes = (workshop.sets, array, workshop.device, device.memory), list[str]()
-                profile = measure(workshop.task, *where, unnoticed, notes.append)
-                yield Profiled(job.id, array.key, profile, *notes)
+                notes: list[str] = []
+                task, sets, where = workshop.task, workshop.sets, workshop.device
+                profile = measure(task, sets, array, where, device.memory, unnoticed, notes.append)
+                yield Profiled(job.id, array.key, profile, "".join(notes))
         case Purpose.TRAIN:
             yield from Trainer(job, workshop, describer, orders, workplace.checkpoint_seconds).run()
 

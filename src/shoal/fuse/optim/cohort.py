@@ -74,7 +74,7 @@ class Cohort:
         self._members = members
         self._rows = slice(start, start + len(members))
         self._group = group
-        self._alone = columns[0].alone
+        self._alone = columns[0].member is not None
         own = slice(None) if self._alone else self._rows
         self.parts = [Part(column, column.own[own], self.rows(column.stacked.detach())) for column in columns]
         self._lowering = lowering

@@ -19,13 +19,13 @@ class Column:
         path: "layers.0.weight".
         stacked: [B, *shape]; gradients arrive here. Of a submodule in which members differ, a member's own: [*shape].
         own: the members' parameters, views of the rows of `stacked`; or that one itself.
-        alone: whether one member has it.
+        member: who has it alone; None: all members have one.
     """
 
     path: str
     stacked: Tensor
     own: Sequence[Tensor]
-    alone: bool = False
+    member: int | None = None
 
     def grad(self) -> Tensor | None:
         """The members' gradients, in the shape of `stacked`.

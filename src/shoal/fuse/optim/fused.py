@@ -147,7 +147,7 @@ class FusedOptimizer:
     def _arrange(self, skipped: Collection[int] = ()) -> None:
         self._skipped = frozenset(skipped)
         columns = [Column(*column) for column in self.array.columns()]
-        columns += [Column(path, own, [own], alone=True) for path, _, own in self.array.apart()]
+        columns += [Column(path, own, [own], b) for path, b, own in self.array.apart()]
         groups = owned(self.members, columns, self.array)
         used = sorted({i for member in groups for group in member for i in group})
         self._params = [columns[i].stacked for i in used]

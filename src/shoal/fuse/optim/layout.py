@@ -33,7 +33,7 @@ def arrange(
         skipped: members to be left out.
     """
     units: list[Cohort | MemberLoop] = []
-    shared = [[tuple(i for i in group if not columns[i].alone) for group in mine] for mine in groups]
+    shared = [[tuple(i for i in group if columns[i].member is None) for group in mine] for mine in groups]
     layouts = [_rules(b, member, mine) for b, (member, mine) in enumerate(zip(members, shared, strict=True))]
     for (left_out, layout), run in groupby(range(len(members)), key=lambda b: (b in skipped, layouts[b])):
         if left_out:
@@ -48,7 +48,7 @@ def arrange(
             if mine:
                 units.append(Cohort(rule, chosen, start, number, [columns[i] for i in mine], lowering))
             for b in indices:
-                if alone := [columns[i] for i in groups[b][number] if columns[i].alone]:
+                if alone := [columns[i] for i in groups[b][number] if columns[i].member == b]:
                     units.append(Cohort(rule, [members[b]], b, number, alone, lowering))
     return units
 
@@ -62,9 +62,8 @@ def owned(members: Sequence[Optimizer], columns: Sequence[Column], array: ModelA
         FusionError: an optimizer updates what is not its own model's; names the member and the parameter.
     """
     home: dict[int, tuple[int, str, int | None]] = {}
-    apart = {id(parameter): b for _, b, parameter in array.apart()}
     for i, column in enumerate(columns):
-        home |= {id(own): (apart[id(own)] if column.alone else b, column.path, i) for b, own in enumerate(column.own)}
+        home |= {id(own): (b, column.path, i) for b, own in enumerate(column.own, start=column.member or 0)}
     for path, _, frozen in array.shared():
         home |= {id(own): (b, path, None) for b, own in enumerate(frozen)}
     groups = []

@@ -21,7 +21,7 @@ _DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 _ZERO_GRAD = Optimizer.zero_grad
 _HOOKS = Optimizer.profile_hook_step(_KERNELS[0].step).__code__
 _NO_GRAD = _use_grad_for_differentiable(_KERNELS[0].step).__code__
-"""What torch wraps each `step` in, for hooks and its profiler, and for gradients and the compiler."""
+"""Code of the two wrappers around each `step` of torch: hooks and profiler, then gradients and compiler."""
 
 
 class OwnUpdate:
@@ -43,7 +43,7 @@ class OwnUpdate:
         self._bare: Callable[..., Any] | None = None
 
     def zero_grad(self) -> None:
-        """What the optimizer's `zero_grad` does."""
+        """Drop the gradients, as the optimizer's `zero_grad` does."""
         optimizer = self._optimizer
         replaced = type(optimizer).zero_grad is not _ZERO_GRAD or "zero_grad" in vars(optimizer)
         if replaced or _profiler_enabled():
