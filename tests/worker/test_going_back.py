@@ -133,6 +133,12 @@ def test_trials_that_prove_no_array_in_their_first_step_are_as_alone(kind: type[
         torch.testing.assert_close(mine.model.state_dict(), other.model.state_dict(), rtol=1e-12, atol=0)
 
 
+@pytest.mark.parametrize("kind", CASES.values(), ids=CASES)
+def test_a_first_step_is_not_taken_back_where_others_have_shown_that_they_are_an_array(kind: type[Task]) -> None:
+    with pytest.raises(StepRefusedError):
+        history(FusedStepper(kind(), learners(kind()), shown=True), steps=1)
+
+
 class Accumulating(ByHand):
     """One update for three batches, a model that follows the other, and a look at a number at the end of one step.
 

@@ -44,12 +44,20 @@ class FusedStepper(Stepper):
         learners: of one structure.
         profile: what is known of it.
         steps: that they still have before them.
+        shown: others of their structure have taken steps as an array, so the first step is not taken back.
 
     Raises:
         FusionError: they cannot be an array.
     """
 
-    def __init__(self, task: Task, learners: Sequence[Learner], profile: Profile | None = None, steps: int = 0) -> None:
+    def __init__(
+        self,
+        task: Task,
+        learners: Sequence[Learner],
+        profile: Profile | None = None,
+        steps: int = 0,
+        shown: bool = False,
+    ) -> None:
         self._task = task
         self.learners = list(learners)
         for learner in learners:  # who was in an array with others shares memory with them
@@ -64,7 +72,7 @@ class FusedStepper(Stepper):
             loss = update_wrapper(partial(loss_of, task), task.loss)
             self._steps = Pace(self._array, optimizer, loss, profile, steps)
         self._measure = update_wrapper(partial(_measure, task, self._array.members), task.metrics)
-        self._begun = False
+        self._begun = shown
         self._plain: PlainStepper | None = None
         self._finding: Profile | None = None
         self._gain: float | None = None
@@ -179,6 +187,7 @@ def make_stepper(
     learners: Sequence[Learner],
     profile: Profile | None = None,
     steps: int = 0,
+    shown: bool = False,
     refused: bool = False,
     unkeyed: AbstractSet[int] = frozenset(),
 ) -> Stepper:
@@ -191,6 +200,7 @@ def make_stepper(
         learners: at the same step of an epoch.
         profile: what is known of their structure.
         steps: that they still have before them; 0 rules compiling out.
+        shown: see `FusedStepper`.
         refused: a step of learners like these was refused, so they are trained in plain PyTorch.
         unkeyed: see `PlainStepper`.
 
@@ -202,7 +212,7 @@ def make_stepper(
     if len(learners) == 1 and type(task).step is not Task.step:
         return PlainStepper(task, learners)
     try:
-        return FusedStepper(task, learners, profile, steps)
+        return FusedStepper(task, learners, profile, steps, shown)
     except FusionError as reason:
         if _epochs_differ(learners):
             raise MixedEpochsError(reason) from reason

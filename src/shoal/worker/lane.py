@@ -79,6 +79,7 @@ class Lane:
         self._owed: set[int] = set()  # trials that are to have an epoch before others join
         self._stepper: Stepper | None = None
         self._mixes = True
+        self._shown = False  # whether several of its learners have taken a step as an array
         self._profile = array.profile
         self._company: list[Learner] = []  # who is within an epoch now
         self._losses: list[Tensor] = []  # of the company, [B] each, since it was last looked whether they are numbers
@@ -312,6 +313,7 @@ class Lane:
                 ticks = [learner.epoch * steps + step for learner in self._company]
                 losses = stepper.train_step([batches[learner.epoch] for learner in self._company], ticks)
                 self._losses.append(losses)
+                self._shown = self._shown or (len(self._company) > 1 and not stepper.refusal)
                 self._beat()
                 for learner in self._company:
                     learner.end_step()
@@ -404,7 +406,9 @@ class Lane:
             steps = max((x.member.target - x.epoch) * epoch_steps - x.step for x in self._company)
             self._beat()
             refused = self.key in self._refused
-            self._stepper = make_stepper(self._task, self._company, self._profile, steps, refused, self._unkeyed)
+            self._stepper = make_stepper(
+                self._task, self._company, self._profile, steps, self._shown, refused, self._unkeyed
+            )
         return self._stepper
 
     def _drop_stepper(self) -> None:
