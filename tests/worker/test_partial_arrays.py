@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from contract_samples import CPU, Small, trial, work
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from shoal.core.array import Array, Member
 from shoal.fuse.array import ModelArray
@@ -63,6 +64,37 @@ def test_each_trial_is_as_if_alone(ranks: tuple[int, ...], tmp_path: Path, monke
         assert len(mine) == len(alone) == EPOCHS
         for one, other in zip(mine, alone, strict=True):
             assert dict(one.metrics) == pytest.approx(dict(other.metrics), rel=1e-9)
+
+
+class Recomputing(nn.Module):
+    def __init__(self, block: nn.Module) -> None:
+        super().__init__()
+        self.block = block
+
+    def forward(self, x: Tensor) -> Tensor:
+        return checkpoint(self.block, x, use_reentrant=False)
+
+
+class Checkpointed(Adapted):
+    """Adapters are computed again in the backward pass."""
+
+    def model(self, config: Any) -> nn.Module:
+        model: Any = super().model(config)
+        model[1] = Recomputing(nn.Sequential(model[1].down, model[1].up))
+        return model
+
+
+def test_checkpointed_parts_in_which_members_differ_are_refused_and_train_as_if_alone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    some = members(*RANKS)
+    together = work(Checkpointed(), tmp_path / "together", some)
+    assert "checkpoint blocks that are alike in all members" in caplog.text
+    for each in some:
+        number = each.trial.number
+        alone = work(Checkpointed(), tmp_path / f"alone {number}", [each])
+        mine = [report for report in together if report.trial == number]
+        assert [dict(x.metrics) for x in mine] == [pytest.approx(dict(x.metrics), rel=1e-9) for x in alone]
 
 
 def test_keys_say_what_is_apart_and_what_is_shared() -> None:

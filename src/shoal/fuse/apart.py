@@ -1,5 +1,6 @@
 """Partial fusion: a submodule in which the members differ, and which runs member by member."""
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -8,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from shoal.core.errors import FusionError
 from shoal.fuse.copies import one_memory
 from shoal.fuse.frozen import lent, take_own
 from shoal.fuse.intercept import member_run
@@ -47,6 +49,13 @@ class Apart(nn.Module):
         for module in self.own:
             module.train(mode)
         return self
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        """What `isinstance` asks for where `type` does not answer it; refused to users' code while the array runs."""
+        if sys._getframe(1).f_globals.get("__name__", "").partition(".")[0] not in ("shoal", "torch"):
+            self._refuse("it asks for the class")
+        return Apart
 
     def _refuse(self, what: str) -> None:
         """Refuse an operation that would see this stand-in instead of the members' modules.
@@ -143,10 +152,17 @@ Ragged.dispatch = staticmethod(_for_ragged)
 
 
 def _by_member(path: str, calls: Sequence[Callable[..., Any]], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Call each member's function with that member's part of the arguments, and its own random numbers."""
+    """Call each member's function with that member's part of the arguments, and its own random numbers.
+
+    Raises:
+        FusionError: no array runs.
+    """
     source = active()
     if source is None:
-        raise NeedsMemberError(f"{path!r} is called outside of its array")
+        raise FusionError(
+            f"{path!r}, in which the members differ, is called after its array has run, as a checkpointed block is in "
+            "the backward pass; checkpoint blocks that are alike in all members, or train such models alone"
+        )
     with torch._C.DisableTorchFunction():
         refuse_recorded([*args, *kwargs.values()])
     results, drawn = [], []
