@@ -53,7 +53,7 @@ from shoal.core.space import Space
 from shoal.core.trial import Report, TrialState, derive_seed
 from shoal.journal.view import JournalView
 from shoal.pack.batches import epoch_order
-from shoal.worker.learner import build
+from shoal.worker.trial_runtime import build
 
 CIFAR = Path(__file__).parents[2] / "shared" / "data" / "cifar10_5k_1k.npz"
 SLOTS = 2
@@ -143,8 +143,8 @@ class Fixed(Gathered):
     When a job begins its trials get a key of their own, as if a survey had found it; what is known of their cost stays.
     """
 
-    def __init__(self, workplace: WorkerContext) -> None:
-        super().__init__(workplace)
+    def __init__(self, worker_context: WorkerContext) -> None:
+        super().__init__(worker_context)
         self._found: list[Event] = []
 
     def start(self, job: Job, device: Device) -> None:
@@ -220,8 +220,8 @@ def with_processes(name: str, algorithm: Algorithm, seed: int, rows: int | None,
 def _stretch(task: Classifier, sets: tuple[Any, Any], member: Member, folder: Path, report: Connection) -> None:
     """A plain PyTorch script that goes on from a checkpoint."""
     torch.set_num_threads(1)
-    learner = build(task, member, torch.device("cpu"))
-    model, optimizer = learner.model, learner.optimizer
+    runtime = build(task, member, torch.device("cpu"))
+    model, optimizer = runtime.model, runtime.optimizer
     path = folder / f"{member.trial.number}.pt"
     if path.exists():
         states = torch.load(path)

@@ -31,7 +31,7 @@ import shoal.api
 from shoal.backend.registry import BACKENDS
 from shoal.core.device import Cluster
 from shoal.core.errors import JournalError
-from shoal.journal.audit import over_promised
+from shoal.journal.audit import overcommitments
 from shoal.journal.view import JournalView
 
 TURN_SECONDS = 0.05
@@ -124,7 +124,7 @@ def promised_too_much(directory: Path, part: float = 1.0) -> list[str]:
         for node in machine.CLUSTER.nodes
     )
     with JournalView.read(directory) as journal:
-        return list(map(str, over_promised(journal, Cluster(tuple(nodes)))))
+        return list(map(str, overcommitments(journal, Cluster(tuple(nodes)))))
 
 
 def table(happened: Sequence[Fault], wrong: Mapping[Path, set[int]]) -> None:

@@ -33,7 +33,7 @@ from shoal.core.space import Space, uniform
 from shoal.core.trial import Report, TrialState, derive_seed
 from shoal.cost.history import History
 from shoal.journal.writer import Journal
-from shoal.report.progress import SilentProgress
+from shoal.reporting.progress import SilentProgress
 from shoal.schedule.registry import make_policy
 from shoal.study.config import EngineConfig
 from shoal.study.engine import Engine
@@ -53,7 +53,7 @@ resident: list[int] = []
 """Bytes, whenever another fifty trials have begun."""
 
 
-def train(job: Job, device: Device, workplace: WorkerContext, orders: JobControl) -> Iterator[Event]:
+def train(job: Job, device: Device, worker_context: WorkerContext, control: JobControl) -> Iterator[Event]:
     """A runner of made-up trials."""
     match job.purpose:
         case Purpose.SURVEY:
@@ -66,7 +66,7 @@ def train(job: Job, device: Device, workplace: WorkerContext, orders: JobControl
             while members:
                 yield Reported(job.id, tuple(epoch_of(member, epochs) for member in members.values()))
                 members = {number: member for number, member in members.items() if epochs[number] < member.target}
-                for change in orders.changes():
+                for change in control.changes():
                     for member in (member for array in change.join for member in array.members):
                         members[member.trial.number], epochs[member.trial.number] = member, member.start
                     if change.look:
@@ -101,11 +101,11 @@ def main() -> int:
         directory = Path(folder) / "study"
         study = {"metric": "loss", "mode": "min"}
         cluster = Cluster((Node("here", 1, (Device("cpu:0", "cpu", 2**40),)),))
-        workplace = WorkerContext(directory, b"", runner="__main__:train")
+        worker_context = WorkerContext(directory, b"", runner="__main__:train")
         history = History(Path(folder) / "history.sqlite")
         began, cpu = time.perf_counter(), time.process_time()
         with closing(Journal.create(directory, study, task=b"", algorithm=b"")) as journal:
-            with closing(Inline(workplace)) as backend:
+            with closing(Inline(worker_context)) as backend:
                 setting = EngineConfig(cluster, make_policy("auto"), backend, history)
                 Engine(journal, algorithm, setting, SilentProgress()).run()
             seconds, took = time.perf_counter() - began, time.process_time() - cpu

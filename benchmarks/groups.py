@@ -30,10 +30,10 @@ from shoal.planner.grouping import Grouping
 from shoal.planner.packing.registry import make_packing
 from shoal.schedule import make_policy
 from shoal.simulate.curves import Decay
-from shoal.simulate.elements import profile
 from shoal.simulate.run import Simulation
-from shoal.simulate.search import Searches, Source, Structure
 from shoal.simulate.slowdown import SLOWDOWNS
+from shoal.simulate.tables import profile
+from shoal.simulate.workload import SimulatedModel, SimulatedWorkload, TrialSource
 
 ASKED = 1.6
 """Least speed-up over first in, first out: the mean over seeds, of each search, with the middling overheads."""
@@ -87,7 +87,7 @@ SEARCHES = {
 }
 
 
-class Rungs(Source):
+class Rungs(TrialSource):
     """The trials of a search, and what they take."""
 
     name = "search"
@@ -108,14 +108,14 @@ class Rungs(Source):
         return _Promotions(self._rungs)
 
 
-def _structure(number: int, seconds: float, overheads: Scaling) -> Structure:
+def _structure(number: int, seconds: float, overheads: Scaling) -> SimulatedModel:
     """Of a trial, by the seconds of its epoch."""
     takes = replace(
         profile(seconds / PARTS, 1.0, 10**9, 1.0, {}),
         crowding={jobs: overheads.factor(1 / jobs) for jobs in range(2, overheads.sharing + 1)},
         spreading={width: overheads.factor(width) for width in range(2, overheads.devices + 1)},
     )
-    return Structure(f"trial {number}", {"A100": takes}, "", overheads.alpha, SECONDS, SECONDS)
+    return SimulatedModel(f"trial {number}", {"A100": takes}, "", overheads.alpha, SECONDS, SECONDS)
 
 
 class _Promotions(Algorithm):
@@ -158,7 +158,7 @@ def cluster() -> Cluster:
 
 
 def makespan(policy: str, search: Halving, overheads: Scaling, seed: int) -> float:
-    searches = Searches([Rungs(search, overheads, seed)])
+    searches = SimulatedWorkload([Rungs(search, overheads, seed)])
     slowdown = SLOWDOWNS["none"]({each.name: each for each in searches.keys.values()}, Path())
     grouping = Grouping(make_packing("none"))
     run = Simulation(searches, cluster(), make_policy(policy), slowdown, grouping=grouping, fuse=False)

@@ -10,9 +10,9 @@ from shoal.core.demand import Demand
 from shoal.core.device import Cluster
 from shoal.core.errors import ScenarioError
 from shoal.cost.estimate import job_demand
-from shoal.simulate.elements import MANY
-from shoal.simulate.search import Source
 from shoal.simulate.slowdown import Curve
+from shoal.simulate.tables import MANY
+from shoal.simulate.workload import TrialSource
 
 __all__ = ["Alike", "best_makespan", "jobs_of"]
 
@@ -24,7 +24,7 @@ class Alike(NamedTuple):
     demand: tuple[tuple[str, Demand], ...]
 
 
-def jobs_of(sources: Sequence[Source]) -> Counter[Alike]:
+def jobs_of(sources: Sequence[TrialSource]) -> Counter[Alike]:
     """Jobs of all trials that sources ask for at once, each in one of its own, with how many of each there are."""
     jobs: Counter[Alike] = Counter()
     for source in sources:

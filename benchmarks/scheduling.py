@@ -34,8 +34,8 @@ from shoal.core.device import Cluster, Device, Node
 from shoal.core.errors import ScenarioError
 from shoal.cost.estimate import job_demand
 from shoal.schedule import WFD, Changes, Exact, JobState, JobView, Plan, Policy, check_plan, make_policy
-from shoal.simulate.elements import MANY
 from shoal.simulate.scenario import load
+from shoal.simulate.tables import MANY
 
 ROOT = Path(__file__).parent.parent
 POLICIES = ("ff", "ffd", "wf", "wfd", "best_fit", "fifo")

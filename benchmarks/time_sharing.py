@@ -34,9 +34,9 @@ from random import Random
 from statistics import fmean
 
 from shoal.core.demand import Demand
-from shoal.schedule import Convergence, JobState, JobView, Promise, RoundRobin, Slaq, TurnStats
-from shoal.schedule.turns import TimeSharing
-from shoal.simulate.curves import CURVES_FILE, STEPS, Task, read_task
+from shoal.schedule import Convergence, ExpectedFinish, JobState, JobView, RoundRobin, Slaq, TurnStats
+from shoal.schedule.time_sharing import TimeSharing
+from shoal.simulate.curves import CURVES_FILE, STEPS, CurveSet, read_task
 from shoal.simulate.scenario import DATA
 
 ROOT = Path(__file__).parents[1]
@@ -53,7 +53,7 @@ POLICIES: dict[str, TimeSharing] = {
     "round_robin": RoundRobin(quantum=3 * INTERVAL),
     "slaq": Slaq(quantum=3 * INTERVAL),
     "convergence": Convergence(quantum=INTERVAL, jobs_per_device=TRIALS),
-    "promise": Promise(quantum=INTERVAL),
+    "promise": ExpectedFinish(quantum=INTERVAL),
 }
 
 
@@ -139,7 +139,7 @@ def steps_to(losses: Sequence[float], target: float) -> float:
     return next((step for step, loss in enumerate(losses, start=1) if loss <= target), inf)
 
 
-def by_order(curves: Sequence[Sequence[float]], task: Task) -> float:
+def by_order(curves: Sequence[Sequence[float]], task: CurveSet) -> float:
     """One after the other, each to its end: mean seconds until the good trials reach the target."""
     clock, reached = 0.0, []
     for losses in curves:
@@ -151,7 +151,7 @@ def by_order(curves: Sequence[Sequence[float]], task: Task) -> float:
     return fmean(reached)
 
 
-def at_best(curves: Sequence[Sequence[float]], task: Task) -> float:
+def at_best(curves: Sequence[Sequence[float]], task: CurveSet) -> float:
     """The good trials alone, the first to reach the target first: mean seconds until they do."""
     clock, reached = 0.0, []
     for goal in sorted(steps_to(losses, task.target) for losses in curves):

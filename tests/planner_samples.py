@@ -6,7 +6,7 @@ from shoal.core.array import Array, FusionKey, Member
 from shoal.core.demand import Profile
 from shoal.core.device import Cluster, Device, Node
 from shoal.core.trial import Trial
-from shoal.planner.room import Room
+from shoal.planner.free_resources import FreeResources
 
 GB = 10**9
 A, B, C = (FusionKey(name, "", 32) for name in "ABC")
@@ -80,7 +80,7 @@ def cluster(*devices):
 def room(free, cores=64.0):
     """So many bytes are left of each device, and so many cores of their node."""
     devices = tuple(Device(name, "cpu/1", 10**15) for name in free)
-    left = Room(Cluster((Node("n0", 64, devices),)), [])
+    left = FreeResources(Cluster((Node("n0", 64, devices),)), [])
     for name, memory in free.items():
         left.take(name, 10**15 - memory)
     left.take(devices[0].name, 0, 64.0 - cores)

@@ -126,8 +126,8 @@ def test_both_feeds_give_the_same_batches() -> None:
 def taken(way: Paper, samples: int) -> Iterator[list[tuple[int, list[int]]]]:
     """The steps of an epoch: whose they are, by batch size, and which samples each takes."""
     numbers = torch.utils.data.TensorDataset(torch.arange(samples))
-    for portion in way.stream(way.learners, numbers, torch.randperm(samples)):
-        yield [(learner.batch_size, batch[0].tolist()) for learner, batch in portion]
+    for portion in way.stream(way.runtimes, numbers, torch.randperm(samples)):
+        yield [(runtime.batch_size, batch[0].tolist()) for runtime, batch in portion]
 
 
 def test_the_papers_example_of_misaligned_batch_sizes() -> None:
@@ -147,15 +147,15 @@ def test_the_papers_example_of_misaligned_batch_sizes() -> None:
 @pytest.mark.parametrize("case", [case for case in CASES if case.pipeline == "tensors"], ids=lambda case: case.name)
 def test_in_every_case_every_member_of_the_papers_pack_sees_each_sample_once(case: Case) -> None:
     way = Paper(cell(case, members=4))
-    seen: dict[int, Counter[int]] = {id(learner): Counter() for learner in way.learners}
+    seen: dict[int, Counter[int]] = {id(runtime): Counter() for runtime in way.runtimes}
     for part in way.sets:
         for portion in way.stream(
-            [learner for learner in way.learners if learner.part == part],
+            [runtime for runtime in way.runtimes if runtime.part == part],
             torch.utils.data.TensorDataset(torch.arange(100)),
             torch.randperm(100),
         ):
-            for learner, (samples,) in portion:
-                seen[id(learner)].update(samples.tolist())
+            for runtime, (samples,) in portion:
+                seen[id(runtime)].update(samples.tolist())
     assert all(counts == Counter(range(100)) for counts in seen.values())
 
 
@@ -163,12 +163,12 @@ def test_in_every_case_every_member_of_the_papers_pack_sees_each_sample_once(cas
 def test_with_equal_batch_sizes_the_papers_pack_learns_what_its_members_do_alone(name: str) -> None:
     (case,) = (case for case in CASES if case.pipeline == "tensors" and case.name == name)
     ways = [Sequential(cell(case, 4)), Paper(cell(case, 4))]
-    start = ways[0].learners[0].model[1].weight.clone()
+    start = ways[0].runtimes[0].model[1].weight.clone()
     for way in ways:
         way.run()
         way.run()
-    assert not torch.equal(ways[0].learners[0].model[1].weight, start)
-    for alone, packed in zip(*(way.learners for way in ways), strict=True):
+    assert not torch.equal(ways[0].runtimes[0].model[1].weight, start)
+    for alone, packed in zip(*(way.runtimes for way in ways), strict=True):
         for a, b in zip(alone.model.parameters(), packed.model.parameters(), strict=True):
             torch.testing.assert_close(a, b)
 

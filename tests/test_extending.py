@@ -13,7 +13,7 @@ from shoal import testing
 from shoal.algorithms import ALGORITHMS, Random
 from shoal.backend import BACKENDS, Inline
 from shoal.cli.app import app
-from shoal.planner import PACKINGS, Single
+from shoal.planner import PACKINGS, NoPacking
 from shoal.schedule import POLICIES, Fifo
 
 PAGE = Path(__file__).parents[1] / "docs" / "extending.md"
@@ -41,7 +41,7 @@ def train(config: dict[str, float]) -> None:
 
 @pytest.fixture
 def names(monkeypatch: pytest.MonkeyPatch) -> None:
-    for registry, made in ((ALGORITHMS, Random), (POLICIES, Fifo), (PACKINGS, Single), (BACKENDS, Inline)):
+    for registry, made in ((ALGORITHMS, Random), (POLICIES, Fifo), (PACKINGS, NoPacking), (BACKENDS, Inline)):
         monkeypatch.setitem(registry, "mine", made)
 
 

@@ -44,9 +44,10 @@ def test_a_script_searches_what_its_classes_say_now_and_each_study_keeps_its_own
         ("shoal.cluster.device", "Cluster", Cluster),
         ("shoal.cost.demand", "Demand", Demand),
         ("shoal.study", "Study", shoal.Study),
+        ("shoal.schedule.promise", "Promise", shoal.schedule.ExpectedFinish),
     ],
 )
-def test_what_scripts_name_in_journals_of_version_3_is_found_where_it_is_now(module: str, name: str, now: type) -> None:
+def test_what_scripts_name_in_older_journals_is_found_where_it_is_now(module: str, name: str, now: type) -> None:
     assert loaded(f"c{module}\n{name}\n.".encode()) is now
 
 

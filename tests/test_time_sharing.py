@@ -16,11 +16,11 @@ from shoal.core.trial import Trial
 from shoal.planner import job_tracker
 from shoal.planner.grouping import Grouping
 from shoal.planner.packing.registry import make_packing
-from shoal.simulate.curves import Curves, Task
-from shoal.simulate.elements import profile
+from shoal.simulate.curves import Curves, CurveSet
 from shoal.simulate.run import Simulation
-from shoal.simulate.search import Listed, Searches, Structure
 from shoal.simulate.slowdown import SLOWDOWNS
+from shoal.simulate.tables import profile
+from shoal.simulate.workload import ListedJobs, SimulatedModel, SimulatedWorkload
 
 ONE = Cluster((Node("node", 100.0, (Device("cuda:0", "A100", 10**9),)),))
 
@@ -56,12 +56,12 @@ def test_turns_are_those_of_a_simulation(name: str, seed: int, monkeypatch: pyte
     curves = bin_of_curves(seed)
     target = sorted(map(min, curves))[3]
     takes = profile(INTERVAL / STEPS, 1.0, 1, 1.0, {})
-    structures = [Structure(str(number), {"A100": takes}, "", None, 0.0, 0.0) for number in range(len(curves))]
-    listed = Listed("job", structures, [0.0] * len(curves), curves=Recorded(curves, target), epochs=len(curves[0]))
+    structures = [SimulatedModel(str(number), {"A100": takes}, "", None, 0.0, 0.0) for number in range(len(curves))]
+    listed = ListedJobs("job", structures, [0.0] * len(curves), curves=Recorded(curves, target), epochs=len(curves[0]))
     slowdown = SLOWDOWNS["none"]({each.name: each for each in structures}, Path())
     policy = POLICIES[name]
     grouping = Grouping(make_packing("none"))
-    outcome = Simulation(Searches([listed]), ONE, policy, slowdown, grouping=grouping, fuse=False).run()
+    outcome = Simulation(SimulatedWorkload([listed]), ONE, policy, slowdown, grouping=grouping, fuse=False).run()
     assert by_turns(policy, curves, target, switch=0.0) == pytest.approx(sorted(outcome.reached.values()))
 
 
@@ -77,6 +77,6 @@ def test_steps_to_a_target() -> None:
 def test_orders_of_which_the_times_are_known() -> None:
     """Twenty steps of a second each, and a second for every change of trials."""
     slow, bad, quick = [2.0] * 9 + [0.0] * 11, [2.0] * 20, [2.0] * 3 + [0.0] * 17
-    task = Task([slow, bad, quick], 0.5)
+    task = CurveSet([slow, bad, quick], 0.5)
     assert by_order([slow, bad, quick], task) == pytest.approx(((1 + 10) + (21 + 21 + 1 + 4)) / 2)
     assert at_best([slow, bad, quick], task) == pytest.approx(((1 + 4) + (5 + 1 + 10)) / 2)

@@ -145,7 +145,7 @@ def test_a_study_that_is_gone(worker: Any, monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_the_package_of_that_name_does_not_hide_what_programs_call() -> None:
     from shoal import report
-    from shoal.report.text import __all__ as names
+    from shoal.reporting.text import __all__ as names
 
     assert names
     assert shoal.report is report is trainable.report

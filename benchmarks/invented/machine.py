@@ -20,9 +20,9 @@ import mps_fakes  # noqa: E402
 import nvml_samples  # noqa: E402
 
 from invented import task  # noqa: E402
+from shoal.backend.gpu_sharing import GpuSharing  # noqa: E402
 from shoal.backend.local import Local  # noqa: E402
-from shoal.backend.sharing import Sharing  # noqa: E402
-from shoal.backend.tenants import SharedGpu  # noqa: E402
+from shoal.backend.mps_clients import SharedGpu  # noqa: E402
 from shoal.cluster.mps import COMMAND, MpsDaemon, is_alive  # noqa: E402
 from shoal.core.device import Cluster, Device, Node  # noqa: E402
 from shoal.core.event import Event  # noqa: E402
@@ -102,9 +102,9 @@ class InventedNvml(nvml_samples.FakeNvml):
 class InventedLocal(Local):
     """The local back end, with daemons that are no NVIDIA's."""
 
-    def __init__(self, workplace: WorkerContext) -> None:
-        workplace = replace(workplace, runner=f"{__name__}:{train.__name__}")
-        super().__init__(workplace, Sharing(workplace.sharing, _daemon, shared_gpu=_shared_gpu))
+    def __init__(self, worker_context: WorkerContext) -> None:
+        worker_context = replace(worker_context, runner=f"{__name__}:{train.__name__}")
+        super().__init__(worker_context, GpuSharing(worker_context.sharing, _daemon, shared_gpu=_shared_gpu))
 
 
 def _daemon(uuid: str) -> MpsDaemon:
@@ -115,12 +115,12 @@ def _shared_gpu(device: str, daemon: MpsDaemon) -> SharedGpu:
     return SharedGpu(device, daemon, device_file=str(_file("nvidia-uvm")))
 
 
-def train(job: Job, device: Device, workplace: WorkerContext, orders: JobControl) -> Iterator[Event]:
+def train(job: Job, device: Device, worker_context: WorkerContext, control: JobControl) -> Iterator[Event]:
     """A runner: that of Shoal on the CPU, in a process which uses the GPU as CUDA would."""
     if job.purpose is not Purpose.SURVEY and _context.server is None:
         _context.make()
     task.trains = job.purpose is Purpose.TRAIN
-    for event in run(job, replace(device, name="cpu:0", uuid=""), workplace, orders):
+    for event in run(job, replace(device, name="cpu:0", uuid=""), worker_context, control):
         yield event
         _context.check(device)
 

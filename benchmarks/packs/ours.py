@@ -19,14 +19,14 @@ from shoal.core.array import Array, FusionKey, Member
 from shoal.core.event import Reported
 from shoal.core.trial import Report, Trial
 from shoal.journal.view import JournalView
-from shoal.pack.turns import Turns
+from shoal.pack.lane_scheduler import LaneScheduler
 from shoal.planner.grouping import Grouping
 from shoal.planner.partition import partition
+from shoal.worker.array_trainer import ArrayTrainer, WorkerState
 from shoal.worker.data import DataSets
-from shoal.worker.describe import Describer
-from shoal.worker.lane import Lane, Workshop
-from shoal.worker.paused import Paused
 from shoal.worker.profile import measure
+from shoal.worker.signature_builder import SignatureBuilder
+from shoal.worker.trial_cache import TrialCache
 
 __all__ = ["PACKINGS", "Chosen", "searched"]
 
@@ -52,7 +52,7 @@ class Chosen(Way):
         task, cpu = cell.task, torch.device("cpu")
         sets = DataSets(task, cpu)
         trials = [Trial(number, config, seed=number, data_seed=0) for number, config in enumerate(cell.configs)]
-        keys, *_ = Describer(task, sets).survey(trials)
+        keys, *_ = SignatureBuilder(task, sets).survey(trials)
         members: dict[FusionKey, list[Member]] = {}
         for trial in trials:
             members.setdefault(keys[trial.number], []).append(Member(trial, 0, 1_000_000))
@@ -63,8 +63,10 @@ class Chosen(Way):
         waiting = [(member, key) for key, some in members.items() for member in some]
         arrays = partition(waiting, lambda key, kind: profiles[key], [device], {})
         groups = Grouping().groups(arrays, lambda key, kind: profiles[key], [device], {}, frozenset())
-        workshop = Workshop(task, sets, Paused(), cpu, Path(tempfile.mkdtemp()))
-        self.packs = [(Turns(cpu), [Lane("pack", array, workshop) for array in group]) for group in groups]
+        worker_state = WorkerState(task, sets, TrialCache(), cpu, Path(tempfile.mkdtemp()))
+        self.packs = [
+            (LaneScheduler(cpu), [ArrayTrainer("pack", array, worker_state) for array in group]) for group in groups
+        ]
         while self.epochs < settled and not self.settled:
             self.run()
 
@@ -85,7 +87,7 @@ class Chosen(Way):
                 lane.events.clear()
 
 
-def _has_reported(lane: Lane) -> bool:
+def _has_reported(lane: ArrayTrainer) -> bool:
     """Whether a lane has ended an epoch; within long ones it tells of its losses."""
     return any(isinstance(event, Reported) and event.reports for event in lane.events)
 

@@ -63,25 +63,25 @@ class PlainWay(Way):
         self.feed = kindest(cell.case.pipeline)
         self.sets: dict[int, Dataset[tuple[Tensor, Tensor]]] = {}
         self.valid: dict[int, Dataset[tuple[Tensor, Tensor]]] = {}
-        self.learners = []
+        self.runtimes = []
         for number, config in enumerate(cell.configs):
             torch.manual_seed(number)
             model = self.task.model(config).train()
             optimizer = self.task.optimizer(model, config)
-            self.learners.append(Learner(model, optimizer, config["batch_size"], config["part"]))
+            self.runtimes.append(Learner(model, optimizer, config["batch_size"], config["part"]))
             if config["part"] not in self.sets:
                 self.sets[config["part"]], self.valid[config["part"]] = self.task.data(config)
 
     def validate(self) -> None:
         """What ends an epoch of any training: the metrics of every member, as numbers."""
-        for learner in self.learners:
-            learner.model.eval()
+        for runtime in self.runtimes:
+            runtime.model.eval()
             with torch.no_grad():
-                for batch in self.feed(self.valid[learner.part], learner.batch_size, torch.arange(1)):
-                    float(self.task.loss(learner.model, batch))
-                    for metric in self.task.metrics(learner.model, batch).values():
+                for batch in self.feed(self.valid[runtime.part], runtime.batch_size, torch.arange(1)):
+                    float(self.task.loss(runtime.model, batch))
+                    for metric in self.task.metrics(runtime.model, batch).values():
                         float(metric)
-            learner.model.train()
+            runtime.model.train()
 
     def order(self, number: int) -> Tensor:
         return epoch_order(self.cell.samples, 0, number)
@@ -93,11 +93,11 @@ class Sequential(PlainWay):
     name = "seq"
 
     def epoch(self, number: int) -> None:
-        for learner in self.learners:
-            for batch in self.feed(self.sets[learner.part], learner.batch_size, self.order(number)):
-                learner.optimizer.zero_grad()
-                self.task.loss(learner.model, batch).backward()
-                learner.optimizer.step()
+        for runtime in self.runtimes:
+            for batch in self.feed(self.sets[runtime.part], runtime.batch_size, self.order(number)):
+                runtime.optimizer.zero_grad()
+                self.task.loss(runtime.model, batch).backward()
+                runtime.optimizer.step()
         self.validate()
 
 
@@ -115,20 +115,20 @@ class Paper(PlainWay):
 
     def epoch(self, number: int) -> None:
         streams = [
-            self.stream([learner for learner in self.learners if learner.part == part], dataset, self.order(number))
+            self.stream([runtime for runtime in self.runtimes if runtime.part == part], dataset, self.order(number))
             for part, dataset in self.sets.items()
         ]
         for portions in zip_longest(*streams, fillvalue=()):
             step = [taking for portion in portions for taking in portion]
-            for learner, _ in step:
-                learner.optimizer.zero_grad()
-            torch.stack([self.task.loss(learner.model, batch) for learner, batch in step]).sum().backward()
-            for learner, _ in step:
-                learner.optimizer.step()
+            for runtime, _ in step:
+                runtime.optimizer.zero_grad()
+            torch.stack([self.task.loss(runtime.model, batch) for runtime, batch in step]).sum().backward()
+            for runtime, _ in step:
+                runtime.optimizer.step()
         self.validate()
 
     def stream(
-        self, learners: Sequence[Learner], dataset: Dataset[tuple[Tensor, Tensor]], order: Tensor
+        self, runtimes: Sequence[Learner], dataset: Dataset[tuple[Tensor, Tensor]], order: Tensor
     ) -> Iterator[Portion]:
         """The steps of an epoch of those who share a data set (section 3.2 of the paper).
 
@@ -136,18 +136,18 @@ class Paper(PlainWay):
         member has done its epoch, the one of the next largest batch draws from what it has not used. Whoever has a
         smaller batch has not used that either.
         """
-        unused = dict.fromkeys(learners, order)
+        unused = dict.fromkeys(runtimes, order)
         while unused:
-            size = max(learner.batch_size for learner in unused)
-            (rest, *_) = (unused.pop(learner) for learner in list(unused) if learner.batch_size == size)
+            size = max(runtime.batch_size for runtime in unused)
+            (rest, *_) = (unused.pop(runtime) for runtime in list(unused) if runtime.batch_size == size)
             drawn = rest.split(size)
-            behind = [learner for learner in learners if learner.batch_size <= size]
+            behind = [runtime for runtime in runtimes if runtime.batch_size <= size]
             for batch in self.feed(dataset, size, rest):
-                yield [(learner, [tensor[: learner.batch_size] for tensor in batch]) for learner in behind]
-            for learner, left in unused.items():
-                used = torch.cat([part[: learner.batch_size] for part in drawn])
-                unused[learner] = left[~torch.isin(left, used)]
-            unused = {learner: left for learner, left in unused.items() if len(left)}
+                yield [(runtime, [tensor[: runtime.batch_size] for tensor in batch]) for runtime in behind]
+            for runtime, left in unused.items():
+                used = torch.cat([part[: runtime.batch_size] for part in drawn])
+                unused[runtime] = left[~torch.isin(left, used)]
+            unused = {runtime: left for runtime, left in unused.items() if len(left)}
 
 
 @dataclass(frozen=True)

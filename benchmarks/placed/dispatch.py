@@ -26,7 +26,7 @@ from shoal.journal.view import JournalView
 from shoal.journal.writer import Journal
 from shoal.planner.grouping import Grouping
 from shoal.planner.packing.registry import make_packing
-from shoal.report.progress import SilentProgress
+from shoal.reporting.progress import SilentProgress
 from shoal.schedule.registry import make_policy
 from shoal.study.config import EngineConfig
 from shoal.study.engine import Engine
@@ -68,8 +68,8 @@ class _Times:
 class _Timed(Local):
     """The local back end, with a clock at the engine's side of it."""
 
-    def __init__(self, workplace: WorkerContext) -> None:
-        super().__init__(workplace)
+    def __init__(self, worker_context: WorkerContext) -> None:
+        super().__init__(worker_context)
         self.times = _Times()
 
     def start(self, job: Job, device: Device) -> None:
@@ -83,7 +83,7 @@ class _Timed(Local):
         return events
 
 
-def run(job: Job, device: Device, workplace: WorkerContext, orders: JobControl) -> Iterator[Event]:
+def run(job: Job, device: Device, worker_context: WorkerContext, control: JobControl) -> Iterator[Event]:
     """A runner whose first and last lines tell the time."""
     began = time.monotonic()
     match job.purpose:
@@ -103,12 +103,12 @@ def gaps(starts: int, policy: str, folder: Path) -> list[Gap]:
     slots = len(list(cluster))
     algorithm = Random(starts + slots, epochs=1)
     algorithm.bind(Space({"x": uniform(0.0, 1.0)}), metric="loss", mode="min", seed=0, data_seed=0)
-    workplace = WorkerContext(folder / "study", b"", runner="placed.dispatch:run")
+    worker_context = WorkerContext(folder / "study", b"", runner="placed.dispatch:run")
     setting_of = {"grouping": Grouping(make_packing("none")), "fuse": False}
     with closing(
-        Journal.create(workplace.directory, {"metric": "loss", "mode": "min"}, task=b"", algorithm=b"")
+        Journal.create(worker_context.directory, {"metric": "loss", "mode": "min"}, task=b"", algorithm=b"")
     ) as log:
-        with closing(_Timed(workplace)) as backend:
+        with closing(_Timed(worker_context)) as backend:
             history = History(folder / "history.sqlite")
             setting = EngineConfig(cluster, make_policy(policy), backend, history, **setting_of)
             Engine(log, algorithm, setting, SilentProgress()).run()

@@ -13,7 +13,7 @@ from placed.jobs import Pictures, space
 from shoal.core.job import Purpose
 from shoal.core.trial import TrialState
 from shoal.journal.view import JournalView
-from shoal.report.overview import overview
+from shoal.reporting.overview import overview
 
 __all__ = ["FUSION", "FUSION_AND_PACKING", "ONE_JOB", "PACKED", "SECOND", "Row", "rows", "study"]
 

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from rivals.rival import Cell, Rival, of_optimizers, rate
+from shoal.fuse.api import fuse
 from shoal.fuse.capture import CapturedStep
-from shoal.fuse.making import fuse
 from shoal.fuse.optim.fused import fuse_optimizers
 from shoal.fuse.step import TrainingStep
 

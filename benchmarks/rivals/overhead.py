@@ -17,10 +17,10 @@ from shoal.core.array import Array, FusionKey, Member
 from shoal.core.demand import Profile
 from shoal.core.trial import Trial
 from shoal.task import Task
+from shoal.worker.array_trainer import ArrayTrainer
 from shoal.worker.data import DataSets
-from shoal.worker.lane import Lane
-from shoal.worker.paused import Paused
-from shoal.worker.workshop import Workshop
+from shoal.worker.trial_cache import TrialCache
+from shoal.worker.worker_state import WorkerState
 
 __all__ = ["overhead"]
 
@@ -102,11 +102,11 @@ def _plain(name: str) -> Iterator[None]:
 def _shoal(name: str, directory: Path) -> Iterator[None]:
     task, device = Digits(), torch.device("cpu")
     member = Member(Trial(0, {"optimizer": name}, 0, 0), 0, 10**6)
-    workshop = Workshop(task, DataSets(task, device), Paused(), device, directory)
+    worker_state = WorkerState(task, DataSets(task, device), TrialCache(), device, directory)
     eager = Profile(
         {1: 1e-3}, SAMPLES // BATCH, 1, 0, 0, 1.0, 1.0, compiled_gain={1: 1.0}
     )  # what compiling is not worth
-    lane = Lane("overhead", Array(FusionKey("digits", "data", BATCH), (member,), profile=eager), workshop)
+    lane = ArrayTrainer("overhead", Array(FusionKey("digits", "data", BATCH), (member,), profile=eager), worker_state)
     while True:
         lane.prepare()
         while lane.advance():

@@ -5,9 +5,7 @@ A `Task` says how one configuration is trained, in plain PyTorch; `tune` searche
 so that commands which only read a study do not wait for torch.
 """
 
-import sys
 from importlib import import_module
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -23,17 +21,17 @@ if TYPE_CHECKING:
     from shoal.api import resume, tune
     from shoal.core.errors import ShoalError, StudyFailedError, StudyInterrupted
     from shoal.core.space import choice, grid, loguniform, quniform, randint, uniform
+    from shoal.fuse.api import concat, fuse
     from shoal.fuse.array import ModelArray
     from shoal.fuse.batch import stack
     from shoal.fuse.clip import clip_grad_norm_, clip_grad_value_
-    from shoal.fuse.making import concat, fuse
     from shoal.fuse.optim import FusedOptimizer, fuse_optimizers
     from shoal.fuse.scaler import GradScaler
     from shoal.fuse.step import TrainingStep
     from shoal.reproduce import randomness, sample_order, sample_randomness
     from shoal.results import Study
     from shoal.task import Task
-    from shoal.trainable import checkpoint, step
+    from shoal.trainable import checkpoint, report, step
 
 _HOMES = {
     "shoal.algorithms.asha": ("ASHA",),
@@ -55,7 +53,7 @@ _HOMES = {
     "shoal.core.space": ("choice", "grid", "loguniform", "quniform", "randint", "uniform"),
     "shoal.results": ("Study",),
     "shoal.task": ("Task",),
-    "shoal.trainable": ("checkpoint", "step"),
+    "shoal.trainable": ("checkpoint", "report", "step"),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 
@@ -112,25 +110,6 @@ def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'shoal' has no attribute {name!r}")
     return getattr(import_module(_HOME[name]), name)
-
-
-class _Shoal(ModuleType):
-    """Of this package, whose `report` is what programs call, though there is a package of that name, too."""
-
-    @property
-    def report(self) -> Any:
-        """`shoal.trainable.report`."""
-        return import_module("shoal.trainable").report
-
-    @report.setter
-    def report(self, package: ModuleType) -> None:
-        """Called when the package `shoal.report` is imported; it is found in `sys.modules`."""
-
-    def __reduce__(self) -> tuple[Any, ...]:  # cloudpickle knows how to pickle plain modules only
-        return import_module, (self.__name__,)
-
-
-sys.modules[__name__].__class__ = _Shoal
 
 
 def __dir__() -> list[str]:

@@ -26,8 +26,8 @@ from shoal.arguments import (
     strategy_text,
 )
 from shoal.backend.base import Backend
+from shoal.backend.gpu_sharing import check_sharing
 from shoal.backend.registry import backend_class
-from shoal.backend.sharing import check_sharing
 from shoal.cluster.discover import discover
 from shoal.cluster.nvml_monitor import NvmlMonitor
 from shoal.cluster.temporary import remove_abandoned
@@ -36,22 +36,22 @@ from shoal.core.job import WorkerContext
 from shoal.core.space import Space
 from shoal.core.trial import Config, derive_seed
 from shoal.cost.history import History, environment
-from shoal.dry_run.request import Asked, hand_over
+from shoal.dry_run.request import DryRunRequest, hand_over
 from shoal.journal.check import check_study
 from shoal.journal.requests import pending
 from shoal.journal.view import JournalView
 from shoal.journal.writer import Journal
 from shoal.opaque import RUNNER, TIME_LIMIT, Command, opaque, source_files, structure
-from shoal.place import absolute, as_given, check_path
+from shoal.paths import absolute, as_given, check_path
 from shoal.planner.grouping import Grouping
 from shoal.planner.packing.base import Packing
 from shoal.planner.packing.registry import make_packing
 from shoal.remedy import command
-from shoal.report.progress import progress
-from shoal.report.snapshot import Snapshot, snapshot
-from shoal.report.summary import batch_text, summary
-from shoal.report.text import epochs_text
-from shoal.report.verdict import check_results
+from shoal.reporting.progress import progress
+from shoal.reporting.snapshot import Snapshot, snapshot
+from shoal.reporting.study_result import check_results
+from shoal.reporting.summary import batch_text, summary
+from shoal.reporting.text import epochs_text
 from shoal.results import Study
 from shoal.schedule.base import Policy
 from shoal.schedule.oversubscription import OversubscriptionTuner
@@ -189,7 +189,7 @@ def tune(
     project, files = modules_named(content, home) if training is None else source_files(training)
     spec["project"], spec["sources"] = project and str(project), sources(files)
     spec["batches"] = batch_text(space, own_batch_size(task)) if training is None else ""
-    hand_over(Asked(spec, content, options.fleet.given, options.packing))
+    hand_over(DryRunRequest(spec, content, options.fleet.given, options.packing))
     with closing(Journal.create(place, spec, task=content, algorithm=plan, called=called)) as journal:
         return _run(journal, search, options)
 
@@ -292,16 +292,16 @@ def _run(journal: Journal, algorithm: Algorithm, options: _RunOptions) -> Study:
     _directories.append(as_given(journal.directory))
     remove_abandoned()
     spec = journal.study
-    workplace = WorkerContext(
+    worker_context = WorkerContext(
         journal.directory,
         journal.blob("task"),
         checkpoint_seconds=spec["checkpoint_seconds"],
         sharing=options.sharing,
     )
     if spec["opaque"]:
-        workplace = replace(workplace, runner=RUNNER)
+        worker_context = replace(worker_context, runner=RUNNER)
     fleet = options.fleet
-    with closing(options.backend(workplace)) as carrier:
+    with closing(options.backend(worker_context)) as carrier:
         history = History(environment=environment())
         shared = {device.kind for _, device in fleet.given if device.is_cuda and options.backend.concurrent}
         setting = EngineConfig(
@@ -311,7 +311,7 @@ def _run(journal: Journal, algorithm: Algorithm, options: _RunOptions) -> Study:
             history,
             spec["retries"],
             OversubscriptionTuner(kinds=shared),
-            Grouping(options.packing, history.paces, journal.space.axes(), spec["seed"]),
+            Grouping(options.packing, history.pack_speeds, journal.space.axes(), spec["seed"]),
             spec["fuse"],
             spec["hang_seconds"],
             fleet,

@@ -12,11 +12,11 @@ from typing import Any
 from shoal.algorithms.base import Algorithm
 from shoal.core.errors import AlgorithmError, ShoalError, TaskError
 from shoal.core.space import Space
+from shoal.paths import check_path
 from shoal.pickling import dumped, loaded, remember, why_not_loaded
-from shoal.place import check_path
 from shoal.planner.packing.base import Packing
 from shoal.schedule.base import Policy
-from shoal.worker.outcome import user_traceback
+from shoal.worker.failures import user_traceback
 
 __all__ = [
     "blueprint",

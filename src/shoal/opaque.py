@@ -20,7 +20,7 @@ from shoal.sources import files_named, modules_named
 
 __all__ = ["RUNNER", "TIME_LIMIT", "Command", "Function", "Opaque", "opaque", "source_files", "structure"]
 
-RUNNER = "shoal.worker.opaque:run"
+RUNNER = "shoal.worker.opaque.run:run"
 """Does their jobs; see `WorkerContext.runner`. It imports no torch."""
 
 TIME_LIMIT = 3600.0

@@ -75,7 +75,8 @@ def why_not_loaded(error: BaseException) -> str:
 
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        found = super().find_class(_MOVED.get(module, module), name)
+        module, name = _RENAMED.get((module, name), (_MOVED.get(module, module), name))
+        found = super().find_class(module, name)
         return _untracked(found) if (module, name) in _MAKERS else found
 
 
@@ -84,8 +85,39 @@ _MOVED = {
     "shoal.cluster.device": "shoal.core.device",
     "shoal.cost.demand": "shoal.core.demand",
     "shoal.study": "shoal.results",
+    "shoal.planner.carrying_out": "shoal.planner.feasibility",
+    "shoal.planner.limit": "shoal.planner.resource_limit",
+    "shoal.planner.promises": "shoal.planner.reservations",
+    "shoal.planner.room": "shoal.planner.free_resources",
+    "shoal.planner.turn": "shoal.planner.planning_context",
+    "shoal.planner.packing.improve": "shoal.planner.packing.local_search",
+    "shoal.planner.packing.row": "shoal.planner.packing.candidate_order",
+    "shoal.planner.packing.single": "shoal.planner.packing.no_packing",
+    "shoal.schedule.layout": "shoal.schedule.device_strips",
+    "shoal.schedule.outlook": "shoal.schedule.plan_estimate",
+    "shoal.schedule.packing": "shoal.schedule.bin_packing",
+    "shoal.schedule.promise": "shoal.schedule.expected_finish",
+    "shoal.schedule.sharing": "shoal.schedule.space_sharing",
+    "shoal.schedule.shelf": "shoal.schedule.indexed_queue",
+    "shoal.schedule.turns": "shoal.schedule.time_sharing",
 }
-"""Where what a journal of version 3 has pickled is now: a script's tasks, algorithms, policies, and all they name."""
+"""Where what a journal has pickled is now: a script's tasks, algorithms, policies, and all they name."""
+
+_RENAMED = {
+    ("shoal.schedule.promise", "Promise"): ("shoal.schedule.expected_finish", "ExpectedFinish"),
+    ("shoal.schedule.layout", "Layout"): ("shoal.schedule.device_strips", "DeviceStrips"),
+    ("shoal.schedule.layout", "Place"): ("shoal.schedule.device_strips", "StripPlacement"),
+    ("shoal.schedule.ledger", "Room"): ("shoal.schedule.ledger", "Capacity"),
+    ("shoal.schedule.outlook", "Outlook"): ("shoal.schedule.plan_estimate", "PlanEstimate"),
+    ("shoal.schedule.outlook", "outlook"): ("shoal.schedule.plan_estimate", "plan_estimate"),
+    ("shoal.schedule.packing", "Packing"): ("shoal.schedule.bin_packing", "BinPacking"),
+    ("shoal.schedule.packing", "Slot"): ("shoal.schedule.bin_packing", "DeviceBin"),
+    ("shoal.schedule.shelf", "Shelf"): ("shoal.schedule.indexed_queue", "IndexedQueue"),
+    ("shoal.planner.packing.base", "Scene"): ("shoal.planner.packing.base", "PackingContext"),
+    ("shoal.planner.packing.random", "Random"): ("shoal.planner.packing.random", "RandomPacking"),
+    ("shoal.planner.packing.single", "Single"): ("shoal.planner.packing.no_packing", "NoPacking"),
+}
+"""Likewise of policies and packings that are called otherwise now."""
 
 _MAKERS = {("cloudpickle.cloudpickle", f"_make_skeleton_{kind}") for kind in ("class", "enum")}
 

@@ -3,7 +3,7 @@
 import shlex
 from pathlib import Path
 
-from shoal.place import as_given
+from shoal.paths import as_given
 
 __all__ = ["after_mending", "command"]
 

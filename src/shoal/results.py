@@ -11,15 +11,15 @@ from shoal.core.trial import Config, TrialState
 from shoal.journal.check import check_study
 from shoal.journal.rows import TrialRow
 from shoal.journal.view import JournalView
-from shoal.place import absolute, check_path
-from shoal.report.frame import dataframe
-from shoal.report.grid import StudyGrid, study_grid
-from shoal.report.optuna_mirror import mirror
-from shoal.report.optuna_study import optuna_study
-from shoal.report.ranking import front, nobody, ranked
-from shoal.report.rerun import Rerun, to_rerun
+from shoal.paths import absolute, check_path
+from shoal.reporting.data_frame import dataframe
+from shoal.reporting.grid import StudyGrid, study_grid
+from shoal.reporting.optuna_mirror import mirror
+from shoal.reporting.optuna_study import optuna_study
+from shoal.reporting.ranking import front, nobody, ranked
+from shoal.reporting.rerun import Rerun, to_rerun
 from shoal.sources import edits
-from shoal.study import asking
+from shoal.study import requests
 from shoal.study.device_requests import change_devices
 from shoal.worker.files import kept
 
@@ -182,7 +182,7 @@ class Study:
             ShoalError: a number is no trial's, or of one that has not failed; or none has failed.
             JournalError: nothing can be asked of the study, as its directory cannot be written.
         """
-        return asking.retry(self.directory, numbers)
+        return requests.retry(self.directory, numbers)
 
     def pause(self, numbers: int | Iterable[int]) -> list[int]:
         """Have trials wait until they are resumed: by the process that runs the study, or else once it is resumed.
@@ -200,7 +200,7 @@ class Study:
             ShoalError: a number is no trial's, or of one that is over or paused already; or there is none.
             JournalError: nothing can be asked of the study, as its directory cannot be written.
         """
-        return asking.pause(self.directory, numbers)
+        return requests.pause(self.directory, numbers)
 
     def resume(self, numbers: int | Iterable[int]) -> list[int]:
         """Let trials go on that were paused, where they left off.
@@ -215,7 +215,7 @@ class Study:
             ShoalError: a number is no trial's, or of one that is over or not paused; or there is none.
             JournalError: as of `pause`.
         """
-        return asking.resume(self.directory, numbers)
+        return requests.resume(self.directory, numbers)
 
     def stop(self, numbers: int | Iterable[int]) -> list[int]:
         """End trials for good: by the process that runs the study, or else once it is resumed.
@@ -233,7 +233,7 @@ class Study:
             ShoalError: a number is no trial's, or of one that is over; or there is none.
             JournalError: as of `pause`.
         """
-        return asking.stop(self.directory, numbers)
+        return requests.stop(self.directory, numbers)
 
     def policy(self, name: str) -> None:
         """Have another policy decide which job runs where, in the process that runs the study and when it is resumed.
@@ -245,7 +245,7 @@ class Study:
             PolicyError: there is none of that name.
             JournalError: as of `pause`.
         """
-        asking.policy(self.directory, name)
+        requests.policy(self.directory, name)
 
     def add(self, config: Config, epochs: int, *, outside: bool = False) -> Config:
         """Have a trial of your own trained: by the process that runs the study, or else once it is resumed.
@@ -266,7 +266,7 @@ class Study:
                 number of epochs.
             JournalError: as of `pause`.
         """
-        return asking.add(self.directory, config, epochs, outside=outside)
+        return requests.add(self.directory, config, epochs, outside=outside)
 
     def clone(
         self,
@@ -297,7 +297,7 @@ class Study:
                 as of `add`.
             JournalError: as of `pause`.
         """
-        return asking.clone(self.directory, numbers, changes or {}, epochs=epochs, anew=anew, outside=outside)
+        return requests.clone(self.directory, numbers, changes or {}, epochs=epochs, anew=anew, outside=outside)
 
     def add_devices(self, names: str | Sequence[str], patience: float = 60.0) -> list[str]:
         """Let the study use more devices, also such as were removed from it before: at once, or once it is resumed.
@@ -346,7 +346,7 @@ class Study:
             ShoalError: it is paused already, or has ended.
             JournalError: as of `pause`.
         """
-        asking.pause_study(self.directory)
+        requests.pause_study(self.directory)
 
     def resume_study(self) -> None:
         """Let the study go on after `pause_study`.
@@ -355,7 +355,7 @@ class Study:
             ShoalError: it is not paused, or has ended.
             JournalError: as of `pause`.
         """
-        asking.resume_study(self.directory)
+        requests.resume_study(self.directory)
 
     def end_study(self) -> None:
         """Have all jobs save their trials and end, and the study with them; open trials are STOPPED where they are.
@@ -366,7 +366,7 @@ class Study:
             ShoalError: it has ended, or is to end already.
             JournalError: as of `pause`.
         """
-        asking.end_study(self.directory)
+        requests.end_study(self.directory)
 
     def rerun(self, number: int, devices: str | Sequence[str] | None = None) -> Rerun:
         """Train a trial again, alone, in this process, and compare its metrics with those recorded.

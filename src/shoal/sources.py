@@ -12,7 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
 
-from shoal.place import absolute, here
+from shoal.paths import absolute, here
 
 __all__ = ["Edit", "Sources", "edits", "files_named", "followed", "modules_named", "sources"]
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from shoal.core.errors import ShoalError
 
-__all__ = ["Place", "hint", "unknown"]
+__all__ = ["TomlLocation", "hint", "unknown"]
 
 
 class _File(NamedTuple):
@@ -21,7 +21,7 @@ class _File(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Place:
+class TomlLocation:
     """Where a value stands.
 
     Args:
@@ -35,7 +35,7 @@ class Place:
     path: tuple[str | int, ...] = ()
 
     @staticmethod
-    def of(path: Path, fault: type[ShoalError]) -> "Place":
+    def of(path: Path, fault: type[ShoalError]) -> "TomlLocation":
         """A whole file.
 
         Raises:
@@ -49,18 +49,18 @@ class Place:
             repr(content)  # of an integer of thousands of digits not even a message can be made
         except (OSError, ValueError, RecursionError) as error:  # no text, no TOML, or nested too deep
             raise fault(f"{path} cannot be read: {error}") from error
-        return Place((_File(path, text, content),), fault)
+        return TomlLocation((_File(path, text, content),), fault)
 
     @property
     def content(self) -> Mapping[str, Any]:
         """What the files say, the first one first."""
         return {key: value for file in reversed(self.files) for key, value in file.content.items()}
 
-    def extending(self, other: "Place") -> "Place":
+    def extending(self, other: "TomlLocation") -> "TomlLocation":
         """The whole of a file that extends another."""
         return replace(self, files=(*self.files, *other.files))
 
-    def __truediv__(self, part: str | int) -> "Place":
+    def __truediv__(self, part: str | int) -> "TomlLocation":
         """What stands there under a key or at a position."""
         return replace(self, path=(*self.path, part))
 

@@ -15,10 +15,10 @@ from typing import Any
 from shoal.core.errors import MetricNameError, ShoalError, TaskError
 from shoal.core.objective import metric_fault
 
-__all__ = ["Stop", "checkpoint", "report", "step"]
+__all__ = ["TrainingStopped", "checkpoint", "report", "step"]
 
 
-class Stop(SystemExit):
+class TrainingStopped(SystemExit):
     """Ends a function or program whose trial goes no further now; a program that lets it pass exits with status 0."""
 
 
@@ -55,7 +55,7 @@ def report(metrics: Mapping[str, Any], step: int | None = None) -> None:
         if refusal := answer.get("refused"):
             raise TaskError(refusal)
         if not answer["go_on"]:
-            raise Stop(0)
+            raise TrainingStopped(0)
     else:
         print(json.dumps({**values, "step": number}), flush=True)
     _made = number

@@ -24,60 +24,60 @@ def pids(job: Job) -> Reported:
     return measured(job, worker=os.getpid(), server=os.getppid())
 
 
-def returns(job: Job, device: Device, orders: JobControl) -> Iterator[Event]:
+def returns(job: Job, device: Device, control: JobControl) -> Iterator[Event]:
     yield pids(job)
     if job.id == "bad":
         raise ValueError("bad job")
 
 
-def imports(job: Job, device: Device, orders: JobControl) -> Iterator[Event]:
+def imports(job: Job, device: Device, control: JobControl) -> Iterator[Event]:
     yield measured(job, value=importlib.import_module("whereabouts").VALUE)
 
 
-def inherits(job: Job, device: Device, orders: JobControl) -> Iterator[Event]:
+def inherits(job: Job, device: Device, control: JobControl) -> Iterator[Event]:
     yield measured(job, umask=os.umask(0), cores=len(os.sched_getaffinity(0)))
 
 
-def waits(job: Job, device: Device, orders: JobControl) -> Iterator[Event]:
+def waits(job: Job, device: Device, control: JobControl) -> Iterator[Event]:
     yield pids(job)
-    while not orders.stopping():
+    while not control.stopping():
         time.sleep(0.005)
 
 
-def waits_with_child(job: Job, device: Device, orders: JobControl) -> Iterator[Event]:
+def waits_with_child(job: Job, device: Device, control: JobControl) -> Iterator[Event]:
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as child:
         yield measured(job, worker=os.getpid(), server=os.getppid(), child=child.pid)
         child.wait()
 
 
-def holds_the_interpreter(job: Job, device: Device, orders: JobControl) -> Iterator[Event]:
+def holds_the_interpreter(job: Job, device: Device, control: JobControl) -> Iterator[Event]:
     yield pids(job)
     ctypes.PyDLL(None).sleep(600)  # unlike CDLL, keeps the GIL: no other thread of the worker runs
 
 
-def kills_its_server(job: Job, device: Device, orders: JobControl) -> Iterator[Event]:
+def kills_its_server(job: Job, device: Device, control: JobControl) -> Iterator[Event]:
     yield pids(job)
     os.kill(os.getppid(), signal.SIGKILL)
     time.sleep(600)
 
 
-def exits(job: Job, device: Device, orders: JobControl) -> Iterator[Event]:
+def exits(job: Job, device: Device, control: JobControl) -> Iterator[Event]:
     yield pids(job)
     os._exit(3)
 
 
-def reads_address_zero(job: Job, device: Device, orders: JobControl) -> Iterator[Event]:
+def reads_address_zero(job: Job, device: Device, control: JobControl) -> Iterator[Event]:
     yield pids(job)
     ctypes.string_at(0)
 
 
-def reports_and_dies(job: Job, device: Device, orders: JobControl) -> Iterator[Event]:
+def reports_and_dies(job: Job, device: Device, control: JobControl) -> Iterator[Event]:
     for number in range(500):
         yield measured(job, number=number)
     os._exit(1)
 
 
-def prints(job: Job, device: Device, orders: JobControl) -> Iterator[Event]:
+def prints(job: Job, device: Device, control: JobControl) -> Iterator[Event]:
     print(f"{job.id}: from print")
     print(f"{job.id}: from stderr", file=sys.stderr)
     os.write(1, f"{job.id}: from C\n".encode())
@@ -89,10 +89,10 @@ def user_code() -> None:
     raise ValueError("no such column")
 
 
-def raises_in_user_code(job: Job, device: Device, orders: JobControl) -> Iterator[Event]:
+def raises_in_user_code(job: Job, device: Device, control: JobControl) -> Iterator[Event]:
     yield measured(job)
     user_code()
 
 
-def looks_around(job: Job, device: Device, orders: JobControl) -> Iterator[Event]:
+def looks_around(job: Job, device: Device, control: JobControl) -> Iterator[Event]:
     yield measured(job, torch="torch" in sys.modules, main_has_file=hasattr(sys.modules["__main__"], "__file__"))

@@ -11,8 +11,8 @@ import mps_fakes as fakes
 import psutil
 
 from shoal.backend import Ended, Event, Local, Outcome, Reported, WorkerContext
-from shoal.backend.sharing import Sharing
-from shoal.backend.tenants import SharedGpu
+from shoal.backend.gpu_sharing import GpuSharing
+from shoal.backend.mps_clients import SharedGpu
 from shoal.cluster.mps import MpsDaemon
 from shoal.core.demand import Demand
 from shoal.core.device import Device
@@ -36,8 +36,8 @@ def local(place: Path, script: Script, name: str = "mps", command: str | None = 
     def shared_gpu(device: str, each: MpsDaemon) -> SharedGpu:
         return SharedGpu(device, each, device_file=os.environ[fakes.DEVICE_FILE])
 
-    def make(workplace: WorkerContext) -> Local:
-        return Local(workplace, Sharing(name, daemon, lambda: 200 * time.monotonic(), shared_gpu, pause=0.02))
+    def make(worker_context: WorkerContext) -> Local:
+        return Local(worker_context, GpuSharing(name, daemon, lambda: 200 * time.monotonic(), shared_gpu, pause=0.02))
 
     with scripted(make, place / "study", script) as backend:
         assert isinstance(backend, Local)

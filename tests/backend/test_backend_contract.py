@@ -32,8 +32,8 @@ def test_an_unknown_back_end_is_an_error_that_names_the_known(name: str, message
 
 
 def test_a_known_back_end_is_made_for_the_workplace(tmp_path: Path) -> None:
-    workplace = WorkerContext(tmp_path, b"", runner="shoal.testing.backends:follow")
-    backend = make_backend("inline", workplace)
+    worker_context = WorkerContext(tmp_path, b"", runner="shoal.testing.backends:follow")
+    backend = make_backend("inline", worker_context)
     assert type(backend) is BACKENDS["inline"]
-    assert backend.workplace is workplace
+    assert backend.worker_context is worker_context
     backend.close()

@@ -13,12 +13,12 @@ from shoal.worker.control import JobControl
 CPU = Device("cpu:0", "cpu", memory=2**30)
 
 
-def two_reports(job: Job, device: Device, orders: JobControl) -> Iterator[Event]:
+def two_reports(job: Job, device: Device, control: JobControl) -> Iterator[Event]:
     yield Reported(job.id, ())
     yield Reported(job.id, ())
 
 
-def interrupted(job: Job, device: Device, orders: JobControl) -> Iterator[Event]:
+def interrupted(job: Job, device: Device, control: JobControl) -> Iterator[Event]:
     yield Reported(job.id, ())
     if job.id == "a":
         raise KeyboardInterrupt
@@ -29,7 +29,7 @@ def user_code() -> None:
     raise ValueError("no such column")
 
 
-def raises_in_user_code(job: Job, device: Device, orders: JobControl) -> Iterator[Event]:
+def raises_in_user_code(job: Job, device: Device, control: JobControl) -> Iterator[Event]:
     yield Reported(job.id, ())
     user_code()
 
@@ -46,7 +46,7 @@ def test_jobs_take_turns_event_by_event(tmp_path: Path) -> None:
 def test_starting_runs_nothing_of_the_job(tmp_path: Path) -> None:
     ran = tmp_path / "ran"
 
-    def script(job: Job, device: Device, orders: JobControl) -> Iterator[Event]:
+    def script(job: Job, device: Device, control: JobControl) -> Iterator[Event]:
         ran.touch()
         yield Reported(job.id, ())
 
@@ -75,7 +75,7 @@ def test_an_interrupt_of_the_keyboard_goes_through_and_ends_its_job_alone(tmp_pa
 def test_closing_runs_the_finally_blocks_of_the_job(tmp_path: Path) -> None:
     freed = tmp_path / "freed"
 
-    def script(job: Job, device: Device, orders: JobControl) -> Iterator[Event]:
+    def script(job: Job, device: Device, control: JobControl) -> Iterator[Event]:
         try:
             while True:
                 yield Reported(job.id, ())
@@ -95,8 +95,8 @@ def test_the_message_holds_the_traceback_of_the_user_and_the_log_all_of_it(tmp_p
         *_, end = events_until_ended(backend, ["job"])["job"]
     assert isinstance(end, Ended)
     assert 'raise ValueError("no such column")' in end.message
-    assert "perform.py" not in end.message
-    assert "perform.py" in (tmp_path / "logs" / "job.log").read_text()
+    assert "run_job.py" not in end.message
+    assert "run_job.py" in (tmp_path / "logs" / "job.log").read_text()
 
 
 @pytest.mark.parametrize(

@@ -139,12 +139,12 @@ class TestWorkers:
     def test_starting_waits_for_no_import_and_for_no_large_task(self, tmp_path: Path) -> None:
         ballast = bytes(50_000_000)
 
-        def script(job: object, device: Device, orders: JobControl) -> Iterator[Event]:
+        def script(job: object, device: Device, control: JobControl) -> Iterator[Event]:
             yield Reported(str(len(ballast)), ())
 
-        workplace = WorkerContext(tmp_path, cloudpickle.dumps(script), runner="slow_runner:follow")
+        worker_context = WorkerContext(tmp_path, cloudpickle.dumps(script), runner="slow_runner:follow")
         begin = time.monotonic()
-        backend = Local(workplace)
+        backend = Local(worker_context)
         try:
             backend.start(scripted_job("job"), CPU)
             assert backend.poll(0.0) == []
@@ -553,8 +553,8 @@ class TestLogs:
         traceback = ended(end).message
         assert "user_code()" in traceback
         assert 'raise ValueError("no such column")' in traceback
-        assert "perform.py" not in traceback
-        assert "perform.py" in log.read_text()
+        assert "run_job.py" not in traceback
+        assert "run_job.py" in log.read_text()
 
     def test_a_log_that_cannot_be_made_is_a_failure_of_the_job(self, tmp_path: Path) -> None:
         with local(tmp_path, scripts.returns) as backend:

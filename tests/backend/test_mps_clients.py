@@ -26,7 +26,7 @@ from shared_gpu_samples import (
 )
 
 from shoal.backend import Ended, Event, Outcome
-from shoal.backend.tenants import SharedGpu
+from shoal.backend.mps_clients import SharedGpu
 from shoal.cluster.mps import MpsDaemon
 from shoal.core.device import Device
 from shoal.core.errors import BackendError
@@ -108,7 +108,7 @@ class TestClients:
         assert gpu.failures == 2
 
 
-def silent_stranger(each: Job, device: Device, orders: object) -> Iterator[Event]:
+def silent_stranger(each: Job, device: Device, control: object) -> Iterator[Event]:
     with open(os.environ["FAKE_NVIDIA_UVM"], "w"):
         time.sleep(600)
     yield Ended(each.id, Outcome.FINISHED)

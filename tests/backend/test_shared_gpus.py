@@ -22,7 +22,7 @@ from shared_gpu_samples import (
 )
 
 from shoal.backend import Local, WorkerContext
-from shoal.backend.sharing import check_sharing
+from shoal.backend.gpu_sharing import check_sharing
 from shoal.core.device import Cluster, Device, Node
 from shoal.core.errors import BackendError
 from shoal.testing.backends import scripted_job

@@ -12,7 +12,7 @@ from shoal.core.trial import Report
 from shoal.worker.control import JobControl
 
 
-def run(job: Job, device: Device, workplace: WorkerContext, orders: JobControl) -> Iterator[Event]:
+def run(job: Job, device: Device, worker_context: WorkerContext, control: JobControl) -> Iterator[Event]:
     torch.set_num_threads(2)
     a = torch.ones(300, 300, requires_grad=True)
     (a @ a).sum().backward()

@@ -43,16 +43,16 @@ def test_a_profile_belongs_to_its_whole_key(tmp_path, other):
 def test_paces_are_of_pairs_on_a_kind_of_device(tmp_path):
     path = tmp_path / "history.sqlite"
     history = History(path, environment="torch 1")
-    history.put_pace(("a", "b"), "cpu/1", 0.9)
-    history.put_pace(("a", "c"), "cpu/1", 0.9)
-    history.put_pace(("a", "b"), "cpu/1", 0.7)
-    history.put_pace(("a", "a"), "cpu/2", 0.5)
+    history.put_pack_speed(("a", "b"), "cpu/1", 0.9)
+    history.put_pack_speed(("a", "c"), "cpu/1", 0.9)
+    history.put_pack_speed(("a", "b"), "cpu/1", 0.7)
+    history.put_pack_speed(("a", "a"), "cpu/2", 0.5)
     expected = {("a", "b"): 0.7, ("a", "c"): 0.9}
     for known in (history, History(path, environment="torch 1")):
-        assert known.paces("cpu/1") == expected
-        assert known.paces("cpu/2") == {("a", "a"): 0.5}
-        assert known.paces("H200") == {}
-    assert History(path, environment="torch 2").paces("cpu/1") == {}
+        assert known.pack_speeds("cpu/1") == expected
+        assert known.pack_speeds("cpu/2") == {("a", "a"): 0.5}
+        assert known.pack_speeds("H200") == {}
+    assert History(path, environment="torch 2").pack_speeds("cpu/1") == {}
 
 
 def test_another_environment_measures_anew(tmp_path):

@@ -15,7 +15,7 @@ from shoal.core.job import Job, Purpose
 from shoal.core.trial import Trial
 from shoal.cost.estimate import memory
 from shoal.cost.history import History, records
-from shoal.cost.store import EpochsSeen, Observation, ProfileStore, RanOut, WeightedMeans
+from shoal.cost.store import EpochTimes, Observation, OutOfMemorySeen, ProfileStore, WeightedMeans
 
 H200 = Device("cuda:0", "H200", 141 * GB)
 KNOWN = replace(
@@ -121,7 +121,7 @@ COMPILED = replace(EPOCH, compiled_gain={2: 3.0})
 )
 def test_epochs_alone_scale_the_steps_of_all_sizes(profile: Profile, seconds: Sequence[float], factor: float) -> None:
     store = knowing(profile)
-    found = after(store, *(EpochsSeen(1, 2, each) for each in seconds))
+    found = after(store, *(EpochTimes(1, 2, each) for each in seconds))
     assert found is not None
     assert found.step_seconds == pytest.approx({size: factor * each for size, each in EPOCH.step_seconds.items()}, 0.01)
     assert found == replace(profile, step_seconds=found.step_seconds)
@@ -131,23 +131,23 @@ def test_epochs_alone_scale_the_steps_of_all_sizes(profile: Profile, seconds: Se
 @pytest.mark.parametrize(
     ("profile", "seen", "crowding"),
     [
-        pytest.param(EPOCH, [EpochsSeen(2, 2, 3.0, 2.0)], {2: 1.5}, id="against epochs alone"),
-        pytest.param(EPOCH, [EpochsSeen(2, 2, 3.0)], {2: 1.5}, id="against the profile"),
-        pytest.param(COMPILED, [EpochsSeen(2, 2, 3.0)], {}, id="that does not tell of compiled steps"),
-        pytest.param(COMPILED, [EpochsSeen(2, 2, 3.0, 1.0)], {2: 3.0}, id="epochs alone do"),
-        pytest.param(EPOCH, [EpochsSeen(2, 2, 3.0), EpochsSeen(2, 2, 5.0)], {2: 2.0}, id="twice"),
-        pytest.param(EPOCH, [EpochsSeen(2, 2, 3.0), EpochsSeen(3, 2, 8.0)], {2: 1.5, 3: 4.0}, id="of more jobs"),
+        pytest.param(EPOCH, [EpochTimes(2, 2, 3.0, 2.0)], {2: 1.5}, id="against epochs alone"),
+        pytest.param(EPOCH, [EpochTimes(2, 2, 3.0)], {2: 1.5}, id="against the profile"),
+        pytest.param(COMPILED, [EpochTimes(2, 2, 3.0)], {}, id="that does not tell of compiled steps"),
+        pytest.param(COMPILED, [EpochTimes(2, 2, 3.0, 1.0)], {2: 3.0}, id="epochs alone do"),
+        pytest.param(EPOCH, [EpochTimes(2, 2, 3.0), EpochTimes(2, 2, 5.0)], {2: 2.0}, id="twice"),
+        pytest.param(EPOCH, [EpochTimes(2, 2, 3.0), EpochTimes(3, 2, 8.0)], {2: 1.5, 3: 4.0}, id="of more jobs"),
     ],
 )
-def test_company_is_learnt(profile: Profile, seen: Sequence[EpochsSeen], crowding: Mapping[int, float]) -> None:
+def test_company_is_learnt(profile: Profile, seen: Sequence[EpochTimes], crowding: Mapping[int, float]) -> None:
     assert after(knowing(profile), *seen) == replace(profile, crowding=crowding)
 
 
 def test_what_is_known_already_is_no_news(store: ProfileStore) -> None:
-    assert after(store, EpochsSeen(2, 2, 3.0)) is None, "nothing is known of the key yet"
+    assert after(store, EpochTimes(2, 2, 3.0)) is None, "nothing is known of the key yet"
     assert store.learnt == 0
     store = knowing(EPOCH)
-    after(store, *([EpochsSeen(2, 2, 3.0)] * 3))
+    after(store, *([EpochTimes(2, 2, 3.0)] * 3))
     assert store.learnt == 2
 
 
@@ -156,11 +156,13 @@ def test_the_pace_of_a_pack_is_that_of_its_pairs() -> None:
     store = ProfileStore(history)
     a, b, c = A.steps, B.steps, replace(A, structure="c").steps
     store.observe(PackSpeedMeasured("one", (B, A, replace(A, structure="c")), 0.9), TRAIN, H200)
-    assert history.paces("H200") == dict.fromkeys((tuple(sorted(pair)) for pair in ((a, b), (a, c), (b, c))), 0.9)
+    assert history.pack_speeds("H200") == dict.fromkeys((tuple(sorted(pair)) for pair in ((a, b), (a, c), (b, c))), 0.9)
     store.observe(PackSpeedMeasured("one", (A, B), 0.7), TRAIN, H200)
     store.observe(PackSpeedMeasured("one", (B, A, A), 0.5), TRAIN, H200)
-    assert history.paces("H200")[min(a, b), max(a, b)] == pytest.approx(0.8), "what a pair shows itself is better known"
-    assert history.paces("H200")[a, a] == 0.5
+    assert history.pack_speeds("H200")[min(a, b), max(a, b)] == pytest.approx(0.8), (
+        "what a pair shows itself is better known"
+    )
+    assert history.pack_speeds("H200")[a, a] == 0.5
 
 
 MEMORY = replace(FUSES, base_memory=100, member_memory=10)
@@ -205,14 +207,14 @@ def test_a_process_of_which_one_array_is_unknown_raises_nothing() -> None:
 )
 def test_after_running_out_more_is_expected_of_a_member(device: int, peak: int, expected: int) -> None:
     seen = [MemoryMeasured("one", {A: 4}, peak)] if peak else []
-    found = after(knowing(MEMORY), *seen, RanOut((array(0, 1, 2, 3),)), device=replace(H200, memory=device))
+    found = after(knowing(MEMORY), *seen, OutOfMemorySeen((array(0, 1, 2, 3),)), device=replace(H200, memory=device))
     assert found == replace(MEMORY, member_memory=expected)
 
 
 def test_running_out_again_and_again_is_more_each_time_also_from_nothing() -> None:
     store, seen = knowing(replace(MEMORY, member_memory=0)), []
     for _ in range(4):
-        profile = after(store, RanOut((array(0, 1, 2, 3),)))
+        profile = after(store, OutOfMemorySeen((array(0, 1, 2, 3),)))
         assert profile is not None
         seen.append(profile.member_memory)
     assert seen == [1, 2, 3, 5]
@@ -222,11 +224,11 @@ def test_the_peak_of_a_pack_is_no_arrays_own_nor_that_of_a_job_that_is_over() ->
     store = knowing(MEMORY)
     store.observe(MemoryMeasured("one", {A: 4}, 170), TRAIN, H200)
     store.end("one")
-    found = after(store, RanOut((array(0, 1, 2, 3),)))
+    found = after(store, OutOfMemorySeen((array(0, 1, 2, 3),)))
     assert found == replace(MEMORY, member_memory=15)
     store = knowing(MEMORY, A, B)
     store.observe(MemoryMeasured("one", {A: 4}, 170), TRAIN, H200)
-    assert after(store, RanOut((array(0), array(1, key=B)))) == replace(MEMORY, member_memory=15)
+    assert after(store, OutOfMemorySeen((array(0), array(1, key=B)))) == replace(MEMORY, member_memory=15)
 
 
 def test_where_a_structure_came_from_is_kept_across_studies(tmp_path: Path) -> None:

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from shoal.fuse.api import fuse
 from shoal.fuse.array import ModelArray
-from shoal.fuse.making import fuse
-from shoal.fuse.optim.cohort import Lowering
 from shoal.fuse.optim.fused import FusedOptimizer, fuse_optimizers
+from shoal.fuse.optim.param_group_batch import Lowering
 
 Make = Callable[[nn.Module, int], Optimizer]
 

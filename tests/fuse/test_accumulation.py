@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam, Optimizer
 from twins import Of, build, check, close, compare_state
 
-from shoal.fuse.making import fuse
+from shoal.fuse.api import fuse
 from shoal.fuse.optim.fused import fuse_optimizers
 from shoal.fuse.stacked import Stacked
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from twins import close, compare
 
 from shoal.core.errors import FusionError
-from shoal.fuse.making import fuse
+from shoal.fuse.api import fuse
 from shoal.fuse.optim.fused import fuse_optimizers
 from shoal.fuse.structure import apart_paths, entries, mismatch
 

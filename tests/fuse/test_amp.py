@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from twins import Of, build, compare_state
 
+from shoal.fuse.api import fuse
 from shoal.fuse.array import ModelArray
-from shoal.fuse.making import fuse
 from shoal.fuse.stacked import Stacked
 
 X = torch.randn(4, 6, generator=torch.Generator().manual_seed(0))

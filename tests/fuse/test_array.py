@@ -19,8 +19,8 @@ from twins import build, check, compare, compare_state
 
 import shoal.fuse
 from shoal.core.errors import FusionError
+from shoal.fuse.api import concat, fuse
 from shoal.fuse.array import ModelArray
-from shoal.fuse.making import concat, fuse
 from shoal.fuse.optim.fused import fuse_optimizers
 from shoal.fuse.step import TrainingStep
 from shoal.fuse.structure import entries, structure_digest

@@ -10,7 +10,7 @@ from twins import build, close, compare
 
 import shoal
 from shoal.core.errors import FusionError
-from shoal.fuse.making import fuse
+from shoal.fuse.api import fuse
 
 generator = torch.Generator().manual_seed(0)
 OWN = [torch.randn(6, 4, generator=generator, dtype=torch.float64) for _ in range(10)]

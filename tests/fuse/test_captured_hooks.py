@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from shoal.core.errors import FusionError
+from shoal.fuse.api import fuse
 from shoal.fuse.array import ModelArray
 from shoal.fuse.capture import CapturedStep
-from shoal.fuse.making import fuse
 from shoal.fuse.optim.fused import FusedOptimizer, fuse_optimizers
 
 X = torch.randn(3, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))

@@ -12,9 +12,9 @@ from test_transformers_models import IMAGES, LABELS, MODELS, TEXT, TOKENS, VISIO
 from torch import Tensor
 from twins import build
 
+from shoal.fuse.api import fuse
 from shoal.fuse.array import ModelArray
 from shoal.fuse.capture import CapturedStep
-from shoal.fuse.making import fuse
 from shoal.fuse.optim.fused import FusedOptimizer, fuse_optimizers
 
 pytestmark = pytest.mark.filterwarnings("default")  # of the models, about themselves

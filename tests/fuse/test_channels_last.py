@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.optim import SGD
 from twins import build, close, compare, compare_state
 
-from shoal.fuse.making import fuse
+from shoal.fuse.api import fuse
 from shoal.fuse.optim.fused import fuse_optimizers
 from shoal.fuse.stacked import Stacked
 

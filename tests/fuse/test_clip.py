@@ -12,9 +12,9 @@ from torch.optim import SGD
 from twins import build, close, compare, compare_state
 
 from shoal.core.errors import FusionError
+from shoal.fuse.api import fuse
 from shoal.fuse.array import ModelArray
 from shoal.fuse.clip import clip_grad_norm_, clip_grad_value_
-from shoal.fuse.making import fuse
 
 INF = float("inf")
 

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from twins import Of, check
 
+from shoal.fuse.api import fuse
 from shoal.fuse.autotune import forced
-from shoal.fuse.making import fuse
 
 torch.manual_seed(11)
 SEQUENCE = torch.randn(3, 4, 9, dtype=torch.float64)

@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 from twins import check
 
 from shoal.core.errors import FusionError
-from shoal.fuse.making import fuse
+from shoal.fuse.api import fuse
 
 torch.manual_seed(2)
 X = torch.randn(6, 4, dtype=torch.float64)

@@ -11,7 +11,7 @@ from lowerings import in_loops
 from torch import Tensor, nn
 from twins import Of, build
 
-from shoal.fuse.making import fuse
+from shoal.fuse.api import fuse
 from shoal.fuse.stacked import Stacked
 
 INPUTS = {

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from twins import Of, check
 
 from shoal.core.errors import FusionError
-from shoal.fuse.making import fuse
+from shoal.fuse.api import fuse
 from shoal.fuse.stacked import NeedsMemberError, Stacked
 
 torch.manual_seed(7)

@@ -14,7 +14,7 @@ from torch.nn.utils import prune
 from twins import Of, check
 
 from shoal.core.errors import FusionError
-from shoal.fuse.making import fuse
+from shoal.fuse.api import fuse
 from shoal.fuse.stacked import Stacked
 
 torch.manual_seed(2)

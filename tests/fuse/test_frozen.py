@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from twins import build, close, compare
 
 from shoal.core.errors import FusionError
-from shoal.fuse.making import concat, fuse
+from shoal.fuse.api import concat, fuse
 from shoal.fuse.optim.fused import fuse_optimizers
 
 X = torch.randn(5, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)

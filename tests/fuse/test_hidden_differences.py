@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from twins import build, close, compare, compare_state
 
 from shoal.core.errors import FusionError
+from shoal.fuse.api import fuse
 from shoal.fuse.array import ModelArray
-from shoal.fuse.making import fuse
 from shoal.fuse.structure import entries
 
 X = torch.randn(5, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)

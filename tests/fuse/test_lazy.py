@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from shoal.fuse.lazy import lazily_copied
+from shoal.fuse.copy_on_write import lazily_copied
 
 X, Y = torch.randn(3, 2), torch.arange(3)
 

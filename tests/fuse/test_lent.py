@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from twins import build, close, compare
 
 from shoal.core.errors import FusionError
+from shoal.fuse.api import concat, fuse
 from shoal.fuse.array import ModelArray
-from shoal.fuse.making import concat, fuse
 from shoal.fuse.optim.fused import fuse_optimizers
 
 X = torch.randn(5, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from twins import Of, check
 
+from shoal.fuse.api import fuse
 from shoal.fuse.autotune import forced
-from shoal.fuse.making import fuse
 from shoal.fuse.rules import linear
 
 torch.manual_seed(13)

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from twins import Of, build, check, compare
 
-from shoal.fuse.making import fuse
+from shoal.fuse.api import fuse
 from shoal.fuse.stacked import Stacked
 
 REDUCTIONS = ("mean", "sum", "none")

@@ -13,13 +13,13 @@ from torch import Tensor, nn
 from twins import build, close, compare, compare_state
 
 from shoal.core.errors import FusionError
+from shoal.fuse.api import fuse
 from shoal.fuse.array import ModelArray
 from shoal.fuse.batch import stack
 from shoal.fuse.capture import CapturedStep
-from shoal.fuse.making import fuse
+from shoal.fuse.inplace_ops import written
 from shoal.fuse.optim.fused import fuse_optimizers
 from shoal.fuse.step import TrainingStep
-from shoal.fuse.writes import written
 
 MEMBERS = 3
 X = torch.randn(5, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(7))

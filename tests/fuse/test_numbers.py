@@ -11,8 +11,8 @@ from torch.utils import _pytree as pytree
 from twins import build, close, compare, compare_state
 
 from shoal.core.errors import FusionError
+from shoal.fuse.api import fuse
 from shoal.fuse.array import ModelArray
-from shoal.fuse.making import fuse
 
 X = torch.randn(6, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 SERIES = X.view(2, 3, 4)

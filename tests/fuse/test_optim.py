@@ -8,10 +8,10 @@ from torch import nn
 from torch.optim import SGD, Adam, Optimizer, SparseAdam
 
 from shoal.core.errors import FusionError
-from shoal.fuse.making import fuse
-from shoal.fuse.optim.cohort import Cohort
+from shoal.fuse.api import fuse
 from shoal.fuse.optim.fused import fuse_optimizers
 from shoal.fuse.optim.loop import MemberLoop
+from shoal.fuse.optim.param_group_batch import ParamGroupBatch
 
 
 @pytest.mark.pairwise
@@ -29,7 +29,7 @@ def test_equals_the_members_own_optimizers(make: Make, members: int, lowering: A
 @pytest.mark.parametrize("make", RULES.values(), ids=RULES)
 def test_rules_run_all_members_together(make: Make) -> None:
     twins = Twins(make, 3)
-    assert all(isinstance(unit, Cohort) for unit in twins.fused._units)
+    assert all(isinstance(unit, ParamGroupBatch) for unit in twins.fused._units)
     assert len(twins.fused._units) == len(twins.own[0].param_groups)
 
 

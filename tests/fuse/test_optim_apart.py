@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.optim import Adam, Optimizer, Rprop
 
 from shoal.core.errors import FusionError
+from shoal.fuse.api import fuse
 from shoal.fuse.array import ModelArray
-from shoal.fuse.making import fuse
 from shoal.fuse.optim.fused import FusedOptimizer, fuse_optimizers
 
 X = torch.randn(6, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)

@@ -10,7 +10,7 @@ from optim_makes import RULES
 from optim_twins import Make, Net, Twins, same
 from torch.optim import SGD, Adam, AdamW
 
-from shoal.fuse.making import fuse
+from shoal.fuse.api import fuse
 from shoal.fuse.optim.fused import fuse_optimizers
 
 MAKES: dict[str, Make] = {

@@ -12,7 +12,7 @@ from torch.optim import SGD, Adam, AdamW
 from torch.overrides import TorchFunctionMode
 
 from shoal.core.errors import FusionError
-from shoal.fuse.making import fuse
+from shoal.fuse.api import fuse
 from shoal.fuse.optim import functions
 from shoal.fuse.optim.fused import fuse_optimizers
 

@@ -10,7 +10,7 @@ from torch.nn.utils.parametrizations import orthogonal, spectral_norm, weight_no
 from torch.nn.utils.parametrize import register_parametrization
 from twins import Of, build, check, close
 
-from shoal.fuse.making import fuse
+from shoal.fuse.api import fuse
 
 torch.manual_seed(4)
 X = torch.randn(6, 4, dtype=torch.float64)

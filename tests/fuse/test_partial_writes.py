@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from twins import close, compare
 
-from shoal.fuse.making import fuse
+from shoal.fuse.api import fuse
 
 X = torch.randn(6, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 

@@ -13,12 +13,12 @@ from torch.optim.lr_scheduler import ExponentialLR
 
 import shoal.fuse.step as step_module
 from shoal.core.errors import FusionError
+from shoal.fuse.api import fuse
 from shoal.fuse.batch import stack
 from shoal.fuse.capture import CapturedStep
-from shoal.fuse.making import fuse
-from shoal.fuse.optim.cohort import _MOST_LIVE, Cohort
 from shoal.fuse.optim.fused import fuse_optimizers
 from shoal.fuse.optim.own_update import OwnUpdate
+from shoal.fuse.optim.param_group_batch import _MOST_LIVE, ParamGroupBatch
 from shoal.fuse.step import TrainingStep
 
 X = torch.randn(12, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -396,9 +396,9 @@ def test_of_many_sets_of_parameters_that_have_had_gradients_few_are_remembered()
     array = Array(["momentum"], Layers, some_layers, ("eager",))
     for _ in range(2 * _MOST_LIVE):
         array.step([(X, Y)])
-    (cohort,) = array.fused._units
-    assert isinstance(cohort, Cohort)
-    assert 1 < len(cohort._live) <= _MOST_LIVE
+    (param_batch,) = array.fused._units
+    assert isinstance(param_batch, ParamGroupBatch)
+    assert 1 < len(param_batch._live) <= _MOST_LIVE
 
 
 class Layers(nn.Module):

@@ -11,7 +11,7 @@ from mixes import check_mixes
 from torch import Tensor, nn
 from twins import Of, build, check
 
-from shoal.fuse.making import fuse
+from shoal.fuse.api import fuse
 
 torch.manual_seed(7)
 INPUTS = {

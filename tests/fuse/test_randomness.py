@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from twins import Of, build
 
 from shoal.core.errors import FusionError
+from shoal.fuse.api import fuse
 from shoal.fuse.array import ModelArray
-from shoal.fuse.draws import draws
 from shoal.fuse.generators import seeded
-from shoal.fuse.making import fuse
 from shoal.fuse.optim.fused import fuse_optimizers
+from shoal.fuse.random_ops import draws
 from shoal.fuse.randomness import Randomness, keep_mask, member_keys
 from shoal.fuse.stacked import Stacked
 from shoal.fuse.step import TrainingStep

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 from twins import Of, build, check, close
 
 from shoal.fuse import autotune
-from shoal.fuse.making import fuse
+from shoal.fuse.api import fuse
 from shoal.fuse.rules.recurrent import RULES
 
 torch.manual_seed(7)

@@ -16,9 +16,9 @@ import shoal
 import shoal.fuse.step as step_module
 from shoal.core.errors import FusionError
 from shoal.cost.race import RaceRules
+from shoal.fuse.api import fuse
 from shoal.fuse.array import ModelArray
 from shoal.fuse.capture import CapturedStep
-from shoal.fuse.making import fuse
 from shoal.fuse.optim.fused import FusedOptimizer, fuse_optimizers
 from shoal.fuse.step import PATIENCE, TrainingStep, Way
 

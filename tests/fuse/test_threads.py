@@ -14,13 +14,13 @@ from torch.utils.checkpoint import CheckpointFunction, checkpoint
 
 from shoal.core.errors import FusionError
 from shoal.fuse import autotune
+from shoal.fuse.api import fuse
 from shoal.fuse.array import ModelArray
 from shoal.fuse.capture import CapturedStep
 from shoal.fuse.intercept import member_run
-from shoal.fuse.making import fuse
 from shoal.fuse.optim.fused import fuse_optimizers
-from shoal.fuse.quiet import Hidden
 from shoal.fuse.randomness import Randomness
+from shoal.fuse.warning_filters import HiddenWarning
 
 X = torch.randn(3, 5, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 SECONDS = 20.0
@@ -239,7 +239,7 @@ def test_a_part_that_runs_again_leaves_generators_alone(monkeypatch: pytest.Monk
 
 
 def test_a_warning_is_hidden_until_the_last_thread_leaves() -> None:
-    hidden = Hidden("of no interest")
+    hidden = HiddenWarning("of no interest")
     outer, inner = hidden(), hidden()
     outer.__enter__()
     inner.__enter__()

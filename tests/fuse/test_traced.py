@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 from twins import build, close
 
+from shoal.fuse.api import fuse
 from shoal.fuse.array import ModelArray
-from shoal.fuse.making import fuse
 from shoal.fuse.randomness import keep_mask, member_keys
 
 Tensors = dict[str, Tensor]

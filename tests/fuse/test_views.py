@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from twins import Of, check
 
-from shoal.fuse.copies import _copies
+from shoal.fuse.aliasing import _copies
 from shoal.fuse.stacked import Stacked
 
 torch.set_num_threads(1)

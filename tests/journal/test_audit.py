@@ -8,7 +8,7 @@ from journal_samples import STUDY, group, job
 from shoal.core.demand import Demand
 from shoal.core.device import Cluster, Device, Node
 from shoal.core.errors import JournalError
-from shoal.journal.audit import Violation, over_promised
+from shoal.journal.audit import Overcommitment, overcommitments
 from shoal.journal.writer import Journal
 
 GPUS = tuple(Device(f"cuda:{index}", "H200", 100) for index in range(2))
@@ -38,7 +38,7 @@ CASES = {
     "all of it": ([(1, start("a", "cuda:0", 60)), (2, start("b", "cuda:0", 40))], []),
     "one too many": (
         [(1, start("a", "cuda:0", 60)), (2, start("b", "cuda:0", 41))],
-        [Violation("cuda:0", "bytes", 2.0, 101, 100, ("a", "b"))],
+        [Overcommitment("cuda:0", "bytes", 2.0, 101, 100, ("a", "b"))],
     ),
     "one after the other": ([(1, start("a", "cuda:0", 60)), (2, end("a")), (3, start("b", "cuda:0", 60))], []),
     "at the same moment": ([(1, start("a", "cuda:0", 60)), (2, start("b", "cuda:0", 60)), (2, end("a"))], []),
@@ -50,19 +50,19 @@ CASES = {
     ),
     "less is promised too late": (
         [(1, start("a", "cuda:0", 60)), (2, start("b", "cuda:0", 70)), (3, promise("a", 30))],
-        [Violation("cuda:0", "bytes", 2.0, 130, 100, ("a", "b"))],
+        [Overcommitment("cuda:0", "bytes", 2.0, 130, 100, ("a", "b"))],
     ),
     "too many join": (
         [(1, start("a", "cuda:0", 60)), (2, start("b", "cuda:0", 10)), (3, promise("a", 95)), (4, promise("a", 99))],
         [
-            Violation("cuda:0", "bytes", 3.0, 105, 100, ("a", "b")),
-            Violation("cuda:0", "bytes", 4.0, 109, 100, ("a", "b")),
+            Overcommitment("cuda:0", "bytes", 3.0, 105, 100, ("a", "b")),
+            Overcommitment("cuda:0", "bytes", 4.0, 109, 100, ("a", "b")),
         ],
     ),
     "unknown memory": ([(1, start("a", "cuda:0", 0, 0.0)), (2, start("b", "cuda:0", 100, 4.0))], []),
     "cores of a node, on its devices together": (
         [(1, start("a", "cuda:0", 1, 2.5)), (2, start("b", "cuda:2", 1, 2.5)), (3, start("c", "cuda:1", 1, 2.5))],
-        [Violation("one", "cores", 3.0, 5.0, 4, ("a", "c"))],
+        [Overcommitment("one", "cores", 3.0, 5.0, 4, ("a", "c"))],
     ),
     "rounding": ([(1, start(name, "cuda:0", 1, 4 / 3)) for name in "abc"], []),
 }
@@ -85,11 +85,11 @@ def test_over_promised(events, expected, journal, clock):
     for time, event in events:
         clock.now = float(time)
         event(journal)
-    assert over_promised(journal, CLUSTER) == expected
+    assert overcommitments(journal, CLUSTER) == expected
 
 
 def test_a_violation_reads_well():
-    assert str(Violation("cuda:0", "bytes", 2.0, 101, 100, ("a", "b"))) == (
+    assert str(Overcommitment("cuda:0", "bytes", 2.0, 101, 100, ("a", "b"))) == (
         "cuda:0: 101 of 100 bytes were promised at 2.000 to a, b"
     )
 
@@ -97,4 +97,4 @@ def test_a_violation_reads_well():
 def test_a_device_that_never_was_is_named(journal):
     start("a", "cuda:9", 1)(journal)
     with pytest.raises(JournalError, match=r"a ran on cuda:9, which is not among the devices: cuda:0, cuda:1, cuda:2"):
-        over_promised(journal, CLUSTER)
+        overcommitments(journal, CLUSTER)

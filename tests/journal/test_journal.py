@@ -13,7 +13,7 @@ from shoal.core.job import Purpose
 from shoal.core.objective import objectives
 from shoal.core.trial import Budget, Decision, Report, Trial, TrialGroup, TrialState
 from shoal.journal.record import lower_is_better, merge_best
-from shoal.journal.rows import Ask, JobRow, Promise
+from shoal.journal.rows import JobRow, Proposal, Reservation
 from shoal.journal.writer import Journal
 
 PENDING, RUNNING, PAUSED = TrialState.PENDING, TrialState.RUNNING, TrialState.PAUSED
@@ -110,10 +110,10 @@ def test_events_come_in_the_order_in_which_they_drove_the_algorithm(journal):
         again.asked(2, second)
         again.reported("2", [report(2, 1)])
         assert list(again.events()) == [
-            Ask(5, tuple(first)),
+            Proposal(5, tuple(first)),
             report(1, 1, 0.5, PAUSED),
             report(0, 1, 0.25, PAUSED),
-            Ask(2, tuple(second)),
+            Proposal(2, tuple(second)),
             report(2, 1),
         ]
 
@@ -174,7 +174,7 @@ def test_trials_of_a_job_that_ended_early_wait_again(journal, failed, failures):
     journal.reported("1", [report(0, 2, state=PAUSED)])
     assert journal.job_ended("1", "crashed", "killed by SIGKILL", failed=failed) == {1: failures}
     assert [(row.state, row.failures) for row in journal.trials()] == [(PAUSED, 0), (PENDING, failures)]
-    ended = ("crashed", "killed by SIGKILL", ("s x 32",), Promise(1003.0), {"s x 32": (0, 1)})
+    ended = ("crashed", "killed by SIGKILL", ("s x 32",), Reservation(1003.0), {"s x 32": (0, 1)})
     assert journal.jobs() == [JobRow("1", Purpose.TRAIN, "cpu:0", (0, 1), 1003.0, 1005.0, *ended)]
 
 

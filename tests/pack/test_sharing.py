@@ -18,8 +18,8 @@ from shoal.pack import batches as batches_module
 from shoal.pack import fetch as fetch_module
 from shoal.pack.batches import LOOKED_AT, Batches, epoch_order
 from shoal.pack.fetch import Fetcher
+from shoal.pack.sample_window import BLOCK
 from shoal.pack.samples import same
-from shoal.pack.window import BLOCK
 
 SIZES = (20, 50, 70)
 

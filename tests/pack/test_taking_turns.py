@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from shoal.pack.search import RULES
-from shoal.pack.turns import Turns
+from shoal.pack.lane_scheduler import LaneScheduler
+from shoal.pack.schedule_search import RULES
 
 CPU = torch.device("cpu")
 GPU = torch.device("cuda", 0)
@@ -113,7 +113,7 @@ def never() -> bool:
     return False
 
 
-def until_chosen(turns: Turns, lanes: list[Fake], rounds: int = 200) -> int:
+def until_chosen(turns: LaneScheduler, lanes: list[Fake], rounds: int = 200) -> int:
     """Rounds that it took."""
     for number in range(rounds):
         assert turns.round(lanes, never) == []
@@ -135,7 +135,7 @@ def until_chosen(turns: Turns, lanes: list[Fake], rounds: int = 200) -> int:
 def test_the_fastest_way_is_chosen(walk: str | None, on_stream: float, expected: str, gpu: torch.device) -> None:
     world = World(switch=1e-4, on_stream=on_stream)
     lanes = [Fake(world, str(i), walk=walk) for i in range(2)]
-    turns = Turns(gpu, world.clock)
+    turns = LaneScheduler(gpu, world.clock)
     until_chosen(turns, lanes)
     assert turns.way == expected
     assert set(turns.seconds) == {"turns" if walk is None else "steps", "streams"}
@@ -145,7 +145,7 @@ def test_the_fastest_way_is_chosen(walk: str | None, on_stream: float, expected:
 def test_where_there_is_one_way_nothing_is_measured(walk: str | None, expected: str) -> None:
     world = World(fetch=3e-4)
     lanes = [Fake(world, str(i), walk=walk) for i in range(3)]
-    turns = Turns(CPU, world.clock)
+    turns = LaneScheduler(CPU, world.clock)
     turns.round(lanes, never)
     assert (turns.way, turns.seconds) == (expected, {})
 
@@ -153,7 +153,7 @@ def test_where_there_is_one_way_nothing_is_measured(walk: str | None, expected: 
 def test_lanes_abreast_have_each_sample_fetched_once() -> None:
     world = World(fetch=3e-4)
     lanes = [Fake(world, str(i), size=size, walk="epoch") for i, size in enumerate((8, 10, 20))]
-    turns = Turns(CPU, world.clock)
+    turns = LaneScheduler(CPU, world.clock)
     for _ in range(30):
         turns.round(lanes, never)
     assert world.fetches <= max(lane.position for lane in lanes)
@@ -162,7 +162,7 @@ def test_lanes_abreast_have_each_sample_fetched_once() -> None:
 def test_lanes_that_come_at_different_places_of_an_epoch_meet() -> None:
     world = World()
     ahead, behind = Fake(world, "ahead", position=200, walk="epoch"), Fake(world, "behind", walk="epoch")
-    turns = Turns(CPU, world.clock)
+    turns = LaneScheduler(CPU, world.clock)
     while behind.position < 200:
         turns.round([ahead, behind], never)
         assert ahead.position <= max(200, behind.position + 10)
@@ -173,7 +173,7 @@ def test_a_lane_that_joins_catches_up_with_those_in_the_same_pass(walk: str, joi
     """They are level once the newcomer is at sample 500; one in another pass counts from where the others are."""
     world = World(fetch=3e-4)
     lanes = [Fake(world, str(i), position=200, walk="epoch") for i in range(2)]
-    turns = Turns(CPU, world.clock)
+    turns = LaneScheduler(CPU, world.clock)
     turns.round(lanes, never)
     level = lanes[0].position
     newcomer = Fake(world, "newcomer", position=joins, walk=walk)
@@ -186,7 +186,7 @@ def test_a_lane_that_joins_catches_up_with_those_in_the_same_pass(walk: str, joi
 def test_what_was_chosen_stays_and_costs_no_measuring(gpu: torch.device) -> None:
     world = World(switch=1e-4, on_stream=2.0)
     lanes = [Fake(world, "a"), Fake(world, "b")]
-    turns = Turns(gpu, world.clock)
+    turns = LaneScheduler(gpu, world.clock)
     until_chosen(turns, lanes)
     world.log.clear()
     for _ in range(3):
@@ -199,7 +199,7 @@ def test_what_was_chosen_stays_and_costs_no_measuring(gpu: torch.device) -> None
 def test_a_way_is_tried_a_few_times(gpu: torch.device) -> None:
     world = World(switch=0.01)
     lanes = [Fake(world, "a"), Fake(world, "b")]
-    turns = Turns(gpu, world.clock)
+    turns = LaneScheduler(gpu, world.clock)
     rounds = until_chosen(turns, lanes)
     assert turns.way == "turns"
     doubling = 10  # of the span, while a round is short
@@ -209,7 +209,7 @@ def test_a_way_is_tried_a_few_times(gpu: torch.device) -> None:
 def test_lanes_end_each_round_side_by_side() -> None:
     world = World(switch=1e-4)
     lanes = [Fake(world, "a", size=20), Fake(world, "b", size=50, cost=0.004), Fake(world, "c", size=80)]
-    turns = Turns(CPU, world.clock)
+    turns = LaneScheduler(CPU, world.clock)
     for _ in range(60):
         turns.round(lanes, never)
         positions = [lane.position for lane in lanes]
@@ -221,7 +221,7 @@ def test_single_steps_let_the_one_furthest_behind_go_first() -> None:
     world = World()
     sizes = {"a": 20, "b": 50, "c": 100}
     lanes = [Fake(world, name, size=size, settled=name != "a", walk="epoch") for name, size in sizes.items()]
-    turns = Turns(CPU, world.clock)
+    turns = LaneScheduler(CPU, world.clock)
     while len(world.log) < 17:
         turns.round(lanes, never)
     assert "".join(world.log).startswith("abcaabaab" + "c"[:1])
@@ -232,7 +232,7 @@ def test_single_steps_let_the_one_furthest_behind_go_first() -> None:
 def test_one_lane_alone_runs_on_without_any_measuring(gpu: torch.device) -> None:
     world = World()
     lane = Fake(world, "a", ends=1000)
-    turns = Turns(gpu, world.clock)
+    turns = LaneScheduler(gpu, world.clock)
     turns.round([lane], never)
     assert turns.way == "turns"
     assert turns.seconds == {}
@@ -240,13 +240,13 @@ def test_one_lane_alone_runs_on_without_any_measuring(gpu: torch.device) -> None
 
 
 def test_no_lane_at_all_is_no_round() -> None:
-    assert Turns(CPU).round([], never) == []
+    assert LaneScheduler(CPU).round([], never) == []
 
 
 def test_a_lane_that_ends_an_epoch_is_left_alone_for_the_round() -> None:
     world = World()
     short, long = Fake(world, "short", ends=100), Fake(world, "long")
-    turns = Turns(CPU, world.clock)
+    turns = LaneScheduler(CPU, world.clock)
     for _ in range(20):
         before = short.position
         turns.round([short, long], never)
@@ -258,7 +258,7 @@ def test_a_lane_that_ends_an_epoch_is_left_alone_for_the_round() -> None:
 def test_a_lane_with_nothing_to_do_stops_nobody() -> None:
     world = World()
     waits, goes = Fake(world, "waits", idle=True), Fake(world, "goes")
-    turns = Turns(CPU, world.clock)
+    turns = LaneScheduler(CPU, world.clock)
     for _ in range(5):
         turns.round([waits, goes], never)
     assert waits.position == 0
@@ -268,7 +268,7 @@ def test_a_lane_with_nothing_to_do_stops_nobody() -> None:
 def test_who_joins_starts_level_and_the_set_is_measured_anew(gpu: torch.device) -> None:
     world = World(switch=1e-4, on_stream=2.0)
     first, second = Fake(world, "a"), Fake(world, "b")
-    turns = Turns(gpu, world.clock)
+    turns = LaneScheduler(gpu, world.clock)
     until_chosen(turns, [first, second])
     joined = Fake(world, "c")
     level = min(first.position, second.position)
@@ -283,7 +283,7 @@ def test_who_joins_starts_level_and_the_set_is_measured_anew(gpu: torch.device) 
 def test_lanes_that_are_not_settled_put_measuring_off_and_what_was_known_is_dropped(gpu: torch.device) -> None:
     world = World(switch=1e-4, on_stream=2.0)
     lanes = [Fake(world, "a"), Fake(world, "b")]
-    turns = Turns(gpu, world.clock)
+    turns = LaneScheduler(gpu, world.clock)
     until_chosen(turns, lanes)
     lanes[1].settled = False
     turns.round(lanes, never)
@@ -295,7 +295,7 @@ def test_lanes_that_are_not_settled_put_measuring_off_and_what_was_known_is_drop
 def test_a_dropped_lane_is_forgotten() -> None:
     world = World(switch=1e-4)
     lanes = [Fake(world, "a"), Fake(world, "b")]
-    turns = Turns(CPU, world.clock)
+    turns = LaneScheduler(CPU, world.clock)
     until_chosen(turns, lanes)
     del lanes[1]
     world.last = None
@@ -309,7 +309,7 @@ def test_a_dropped_lane_is_forgotten() -> None:
 def test_who_raises_is_named_and_the_others_go_on(way: str, gpu: torch.device) -> None:
     world = World(on_stream=0.5 if way == "streams" else 2.0)
     good, bad = Fake(world, "good"), Fake(world, "bad")
-    turns = Turns(gpu, world.clock)
+    turns = LaneScheduler(gpu, world.clock)
     until_chosen(turns, [good, bad])
     assert turns.way == way
     bad.raises = bad.position + 30
@@ -325,7 +325,7 @@ def test_who_raises_is_named_and_the_others_go_on(way: str, gpu: torch.device) -
 def test_all_who_raise_are_named(gpu: torch.device) -> None:
     world = World(on_stream=0.5)
     lanes = [Fake(world, name) for name in "abc"]
-    turns = Turns(gpu, world.clock)
+    turns = LaneScheduler(gpu, world.clock)
     until_chosen(turns, lanes)
     for lane in lanes[:2]:
         lane.raises = lane.position
@@ -337,7 +337,7 @@ def test_all_who_raise_are_named(gpu: torch.device) -> None:
 def test_an_interruption_ends_the_round_after_the_step_under_way(way: str, gpu: torch.device) -> None:
     world = World(on_stream=0.5 if way == "streams" else 2.0)
     lanes = [Fake(world, name) for name in "ab"]
-    turns = Turns(gpu, world.clock)
+    turns = LaneScheduler(gpu, world.clock)
     until_chosen(turns, lanes)
     assert turns.way == way
     world.log.clear()

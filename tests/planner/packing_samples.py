@@ -4,7 +4,7 @@ from planner_samples import GB
 
 from shoal.core.array import Array, FusionKey, Member
 from shoal.core.trial import Trial
-from shoal.planner.packing import Candidate, Scene, predicted
+from shoal.planner.packing import Candidate, PackingContext, predicted
 from shoal.planner.packing.prediction import makespan
 
 
@@ -27,13 +27,16 @@ def candidate(
     return Candidate(Array(key, (Member(trial, 0, epochs),)), seconds, fetching, memory * GB, base * GB, tail)
 
 
-def scene(devices=1, memory=100, **changes):
-    return Scene(**{"loads": (0.0,) * devices, "memory": memory * GB} | changes)
+def context(devices=1, memory=100, **changes):
+    return PackingContext(**{"loads": (0.0,) * devices, "memory": memory * GB} | changes)
 
 
-def paces(candidates, **measured):
+def pack_speeds(candidates, **measured):
     """`_01=0.8` is the pace of the candidates at 0 and 1."""
-    return {frozenset(candidates[int(digit)].key for digit in name.strip("_")): pace for name, pace in measured.items()}
+    return {
+        frozenset(candidates[int(digit)].key for digit in name.strip("_")): pack_speed
+        for name, pack_speed in measured.items()
+    }
 
 
 def numbers(groups):

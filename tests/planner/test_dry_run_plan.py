@@ -8,10 +8,10 @@ from shoal.core.array import Array, FusionKey, Member
 from shoal.core.demand import Profile
 from shoal.core.device import Device
 from shoal.core.trial import Trial
-from shoal.dry_run.plan import Plan, planned
+from shoal.dry_run.plan import DryRunPlan, planned
 from shoal.planner.grouping import START_SECONDS, Grouping
 from shoal.planner.packing.cost import Cost
-from shoal.planner.packing.single import Single
+from shoal.planner.packing.no_packing import NoPacking
 
 DEVICE = Device("cpu:0", "cpu/1", memory=4_200_000_000)
 
@@ -28,10 +28,10 @@ def array(numbers, known, structure="mlp", data="data"):
     return Array(FusionKey(structure, data, 32), tuple(Member(trial, 0, 1) for trial in trials), known)
 
 
-def plan(*jobs, paces=None):
+def plan(*jobs, pack_speeds=None):
     profiles = {array.key: array.profile for arrays in jobs for array in arrays}
-    grouping = Grouping(Cost(), lambda kind: paces or {})
-    return Plan(DEVICE, lambda key, kind: profiles[key], grouping, list(jobs))
+    grouping = Grouping(Cost(), lambda kind: pack_speeds or {})
+    return DryRunPlan(DEVICE, lambda key, kind: profiles[key], grouping, list(jobs))
 
 
 SLOW = profile(0.001, fetch=0.05, sharing="window")
@@ -56,7 +56,7 @@ def test_an_epoch_of_a_plan_is_that_of_its_jobs(jobs, shared, expected):
 
 def test_steps_of_a_pack_go_at_the_pace_that_was_measured():
     jobs = [(array([0], profile(0.1), "a"), array([1], profile(0.1), "b"))]
-    found = plan(*jobs, paces={("a x 32", "b x 32"): 0.6})
+    found = plan(*jobs, pack_speeds={("a x 32", "b x 32"): 0.6})
     assert found.seconds(True) == pytest.approx(0.6 * 2 + START_SECONDS)
 
 
@@ -116,9 +116,9 @@ def test_a_packed_array_says_with_whom_and_what_that_saves():
 
 def test_other_reasons_are_those_of_the_study_and_of_what_went_wrong():
     jobs = [(array([0], profile()),), (array([1], profile()),)]
-    (unfused, _) = planned(plan(*jobs), Single(), False, {})
+    (unfused, _) = planned(plan(*jobs), NoPacking(), False, {})
     assert unfused.decided.startswith("not fused: fuse=False; by itself: sharing would save up to ")
-    assert unfused.decided.endswith(", Single() has it so")
+    assert unfused.decided.endswith(", NoPacking() has it so")
     others = [(array([0], SLOW),), (array([1], SLOW, "cnn"),)]
     (_, wrong) = planned(plan(*others), Cost(), True, {"RuntimeError: no": ((0,), (1,))})
     assert wrong.decided == "by itself: with others it could not be measured: RuntimeError: no"

@@ -22,7 +22,7 @@ from planner_samples import (
 )
 
 from shoal.core.trial import Budget, TrialGroup
-from shoal.planner import Array, Grouping, Planner, Random, Single
+from shoal.planner import Array, Grouping, NoPacking, Planner, RandomPacking
 from shoal.planner.grouping import START_SECONDS
 from shoal.planner.packing import Packing
 from shoal.schedule import Fifo
@@ -86,7 +86,7 @@ class Noting(Packing):
     def __init__(self):
         self.told = []
 
-    def pack(self, candidates, scene):
+    def pack(self, candidates, context):
         self.told[:] = candidates
         return [(candidate,) for candidate in candidates]
 
@@ -134,16 +134,16 @@ def test_arrays_that_are_known_on_other_kinds_of_devices_are_not_put_together():
 def test_the_packing_decides():
     profiles = known(A=FETCHES, B=FETCHES)
     arrays = [array(A, 0), array(B, 1)]
-    assert grouped(arrays, profiles, Grouping(Single())) == [[[0]], [[1]]]
+    assert grouped(arrays, profiles, Grouping(NoPacking())) == [[[0]], [[1]]]
     slow = known(A=LINEAR, B=LINEAR)
-    assert grouped(arrays, slow, Grouping(Random())) == [[[0], [1]]]
+    assert grouped(arrays, slow, Grouping(RandomPacking())) == [[[0], [1]]]
 
 
 def test_a_pace_that_was_measured_to_lose_undoes_a_group():
     profiles = known(A=replace(FETCHES, fetch_seconds=0.0005), B=replace(FETCHES, fetch_seconds=0.0005))
     arrays = [array(A, 0), array(B, 1)]
     assert grouped(arrays, profiles) == [[[0], [1]]]
-    loses = Grouping(paces=lambda kind: {(A.steps, B.steps): 1.5})
+    loses = Grouping(pack_speeds=lambda kind: {(A.steps, B.steps): 1.5})
     assert grouped(arrays, profiles, loses) == [[[0]], [[1]]]
 
 

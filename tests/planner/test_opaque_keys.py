@@ -8,7 +8,7 @@ from shoal.core.trial import Trial
 from shoal.planner.planner import Planner
 from shoal.schedule.registry import make_policy
 from shoal.study.config import opaque_key
-from shoal.worker.opaque_watch import watched
+from shoal.worker.opaque.usage_monitor import watched
 
 
 def cluster(devices: int) -> Cluster:

@@ -1,7 +1,7 @@
 """Which arrays share a process, by name, by likeness and at random; the cost model has a file of its own."""
 
 import pytest
-from packing_samples import candidate, numbers, paces, scene
+from packing_samples import candidate, context, numbers, pack_speeds
 
 from shoal.core.errors import PackError
 from shoal.planner.packing import (
@@ -10,9 +10,9 @@ from shoal.planner.packing import (
     BatchSize,
     Candidate,
     Cost,
-    Random,
-    Scene,
-    Single,
+    NoPacking,
+    PackingContext,
+    RandomPacking,
     check_groups,
     make_packing,
     predicted,
@@ -27,26 +27,28 @@ def test_every_packing_conforms(name):
 
 
 @pytest.mark.parametrize(
-    "packing", [KNN(metric="measured"), KNN(2.0, "euclidean"), Random(2), Cost(0.0)], ids=lambda packing: repr(packing)
+    "packing",
+    [KNN(metric="measured"), KNN(2.0, "euclidean"), RandomPacking(2), Cost(0.0)],
+    ids=lambda packing: repr(packing),
 )
 def test_other_settings_conform(packing):
     check_packing(lambda: packing, examples=20)
 
 
-class Forgetful(Single):
-    def pack(self, candidates, scene):
-        return super().pack(candidates, scene)[1:]
+class Forgetful(NoPacking):
+    def pack(self, candidates, context):
+        return super().pack(candidates, context)[1:]
 
 
-class Fickle(Single):
+class Fickle(NoPacking):
     """Answers every other call."""
 
     def __init__(self):
         object.__setattr__(self, "calls", [])
 
-    def pack(self, candidates, scene):
-        self.calls.append(scene)
-        return super().pack(candidates, scene) if len(self.calls) % 2 else []
+    def pack(self, candidates, context):
+        self.calls.append(context)
+        return super().pack(candidates, context) if len(self.calls) % 2 else []
 
 
 @pytest.mark.parametrize(
@@ -61,8 +63,8 @@ def test_the_suite_finds_what_is_broken(broken, message):
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        (lambda: Random(0), r"`size` must be an integer of at least 1, or None for no limit, got 0"),
-        (lambda: Random(True), r"got True"),
+        (lambda: RandomPacking(0), r"`size` must be an integer of at least 1, or None for no limit, got 0"),
+        (lambda: RandomPacking(True), r"got True"),
         (lambda: KNN(-1), r"`threshold` must be a number of at least 0, or None, got -1"),
         (lambda: KNN(float("nan")), r"got nan"),
         (lambda: KNN(metric="cosine"), r"`metric` must be one of l1, euclidean, measured, got 'cosine'"),
@@ -85,11 +87,14 @@ def test_a_bad_setting_is_shown(setting, message):
         (lambda: candidate(0, tail=-1.0), "`tail` must be finite and not negative, got -1.0"),
         (lambda: candidate(0, seconds=1.0, fetching=2.0), r"a part of its seconds, 1.0, got 2.0; give at least 0 and"),
         (lambda: candidate(0, memory=-1), "`memory` must not be negative, got -1000000000"),
-        (lambda: scene(devices=0), r"names no device; give the seconds until each is free"),
-        (lambda: scene(loads=(-1.0,)), r"`loads` must be finite seconds and not negative, got \(-1.0,\)"),
-        (lambda: scene(start=float("inf")), r"`start` must be finite seconds"),
-        (lambda: scene(memory=-1), "`memory` must not be negative"),
-        (lambda: scene(paces=paces([candidate(0)], _0=0.0)), "a pace must be finite and above 0, got 0.0 of .*'S0'"),
+        (lambda: context(devices=0), r"names no device; give the seconds until each is free"),
+        (lambda: context(loads=(-1.0,)), r"`loads` must be finite seconds and not negative, got \(-1.0,\)"),
+        (lambda: context(start=float("inf")), r"`start` must be finite seconds"),
+        (lambda: context(memory=-1), "`memory` must not be negative"),
+        (
+            lambda: context(pack_speeds=pack_speeds([candidate(0)], _0=0.0)),
+            "a pace must be finite and above 0, got 0.0 of .*'S0'",
+        ),
     ],
 )
 def test_an_impossible_amount_is_shown(make, message):
@@ -98,7 +103,7 @@ def test_an_impossible_amount_is_shown(make, message):
 
 
 def test_a_packing_by_name_and_itself():
-    assert isinstance(make_packing("none"), Single)
+    assert isinstance(make_packing("none"), NoPacking)
     packing = KNN(3)
     assert make_packing(packing) is packing
 
@@ -117,22 +122,22 @@ ILLEGAL = {
 @pytest.mark.parametrize(("groups", "message"), ILLEGAL.values(), ids=ILLEGAL)
 def test_illegal_groups(groups, message):
     with pytest.raises(PackError, match=message):
-        check_groups(groups, [A, B], scene())
+        check_groups(groups, [A, B], context())
 
 
 @pytest.mark.parametrize("groups", [None, [None], [("a",)], 3], ids=str)
 def test_what_is_no_groups_at_all_is_refused(groups):
     with pytest.raises(PackError, match="was given, got"):
-        check_groups(groups, [A, B], scene())
+        check_groups(groups, [A, B], context())
 
 
 def test_groups_that_a_process_cannot_feed_or_hold():
     with pytest.raises(PackError, match="needs 2 streams of data; a process has one"):
-        check_groups([[A, C]], [A, C], scene())
+        check_groups([[A, C]], [A, C], context())
     with pytest.raises(PackError, match="needs 2000000000 bytes, the smallest device has 1000000000"):
-        check_groups([[A, B]], [A, B], scene(memory=1))
-    check_groups([[A], [B]], [A, B], scene(memory=0))
-    check_groups([[A, A]], [A, A], scene())
+        check_groups([[A, B]], [A, B], context(memory=1))
+    check_groups([[A], [B]], [A, B], context(memory=0))
+    check_groups([[A, A]], [A, A], context())
 
 
 BATCH_SIZES = {
@@ -146,20 +151,20 @@ BATCH_SIZES = {
 @pytest.mark.parametrize(("sizes", "where", "expected"), BATCH_SIZES.values(), ids=BATCH_SIZES)
 def test_batch_sizes(sizes, where, expected):
     candidates = [candidate(number, batch_size=size) for number, size in enumerate(sizes)]
-    assert numbers(BatchSize().pack(candidates, scene(**where))) == expected
+    assert numbers(BatchSize().pack(candidates, context(**where))) == expected
 
 
 def test_the_process_itself_takes_memory_too_and_who_does_not_fit_is_passed_over():
     large = [candidate(0, memory=3, base=1), candidate(1, memory=3, base=2), candidate(2, memory=1, base=2)]
-    assert numbers(BatchSize().pack(large, scene(memory=7))) == [[0, 2], [1]]
-    assert numbers(BatchSize().pack(large, scene(memory=9))) == [[0, 1, 2]]
+    assert numbers(BatchSize().pack(large, context(memory=7))) == [[0, 2], [1]]
+    assert numbers(BatchSize().pack(large, context(memory=9))) == [[0, 1, 2]]
 
 
 def test_random_groups_fill_memory_or_have_their_size():
     candidates = [candidate(number) for number in range(7)]
-    assert sorted(map(len, Random().pack(candidates, scene(memory=3)))) == [1, 3, 3]
-    assert sorted(map(len, Random(2).pack(candidates, scene()))) == [1, 2, 2, 2]
-    assert len({repr(numbers(Random(2).pack(candidates, scene(seed=seed)))) for seed in range(5)}) > 1
+    assert sorted(map(len, RandomPacking().pack(candidates, context(memory=3)))) == [1, 3, 3]
+    assert sorted(map(len, RandomPacking(2).pack(candidates, context()))) == [1, 2, 2, 2]
+    assert len({repr(numbers(RandomPacking(2).pack(candidates, context(seed=seed)))) for seed in range(5)}) > 1
 
 
 PAPER = {
@@ -207,7 +212,7 @@ def test_the_nearest_come_first():
     """Clusters of three batch sizes each, and memory for three: whoever is the centroid, they come together."""
     candidates = configured(*({"batch_size": size} for size in (20, 65, 25, 70, 20, 65)))
     for seed in range(6):
-        assert numbers(KNN().pack(candidates, scene(memory=3, axes=PAPER, seed=seed))) == [[0, 2, 4], [1, 3, 5]]
+        assert numbers(KNN().pack(candidates, context(memory=3, axes=PAPER, seed=seed))) == [[0, 2, 4], [1, 3, 5]]
 
 
 @pytest.mark.parametrize(
@@ -224,23 +229,23 @@ def test_the_nearest_come_first():
     ids=repr,
 )
 def test_nobody_beyond_the_threshold(packing, expected):
-    assert numbers(packing.pack(configured(ONE, OTHER), scene(axes=PAPER))) == expected
+    assert numbers(packing.pack(configured(ONE, OTHER), context(axes=PAPER))) == expected
 
 
 def test_measured_paces_come_before_likeness_and_losses_are_left_out():
     a, b, c, d = candidates = configured({"x": "a"}, {"x": "a"}, {"x": "b"}, {"x": "b"})
-    measured = paces(candidates, _01=1.3, _02=0.7, _13=0.8, _23=1.2)
+    measured = pack_speeds(candidates, _01=1.3, _02=0.7, _13=0.8, _23=1.2)
     for seed in range(4):
-        where = scene(memory=2, paces=measured, seed=seed)
+        where = context(memory=2, pack_speeds=measured, seed=seed)
         assert numbers(KNN(metric="measured").pack(candidates, where)) == [[0, 2], [1, 3]]
         assert numbers(KNN().pack(candidates, where)) == [[0, 1], [2, 3]]
-    losing = scene(paces=dict.fromkeys(measured, 1.01) | paces(candidates, _03=1.01, _12=1.01))
+    losing = context(pack_speeds=dict.fromkeys(measured, 1.01) | pack_speeds(candidates, _03=1.01, _12=1.01))
     assert KNN(metric="measured").pack(candidates, losing) == [(a,), (b,), (c,), (d,)]
 
 
 def test_what_was_never_measured_is_taken_by_likeness():
     candidates = configured({"x": "a"}, {"x": "b"}, {"x": "a"}, {"x": "b"})
-    assert numbers(KNN(metric="measured").pack(candidates, scene(memory=2))) == [[0, 2], [1, 3]]
+    assert numbers(KNN(metric="measured").pack(candidates, context(memory=2))) == [[0, 2], [1, 3]]
 
 
 PREDICTIONS = {
@@ -256,26 +261,26 @@ PREDICTIONS = {
 
 @pytest.mark.parametrize(("group", "measured", "apart", "expected"), PREDICTIONS.values(), ids=PREDICTIONS)
 def test_predictions(group, measured, apart, expected):
-    found = predicted(group, scene(start=2.0, paces=paces(group, **measured)))
+    found = predicted(group, context(start=2.0, pack_speeds=pack_speeds(group, **measured)))
     assert (found.apart, found.together) == pytest.approx((apart, expected))
     assert found.impv == pytest.approx((apart - expected) / apart)
 
 
 def test_arrays_of_one_key_have_a_pace_too():
     group = [candidate(number, structure="A") for number in range(4)]
-    assert predicted(group, scene(paces=paces(group, _01=0.5))).together == pytest.approx(20)
+    assert predicted(group, context(pack_speeds=pack_speeds(group, _01=0.5))).together == pytest.approx(20)
 
 
 def test_a_prediction_does_not_depend_on_what_else_was_measured():
     group = [candidate(0), candidate(1)]
     others = [candidate(number) for number in range(2, 9)]
     measured = {frozenset((one.key, other.key)): 3.0 for one in (*group, *others) for other in others}
-    where = scene(paces=measured | paces(group, _01=0.5))
+    where = context(pack_speeds=measured | pack_speeds(group, _01=0.5))
     assert predicted(group, where).together == pytest.approx(10)
 
 
 def test_nothing_takes_no_time_and_saves_none():
-    assert predicted([candidate(0, seconds=0)], scene()).impv == 0
+    assert predicted([candidate(0, seconds=0)], context()).impv == 0
 
 
 def test_a_candidate_without_members_is_refused():
@@ -285,6 +290,6 @@ def test_a_candidate_without_members_is_refused():
 
 
 def test_the_pace_of_a_pair_has_no_order():
-    where = Scene((0.0,), 0, paces=paces([A, B], _01=0.8))
-    assert where.pace(A.key, B.key) == where.pace(B.key, A.key) == 0.8
-    assert where.pace(A.key, A.key) is None
+    where = PackingContext((0.0,), 0, pack_speeds=pack_speeds([A, B], _01=0.8))
+    assert where.pack_speed(A.key, B.key) == where.pack_speed(B.key, A.key) == 0.8
+    assert where.pack_speed(A.key, A.key) is None

@@ -6,78 +6,82 @@ from time import process_time
 
 import pytest
 from hypothesis import given, settings
-from packing_samples import candidate, groupings, numbers, paces, scene, together
+from packing_samples import candidate, context, groupings, numbers, pack_speeds, together
 
 from shoal.core.errors import PackError
 from shoal.planner.packing import Cost, check_groups, predicted
-from shoal.planner.packing.improve import improved
+from shoal.planner.packing.candidate_order import CandidateOrder
+from shoal.planner.packing.local_search import local_search
 from shoal.planner.packing.prediction import makespan
-from shoal.planner.packing.row import Row
-from shoal.testing.scenes import scenes
+from shoal.testing.packing_contexts import packing_contexts
 
 HALF = [candidate(number, 10.0, 5.0) for number in range(8)]
 """Half of the time is fetching."""
 
 GROUPS = {
-    "nothing": ([], scene(), []),
-    "one": (HALF[:1], scene(), [[0]]),
-    "one device: all together": (HALF[:4], scene(), [[0, 1, 2, 3]]),
-    "nothing is gained: singletons": ([candidate(0), candidate(1)], scene(), [[0], [1]]),
-    "no data in common: singletons": ([candidate(0, 10, 5), candidate(1, 10, 5, data="other")], scene(), [[0], [1]]),
+    "nothing": ([], context(), []),
+    "one": (HALF[:1], context(), [[0]]),
+    "one device: all together": (HALF[:4], context(), [[0, 1, 2, 3]]),
+    "nothing is gained: singletons": ([candidate(0), candidate(1)], context(), [[0], [1]]),
+    "no data in common: singletons": ([candidate(0, 10, 5), candidate(1, 10, 5, data="other")], context(), [[0], [1]]),
     "those of the same data": (
         [candidate(number, 10, 5, data="ab"[number % 2]) for number in range(5)],
-        scene(),
+        context(),
         [[0, 2, 4], [1, 3]],
     ),
-    "a start is worth saving": ([candidate(0, 10), candidate(1, 10)], scene(start=2.0), [[0, 1]]),
-    "a short start is not": ([candidate(0, 10), candidate(1, 10)], scene(start=0.5), [[0], [1]]),
-    "as many devices as arrays": (HALF[:3], scene(devices=3), [[0], [1], [2]]),
-    "a device for each of two groups": (HALF, scene(devices=2), [[0, 1, 2, 3], [4, 5, 6, 7]]),
+    "a start is worth saving": ([candidate(0, 10), candidate(1, 10)], context(start=2.0), [[0, 1]]),
+    "a short start is not": ([candidate(0, 10), candidate(1, 10)], context(start=0.5), [[0], [1]]),
+    "as many devices as arrays": (HALF[:3], context(devices=3), [[0], [1], [2]]),
+    "a device for each of two groups": (HALF, context(devices=2), [[0, 1, 2, 3], [4, 5, 6, 7]]),
     "no fewer groups than devices even where the longest decides": (
         [candidate(0, 100), candidate(1, 5, 4), candidate(2, 5, 4)],
-        scene(devices=3),
+        context(devices=3),
         [[0], [1], [2]],
     ),
     "beside a long one the short ones share a device": (
         [candidate(0, 100), candidate(1, 5, 4), candidate(2, 5, 4)],
-        scene(devices=2),
+        context(devices=2),
         [[0], [1, 2]],
     ),
     "even groups where all fetch the same samples": (
         [candidate(number, 41, 40) for number in range(40)],
-        scene(devices=2),
+        context(devices=2),
         [list(range(20)), list(range(20, 40))],
     ),
-    "a device that is busy for long is none": (HALF[:4], scene(loads=(0.0, 1000.0)), [[0, 1, 2, 3]]),
-    "one that is soon free is": (HALF[:6], scene(loads=(0.0, 10.0)), [[0, 1, 2, 3], [4, 5]]),
+    "a device that is busy for long is none": (HALF[:4], context(loads=(0.0, 1000.0)), [[0, 1, 2, 3]]),
+    "one that is soon free is": (HALF[:6], context(loads=(0.0, 10.0)), [[0, 1, 2, 3], [4, 5]]),
     "what much follows comes first": (
         [candidate(0, 10, 5, tail=100), *HALF[1:4]],
-        scene(devices=2),
+        context(devices=2),
         [[0], [1, 2, 3]],
     ),
     "also in company that goes on without it": (
         [candidate(0, 10, 5, tail=100), *(candidate(number, 10, 5, epochs=4) for number in range(1, 4))],
-        scene(devices=2),
+        context(devices=2),
         [[0, 1], [2, 3]],
     ),
-    "memory": (HALF[:4], scene(memory=2), [[0, 1], [2, 3]]),
+    "memory": (HALF[:4], context(memory=2), [[0, 1], [2, 3]]),
     "memory of the process": (
         [candidate(0, 10, 5, base=3), candidate(1, 10, 5, base=5), candidate(2, 10, 5, memory=5)],
-        scene(memory=8),
+        context(memory=8),
         [[0, 1], [2]],
     ),
-    "a measured loss is undone": (HALF[:2], scene(paces=paces(HALF, _01=1.9)), [[0], [1]]),
-    "a small one is not": (HALF[:2], scene(paces=paces(HALF, _01=1.2)), [[0, 1]]),
-    "a measured gain": ([candidate(0), candidate(1)], scene(paces=paces(HALF, _01=0.9)), [[0, 1]]),
-    "one that is not worth it": ([candidate(0), candidate(1)], scene(paces=paces(HALF, _01=0.96)), [[0], [1]]),
+    "a measured loss is undone": (HALF[:2], context(pack_speeds=pack_speeds(HALF, _01=1.9)), [[0], [1]]),
+    "a small one is not": (HALF[:2], context(pack_speeds=pack_speeds(HALF, _01=1.2)), [[0, 1]]),
+    "a measured gain": ([candidate(0), candidate(1)], context(pack_speeds=pack_speeds(HALF, _01=0.9)), [[0, 1]]),
+    "one that is not worth it": (
+        [candidate(0), candidate(1)],
+        context(pack_speeds=pack_speeds(HALF, _01=0.96)),
+        [[0], [1]],
+    ),
     "partners by what was measured": (
         [candidate(number) for number in range(4)],
-        scene(memory=2, paces=paces(HALF, _01=1.3, _02=0.7, _13=0.8, _23=1.2)),
+        context(memory=2, pack_speeds=pack_speeds(HALF, _01=1.3, _02=0.7, _13=0.8, _23=1.2)),
         [[0, 2], [1, 3]],
     ),
     "who loses with everybody stays alone": (
         HALF[:4],
-        scene(paces=paces(HALF, _03=3.0, _13=3.0, _23=3.0)),
+        context(pack_speeds=pack_speeds(HALF, _03=3.0, _13=3.0, _23=3.0)),
         [[0, 1, 2], [3]],
     ),
 }
@@ -92,13 +96,13 @@ def test_groups(candidates, where, expected):
 
 def test_worth_is_what_a_group_must_save():
     candidates = [candidate(0, 10), candidate(1, 10)]
-    where = scene(start=1.0)  # saves 1 of 22 seconds
+    where = context(start=1.0)  # saves 1 of 22 seconds
     assert numbers(Cost(0.04).pack(candidates, where)) == [[0, 1]]
     assert numbers(Cost().pack(candidates, where)) == [[0], [1]]
 
 
 @settings(max_examples=150, deadline=None)
-@given(scenes())
+@given(packing_contexts())
 def test_it_is_never_expected_to_end_later_than_without_company_and_every_group_is_worth_it(drawn):
     candidates, where = drawn
     groups = Cost().pack(candidates, where)
@@ -108,10 +112,10 @@ def test_it_is_never_expected_to_end_later_than_without_company_and_every_group_
 
 
 @settings(max_examples=100, deadline=None)
-@given(scenes())
+@given(packing_contexts())
 def test_the_row_predicts_what_everybody_else_predicts(drawn):
     candidates, where = drawn
-    row = Row(candidates, where, worth=0.0)
+    row = CandidateOrder(candidates, where, worth=0.0)
     cut = row.cut()
     assert sorted(place for group in cut.groups for place in group) == list(range(len(candidates)))
     for group, length, tail in zip(cut.groups, cut.lengths, cut.tails, strict=True):
@@ -148,7 +152,7 @@ def test_the_makespan_with_what_follows(lengths, loads, tails, seconds):
 )
 def test_what_follows_a_group_begins_when_its_trial_is_done(epochs, tails, tail):
     group = [candidate(number, 10, tail=tails[number], epochs=epochs[number]) for number in range(2)]
-    assert Row(group, scene(), worth=0.0).joined([0, 1]) == (20, tail)
+    assert CandidateOrder(group, context(), worth=0.0).joined([0, 1]) == (20, tail)
 
 
 def drawn_at_random(seed, count, measured):
@@ -166,7 +170,9 @@ def drawn_at_random(seed, count, measured):
         if draw.random() < measured
     }
     loads = tuple(draw.choice([0.0, 0.0, 0.0, 50.0]) for _ in range(draw.randint(1, 3)))
-    where = scene(loads=loads, memory=draw.choice([6, 10, 100]), start=draw.choice([0.0, 0.5, 2.0, 10.0]), paces=known)
+    where = context(
+        loads=loads, memory=draw.choice([6, 10, 100]), start=draw.choice([0.0, 0.5, 2.0, 10.0]), pack_speeds=known
+    )
     return candidates, where
 
 
@@ -207,11 +213,11 @@ def test_how_near_it_is_to_the_best_of_all_groupings(measured):
 
 def test_changing_one_or_two_arrays_makes_groups_better_until_nothing_does():
     candidates = HALF[:4]
-    where = scene(memory=2, paces=paces(HALF, _01=1.3, _02=0.7, _13=0.8, _23=1.2))
-    row = Row(candidates, where, worth=0.05)
-    better = improved(row.single(), row, where.loads)
+    where = context(memory=2, pack_speeds=pack_speeds(HALF, _01=1.3, _02=0.7, _13=0.8, _23=1.2))
+    row = CandidateOrder(candidates, where, worth=0.05)
+    better = local_search(row.single(), row, where.loads)
     assert sorted(map(sorted, better.groups)) == [[0, 2], [1, 3]]
-    assert improved(better, row, where.loads) is better
+    assert local_search(better, row, where.loads) is better
 
 
 @pytest.mark.parametrize(("devices", "memory"), [(1, 10**6), (8, 10**6), (8, 10)])
@@ -221,7 +227,7 @@ def test_a_thousand_arrays_are_balanced_in_no_time(devices, memory):
     for number in range(1000):
         seconds = draw.lognormvariate(2, 1)
         candidates.append(candidate(number, seconds, seconds * draw.uniform(0, 0.6), memory=draw.randint(1, 4)))
-    where = scene(devices, memory, start=1.0)
+    where = context(devices, memory, start=1.0)
     spent = []
     for _ in range(3):
         begun = process_time()

@@ -24,9 +24,9 @@ from shoal.schedule import (
     check_plan,
     make_policy,
 )
-from shoal.schedule.outlook import Outlook, outlook
-from shoal.schedule.sharing import Sharing
-from shoal.simulate.outcome import Outcome
+from shoal.schedule.plan_estimate import PlanEstimate, plan_estimate
+from shoal.schedule.space_sharing import SpaceSharing
+from shoal.simulate.result import SimulationResult
 from shoal.simulate.scenario import load
 from shoal.testing.policies import check_policy
 
@@ -47,25 +47,25 @@ def test_conforms_where_it_keeps_books(monkeypatch):
 
 SHARING = {
     "largest work first": (
-        Sharing(),
+        SpaceSharing(),
         TWO,
         [job("long", compute=0.2, seconds=9), job("wide", compute=0.9, seconds=3), job("small", compute=0.1)],
         {"wide": "cuda:0", "long": "cuda:1", "small": "cuda:1"},
     ),
     "work for which others wait comes earlier": (
-        Sharing(),
+        SpaceSharing(),
         cluster(gpu(0)),
         [job("long", seconds=27, compute=1.0), replace(job("rung", seconds=3, compute=1.0), critical_path=28.0)],
         {"rung": "cuda:0"},
     ),
     "also where it takes little of a device": (
-        Sharing(),
+        SpaceSharing(),
         cluster(gpu(0)),
         [job("long", seconds=27, compute=1.0), replace(job("rung", seconds=3, compute=0.2), critical_path=28.0)],
         {"rung": "cuda:0"},
     ),
     "not where the mean end counts": (
-        Sharing(largest_first=False),
+        SpaceSharing(largest_first=False),
         cluster(gpu(0)),
         [
             job("long", seconds=27, compute=1.0),
@@ -75,36 +75,36 @@ SHARING = {
         {"short": "cuda:0"},
     ),
     "smallest work first": (
-        Sharing(largest_first=False),
+        SpaceSharing(largest_first=False),
         cluster(gpu(0)),
         [job("long", compute=0.2, seconds=9), job("wide", compute=0.9, seconds=3)],
         {"long": "cuda:0"},
     ),
     "equal work: oldest first, devices in order": (
-        Sharing(),
+        SpaceSharing(),
         TWO,
         [job("a"), job("b")],
         {"a": "cuda:0", "b": "cuda:1"},
     ),
     "of devices that nobody would crowd, the emptiest": (
-        Sharing(),
+        SpaceSharing(),
         CROWD,
         [job("old", compute=0.3, on="cuda:0"), job("a", compute=0.3)],
         {"a": "cuda:1"},
     ),
     "the faster kind is shared as long as that is no slower": (
-        Sharing(),
+        SpaceSharing(),
         cluster(gpu(0), gpu(1, kind="H100", oversubscription=3.0)),
         [job(name, TWICE_AS_FAST) for name in "abcd"],
         {"a": "cuda:1", "b": "cuda:1", "c": "cuda:0", "d": "cuda:1"},
     ),
     "capacity, memory and cores are hard": (
-        Sharing(),
+        SpaceSharing(),
         cluster(gpu(0), cores=3),
         [job("a", compute=1.2), job("b", memory=90), job("c", cores=4), job("d", compute=1.0)],
         {"d": "cuda:0"},
     ),
-    "no devices": (Sharing(), cluster(), [job("a")], {}),
+    "no devices": (SpaceSharing(), cluster(), [job("a")], {}),
 }
 
 
@@ -125,64 +125,64 @@ def elastic(name, **options):
 
 
 OUTLOOKS = {
-    "alone": (TWO, [job("a", seconds=8)], (Start("a", ("cuda:0",)),), Outlook(8, 8, 0, 1)),
+    "alone": (TWO, [job("a", seconds=8)], (Start("a", ("cuda:0",)),), PlanEstimate(8, 8, 0, 1)),
     "a crowded device: b's last 4 s are as fast as alone": (
         CROWD,
         [job("a", compute=0.8, seconds=4), job("b", compute=0.8, seconds=8)],
         (Start("a", ("cuda:0",)), Start("b", ("cuda:0",))),
-        Outlook(10.4, 8.4, 0, 1.25),
+        PlanEstimate(10.4, 8.4, 0, 1.25),
     ),
     "who follows on a crowded device brings what it asks for": (
         cluster(gpu(0, oversubscription=3.0)),
         [job("a", compute=0.8, seconds=4), job("b", compute=0.8, seconds=8), job("c", compute=0.2, seconds=6)],
         (Start("a", ("cuda:0",)), Start("b", ("cuda:0",))),
-        Outlook(12.4, (6.4 + 10.4 + 12.4) / 3, 6.4, 1.25),
+        PlanEstimate(12.4, (6.4 + 10.4 + 12.4) / 3, 6.4, 1.25),
     ),
     "half a device: h(1/2) = α": (
         TWO,
         [elastic("a", seconds=8)],
         (Start("a", ("cuda:0",), 0.5),),
-        Outlook(12, 12, 0, 1 / 1.5),
+        PlanEstimate(12, 12, 0, 1 / 1.5),
     ),
     "two devices: h(2) = β/2": (
         TWO,
         [elastic("a", seconds=8)],
         (Start("a", ("cuda:0", "cuda:1")),),
-        Outlook(5, 5, 0, 1.6),
+        PlanEstimate(5, 5, 0, 1.6),
     ),
     "moving costs": (
         TWO,
         [elastic("a", seconds=8, on="cuda:0")],
         (Resize("a", ("cuda:0", "cuda:1")),),
-        Outlook(8, 8, 0, 1.6),
+        PlanEstimate(8, 8, 0, 1.6),
     ),
     "who waits follows the first to end, the longest first": (
         cluster(gpu(0)),
         [job("a", seconds=4, on="cuda:0"), job("b", seconds=1), job("c", seconds=2)],
         (),
-        Outlook(7, 17 / 3, 5, 1),
+        PlanEstimate(7, 17 / 3, 5, 1),
     ),
     "what can run nowhere does not count": (
         TWO,
         [job("a", seconds=4, on="cuda:0"), job("b", {"H200": needs()})],
         (),
-        Outlook(4, 4, 0, 1),
+        PlanEstimate(4, 4, 0, 1),
     ),
     "who is suspended waits": (
         cluster(gpu(0)),
         [job("a", seconds=4, on="cuda:0"), job("b", seconds=6)],
         (Suspend("a"), Start("b", ("cuda:0",))),
-        Outlook(10, 8, 6, 1),
+        PlanEstimate(10, 8, 6, 1),
     ),
-    "nothing runs": (TWO, [job("a")], (), Outlook(inf, inf, inf, 0)),
-    "no jobs": (TWO, [], (), Outlook(0, 0, 0, 0)),
+    "nothing runs": (TWO, [job("a")], (), PlanEstimate(inf, inf, inf, 0)),
+    "no jobs": (TWO, [], (), PlanEstimate(0, 0, 0, 0)),
 }
 
 
 @pytest.mark.parametrize("name", OUTLOOKS)
 def test_outlook(name):
     where, jobs, actions, expected = OUTLOOKS[name]
-    found = outlook(Plan(actions), jobs, where)
+    found = plan_estimate(Plan(actions), jobs, where)
     for value in ("makespan", "mean_completion", "wait", "rate"):
         assert getattr(found, value) == pytest.approx(getattr(expected, value)), value
 
@@ -299,7 +299,7 @@ def test_at_large_it_packs_and_comes_back(monkeypatch):
 
 
 def test_objectives_are_properties_of_outcomes():
-    assert all(isinstance(getattr(Outcome, name), property) for name in OBJECTIVES)
+    assert all(isinstance(getattr(SimulationResult, name), property) for name in OBJECTIVES)
     assert make_policy("auto", "time_to_target").objective == "time_to_target"
 
 

@@ -9,7 +9,7 @@ from shoal.core.demand import Demand
 from shoal.core.device import Cluster, Node
 from shoal.cost.scaling import Scaling
 from shoal.schedule import JobState, Resize, Resume, Start, WaterFilling, check_plan
-from shoal.schedule.layout import Place
+from shoal.schedule.device_strips import StripPlacement
 from shoal.schedule.static_fluid import due_widths, fill_up
 
 FREE = Scaling(alpha=1.0, beta=1.0, sharing=2, devices=4)
@@ -282,5 +282,5 @@ def test_asked_again_at_once_it_leaves_everything_as_it_is(seconds, devices):
 
 
 def test_places_differ_by_more_than_rounding():
-    assert Place(names(0), 1 / 3).same(Place(names(0), 1 - 2 / 3))
-    assert not Place(names(0), 0.5).same(Place(names(1), 0.5))
+    assert StripPlacement(names(0), 1 / 3).same(StripPlacement(names(0), 1 - 2 / 3))
+    assert not StripPlacement(names(0), 0.5).same(StripPlacement(names(1), 0.5))

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from shoal.core.device import Cluster, Device, Node
-from shoal.simulate.elements import profile
 from shoal.simulate.run import Simulation
-from shoal.simulate.search import Listed, Searches, Structure
 from shoal.simulate.slowdown import SLOWDOWNS
+from shoal.simulate.tables import profile
+from shoal.simulate.workload import ListedJobs, SimulatedModel, SimulatedWorkload
 
 ROOT = Path(__file__).parents[2]
 REAL = ROOT / "../shared/data"
@@ -30,15 +30,17 @@ def tables(folder):
 
 def structure(name, workload="", *, compute=1.0, seconds=10.0, memory=1.0, cores=1.0, kind="A100", fused=None, **costs):
     takes = profile(seconds, compute, int(memory * GB), cores, fused or {})
-    return Structure(name, {kind: takes}, workload, **{"start_seconds": 0.0, "switch_seconds": 0.0, **costs})
+    return SimulatedModel(name, {kind: takes}, workload, **{"start_seconds": 0.0, "switch_seconds": 0.0, **costs})
 
 
 def simulation(jobs, where, policy, *, arrivals=None, epochs=1, slowdown="none", data=None, **more):
     """Of one source, or of structures, each a job of so many epochs; they are called job/0, job/1, ..."""
-    listed = jobs if isinstance(jobs, Listed) else Listed("job", jobs, arrivals or [0.0] * len(jobs), epochs=epochs)
+    listed = (
+        jobs if isinstance(jobs, ListedJobs) else ListedJobs("job", jobs, arrivals or [0.0] * len(jobs), epochs=epochs)
+    )
     by_name = {each.name: each for each in listed.structures}
     model = SLOWDOWNS[slowdown](by_name, data) if isinstance(slowdown, str) else slowdown
-    return Simulation(Searches([listed]), where, policy, model, **more)
+    return Simulation(SimulatedWorkload([listed]), where, policy, model, **more)
 
 
 def cluster(devices=1, *, memory=80, cores=64, kind="A100", oversubscription=1.0):

@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 
 from shoal.cli.app import app
 from shoal.schedule.auto import OBJECTIVES
-from shoal.simulate.elements import CurvesTable, EventTable, JobTable, ModelTable, NodeTable, Range, StudyTable
 from shoal.simulate.scenario import ScenarioTable
+from shoal.simulate.tables import CurvesTable, EventTable, JobTable, ModelTable, NodeTable, Range, StudyTable
 
 PAGE = (ROOT / "docs/simulate.md").read_text()
 SCENARIO = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)[0]

@@ -10,8 +10,8 @@ from simulate_samples import cluster, simulation, structure, tables
 
 from shoal.core.errors import ScenarioError
 from shoal.schedule import WFD, Fifo
-from shoal.simulate.search import Listed
 from shoal.simulate.slowdown import read_curves
+from shoal.simulate.workload import ListedJobs
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 
@@ -28,7 +28,7 @@ def some(count, workload, **changes):
 
 
 def bound(jobs, where, data):
-    return best_makespan(jobs_of([Listed("job", jobs, [0.0] * len(jobs))]), where, read_curves(data))
+    return best_makespan(jobs_of([ListedJobs("job", jobs, [0.0] * len(jobs))]), where, read_curves(data))
 
 
 CASES = {

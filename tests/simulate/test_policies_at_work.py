@@ -6,12 +6,12 @@ from simulate_samples import ROOT, cluster, simulation, structure
 from shoal.backend.virtual import STOP_SECONDS
 from shoal.planner.grouping import Grouping
 from shoal.planner.packing.registry import make_packing
-from shoal.schedule import Convergence, Promise, RoundRobin, Slaq, WaterFilling
+from shoal.schedule import Convergence, ExpectedFinish, RoundRobin, Slaq, WaterFilling
 from shoal.simulate.curves import Curves
 from shoal.simulate.scenario import load
-from shoal.simulate.search import Listed
+from shoal.simulate.workload import ListedJobs
 
-TURNS = {"convergence": Convergence(), "promise": Promise(), "round_robin": RoundRobin(10.0), "slaq": Slaq(10.0)}
+TURNS = {"convergence": Convergence(), "promise": ExpectedFinish(), "round_robin": RoundRobin(10.0), "slaq": Slaq(10.0)}
 APART = {"grouping": Grouping(make_packing("none")), "fuse": False}
 
 
@@ -29,7 +29,7 @@ def by_turns(policy, curves, **costs):
     """What comes of trials on one device, a step of a second each."""
     structures = [structure(str(number), seconds=1.0, **costs) for number in range(len(curves))]
     arrivals, epochs = [0.0] * len(curves), len(curves[0])
-    listed = Listed("job", structures, arrivals, curves=Recorded(*curves), epochs=epochs)
+    listed = ListedJobs("job", structures, arrivals, curves=Recorded(*curves), epochs=epochs)
     return simulation(listed, cluster(), policy, **APART).run()
 
 

@@ -16,8 +16,8 @@ from shoal.planner.grouping import Grouping
 from shoal.planner.packing.registry import make_packing
 from shoal.schedule import WFD, Fifo, JobState, Plan, Policy, Refusal, Resize, Resume, Start, Suspend
 from shoal.simulate.run import ClusterEvent, Simulation
-from shoal.simulate.search import Search, Searches
 from shoal.simulate.slowdown import SLOWDOWNS
+from shoal.simulate.workload import SimulatedStudy, SimulatedWorkload
 
 
 def node(name="n0", devices=1, kind="A100", cores=8):
@@ -171,11 +171,11 @@ def test_jobs_wait_where_all_devices_are_lost():
 def test_trials_alike_share_an_array_and_later_ones_join_it():
     """Arrays of eight take 2.5 times as long: 4 trials one after the other are 40 s, joined on the way fewer."""
     alike = structure("alike", seconds=1.0, fused={8: 2.5})
-    later = Search("later", [alike], 4, ("grid", {"epochs": 4}), arrivals=[2.0])
-    first = Search("first", [alike], 4, ("grid", {"epochs": 10}))
+    later = SimulatedStudy("later", [alike], 4, ("grid", {"epochs": 4}), arrivals=[2.0])
+    first = SimulatedStudy("first", [alike], 4, ("grid", {"epochs": 10}))
     slowdown = SLOWDOWNS["none"]({"alike": alike}, None)
     run = partial(Simulation, cluster=cluster(), policy=Fifo(), slowdown=slowdown)
-    fused, alone = (run(Searches([first, later]), fuse=fuse).run() for fuse in (True, False))
+    fused, alone = (run(SimulatedWorkload([first, later]), fuse=fuse).run() for fuse in (True, False))
     assert max(stay.trials for stay in fused.intervals) > 1
     assert len(fused.intervals) < len(alone.intervals) == 8
     assert fused.makespan < alone.makespan / 2
@@ -197,9 +197,9 @@ class Trained:
 
 def searched(structures, trials, epochs, **more):
     """A grid of so many trials of each structure."""
-    search = Search("s", structures, trials, ("grid", {"epochs": epochs}))
+    search = SimulatedStudy("s", structures, trials, ("grid", {"epochs": epochs}))
     slowdown = SLOWDOWNS["none"]({each.name: each for each in structures}, None)
-    return Simulation(Searches([search]), policy=Fifo(), slowdown=slowdown, **more).run()
+    return Simulation(SimulatedWorkload([search]), policy=Fifo(), slowdown=slowdown, **more).run()
 
 
 def test_arrays_of_several_structures_are_packed_into_a_job_and_take_turns(monkeypatch):

@@ -6,24 +6,24 @@ from simulate_samples import REAL, cluster, needs_data, structure
 from shoal.core.errors import ScenarioError
 from shoal.core.trial import Report, Trial, TrialState
 from shoal.schedule import Fifo
-from shoal.simulate.curves import Decay, RealCurves, Task, read_task
+from shoal.simulate.curves import CurveSet, Decay, RealCurves, read_task
 from shoal.simulate.run import Simulation
-from shoal.simulate.search import Listed, Search, Searches
+from shoal.simulate.workload import ListedJobs, SimulatedStudy, SimulatedWorkload
 
 HALVING = ("hyperband", {"max_epochs": 9, "eta": 3, "brackets": 1})
 
 
 def search(name="s", settings=("grid", {"epochs": 3}), **changes):
     nets = [structure(f"{name}: net x {size}", compute=0.5, seconds=2.0, start_seconds=1.0) for size in (32, 64)]
-    return Search(name, nets, 2, settings, **{"arrivals": (5.0,), **changes})
+    return SimulatedStudy(name, nets, 2, settings, **{"arrivals": (5.0,), **changes})
 
 
 def run(*sources):
-    return Simulation(Searches(sources), cluster(4), Fifo(), lambda device, jobs: [1.0] * len(jobs)).run()
+    return Simulation(SimulatedWorkload(sources), cluster(4), Fifo(), lambda device, jobs: [1.0] * len(jobs)).run()
 
 
 def test_nothing_is_asked_for_before_it_comes():
-    searches = Searches([search()])
+    searches = SimulatedWorkload([search()])
     searches.now = 4.9
     assert searches.next_groups(free=8) == []
     searches.now = 5.0
@@ -33,8 +33,8 @@ def test_nothing_is_asked_for_before_it_comes():
 
 
 def test_the_trials_of_several_sources_have_numbers_of_their_own():
-    listed = Listed("jobs", [structure("long"), structure("short")], [7.0, 6.0], group="both")
-    searches = Searches([search("a"), search("b", seed=3), listed])
+    listed = ListedJobs("jobs", [structure("long"), structure("short")], [7.0, 6.0], group="both")
+    searches = SimulatedWorkload([search("a"), search("b", seed=3), listed])
     searches.now = 6.0
     groups = searches.next_groups(free=8)
     assert [[trial.number for trial in group.trials] for group in groups] == [[0, 1, 2, 3], [4, 5, 6, 7], [8]]
@@ -49,7 +49,7 @@ def test_hyperband_promotes_what_has_the_least_loss():
     outcome = run(search(settings=HALVING))
     rungs = [[name for name in outcome.completion if name.endswith(end)] for end in ("@3", "@9")]
     assert [len(outcome.completion) - sum(map(len, rungs)), *map(len, rungs)] == [9, 3, 1]
-    searches = Searches([search(settings=HALVING)])
+    searches = SimulatedWorkload([search(settings=HALVING)])
     searches.now = 5.0
     first = {f"s/{x.number}": searches.losses(x, 1)[-1] for group in searches.next_groups(8) for x in group.trials}
     best = sorted(first, key=first.__getitem__)[:3]
@@ -58,7 +58,7 @@ def test_hyperband_promotes_what_has_the_least_loss():
 
 
 def test_a_trial_reports_along_its_own_curve():
-    searches = Searches([search("a"), search("b")])
+    searches = SimulatedWorkload([search("a"), search("b")])
     searches.now = 5.0
     trials = [trial for group in searches.next_groups(8) for trial in group.trials]
     for trial in trials:
@@ -89,7 +89,7 @@ CURVES = [[4.0, 2.0, 1.0], [4.0, 3.0, 3.0], [4.0, 3.5, 0.5], [4.0, 4.0, 4.0]]
 
 
 def test_real_curves_are_interpolated():
-    task = Task(CURVES[:1], 1.0)
+    task = CurveSet(CURVES[:1], 1.0)
     losses = RealCurves(task, 0).losses(trial(0), 0, 3)
     assert losses[:2] == pytest.approx([3.8, 3.6])
     assert losses[9] == 2.0
@@ -97,14 +97,14 @@ def test_real_curves_are_interpolated():
 
 
 def test_a_bin_has_its_good_trials():
-    task = Task(CURVES, 1.0)
+    task = CurveSet(CURVES, 1.0)
     curves = RealCurves(task, 5, trials=3, good=2)
     reached = [min(curves.losses(trial(number), 0, 2)) <= 1.0 for number in range(3)]
     assert sorted(reached) == [False, True, True]
 
 
 def test_the_target_of_a_task():
-    assert Task.of(CURVES).target == pytest.approx(4.0 - 0.9 * 3.5)
+    assert CurveSet.of(CURVES).target == pytest.approx(4.0 - 0.9 * 3.5)
 
 
 @needs_data

@@ -16,11 +16,11 @@ from shoal.core.device import Cluster, Device, Node
 from shoal.core.errors import ScenarioError
 from shoal.cost.scaling import Scaling
 from shoal.planner.grouping import Grouping
-from shoal.planner.packing.single import Single
+from shoal.planner.packing.no_packing import NoPacking
 from shoal.schedule import POLICIES, WFD, JobState, JobView, OversubscriptionTuner, TurnStats, check_plan
 from shoal.simulate.run import ClusterEvent, Simulation
 from shoal.simulate.scenario import load
-from shoal.simulate.search import Search, Searches
+from shoal.simulate.workload import SimulatedStudy, SimulatedWorkload
 
 
 def limited(limit):
@@ -53,9 +53,9 @@ class Scripted(OversubscriptionTuner):
 def searched(trials, epochs, seconds, where, tuner, policy=None, **more):
     """A search on devices that deliver twice what they are said to have."""
     net = structure("net", compute=0.25, seconds=seconds)
-    search = Search("s", [net], 1, ("random", {"n": trials, "epochs": epochs}))
-    more = {"fuse": False, "grouping": Grouping(Single()), **more}
-    return Simulation(Searches([search]), where, policy or WFD(), limited(2.0), tuner=tuner, **more).run()
+    search = SimulatedStudy("s", [net], 1, ("random", {"n": trials, "epochs": epochs}))
+    more = {"fuse": False, "grouping": Grouping(NoPacking()), **more}
+    return Simulation(SimulatedWorkload([search]), where, policy or WFD(), limited(2.0), tuner=tuner, **more).run()
 
 
 @pytest.mark.parametrize("policy", POLICIES)

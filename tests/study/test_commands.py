@@ -18,7 +18,7 @@ from shoal.core.job import Job, Purpose, WorkerContext
 from shoal.core.trial import Trial, TrialState
 from shoal.opaque import Command
 from shoal.worker.control import JobControl
-from shoal.worker.opaque import run
+from shoal.worker.opaque.run import run
 
 PROGRAM = """
 import json, os, signal, sys, time
@@ -139,15 +139,17 @@ def test_a_command_that_is_to_stop_is_let_report_what_it_has_saved(tmp_path: Pat
     (tmp_path / "program.py").write_text(THINKS)
     command = Command((sys.executable, str(tmp_path / "program.py"), "{directory}"), ("loss",), tmp_path)
     array = Array(FusionKey("thinks", "", 1, opaque=True), (Member(Trial(0, {}, 0, 0), 0, 9),))
-    workplace, orders = WorkerContext(tmp_path, pickle.dumps(command)), JobControl()
+    worker_context, control = WorkerContext(tmp_path, pickle.dumps(command)), JobControl()
     live, steps = tmp_path / "checkpoints" / "000000" / "live", []
-    for event in run(Job("job", (array,), Purpose.TRAIN), Device("cpu:0", "cpu", memory=2**30), workplace, orders):
+    for event in run(
+        Job("job", (array,), Purpose.TRAIN), Device("cpu:0", "cpu", memory=2**30), worker_context, control
+    ):
         if isinstance(event, Reported):
             steps += [report.epoch for report in event.reports]
-        if steps == [1] and not orders.noticed:
+        if steps == [1] and not control.noticed:
             while (live / "state").read_text() != "2":
                 time.sleep(0.005)
-            orders.stop()
+            control.stop()
             Timer(0.2, (live / "go").touch).start()
     assert steps == [1, 2]
     assert (live / "state").read_text() == "2"

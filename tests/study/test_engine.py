@@ -49,8 +49,8 @@ from shoal.core.trial import Decision, Report, Trial, TrialState
 from shoal.cost.history import History
 from shoal.journal.writer import Journal
 from shoal.planner.grouping import Grouping
-from shoal.planner.packing import Packing, Single
-from shoal.report.progress import SilentProgress
+from shoal.planner.packing import NoPacking, Packing
+from shoal.reporting.progress import SilentProgress
 from shoal.results import Study
 from shoal.schedule.action import JobState, Plan, Refusal
 from shoal.schedule.base import JobView, Policy
@@ -256,7 +256,7 @@ def test_what_arrays_cost_each_other_is_kept(tmp_path: Path) -> None:
 
     stage = four(tmp_path / "study")
     stage.run(backend(packed(paced)))
-    assert History(tmp_path / "study" / "history.sqlite").paces("cpu") == {(OTHER.steps, KEY.steps): 0.8}
+    assert History(tmp_path / "study" / "history.sqlite").pack_speeds("cpu") == {(OTHER.steps, KEY.steps): 0.8}
 
 
 @dataclass(frozen=True)
@@ -1074,7 +1074,7 @@ def test_the_oversubscription_follows_from_what_jobs_report(
 
     stage = Stage(tmp_path / "study", lambda: Grid(12), Space({"x": grid([1.0, 2.0])}))
     with closing(stage.open()) as journal:
-        stage.engine(journal, backend(script), Look(), tuned=tuned, packing=Single()).run()
+        stage.engine(journal, backend(script), Look(), tuned=tuned, packing=NoPacking()).run()
     assert seen == expected
 
 

@@ -14,12 +14,12 @@ STEPS, PREPARES = Heartbeat("job", True), Heartbeat("job", False)
 
 def hung_at(said: Sequence[tuple[float, Event]], until: float = 2000.0) -> float | None:
     """When a job of which a limit of 100 seconds is asked is found to hang; it is looked at every second."""
-    silence, left = HangDetector(100.0), list(said)
-    silence.begin(Job("job", ()))
+    hang_detector, left = HangDetector(100.0), list(said)
+    hang_detector.begin(Job("job", ()))
     for now in range(int(until)):
         while left and left[0][0] <= now:
-            silence.hear(left.pop(0)[1])
-        if list(silence.look(float(now))):
+            hang_detector.on_event(left.pop(0)[1])
+        if list(hang_detector.look(float(now))):
             return float(now)
     return None
 
@@ -46,20 +46,20 @@ def test_a_job_hangs_when_it_has_shown_no_progress_for_long(
 
 
 def test_nothing_hangs_because_the_engine_slept() -> None:
-    silence = HangDetector(100.0)
-    silence.begin(Job("job", ()))
-    silence.hear(STEPS)
-    assert not list(silence.look(0.0))
-    assert not list(silence.look(5000.0))
-    assert not list(silence.look(5001.0))
+    hang_detector = HangDetector(100.0)
+    hang_detector.begin(Job("job", ()))
+    hang_detector.on_event(STEPS)
+    assert not list(hang_detector.look(0.0))
+    assert not list(hang_detector.look(5000.0))
+    assert not list(hang_detector.look(5001.0))
 
 
 def test_a_job_that_has_ended_is_not_watched() -> None:
-    silence = HangDetector(1.0)
-    silence.begin(Job("job", ()))
-    silence.end("job")
-    silence.hear(STEPS)
-    assert not [hung for now in range(50) for hung in silence.look(float(now))]
+    hang_detector = HangDetector(1.0)
+    hang_detector.begin(Job("job", ()))
+    hang_detector.end("job")
+    hang_detector.on_event(STEPS)
+    assert not [hung for now in range(50) for hung in hang_detector.look(float(now))]
 
 
 @pytest.mark.parametrize("seconds", [0, -1, 2.9, float("nan"), float("inf"), "60", None, True])

@@ -15,7 +15,7 @@ from shoal.core.device import Cluster, Device, Node
 from shoal.core.event import Reported
 from shoal.core.job import Job
 from shoal.core.trial import Report
-from shoal.cost.store import EpochsSeen
+from shoal.cost.store import EpochTimes
 from shoal.schedule.oversubscription import OversubscriptionTuner
 from shoal.study.interference import InterferenceTracker
 
@@ -57,7 +57,7 @@ def told(*story: Step, tuner: Spy | None = None, waiting: bool = True) -> list[l
     return tuner.told
 
 
-def play(speeds: InterferenceTracker, story: Iterable[Step], waiting: bool = True) -> list[EpochsSeen | None]:
+def play(speeds: InterferenceTracker, story: Iterable[Step], waiting: bool = True) -> list[EpochTimes | None]:
     """What the epochs of a story show of the company; see `told`."""
     seen = []
     for step in story:
@@ -150,31 +150,31 @@ EVEN = replace(train("b", known=replace(PROFILE, compute=0.2)), demand=Demand(0.
 PACK = Job("pack", (*train("x").arrays, *train("y", key=OTHER).arrays))
 COMPANY = (*ONE, SECOND, ("b", 9.0), ("a", 9.0))
 CROWDS = {
-    "alone": ((*ONE, ("a", 1.2)), [None, None, EpochsSeen(1, 1, 1.0)]),
+    "alone": ((*ONE, ("a", 1.2)), [None, None, EpochTimes(1, 1, 1.0)]),
     "two, by the shortest of two epochs": (
         (*COMPANY, ("a", 1.5), ("b", 2.0), ("a", 1.4), ("b", 2.5)),
-        [None] * 6 + [EpochsSeen(2, 1, 1.4, 1.0), EpochsSeen(2, 1, 2.0, 1.0)],
+        [None] * 6 + [EpochTimes(2, 1, 1.4, 1.0), EpochTimes(2, 1, 2.0, 1.0)],
     ),
     "never alone": (
         (FIRST, SECOND, ("a", 9.0), ("b", 9.0), ("a", 9.0), ("a", 1.5), ("a", 1.6)),
-        [None] * 4 + [EpochsSeen(2, 1, 1.5)],
+        [None] * 4 + [EpochTimes(2, 1, 1.5)],
     ),
     "in other company, and alone again": (
         (*COMPANY, ("a", 1.5), "b", ("a", 1.5), ("a", 1.1), ("a", 0.9)),
-        [None] * 7 + [EpochsSeen(1, 1, 0.9)],
+        [None] * 7 + [EpochTimes(1, 1, 0.9)],
     ),
     "a share that is not its part": ((*ONE, SHARE, *([("b", 4.0)] * 4)), [None] * 6),
-    "a share that is": ((*ONE, EVEN, ("b", 9.0), ("b", 4.0), ("b", 4.0)), [None] * 4 + [EpochsSeen(2, 1, 4.0, 1.0)]),
+    "a share that is": ((*ONE, EVEN, ("b", 9.0), ("b", 4.0), ("b", 4.0)), [None] * 4 + [EpochTimes(2, 1, 4.0, 1.0)]),
     "alone with a share": (
-        (SHARE, ("b", 9.0), ("b", 4.0), ("b", 4.0), FIRST, *([("a", 2.0)] * 3)), [None] * 5 + [EpochsSeen(2, 1, 2.0)]
+        (SHARE, ("b", 9.0), ("b", 4.0), ("b", 4.0), FIRST, *([("a", 2.0)] * 3)), [None] * 5 + [EpochTimes(2, 1, 2.0)]
     ),
-    "more members": ((*ONE, PAIR, *([("pair", 3.0, 2)] * 3)), [None] * 4 + [EpochsSeen(2, 2, 3.0)]),
+    "more members": ((*ONE, PAIR, *([("pair", 3.0, 2)] * 3)), [None] * 4 + [EpochTimes(2, 2, 3.0)]),
     "fewer members than before": (
-        (PAIR, *([("pair", 3.0, 2)] * 2), *([("pair", 2.0)] * 3)), [None] * 4 + [EpochsSeen(1, 1, 2.0)]
+        (PAIR, *([("pair", 3.0, 2)] * 2), *([("pair", 2.0)] * 3)), [None] * 4 + [EpochTimes(1, 1, 2.0)]
     ),
     "a pack, and one beside it": (
         (PACK, ("pack", 9.0), ("pack", 1.0), FIRST, *([("a", 2.0)] * 3), ("pack", 1.0)),
-        [None] * 4 + [EpochsSeen(2, 1, 2.0), None],
+        [None] * 4 + [EpochTimes(2, 1, 2.0), None],
     ),
     "a pack alone": ((PACK, *([("pack", 1.0)] * 4)), [None] * 4),
     "epochs that took no time": ((FIRST, *([("a", 0.0)] * 4)), [None] * 4),
@@ -196,7 +196,7 @@ def test_a_job_that_becomes_a_pack_is_company_still():
         seen.append(speeds.epoch(reported("a", 3.0), lambda: True))
         turn = Reported("b", (Report(number % 2, 1, {}, 1.0),))
         assert speeds.epoch(turn, lambda: True) is None, "its arrays report in turns"
-    assert seen == [None, None, EpochsSeen(2, 1, 1.5), None, None, EpochsSeen(2, 1, 3.0)]
+    assert seen == [None, None, EpochTimes(2, 1, 1.5), None, None, EpochTimes(2, 1, 3.0)]
 
 
 def test_members_at_different_epochs_are_no_measure():
@@ -215,7 +215,7 @@ def test_on_other_kinds_only_epochs_alone_are_looked_at():
     speeds = InterferenceTracker(OversubscriptionTuner(kinds=()))
     speeds.begin(FIRST, GPUS.device("cuda:0"))
     nobody = [speeds.epoch(reported("a", 1.0), lambda: pytest.fail("nobody has to know")) for _ in range(3)]
-    assert nobody == [None, None, EpochsSeen(1, 1, 1.0)]
+    assert nobody == [None, None, EpochTimes(1, 1, 1.0)]
     speeds.begin(SECOND, GPUS.device("cuda:0"))
     assert [speeds.epoch(reported("a", 2.0), lambda: True) for _ in range(4)] == [None] * 4
     assert speeds.cluster(GPUS) is GPUS

@@ -36,8 +36,8 @@ from shoal.core.trial import Origin, TrialState
 from shoal.journal.requests import leave, pending
 from shoal.journal.rows import Intervention, TrialRow
 from shoal.journal.view import JournalView
-from shoal.report.interventions import intervention_text
-from shoal.report.snapshot import snapshot
+from shoal.reporting.interventions import intervention_text
+from shoal.reporting.snapshot import snapshot
 from shoal.results import Study
 from shoal.schedule.action import Plan
 from shoal.schedule.base import JobView

@@ -28,7 +28,7 @@ from shoal.schedule import (
     Stop,
     Suspend,
 )
-from shoal.schedule.turns import TimeSharing
+from shoal.schedule.time_sharing import TimeSharing
 
 WIDTHS = {
     "lr": shoal.grid([0.02, 0.1]),

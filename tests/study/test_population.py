@@ -113,14 +113,14 @@ def test_a_copy_whose_parent_has_lost_its_checkpoint_fails_with_the_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     study = tmp_path / "study"
-    end_epoch = shoal.worker.learner.Learner.save  # type: ignore[attr-defined]
+    end_epoch = shoal.worker.trial_runtime.TrialRuntime.save  # type: ignore[attr-defined]
 
-    def forgetful(learner: Any, directory: Path) -> None:
-        end_epoch(learner, directory)
-        for path in folder(directory, learner.trial.number).glob("000002-*.pt"):
+    def forgetful(runtime: Any, directory: Path) -> None:
+        end_epoch(runtime, directory)
+        for path in folder(directory, runtime.trial.number).glob("000002-*.pt"):
             os.unlink(path)
 
-    monkeypatch.setattr(shoal.worker.learner.Learner, "save", forgetful)  # type: ignore[attr-defined]
+    monkeypatch.setattr(shoal.worker.trial_runtime.TrialRuntime, "save", forgetful)  # type: ignore[attr-defined]
     search(study)
     with JournalView.read(study) as journal:
         failed = [row for row in journal.trials() if row.state is TrialState.FAILED]

@@ -9,7 +9,7 @@ from plain import tune
 import shoal
 from shoal.cluster.discover import discover
 from shoal.core.job import Purpose
-from shoal.journal.audit import over_promised
+from shoal.journal.audit import overcommitments
 from shoal.journal.view import JournalView
 
 
@@ -21,7 +21,7 @@ def test_what_jobs_were_promised_is_known_and_never_too_much(tmp_path: Path) -> 
     with JournalView.read(study.directory) as journal:
         jobs = [job for job in journal.jobs() if job.purpose is Purpose.TRAIN]
         devices, promises = journal.devices(), journal.promises()
-        violations = over_promised(journal, discover("cpu:2"))
+        violations = overcommitments(journal, discover("cpu:2"))
     assert violations == []
     assert [(device.name, device.healthy) for device in devices] == [("cpu:0", True), ("cpu:1", True)]
     assert jobs

@@ -16,11 +16,11 @@ from shoal.core.trial import Report, Trial
 from shoal.task import Task
 from shoal.worker.control import JobControl
 from shoal.worker.data import DataSets
-from shoal.worker.describe import Describer
-from shoal.worker.learner import Learner, build
-from shoal.worker.paused import Paused
+from shoal.worker.signature_builder import SignatureBuilder
 from shoal.worker.train import Trainer
-from shoal.worker.workshop import Workshop
+from shoal.worker.trial_cache import TrialCache
+from shoal.worker.trial_runtime import TrialRuntime, build
+from shoal.worker.worker_state import WorkerState
 
 CPU = torch.device("cpu")
 SAMPLES, SIZE = 10, 4
@@ -55,7 +55,7 @@ def trial(number: int, **config: Any) -> Trial:
     return Trial(number, {"lr": 0.01 * (number + 1), "number": number, **config}, seed=100 + number, data_seed=7)
 
 
-def learners(task: Task, trials: Sequence[Trial]) -> list[Learner]:
+def runtimes(task: Task, trials: Sequence[Trial]) -> list[TrialRuntime]:
     return [build(task, Member(each, 0, 1), CPU) for each in trials]
 
 
@@ -77,14 +77,16 @@ def work(
     task: Task,
     directory: Path,
     members: Sequence[Member],
-    orders: JobControl | None = None,
-    paused: Paused | None = None,
+    control: JobControl | None = None,
+    paused: TrialCache | None = None,
 ) -> list[Report]:
     """What the trials of a job report."""
     sets = DataSets(task, CPU)
-    workshop = Workshop(task, sets, paused or Paused(), CPU, directory)
+    worker_state = WorkerState(task, sets, paused or TrialCache(), CPU, directory)
     job = Job("job", (Array(FusionKey("net", "data", SIZE), tuple(members)),))
-    trainer = Trainer(job, workshop, Describer(task, sets), orders or JobControl(prompt=True), checkpoint_seconds=30.0)
+    trainer = Trainer(
+        job, worker_state, SignatureBuilder(task, sets), control or JobControl(prompt=True), checkpoint_seconds=30.0
+    )
     return [report for event in trainer.run() if isinstance(event, Reported) for report in event.reports]
 
 

@@ -22,10 +22,10 @@ from shoal.task import Task
 from shoal.worker.checkpoint import load_newest
 from shoal.worker.control import JobControl
 from shoal.worker.data import DataSets
-from shoal.worker.describe import Describer
-from shoal.worker.paused import Paused
+from shoal.worker.signature_builder import SignatureBuilder
 from shoal.worker.train import Trainer
-from shoal.worker.workshop import Workshop
+from shoal.worker.trial_cache import TrialCache
+from shoal.worker.worker_state import WorkerState
 
 CPU = torch.device("cpu")
 SAMPLES, EPOCHS = 14, 3
@@ -201,11 +201,11 @@ class Shop:
 
     def __init__(self, task: Task, directory: Path) -> None:
         self.sets = DataSets(task, CPU)
-        self.describer = Describer(task, self.sets)
-        self.workshop = Workshop(task, self.sets, Paused(), CPU, directory)
+        self.signature_builder = SignatureBuilder(task, self.sets)
+        self.worker_state = WorkerState(task, self.sets, TrialCache(), CPU, directory)
 
     def key(self, number: int) -> FusionKey:
-        return self.describer.key(trial(number))
+        return self.signature_builder.key(trial(number))
 
     def arrays(self, members: Iterable[Member]) -> tuple[Array, ...]:
         """The members by their keys."""
@@ -214,9 +214,9 @@ class Shop:
             by_key.setdefault(self.key(member.trial.number), []).append(member)
         return tuple(Array(key, tuple(some)) for key, some in by_key.items())
 
-    def run(self, members: Sequence[Member], orders: JobControl | None = None, seconds: float = 30.0) -> list[Event]:
+    def run(self, members: Sequence[Member], control: JobControl | None = None, seconds: float = 30.0) -> list[Event]:
         job = Job("job", self.arrays(members))
-        trainer = Trainer(job, self.workshop, self.describer, orders or JobControl(prompt=True), seconds)
+        trainer = Trainer(job, self.worker_state, self.signature_builder, control or JobControl(prompt=True), seconds)
         return list(trainer.run())
 
 

@@ -12,7 +12,7 @@ from torch.utils.data import TensorDataset
 
 import shoal
 from shoal.worker.data import DataSets
-from shoal.worker.reading import values_read
+from shoal.worker.tracked_config import values_read
 
 CPU = torch.device("cpu")
 

@@ -18,10 +18,10 @@ from shoal.core.errors import TaskError
 from shoal.core.space import Space
 from shoal.core.trial import Trial
 from shoal.cost.history import History, records
-from shoal.dry_run.request import Asked
+from shoal.dry_run.request import DryRunRequest
 from shoal.dry_run.run import dry_run
 from shoal.planner.packing.cost import Cost
-from shoal.planner.packing.single import Single
+from shoal.planner.packing.no_packing import NoPacking
 from shoal.worker.profile import measure
 
 DEVICE = Device("cpu:0", "cpu/1", memory=1 << 40)
@@ -87,7 +87,7 @@ def fusing_pays(monkeypatch):
 def tried(configs, history, task=None, device=DEVICE, packing=None, **spec):
     settings = {"task": "Sums", "space": Space({}).to_json(), "seed": 0, "fuse": True} | spec
     cluster = Cluster((Node("here", 1, (device,)),))
-    study = Asked(settings, cloudpickle.dumps(task or Sums()), cluster, packing or Cost())
+    study = DryRunRequest(settings, cloudpickle.dumps(task or Sums()), cluster, packing or Cost())
     trials = [Trial(number, config, seed=number, data_seed=0) for number, config in enumerate(configs)]
     return dry_run(study, trials, history, lambda line: None)
 
@@ -142,10 +142,10 @@ def test_arrays_of_other_data_stay_apart(history):
 
 def test_what_a_pack_gains_is_planned_with(history, monkeypatch):
     """And is known to the next search."""
-    monkeypatch.setattr("shoal.dry_run.run.measure_pace", lambda arrays, workshop: 0.5)
+    monkeypatch.setattr("shoal.dry_run.run.measure_pack_speed", lambda arrays, worker_state: 0.5)
     found = tried([{"data": "slow", "width": 4}, {"data": "slow", "width": 6}], history)
     structures = sorted(each.array.key.steps for each in found.arrays)
-    assert dict(History(history.path).paces("cpu/1")) == {tuple(structures): 0.5}
+    assert dict(History(history.path).pack_speeds("cpu/1")) == {tuple(structures): 0.5}
     assert found.arrays[0].job == found.arrays[1].job
 
 
@@ -208,10 +208,10 @@ def test_who_exits_is_told_and_the_others_go_on(history):
 
 
 def test_trials_are_not_fused_where_the_study_says_so(history):
-    found = tried([{"width": 4}, {"width": 4}], history, packing=Single(), fuse=False)
+    found = tried([{"width": 4}, {"width": 4}], history, packing=NoPacking(), fuse=False)
     assert [numbers(each) for each in found.arrays] == [[0], [1]]
     assert found.arrays[0].decided.startswith("not fused: fuse=False; by itself: sharing would save up to ")
-    assert found.arrays[0].decided.endswith(", Single() has it so")
+    assert found.arrays[0].decided.endswith(", NoPacking() has it so")
     assert set(found.totals.values()) == {found.totals["apart"]}
 
 
@@ -238,7 +238,7 @@ def test_arrays_that_raise_in_company_are_by_themselves(history):
     assert [each.job for each in found.arrays] == [1, 2]
     why = "by itself: with others it could not be measured: RuntimeError: too many models"
     assert [each.decided for each in found.arrays] == [why] * 2
-    assert history.paces("cpu/1") == {}
+    assert history.pack_speeds("cpu/1") == {}
 
 
 def test_random_samples_are_fetched_for_all_of_one_batch_size(history):

@@ -15,12 +15,12 @@ from shoal.core.job import Job
 from shoal.fuse.frozen import note_lent
 from shoal.worker.control import JobControl
 from shoal.worker.data import DataSets
-from shoal.worker.describe import Describer
-from shoal.worker.learner import build
-from shoal.worker.paused import Paused
 from shoal.worker.plain_stepper import PlainStepper
+from shoal.worker.signature_builder import SignatureBuilder
 from shoal.worker.train import Trainer
-from shoal.worker.workshop import Workshop
+from shoal.worker.trial_cache import TrialCache
+from shoal.worker.trial_runtime import build
+from shoal.worker.worker_state import WorkerState
 
 EPOCHS = 3
 STEP = (torch.ones(SIZE, 3, dtype=torch.float64), torch.ones(SIZE, 2, dtype=torch.float64))
@@ -49,18 +49,18 @@ def member(number: int, start: int = 0, target: int = EPOCHS) -> Member:
     return Member(trial(number, width=4 + number // 2), start, target)
 
 
-def run(directory: Path, paused: Paused, *arrays: Sequence[Member]) -> dict[tuple[int, int], dict[str, float]]:
+def run(directory: Path, paused: TrialCache, *arrays: Sequence[Member]) -> dict[tuple[int, int], dict[str, float]]:
     """The metrics of each trial and epoch of a job."""
     task = Cooled()
     sets = DataSets(task, CPU)
-    workshop = Workshop(task, sets, paused, CPU, directory)
+    worker_state = WorkerState(task, sets, paused, CPU, directory)
     job = Job("job", tuple(Array(FusionKey(f"net {i}", "data", SIZE), tuple(each)) for i, each in enumerate(arrays)))
-    trainer = Trainer(job, workshop, Describer(task, sets), JobControl(prompt=True), checkpoint_seconds=30.0)
+    trainer = Trainer(job, worker_state, SignatureBuilder(task, sets), JobControl(prompt=True), checkpoint_seconds=30.0)
     reports = [report for event in trainer.run() if isinstance(event, Reported) for report in event.reports]
     return {(report.trial, report.epoch): dict(report.metrics) for report in reports}
 
 
-def check(found: dict[tuple[int, int], dict[str, float]], directory: Path, number: int, paused: Paused) -> None:
+def check(found: dict[tuple[int, int], dict[str, float]], directory: Path, number: int, paused: TrialCache) -> None:
     alone = run(directory / f"alone {number}", paused, [member(number)])
     assert len(alone) == EPOCHS
     assert {key: metrics for key, metrics in found.items() if key[0] == number} == {
@@ -69,27 +69,27 @@ def check(found: dict[tuple[int, int], dict[str, float]], directory: Path, numbe
 
 
 def test_in_arrays_side_by_side(tmp_path: Path) -> None:
-    found = run(tmp_path, Paused(), [member(0)], [member(2)], [member(4)])
+    found = run(tmp_path, TrialCache(), [member(0)], [member(2)], [member(4)])
     for number in (0, 2, 4):
-        check(found, tmp_path, number, Paused())
+        check(found, tmp_path, number, TrialCache())
 
 
 def test_in_a_trial_that_pauses_while_others_go_on(tmp_path: Path) -> None:
-    paused = Paused()
+    paused = TrialCache()
     found = run(tmp_path, paused, [member(0, target=1), member(1)])
     found |= run(tmp_path, paused, [member(0, start=1)])
     for number in (0, 1):
-        check(found, tmp_path, number, Paused())
+        check(found, tmp_path, number, TrialCache())
 
 
 def test_in_plain_steps_after_those_of_an_array() -> None:
     task = Cooled()
     together, alone = ([build(task, member(number), CPU) for number in (0, 1)] for _ in range(2))
-    for learner in together[1:]:
-        learner.model.temperature.data = together[0].model.temperature.data  # type: ignore[union-attr]
-    note_lent(learner.model.temperature for learner in together)  # type: ignore[misc]
+    for runtime in together[1:]:
+        runtime.model.temperature.data = together[0].model.temperature.data  # type: ignore[union-attr]
+    note_lent(runtime.model.temperature for runtime in together)  # type: ignore[misc]
     stepper = PlainStepper(task, together, shared=True)
-    steppers = [PlainStepper(task, [learner]) for learner in alone]
+    steppers = [PlainStepper(task, [runtime]) for runtime in alone]
     for tick in range(3):
         stepper.train_step([STEP, STEP], [tick, tick])
         for one in steppers:

@@ -18,13 +18,13 @@ from shoal.fuse.frozen import lend_frozen
 from shoal.task import Task
 from shoal.worker.control import JobControl
 from shoal.worker.data import DataSets
-from shoal.worker.describe import Describer
-from shoal.worker.learner import build
-from shoal.worker.paused import Paused
 from shoal.worker.plain_stepper import PlainStepper
 from shoal.worker.profile import measure
+from shoal.worker.signature_builder import SignatureBuilder
 from shoal.worker.train import Trainer
-from shoal.worker.workshop import Workshop
+from shoal.worker.trial_cache import TrialCache
+from shoal.worker.trial_runtime import build
+from shoal.worker.worker_state import WorkerState
 
 CPU = torch.device("cpu")
 LARGE = 1003
@@ -106,9 +106,9 @@ def members(count: int) -> tuple[Member, ...]:
 def test_trials_are_built_with_one_base(kind: type[Headed], tmp_path: Path) -> None:
     task = kind()
     sets = DataSets(task, CPU)
-    workshop = Workshop(task, sets, Paused(), CPU, tmp_path)
+    worker_state = WorkerState(task, sets, TrialCache(), CPU, tmp_path)
     job = Job("job", (Array(FusionKey("", "", 4), members(5)),))
-    for _ in Trainer(job, workshop, Describer(task, sets), JobControl(), checkpoint_seconds=30.0).run():
+    for _ in Trainer(job, worker_state, SignatureBuilder(task, sets), JobControl(), checkpoint_seconds=30.0).run():
         task.held.append(bases())
     assert max(task.held) == 1
 
@@ -123,10 +123,10 @@ def test_a_profile_holds_one_base_for_each_size(tmp_path: Path) -> None:
 def test_one_after_another_a_base_that_is_trained_is_its_own() -> None:
     task, batch = Unfreezing(), [torch.ones(4, 3, dtype=torch.float64)]
     lent, alone = ([build(task, member, CPU) for member in members(3)] for _ in range(2))
-    for learner in lent:
-        lend_frozen(lent[0].model, learner.model)
-    for learners in (lent, alone):
-        steppers = [PlainStepper(task, [learner]) for learner in learners]
+    for runtime in lent:
+        lend_frozen(lent[0].model, runtime.model)
+    for runtimes in (lent, alone):
+        steppers = [PlainStepper(task, [runtime]) for runtime in runtimes]
         for tick in range(3):
             for stepper in steppers:
                 stepper.train_step([batch], [tick])

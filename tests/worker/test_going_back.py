@@ -15,9 +15,9 @@ from shoal.core.array import Member
 from shoal.core.trial import Trial
 from shoal.task import Task
 from shoal.worker.fused_stepper import FusedStepper, make_stepper
-from shoal.worker.learner import build
 from shoal.worker.plain_stepper import PlainStepper
 from shoal.worker.stepper import Stepper, StepRefusedError
+from shoal.worker.trial_runtime import build
 
 X = torch.randn(5, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 WORDS = torch.tensor([0, 2, 1, 2, 0])
@@ -98,7 +98,7 @@ class Words(ByHand):
         return F.mse_loss(model["head"](model["words"](WORDS)), batch)
 
 
-def learners(task: Task, count: int = 3) -> list[Any]:
+def runtimes(task: Task, count: int = 3) -> list[Any]:
     trials = [Trial(b, {"lr": 0.01 * (b + 1)}, seed=b, data_seed=0) for b in range(count)]
     return [build(task, Member(trial, 0, 1), CPU) for trial in trials]
 
@@ -109,7 +109,7 @@ def history(stepper: Stepper, steps: int = 4) -> Tensor:
     for tick in range(steps):
         random.seed(tick)
         np.random.seed(tick)
-        count, batch = len(stepper.learners), X.clone()
+        count, batch = len(stepper.runtimes), X.clone()
         losses.append(stepper.train_step([batch] * count, [tick] * count))
     return torch.stack(losses)
 
@@ -123,11 +123,11 @@ CASES = {
 
 @pytest.mark.parametrize("kind", CASES.values(), ids=CASES)
 def test_trials_that_prove_no_array_in_their_first_step_are_as_alone(kind: type[Task]) -> None:
-    together, alone = learners(kind()), learners(kind())
+    together, alone = runtimes(kind()), runtimes(kind())
     stepper = FusedStepper(kind(), together)
     losses = history(stepper)
     assert stepper.settled
-    each = torch.cat([history(make_stepper(kind(), [learner])) for learner in alone], dim=1)
+    each = torch.cat([history(make_stepper(kind(), [runtime])) for runtime in alone], dim=1)
     torch.testing.assert_close(losses, each, rtol=1e-12, atol=0)
     for mine, other in zip(together, alone, strict=True):
         torch.testing.assert_close(mine.model.state_dict(), other.model.state_dict(), rtol=1e-12, atol=0)
@@ -136,7 +136,7 @@ def test_trials_that_prove_no_array_in_their_first_step_are_as_alone(kind: type[
 @pytest.mark.parametrize("kind", CASES.values(), ids=CASES)
 def test_a_first_step_is_not_taken_back_where_others_have_shown_that_they_are_an_array(kind: type[Task]) -> None:
     with pytest.raises(StepRefusedError):
-        history(FusedStepper(kind(), learners(kind()), shown=True), steps=1)
+        history(FusedStepper(kind(), runtimes(kind()), shown=True), steps=1)
 
 
 class Accumulating(ByHand):
@@ -203,11 +203,11 @@ class Scheduled(LooksAtAnUpdate):
 @pytest.mark.parametrize("kind", [Accumulating, LooksAtAnUpdate, LooksAtTheFirstUpdate, Cools, Scheduled])
 def test_a_step_that_asks_is_refused_and_plain_from_the_first_step_on(kind: type[Accumulating]) -> None:
     """One that asks in its first step is taken back; one that asks later is left half done."""
-    together, alone = learners(kind()), learners(kind())
+    together, alone = runtimes(kind()), runtimes(kind())
     stepper, plain = FusedStepper(kind(), together), PlainStepper(kind(), alone)
     for number in range(9):
-        for learner in (*together, *alone):
-            learner.optimizer.param_groups[0]["lr"] *= 0.9
+        for runtime in (*together, *alone):
+            runtime.optimizer.param_groups[0]["lr"] *= 0.9
         batch: list[Any] = [X, number]
         each = plain.train_step([batch] * 3, [number] * 3)
         if number == kind.looks > 0:

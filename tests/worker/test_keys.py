@@ -12,13 +12,13 @@ from shoal.core.array import Array, FusionKey, Member
 from shoal.core.job import Job
 from shoal.core.trial import Trial
 from shoal.task import Task
+from shoal.worker.array_trainer import ArrayTrainer
 from shoal.worker.control import JobControl
 from shoal.worker.data import DataSets
-from shoal.worker.describe import Describer
-from shoal.worker.lane import Lane
-from shoal.worker.paused import Paused
+from shoal.worker.signature_builder import SignatureBuilder
 from shoal.worker.train import Trainer
-from shoal.worker.workshop import Workshop
+from shoal.worker.trial_cache import TrialCache
+from shoal.worker.worker_state import WorkerState
 
 CPU = torch.device("cpu")
 
@@ -75,7 +75,7 @@ def trial(number: int, optimizer: str) -> Trial:
 
 
 def key(task: Task, optimizer: str) -> FusionKey:
-    return Describer(task, DataSets(task, CPU)).key(trial(0, optimizer))
+    return SignatureBuilder(task, DataSets(task, CPU)).key(trial(0, optimizer))
 
 
 @pytest.mark.parametrize(
@@ -102,19 +102,23 @@ def test_where_the_step_is_the_users_optimizers_of_other_classes_are_apart() -> 
 def test_those_of_one_class_are_side_by_side_in_an_array(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     task = Line()
     sets = DataSets(task, CPU)
-    describer, workshop = Describer(task, sets), Workshop(task, sets, Paused(), CPU, tmp_path)
+    signature_builder, worker_state = SignatureBuilder(task, sets), WorkerState(task, sets, TrialCache(), CPU, tmp_path)
     names = ["sgd", "adam", "sgd", "adagrad", "adam", "momentum"]
     members = tuple(Member(trial(number, name), 0, 2) for number, name in enumerate(names))
-    (one,) = {describer.key(member.trial) for member in members}
+    (one,) = {signature_builder.key(member.trial) for member in members}
     seen: list[list[int]] = []
-    stepper_of = Lane._stepper_of
+    stepper_of = ArrayTrainer._stepper_of
 
-    def noting(lane: Lane, epoch_steps: int) -> Any:
+    def noting(lane: ArrayTrainer, epoch_steps: int) -> Any:
         stepper = stepper_of(lane, epoch_steps)
-        seen.append([learner.trial.number for learner in stepper.learners])
+        seen.append([runtime.trial.number for runtime in stepper.runtimes])
         return stepper
 
-    monkeypatch.setattr(Lane, "_stepper_of", noting)
-    list(Trainer(Job("job", (Array(one, members),)), workshop, describer, JobControl(prompt=True), 30.0).run())
+    monkeypatch.setattr(ArrayTrainer, "_stepper_of", noting)
+    list(
+        Trainer(
+            Job("job", (Array(one, members),)), worker_state, signature_builder, JobControl(prompt=True), 30.0
+        ).run()
+    )
     assert seen
     assert all(order == [3, 1, 4, 0, 2, 5] for order in seen)

@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from contract_samples import Small, X, Y, learners, search, trial
+from contract_samples import Small, X, Y, runtimes, search, trial
 from torch import Tensor, nn
 
 import shoal
 from shoal.core.errors import TaskError
 from shoal.core.trial import TrialState
 from shoal.journal.view import JournalView
-from shoal.report.snapshot import snapshot
-from shoal.report.text import best_text
+from shoal.reporting.snapshot import snapshot
+from shoal.reporting.text import best_text
 from shoal.task import Task
 from shoal.worker.fused_stepper import FusedStepper, make_stepper
 from shoal.worker.plain_stepper import PlainStepper
@@ -59,7 +59,7 @@ class ByMemberLate(ByMember):
 
 def steppers(task: Task, count: int) -> list[Stepper]:
     trials = [trial(b) for b in range(count)]
-    return [FusedStepper(task, learners(task, trials)), PlainStepper(task, learners(task, trials))]
+    return [FusedStepper(task, runtimes(task, trials)), PlainStepper(task, runtimes(task, trials))]
 
 
 def expected(task: Task, model: nn.Module) -> dict[str, float]:
@@ -83,8 +83,8 @@ def test_a_mean_is_over_the_batches_that_have_the_name(
     names = set()
     for stepper in steppers(task, count):
         found = stepper.validate(BATCHES)
-        for learner, metrics in zip(stepper.learners, found, strict=True):
-            assert metrics == pytest.approx(expected(task, learner.model), rel=1e-9)
+        for runtime, metrics in zip(stepper.runtimes, found, strict=True):
+            assert metrics == pytest.approx(expected(task, runtime.model), rel=1e-9)
             names.add(tuple(metrics))
     assert kind is not ByMember or count == 1 or len(names) > 1, "members leave out different names"
 
@@ -94,10 +94,10 @@ def test_what_shows_in_a_later_batch_is_refused_and_right_by_themselves() -> Non
     with pytest.raises(
         StepRefusedError, match=r"ByMember.metrics \(test_metrics.py:\d+\): a plain value .* in a later call"
     ):
-        FusedStepper(task, learners(task, trials)).validate(BATCHES)
-    stepper = make_stepper(task, learners(task, trials), refused=True)
-    for learner, metrics in zip(stepper.learners, stepper.validate(BATCHES), strict=True):
-        assert metrics == pytest.approx(expected(task, learner.model), rel=1e-9)
+        FusedStepper(task, runtimes(task, trials)).validate(BATCHES)
+    stepper = make_stepper(task, runtimes(task, trials), refused=True)
+    for runtime, metrics in zip(stepper.runtimes, stepper.validate(BATCHES), strict=True):
+        assert metrics == pytest.approx(expected(task, runtime.model), rel=1e-9)
 
 
 @pytest.mark.parametrize(

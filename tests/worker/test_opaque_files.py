@@ -12,7 +12,7 @@ import pytest
 from shoal.core.errors import CheckpointError
 from shoal.core.trial import Origin, Report, Trial
 from shoal.worker.files import inherit, published
-from shoal.worker.opaque_files import Store
+from shoal.worker.opaque.files import ProgramFiles
 
 
 def reports(count: int) -> list[Report]:
@@ -20,14 +20,14 @@ def reports(count: int) -> list[Report]:
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
-    store = Store(tmp_path, 3)
+def store(tmp_path: Path) -> ProgramFiles:
+    store = ProgramFiles(tmp_path, 3)
     store.begin()
     return store
 
 
-def again(tmp_path: Path, *metrics: str) -> Store:
-    store = Store(tmp_path, 3)
+def again(tmp_path: Path, *metrics: str) -> ProgramFiles:
+    store = ProgramFiles(tmp_path, 3)
     store.begin(metrics)
     return store
 
@@ -36,7 +36,7 @@ def steps(tmp_path: Path) -> list[str]:
     return [path.name for path in published(tmp_path, 3)]
 
 
-def test_what_was_there_at_the_last_report_is_handed_out(tmp_path: Path, store: Store) -> None:
+def test_what_was_there_at_the_last_report_is_handed_out(tmp_path: Path, store: ProgramFiles) -> None:
     (store.live / "model").mkdir()
     (store.live / "model" / "weights").write_text("one")
     store.put_aside(reports(1))
@@ -47,14 +47,14 @@ def test_what_was_there_at_the_last_report_is_handed_out(tmp_path: Path, store: 
     assert other.reports == reports(1)
 
 
-def test_a_new_trial_has_an_empty_directory(tmp_path: Path, store: Store) -> None:
+def test_a_new_trial_has_an_empty_directory(tmp_path: Path, store: ProgramFiles) -> None:
     (store.live / "left over").write_text("by a kill")
     other = again(tmp_path)
     assert list(other.live.iterdir()) == []
     assert other.step == 0
 
 
-def test_the_two_newest_are_kept_and_nothing_that_says_nothing_new(tmp_path: Path, store: Store) -> None:
+def test_the_two_newest_are_kept_and_nothing_that_says_nothing_new(tmp_path: Path, store: ProgramFiles) -> None:
     store.put_aside(reports(1))
     assert steps(tmp_path) == []
     for count in (2, 3, 4):
@@ -65,14 +65,14 @@ def test_the_two_newest_are_kept_and_nothing_that_says_nothing_new(tmp_path: Pat
     assert steps(tmp_path) == ["000004-000000-files", "000003-000000-files"]
 
 
-def test_files_of_one_size_written_at_once_are_told_apart(tmp_path: Path, store: Store) -> None:
+def test_files_of_one_size_written_at_once_are_told_apart(tmp_path: Path, store: ProgramFiles) -> None:
     for count in range(1, 30):
         (store.live / "a").write_text(f"{count:02d}")
         store.put_aside(reports(count))
         assert (published(tmp_path, 3)[0] / "files" / "a").read_text() == f"{count:02d}"
 
 
-def test_what_has_not_changed_is_not_copied_again_and_nobody_can_spoil_it(tmp_path: Path, store: Store) -> None:
+def test_what_has_not_changed_is_not_copied_again_and_nobody_can_spoil_it(tmp_path: Path, store: ProgramFiles) -> None:
     (store.live / "data").write_text("large")
     (store.live / "a").write_text("1")
     store.put_aside(reports(1))
@@ -86,7 +86,7 @@ def test_what_has_not_changed_is_not_copied_again_and_nobody_can_spoil_it(tmp_pa
     assert (older / "files" / "a").read_text() == "1"
 
 
-def test_a_copy_that_was_never_finished_is_none(tmp_path: Path, store: Store) -> None:
+def test_a_copy_that_was_never_finished_is_none(tmp_path: Path, store: ProgramFiles) -> None:
     (store.live / "a").write_text("1")
     store.put_aside(reports(1))
     unfinished = store.live.parent / "000002-000000-files.partial"
@@ -96,7 +96,7 @@ def test_a_copy_that_was_never_finished_is_none(tmp_path: Path, store: Store) ->
     assert not unfinished.exists()
 
 
-def test_a_program_that_goes_back_has_its_later_copies_dropped(tmp_path: Path, store: Store) -> None:
+def test_a_program_that_goes_back_has_its_later_copies_dropped(tmp_path: Path, store: ProgramFiles) -> None:
     for count in (4, 5, 2):
         (store.live / "a").write_text(str(count))
         store.put_aside(reports(count))
@@ -106,7 +106,9 @@ def test_a_program_that_goes_back_has_its_later_copies_dropped(tmp_path: Path, s
     assert (published(tmp_path, 3)[0] / "files" / "a").read_text() == "another 2"
 
 
-def test_what_does_not_fit_leaves_the_older_copy(tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_does_not_fit_leaves_the_older_copy(
+    tmp_path: Path, store: ProgramFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (store.live / "a").write_text("1")
     store.put_aside(reports(1))
     (store.live / "a").write_text("2")
@@ -125,7 +127,7 @@ def printed(*steps: int | None) -> str:
     return "".join(json.dumps({"loss": 1.0} | ({} if step is None else {"step": step})) + "\n" for step in steps)
 
 
-def test_a_program_that_prints_keeps_its_directory_and_its_reports(tmp_path: Path, store: Store) -> None:
+def test_a_program_that_prints_keeps_its_directory_and_its_reports(tmp_path: Path, store: ProgramFiles) -> None:
     (store.live / "a").write_text("1")
     store.output.write_text("begins\n" + printed(1, 2))
     other = again(tmp_path, "loss")
@@ -150,7 +152,7 @@ def test_a_program_that_prints_keeps_its_directory_and_its_reports(tmp_path: Pat
     ],
 )
 def test_what_was_printed_is_known_after_a_kill(
-    tmp_path: Path, store: Store, outputs: list[str], steps: list[int]
+    tmp_path: Path, store: ProgramFiles, outputs: list[str], steps: list[int]
 ) -> None:
     (store.live / "a").write_text("1")
     for output in outputs:
@@ -160,7 +162,7 @@ def test_what_was_printed_is_known_after_a_kill(
     assert [report.epoch for report in again(tmp_path, "loss").reports] == steps
 
 
-def test_a_kill_while_reports_are_gathered_loses_and_doubles_none(tmp_path: Path, store: Store) -> None:
+def test_a_kill_while_reports_are_gathered_loses_and_doubles_none(tmp_path: Path, store: ProgramFiles) -> None:
     (store.live / "a").write_text("1")
     store.output.write_text(printed(1, 2))
     store = again(tmp_path, "loss")
@@ -171,7 +173,9 @@ def test_a_kill_while_reports_are_gathered_loses_and_doubles_none(tmp_path: Path
     assert [report.epoch for report in again(tmp_path, "loss").reports] == [1, 2, 3, 4]
 
 
-def test_a_program_that_an_earlier_version_has_marked_goes_on_with_its_directory(tmp_path: Path, store: Store) -> None:
+def test_a_program_that_an_earlier_version_has_marked_goes_on_with_its_directory(
+    tmp_path: Path, store: ProgramFiles
+) -> None:
     (store.live / "state.pt").write_text("epoch 40")
     (store.live.parent / "keeps-itself").touch()
     for _ in range(2):  # a kill comes before it prints, and one after
@@ -183,13 +187,15 @@ def test_a_program_that_an_earlier_version_has_marked_goes_on_with_its_directory
     assert not again(tmp_path, "loss").went_on
 
 
-def test_a_program_that_keeps_nothing_begins_again_though_its_reports_are_known(tmp_path: Path, store: Store) -> None:
+def test_a_program_that_keeps_nothing_begins_again_though_its_reports_are_known(
+    tmp_path: Path, store: ProgramFiles
+) -> None:
     store.output.write_text(printed(1, 2))
     other = again(tmp_path, "loss")
     assert (other.went_on, other.step, len(other.reports)) == (False, 0, 2)
 
 
-def test_a_start_from_the_beginning_leaves_nothing(tmp_path: Path, store: Store) -> None:
+def test_a_start_from_the_beginning_leaves_nothing(tmp_path: Path, store: ProgramFiles) -> None:
     (store.live / "a").write_text("1")
     store.output.write_text(printed(1, 2))
     store.note_end()
@@ -199,31 +205,31 @@ def test_a_start_from_the_beginning_leaves_nothing(tmp_path: Path, store: Store)
         assert list(other.live.iterdir()) == []
 
 
-def test_a_process_that_was_left_is_ended_first(tmp_path: Path, store: Store) -> None:
+def test_a_process_that_was_left_is_ended_first(tmp_path: Path, store: ProgramFiles) -> None:
     left = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     store.note_process(left.pid)
     again(tmp_path)
     assert left.poll() is not None
 
 
-def test_a_process_that_got_the_same_number_is_left_alone(tmp_path: Path, store: Store) -> None:
+def test_a_process_that_got_the_same_number_is_left_alone(tmp_path: Path, store: ProgramFiles) -> None:
     note = {"pid": os.getpid(), "created": psutil.Process().create_time() - 60}
     (store.live.parent / "process.json").write_text(json.dumps(note))
     assert again(tmp_path).step == 0
 
 
-def test_what_a_program_that_prints_keeps_is_not_copied_to_another_trial(tmp_path: Path, store: Store) -> None:
+def test_what_a_program_that_prints_keeps_is_not_copied_to_another_trial(tmp_path: Path, store: ProgramFiles) -> None:
     (store.live / "a").write_text("1")
     store.output.write_text(printed(1, 2))
     with pytest.raises(CheckpointError, match=r"copied when it calls shoal\.report, not when it prints"):
         inherit(tmp_path, Trial(4, {}, 0, 0, Origin(3, 2)))
 
 
-def test_a_copy_of_a_trial_has_files_of_its_own(tmp_path: Path, store: Store) -> None:
+def test_a_copy_of_a_trial_has_files_of_its_own(tmp_path: Path, store: ProgramFiles) -> None:
     (store.live / "a").write_text("1")
     store.put_aside(reports(2))
     inherit(tmp_path, Trial(4, {}, 0, 0, Origin(3, 2)))
-    copy = Store(tmp_path, 4)
+    copy = ProgramFiles(tmp_path, 4)
     copy.begin()
     assert (copy.live / "a").read_text() == "1"
     assert [report.trial for report in copy.reports] == [4, 4]

@@ -5,15 +5,15 @@ from typing import Any
 import pytest
 
 from shoal.core.trial import Report
-from shoal.worker.opaque_reports import ProgramReports, Said
+from shoal.worker.opaque.reports import ProgramReport, ProgramReports
 
 
 def known(count: int) -> list[Report]:
     return [Report(0, step, {"loss": float(step)}) for step in range(1, count + 1)]
 
 
-def said(step: Any, loss: Any = 0.5) -> Said:
-    return Said({"loss": loss, "note": "fine"}, step)
+def said(step: Any, loss: Any = 0.5) -> ProgramReport:
+    return ProgramReport({"loss": loss, "note": "fine"}, step)
 
 
 @pytest.mark.parametrize(
@@ -52,5 +52,5 @@ def test_a_report_is_of_the_step_that_it_says(reports: ProgramReports, step: Any
         pytest.param(said(1, 10**400), "too large for a float; report its logarithm", id="too large"),
     ],
 )
-def test_what_is_wrong_is_said(message: Said, words: str) -> None:
+def test_what_is_wrong_is_said(message: ProgramReport, words: str) -> None:
     assert words in ProgramReports(0, [], 0, ["loss"]).fault(message)

@@ -36,7 +36,7 @@ from shoal.core.trial import Report, TrialState
 from shoal.fuse import frozen
 from shoal.pack import fetch as fetch_module
 from shoal.pack.batches import LOOKED_AT
-from shoal.pack.window import BLOCK
+from shoal.pack.sample_window import BLOCK
 from shoal.worker.checkpoint import load_newest
 from shoal.worker.control import JobControl
 
@@ -108,8 +108,8 @@ def test_whatever_is_done_to_packs_each_member_is_as_if_alone(
         def member(number: int, target: int) -> Member:
             return Member(trial(number), epoch[number], max(target, epoch[number] + 1))
 
-        def run(members: list[Member], orders: JobControl) -> None:
-            reports = reports_in(shop.run(members, orders, seconds))
+        def run(members: list[Member], control: JobControl) -> None:
+            reports = reports_in(shop.run(members, control, seconds))
             said.extend(reports)
             for report in reports:
                 epoch[report.trial] = max(epoch[report.trial], report.epoch)

@@ -14,8 +14,8 @@ from shoal.core.array import Array, Member
 from shoal.fuse.array import ModelArray
 from shoal.worker import fused_stepper
 from shoal.worker.data import DataSets
-from shoal.worker.describe import Describer
 from shoal.worker.profile import measure
+from shoal.worker.signature_builder import SignatureBuilder
 
 EPOCHS = 3
 RANKS = (2, 3, 3, 5)
@@ -98,8 +98,8 @@ def test_checkpointed_parts_in_which_members_differ_are_refused_and_train_as_if_
 
 
 def test_keys_say_what_is_apart_and_what_is_shared() -> None:
-    describer = Describer(task := Adapted(), DataSets(task, CPU))
-    keys = [describer.key(each.trial) for each in members(*RANKS, 0)]
+    signature_builder = SignatureBuilder(task := Adapted(), DataSets(task, CPU))
+    keys = [signature_builder.key(each.trial) for each in members(*RANKS, 0)]
     assert len({key.structure for key in keys}) == 4
     assert len({key.of_family for key in keys}) == 1
 
@@ -107,6 +107,6 @@ def test_keys_say_what_is_apart_and_what_is_shared() -> None:
 def test_a_family_is_measured_as_one_array() -> None:
     sets = DataSets(task := Adapted(), CPU)
     some = members(*RANKS)
-    family = Describer(task, sets).key(some[0].trial).of_family
+    family = SignatureBuilder(task, sets).key(some[0].trial).of_family
     profile = measure(task, sets, Array(family, tuple(some)), CPU, memory=1 << 34)
     assert profile.step_seconds.keys() >= {1, 4}

@@ -95,7 +95,7 @@ def test_lone_members_of_all_classes_of_optimizers_stand_for_one(monkeypatch: py
     seconds = {torch.optim.SGD: 0.001, torch.optim.Adam: 0.002, torch.optim.Adagrad: 0.004}
 
     def timed(stepper: Any, batches: Any, tick: int) -> float:
-        first, *others = stepper.learners
+        first, *others = stepper.runtimes
         return 0.007 if others else seconds[type(first.optimizer)]
 
     monkeypatch.setattr("shoal.worker.profile._timed", timed)
@@ -112,7 +112,7 @@ def test_other_classes_are_measured_where_a_larger_size_is_too_dear(monkeypatch:
     """Four members cost 0.12 s, sixteen more than is left then, a lone one of another class 0.03."""
 
     def timed(stepper: Any, batches: Any, tick: int) -> float:
-        first, *others = stepper.learners
+        first, *others = stepper.runtimes
         return 0.003 if others else 0.001 if isinstance(first.optimizer, torch.optim.SGD) else 0.002
 
     monkeypatch.setattr("shoal.worker.profile._timed", timed)

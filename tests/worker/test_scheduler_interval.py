@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from contract_samples import CPU, SAMPLES, SIZE, Small, StopsAfter, X, Y, learners, trial, work
+from contract_samples import CPU, SAMPLES, SIZE, Small, StopsAfter, X, Y, runtimes, trial, work
 from torch import Tensor
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, LinearLR, OneCycleLR, ReduceLROnPlateau, SequentialLR
 
@@ -18,7 +18,7 @@ from shoal.pack.batches import epoch_order
 from shoal.task import Task
 from shoal.worker.checkpoint import load_newest
 from shoal.worker.files import inherit
-from shoal.worker.paused import Paused
+from shoal.worker.trial_cache import TrialCache
 
 EPOCHS, STEPS = 3, 3
 
@@ -136,7 +136,7 @@ def test_weights_equal_those_of_a_plain_loop(kind: type[Task], members: int, sto
 
 
 def test_who_pauses_in_this_process_goes_on_where_its_schedule_was(tmp_path: Path) -> None:
-    task, trials, paused = ByStep(), [trial(b) for b in range(3)], Paused()
+    task, trials, paused = ByStep(), [trial(b) for b in range(3)], TrialCache()
     work(task, tmp_path, [Member(one, 0, 1) for one in trials], paused=paused)
     work(task, tmp_path, [Member(one, 1, EPOCHS) for one in trials], paused=paused)
     check(task, tmp_path, trials)
@@ -161,7 +161,7 @@ class Plateau(ByStep):
 
 def test_a_plateau_of_steps_is_refused() -> None:
     with pytest.raises(TaskError, match=r'ReduceLROnPlateau, which follows the validation loss .* set it to "epoch"'):
-        learners(Plateau(), [trial(0)])
+        runtimes(Plateau(), [trial(0)])
 
 
 @pytest.mark.parametrize("value", ["batch", None, 1])

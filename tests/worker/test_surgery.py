@@ -24,10 +24,10 @@ from shoal.task import Task
 from shoal.worker.checkpoint import load_newest
 from shoal.worker.control import JobControl
 from shoal.worker.data import DataSets
-from shoal.worker.describe import Describer
-from shoal.worker.paused import Paused
+from shoal.worker.signature_builder import SignatureBuilder
 from shoal.worker.train import Trainer
-from shoal.worker.workshop import Workshop
+from shoal.worker.trial_cache import TrialCache
+from shoal.worker.worker_state import WorkerState
 
 CPU = torch.device("cpu")
 TRIALS, EPOCHS, STEPS = 5, 4, 3
@@ -180,13 +180,13 @@ class Planned(JobControl):
 
 
 def work(
-    task: Task, directory: Path, members: Sequence[Member], orders: JobControl, paused: Paused | None = None
+    task: Task, directory: Path, members: Sequence[Member], control: JobControl, paused: TrialCache | None = None
 ) -> list[Any]:
     """What a job yields."""
     sets = DataSets(task, CPU)
-    workshop = Workshop(task, sets, paused or Paused(), CPU, directory)
+    worker_state = WorkerState(task, sets, paused or TrialCache(), CPU, directory)
     job = Job("job", (Array(KEY, tuple(members)),))
-    return list(Trainer(job, workshop, Describer(task, sets), orders, checkpoint_seconds=30.0).run())
+    return list(Trainer(job, worker_state, SignatureBuilder(task, sets), control, checkpoint_seconds=30.0).run())
 
 
 def joining(*members: Member) -> JobUpdate:
@@ -240,15 +240,15 @@ def test_whatever_is_done_to_arrays_each_member_is_as_if_alone(kind: str, script
     task = TASKS[kind]()
     epoch = dict.fromkeys(range(TRIALS), 0)
     said: list[Report] = []
-    paused = Paused()
+    paused = TrialCache()
     with TemporaryDirectory() as folder:
         directory = Path(folder)
 
         def member(number: int, target: int) -> Member:
             return Member(trial(number), epoch[number], max(target, epoch[number] + 1))
 
-        def run(members: Sequence[Member], orders: JobControl) -> None:
-            reports = reports_in(work(task, directory, members, orders, paused))
+        def run(members: Sequence[Member], control: JobControl) -> None:
+            reports = reports_in(work(task, directory, members, control, paused))
             said.extend(reports)
             for report in reports:
                 epoch[report.trial] = max(epoch[report.trial], report.epoch)
@@ -282,7 +282,7 @@ def test_survivors_and_newcomers_at_different_epochs(kind: str, tmp_path: Path) 
         2: joining(Member(trial(3), 0, EPOCHS)),
         6: joining(Member(trial(1), 1, EPOCHS), Member(trial(4), 0, 2)),
     }
-    paused = Paused()
+    paused = TrialCache()
     reports = reports_in(work(task, tmp_path, first, Planned(plan), paused))
     rest = [Member(trial(2), 1, EPOCHS), Member(trial(4), 2, EPOCHS)]
     reports += reports_in(work(task, tmp_path, rest, JobControl(prompt=True), paused))

@@ -11,14 +11,14 @@ from shoal.core.array import Array, FusionKey, Member
 from shoal.core.event import Reported, TurnStats
 from shoal.core.job import Job
 from shoal.core.trial import Trial
-from shoal.worker import lane
+from shoal.worker import array_trainer
 from shoal.worker.control import JobControl
 from shoal.worker.data import DataSets
-from shoal.worker.describe import Describer
-from shoal.worker.learner import build
-from shoal.worker.paused import Paused
+from shoal.worker.signature_builder import SignatureBuilder
 from shoal.worker.train import Trainer
-from shoal.worker.workshop import Workshop
+from shoal.worker.trial_cache import TrialCache
+from shoal.worker.trial_runtime import build
+from shoal.worker.worker_state import WorkerState
 
 EPOCHS = 3
 
@@ -48,11 +48,13 @@ def job(*numbers: int, start: dict[int, int]) -> Job:
     return Job("job", tuple(arrays))
 
 
-def train(directory: Path, paused: Paused, orders: JobControl, *numbers: int) -> list[Reported]:
+def train(directory: Path, paused: TrialCache, control: JobControl, *numbers: int) -> list[Reported]:
     task = Mixed()
     sets = DataSets(task, CPU)
-    workshop = Workshop(task, sets, paused, CPU, directory)
-    trainer = Trainer(job(*numbers, start={}), workshop, Describer(task, sets), orders, checkpoint_seconds=60.0)
+    worker_state = WorkerState(task, sets, paused, CPU, directory)
+    trainer = Trainer(
+        job(*numbers, start={}), worker_state, SignatureBuilder(task, sets), control, checkpoint_seconds=60.0
+    )
     return [event for event in trainer.run() if isinstance(event, Reported)]
 
 
@@ -65,37 +67,37 @@ def metrics(events: list[Reported]) -> dict[tuple[int, int], Any]:
 def test_who_goes_on_learns_what_it_would_have_learnt(
     looks: int, stays: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = metrics(train(tmp_path / "whole", Paused(), JobControl(prompt=True), 0, 3))
-    paused, orders = Paused(), After(looks)
-    told = train(tmp_path / "parts", paused, orders, 0, 3)
-    assert orders.noticed
+    whole = metrics(train(tmp_path / "whole", TrialCache(), JobControl(prompt=True), 0, 3))
+    paused, control = TrialCache(), After(looks)
+    told = train(tmp_path / "parts", paused, control, 0, 3)
+    assert control.noticed
     built: list[int] = []
 
     def noted(task: Any, member: Member, device: torch.device) -> Any:
         built.append(member.trial.number)
         return build(task, member, device)
 
-    monkeypatch.setattr(lane, "build", noted)
-    told += train(tmp_path / "parts", paused if stays else Paused(), JobControl(prompt=True), 0, 3)
+    monkeypatch.setattr(array_trainer, "build", noted)
+    told += train(tmp_path / "parts", paused if stays else TrialCache(), JobControl(prompt=True), 0, 3)
     assert sorted(built) == ([] if stays else [0, 3])
     assert metrics(told) == whole
 
 
 def test_the_losses_are_told_of_the_best_member_with_each_epoch_and_when_it_stops(tmp_path: Path) -> None:
-    events = train(tmp_path / "whole", Paused(), JobControl(prompt=True), 0)
+    events = train(tmp_path / "whole", TrialCache(), JobControl(prompt=True), 0)
     assert [len(event.reports) for event in events] == [1, 1, 1]
     losses = [event.losses for event in events if event.losses is not None]
     assert [quantum.steps for quantum in losses] == [7, 7, 7], "14 samples in batches of 2"
     assert all(quantum.lowest <= quantum.last <= quantum.highest for quantum in losses)
     assert all(quantum.seconds > 0 for quantum in losses)
-    stopped = train(tmp_path / "stopped", Paused(), After(5), 0)
+    stopped = train(tmp_path / "stopped", TrialCache(), After(5), 0)
     assert [event.losses.steps for event in stopped if event.losses] == [stopped[-1].losses.steps]
     assert stopped[-1].reports == ()
 
 
 def test_losses_are_told_in_the_middle_of_long_epochs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lane, "LOOK_SECONDS", 0.0)
-    events = train(tmp_path / "study", Paused(), JobControl(prompt=True), 0)
+    monkeypatch.setattr(array_trainer, "LOOK_SECONDS", 0.0)
+    events = train(tmp_path / "study", TrialCache(), JobControl(prompt=True), 0)
     assert sum(event.losses.steps for event in events if event.losses) == 7 * EPOCHS
     assert sum(not event.reports for event in events) == 7 * EPOCHS
 
@@ -107,13 +109,13 @@ def test_quanta_add_up() -> None:
 
 
 def test_what_is_kept_holds_no_gradients_and_no_rows_of_an_array(tmp_path: Path) -> None:
-    paused = Paused()
+    paused = TrialCache()
     train(tmp_path, paused, After(4), 0, 1)
     member = job(0, start={}).members[0]
-    learner = paused.take(member, tmp_path)
-    assert learner is not None
-    assert all(parameter.grad is None for parameter in learner.model.parameters())
-    for parameter in learner.model.parameters():
+    runtime = paused.take(member, tmp_path)
+    assert runtime is not None
+    assert all(parameter.grad is None for parameter in runtime.model.parameters())
+    for parameter in runtime.model.parameters():
         assert parameter.untyped_storage().nbytes() == parameter.nbytes
     assert paused.take(member, tmp_path) is None, "it is handed out once"
 
@@ -121,19 +123,19 @@ def test_what_is_kept_holds_no_gradients_and_no_rows_of_an_array(tmp_path: Path)
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU, whose memory is to be given back")
 def test_of_a_gpu_nothing_is_held_meanwhile(tmp_path: Path) -> None:
     device = torch.device("cuda:0")
-    learner = build(Mixed(), job(0, start={}).members[0], device)
+    runtime = build(Mixed(), job(0, start={}).members[0], device)
     x, y = torch.randn(4, 5, dtype=torch.float64, device=device), torch.arange(4, device=device) % 3
     for _ in range(2):
-        learner.optimizer.zero_grad()
-        torch.nn.functional.cross_entropy(learner.model(x), y).backward()
-        learner.optimizer.step()
-    learner.epoch = 1
-    learner.save(tmp_path)
-    before = [parameter.detach().cpu() for parameter in learner.model.parameters()]
-    paused = Paused()
-    paused.keep(learner)
-    assert {parameter.device.type for parameter in learner.model.parameters()} == {"cpu"}
-    again = paused.take(learner.member, tmp_path)
+        runtime.optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(runtime.model(x), y).backward()
+        runtime.optimizer.step()
+    runtime.epoch = 1
+    runtime.save(tmp_path)
+    before = [parameter.detach().cpu() for parameter in runtime.model.parameters()]
+    paused = TrialCache()
+    paused.keep(runtime)
+    assert {parameter.device.type for parameter in runtime.model.parameters()} == {"cpu"}
+    again = paused.take(runtime.member, tmp_path)
     assert again is not None
     assert {parameter.device for parameter in again.model.parameters()} == {device}
     for parameter, value in zip(again.model.parameters(), before, strict=True):

@@ -10,7 +10,7 @@ from contract_samples import Small
 from shoal.core.device import Device
 from shoal.core.job import WorkerContext
 from shoal.core.trial import Trial
-from shoal.worker.opaque_child import surroundings
+from shoal.worker.opaque.child import surroundings
 from shoal.worker.run import prepare
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from contract_samples import CPU, SIZE, Small, X, Y, learners, search, trial, work
+from contract_samples import CPU, SIZE, Small, X, Y, runtimes, search, trial, work
 from torch import Tensor, nn
 
 import shoal
@@ -14,9 +14,9 @@ from shoal.core.array import Member
 from shoal.core.errors import TaskError
 from shoal.task import Task
 from shoal.worker.data import DataSets
-from shoal.worker.describe import Describer
 from shoal.worker.fused_stepper import FusedStepper
 from shoal.worker.plain_stepper import PlainStepper
+from shoal.worker.signature_builder import SignatureBuilder
 from shoal.worker.stepper import Stepper
 
 
@@ -47,7 +47,7 @@ def test_writing_is_refused_by_name(method: str, fused: int, tmp_path: Path) -> 
         if method in BUILDING:
             work(task, tmp_path, [Member(trial(b), 0, 1) for b in range(fused or 1)])
             return
-        some = learners(task, [trial(b) for b in range(fused or 3)])
+        some = runtimes(task, [trial(b) for b in range(fused or 3)])
         stepper: Stepper = FusedStepper(task, some) if fused else PlainStepper(task, some)
         if method != "metrics":
             stepper.train_step([(X[:SIZE], Y[:SIZE])] * len(some), [0] * len(some))
@@ -72,7 +72,7 @@ def test_a_schedule_kept_on_the_task_names_its_remedy() -> None:
             self.warm = torch.optim.lr_scheduler.LinearLR(optimizer)
 
     with pytest.raises(TaskError, match='return the scheduler from `scheduler`, with scheduler_interval = "step"'):
-        learners(Warm(), [trial(0)])
+        runtimes(Warm(), [trial(0)])
 
 
 def test_the_remedies_it_names_serve_the_class_of_a_script(tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ def test_the_remedies_it_names_serve_the_class_of_a_script(tmp_path: Path) -> No
             return torch.optim.SGD(model.parameters(), lr=model.rate)  # type: ignore[arg-type]
 
     with pytest.raises(TaskError, match="set what serves all of them in `__init__` or in `data`; for a schedule"):
-        learners(writing("model")(), [trial(0)])
+        runtimes(writing("model")(), [trial(0)])
     study = search(
         Kept(), {"lr": 0.1}, tmp_path / "study", algorithm=shoal.Grid(epochs=1), backend="local", devices="cpu:1"
     )
@@ -222,6 +222,6 @@ class Owning(Small):
 )
 def test_an_optimizer_of_other_parameters_is_noted(kind: str, message: str) -> None:
     task = Owning()
-    _, _, note = Describer(task, DataSets(task, CPU)).survey([trial(b, kind=kind) for b in range(3)])
+    _, _, note = SignatureBuilder(task, DataSets(task, CPU)).survey([trial(b, kind=kind) for b in range(3)])
     assert bool(message) == bool(note)
     assert message in note

@@ -44,12 +44,13 @@ __all__ = [
 
 
 Runner = Callable[[Job, Device, WorkerContext, JobControl], Iterator[Event]]
-"""Does a job: `run(job, device, workplace, orders)` yields events; exceptions are the back end's to translate.
+"""Does a job: `run(job, device, worker_context, control)` yields events; exceptions are the back end's to translate.
 
-It asks `orders.stopping()` between steps and, when that is true, checkpoints and returns. The back end adds `Ended`. It
-calls `orders.beat()` as long as it makes progress: one that stays silent for too long is killed, if it has a process of
-its own. It may look for `orders.changes()`; a member of theirs that it has not reported on when it returns counts as
-not trained. Of those that leave while it trains them it says `MembersLeft`; until then, or its end, it has them.
+It asks `control.stopping()` between steps and, when that is true, checkpoints and returns. The back end adds `Ended`.
+It calls `control.beat()` as long as it makes progress: one that stays silent for too long is killed, if it has a
+process of its own. It may look for `control.changes()`; a member of theirs that it has not reported on when it returns
+counts as not trained. Of those that leave while it trains them it says `MembersLeft`; until then, or its end, it has
+them.
 """
 
 
@@ -75,7 +76,7 @@ class Backend(ABC):
     To suspend a job is to stop it. To resume it is to start one with its members, whose `resumes` names it: a process
     that had the first is the best place for it.
 
-    `shoal.testing.check_backend` checks this contract. `shoal.backend.perform.perform` runs a job and makes its
+    `shoal.testing.check_backend` checks this contract. `shoal.backend.run_job.run_job` runs a job and makes its
     `Ended`.
     """
 
@@ -84,8 +85,8 @@ class Backend(ABC):
     elastic: ClassVar[bool] = True
     """Whether `change` reaches the jobs, and arrays may hold members that stand at different epochs."""
 
-    def __init__(self, workplace: WorkerContext) -> None:
-        self.workplace = workplace
+    def __init__(self, worker_context: WorkerContext) -> None:
+        self.worker_context = worker_context
 
     @property
     def starting(self) -> bool:

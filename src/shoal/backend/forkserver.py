@@ -36,8 +36,8 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 
 from shoal.backend.base import WorkerContext
-from shoal.backend.perform import resolve
 from shoal.backend.process import work
+from shoal.backend.run_job import resolve
 from shoal.cluster.processes import family, kill
 
 __all__ = ["NOTICE", "REQUEST", "STUDY", "Setup", "main"]
@@ -62,12 +62,12 @@ class Setup:
     Args:
         argv: `sys.argv` of the engine.
         directory: working directory of the engine; "" if it was removed.
-        workplace: for all workers.
+        worker_context: for all workers.
     """
 
     argv: list[str]
     directory: str
-    workplace: WorkerContext
+    worker_context: WorkerContext
 
 
 def main() -> None:
@@ -84,7 +84,7 @@ class _Server:
 
     def __init__(self, control: socket.socket) -> None:
         self._control = control
-        self._workplace: WorkerContext | None = None
+        self._worker_context: WorkerContext | None = None
         self._numbers: dict[int, int] = {}  # pid -> number
         self._wakeup, self._alarm = socket.socketpair()
 
@@ -106,7 +106,7 @@ class _Server:
 
     def _turn(self) -> bool:
         """Wait for something and handle it; whether to go on."""
-        ready = wait([self._control, self._wakeup], IDLE_SECONDS if self._workplace is None else None)
+        ready = wait([self._control, self._wakeup], IDLE_SECONDS if self._worker_context is None else None)
         if self._wakeup in ready:
             self._wakeup.recv(4096)
             self._reap()
@@ -137,10 +137,10 @@ class _Server:
             os.chdir("/")
         sys.path_importer_cache.clear()  # relative directories were those of the last study
         gc.disable()  # importing torch makes much and frees nothing: looking for garbage takes a fifth of its time
-        resolve(study.workplace.runner)
+        resolve(study.worker_context.runner)
         gc.enable()
         gc.freeze()  # what is alive now stays out of the workers' collections, and so on pages they share
-        self._workplace = study.workplace
+        self._worker_context = study.worker_context
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the end of the control socket ends the server, and in order
         self._control.sendall(NOTICE.pack(STUDY, os.getpid(), 0))
 
@@ -149,7 +149,7 @@ class _Server:
         self._kill_all()
         _print_to(os.open(os.devnull, os.O_WRONLY))
         os.chdir("/")
-        self._workplace = None
+        self._worker_context = None
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         self._control.sendall(NOTICE.pack(STUDY, os.getpid(), 0))
 
@@ -184,8 +184,8 @@ class _Server:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             for end in (self._control, self._wakeup, self._alarm):
                 end.close()
-            assert self._workplace is not None
-            work(Connection(descriptor), self._workplace)
+            assert self._worker_context is not None
+            work(Connection(descriptor), self._worker_context)
             status = 0
         except BaseException:
             traceback.print_exc()

@@ -6,7 +6,7 @@ from collections.abc import Generator
 from dataclasses import dataclass
 
 from shoal.backend.base import Backend, Ended, Event, Outcome, WorkerContext
-from shoal.backend.perform import perform, resolve
+from shoal.backend.run_job import resolve, run_job
 from shoal.core.device import Device
 from shoal.core.errors import BackendError
 from shoal.core.job import Job, JobUpdate
@@ -16,12 +16,12 @@ __all__ = ["Inline"]
 
 
 @dataclass(frozen=True)
-class _Run:
+class _InlineJob:
     """A job under way."""
 
     job: str
     events: Generator[Event, None, None]
-    orders: JobControl
+    control: JobControl
 
 
 class Inline(Backend):
@@ -33,10 +33,10 @@ class Inline(Backend):
 
     concurrent = False
 
-    def __init__(self, workplace: WorkerContext) -> None:
-        super().__init__(workplace)
-        self._runner = resolve(workplace.runner)
-        self._runs: deque[_Run] = deque()
+    def __init__(self, worker_context: WorkerContext) -> None:
+        super().__init__(worker_context)
+        self._runner = resolve(worker_context.runner)
+        self._runs: deque[_InlineJob] = deque()
         self._ended: list[Event] = []
         self._closed = False
 
@@ -46,15 +46,15 @@ class Inline(Backend):
             raise BackendError(f"job {job.id!r} cannot start: the back end is closed")
         if any(run.job == job.id for run in self._runs):
             raise BackendError(f"job {job.id!r} cannot start: a job of that id is running")
-        orders = JobControl(prompt=True)
-        # `perform` is a generator: nothing of the job runs before it is asked for the first event.
-        self._runs.append(_Run(job.id, perform(self._runner, job, device, self.workplace, orders), orders))
+        control = JobControl(prompt=True)
+        # `run_job` is a generator: nothing of the job runs before it is asked for the first event.
+        self._runs.append(_InlineJob(job.id, run_job(self._runner, job, device, self.worker_context, control), control))
 
     def stop(self, job: str) -> None:
         """Let a job's `stopping` be true from its next step on."""
         for run in self._runs:
             if run.job == job:
-                run.orders.stop()
+                run.control.stop()
 
     def kill(self, job: str) -> None:
         """Drop a job where it stands; `finally` blocks of the runner still free what it holds."""
@@ -67,7 +67,7 @@ class Inline(Backend):
         """Let a job see the change at its next step."""
         for run in self._runs:
             if run.job == job:
-                run.orders.change(change)
+                run.control.change(change)
 
     def poll(self, timeout: float) -> list[Event]:
         """Work on the job whose turn it is until it has one event; with no job at all, sleep for the timeout."""

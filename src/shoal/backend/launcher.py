@@ -108,17 +108,17 @@ class ForkServer:
     umask or the CPU affinity has changed.
 
     Args:
-        workplace: for all its workers.
+        worker_context: for all its workers.
     """
 
-    def __init__(self, workplace: WorkerContext) -> None:
-        self.log = workplace.directory / "logs" / "server.log"
+    def __init__(self, worker_context: WorkerContext) -> None:
+        self.log = worker_context.directory / "logs" / "server.log"
         self.log.parent.mkdir(parents=True, exist_ok=True)
         self.ready = False
         self._closed = False
         # A file and not a pipe: a task of any size is handed over without waiting for the reader.
         with self.log.open("ab") as log, tempfile.TemporaryFile() as setup:
-            pickle.dump(Setup(sys.argv, _directory(), workplace), setup)
+            pickle.dump(Setup(sys.argv, _directory(), worker_context), setup)
             setup.seek(0)
             self._process = _process(log)
             with suppress(BrokenPipeError, ConnectionResetError):
@@ -131,13 +131,13 @@ class ForkServer:
 
     @property
     def control(self) -> socket.socket:
-        """Can be read when there is something to `hear`."""
+        """Can be read when there is something to `next_exit`."""
         return self._process.control
 
     def fork(self, number: int) -> Connection:
         """Ask for a worker and return the connection to it, which may be used at once.
 
-        Of a server that is gone it is closed at the other end; `hear` is where that is noticed.
+        Of a server that is gone it is closed at the other end; `next_exit` is where that is noticed.
         """
         ours, theirs = Pipe()
         with theirs, suppress(BrokenPipeError, ConnectionResetError):
@@ -149,7 +149,7 @@ class ForkServer:
         with suppress(BrokenPipeError, ConnectionResetError):
             self.control.sendall(REQUEST.pack(number))
 
-    def hear(self) -> Exit | None:
+    def next_exit(self) -> Exit | None:
         """The next notice, if it is a worker's end; blocks until there is one.
 
         Raises:

@@ -12,10 +12,10 @@ from multiprocessing.connection import Connection, wait
 
 from shoal.backend.base import Backend, Ended, Event, Outcome, WorkerContext
 from shoal.backend.binding import Binding
+from shoal.backend.gpu_sharing import GpuSharing
 from shoal.backend.launcher import Exit, ForkServer
-from shoal.backend.process import CHANGE, JOB, REUSABLE, STOP, Greeting
-from shoal.backend.sharing import Sharing
-from shoal.backend.tenants import Tenant
+from shoal.backend.mps_clients import MpsClient
+from shoal.backend.process import CHANGE, JOB, REUSABLE, STOP, Hello
 from shoal.cluster.processes import created, end
 from shoal.core.device import Device
 from shoal.core.errors import BackendError
@@ -41,7 +41,7 @@ class _Worker:
         connection: to the process.
         device: name of the only device it ever works on.
         binding: what ties it to that device.
-        tenant: what is known of it where it shares a GPU by MPS.
+        client: what is known of it where it shares a GPU by MPS.
         pid: of the process; 0 until it has said so.
         began: when, as `created` tells it.
         job: what it works on; None while it is idle.
@@ -54,7 +54,7 @@ class _Worker:
     connection: Connection
     device: str
     binding: Binding
-    tenant: Tenant | None = None
+    client: MpsClient | None = None
     pid: int = 0
     began: float = 0.0
     job: str | None = None
@@ -79,14 +79,14 @@ class _Worker:
     def receive(self) -> Event | None:
         """The next event, waiting for a message; None if that is no event, or none will come."""
         try:
-            message: Event | Greeting = self.connection.recv()
+            message: Event | Hello = self.connection.recv()
         except (EOFError, OSError):
             self.listening = False
             return None
-        if isinstance(message, Greeting):
+        if isinstance(message, Hello):
             self.pid, self.began = message.pid, created(message.pid)
-            if self.tenant is not None:
-                self.tenant.pid = message.pid
+            if self.client is not None:
+                self.client.pid = message.pid
             return None
         return message
 
@@ -95,14 +95,14 @@ class Local(Backend):
     """Runs each job in a worker process of its own.
 
     Args:
-        workplace: of the study.
+        worker_context: of the study.
         sharing: how jobs share a GPU; by default as the workplace says.
     """
 
-    def __init__(self, workplace: WorkerContext, sharing: Sharing | None = None) -> None:
-        super().__init__(workplace)
-        self._sharing = sharing if sharing is not None else Sharing(workplace.sharing)
-        self._server = ForkServer(workplace)
+    def __init__(self, worker_context: WorkerContext, sharing: GpuSharing | None = None) -> None:
+        super().__init__(worker_context)
+        self._sharing = sharing if sharing is not None else GpuSharing(worker_context.sharing)
+        self._server = ForkServer(worker_context)
         self._kills = 0  # of servers since a job ended well
         self._late: list[Event] = []  # for the next poll, since this one raises
         self._numbers = count(1)
@@ -131,14 +131,14 @@ class Local(Backend):
         idle = {n: worker for n, worker in self._workers.items() if worker.job is None and worker.device == device.name}
         for worker in sorted(idle.values(), key=lambda worker: job.resumes not in worker.had):
             if worker.binding == binding and not worker.doomed and worker.send(message):
-                self._sharing.begin(worker.tenant, job)
+                self._sharing.begin(worker.client, job)
                 worker.take(job.id)
                 return
         for number, worker in idle.items():
             if worker.binding != binding:  # it would hold memory of the device for nothing
                 self._retire(number)
         worker = self._fork(device, binding)
-        self._sharing.begin(worker.tenant, job)
+        self._sharing.begin(worker.client, job)
         worker.take(job.id)
         worker.send(message)
 
@@ -196,7 +196,7 @@ class Local(Backend):
 
     def _fork(self, device: Device, binding: Binding) -> _Worker:
         number = next(self._numbers)
-        worker = _Worker(self._server.fork(number), device.name, binding, self._sharing.tenant(binding, device))
+        worker = _Worker(self._server.fork(number), device.name, binding, self._sharing.client(binding, device))
         self._workers[number] = worker
         return worker
 
@@ -206,16 +206,16 @@ class Local(Backend):
 
     def _evict(self) -> None:
         """Kill the workers whose share of a GPU does not hold; their jobs end when the processes are gone."""
-        reasons = self._sharing.check([worker.tenant for worker in self._workers.values() if worker.tenant is not None])
+        reasons = self._sharing.check([worker.client for worker in self._workers.values() if worker.client is not None])
         for number, worker in list(self._workers.items()) if reasons else ():
-            if worker.tenant is None or worker.tenant not in reasons or worker.verdict is not None:
+            if worker.client is None or worker.client not in reasons or worker.verdict is not None:
                 continue
             self._server.kill(number)
             if worker.job is None:
                 self._retire(number)
             else:
-                log = log_path(self.workplace.directory, worker.job)
-                worker.verdict = Ended(worker.job, Outcome.LOST, f"{reasons[worker.tenant]}\nLog: {log}")
+                log = log_path(self.worker_context.directory, worker.job)
+                worker.verdict = Ended(worker.job, Outcome.LOST, f"{reasons[worker.client]}\nLog: {log}")
 
     def _collect(self, timeout: float) -> list[Event]:
         """What one wait brings: at most one event of each worker, and one notice of the server."""
@@ -229,7 +229,7 @@ class Local(Backend):
                 events += self._hear(worker)
         if self._server.control in ready:
             try:
-                notice = self._server.hear()
+                notice = self._server.next_exit()
             except EOFError:
                 events += self._replace_server()
             else:
@@ -244,11 +244,11 @@ class Local(Backend):
             if worker.verdict is not None:  # it has been killed, for which there is a reason already
                 return []
             if event.outcome not in REUSABLE:
-                worker.verdict = self._sharing.judged(worker.tenant, event)
+                worker.verdict = self._sharing.judged(worker.client, event)
                 return []
             worker.job = None
             self._kills = 0
-        self._sharing.heard(worker.tenant, event)
+        self._sharing.on_event(worker.client, event)
         return [event]
 
     def _bury(self, end: Exit) -> list[Event]:
@@ -274,7 +274,7 @@ class Local(Backend):
         if worker.verdict is not None:
             events.append(worker.verdict)
         elif worker.job is not None:
-            log = log_path(self.workplace.directory, worker.job)
+            log = log_path(self.worker_context.directory, worker.job)
             events.append(Ended(worker.job, outcome, f"{reason}\nLog: {log}"))
         return events
 
@@ -305,5 +305,5 @@ class Local(Backend):
                 f"the end of its log, {self._server.log}:\n" + "\n".join(lines)
             )
         self._server.close()
-        self._server = ForkServer(self.workplace)
+        self._server = ForkServer(self.worker_context)
         return events

@@ -12,12 +12,12 @@ from multiprocessing.connection import Connection
 
 from shoal.backend.base import Ended, Event, Heartbeat, Outcome, WorkerContext
 from shoal.backend.binding import Binding
-from shoal.backend.perform import perform, resolve
+from shoal.backend.run_job import resolve, run_job
 from shoal.core.device import Device
 from shoal.core.job import Job, log_path
 from shoal.worker.control import JobControl
 
-__all__ = ["CHANGE", "JOB", "REUSABLE", "STOP", "Greeting", "work"]
+__all__ = ["CHANGE", "JOB", "REUSABLE", "STOP", "Hello", "work"]
 
 REUSABLE = frozenset({Outcome.FINISHED, Outcome.STOPPED})
 """Outcomes after which a process is fit for another job; after any other it exits."""
@@ -33,7 +33,7 @@ _ORPHANED = 75
 
 
 @dataclass(frozen=True)
-class Greeting:
+class Hello:
     """The first message of a worker.
 
     Args:
@@ -46,30 +46,30 @@ class Greeting:
 _Inbox = queue.SimpleQueue[tuple[bytes, JobControl]]
 
 
-def work(connection: Connection, workplace: WorkerContext) -> None:
+def work(connection: Connection, worker_context: WorkerContext) -> None:
     """Do the jobs that come over the connection and send back their events; returns after the first that fails."""
     faulthandler.enable()
     inbox: _Inbox = queue.SimpleQueue()
-    voice = _Voice(connection)
-    voice.say(Greeting(os.getpid()))
+    voice = _EventSender(connection)
+    voice.send_event(Hello(os.getpid()))
     threading.Thread(target=voice.beat, name="shoal-heart", daemon=True).start()
     threading.Thread(target=_listen, args=(connection, inbox), name="shoal-inbox", daemon=True).start()
     outcome = Outcome.FINISHED
     while outcome in REUSABLE:
-        message, orders = inbox.get()
+        message, control = inbox.get()
         binding: Binding
         binding, job, device = pickle.loads(message)
         binding.apply()  # the same for every job of this process
-        voice.begin(job.id, orders)
-        for event in perform(_run, job, device, workplace, orders):
-            voice.say(event)
+        voice.begin(job.id, control)
+        for event in run_job(_run, job, device, worker_context, control):
+            voice.send_event(event)
             if isinstance(event, Ended):
                 outcome = event.outcome
 
 
 def _listen(connection: Connection, inbox: _Inbox) -> None:
     """Fill the inbox; end the process, whatever it is at, when the engine's end of the connection closes."""
-    orders = JobControl()
+    control = JobControl()
     while True:
         try:
             message = connection.recv_bytes()
@@ -77,15 +77,15 @@ def _listen(connection: Connection, inbox: _Inbox) -> None:
             os._exit(_ORPHANED)
         kind, content = message[:1], message[1:]
         if kind == STOP:
-            orders.stop()
+            control.stop()
         elif kind == CHANGE:
-            orders.change(pickle.loads(content))
+            control.change(pickle.loads(content))
         else:
-            orders = JobControl()
-            inbox.put((content, orders))
+            control = JobControl()
+            inbox.put((content, control))
 
 
-class _Voice:
+class _EventSender:
     """Tells the engine what happens, from whatever thread, and once a second that the job makes progress, if it does.
 
     Args:
@@ -96,14 +96,14 @@ class _Voice:
         self._connection = connection
         self._lock = threading.Lock()
         self._job: str | None = None
-        self._orders = JobControl()
+        self._control = JobControl()
 
-    def begin(self, job: str, orders: JobControl) -> None:
+    def begin(self, job: str, control: JobControl) -> None:
         """A job is about to be done."""
         with self._lock:
-            self._job, self._orders = job, orders
+            self._job, self._control = job, control
 
-    def say(self, event: Event | Greeting) -> None:
+    def send_event(self, event: Event | Hello) -> None:
         """Send an event; after a job's end nothing more is said of it."""
         with self._lock:
             if isinstance(event, Ended):
@@ -116,22 +116,22 @@ class _Voice:
         while True:
             time.sleep(BEAT_SECONDS)
             with self._lock:
-                if self._job is not None and self._orders.beats != heard:
-                    heard = self._orders.beats
-                    self._send(Heartbeat(self._job, self._orders.settled))
+                if self._job is not None and self._control.beats != heard:
+                    heard = self._control.beats
+                    self._send(Heartbeat(self._job, self._control.settled))
 
-    def _send(self, event: Event | Greeting) -> None:
+    def _send(self, event: Event | Hello) -> None:
         try:
             self._connection.send(event)
         except (BrokenPipeError, ConnectionResetError):
             os._exit(_ORPHANED)
 
 
-def _run(job: Job, device: Device, workplace: WorkerContext, orders: JobControl) -> Iterator[Event]:
+def _run(job: Job, device: Device, worker_context: WorkerContext, control: JobControl) -> Iterator[Event]:
     """The runner, with all output of the process going to the job's log, that of C++ libraries too."""
-    log = log_path(workplace.directory, job.id)
+    log = log_path(worker_context.directory, job.id)
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
-    yield from resolve(workplace.runner)(job, device, workplace, orders)
+    yield from resolve(worker_context.runner)(job, device, worker_context, control)

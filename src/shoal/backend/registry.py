@@ -16,13 +16,13 @@ BACKENDS: dict[str, type[Backend]] = {
 }
 
 
-def make_backend(name: str, workplace: WorkerContext) -> Backend:
+def make_backend(name: str, worker_context: WorkerContext) -> Backend:
     """The back end of that name, ready for jobs.
 
     Raises:
         BackendError: no back end has that name.
     """
-    return backend_class(name)(workplace)
+    return backend_class(name)(worker_context)
 
 
 def backend_class(name: str) -> type[Backend]:

@@ -64,7 +64,7 @@ class Workload(Protocol):
 
 
 @dataclass(eq=False)
-class _Lane:
+class _VirtualArray:
     """An array in a job.
 
     Args:
@@ -103,7 +103,7 @@ class VirtualJob:
 
     job: Job
     device: Device
-    lanes: deque[_Lane] = field(default_factory=deque)
+    lanes: deque[_VirtualArray] = field(default_factory=deque)
     joining: list[Array] = field(default_factory=list)
     saved: float = 0.0
     hangs: bool = False
@@ -165,7 +165,7 @@ class Virtual(Backend):
     errors leave the others alone.
 
     Args:
-        workplace: of which only `checkpoint_seconds` counts.
+        worker_context: of which only `checkpoint_seconds` counts.
         workload: what trials are and cost.
         checkpoints: number of a trial -> epochs of its newest checkpoint; what earlier back ends of the study left.
         now: seconds, where the clock begins.
@@ -176,7 +176,7 @@ class Virtual(Backend):
 
     def __init__(
         self,
-        workplace: WorkerContext,
+        worker_context: WorkerContext,
         workload: Workload,
         checkpoints: dict[int, int] | None = None,
         now: float = 0.0,
@@ -184,7 +184,7 @@ class Virtual(Backend):
         slowdown: SlowDown = fair,
         tick: float = 0.0,
     ) -> None:
-        super().__init__(workplace)
+        super().__init__(worker_context)
         self.now = now
         """Seconds of the virtual clock."""
         self.jobs: dict[str, VirtualJob] = {}
@@ -409,7 +409,7 @@ class Virtual(Backend):
         job.ahead = 0.0
         yield takes, True
 
-    def _end_epoch(self, job: VirtualJob, lane: _Lane, took: float) -> None:
+    def _end_epoch(self, job: VirtualJob, lane: _VirtualArray, took: float) -> None:
         """Members of an array report an epoch, or it fails."""
         members = list(lane.members.items())
         trials = {number: member.trial for number, member in members}
@@ -432,7 +432,7 @@ class Virtual(Backend):
             losses = self._workload.losses(trials[best.trial], best.epoch)
             turn = TurnStats(max(losses), min(losses), losses[-1], len(losses), took)
             self._said.append(base.Reported(job.job.id, tuple(reports), turn))
-        if self.now - job.saved >= self.workplace.checkpoint_seconds:
+        if self.now - job.saved >= self.worker_context.checkpoint_seconds:
             self._save(job, job.trials)
             job.saved = self.now
 
@@ -443,7 +443,7 @@ class Virtual(Backend):
             lane = next((lane for lane in job.lanes if lane.key == array.key and not array.apart), None)
             if lane is None:
                 key = self._key(array.members[0])  # its study may know none
-                lane = _Lane(array.key, self._workload.profile(key, job.device.kind))
+                lane = _VirtualArray(array.key, self._workload.profile(key, job.device.kind))
                 job.lanes.append(lane)
             for member in array.members:
                 number, trial = member.trial.number, member.trial

@@ -4,6 +4,6 @@ Commands: `run`, `profile`, `devices`, `report`, `rerun`, `history`, `trial`, `r
 `mirror`, `simulate`.
 """
 
-from shoal.cli.start import main
+from shoal.cli.entry_point import main
 
 __all__ = ["main"]

@@ -15,7 +15,17 @@ from shoal import api
 from shoal.cli import devices as devices_command
 from shoal.cli import study as study_command
 from shoal.cli import trial as trial_command
-from shoal.cli.command import AlgorithmName, Asked, Epochs, Metric, Mode, SpaceFile, TimeLimit, Trials, run_command
+from shoal.cli.command import (
+    AlgorithmName,
+    CommandRequest,
+    Epochs,
+    Metric,
+    Mode,
+    SpaceFile,
+    TimeLimit,
+    Trials,
+    run_command,
+)
 from shoal.cli.history import app as history
 from shoal.cli.options import (
     AsJson,
@@ -42,14 +52,14 @@ from shoal.core.errors import ShoalError, StudyFailedError, StudyInterrupted, Ta
 from shoal.journal.requests import pending
 from shoal.journal.schema import writable
 from shoal.journal.view import JournalView
-from shoal.place import here
+from shoal.paths import here
 from shoal.remedy import command
-from shoal.report.grid import StudyGrid, grid_json, study_grid
-from shoal.report.heat_map import HeatMap
-from shoal.report.ranking import front, nobody, ranked
-from shoal.report.snapshot import snapshot
-from shoal.report.table import best_table, snapshot_json, status_table, trial_json, trials_table
-from shoal.report.text import numbers_text, request_text
+from shoal.reporting.grid import StudyGrid, grid_json, study_grid
+from shoal.reporting.heat_map import HeatMap
+from shoal.reporting.ranking import front, nobody, ranked
+from shoal.reporting.snapshot import snapshot
+from shoal.reporting.table import best_table, snapshot_json, status_table, trial_json, trials_table
+from shoal.reporting.text import numbers_text, request_text
 from shoal.results import Study
 from shoal.worker.files import checkpoints, published
 
@@ -106,7 +116,7 @@ def run(
     Options count instead of what the file gives to shoal.tune. With --json the study shows no progress, what the file
     prints goes to standard error, and standard output ends with one line of JSON: the study.
     """
-    asked = Asked(space, metric, mode, algorithm, trials, epochs, time_limit)
+    asked = CommandRequest(space, metric, mode, algorithm, trials, epochs, time_limit)
     if space is None:
         asked.check_unused()
         if not Path(file).is_file():

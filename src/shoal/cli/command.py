@@ -13,9 +13,19 @@ from shoal.algorithms.registry import ALGORITHMS
 from shoal.cli.options import one_of, say
 from shoal.cli.space_file import read_space
 from shoal.opaque import TIME_LIMIT, Command
-from shoal.place import here
+from shoal.paths import here
 
-__all__ = ["AlgorithmName", "Asked", "Epochs", "Metric", "Mode", "SpaceFile", "TimeLimit", "Trials", "run_command"]
+__all__ = [
+    "AlgorithmName",
+    "CommandRequest",
+    "Epochs",
+    "Metric",
+    "Mode",
+    "SpaceFile",
+    "TimeLimit",
+    "Trials",
+    "run_command",
+]
 
 _PANEL = "With --space"
 
@@ -54,7 +64,7 @@ TimeLimit = Annotated[
 
 
 @dataclasses.dataclass(frozen=True)
-class Asked:
+class CommandRequest:
     """What the options of `_PANEL` say; None where they do not."""
 
     space: Path | None
@@ -76,7 +86,7 @@ class Asked:
                 raise typer.BadParameter("goes with --space only", param_hint=f"--{name.replace('_', '-')}")
 
 
-def run_command(asked: Asked, line: Sequence[str]) -> None:
+def run_command(asked: CommandRequest, line: Sequence[str]) -> None:
     """Run a study of a command.
 
     Args:

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from shoal.cli.options import AsJson
-from shoal.cli.when import say_when
+from shoal.cli.request_timing import say_when
 from shoal.results import Study
 
 __all__ = ["add", "remove"]

@@ -3,13 +3,13 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from shoal.report.drawing import lanes, literal, save
-from shoal.simulate.outcome import Outcome
+from shoal.reporting.drawing import lanes, literal, save
+from shoal.simulate.result import SimulationResult
 
 __all__ = ["draw_gantt"]
 
 
-def draw_gantt(outcomes: Mapping[str, Outcome], path: Path, title: str) -> None:
+def draw_gantt(outcomes: Mapping[str, SimulationResult], path: Path, title: str) -> None:
     """Draw who was where and when, and the occupancy below: one panel of each for every policy.
 
     Args:

@@ -7,7 +7,7 @@ import typer
 from shoal.cli.options import AsJson, print_json, print_table, say
 from shoal.core.errors import ShoalError
 from shoal.cost.history import environment, forget, history_path, records
-from shoal.report.history_table import history_table, origins_table, record_json
+from shoal.reporting.history_table import history_table, origins_table, record_json
 
 __all__ = ["app", "clear", "show"]
 
@@ -58,5 +58,5 @@ def clear(kind: Kind = None, structure: Structure = None) -> None:
         raise ShoalError(f"nothing is known of the kind {kind!r}; known are {', '.join(map(repr, kinds)) or 'none'}")
     if structure is not None and not any(record.structure.startswith(structure) for record in known):
         raise ShoalError(f"nothing is known of a structure that begins with {structure!r}; see: shoal history")
-    profiles, paces = forget(path, kind=kind, structure=structure)
-    say(f"removed {profiles} measurements of structures and {paces} of structures in one process from {path}")
+    profiles, pack_speeds = forget(path, kind=kind, structure=structure)
+    say(f"removed {profiles} measurements of structures and {pack_speeds} of structures in one process from {path}")

@@ -9,10 +9,10 @@ from typing import Annotated
 import typer
 from rich.console import Console, RenderableType
 
+from shoal.backend.gpu_sharing import SHARINGS
 from shoal.backend.registry import BACKENDS
-from shoal.backend.sharing import SHARINGS
 from shoal.planner.packing.registry import PACKINGS
-from shoal.report.text import shown
+from shoal.reporting.text import shown
 from shoal.schedule.registry import POLICIES
 
 __all__ = [

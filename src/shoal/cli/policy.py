@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from shoal.cli.options import AsJson, StudyDirectory, one_of
-from shoal.cli.when import say_when
+from shoal.cli.request_timing import say_when
 from shoal.results import Study
 from shoal.schedule.registry import POLICIES
 

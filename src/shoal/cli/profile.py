@@ -12,10 +12,10 @@ from shoal.cli.options import AsJson, Devices, File, Packing, Script, device_lis
 from shoal.cli.script import run_script
 from shoal.core.errors import ShoalError
 from shoal.cost.history import History, environment
-from shoal.dry_run.request import asked
-from shoal.report.drawing import check_drawing
-from shoal.report.dry_run_plot import draw_dry_run
-from shoal.report.dry_run_table import DryRunTable, dry_run_json
+from shoal.dry_run.request import dry_run_request
+from shoal.reporting.drawing import check_drawing
+from shoal.reporting.dry_run_plot import draw_dry_run
+from shoal.reporting.dry_run_table import DryRunTable, dry_run_json
 
 __all__ = ["profile"]
 
@@ -48,7 +48,7 @@ def profile(
     try:
         with redirect_stdout(sys.stderr) if as_json else nullcontext():
             with api.overridden(**chosen):
-                wanted = asked(lambda: run_script(file, arguments or []))
+                wanted = dry_run_request(lambda: run_script(file, arguments or []))
             if wanted is None:
                 raise ShoalError(f"{file} ended without a call of shoal.tune, so there is nothing to measure")
             if wanted.spec["opaque"]:

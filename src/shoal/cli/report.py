@@ -11,10 +11,10 @@ from shoal.cli.options import AsJson, StudyDirectory, print_json, say
 from shoal.cluster.temporary import TemporaryFolder
 from shoal.core.errors import ShoalError
 from shoal.journal.view import JournalView
-from shoal.report.drawing import PICTURES, check_drawing
-from shoal.report.overview import Overview, overview
-from shoal.report.page import overview_json, write_page
-from shoal.report.timeline import draw_timeline
+from shoal.reporting.drawing import PICTURES, check_drawing
+from shoal.reporting.overview import Overview, overview
+from shoal.reporting.page import overview_json, write_page
+from shoal.reporting.timeline import draw_timeline
 
 __all__ = ["report"]
 

@@ -8,8 +8,8 @@ import typer
 
 from shoal.cli.options import AsJson, Devices, StudyDirectory, device_list, print_json, print_table, say
 from shoal.journal.view import JournalView
-from shoal.place import here
-from shoal.report.rerun import rerun_json, rerun_notes, rerun_table, to_rerun
+from shoal.paths import here
+from shoal.reporting.rerun import rerun_json, rerun_notes, rerun_table, to_rerun
 from shoal.results import Study
 
 __all__ = ["rerun"]

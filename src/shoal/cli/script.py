@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
-from shoal.place import absolute, here
+from shoal.paths import absolute, here
 
 __all__ = ["run_script"]
 

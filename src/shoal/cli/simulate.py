@@ -12,10 +12,10 @@ from rich.table import Table
 
 from shoal.cli.gantt import draw_gantt
 from shoal.cli.options import AsJson, all_of, print_json, print_table, say
-from shoal.report.drawing import check_drawing
+from shoal.reporting.drawing import check_drawing
 from shoal.schedule.auto import OBJECTIVES
 from shoal.schedule.registry import POLICIES
-from shoal.simulate.outcome import Outcome
+from shoal.simulate.result import SimulationResult
 from shoal.simulate.scenario import DATA, Scenario, load
 
 __all__ = ["faults", "outcome_json", "outcomes_table", "simulate"]
@@ -59,7 +59,7 @@ def simulate(
         raise typer.Exit(1)
 
 
-def outcomes_table(scenario: Scenario, outcomes: Mapping[str, Outcome]) -> Table:
+def outcomes_table(scenario: Scenario, outcomes: Mapping[str, SimulationResult]) -> Table:
     """A row for each policy; the scenario's objective is marked, and the best value of it where most jobs ended.
 
     Where ratios of oversubscription were found, a line below says which.
@@ -102,7 +102,7 @@ def _ratios(oversubscription: Mapping[str, float]) -> str:
     return ", ".join(f"{kind} {ratio:g}" for kind, ratio in oversubscription.items()) or "none"
 
 
-def faults(outcomes: Mapping[str, Outcome]) -> list[str]:
+def faults(outcomes: Mapping[str, SimulationResult]) -> list[str]:
     """For each policy under which jobs did not end: how many, and why the first of them did not."""
     lines = []
     for policy, outcome in outcomes.items():
@@ -112,7 +112,7 @@ def faults(outcomes: Mapping[str, Outcome]) -> list[str]:
     return lines
 
 
-def outcome_json(scenario: Scenario, policy: str, outcome: Outcome) -> dict[str, Any]:
+def outcome_json(scenario: Scenario, policy: str, outcome: SimulationResult) -> dict[str, Any]:
     """Everything that a program may want to know; times in seconds, None where no job came so far."""
     figures = {
         name: value if isfinite(value := getattr(outcome, name)) else None

@@ -7,7 +7,7 @@ from typing import Any
 from shoal.core.domain import LogRandInt
 from shoal.core.errors import ShoalError, SpaceError
 from shoal.core.space import Constant, Space, choice, is_number, loguniform, quniform, randint, uniform
-from shoal.toml_file import Place
+from shoal.toml_file import TomlLocation
 
 __all__ = ["read_space"]
 
@@ -25,7 +25,7 @@ def read_space(file: Path) -> Space:
     Raises:
         SpaceError: the file is no TOML, or no space; names the file, the line, the key and the value.
     """
-    whole = Place.of(file, SpaceError)
+    whole = TomlLocation.of(file, SpaceError)
     parameters = {name: _parameter(value, whole / name) for name, value in whole.content.items()}
     try:
         return Space(parameters)
@@ -33,7 +33,7 @@ def read_space(file: Path) -> Space:
         raise SpaceError(f"{file}: {error}") from error
 
 
-def _parameter(value: Any, place: Place) -> Any:
+def _parameter(value: Any, place: TomlLocation) -> Any:
     if isinstance(value, list):
         if any(isinstance(option, list) for option in value):
             raise _error(
@@ -51,7 +51,7 @@ def _parameter(value: Any, place: Place) -> Any:
     return _range(value, place)
 
 
-def _range(value: Mapping[str, Any], place: Place) -> Any:
+def _range(value: Mapping[str, Any], place: TomlLocation) -> Any:
     if odd := value.keys() - _RANGE:
         raise _error(place, f"a range has {', '.join(sorted(_RANGE))}, got {sorted(odd)[0]!r}")
     for name in ("low", "high"):
@@ -70,7 +70,7 @@ def _range(value: Mapping[str, Any], place: Place) -> Any:
     return loguniform(low, high) if log else uniform(low, high)
 
 
-def _error(place: Place, fault: str) -> ShoalError:
+def _error(place: TomlLocation, fault: str) -> ShoalError:
     """That something is wrong with the parameter there."""
     name = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place.path).removeprefix(".")
     return place.error(f"`{name}`: {fault}")

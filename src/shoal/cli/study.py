@@ -3,7 +3,7 @@
 import typer
 
 from shoal.cli.options import AsJson, StudyDirectory
-from shoal.cli.when import say_when
+from shoal.cli.request_timing import say_when
 from shoal.results import Study
 
 __all__ = ["app"]

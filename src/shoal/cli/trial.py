@@ -7,10 +7,10 @@ from typing import Annotated, Any
 import typer
 
 from shoal.cli.options import AsJson, StudyDirectory
-from shoal.cli.when import say_when
-from shoal.report.text import config_text
+from shoal.cli.request_timing import say_when
+from shoal.reporting.text import config_text
 from shoal.results import Study
-from shoal.study import asking
+from shoal.study import requests
 
 __all__ = ["app"]
 
@@ -81,7 +81,7 @@ def add(
 
     It counts in tables and for the best trial. The algorithm is not told.
     """
-    nested = asking.changed({}, _parsed(values))
+    nested = requests.changed({}, _parsed(values))
     config = Study(directory).add(nested, epochs, outside=outside)
     say_when(directory, f"a trial with {config_text(config)} will be added", {"config": config}, as_json)
 

@@ -11,8 +11,8 @@ be killed, and all jobs with it. A command has a record of its own only where it
   says why, or the process ends. The job has ended, and nothing starts before the reason has been looked at again.
 - `KillJob`: `JobKilled`, as a job that hangs fails its trials, and one that ends with the process does not.
 - `VacateDevice`: none. What was kept on the device was kept by processes that are gone.
-- `CopyCheckpoint`: none but `Asked`, `TrialAdded` or `Requeued`. Each trial that waits gets its copy again before
-  anything starts; a copy that is there stays as it is.
+- `CopyCheckpoint`: none but `GroupsProposed`, `TrialAdded` or `Requeued`. Each trial that waits gets its copy again
+  before anything starts; a copy that is there stays as it is.
 - `CloseRequest`: `Intervened`. A pending request that has one is only closed.
 """
 
@@ -30,12 +30,12 @@ from shoal.core.trial import Decision, Report, Trial, TrialGroup
 
 __all__ = [
     "ArrayLeft",
-    "Asked",
     "CloseRequest",
     "Command",
     "CopyCheckpoint",
     "Decided",
     "DevicesChanged",
+    "GroupsProposed",
     "Intervened",
     "JobEnded",
     "JobJoined",
@@ -43,13 +43,13 @@ __all__ = [
     "JobLeaving",
     "JobStarted",
     "KillJob",
-    "Promised",
     "Record",
     "Requeued",
+    "ReservationsChanged",
     "StartJob",
     "Step",
     "StopJob",
-    "StoppedAlike",
+    "StoppedOnCommonFailure",
     "StudyChanged",
     "TrialAdded",
     "TrialsReported",
@@ -115,7 +115,7 @@ Command = StartJob | UpdateJob | StopJob | KillJob | VacateDevice | CopyCheckpoi
 
 
 @dataclass(frozen=True)
-class Asked:
+class GroupsProposed:
     """The algorithm was asked for groups while `free` more trials could start, and returned these."""
 
     free: int
@@ -162,7 +162,7 @@ class JobJoined:
 
 
 @dataclass(frozen=True)
-class Promised:
+class ReservationsChanged:
     """Id of each job -> what it is promised of its device from now on."""
 
     demands: Mapping[str, Demand]
@@ -295,20 +295,20 @@ class Intervened:
 
 
 @dataclass(frozen=True)
-class StoppedAlike:
+class StoppedOnCommonFailure:
     """The study ends since its first trials fail alike, which does not count against those that are still open."""
 
     cause: Cause
 
 
 Record = (
-    Asked
+    GroupsProposed
     | TrialsReported
     | Decided
     | Waiting
     | JobStarted
     | JobJoined
-    | Promised
+    | ReservationsChanged
     | JobLeaving
     | JobKilled
     | JobEnded
@@ -319,7 +319,7 @@ Record = (
     | TrialAdded
     | TrialsStopped
     | Intervened
-    | StoppedAlike
+    | StoppedOnCommonFailure
 )
 
 

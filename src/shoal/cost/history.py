@@ -155,7 +155,7 @@ class History:
             self._origins[key] = agreed
             self._write("INSERT OR REPLACE INTO origins VALUES (?, ?, ?, ?, ?)", [(*key, json.dumps(agreed))])
 
-    def paces(self, kind: str) -> Mapping[tuple[str, str], float]:
+    def pack_speeds(self, kind: str) -> Mapping[tuple[str, str], float]:
         """What the steps of two structures take in one process, over what they take array after array.
 
         Args:
@@ -166,8 +166,8 @@ class History:
         """
         return self._paces.get(kind, {})
 
-    def put_pace(self, pair: tuple[str, str], kind: str, pace: float) -> None:
-        """Keep the pace of two structures, in ascending order, in place of an older one; see `paces`."""
+    def put_pack_speed(self, pair: tuple[str, str], kind: str, pace: float) -> None:
+        """Keep the pace of two structures, in ascending order, in place of an older one; see `pack_speeds`."""
         self._paces.setdefault(kind, {})[pair] = pace
         self._write("INSERT OR REPLACE INTO paces VALUES (?, ?, ?, ?, ?)", [(self.environment, *pair, kind, pace)])
 
@@ -186,7 +186,7 @@ class History:
             profiles = connection.execute(
                 "SELECT structure, data, batch_size, kind, profile FROM profiles WHERE environment = ?", mine
             ).fetchall()
-            paces = connection.execute(
+            pack_speeds = connection.execute(
                 "SELECT one, other, kind, pace FROM paces WHERE environment = ?", mine
             ).fetchall()
             origins = connection.execute(_ORIGINS).fetchall()
@@ -195,7 +195,7 @@ class History:
         for structure, data, size, kind, text in profiles:
             if (profile := profile_from(text)) is not None:
                 self._profiles[structure, data, size, kind] = profile
-        for one, other, kind, pace in paces:
+        for one, other, kind, pace in pack_speeds:
             self._paces.setdefault(kind, {})[one, other] = pace
 
     def _give_up(self, error: Exception) -> None:
@@ -255,7 +255,7 @@ def forget(path: Path, *, kind: str | None = None, structure: str | None = None)
             "DELETE FROM profiles WHERE (?1 IS NULL OR kind = ?1) AND substr(structure, 1, length(?2)) = ?2",
             (kind, begins),
         ).rowcount
-        paces = connection.execute(
+        pack_speeds = connection.execute(
             "DELETE FROM paces WHERE (?1 IS NULL OR kind = ?1) "
             "AND (substr(one, 1, length(?2)) = ?2 OR substr(other, 1, length(?2)) = ?2)",
             (kind, begins),
@@ -264,7 +264,7 @@ def forget(path: Path, *, kind: str | None = None, structure: str | None = None)
             "DELETE FROM origins WHERE NOT EXISTS (SELECT 1 FROM profiles WHERE profiles.structure = "
             "origins.structure AND profiles.data = origins.data AND profiles.batch_size = origins.batch_size)"
         )
-    return profiles, paces
+    return profiles, pack_speeds
 
 
 def profile_from(text: str) -> Profile | None:

@@ -45,7 +45,7 @@ class RaceRules:
 
 
 @dataclass
-class _Timed:
+class _Candidate:
     """Runs of a candidate.
 
     Args:
@@ -87,7 +87,7 @@ class Race(Generic[C]):
         if not self._rivals:
             raise ValueError("a race must have at least one candidate")
         self._incumbent = self._rivals[0]
-        self._timed = {each: _Timed(self._rules.margin) for each in self._rivals}
+        self._timed = {each: _Candidate(self._rules.margin) for each in self._rivals}
         self._timed[self._incumbent].margin = 1.0
         self._open = list(self._rivals)
         self._turn = self._open[0]
@@ -149,8 +149,8 @@ class Race(Generic[C]):
             margin: how many times as fast it has to be; by default as the rules say.
         """
         rival = self._incumbent = self.leader
-        self._timed[rival] = _Timed(self._timed[rival].margin)
-        self._timed[candidate] = _Timed(self._rules.margin if margin is None else margin)
+        self._timed[rival] = _Candidate(self._timed[rival].margin)
+        self._timed[candidate] = _Candidate(self._rules.margin if margin is None else margin)
         self._rivals = [rival, candidate]
         self._open = list(self._rivals)
         self._begin_turn()

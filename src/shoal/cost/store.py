@@ -24,7 +24,7 @@ from shoal.core.space import flatten
 from shoal.cost.estimate import fetching, seconds
 from shoal.cost.history import History
 
-__all__ = ["EpochsSeen", "Observation", "ProfileStore", "RanOut", "WeightedMeans"]
+__all__ = ["EpochTimes", "Observation", "OutOfMemorySeen", "ProfileStore", "WeightedMeans"]
 
 NEWEST = 0.3
 """Least weight of what was seen last. The first observations count alike, so that they have more."""
@@ -40,7 +40,7 @@ MORE_MEMORY = 1.5
 
 
 @dataclass(frozen=True)
-class EpochsSeen:
+class EpochTimes:
     """Epochs of a job's only array, all of the same members in the same company.
 
     Args:
@@ -57,7 +57,7 @@ class EpochsSeen:
 
 
 @dataclass(frozen=True)
-class RanOut:
+class OutOfMemorySeen:
     """Arrays ran out of memory.
 
     Args:
@@ -67,7 +67,7 @@ class RanOut:
     arrays: tuple[Array, ...]
 
 
-Observation = Profiled | PackSpeedMeasured | MemoryMeasured | EpochsSeen | RanOut
+Observation = Profiled | PackSpeedMeasured | MemoryMeasured | EpochTimes | OutOfMemorySeen
 
 
 class WeightedMeans:
@@ -132,9 +132,9 @@ class ProfileStore:
             case MemoryMeasured():
                 self._peaks[job.id] = seen.memory
                 self._took_memory(seen, device)
-            case EpochsSeen():
+            case EpochTimes():
                 self._trained(seen, job.arrays[0].key, device.kind)
-            case RanOut():
+            case OutOfMemorySeen():
                 self._ran_out(seen, self._peaks.get(job.id, 0), device)
 
     def end(self, job: str) -> None:
@@ -168,15 +168,15 @@ class ProfileStore:
 
     def _paced(self, found: PackSpeedMeasured, kind: str) -> None:
         """The pace of arrays in one process is that of any two of them; what a pair shows by itself is better known."""
-        known = self._history.paces(kind)
+        known = self._history.pack_speeds(kind)
         steps = sorted(key.steps for key in found.keys)
         for pair in dict.fromkeys(combinations(steps, 2)):
             if len(steps) == 2 or pair not in known:
                 pace = self._means.observe((pair, kind), known.get(pair), found.pace)
-                self._history.put_pace(pair, kind, pace)
+                self._history.put_pack_speed(pair, kind, pace)
         self.learnt += 1
 
-    def _trained(self, seen: EpochsSeen, key: FusionKey, kind: str) -> None:
+    def _trained(self, seen: EpochTimes, key: FusionKey, kind: str) -> None:
         """Epochs of a job that is alone show how long its steps are; of others, what company costs.
 
         Profiles are of steps that are not compiled. So where some may be, an epoch that is shorter says nothing, and
@@ -213,7 +213,7 @@ class ProfileStore:
                 base, member = ceil(profile.base_memory * factor), ceil(profile.member_memory * factor)
                 self._put(key, device.kind, replace(profile, base_memory=base, member_memory=member))
 
-    def _ran_out(self, seen: RanOut, peak: int, device: Device) -> None:
+    def _ran_out(self, seen: OutOfMemorySeen, peak: int, device: Device) -> None:
         """Half as much again is expected of each member, or what a lone array had taken by then if that was more.
 
         It is never more than lets one member fit on the device: whether that fits is found out by trying.

@@ -8,24 +8,24 @@ from dataclasses import replace
 from torch import Tensor
 
 from shoal.core.array import Array, Member
+from shoal.pack.lane_scheduler import LaneScheduler
 from shoal.pack.memory import give_back
-from shoal.pack.turns import Turns
-from shoal.worker.lane import Lane
-from shoal.worker.learner import Learner
-from shoal.worker.workshop import Workshop
+from shoal.worker.array_trainer import ArrayTrainer
+from shoal.worker.trial_runtime import TrialRuntime
+from shoal.worker.worker_state import WorkerState
 
-__all__ = ["measure_pace"]
+__all__ = ["measure_pack_speed"]
 
 LEAST_SECONDS, LIMIT_SECONDS = 0.5, 30.0
 """How long arrays take turns at least, so that what goes wrong shows; after the limit no way is chosen any more."""
 
 
-def measure_pace(arrays: Sequence[Array], workshop: Workshop, limit: float = LIMIT_SECONDS) -> float:
+def measure_pack_speed(arrays: Sequence[Array], worker_state: WorkerState, limit: float = LIMIT_SECONDS) -> float:
     """Let arrays take turns until the fastest way is found, as a training job does.
 
     Args:
         arrays: at least two, of the same data, with their profiles; all members from their very start.
-        workshop: of this process.
+        worker_state: of this process.
         limit: seconds for the choice of the way.
 
     Returns:
@@ -34,8 +34,8 @@ def measure_pace(arrays: Sequence[Array], workshop: Workshop, limit: float = LIM
     Raises:
         Exception: what the task raised.
     """
-    lanes = [_UnjudgedLane("", _endless(array), workshop) for array in arrays]
-    turns = Turns(workshop.device)
+    lanes = [_UncheckedTrainer("", _endless(array), worker_state) for array in arrays]
+    turns = LaneScheduler(worker_state.device)
     began = time.perf_counter()
 
     def elapsed() -> float:
@@ -51,17 +51,17 @@ def measure_pace(arrays: Sequence[Array], workshop: Workshop, limit: float = LIM
             lane.events.clear()  # nobody waits for what they have to tell
     seconds, way = turns.seconds, turns.way
     del lanes, turns
-    give_back(workshop.device)
+    give_back(worker_state.device)
     return seconds[way] / seconds["turns"] if way is not None and "turns" in seconds else 1.0
 
 
-class _UnjudgedLane(Lane):
+class _UncheckedTrainer(ArrayTrainer):
     """A lane in which trials go on whatever their loss is: a step takes as long when it is no number. They go on beyond
     their budgets, too, where a schedule may have ended.
     """
 
-    def _learner(self, member: Member) -> Learner:
-        return replace(super()._learner(member), scheduler=None)
+    def _runtime(self, member: Member) -> TrialRuntime:
+        return replace(super()._runtime(member), scheduler=None)
 
     def _judge(self, finite: Tensor) -> None:
         pass

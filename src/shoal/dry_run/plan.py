@@ -9,18 +9,18 @@ from shoal.cost.estimate import first_fetching, memory
 from shoal.dry_run.result import PlannedArray, percent
 from shoal.planner.candidates import candidate
 from shoal.planner.grouping import Grouping
-from shoal.planner.packing.base import Candidate, Packing, Scene
+from shoal.planner.packing.base import Candidate, Packing, PackingContext
 from shoal.planner.packing.cost import Cost
 from shoal.planner.packing.groups import needed
 from shoal.planner.packing.prediction import predicted
 from shoal.planner.partition import Profiles
 from shoal.schedule.ledger import bytes_text
 
-__all__ = ["Plan", "planned"]
+__all__ = ["DryRunPlan", "planned"]
 
 
 @dataclass
-class Plan:
+class DryRunPlan:
     """Jobs that the planner starts one after another.
 
     Args:
@@ -41,27 +41,27 @@ class Plan:
         """Arrays as the strategy sees them."""
         return [candidate(array, self.profiles, [self.device]) for array in arrays]
 
-    def scene(self) -> Scene:
+    def context(self) -> PackingContext:
         """The packing context of all arrays."""
         everyone = self.candidates([array for group in self.jobs for array in group])
-        return self.grouping.scene(everyone, [self.device], {})
+        return self.grouping.context(everyone, [self.device], {})
 
     def seconds(self, shared: bool) -> float:
         """Of one epoch of all jobs. Samples that are kept are fetched once for all jobs of a process, which are counted
         here; if no process is shared, for every job.
         """
-        scene = self.scene()
+        context = self.context()
         kept: dict[str, list[float]] = {}
         for array in (array for group in self.jobs for array in group):
             profile = self.profiles(array.key, self.device.kind)
             if profile is not None and profile.sharing == "kept":
                 kept.setdefault(array.key.data, []).append(first_fetching(profile))
         fetching = sum(max(each) if shared else sum(each) for each in kept.values())
-        return fetching + sum(predicted(self.candidates(group), scene).together for group in self.jobs)
+        return fetching + sum(predicted(self.candidates(group), context).together for group in self.jobs)
 
 
 def planned(
-    plan: Plan, packing: Packing, fuse: bool, failures: Mapping[str, Sequence[Sequence[int]]]
+    plan: DryRunPlan, packing: Packing, fuse: bool, failures: Mapping[str, Sequence[Sequence[int]]]
 ) -> tuple[PlannedArray, ...]:
     """The arrays of a plan, job by job, and what decided.
 
@@ -71,9 +71,9 @@ def planned(
         fuse: whether trials may be fused at all.
         failures: why some could not share a process -> numbers of the trials of each of these arrays.
     """
-    scene, found, place = plan.scene(), [], 0
+    context, found, place = plan.context(), [], 0
     for number, group in enumerate(plan.jobs, start=1):
-        saved = predicted(plan.candidates(group), scene)
+        saved = predicted(plan.candidates(group), context)
         places = range(place, place + len(group))
         for index, array in zip(places, group, strict=True):
             others = tuple(other for other in places if other != index)
@@ -81,7 +81,7 @@ def planned(
                 names = ", ".join(str(other + 1) for other in others)
                 company = f"packed with {names}: saves {percent(saved.impv)}"
             else:
-                company = f"by itself: {_why_single(array, plan, scene, packing, failures)}"
+                company = f"by itself: {_why_single(array, plan, context, packing, failures)}"
             fused = _fused(array, plan, fuse)
             found.append(
                 PlannedArray(
@@ -89,7 +89,7 @@ def planned(
                     number,
                     others,
                     saved.together,
-                    sum(predicted([each], scene).together for each in plan.candidates(_members_apart(array))),
+                    sum(predicted([each], context).together for each in plan.candidates(_members_apart(array))),
                     f"{fused}; {company}" if fused else company,
                 )
             )
@@ -101,7 +101,7 @@ def _members_apart(array: Array) -> list[Array]:
     return [Array(array.key, (member,)) for member in array.members]
 
 
-def _fused(array: Array, plan: Plan, fuse: bool) -> str:
+def _fused(array: Array, plan: DryRunPlan, fuse: bool) -> str:
     """Whether its trials are fused, or why not; "" where there is but one."""
     if len(array.members) > 1:
         return f"{len(array.members)} trials fused"
@@ -117,7 +117,11 @@ def _fused(array: Array, plan: Plan, fuse: bool) -> str:
 
 
 def _why_single(
-    array: Array, plan: Plan, scene: Scene, packing: Packing, failures: Mapping[str, Sequence[Sequence[int]]]
+    array: Array,
+    plan: DryRunPlan,
+    context: PackingContext,
+    packing: Packing,
+    failures: Mapping[str, Sequence[Sequence[int]]],
 ) -> str:
     number = array.members[0].trial.number
     for reason, lanes in failures.items():
@@ -128,7 +132,7 @@ def _why_single(
         return "no other array has its data"
     (own,) = plan.candidates([array])
     pairs = [[own, other] for other in plan.candidates(near)]
-    fitting = [predicted(pair, scene).impv for pair in pairs if needed(pair) <= plan.device.memory]
+    fitting = [predicted(pair, context).impv for pair in pairs if needed(pair) <= plan.device.memory]
     if not fitting:
         return f"with another {bytes_text(min(map(needed, pairs)))}, {_limit(plan.device)}"
     asked = f", at least {percent(packing.worth)} is asked" if isinstance(packing, Cost) else f", {packing} has it so"

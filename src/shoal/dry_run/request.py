@@ -12,11 +12,11 @@ from shoal.core.space import Space
 from shoal.core.trial import Trial
 from shoal.planner.packing.base import Packing
 
-__all__ = ["Asked", "asked", "hand_over"]
+__all__ = ["DryRunRequest", "dry_run_request", "hand_over"]
 
 
 @dataclass(frozen=True)
-class Asked:
+class DryRunRequest:
     """A study that was asked for, its arguments checked, and that has not begun.
 
     Args:
@@ -48,11 +48,11 @@ class _HandedOver(BaseException):
     """Ends a call of `tune` that was to say what it asks for; no `except Exception` around the call stops it."""
 
 
-_wanted: list[list[Asked]] = []
-"""Where what is asked for goes, the innermost `asked` last."""
+_wanted: list[list[DryRunRequest]] = []
+"""Where what is asked for goes, the innermost `dry_run_request` last."""
 
 
-def asked(run: Callable[[], None]) -> Asked | None:
+def dry_run_request(run: Callable[[], None]) -> DryRunRequest | None:
     """What the first call of `tune` within a function asks for; the call does not return, and begins nothing.
 
     Args:
@@ -61,7 +61,7 @@ def asked(run: Callable[[], None]) -> Asked | None:
     Returns:
         None if there is no such call.
     """
-    found: list[Asked] = []
+    found: list[DryRunRequest] = []
     _wanted.append(found)
     try:
         with suppress(_HandedOver):
@@ -71,7 +71,7 @@ def asked(run: Callable[[], None]) -> Asked | None:
     return found[0] if found else None
 
 
-def hand_over(study: Asked) -> None:
+def hand_over(study: DryRunRequest) -> None:
     """Called by `tune` when all is checked: where that is all that is wanted, it goes no further."""
     if _wanted:
         _wanted[-1].append(study)

@@ -15,21 +15,21 @@ from shoal.core.job import Job, Purpose, WorkerContext
 from shoal.core.trial import Trial
 from shoal.cost.history import History
 from shoal.cost.store import ProfileStore
-from shoal.dry_run.pack import measure_pace
-from shoal.dry_run.plan import Plan, planned
-from shoal.dry_run.request import Asked
+from shoal.dry_run.pack import measure_pack_speed
+from shoal.dry_run.plan import DryRunPlan, planned
+from shoal.dry_run.request import DryRunRequest
 from shoal.dry_run.result import DryRun, Failed
 from shoal.planner.families import families, in_turns
 from shoal.planner.grouping import Grouping
 from shoal.planner.packing.base import Packing
-from shoal.planner.packing.single import Single
+from shoal.planner.packing.no_packing import NoPacking
 from shoal.planner.planner import Planner
-from shoal.planner.turn import PROFILE_MEMBERS
+from shoal.planner.planning_context import PROFILE_MEMBERS
 from shoal.schedule.fifo import Fifo
-from shoal.worker.outcome import outcome_of, user_traceback
+from shoal.worker.failures import outcome_of, user_traceback
 from shoal.worker.profile import measure
 from shoal.worker.run import prepare
-from shoal.worker.workshop import Workshop
+from shoal.worker.worker_state import WorkerState
 
 __all__ = ["dry_run"]
 
@@ -42,7 +42,7 @@ FETCH_SECONDS = 15.0
 """Spent at most on having samples at hand before anything is timed."""
 
 
-def dry_run(asked: Asked, trials: Sequence[Trial], history: History, tell: Callable[[str], None]) -> DryRun:
+def dry_run(asked: DryRunRequest, trials: Sequence[Trial], history: History, tell: Callable[[str], None]) -> DryRun:
     """Measure trials on the first device that was asked for, and plan them as if each were to train one epoch.
 
     Nothing is trained to any end, and nothing written but what was measured, for the searches to come. The threads of
@@ -63,13 +63,13 @@ def dry_run(asked: Asked, trials: Sequence[Trial], history: History, tell: Calla
 
 
 class _DryRunner:
-    def __init__(self, asked: Asked, history: History, tell: Callable[[str], None], directory: Path) -> None:
+    def __init__(self, asked: DryRunRequest, history: History, tell: Callable[[str], None], directory: Path) -> None:
         self._asked = asked
         self._history = history
         self._store = ProfileStore(history, asked.spec.get("task", ""))
         self._tell = tell
         self._node, self._device = next(iter(asked.cluster))
-        self._workshop, self._describer = prepare(self._device, WorkerContext(directory, asked.task))
+        self._worker_state, self._signature_builder = prepare(self._device, WorkerContext(directory, asked.task))
         self._failures: dict[str, list[int]] = {}
         self._unmeasurable: set[tuple[FusionKey, str]] = set()
         self._packs: dict[tuple[tuple[int, ...], ...], str] = {}
@@ -94,9 +94,9 @@ class _DryRunner:
         for numbers, reason in chosen.refused:
             self._failures.setdefault(reason, []).extend(numbers)
         plans = {
-            "apart": self._plan(waiting, False, Single()),
+            "apart": self._plan(waiting, False, NoPacking()),
             "packed": self._plan(waiting, False, packing),
-            "fused": self._plan(waiting, fuse, Single()),
+            "fused": self._plan(waiting, fuse, NoPacking()),
             "chosen": chosen,
         }
         alone = {reason: group for group, reason in self._packs.items() if reason}
@@ -112,7 +112,7 @@ class _DryRunner:
         members: dict[FusionKey, list[Member]] = {}
         for trial in trials:
             try:
-                key = self._describer.key(trial)
+                key = self._signature_builder.key(trial)
             except (Exception, SystemExit) as error:  # not hidden: it is told with the trial
                 self._fail([trial], error)
             else:
@@ -144,8 +144,8 @@ class _DryRunner:
 
     def _observe(self, array: Array) -> None:
         """Measure an array, and note in the profile store what that shows."""
-        task, sets, device = self._workshop.task, self._workshop.sets, self._workshop.device
-        _fetch_kept(array, self._workshop)
+        task, sets, device = self._worker_state.task, self._worker_state.sets, self._worker_state.device
+        _fetch_kept(array, self._worker_state)
         profile = measure(task, sets, array, device, self._device.memory)
         self._store.observe(Profiled(_JOB, array.key, profile), Job(_JOB, (array,), Purpose.PROFILE), self._device)
 
@@ -164,14 +164,14 @@ class _DryRunner:
             _log.warning("trials %s could not be measured:\n%s", numbers, user_traceback(error))
         self._failures.setdefault(reason, []).extend(numbers)
 
-    def _plan(self, waiting: Sequence[tuple[Member, FusionKey]], fuse: bool, packing: Packing) -> Plan:
+    def _plan(self, waiting: Sequence[tuple[Member, FusionKey]], fuse: bool, packing: Packing) -> DryRunPlan:
         """The jobs that the planner starts on the device one after another, each as soon as the one before is over."""
         ids = map("job-{}".format, count())
         spec = self._asked.spec
-        grouping = Grouping(packing, self._history.paces, self._asked.space.axes(), spec["seed"])
+        grouping = Grouping(packing, self._history.pack_speeds, self._asked.space.axes(), spec["seed"])
         cluster = Cluster((Node(self._node.name, self._node.cores, (self._device,)),))
         alone = {number for group, reason in self._packs.items() if reason for lane in group for number in lane}
-        plan = Plan(self._device, self._store.estimate, grouping)
+        plan = DryRunPlan(self._device, self._store.estimate, grouping)
         while waiting:
             planner = Planner(Fifo(), self._store.estimate, ids.__next__, elastic=False, grouping=grouping, fuse=fuse)
             placement = planner.plan(waiting, [], cluster, 0.0, alone=alone, unmeasurable=self._unmeasurable)
@@ -189,7 +189,7 @@ class _DryRunner:
         self._tell(f"measuring {len(arrays)} arrays in one process")
         group = _numbers(arrays)
         try:
-            pace = measure_pace(arrays, self._workshop)
+            pack_speed = measure_pack_speed(arrays, self._worker_state)
         except TaskError as error:
             raise TaskError(f"{error}; it was met with the configurations {group} in one process") from error
         except (Exception, SystemExit) as error:  # not hidden: it is told with the arrays
@@ -197,15 +197,15 @@ class _DryRunner:
             self._packs[group] = _in_short(error)
         else:
             self._packs[group] = ""
-            if pace < 1:
-                seen = PackSpeedMeasured(_JOB, tuple(array.key for array in arrays), pace)
+            if pack_speed < 1:
+                seen = PackSpeedMeasured(_JOB, tuple(array.key for array in arrays), pack_speed)
                 self._store.observe(seen, Job(_JOB, tuple(arrays)), self._device)
 
 
-def _fetch_kept(array: Array, workshop: Workshop) -> None:
+def _fetch_kept(array: Array, worker_state: WorkerState) -> None:
     """Have the samples fetched that are kept from then on, as in all epochs but the first: fetching disturbs steps."""
     began = time.perf_counter()
-    for each in workshop.sets.of(array.members[0].trial.config):
+    for each in worker_state.sets.of(array.members[0].trial.config):
         if each.sharing == "kept" and each.fetched < each.samples:
             for _ in each.walk(array.key.batch_size):
                 if time.perf_counter() - began > FETCH_SECONDS:

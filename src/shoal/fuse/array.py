@@ -11,22 +11,22 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from shoal.core.errors import FusionError
-from shoal.fuse.absent import forget
-from shoal.fuse.apart import Apart, own_parameters, own_places, put_apart
+from shoal.fuse.attribute_sync import AttributeSync, attributes_of
 from shoal.fuse.bindings import copy_of
 from shoal.fuse.checks import indices_of, modules_apart
-from shoal.fuse.homes import move_in
+from shoal.fuse.grad_guard import refuse_outer_grad
 from shoal.fuse.intercept import Home, MemberFunctions
-from shoal.fuse.join import join, spread
-from shoal.fuse.outer import refuse_outer
+from shoal.fuse.missing_grads import forget
+from shoal.fuse.module_changes import ModuleChangeDetector
+from shoal.fuse.outputs import join, spread
+from shoal.fuse.ownership import take_ownership
 from shoal.fuse.per_member import check_shared, function_of, place_of, run_each, tensors_in
-from shoal.fuse.plain import PlainState, attributes_of
 from shoal.fuse.randomness import Randomness, active, member_keys, randomness
-from shoal.fuse.search import find_slots, tensors_within
+from shoal.fuse.slot_discovery import find_slots, tensors_within
 from shoal.fuse.slots import Slot, keep, keep_rows
 from shoal.fuse.stacked import NeedsMemberError, SharedWriteError, Stacked, events
 from shoal.fuse.transaction import Transaction
-from shoal.fuse.watch import Watch
+from shoal.fuse.unfused_module import UnfusedModule, own_parameters, own_places, put_apart
 
 __all__ = ["ModelArray"]
 
@@ -52,9 +52,9 @@ class ModelArray(nn.Module):
     members: tuple[nn.Module, ...]
     _stage: nn.Module
     _slots: list[Slot]
-    _apart: list[Apart]
-    _plain: PlainState
-    _watch: Watch
+    _apart: list[UnfusedModule]
+    _plain: AttributeSync
+    _watch: ModuleChangeDetector
 
     def __init__(self, members: Sequence[nn.Module], seeds: Sequence[int], strict: bool = True) -> None:
         super().__init__()
@@ -81,12 +81,12 @@ class ModelArray(nn.Module):
         self.__dict__["_slots"] = find_slots(stage, members, paths)
         for slot in self._slots:
             slot.settle(self.stacked, self.frozen)
-        self.__dict__["_plain"] = PlainState(
+        self.__dict__["_plain"] = AttributeSync(
             stage, members, [place for slot in self._slots for places in slot.places for place in places]
         )
-        self.__dict__["_watch"] = Watch(stage, members, self._slots, paths)
+        self.__dict__["_watch"] = ModuleChangeDetector(stage, members, self._slots, paths)
         self.training = members[0].training
-        for left in move_in(self, members):
+        for left in take_ownership(self, members):
             left._left = True
 
     def __len__(self) -> int:
@@ -194,7 +194,7 @@ class ModelArray(nn.Module):
         """
         bypassed = events.bypasses
         try:
-            with self.open(keys, partial(refuse_outer, self._slots)) as model:
+            with self.open(keys, partial(refuse_outer_grad, self._slots)) as model:
                 result = fn(model, *batch)
                 with torch._C.DisableTorchFunction():
                     result = pytree.tree_map(lambda value: spread(value, len(self)), result)

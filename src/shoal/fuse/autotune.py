@@ -5,7 +5,7 @@ function, settings, shapes, strides, types and device, and for every later proce
 
 Shapes may be new for ever, as in batches of sentences, and arrays that gain and lose members. So what was found holds,
 in this process alone, for tensors of nearly the same sizes too; and when the time for races is used up
-(`Budget`), for the nearest sizes, however far they are. Only what has no like is still tried then.
+(`TuningBudget`), for the nearest sizes, however far they are. Only what has no like is still tried then.
 `SHOAL_AUTOTUNE=0` in the environment turns it off: then, and wherever nothing may be measured, the first way is taken.
 """
 
@@ -29,7 +29,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 from shoal.fuse.benchmark import Layouts, benchmark
 from shoal.fuse.tuning_cache import TuningCache
 
-__all__ = ["Budget", "fastest", "forced", "off", "on"]
+__all__ = ["TuningBudget", "fastest", "forced", "off", "on"]
 
 _log = logging.getLogger("shoal.fuse")
 
@@ -46,7 +46,7 @@ _SHARE = 0.05
 
 
 @dataclass
-class Budget:
+class TuningBudget:
     """Time for races: an allowance, enough for all layers of a large model, then a share of the time that passes.
 
     It bounds what measuring costs whatever the shapes do. A number of races does not: what is few for a short run on
@@ -92,7 +92,7 @@ class _Tuner:
     active: bool
     findings: TuningCache = field(default_factory=TuningCache)
     forced: Mapping[str, str] = field(default_factory=dict)
-    budget: Budget = field(default_factory=Budget)
+    budget: TuningBudget = field(default_factory=TuningBudget)
     known: dict[Hashable, str] = field(default_factory=dict)
     sized: dict[Hashable, list[tuple[list[float], str]]] = field(default_factory=dict)
 
@@ -252,9 +252,9 @@ def _with(tuner: _Tuner) -> Iterator[None]:
         _tuners.remove(tuner)  # not the last one, maybe: threads need not leave in order
 
 
-def on(path: Path, budget: Budget | None = None) -> AbstractContextManager[None]:
+def on(path: Path, budget: TuningBudget | None = None) -> AbstractContextManager[None]:
     """Within, ways are chosen by measurement, in the time that `budget` gives; findings are kept in the file `path`."""
-    return _with(_Tuner(True, TuningCache(path), budget=budget or Budget()))
+    return _with(_Tuner(True, TuningCache(path), budget=budget or TuningBudget()))
 
 
 def off() -> AbstractContextManager[None]:

@@ -29,15 +29,15 @@ from torch.fx.node import Node
 from torch.utils import _pytree as pytree
 
 from shoal.core.errors import FusionError
-from shoal.fuse.apart import modules_of
 from shoal.fuse.array import ModelArray
 from shoal.fuse.optim.fused import FusedOptimizer
 from shoal.fuse.optim.traced import TracedStep
 from shoal.fuse.randomness import member_keys
 from shoal.fuse.replay import Replay
 from shoal.fuse.stacked import NeedsMemberError, Stacked
+from shoal.fuse.trace_guard import TraceGuard, hooked, refuse_hooks
 from shoal.fuse.transaction import unchanged
-from shoal.fuse.unseen import NothingUnseen, hooked, refuse_hooks
+from shoal.fuse.unfused_module import modules_of
 
 __all__ = ["CapturedStep"]
 
@@ -168,7 +168,7 @@ class CapturedStep:
     def _trace(self, leaves: Sequence[Any], compiling: bool) -> Callable[..., Tensor]:
         example = [*self._inputs(), *self._given(leaves)]
         try:
-            with NothingUnseen(), _compiling(), _one_fake_mode():
+            with TraceGuard(), _compiling(), _one_fake_mode():
                 graph, again = (make_fx(self._step(leaves), tracing_mode="real")(*_copies(example)) for _ in range(2))
             if graph.code != again.code:  # it counts, or draws numbers that are not torch's: a trace would freeze them
                 raise FusionError("two traces of it differ")

@@ -12,14 +12,14 @@ from torch._ops import OpOverload, OpOverloadPacket
 from torch.utils import _pytree as pytree
 
 from shoal.core.errors import FusionError
-from shoal.fuse.copies import note_copy, one_memory, refuse_stale
-from shoal.fuse.draws import draws
+from shoal.fuse.aliasing import note_copy, one_memory, refuse_stale
 from shoal.fuse.generators import forked
-from shoal.fuse.quiet import Hidden
+from shoal.fuse.inplace_ops import WRITES_INSIDE, tracks, written
+from shoal.fuse.random_ops import draws
 from shoal.fuse.randomness import active, current
 from shoal.fuse.rules.table import RULES
 from shoal.fuse.stacked import NeedsMemberError, SharedWriteError, Stacked, count, each, refuse_recorded, stack
-from shoal.fuse.writes import WRITES_INSIDE, tracks, written
+from shoal.fuse.warning_filters import HiddenWarning
 
 __all__ = ["dispatch", "loop"]
 
@@ -27,7 +27,7 @@ _log = logging.getLogger("shoal.fuse")
 _looped: set[Any] = {Tensor.__setitem__}
 """Functions that vmap has refused, which go to the loop at once; and one in which vmap mistakes axes, `x[:, i] = y`."""
 
-_slow_vmap = Hidden(r"There is a performance drop|torch\.searchsorted\(\): input value tensor is non-contiguous")
+_slow_vmap = HiddenWarning(r"There is a performance drop|torch\.searchsorted\(\): input value tensor is non-contiguous")
 """Of a loop inside of vmap, or of what it lays out by itself."""
 
 _REFUSALS = (RuntimeError, NotImplementedError, ValueError, TypeError, IndexError, AssertionError)

@@ -7,8 +7,8 @@ from math import inf
 import torch
 from torch import Tensor
 
-from shoal.fuse.absent import absent
 from shoal.fuse.array import ModelArray
+from shoal.fuse.missing_grads import absent
 
 __all__ = ["Gradients"]
 

@@ -10,14 +10,14 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from shoal.fuse.absent import absent, note_row
 from shoal.fuse.dispatch import dispatch
-from shoal.fuse.draws import DRAWING, draws
+from shoal.fuse.inplace_ops import TRACKING, tracks, written
+from shoal.fuse.missing_grads import absent, note_row
 from shoal.fuse.patches import stand_in, step_back
+from shoal.fuse.random_ops import DRAWING, draws
 from shoal.fuse.randomness import Randomness, active, randomness
 from shoal.fuse.rules.attention import multi_head_parts
 from shoal.fuse.stacked import NeedsMemberError, Ragged, Stacked
-from shoal.fuse.writes import TRACKING, tracks, written
 
 __all__ = ["Home", "MemberFunctions", "member_run"]
 

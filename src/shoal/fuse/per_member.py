@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from shoal.core.errors import FusionError
+from shoal.fuse.copy_on_write import lazily_copied
 from shoal.fuse.generators import Drawn, seed_member
+from shoal.fuse.grad_guard import owner_of_row
 from shoal.fuse.intercept import member_run
-from shoal.fuse.lazy import lazily_copied
-from shoal.fuse.outer import home_of_row
 from shoal.fuse.randomness import Randomness, member_keys
 from shoal.fuse.rows import rows
 from shoal.fuse.slots import Slot, keep_rows
@@ -112,7 +112,7 @@ def run_each(
         for slot, row in zip(registered, columns, strict=True):
             slot.put(b + 1, _shown(slot, row[b]))
         try:
-            home = partial(home_of_row, slots, list(zip(registered, columns, strict=True)), b)
+            home = partial(owner_of_row, slots, list(zip(registered, columns, strict=True)), b)
             with member_run(Randomness(partial(_key, keys, b), alone=True), home):
                 results.append(fn(member, *mine))
             keep_rows(registered, b, [row[b] for row in columns], member)

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shoal.fuse.absent import note_backward
+from shoal.fuse.missing_grads import note_backward
 
 __all__ = ["joined", "memory_of", "rows"]
 

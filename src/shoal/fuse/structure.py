@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from shoal.fuse.bindings import unbindable
-from shoal.fuse.written import Writer, digest
+from shoal.fuse.structure_serializer import StructureSerializer, digest
 
 __all__ = ["Entry", "apart_paths", "entries", "family_digest", "mismatch", "obstacle", "structure_digest"]
 
@@ -29,16 +29,16 @@ _OWN = {"_parameters", "_buffers", "_modules", "_non_persistent_buffers_set", "_
 
 def entries(model: nn.Module) -> list[Entry]:
     """Write down a model's structure."""
-    return _entries(model, Writer(model))
+    return _entries(model, StructureSerializer(model))
 
 
 def structure_digest(model: nn.Module) -> str:
     """A short name of a model's structure, the same in every process that builds the model.
 
-    What may be another in each process is left open (see `Writer`), so models of one digest may still differ there:
-    whether they can be one array, `mismatch` tells.
+    What may be another in each process is left open (see `StructureSerializer`), so models of one digest may still
+    differ there: whether they can be one array, `mismatch` tells.
     """
-    return digest(_entries(model, Writer(model, lasting=True)))
+    return digest(_entries(model, StructureSerializer(model, lasting=True)))
 
 
 def family_digest(model: nn.Module) -> str:
@@ -54,7 +54,7 @@ def family_digest(model: nn.Module) -> str:
     return digest((type(model).__module__, type(model).__qualname__, *map(str, large))) if large else ""
 
 
-def _entries(model: nn.Module, writer: Writer) -> list[Entry]:
+def _entries(model: nn.Module, writer: StructureSerializer) -> list[Entry]:
     return [entry for place in _places(model) for entry in _written(place, writer)]
 
 
@@ -123,7 +123,7 @@ def apart_paths(models: Sequence[nn.Module]) -> list[str] | None:
     places = [list(_places(model)) for model in models]
     written: list[dict[str, list[Entry]]] = []
     for model, own in zip(models, places, strict=True):
-        writer = Writer(model)
+        writer = StructureSerializer(model)
         written.append({place.path: list(_written(place, writer)) for place in own})
     aliases = [{place.path: place.first for place in own if place.first is not None} for own in places]
     torn = {first for own in aliases for path, first in own.items() if any(a.get(path) != first for a in aliases)}
@@ -178,7 +178,7 @@ def _places(model: nn.Module) -> Iterator[_Place]:
     return below("", model)
 
 
-def _written(place: _Place, writer: Writer) -> Iterator[Entry]:
+def _written(place: _Place, writer: StructureSerializer) -> Iterator[Entry]:
     if place.module is None:
         yield place.path, "no module"
     elif place.first is not None:
@@ -187,7 +187,7 @@ def _written(place: _Place, writer: Writer) -> Iterator[Entry]:
         yield from _module(place.path, place.module, writer)
 
 
-def _module(path: str, module: nn.Module, writer: Writer) -> Iterator[Entry]:
+def _module(path: str, module: nn.Module, writer: StructureSerializer) -> Iterator[Entry]:
     yield path or "(model)", f"{writer.kind(type(module))} {'training' if module.training else 'evaluating'}"
     for kind_name, tensors in (("parameter", module._parameters), ("buffer", module._buffers)):
         for name, tensor in tensors.items():

@@ -18,9 +18,9 @@ from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
 from torch.utils import _pytree as pytree
 
 from shoal.core.errors import FusionError
-from shoal.fuse.apart import modules_of
 from shoal.fuse.generators import Drawn, OtherGenerators
 from shoal.fuse.stacked import Stacked
+from shoal.fuse.unfused_module import modules_of
 
 __all__ = ["Transaction", "unchanged"]
 

@@ -8,10 +8,10 @@ from typing import Literal
 
 from shoal.core.device import Cluster
 from shoal.core.errors import JournalError
-from shoal.journal.rows import Promise
+from shoal.journal.rows import Reservation
 from shoal.journal.view import JournalView
 
-__all__ = ["Violation", "over_promised"]
+__all__ = ["Overcommitment", "overcommitments"]
 
 _SLACK = 1e-9
 """Of its limit by which a sum of floating-point numbers may be above it."""
@@ -21,7 +21,7 @@ _Change = tuple[float, str, float]
 
 
 @dataclass(frozen=True)
-class Violation:
+class Overcommitment:
     """More was promised than there was.
 
     Args:
@@ -47,7 +47,7 @@ class Violation:
         )
 
 
-def over_promised(journal: JournalView, cluster: Cluster) -> list[Violation]:
+def overcommitments(journal: JournalView, cluster: Cluster) -> list[Overcommitment]:
     """Every moment at which the jobs of a device had more than its memory, or those of a node more than its cores.
 
     What is not known of a job counts as nothing. A moment is when the sum changed to one that is too large.
@@ -67,11 +67,11 @@ def over_promised(journal: JournalView, cluster: Cluster) -> list[Violation]:
         if job.device not in nodes:
             raise JournalError(f"{job.id} ran on {job.device}, which is not among the devices: {', '.join(nodes)}")
         given = promises[job.id]
-        ends = [] if job.ended is None else [Promise(job.ended)]
+        ends = [] if job.ended is None else [Reservation(job.ended)]
         for promise in (*given, *ends):
             memory[job.device].append((promise.time, job.id, promise.memory or 0))
             cores[nodes[job.device].name].append((promise.time, job.id, promise.cores or 0.0))
-    found: list[Violation] = []
+    found: list[Overcommitment] = []
     for _, device in cluster:
         found += _swept(device.name, "bytes", memory[device.name], device.memory)
     for node in cluster.nodes:
@@ -81,7 +81,7 @@ def over_promised(journal: JournalView, cluster: Cluster) -> list[Violation]:
 
 def _swept(
     place: str, what: Literal["bytes", "cores"], changes: Iterable[_Change], limit: float
-) -> Iterable[Violation]:
+) -> Iterable[Overcommitment]:
     """What is too much after each moment; all that changed at one moment changed at once."""
     held: dict[str, float] = {}
     before = 0.0
@@ -90,5 +90,5 @@ def _swept(
         held = {job: amount for job, amount in held.items() if amount}
         total = sum(held.values())
         if total > limit * (1 + _SLACK) and total > before:
-            yield Violation(place, what, time, total, limit, tuple(held))
+            yield Overcommitment(place, what, time, total, limit, tuple(held))
         before = total

@@ -4,19 +4,19 @@ from collections.abc import Iterable
 
 from shoal.core.command import (
     ArrayLeft,
-    Asked,
     Decided,
     DevicesChanged,
+    GroupsProposed,
     Intervened,
     JobEnded,
     JobJoined,
     JobKilled,
     JobLeaving,
     JobStarted,
-    Promised,
     Record,
     Requeued,
-    StoppedAlike,
+    ReservationsChanged,
+    StoppedOnCommonFailure,
     StudyChanged,
     TrialAdded,
     TrialsReported,
@@ -44,7 +44,7 @@ def commit(journal: Journal, records: Iterable[Record]) -> None:
 
 def _write(journal: Journal, record: Record) -> None:
     match record:
-        case Asked():
+        case GroupsProposed():
             journal.asked(record.free, record.groups)
         case TrialsReported():
             journal.reported(record.job, record.reports)
@@ -56,7 +56,7 @@ def _write(journal: Journal, record: Record) -> None:
             journal.job_started(record.job, record.device)
         case JobJoined():
             journal.joined(record.job, record.device, record.arrays)
-        case Promised():
+        case ReservationsChanged():
             journal.promised(record.demands)
         case JobLeaving():
             journal.leaving(record.job, record.reason)
@@ -78,5 +78,5 @@ def _write(journal: Journal, record: Record) -> None:
             journal.overruled(record.trials, record.reason)
         case Intervened():
             journal.intervened(record)
-        case StoppedAlike():
+        case StoppedOnCommonFailure():
             journal.stopped(record.cause)

@@ -6,9 +6,9 @@ from typing import Any
 from shoal.core.job import Purpose
 from shoal.core.space import is_number
 from shoal.core.trial import Budget, Origin, Report, Trial, TrialGroup, TrialState
-from shoal.journal.rows import Ask, Intervention, JobRow, Promise, TrialRow
+from shoal.journal.rows import Intervention, JobRow, Proposal, Reservation, TrialRow
 
-__all__ = ["ask_of", "intervention_of", "job_row", "metrics_of", "report_of", "trial_row"]
+__all__ = ["intervention_of", "job_row", "metrics_of", "proposal_of", "report_of", "trial_row"]
 
 
 def trial_row(row: tuple[Any, ...]) -> TrialRow:
@@ -70,7 +70,7 @@ def job_row(row: tuple[Any, ...]) -> JobRow:
         outcome=outcome,
         message=message,
         keys=tuple(keys),
-        promise=None if promise[0] is None else Promise(*promise),
+        promise=None if promise[0] is None else Reservation(*promise),
         members={key: tuple(dict.fromkeys(x)) for key, x in keys.items()} if isinstance(keys, dict) else {},
     )
 
@@ -97,13 +97,13 @@ def metrics_of(text: str) -> dict[str, float]:
     return values
 
 
-def ask_of(free: int, proposed: str, trials: dict[int, Trial]) -> Ask:
+def proposal_of(free: int, proposed: str, trials: dict[int, Trial]) -> Proposal:
     """Of a row of the table asks."""
     groups = tuple(
         TrialGroup(tuple(trials[number] for number in group["trials"]), Budget(group["epochs"]), group["name"])
         for group in json.loads(proposed)
     )
-    return Ask(free, groups)
+    return Proposal(free, groups)
 
 
 def intervention_of(row: tuple[Any, ...]) -> Intervention:

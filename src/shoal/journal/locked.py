@@ -15,7 +15,7 @@ from shoal.journal.codec import encode
 from shoal.journal.lock import WriterLock
 from shoal.journal.schema import connect, fill, migrate, open_existing, translated
 from shoal.journal.view import JournalView
-from shoal.place import absolute
+from shoal.paths import absolute
 
 __all__ = ["LockedJournal"]
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from shoal.algorithms.base import Algorithm
 from shoal.core.errors import JournalError
 from shoal.core.trial import Decision, TrialGroup
-from shoal.journal.rows import Ask
+from shoal.journal.rows import Proposal
 from shoal.journal.view import JournalView
 
 __all__ = ["replay"]
@@ -29,7 +29,7 @@ def replay(
     """
     decisions: list[Decision] = []
     for event in journal.events():
-        if not isinstance(event, Ask):
+        if not isinstance(event, Proposal):
             decisions += algorithm.observe(event)
             continue
         groups = tuple(algorithm.next_groups(event.free))

@@ -8,7 +8,7 @@ from shoal.core.event import BLAMELESS, Outcome
 from shoal.core.job import Purpose
 from shoal.core.trial import Config, Trial, TrialGroup, TrialState
 
-__all__ = ["UNFAILED", "Ask", "DeviceRow", "Intervention", "JobRow", "Promise", "Run", "TrialRow"]
+__all__ = ["UNFAILED", "DeviceRow", "Intervention", "JobRow", "Proposal", "Reservation", "Run", "TrialRow"]
 
 UNFAILED = ("", Outcome.SUSPENDED, *BLAMELESS)
 """Outcomes of jobs that did not fail: of one that runs, and of those whose device or engine was lost, too."""
@@ -70,7 +70,7 @@ class TrialRow:
 
 
 @dataclass(frozen=True)
-class Promise:
+class Reservation:
     """What a job is promised of its device from a moment on; None where nothing is known.
 
     Args:
@@ -166,7 +166,7 @@ class JobRow:
     outcome: str
     message: str
     keys: tuple[str, ...] = ()
-    promise: Promise | None = None
+    promise: Reservation | None = None
     members: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     @property
@@ -186,7 +186,7 @@ class JobRow:
 
 
 @dataclass(frozen=True)
-class Ask:
+class Proposal:
     """The algorithm was asked for groups while `free` more trials could start, and returned these."""
 
     free: int

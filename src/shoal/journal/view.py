@@ -15,11 +15,11 @@ from shoal.core.job import Purpose
 from shoal.core.objective import objectives
 from shoal.core.space import Space
 from shoal.core.trial import FIRST_ADDED, Report, TrialState
-from shoal.journal.decoding import ask_of, intervention_of, job_row, metrics_of, report_of, trial_row
+from shoal.journal.decoding import intervention_of, job_row, metrics_of, proposal_of, report_of, trial_row
 from shoal.journal.lock import holder
-from shoal.journal.rows import UNFAILED, Ask, DeviceRow, Intervention, JobRow, Promise, Run, TrialRow
+from shoal.journal.rows import UNFAILED, DeviceRow, Intervention, JobRow, Proposal, Reservation, Run, TrialRow
 from shoal.journal.schema import FILE_NAME, open_existing, readable, translated
-from shoal.place import absolute
+from shoal.paths import absolute
 from shoal.remedy import command
 
 __all__ = ["JournalView"]
@@ -125,7 +125,7 @@ class JournalView:
     def best(self) -> TrialRow | None:
         """The trial with the best last value of the study's metric that has not failed; the older one of equals.
 
-        Of several metrics only the first one is looked at; see `shoal.report.ranking.front`.
+        Of several metrics only the first one is looked at; see `shoal.reporting.ranking.front`.
         """
         direction = "ASC" if self.objectives[0].mode == "min" else "DESC"
         rows = self._rows(
@@ -179,7 +179,7 @@ class JournalView:
             return self._intervention(row)
         return None
 
-    def events(self) -> Iterator[Ask | Report]:
+    def events(self) -> Iterator[Proposal | Report]:
         """What drove the algorithm, in order: the same calls bring a fresh one into the same state.
 
         Asks that proposed nothing are not among them, nor are reports of trials that were tried again, or that users
@@ -189,8 +189,8 @@ class JournalView:
         trials = {row.number: row.trial for row in self.trials()}
         proposals = self._rows("SELECT seq, free, proposed FROM asks ORDER BY seq")
         with self.sound("what its algorithm proposed"):
-            asks: list[tuple[int, Ask | Report]] = [
-                (seq, ask_of(free, proposed, trials)) for seq, free, proposed in proposals
+            asks: list[tuple[int, Proposal | Report]] = [
+                (seq, proposal_of(free, proposed, trials)) for seq, free, proposed in proposals
             ]
         rows = self._rows(f"{_REPORT} WHERE trial < ? ORDER BY seq", FIRST_ADDED)
         reports = ((seq, self._report((seq, *row))) for seq, *row in rows if seq <= retried.get(row[0], seq))
@@ -249,11 +249,11 @@ class JournalView:
         )
         return tuple(number for (number,) in rows)
 
-    def promises(self) -> dict[str, list[Promise]]:
+    def promises(self) -> dict[str, list[Reservation]]:
         """Id of each job -> what it was promised, as that changed; the first when it started."""
-        found: dict[str, list[Promise]] = {}
+        found: dict[str, list[Reservation]] = {}
         for job, *promise in self._rows("SELECT job, time, compute, memory, cores FROM promises ORDER BY rowid"):
-            found.setdefault(job, []).append(Promise(*promise))
+            found.setdefault(job, []).append(Reservation(*promise))
         return found
 
     def devices(self, *, all_runs: bool = False) -> list[DeviceRow]:

@@ -14,10 +14,10 @@ from shoal.core.errors import TaskError
 from shoal.core.trial import derive_seed
 from shoal.fuse.generators import OtherGenerators, forked
 from shoal.pack.fetch import Fetcher
-from shoal.pack.kept import Kept, kept_bytes
+from shoal.pack.materialized_source import MaterializedSource, materialized_bytes
+from shoal.pack.sample_window import SampleWindow
 from shoal.pack.samples import kind, same
-from shoal.pack.source import Cut, DrawsError, Source, UnevenError
-from shoal.pack.window import Window
+from shoal.pack.source import BatchRequest, BatchSource, DrawsError, UnevenError
 
 __all__ = ["Batches", "epoch_order", "noise_seed"]
 
@@ -86,7 +86,7 @@ class Batches:
         self._name = name
         self._shared_augmentation = shared_augmentation
         self._fetcher = Fetcher(dataset, device)
-        self._source: Source | None = None
+        self._source: BatchSource | None = None
         self._walks: list[int] = []  # the batch sizes of those under way
         self._largest = 0
         self._resident: list[Tensor] | None = None
@@ -125,7 +125,7 @@ class Batches:
     def unfilled(self) -> int:
         """Bytes of main memory that the samples still to be kept will take."""
         source = None if self._resident is not None else self._known()
-        return source.unfilled if isinstance(source, Kept) else 0
+        return source.unfilled if isinstance(source, MaterializedSource) else 0
 
     def steps(self, batch_size: int) -> int:
         """Batches of one pass."""
@@ -159,7 +159,9 @@ class Batches:
                 part = slice(number * batch_size, (number + 1) * batch_size)
                 held = 2 * max(self._largest, sum(self._walks))
                 walks, alike = len(self._walks), self._walks.count(batch_size)
-                yield self._batch(Cut(order[part], there[part], number, order, part.start, seed, walks, alike, held))
+                yield self._batch(
+                    BatchRequest(order[part], there[part], number, order, part.start, seed, walks, alike, held)
+                )
         finally:
             self._walks.remove(batch_size)
             if not self._walks and self._source is not None:
@@ -184,21 +186,21 @@ class Batches:
                 for rows in torch.split(order[start : start + CUT_AT_ONCE * batch_size], batch_size):
                     yield [tensor.index_select(0, rows) for tensor in tensors]
 
-    def _batch(self, cut: Cut) -> Any:
+    def _batch(self, cut: BatchRequest) -> Any:
         while True:
             try:
                 return self._known().batch(cut)
             except UnevenError:
-                self._source = Window(self._fetcher, self._device)
+                self._source = SampleWindow(self._fetcher, self._device)
             except DrawsError:
                 self._source = self._drawing()
 
-    def _known(self) -> Source:
+    def _known(self) -> BatchSource:
         if self._source is None:
             self._source = self._found_out(range(min(self.samples, LOOKED_AT)))
         return self._source
 
-    def _found_out(self, indices: Sequence[int]) -> Source:
+    def _found_out(self, indices: Sequence[int]) -> BatchSource:
         """What makes batches of samples such as these; no generator is seen to have moved."""
         others = OtherGenerators()
         with forked([torch.device(self._device).index or 0] if self._device.type == "cuda" else []):
@@ -209,7 +211,7 @@ class Batches:
             finally:
                 others.restore()
 
-    def _fitting(self, indices: Sequence[int]) -> Source:
+    def _fitting(self, indices: Sequence[int]) -> BatchSource:
         one_by_one, samples = self._fetcher.look(indices)
         if not all(map(same, one_by_one, samples)):
             _log.warning(
@@ -220,13 +222,13 @@ class Batches:
             return self._drawing()
         size = None
         if all(kind(sample) == kind(samples[0]) for sample in samples):
-            size = kept_bytes(default_collate(samples), len(samples), self.samples)
+            size = materialized_bytes(default_collate(samples), len(samples), self.samples)
         if size is None or size > RESIDENT_BYTES:
-            return Window(self._fetcher, self._device)
-        return Kept(self._fetcher, self.samples, samples[:1], self._device)
+            return SampleWindow(self._fetcher, self._device)
+        return MaterializedSource(self._fetcher, self.samples, samples[:1], self._device)
 
-    def _drawing(self) -> Source:
-        return Window(self._fetcher, self._device, draws=True, whole=not self._shared_augmentation)
+    def _drawing(self) -> BatchSource:
+        return SampleWindow(self._fetcher, self._device, draws=True, whole=not self._shared_augmentation)
 
 
 def _tensors(dataset: Dataset[Any]) -> list[Tensor] | None:

@@ -10,8 +10,8 @@ from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
 
 from shoal.core.errors import PackError
+from shoal.fuse.api import fuse
 from shoal.fuse.array import ModelArray
-from shoal.fuse.making import fuse
 from shoal.fuse.optim.fused import fuse_optimizers
 from shoal.fuse.step import TrainingStep
 from shoal.pack.memory import give_back

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from shoal.core.errors import PackError, ShoalError
+from shoal.pack.lane_scheduler import LaneScheduler
 from shoal.pack.loaded import Loaded, Loss, MakeOptimizers, free, load
-from shoal.pack.rows import Rows
-from shoal.pack.turns import Turns
+from shoal.pack.row_buffer import RowBuffer
 
 __all__ = ["Pack"]
 
@@ -25,7 +25,7 @@ class _Seat:
         rows: of the pack; those that come from now on are for the member too.
     """
 
-    def __init__(self, member: Loaded, rows: Rows) -> None:
+    def __init__(self, member: Loaded, rows: RowBuffer) -> None:
         self.member = member
         self.position = rows.end
         self.steps = 0
@@ -95,8 +95,8 @@ class Pack:
         self.failed: dict[Loaded, PackError] = {}
         """Members that have left because their step raised: the error names the member, its cause is what it raised."""
         self._device = members[0].device
-        self._rows = Rows(self._device)
-        self._turns = Turns(self._device)
+        self._rows = RowBuffer(self._device)
+        self._turns = LaneScheduler(self._device)
         self._seats: list[_Seat] = []
         for member in members:
             self._seat(member)

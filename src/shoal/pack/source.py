@@ -8,7 +8,7 @@ from torch import Tensor
 
 from shoal.core.demand import Sharing
 
-__all__ = ["Cut", "DrawsError", "Source", "UnevenError"]
+__all__ = ["BatchRequest", "BatchSource", "DrawsError", "UnevenError"]
 
 
 class DrawsError(Exception):
@@ -20,7 +20,7 @@ class UnevenError(Exception):
 
 
 @dataclass(frozen=True)
-class Cut:
+class BatchRequest:
     """One batch of a walk.
 
     Args:
@@ -46,7 +46,7 @@ class Cut:
     held: int
 
 
-class Source(ABC):
+class BatchSource(ABC):
     """Makes the batches of a data set, and remembers what others may need as well.
 
     `Batches` asks it for one batch at a time. It may draw from all generators and leave them anywhere. One that raises
@@ -62,7 +62,7 @@ class Source(ABC):
         return 0
 
     @abstractmethod
-    def batch(self, cut: Cut) -> Any:
+    def batch(self, cut: BatchRequest) -> Any:
         """A batch on the device, the receiver's own: what is done to it in place is seen by nobody else."""
 
     @abstractmethod

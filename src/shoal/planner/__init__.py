@@ -3,7 +3,7 @@
 from shoal.core.array import Array, FusionKey, Member
 from shoal.core.job import Job, Purpose
 from shoal.planner.grouping import Grouping
-from shoal.planner.packing import KNN, PACKINGS, BatchSize, Cost, Packing, Random, Single, make_packing
+from shoal.planner.packing import KNN, PACKINGS, BatchSize, Cost, NoPacking, Packing, RandomPacking, make_packing
 from shoal.planner.partition import Profiles
 from shoal.planner.planner import Placement, Planner
 
@@ -17,12 +17,12 @@ __all__ = [
     "Grouping",
     "Job",
     "Member",
+    "NoPacking",
     "Packing",
     "Placement",
     "Planner",
     "Profiles",
     "Purpose",
-    "Random",
-    "Single",
+    "RandomPacking",
     "make_packing",
 ]

@@ -12,11 +12,11 @@ from shoal.core.device import Device
 from shoal.core.job import Job, Purpose
 from shoal.cost.estimate import best_size, fitting, fuse_seconds, memory, packed_demand, seconds
 from shoal.planner.candidates import Amounts, candidate, stream_of
+from shoal.planner.free_resources import FreeResources
 from shoal.planner.grouping import START_SECONDS, Grouping
 from shoal.planner.packing.base import Candidate
 from shoal.planner.packing.prediction import seconds_abreast
 from shoal.planner.partition import Profiles, worth_mixing
-from shoal.planner.room import Room
 
 __all__ = ["MOST_REFUSED", "admitted"]
 
@@ -24,7 +24,7 @@ MOST_REFUSED = 16
 """Arrays that come into no job, after which nobody is looked at any more in this turn of planning."""
 
 
-class _Host:
+class _HostJob:
     """A running job. If it is open members may join its arrays, and then, once it is settled, others come in beside.
 
     Args:
@@ -49,7 +49,7 @@ class _Host:
         job: Job,
         device: Device,
         profiles: Profiles,
-        free: Room,
+        free: FreeResources,
         amounts: dict[object, Amounts],
         alone: AbstractSet[int],
     ) -> None:
@@ -137,26 +137,26 @@ class _Host:
             return not out_of_turn
         return stream in self.streams and _level(array)
 
-    def in_time(self, newcomer: Candidate, free_in: float) -> bool:
+    def in_time(self, incoming: Candidate, free_in: float) -> bool:
         """Whether it is right not to wait for the device that is free next: the job ends before, or, where samples are
-        shared at the same place alone, the newcomer is done in it before it would be there.
+        shared at the same place alone, the incoming candidate is done in it before it would be there.
         """
         if not self.abreast:
             return self.seconds <= free_in + START_SECONDS
-        done = seconds_abreast([*self.present, newcomer], max(newcomer.array.epochs))
-        return done <= free_in + START_SECONDS + newcomer.seconds
+        done = seconds_abreast([*self.present, incoming], max(incoming.array.epochs))
+        return done <= free_in + START_SECONDS + incoming.seconds
 
-    def takes_in(self, newcomer: Candidate, grouping: Grouping) -> bool:
-        """Whether there is room for a newcomer, who then comes in, and the strategy agrees."""
+    def admits(self, incoming: Candidate, grouping: Grouping) -> bool:
+        """Whether there is room for a incoming candidate, who then comes in, and the strategy agrees."""
         self._demand = before = self._demand or self._demand_of(self.present)
-        after = self._demand_of([*self.present, newcomer])
+        after = self._demand_of([*self.present, incoming])
         more = after.memory - before.memory, max(0.0, after.cores - before.cores)
         if not self._free.holds(self.device.name, *more) or (self._limit is not None and after.memory > self._limit):
             return False
-        if not grouping.suits(newcomer, self.present, self.device):
+        if not grouping.suits(incoming, self.present, self.device):
             return False
         self._free.take(self.device.name, *more)
-        self.present.append(newcomer)
+        self.present.append(incoming)
         self._demand, self.seconds = after, seconds_abreast(self.present)
         return True
 
@@ -172,7 +172,7 @@ class _Host:
 def admitted(
     waiting: Sequence[Array],
     running: Sequence[tuple[Job, Device]],
-    free: Room,
+    free: FreeResources,
     profiles: Profiles,
     grouping: Grouping,
     alone: AbstractSet[int] = frozenset(),
@@ -199,7 +199,7 @@ def admitted(
     if not waiting:
         return {}
     amounts: dict[object, Amounts] = {}
-    hosts = [_Host(job, device, profiles, free, amounts, alone) for job, device in running]
+    hosts = [_HostJob(job, device, profiles, free, amounts, alone) for job, device in running]
     joins = _joining(waiting, hosts) if fuse else {}
     joined = {member.trial.number for arrays in joins.values() for array in arrays for member in array.members}
     left = [x for x in waiting if not joined or not any(member.trial.number in joined for member in x.members)]
@@ -210,13 +210,13 @@ def admitted(
     return joins
 
 
-def _joining(waiting: Sequence[Array], hosts: Sequence[_Host]) -> dict[str, tuple[Array, ...]]:
+def _joining(waiting: Sequence[Array], hosts: Sequence[_HostJob]) -> dict[str, tuple[Array, ...]]:
     """Let members join arrays of their key where that saves most.
 
     While an array waits that no host can take in, nobody joins who would keep a device from it for longer.
     """
     joins: dict[str, tuple[Array, ...]] = {}
-    by_key: dict[FusionKey, list[tuple[_Host, int, Profile]]] = {}
+    by_key: dict[FusionKey, list[tuple[_HostJob, int, Profile]]] = {}
     for host in hosts:
         for place, (array, profile) in enumerate(zip(host.job.arrays, host.profiles, strict=True)):
             if host.open and profile is not None:
@@ -247,7 +247,7 @@ def _joining(waiting: Sequence[Array], hosts: Sequence[_Host]) -> dict[str, tupl
 
 
 def _beside(
-    waiting: Sequence[Array], hosts: Sequence[_Host], profiles: Profiles, grouping: Grouping
+    waiting: Sequence[Array], hosts: Sequence[_HostJob], profiles: Profiles, grouping: Grouping
 ) -> dict[str, tuple[Array, ...]]:
     """Let arrays come into jobs that they suit, the oldest first.
 
@@ -268,8 +268,8 @@ def _beside(
         ends = (host.seconds for host in hosts if able and _can_have(host.device, array, profiles))
         free_in = min(ends, default=inf)
         for host in sorted(able, key=lambda host: host.seconds):
-            newcomer = host.candidate(array)
-            if host.in_time(newcomer, free_in) and host.takes_in(newcomer, grouping):
+            incoming = host.candidate(array)
+            if host.in_time(incoming, free_in) and host.admits(incoming, grouping):
                 joins = replace(array, profile=profiles(array.key, host.device.kind), apart=host.abreast)
                 taken[host.job.id] = (*taken.get(host.job.id, ()), joins)
                 break

@@ -25,7 +25,7 @@ def by_family(
     kinds: Collection[str],
     unmeasurable: AbstractSet[tuple[FusionKey, str]] = frozenset(),
     apart: AbstractSet[int] = frozenset(),
-    pace: Callable[[AbstractSet[FusionKey]], float] = lambda keys: 1.0,
+    pack_speed: Callable[[AbstractSet[FusionKey]], float] = lambda keys: 1.0,
 ) -> Sequence[Waiting]:
     """Give the trials of a family the key of the family, where one array of them is faster than one of each structure.
 
@@ -38,11 +38,11 @@ def by_family(
         kinds: of devices, which decide together.
         unmeasurable: (key, kind) that cannot be measured.
         apart: numbers of trials that keep their keys.
-        pace: how many times as long arrays of some keys take in one process as one after another.
+        pack_speed: how many times as long arrays of some keys take in one process as one after another.
     """
     shared: dict[int, FusionKey] = {}
     for family, members in families(waiting, apart).items():
-        found = [_gains(family, members, profiles, unmeasurable, kind, pace) for kind in kinds]
+        found = [_gains(family, members, profiles, unmeasurable, kind, pack_speed) for kind in kinds]
         known = [gains for gains in found if gains is not None]
         if known and all(known):
             shared.update((member.trial.number, family) for member, _ in members)
@@ -75,7 +75,7 @@ def _gains(
     profiles: Profiles,
     unmeasurable: AbstractSet[tuple[FusionKey, str]],
     kind: str,
-    pace: Callable[[AbstractSet[FusionKey]], float],
+    pack_speed: Callable[[AbstractSet[FusionKey]], float],
 ) -> bool | None:
     """Whether one array is faster on a kind of device, or may be; None if that cannot be said."""
     counts = Counter(key for _, key in members)
@@ -88,7 +88,7 @@ def _gains(
         return sum(count * epochs * seconds(known[key], [1]) for key, count in counts.items()) >= WORTH_MEASURING
     if best_size(together, len(members)) == 1:
         return False
-    steps = pace(counts.keys()) * sum(count * _for_each(known[key], count) for key, count in counts.items())
+    steps = pack_speed(counts.keys()) * sum(count * _for_each(known[key], count) for key, count in counts.items())
     return len(members) * _for_each(together, len(members)) <= (1 - WORTH_FUSING) * steps
 
 

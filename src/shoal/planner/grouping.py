@@ -9,7 +9,7 @@ from shoal.core.array import Array, FusionKey, Member
 from shoal.core.device import Device
 from shoal.core.trial import TrialGroup
 from shoal.planner.candidates import candidates, stream_of
-from shoal.planner.packing.base import Candidate, Packing, Scene
+from shoal.planner.packing.base import Candidate, Packing, PackingContext
 from shoal.planner.packing.check import check_groups
 from shoal.planner.packing.cost import Cost
 from shoal.planner.partition import Profiles
@@ -21,7 +21,7 @@ START_SECONDS = 0.03
 `benchmarks/placement.py` prints it: 28 ms for planning and dispatching alone."""
 
 Paces = Callable[[str], Mapping[tuple[str, str], float]]
-"""Kind of a device -> what is known of the steps of two structures in one process there; see `History.paces`."""
+"""Kind of a device -> what is known of the steps of two structures in one process there; see `History.pack_speeds`."""
 
 
 class Grouping:
@@ -31,20 +31,20 @@ class Grouping:
 
     Args:
         packing: the strategy.
-        paces: what was measured of two structures in one process.
-        axes: of the space, for distances between configurations; see `Scene`.
+        pack_speeds: what was measured of two structures in one process.
+        axes: of the space, for distances between configurations; see `PackingContext`.
         seed: of what is random in it.
     """
 
     def __init__(
         self,
         packing: Packing | None = None,
-        paces: Paces = lambda kind: {},
+        pack_speeds: Paces = lambda kind: {},
         axes: Mapping[str, Sequence[object]] | None = None,
         seed: int = 0,
     ) -> None:
         self._packing = packing or Cost()
-        self._paces = paces
+        self._paces = pack_speeds
         self._axes = axes or {}
         self._seed = seed
 
@@ -84,29 +84,31 @@ class Grouping:
         for (kinds, _), some in alike.items():
             able = [device for device in devices if device.kind in kinds]
             seen = candidates(some, profiles, able, group_of)
-            scene = self.scene(seen, able, busy)
-            grouped = self._packing.pack(seen, scene)
-            check_groups(grouped, seen, scene)
+            context = self.context(seen, able, busy)
+            grouped = self._packing.pack(seen, context)
+            check_groups(grouped, seen, context)
             groups += [tuple(each.array for each in group) for group in grouped]
         place = {array.members[0].trial.number: position for position, array in enumerate(arrays)}
         return sorted(groups, key=lambda group: place[group[0].members[0].trial.number])
 
-    def suits(self, newcomer: Candidate, present: Sequence[Candidate], device: Device) -> bool:
+    def suits(self, incoming: Candidate, present: Sequence[Candidate], device: Device) -> bool:
         """Whether the strategy lets an array into a process that runs on a device, with those that are in it."""
-        return self._packing.suits(newcomer, present, self.scene([*present, newcomer], [device], {}))
+        return self._packing.suits(incoming, present, self.context([*present, incoming], [device], {}))
 
-    def scene(self, candidates: Sequence[Candidate], devices: Sequence[Device], busy: Mapping[str, float]) -> Scene:
+    def context(
+        self, candidates: Sequence[Candidate], devices: Sequence[Device], busy: Mapping[str, float]
+    ) -> PackingContext:
         """What the strategy is told of candidates that could run on devices; for `busy` see `groups`."""
-        return Scene(
+        return PackingContext(
             loads=tuple(busy.get(device.name, 0.0) for device in devices),
             memory=min(device.memory for device in devices),
             start=START_SECONDS,
-            paces=self._known_paces({each.key for each in candidates}, {device.kind for device in devices}),
+            pack_speeds=self._known_paces({each.key for each in candidates}, {device.kind for device in devices}),
             axes=self._axes,
             seed=self._seed,
         )
 
-    def pace(self, keys: AbstractSet[FusionKey], kinds: AbstractSet[str]) -> float:
+    def pack_speed(self, keys: AbstractSet[FusionKey], kinds: AbstractSet[str]) -> float:
         """How many times as long arrays of keys take in one process as one after another, as far as that is known."""
         return fmean(self._known_paces(keys, kinds).values() or [1.0])
 
@@ -117,7 +119,7 @@ class Grouping:
             by_structure.setdefault(key.steps, []).append(key)
         found: dict[frozenset[FusionKey], list[float]] = {}
         for kind in sorted(kinds):
-            for (one, other), pace in self._paces(kind).items():
+            for (one, other), pack_speed in self._paces(kind).items():
                 for pair in product(by_structure.get(one, ()), by_structure.get(other, ())):
-                    found.setdefault(frozenset(pair), []).append(pace)
-        return {pair: fmean(paces) for pair, paces in found.items()}
+                    found.setdefault(frozenset(pair), []).append(pack_speed)
+        return {pair: fmean(pack_speeds) for pair, pack_speeds in found.items()}

@@ -43,7 +43,7 @@ class PreemptionRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class _OfMembers:
+class _MemberSummary:
     """What the members of a job say of it.
 
     Args:
@@ -59,7 +59,7 @@ class _OfMembers:
     followed: tuple[tuple[Array, AbstractSet[tuple[int, int]]], ...]
 
     @classmethod
-    def of(cls, arrays: Sequence[Array], group_of: Callable[[Member], TrialGroup | None]) -> "_OfMembers":
+    def of(cls, arrays: Sequence[Array], group_of: Callable[[Member], TrialGroup | None]) -> "_MemberSummary":
         """What those of some arrays say."""
         names: set[str] = set()
         longest: Member | None = None
@@ -84,7 +84,7 @@ class _OfMembers:
 
 
 @dataclass
-class _Course:
+class _JobHistory:
     """What a job has been through.
 
     Args:
@@ -113,7 +113,7 @@ class _Course:
     shown: bool = False
     asked: float = 0.0
     switch: float | None = None
-    seen: tuple[Job, _OfMembers] | None = None
+    seen: tuple[Job, _MemberSummary] | None = None
 
 
 class JobTracker:
@@ -137,8 +137,8 @@ class JobTracker:
         self.switch_seconds = SWITCH_SECONDS
         """What suspending and resuming a job costs, together: up to when it has left, and up to its first step."""
         self._profiles = profiles
-        self._on: dict[str, _Course] = {}
-        self._off: dict[str, tuple[Job, _Course]] = {}
+        self._on: dict[str, _JobHistory] = {}
+        self._off: dict[str, tuple[Job, _JobHistory]] = {}
         self._arrived: dict[int, float] = {}  # trials that wait and are in no job
         self._groups: dict[int, TrialGroup] = {}  # by number of the trial
         self._best: float | None = None
@@ -168,7 +168,7 @@ class JobTracker:
         """
         members = {member.trial.number: member for member, _ in waiting}
         kept: set[int] = set()
-        for name, (job, course) in list(self._off.items()):
+        for name, (job, history) in list(self._off.items()):
             arrays = (
                 replace(x, members=tuple(members[n] for m in x.members if (n := m.trial.number) in members))
                 for x in job.arrays
@@ -176,7 +176,7 @@ class JobTracker:
             job = replace(job, arrays=tuple(array for array in arrays if array.members))
             del self._off[name]
             if job.arrays:
-                self._off[name] = (job, course)
+                self._off[name] = (job, history)
                 kept.update(member.trial.number for member in job.members)
             else:
                 self.changes += 1
@@ -188,12 +188,12 @@ class JobTracker:
     def begin(self, job: Job, devices: tuple[str, ...], share: float | None, now: float) -> None:
         """A job is about to start on devices."""
         if job.resumes:
-            _, course = self._off.pop(job.resumes)
+            _, history = self._off.pop(job.resumes)
         else:
-            course = _Course(self.arrived(job.members, now), now, devices)
-        course.since = course.turn_began = now
-        course.devices, course.share, course.shown = devices, share, False
-        self._on[job.id] = course
+            history = _JobHistory(self.arrived(job.members, now), now, devices)
+        history.since = history.turn_began = now
+        history.devices, history.share, history.shown = devices, share, False
+        self._on[job.id] = history
 
     def meet(self, running: Iterable[tuple[Job, Device]], now: float) -> None:
         """These jobs are on devices; those that it has not heard of begin now."""
@@ -214,27 +214,27 @@ class JobTracker:
         self.leaving[job], self._on[job].asked = leave, now
         self.changes += 1
 
-    def heard(self, event: Reported, now: float) -> None:
+    def on_report(self, event: Reported, now: float) -> None:
         """A job has told how far it is."""
-        course = self._on.get(event.job)
-        if course is None:
+        history = self._on.get(event.job)
+        if history is None:
             return
         if event.losses is not None:
-            course.turn = event.losses if course.turn is None else course.turn.followed_by(event.losses)
-            if not course.shown and course.switch is not None:
-                back = max(0.0, now - course.since - event.losses.seconds)
-                self._switches = [*self._switches, course.switch + back][-REMEMBERED:]
+            history.turn = event.losses if history.turn is None else history.turn.followed_by(event.losses)
+            if not history.shown and history.switch is not None:
+                back = max(0.0, now - history.since - event.losses.seconds)
+                self._switches = [*self._switches, history.switch + back][-REMEMBERED:]
                 self.switch_seconds = median(self._switches)
-                course.switch = None
-        if not course.shown:
-            course.shown = True
+                history.switch = None
+        if not history.shown:
+            history.shown = True
             self.changes += 1  # it may be suspended now
 
     def end_turns(self, now: float, least: float) -> None:
         """Write down what jobs have measured in turns that have lasted so many seconds at least."""
-        for course in self._on.values():
-            if now - course.turn_began >= least:
-                self._end_turn(course, now)
+        for history in self._on.values():
+            if now - history.turn_began >= least:
+                self._end_turn(history, now)
 
     def outcome(self, ended: Ended) -> Outcome:
         """How a job has ended: one that stopped may have been asked to for later."""
@@ -251,16 +251,16 @@ class JobTracker:
             left: numbers of the trials that have not reached their targets.
             now: seconds.
         """
-        course = self._on.pop(job.id, None)
+        history = self._on.pop(job.id, None)
         self.leaving.pop(job.id, None)
         self.changes += 1
-        if course is None or outcome is not Outcome.SUSPENDED:
+        if history is None or outcome is not Outcome.SUSPENDED:
             return
-        self._end_turn(course, now)
-        course.ran += now - course.since
-        course.switch, course.since, course.share = now - course.asked, now, None
+        self._end_turn(history, now)
+        history.ran += now - history.since
+        history.switch, history.since, history.share = now - history.asked, now, None
         done = {member.trial.number for member in job.members}.difference(left)
-        self._off[job.id] = (replace(job, arrays=remove_members(job.arrays, done)), course)
+        self._off[job.id] = (replace(job, arrays=remove_members(job.arrays, done)), history)
 
     def dissolve(self, job: str) -> None:
         """The trials of a suspended job wait for another."""
@@ -280,21 +280,21 @@ class JobTracker:
             job: with the members that it has now.
             now: seconds.
         """
-        course = self._on[job.id]
+        history = self._on[job.id]
         return replace(
             view,
-            **_been_through(course),
-            **self._said_of(self._of_members(course, job), view.demand, job.arrays),
-            share=course.share,
-            ran=course.ran + now - course.since,
-            preemptible=job.purpose is Purpose.TRAIN and course.shown and job.id not in self.leaving,
+            **_been_through(history),
+            **self._said_of(self._of_members(history, job), view.demand, job.arrays),
+            share=history.share,
+            ran=history.ran + now - history.since,
+            preemptible=job.purpose is Purpose.TRAIN and history.shown and job.id not in self.leaving,
         )
 
     def off(self, job: Job, demand: Mapping[str, Demand]) -> JobView:
         """A suspended job as policies see it."""
-        _, course = self._off[job.id]
-        told = _been_through(course) | self._described(demand, job.arrays)
-        return JobView(job.id, demand, JobState.SUSPENDED, ran=course.ran, **told)
+        _, history = self._off[job.id]
+        told = _been_through(history) | self._described(demand, job.arrays)
+        return JobView(job.id, demand, JobState.SUSPENDED, ran=history.ran, **told)
 
     def waiting(self, name: str, demand: Mapping[str, Demand], arrays: Sequence[Array], now: float) -> JobView:
         """Arrays that wait to be one job, as policies see them."""
@@ -303,20 +303,20 @@ class JobTracker:
 
     def in_order(self, views: Sequence[JobView]) -> list[JobView]:
         """The oldest job first; of equals in the order given."""
-        courses = {**self._on, **{name: course for name, (_, course) in self._off.items()}}
+        courses = {**self._on, **{name: history for name, (_, history) in self._off.items()}}
         return sorted(views, key=lambda view: courses[view.id].arrived if view.id in courses else view.since)
 
-    def _of_members(self, course: _Course, job: Job) -> _OfMembers:
+    def _of_members(self, history: _JobHistory, job: Job) -> _MemberSummary:
         """What the members of a running job say of it; as before, if none of them has moved."""
-        if course.seen is None or course.seen[0] is not job:
-            course.seen = job, _OfMembers.of(job.arrays, self.group)
-        return course.seen[1]
+        if history.seen is None or history.seen[0] is not job:
+            history.seen = job, _MemberSummary.of(job.arrays, self.group)
+        return history.seen[1]
 
     def _described(self, demand: Mapping[str, Demand], arrays: Sequence[Array]) -> dict[str, Any]:
         """What arrays, and the study, say of a job, as fields of its view."""
-        return self._said_of(_OfMembers.of(arrays, self.group), demand, arrays)
+        return self._said_of(_MemberSummary.of(arrays, self.group), demand, arrays)
 
-    def _said_of(self, of: _OfMembers, demand: Mapping[str, Demand], arrays: Sequence[Array]) -> dict[str, Any]:
+    def _said_of(self, of: _MemberSummary, demand: Mapping[str, Demand], arrays: Sequence[Array]) -> dict[str, Any]:
         return {
             "group": of.group,
             "critical_path": self._critical_path(of.followed, demand, arrays),
@@ -361,19 +361,19 @@ class JobTracker:
         self._scalings[alike] = replace(worst, resize_seconds=self.switch_seconds)
         return self._scalings[alike]
 
-    def _end_turn(self, course: _Course, now: float) -> None:
-        turn, course.turn = course.turn, None
+    def _end_turn(self, history: _JobHistory, now: float) -> None:
+        turn, history.turn = history.turn, None
         if turn is not None:
-            took = min(turn.seconds, now - course.turn_began)  # arrays of one job may tell of the same ones
-            course.quanta = (*course.quanta, replace(turn, seconds=took))
+            took = min(turn.seconds, now - history.turn_began)  # arrays of one job may tell of the same ones
+            history.quanta = (*history.quanta, replace(turn, seconds=took))
             if isfinite(turn.lowest):
                 self._best = turn.lowest if self._best is None else min(self._best, turn.lowest)
-        course.turn_began = now
+        history.turn_began = now
 
 
-def _been_through(course: _Course) -> dict[str, Any]:
+def _been_through(history: _JobHistory) -> dict[str, Any]:
     """What the course of a job says of it, as fields of its view."""
-    return {"since": course.since, "quanta": course.quanta, "home": course.devices[0]}
+    return {"since": history.since, "quanta": history.quanta, "home": history.devices[0]}
 
 
 def _sharing(demand: Demand) -> int:

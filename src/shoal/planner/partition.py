@@ -12,8 +12,8 @@ from shoal.core.array import Array, FusionKey, Member
 from shoal.core.demand import Profile
 from shoal.core.device import Device
 from shoal.cost.estimate import TURN_SECONDS, best_size, fetching, fitting, fuse_seconds, seconds, step_seconds
-from shoal.planner.limit import Limit
 from shoal.planner.packing.prediction import makespan
+from shoal.planner.resource_limit import ResourceLimit
 
 __all__ = ["Profiles", "partition", "worth_mixing"]
 
@@ -40,7 +40,7 @@ def partition(
     busy: Mapping[str, float],
     alone: AbstractSet[int] = frozenset(),
     elastic: bool = True,
-    limits: Mapping[int, Limit] = MappingProxyType({}),
+    limits: Mapping[int, ResourceLimit] = MappingProxyType({}),
 ) -> list[Array]:
     """Cut the waiting members into arrays.
 
@@ -60,16 +60,16 @@ def partition(
         limits: number of a trial that ran out of memory -> what it is held to; such are fused with their like alone.
     """
     members: dict[tuple[FusionKey, int, int | None, int | None], list[Member]] = {}
-    costs = _Costs(profiles, devices)
+    costs = _ArrayCosts(profiles, devices)
     for member, key in waiting:
         number = member.trial.number
         own = number if number in alone or not costs.known(key) else None
         most = limits[number].most if number in limits else None
         members.setdefault((key, member.start, own, most), []).append(member)
-    groups = [_Group.of(key, group, costs, most) for (key, *_, most), group in members.items()]
+    groups = [_FusableGroup.of(key, group, costs, most) for (key, *_, most), group in members.items()]
     if elastic:
         apart = alone | limits.keys()
-        groups = _mixed(groups, lambda key, members: _Group.of(key, members, costs), apart)
+        groups = _mixed(groups, lambda key, members: _FusableGroup.of(key, members, costs), apart)
     order = {member.trial.number: position for position, (member, _) in enumerate(waiting)}
     loads = [busy.get(device.name, 0.0) for device in devices]
     idle = sum(device.name not in busy for device in devices)
@@ -100,7 +100,7 @@ _Epochs = tuple[int, ...]
 """That the members of an array train."""
 
 
-class _Costs:
+class _ArrayCosts:
     """What arrays cost; of those alike, of which there may be thousands, it is found once.
 
     Args:
@@ -151,7 +151,7 @@ class _Costs:
 
 
 @dataclass(frozen=True)
-class _Group:
+class _FusableGroup:
     """Members that could all be one array.
 
     Args:
@@ -163,11 +163,13 @@ class _Group:
 
     key: FusionKey
     members: tuple[Member, ...]
-    costs: _Costs
+    costs: _ArrayCosts
     largest: int
 
     @classmethod
-    def of(cls, key: FusionKey, members: Sequence[Member], costs: _Costs, most: int | None = None) -> "_Group":
+    def of(
+        cls, key: FusionKey, members: Sequence[Member], costs: _ArrayCosts, most: int | None = None
+    ) -> "_FusableGroup":
         """The group of these members; `most` limits its arrays further."""
         ordered = _ordered(members)
         return cls(key, ordered, costs, costs.largest(key, tuple([member.epochs for member in ordered]), most))
@@ -196,11 +198,13 @@ def _ordered(members: Sequence[Member]) -> tuple[Member, ...]:
 
 
 def _mixed(
-    groups: Sequence[_Group], make: Callable[[FusionKey, Sequence[Member]], _Group], alone: AbstractSet[int]
-) -> list[_Group]:
+    groups: Sequence[_FusableGroup],
+    make: Callable[[FusionKey, Sequence[Member]], _FusableGroup],
+    alone: AbstractSet[int],
+) -> list[_FusableGroup]:
     """The groups, those of one key joined to the largest of it where that pays."""
-    by_key: dict[FusionKey, _Group] = {}
-    others: list[_Group] = []
+    by_key: dict[FusionKey, _FusableGroup] = {}
+    others: list[_FusableGroup] = []
     for group in sorted(groups, key=lambda group: -len(group.members)):
         lead = by_key.get(group.key)
         if not group.costs.known(group.key) or any(member.trial.number in alone for member in group.members):
@@ -216,7 +220,7 @@ def _mixed(
     return [*by_key.values(), *others]
 
 
-def _pays(one: _Group, other: _Group, both: _Group) -> bool:
+def _pays(one: _FusableGroup, other: _FusableGroup, both: _FusableGroup) -> bool:
     """Whether an array of members of two groups is better than one of each."""
     first, second = (min(len(group.members), group.largest) for group in (one, other))
     fits = first + second <= both.largest
@@ -224,33 +228,33 @@ def _pays(one: _Group, other: _Group, both: _Group) -> bool:
 
 
 @dataclass(frozen=True)
-class _Cut:
+class _ArraySplit:
     """A group in a number of arrays, and how long each takes."""
 
-    group: _Group
+    group: _FusableGroup
     count: int
     seconds: list[float]
     longest: float
     total: float
 
     @classmethod
-    def of(cls, group: _Group, count: int) -> "_Cut":
+    def of(cls, group: _FusableGroup, count: int) -> "_ArraySplit":
         seconds = group.seconds(count)
         return cls(group, count, seconds, max(seconds), sum(seconds))
 
-    def finer(self) -> "_Cut | None":
+    def finer(self) -> "_ArraySplit | None":
         """The same with one array more, of very many with some more; None where that is impossible or does not pay."""
         if self.count == len(self.group.members):
             return None
         count = min(self.count + max(1, self.count // MANY), len(self.group.members))
-        finer, worth = _Cut.of(self.group, count), WORTHWHILE * (count - self.count) / count
+        finer, worth = _ArraySplit.of(self.group, count), WORTHWHILE * (count - self.count) / count
         return finer if fmean(finer.seconds) <= fmean(self.seconds) * (1 - worth) else None
 
 
-def _balanced(groups: Sequence[_Group], loads: Sequence[float], idle: int) -> list[list[Array]]:
+def _balanced(groups: Sequence[_FusableGroup], loads: Sequence[float], idle: int) -> list[list[Array]]:
     """Cut the groups until the devices are evenly loaded; of the cuts passed on the way, the one done first."""
     loads = sorted(loads)
-    cuts = [_Cut.of(group, group.fewest) for group in groups]
+    cuts = [_ArraySplit.of(group, group.fewest) for group in groups]
     best, best_makespan = list(cuts), _done(cuts, loads)
     open_indices = set(range(len(cuts)))
     while open_indices:
@@ -270,5 +274,5 @@ def _balanced(groups: Sequence[_Group], loads: Sequence[float], idle: int) -> li
     return [cut.group.cut(cut.count) for cut in best]
 
 
-def _done(cuts: Sequence[_Cut], loads: Sequence[float]) -> float:
+def _done(cuts: Sequence[_ArraySplit], loads: Sequence[float]) -> float:
     return makespan([length for cut in cuts for length in cut.seconds], loads)

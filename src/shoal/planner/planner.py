@@ -12,19 +12,19 @@ from shoal.core.demand import Demand
 from shoal.core.device import Cluster, Device
 from shoal.core.job import Job, Purpose
 from shoal.planner.admission import admitted
-from shoal.planner.carrying_out import feasible
 from shoal.planner.families import by_family, in_turns
+from shoal.planner.feasibility import feasible
+from shoal.planner.free_resources import FreeResources
 from shoal.planner.grouping import Grouping
 from shoal.planner.job_tracker import JobTracker, PreemptionRequest
-from shoal.planner.limit import Limit
 from shoal.planner.partition import Profiles, partition
-from shoal.planner.promises import promises
-from shoal.planner.room import Room
-from shoal.planner.turn import PROFILE_MEMBERS, Turn
+from shoal.planner.planning_context import PROFILE_MEMBERS, PlanningContext
+from shoal.planner.reservations import reservations
+from shoal.planner.resource_limit import ResourceLimit
 from shoal.schedule.action import Action, Resize, Resume, Start, Stop, Suspend
 from shoal.schedule.base import JobView, Policy
 from shoal.schedule.check import check_plan
-from shoal.schedule.turns import QUANTUM
+from shoal.schedule.time_sharing import QUANTUM
 
 __all__ = ["LEAST_SECONDS", "Placement", "Planner"]
 
@@ -126,7 +126,7 @@ class Planner:
         *,
         alone: AbstractSet[int] = frozenset(),
         unmeasurable: AbstractSet[tuple[FusionKey, str]] = frozenset(),
-        limits: Mapping[int, Limit] = MappingProxyType({}),
+        limits: Mapping[int, ResourceLimit] = MappingProxyType({}),
     ) -> Placement:
         """Decide what starts now.
 
@@ -147,31 +147,31 @@ class Planner:
             PolicyError: the policy returned an illegal plan.
         """
         together = PROFILE_MEMBERS if self._fuse else 1
-        turn = Turn(self._profiles, cluster, alone, unmeasurable, limits, together, self._done)
+        planning = PlanningContext(self._profiles, cluster, alone, unmeasurable, limits, together, self._done)
         waiting, suspended = self.tracker.look(waiting, now)
         self.tracker.end_turns(now, min(QUANTUM, now - self._asked) if now >= self.wake else QUANTUM)
         apart = alone | limits.keys()
-        looked_at, waiting = waiting, self._by_family(waiting, turn, unmeasurable, apart)
+        looked_at, waiting = waiting, self._by_family(waiting, planning, unmeasurable, apart)
         sampled = waiting
         if waiting is not looked_at:  # an array of a family is to be measured with members of each of its structures
             key_of = {member.trial.number: key for member, key in waiting}
             sampled = [(member, key_of[member.trial.number]) for member in in_turns(looked_at)]
-        samples = turn.samples(sampled, running)
+        samples = planning.samples(sampled, running)
         profiling = [(Job(self._new_id(), arrays, Purpose.PROFILE), device) for arrays, device in samples]
         held = [*running, *profiling]
         self.tracker.meet(held, now)
-        views = [self.tracker.running(turn.running_view(job, device, now, now), job, now) for job, device in held]
-        ready = [(member, key) for member, key in waiting if turn.ready(member, key)]
+        views = [self.tracker.running(planning.running_view(job, device, now, now), job, now) for job, device in held]
+        ready = [(member, key) for member, key in waiting if planning.ready(member, key)]
         groups: list[tuple[Array, ...]] = []
         if ready:
             busy = _busy(views)
             lone = alone if self._fuse else {member.trial.number for member, _ in ready}
-            arrays = partition(ready, self._profiles, turn.devices, busy, lone, self._elastic, limits)
-            groups = self._grouping.groups(arrays, self._profiles, turn.devices, busy, apart, self.tracker.group)
-        answer = self._ask(views, suspended, groups, turn, now)
+            arrays = partition(ready, self._profiles, planning.devices, busy, lone, self._elastic, limits)
+            groups = self._grouping.groups(arrays, self._profiles, planning.devices, busy, apart, self.tracker.group)
+        answer = self._ask(views, suspended, groups, planning, now)
         joins: Mapping[str, tuple[Array, ...]] = {}
         if self._elastic and answer.refused:
-            joins = self._joins([array for array, _ in answer.refused], held, answer, turn, apart)
+            joins = self._joins([array for array, _ in answer.refused], held, answer, planning, apart)
         joining = {member.trial.number for arrays in joins.values() for array in arrays for member in array.members}
         refusals = {
             member.trial.number: reason
@@ -180,26 +180,28 @@ class Planner:
             if member.trial.number not in joining
         }
         if len(ready) < len(waiting):
-            unready = [(member, key) for member, key in waiting if not turn.ready(member, key)]
-            why = {key: turn.reason(key, held) for key in dict.fromkeys(key for _, key in unready)}
+            unready = [(member, key) for member, key in waiting if not planning.ready(member, key)]
+            why = {key: planning.reason(key, held) for key in dict.fromkeys(key for _, key in unready)}
             refusals |= {member.trial.number: why[key] for member, key in unready}
         self._asked, self.wake = now, answer.wake
         reasons = {**refusals, **answer.later}
-        return Placement((*profiling, *answer.placed), reasons, joins, answer.leaves, promises(running, joins, turn))
+        return Placement(
+            (*profiling, *answer.placed), reasons, joins, answer.leaves, reservations(running, joins, planning)
+        )
 
     def _by_family(
         self,
         waiting: Sequence[tuple[Member, FusionKey]],
-        turn: Turn,
+        planning: PlanningContext,
         unmeasurable: AbstractSet[tuple[FusionKey, str]],
         apart: AbstractSet[int],
     ) -> Sequence[tuple[Member, FusionKey]]:
         """What waits, trials with the key of their family where one partially fused array of them is faster."""
         if not self._fuse:
             return waiting
-        kinds = {device.kind for device in turn.devices}
-        pace = partial(self._grouping.pace, kinds=kinds)
-        return by_family(waiting, self._profiles, kinds, unmeasurable, apart, pace)
+        kinds = {device.kind for device in planning.devices}
+        pack_speed = partial(self._grouping.pack_speed, kinds=kinds)
+        return by_family(waiting, self._profiles, kinds, unmeasurable, apart, pack_speed)
 
     @property
     def sleeps(self) -> bool:
@@ -215,12 +217,12 @@ class Planner:
         arrays: Sequence[Array],
         held: Sequence[tuple[Job, Device]],
         answer: _Answer,
-        turn: Turn,
+        planning: PlanningContext,
         alone: AbstractSet[int],
     ) -> dict[str, tuple[Array, ...]]:
         """Who of the arrays that found no device joins which job; nobody one that is to leave its device."""
-        everyone = [(device, turn.held(job, device)) for job, device in (*held, *answer.placed)]
-        free = Room(turn.cluster, everyone)
+        everyone = [(device, planning.held(job, device)) for job, device in (*held, *answer.placed)]
+        free = FreeResources(planning.cluster, everyone)
         held = [(job, device) for job, device in held if device.name in free]  # not on one that is gone
         held = [(job, device) for job, device in held if job.id not in self.tracker.leaving]
         return admitted(arrays, held, free, self._profiles, self._grouping, alone, self._fuse)
@@ -230,23 +232,23 @@ class Planner:
         running: Sequence[JobView],
         suspended: Sequence[Job],
         groups: Sequence[tuple[Array, ...]],
-        turn: Turn,
+        planning: PlanningContext,
         now: float,
     ) -> _Answer:
         """Let the policy decide; only groups that start become jobs, so that only they use up an id."""
         candidates = {f"waiting-{index}": group for index, group in enumerate(groups)}
-        known = [*running, *(self.tracker.off(job, turn.demands(job.arrays)) for job in suspended)]
+        known = [*running, *(self.tracker.off(job, planning.demands(job.arrays)) for job in suspended)]
         views = [
             *self.tracker.in_order(known),
-            *(self.tracker.waiting(name, turn.demands(group), group, now) for name, group in candidates.items()),
+            *(self.tracker.waiting(name, planning.demands(group), group, now) for name, group in candidates.items()),
         ]
         candidates |= {job.id: job.arrays for job in suspended}
-        plan = self._policy.plan(views, turn.cluster, now)
-        check_plan(plan, views, turn.cluster, now)
-        doable = feasible(plan, views, turn.cluster, self.tracker.leaving)
+        plan = self._policy.plan(views, planning.cluster, now)
+        check_plan(plan, views, planning.cluster, now)
+        doable = feasible(plan, views, planning.cluster, self.tracker.leaving)
         answer = _Answer(wake=inf if plan.wake is None else plan.wake)
         for action in doable.actions:
-            self._act(action, candidates, turn, answer, now)
+            self._act(action, candidates, planning, answer, now)
         reasons = {refusal.job: refusal.reason for refusal in plan.refusals} | doable.later
         for name, reason in reasons.items():
             arrays = candidates.get(name, ())  # of a job that is still on its device nobody waits
@@ -257,16 +259,21 @@ class Planner:
         return answer
 
     def _act(
-        self, action: Action, candidates: Mapping[str, tuple[Array, ...]], turn: Turn, answer: _Answer, now: float
+        self,
+        action: Action,
+        candidates: Mapping[str, tuple[Array, ...]],
+        planning: PlanningContext,
+        answer: _Answer,
+        now: float,
     ) -> None:
         """Do one action, as far as it is not the engine's to do."""
         match action:
             case Start() | Resume():
-                device = turn.cluster.device(action.devices[0])
+                device = planning.cluster.device(action.devices[0])
                 arrays = candidates[action.job]
                 known = tuple(replace(x, profile=self._profiles(x.key, device.kind)) for x in arrays)
                 resumes = action.job if isinstance(action, Resume) else ""
-                demand = turn.demand(arrays, device, action.share)
+                demand = planning.demand(arrays, device, action.share)
                 job = Job(self._new_id(), known, demand=demand, resumes=resumes, helpers=action.devices[1:])
                 self.tracker.begin(job, action.devices, action.share, now)
                 answer.placed.append((job, device))

@@ -8,11 +8,11 @@ from shoal.schedule.best_fit import BestFit
 from shoal.schedule.check import check_plan
 from shoal.schedule.convergence import Convergence
 from shoal.schedule.exact import Exact
+from shoal.schedule.expected_finish import ExpectedFinish
 from shoal.schedule.fifo import Fifo
 from shoal.schedule.knapsack import FF, FFD, WF, WFD, Knapsack
 from shoal.schedule.ledger import Ledger, begin
 from shoal.schedule.oversubscription import OversubscriptionTuner
-from shoal.schedule.promise import Promise
 from shoal.schedule.registry import POLICIES, make_policy
 from shoal.schedule.round_robin import RoundRobin
 from shoal.schedule.shortest_first import ShortestFirst
@@ -32,6 +32,7 @@ __all__ = [
     "Changes",
     "Convergence",
     "Exact",
+    "ExpectedFinish",
     "Fifo",
     "JobState",
     "JobView",
@@ -40,7 +41,6 @@ __all__ = [
     "OversubscriptionTuner",
     "Plan",
     "Policy",
-    "Promise",
     "Refusal",
     "Resize",
     "Resume",

@@ -8,12 +8,12 @@ from shoal.core.device import Cluster
 from shoal.core.errors import PolicyError
 from shoal.schedule.action import JobState, Plan
 from shoal.schedule.base import Changes, JobView, Policy, Session
+from shoal.schedule.bin_packing import DeviceOrder, JobOrder
+from shoal.schedule.expected_finish import ExpectedFinish
 from shoal.schedule.knapsack import WFD, Knapsack
 from shoal.schedule.ledger import ROUNDING
-from shoal.schedule.outlook import Outlook, outlook
-from shoal.schedule.packing import DeviceOrder, JobOrder
-from shoal.schedule.promise import Promise
-from shoal.schedule.sharing import Sharing
+from shoal.schedule.plan_estimate import PlanEstimate, plan_estimate
+from shoal.schedule.space_sharing import SpaceSharing
 from shoal.schedule.water_filling import WaterFilling
 
 __all__ = ["OBJECTIVES", "Auto", "check_objective"]
@@ -46,15 +46,15 @@ def check_objective(objective: str) -> None:
 class Auto(Policy):
     """Asks a policy for each way of dividing devices, and takes the plan that is expected to do best by the objective.
 
-    1. Sharing (HyperSack): jobs side by side, see `Sharing`. It moves nobody, and always is a candidate.
+    1. Sharing (HyperSack): jobs side by side, see `SpaceSharing`. It moves nobody, and always is a candidate.
     2. Growing (Fluid): if there are jobs of which more is known than what they ask for, the widths of `WaterFilling`.
     3. Taking turns (Hermes): if the objective is the time to a target, jobs wait, and the mean wait is longer than what
        a switch costs, the time-sharing policy. Which trial is worth going on with shows in its losses, of which an
-       outlook knows nothing; so turns need only keep the devices as busy as the better of the other two does.
+       estimate knows nothing; so turns need only keep the devices as busy as the better of the other two does.
 
-    What a plan is worth is the `Outlook` on it, from measured demands, scalings and costs of moving, time to a target
-    being judged by mean completion. A plan that moves jobs has to be better by more than these costs: of equals the
-    first is taken.
+    What a plan is worth is the `PlanEstimate` on it, from measured demands, scalings and costs of moving, time to a
+    target being judged by mean completion. A plan that moves jobs has to be better by more than these costs: of equals
+    the first is taken.
 
     Live, a job whose sharing was not seen yet scales as far as its measured demand leaves room for others of its kind
     on a device, and not beyond one. Sharing goes by that as well, and may promise more than a device has. With more
@@ -73,7 +73,7 @@ class Auto(Policy):
     """
 
     objective: str = "makespan"
-    turns: Policy | None = field(default_factory=Promise)
+    turns: Policy | None = field(default_factory=ExpectedFinish)
 
     def __post_init__(self) -> None:
         check_objective(self.objective)
@@ -82,20 +82,20 @@ class Auto(Policy):
         """Decide what to do at `now` (seconds)."""
         if self.is_large(len(jobs), cluster):
             return self.at_large.plan(jobs, cluster, now)
-        best = Sharing(largest_first=self.objective == "makespan").plan(jobs, cluster, now)
+        best = SpaceSharing(largest_first=self.objective == "makespan").plan(jobs, cluster, now)
         turns = self._turns(jobs)
         grows = any(map(_scales, jobs))
         if not grows and turns is None:
             return best
-        expected = outlook(best, jobs, cluster)
+        expected = plan_estimate(best, jobs, cluster)
         if grows:
             grown = WaterFilling().plan(jobs, cluster, now)
-            instead = outlook(grown, jobs, cluster)
+            instead = plan_estimate(grown, jobs, cluster)
             if self._value(instead) < self._value(expected):
                 best, expected = grown, instead
         if turns is not None and expected.wait > max(job.switch_seconds for job in jobs):
             turned = turns.plan(jobs, cluster, now)
-            if outlook(turned, jobs, cluster).rate >= expected.rate * (1 - ROUNDING):
+            if plan_estimate(turned, jobs, cluster).rate >= expected.rate * (1 - ROUNDING):
                 best = turned
         return best
 
@@ -119,7 +119,7 @@ class Auto(Policy):
             return None
         return self.turns
 
-    def _value(self, expected: Outlook) -> tuple[float, float]:
+    def _value(self, expected: PlanEstimate) -> tuple[float, float]:
         """The less the better; the second decides between equals."""
         if self.objective == "makespan":
             return expected.makespan, expected.mean_completion

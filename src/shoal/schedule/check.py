@@ -9,7 +9,7 @@ from shoal.core.errors import PolicyError
 from shoal.schedule.action import Action, JobState, Plan, Resize, Resume, Start, Stop, Suspend
 from shoal.schedule.base import JobView
 
-__all__ = ["Held", "Places", "check_plan"]
+__all__ = ["HeldResources", "Places", "check_plan"]
 
 _ROUNDING = 1e-6
 
@@ -42,7 +42,7 @@ def check_plan(plan: Plan, jobs: Sequence[JobView], cluster: Cluster, now: float
     """
     state = {job.id: job for job in jobs}
     places = cluster.places
-    held = Held(jobs, places)
+    held = HeldResources(jobs, places)
     for action in plan.actions:
         job = state.get(action.job)
         if job is None:
@@ -101,7 +101,7 @@ def _check_device(action: Action, name: str, job: JobView, places: Places) -> No
         raise PolicyError(f"{action}: the job cannot run on {device.kind}, only on {', '.join(job.demand)}")
 
 
-class Held:
+class HeldResources:
     """Which jobs hold which devices, and the sums of what they take."""
 
     def __init__(self, jobs: Sequence[JobView], places: Places) -> None:

@@ -10,7 +10,7 @@ from shoal.core.event import TurnStats
 from shoal.schedule.action import JobState, Refusal
 from shoal.schedule.base import JobView
 from shoal.schedule.ledger import Ledger
-from shoal.schedule.turns import TimeSharing, holds
+from shoal.schedule.time_sharing import TimeSharing, holds
 
 __all__ = ["Convergence", "convergence"]
 

@@ -5,14 +5,14 @@ from math import floor
 
 from shoal.schedule.action import JobState
 from shoal.schedule.base import JobView
-from shoal.schedule.layout import ROUNDING, Layout, Place
+from shoal.schedule.device_strips import ROUNDING, DeviceStrips, StripPlacement
 from shoal.schedule.static_fluid import due_widths, fill_up, lay
 
 __all__ = ["resize", "share_out"]
 
 
 def resize(
-    layout: Layout,
+    layout: DeviceStrips,
     movable: Sequence[JobView],
     waiting: Sequence[JobView],
     seconds: Mapping[str, float],
@@ -50,11 +50,11 @@ def resize(
         _restore(layout, job, before[job.id])
 
 
-def _narrow(layout: Layout, job: JobView, width: float) -> bool:
+def _narrow(layout: DeviceStrips, job: JobView, width: float) -> bool:
     old = layout.places[job.id]
     if not width < old.width - ROUNDING:
         return False
-    new = Place(old.devices[: max(1, floor(width))], width)
+    new = StripPlacement(old.devices[: max(1, floor(width))], width)
     layout.lift(job)
     saves = layout.fits(job, new) and (
         new.width * (layout.seconds(job, new) + _cost(job)) < old.width * layout.seconds(job, old)
@@ -63,7 +63,7 @@ def _narrow(layout: Layout, job: JobView, width: float) -> bool:
     return saves
 
 
-def _grow(layout: Layout, job: JobView, width: float) -> None:
+def _grow(layout: DeviceStrips, job: JobView, width: float) -> None:
     old = layout.places[job.id]
     if width < 1 or width <= old.width + ROUNDING:
         return
@@ -73,15 +73,15 @@ def _grow(layout: Layout, job: JobView, width: float) -> None:
     layout.put(job, new if new is not None and gains else old)
 
 
-def _restore(layout: Layout, job: JobView, before: Place) -> None:
+def _restore(layout: DeviceStrips, job: JobView, before: StripPlacement) -> None:
     now = layout.lift(job)
     idle = set(layout.idle())
     left = tuple(name for name in before.devices if name in idle)
-    candidates = (before, Place(left, float(len(left))), now)
+    candidates = (before, StripPlacement(left, float(len(left))), now)
     layout.put(job, next(place for place in candidates if place.devices and layout.fits(job, place)))
 
 
-def share_out(layout: Layout, movable: Mapping[str, JobView], before: Mapping[str, Place]) -> None:
+def share_out(layout: DeviceStrips, movable: Mapping[str, JobView], before: Mapping[str, StripPlacement]) -> None:
     """Divide what is left of every shared device equally among the jobs there, where that is worth what it costs.
 
     Args:
@@ -97,15 +97,15 @@ def share_out(layout: Layout, movable: Mapping[str, JobView], before: Mapping[st
         gaining = [job for job in here if _widened_gains(layout, job, free / len(here), before.get(job.id))]
         for job in gaining:
             place = layout.places[job.id]
-            layout.move(job, Place(place.devices, min(1.0, place.width + free / len(gaining))))
+            layout.move(job, StripPlacement(place.devices, min(1.0, place.width + free / len(gaining))))
 
 
-def _widened_gains(layout: Layout, job: JobView, extra: float, before: Place | None) -> bool:
+def _widened_gains(layout: DeviceStrips, job: JobView, extra: float, before: StripPlacement | None) -> bool:
     """Whether so much more of its device is worth a resize; a job that is begun or resized anyway pays nothing more."""
     place = layout.places[job.id]
     if before is None or not place.same(before):
         return True
-    wider = Place(place.devices, min(1.0, place.width + extra))
+    wider = StripPlacement(place.devices, min(1.0, place.width + extra))
     return layout.seconds(job, wider) + _cost(job) < layout.seconds(job, place)
 
 

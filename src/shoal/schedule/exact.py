@@ -17,7 +17,7 @@ from shoal.core.errors import PolicyError
 from shoal.schedule.action import JobState, Plan, Resume, Start
 from shoal.schedule.base import JobView, Policy
 from shoal.schedule.knapsack import WFD
-from shoal.schedule.ledger import Ledger, Room, begin
+from shoal.schedule.ledger import Capacity, Ledger, begin
 from shoal.schedule.refusals import Refusals
 
 __all__ = ["Exact"]
@@ -154,7 +154,7 @@ class _Pair(NamedTuple):
     """A demand, a device that has room for it, what it asks there, and how many jobs ask for it."""
 
     asked: _Asked
-    room: Room
+    room: Capacity
     ask: Demand
     most: int
 

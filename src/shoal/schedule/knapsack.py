@@ -7,7 +7,7 @@ from typing import ClassVar, final
 from shoal.core.device import Cluster
 from shoal.schedule.action import JobState, Plan, Resume, Start
 from shoal.schedule.base import Changes, JobView, Policy, Session
-from shoal.schedule.packing import Charge, DeviceOrder, JobOrder, Numbered, Packing, Placed
+from shoal.schedule.bin_packing import BinPacking, Charge, DeviceOrder, JobOrder, Numbered, Placed
 from shoal.schedule.refusals import Refusals
 
 __all__ = ["FF", "FFD", "WF", "WFD", "Knapsack"]
@@ -40,9 +40,9 @@ class Knapsack(Policy):
         """Begin with a cluster and no jobs; a decision after one event costs far less than `plan`."""
         return _KnapsackSession(self, cluster)
 
-    def packing(self, cluster: Cluster) -> Packing:
+    def packing(self, cluster: Cluster) -> BinPacking:
         """Books of a cluster without jobs, kept in this policy's order."""
-        return Packing(cluster, self.jobs, self.devices, exclusive=self.exclusive)
+        return BinPacking(cluster, self.jobs, self.devices, exclusive=self.exclusive)
 
     def answer(
         self, placed: Iterable[Placed], waiting: int, jobs: Callable[[], Sequence[JobView]], cluster: Cluster

@@ -7,14 +7,14 @@ from shoal.core.device import Cluster, Device, Node
 from shoal.schedule.action import JobState, Refusal, Resume, Start
 from shoal.schedule.base import JobView
 
-__all__ = ["ROUNDING", "Ledger", "Room", "begin", "bytes_text", "no_device"]
+__all__ = ["ROUNDING", "Capacity", "Ledger", "begin", "bytes_text", "no_device"]
 
 ROUNDING = 1e-9
 """Fractions of compute and of cores that sum to the limit may exceed it by this."""
 
 
 @dataclass(eq=False)
-class Room:
+class Capacity:
     """What is left of one healthy device.
 
     Args:
@@ -48,7 +48,7 @@ class Ledger:
     def __init__(self, cluster: Cluster, jobs: Sequence[JobView], *, exclusive: bool = False) -> None:
         self.exclusive = exclusive
         self.rooms = tuple(
-            Room(device, node, position, compute=device.capacity, memory=device.memory)
+            Capacity(device, node, position, compute=device.capacity, memory=device.memory)
             for position, (node, device) in enumerate(cluster)
             if device.healthy
         )
@@ -63,7 +63,7 @@ class Ledger:
                     node, device = cluster.places[name]
                     self._cores[node.name] -= job.demand[device.kind].cores
 
-    def fits(self, job: JobView, room: Room) -> bool:
+    def fits(self, job: JobView, room: Capacity) -> bool:
         """Whether the job can start there now."""
         demand = job.demand.get(room.device.kind)
         return (
@@ -74,11 +74,11 @@ class Ledger:
             and demand.cores <= self._cores[room.node.name] + ROUNDING
         )
 
-    def take(self, job: JobView, room: Room) -> None:
+    def take(self, job: JobView, room: Capacity) -> None:
         """Place a waiting job on a device."""
         self.charge(replace(job, devices=(room.device.name,)), room)
 
-    def charge(self, job: JobView, room: Room) -> None:
+    def charge(self, job: JobView, room: Capacity) -> None:
         """Charge a device that the job holds, and its node, with what it takes there."""
         demand = job.demand[room.device.kind]
         room.compute -= job.compute(room.device)
@@ -114,17 +114,17 @@ class Ledger:
             return _wait_for(possible, len(self.rooms))
         return self._shortage(job, max(open_rooms, key=lambda room: room.memory))
 
-    def _closed(self, room: Room) -> bool:
+    def _closed(self, room: Capacity) -> bool:
         """Whether those who hold it let no other in."""
         return room.whole or (self.exclusive and room.jobs > 0)
 
-    def _busy(self, job: JobView, room: Room) -> bool:
+    def _busy(self, job: JobView, room: Capacity) -> bool:
         """Whether its compute, or its one place, is taken."""
         if self._closed(room):
             return True
         return job.demand[room.device.kind].compute > room.compute + ROUNDING
 
-    def _shortage(self, job: JobView, room: Room) -> str:
+    def _shortage(self, job: JobView, room: Capacity) -> str:
         demand = job.demand[room.device.kind]
         if demand.memory > room.memory:
             free_memory, note = bytes_text(max(0, room.memory)), room.device.note
@@ -134,7 +134,7 @@ class Ledger:
         return f"needs {demand.cores:.3g} CPU cores, node {room.node.name} has {free:.3g} free"
 
 
-def begin(job: JobView, room: Room) -> Start | Resume:
+def begin(job: JobView, room: Capacity) -> Start | Resume:
     """Start or resume a job, as it needs, on a device."""
     kind = Resume if job.state is JobState.SUSPENDED else Start
     return kind(job.id, (room.device.name,))
@@ -146,7 +146,7 @@ def no_device(cluster: Cluster) -> str:
     return f"no healthy device: {notes}" if notes else "no healthy device"
 
 
-def _excess(job: JobView, room: Room) -> str:
+def _excess(job: JobView, room: Capacity) -> str:
     """What the job asks beyond the whole of a device and its node; empty when it would fit there alone."""
     demand, device, node = job.demand[room.device.kind], room.device, room.node
     if demand.memory > device.memory:
@@ -158,7 +158,7 @@ def _excess(job: JobView, room: Room) -> str:
     return ""
 
 
-def _wait_for(possible: Sequence[Room], healthy: int) -> str:
+def _wait_for(possible: Sequence[Capacity], healthy: int) -> str:
     if len(possible) == 1:
         return f"waits for a free device: {possible[0].device.name} is busy"
     which = f"all {len(possible)}" if len(possible) == healthy else f"all {len(possible)} that can hold it"

@@ -9,9 +9,9 @@ from shoal.schedule.base import Policy
 from shoal.schedule.best_fit import BestFit
 from shoal.schedule.convergence import Convergence
 from shoal.schedule.exact import Exact
+from shoal.schedule.expected_finish import ExpectedFinish
 from shoal.schedule.fifo import Fifo
 from shoal.schedule.knapsack import FF, FFD, WF, WFD
-from shoal.schedule.promise import Promise
 from shoal.schedule.round_robin import RoundRobin
 from shoal.schedule.shortest_first import ShortestFirst
 from shoal.schedule.slaq import Slaq
@@ -27,7 +27,7 @@ POLICIES: Mapping[str, type[Policy]] = {
     "ff": FF,
     "ffd": FFD,
     "fifo": Fifo,
-    "promise": Promise,
+    "promise": ExpectedFinish,
     "round_robin": RoundRobin,
     "shortest_first": ShortestFirst,
     "slaq": Slaq,

@@ -6,7 +6,7 @@ from math import inf
 from typing import final
 
 from shoal.schedule.base import JobView
-from shoal.schedule.turns import TimeSharing
+from shoal.schedule.time_sharing import TimeSharing
 
 __all__ = ["RoundRobin"]
 

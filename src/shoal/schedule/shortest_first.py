@@ -2,8 +2,8 @@
 
 from typing import final
 
+from shoal.schedule.bin_packing import DeviceOrder, JobOrder
 from shoal.schedule.knapsack import Knapsack
-from shoal.schedule.packing import DeviceOrder, JobOrder
 
 __all__ = ["ShortestFirst"]
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import final
 
 from shoal.schedule.base import JobView
-from shoal.schedule.turns import TimeSharing
+from shoal.schedule.time_sharing import TimeSharing
 
 __all__ = ["Slaq"]
 

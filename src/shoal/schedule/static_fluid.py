@@ -6,7 +6,7 @@ from math import floor
 
 from shoal.cost.scaling import Scaling
 from shoal.schedule.base import JobView
-from shoal.schedule.layout import ROUNDING, Layout, Place
+from shoal.schedule.device_strips import ROUNDING, DeviceStrips, StripPlacement
 
 __all__ = ["due_widths", "fill_up", "lay"]
 
@@ -59,7 +59,9 @@ def fill_up(
     return found
 
 
-def lay(layout: Layout, jobs: Sequence[JobView], widths: Mapping[str, float], seconds: Mapping[str, float]) -> None:
+def lay(
+    layout: DeviceStrips, jobs: Sequence[JobView], widths: Mapping[str, float], seconds: Mapping[str, float]
+) -> None:
     """Place jobs in non-increasing width, the longer of equals first, on the least loaded devices.
 
     A job gets fewer devices than it is due where there are not as many, and a part of one, at least 1/c, where none is
@@ -77,7 +79,7 @@ def lay(layout: Layout, jobs: Sequence[JobView], widths: Mapping[str, float], se
             layout.put(job, place)
 
 
-def _place(layout: Layout, job: JobView, width: float) -> Place | None:
+def _place(layout: DeviceStrips, job: JobView, width: float) -> StripPlacement | None:
     if width >= 1 and (place := layout.whole(job, int(width))) is not None:
         return place
     if job.scaling.sharing == 1:

@@ -7,8 +7,8 @@ from typing import final
 from shoal.core.device import Cluster, Device, Node
 from shoal.schedule.action import Action, JobState, Plan, Resize, Resume, Start
 from shoal.schedule.base import JobView, Policy
+from shoal.schedule.device_strips import ROUNDING, DeviceStrips
 from shoal.schedule.dynamic_fluid import resize, share_out
-from shoal.schedule.layout import ROUNDING, Layout
 from shoal.schedule.refusals import Refusals
 from shoal.schedule.static_fluid import due_widths, lay
 
@@ -36,7 +36,7 @@ class WaterFilling(Policy):
 
     def plan(self, jobs: Sequence[JobView], cluster: Cluster, now: float) -> Plan:
         """Decide what to do at `now` (seconds)."""
-        layout = Layout(cluster, jobs)
+        layout = DeviceStrips(cluster, jobs)
         before = dict(layout.places)
         usable = {job.id: _usable(job, cluster) for job in jobs}
         seconds = {
@@ -57,7 +57,7 @@ class WaterFilling(Policy):
             names = dict.fromkeys(device.name for job in (*movable, *left) for device in usable[job.id])
             resize(layout, movable, left, seconds, _devices(layout, movable, names))
         share_out(layout, {job.id: job for job in jobs if job.id in layout.places and _may_move(job, layout)}, before)
-        actions = tuple(_actions(jobs, Layout(cluster, jobs), layout))
+        actions = tuple(_actions(jobs, DeviceStrips(cluster, jobs), layout))
         return Plan(actions, _refusals(jobs, actions, cluster))
 
 
@@ -92,13 +92,13 @@ def _groups(jobs: Sequence[JobView]) -> list[list[JobView]]:
     return list(groups.values())
 
 
-def _may_move(job: JobView, layout: Layout) -> bool:
+def _may_move(job: JobView, layout: DeviceStrips) -> bool:
     if job.state is not JobState.RUNNING:
         return True
     return job.preemptible and all(name in layout.devices for name in job.devices)
 
 
-def _devices(layout: Layout, movable: Sequence[JobView], names: Iterable[str]) -> float:
+def _devices(layout: DeviceStrips, movable: Sequence[JobView], names: Iterable[str]) -> float:
     """How many of these devices are not taken by jobs that may not be moved."""
     free = {name: layout.free(name) for name in names}
     for job in movable:
@@ -109,7 +109,7 @@ def _devices(layout: Layout, movable: Sequence[JobView], names: Iterable[str]) -
     return sum(free.values())
 
 
-def _actions(jobs: Sequence[JobView], now: Layout, then: Layout) -> Iterator[Action]:
+def _actions(jobs: Sequence[JobView], now: DeviceStrips, then: DeviceStrips) -> Iterator[Action]:
     """What leads from one layout to the other, in an order in which every place is free when it is taken.
 
     Jobs only ever go to what others have left, so there is such an order.

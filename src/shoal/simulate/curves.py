@@ -12,7 +12,7 @@ from shoal.core.errors import ScenarioError
 from shoal.core.trial import Trial, derive_seed
 from shoal.simulate.reader import reading
 
-__all__ = ["Curves", "Decay", "RealCurves", "Task", "read_task"]
+__all__ = ["CurveSet", "Curves", "Decay", "RealCurves", "read_task"]
 
 CURVES_FILE = "taskset_curves_8.npz"
 STEPS = 10
@@ -64,7 +64,7 @@ class RealCurves(Curves):
         ScenarioError: there are not so many curves that reach the target, or that do not.
     """
 
-    def __init__(self, task: "Task", seed: int, trials: int | None = None, good: int | None = None) -> None:
+    def __init__(self, task: "CurveSet", seed: int, trials: int | None = None, good: int | None = None) -> None:
         self.target, self._task, self._seed = task.target, task, seed
         self._bin: list[int] = []
         if good is not None:
@@ -91,7 +91,7 @@ class RealCurves(Curves):
 
 
 @dataclass(frozen=True)
-class Task:
+class CurveSet:
     """The usable training curves of a task, and the loss that is 90 % of the best reduction away from the start.
 
     Args:
@@ -103,7 +103,7 @@ class Task:
     target: float
 
     @classmethod
-    def of(cls, curves: Sequence[Sequence[float]]) -> "Task":
+    def of(cls, curves: Sequence[Sequence[float]]) -> "CurveSet":
         """From curves that are usable."""
         minima = sorted(min(curve) for curve in curves)
         best = minima[round(0.01 * (len(minima) - 1))]
@@ -111,7 +111,7 @@ class Task:
         return cls(curves, start - 0.9 * (start - best))
 
 
-def read_task(data: Path, number: int) -> Task:
+def read_task(data: Path, number: int) -> CurveSet:
     """A task of TaskSet, of `taskset_curves_8.npz`.
 
     Raises:
@@ -126,4 +126,4 @@ def read_task(data: Path, number: int) -> Task:
         raise ScenarioError(f"{path} has the tasks 0 to {len(train) - 1}, not {number}")
     curves = train[number].astype(float)
     usable = np.isfinite(curves).all(axis=1) & (curves[:, 0] < 10) & (np.nan_to_num(curves, nan=np.inf) < 5).all(axis=1)
-    return Task.of(curves[usable].tolist())
+    return CurveSet.of(curves[usable].tolist())

@@ -9,7 +9,7 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from shoal.core.errors import ScenarioError, ShoalError
-from shoal.toml_file import Place, hint, unknown
+from shoal.toml_file import TomlLocation, hint, unknown
 
 __all__ = ["Limits", "Table", "read_toml", "reading"]
 
@@ -32,7 +32,7 @@ class Table:
     be, tuples of such (lists that are not empty; one value will do), mappings from any keys, Tables, and unions.
     """
 
-    place: Place = field(repr=False, compare=False)
+    place: TomlLocation = field(repr=False, compare=False)
 
     def error(self, key: str, fault: str) -> ShoalError:
         """That something is wrong with the value of a key."""
@@ -48,12 +48,12 @@ def read_toml(path: Path, kind: type[_T]) -> _T:
     Raises:
         ScenarioError: it cannot be read, says something that is not valid, or extends a file that extends another.
     """
-    place = Place.of(path, ScenarioError)
+    place = TomlLocation.of(path, ScenarioError)
     if (name := place.content.get("extends")) is not None:
         at = place / "extends"
         beside = path.parent / _read(str, name, at)
         try:
-            other = Place.of(beside, ScenarioError)
+            other = TomlLocation.of(beside, ScenarioError)
         except ScenarioError as error:
             raise at.error(str(error)) from error
         if "extends" in other.content:
@@ -78,7 +78,7 @@ def reading(path: Path) -> Iterator[None]:
         raise ScenarioError(f"{path} is not the table that it should be: {type(error).__name__}: {error}") from error
 
 
-def _table(kind: type[_T], content: Mapping[str, Any], place: Place) -> _T:
+def _table(kind: type[_T], content: Mapping[str, Any], place: TomlLocation) -> _T:
     keys = {each.name: each for each in fields(kind) if each.name != "place"}
     types = get_type_hints(kind, include_extras=True)
     for key in content:
@@ -90,7 +90,7 @@ def _table(kind: type[_T], content: Mapping[str, Any], place: Place) -> _T:
     return kind(place=place, **{key: _read(types[key], value, place / key) for key, value in content.items()})
 
 
-def _read(kind: Any, value: Any, place: Place) -> Any:
+def _read(kind: Any, value: Any, place: TomlLocation) -> Any:
     """A value as what it should be, a type or a union of some."""
     union = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
     options = [option for option in union if option is not NoneType]

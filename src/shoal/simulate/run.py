@@ -26,8 +26,8 @@ from shoal.planner.planner import LEAST_SECONDS
 from shoal.schedule.action import Plan
 from shoal.schedule.base import JobView, Policy
 from shoal.schedule.oversubscription import OversubscriptionTuner
-from shoal.simulate.outcome import Interval, Outcome
-from shoal.simulate.search import Searches
+from shoal.simulate.result import Interval, SimulationResult
+from shoal.simulate.workload import SimulatedWorkload
 from shoal.study.actuation import carry_out
 from shoal.study.core import StudyCore
 from shoal.study.devices import DevicesSeen, DeviceTracker
@@ -82,7 +82,7 @@ class Simulation:
 
     def __init__(
         self,
-        searches: Searches,
+        searches: SimulatedWorkload,
         cluster: Cluster,
         policy: Policy,
         slowdown: SlowDown,
@@ -96,9 +96,9 @@ class Simulation:
         tick: float = 0.0,
     ) -> None:
         directory = Path("simulated")
-        workplace = WorkerContext(directory, b"", checkpoint_seconds=checkpoint_seconds)
-        self._world = Virtual(workplace, searches, beat_seconds=inf, slowdown=slowdown, tick=tick)
-        self._searches, self._policy = searches, _Timed(policy)
+        worker_context = WorkerContext(directory, b"", checkpoint_seconds=checkpoint_seconds)
+        self._world = Virtual(worker_context, searches, beat_seconds=inf, slowdown=slowdown, tick=tick)
+        self._searches, self._policy = searches, _TimedPolicy(policy)
         self._events = deque(sorted(events, key=lambda event: event.at))
         self._arrivals = deque(sorted({at for source in searches.sources for at in source.arrivals}))
         self._tuner = tuner or OversubscriptionTuner(kinds=())
@@ -127,9 +127,9 @@ class Simulation:
         self._lost: dict[str, Condition] = {}
         self._stretches: dict[int, str] = {}  # of the trials that are being trained or wait for that, by number
         self._running: dict[str, tuple[command.JobStarted, float]] = {}
-        self._outcome = Outcome(clusters=[(0.0, cluster)])
+        self._outcome = SimulationResult(clusters=[(0.0, cluster)])
 
-    def run(self) -> Outcome:
+    def run(self) -> SimulationResult:
         """Go on until all is decided, or nothing more can happen.
 
         Raises:
@@ -205,7 +205,7 @@ class Simulation:
         """Keep what a step records, as far as the outcome tells of it."""
         outcome = self._outcome
         match record:
-            case command.Asked():
+            case command.GroupsProposed():
                 for trial in (trial for group in record.groups for trial in group.trials):
                     name = self._searches.label(trial.number)
                     if name in outcome.arrivals:
@@ -246,7 +246,7 @@ class Simulation:
             self._outcome.intervals.append(Interval(label, len(members), device, began, now, compute))
 
 
-class _Timed(Policy):
+class _TimedPolicy(Policy):
     """A policy, and what it takes to decide."""
 
     def __init__(self, policy: Policy) -> None:

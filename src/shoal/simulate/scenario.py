@@ -14,12 +14,12 @@ from shoal.schedule.auto import OBJECTIVES
 from shoal.schedule.base import Policy
 from shoal.schedule.oversubscription import OversubscriptionTuner
 from shoal.schedule.registry import POLICIES, make_policy
-from shoal.simulate.elements import EventTable, JobTable, ModelTable, NodeTable, StudyTable, read_events, read_nodes
-from shoal.simulate.outcome import Outcome
 from shoal.simulate.reader import Limits, Table, read_toml
+from shoal.simulate.result import SimulationResult
 from shoal.simulate.run import ClusterEvent, Simulation
-from shoal.simulate.search import Searches, Source
 from shoal.simulate.slowdown import SLOWDOWNS
+from shoal.simulate.tables import EventTable, JobTable, ModelTable, NodeTable, StudyTable, read_events, read_nodes
+from shoal.simulate.workload import SimulatedWorkload, TrialSource
 
 __all__ = ["DATA", "Scenario", "ScenarioTable", "load"]
 
@@ -35,7 +35,7 @@ class _Settings:
         description: in a line.
         policies: that are compared unless others are asked for.
         slowdown: name of the slow-down model.
-        objective: what counts, a name of `OBJECTIVES` and property of `Outcome`.
+        objective: what counts, a name of `OBJECTIVES` and property of `SimulationResult`.
         fuse: whether trials may share an array.
         packing: name of what decides which arrays share a process.
         measured: see `Simulation`.
@@ -82,18 +82,18 @@ class Scenario(_Settings):
 
     name: str
     cluster: Cluster
-    sources: tuple[Source, ...]
+    sources: tuple[TrialSource, ...]
     events: tuple[ClusterEvent, ...] = ()
     data: Path = DATA
     tuned: tuple[str, ...] = ()
 
-    def simulate(self, policy: str | Policy) -> Outcome:
+    def simulate(self, policy: str | Policy) -> SimulationResult:
         """What comes of a policy.
 
         Raises:
             PolicyError: there is no such policy, or it made an illegal plan.
         """
-        searches = Searches(self.sources)
+        searches = SimulatedWorkload(self.sources)
         structures = {structure.name: structure for structure in searches.keys.values()}
         return Simulation(
             searches,
@@ -141,7 +141,7 @@ def load(path: Path, data: Path = DATA, seed: int | None = None) -> Scenario:
             if one.name in {other.name for other in some[:index]}:
                 raise one.error("name", f"there is another {one.name!r}; each needs a name of its own")
     models = {each.name: each.structures(kinds, data) for each in file.models}
-    sources: list[Source] = [each.search(models, data, seed) for each in studies]
+    sources: list[TrialSource] = [each.search(models, data, seed) for each in studies]
     sources += [each.jobs(kinds, seed) for each in jobs]
     if not sources:
         raise file.error("studies", "there is nothing to do; describe it under [[studies]] or [[jobs]]")

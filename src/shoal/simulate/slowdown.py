@@ -12,7 +12,7 @@ from shoal.core.device import Device
 from shoal.core.errors import ScenarioError
 from shoal.cost.scaling import Scaling
 from shoal.simulate.reader import reading
-from shoal.simulate.search import Structure
+from shoal.simulate.workload import SimulatedModel
 from shoal.toml_file import unknown
 
 __all__ = ["SLOWDOWNS", "Curve", "allocate", "read_curves"]
@@ -96,7 +96,7 @@ def allocate(weights: Sequence[float], bounds: Sequence[float], total: float) ->
     return shares
 
 
-def shares(structures: Mapping[str, Structure], data: Path) -> SlowDown:
+def shares(structures: Mapping[str, SimulatedModel], data: Path) -> SlowDown:
     """Measured share curves: a job with share s of a device runs at Curve.speed(s).
 
     Jobs on one device divide its compute in proportion to their demands. None gets more than it can use, nor more than
@@ -116,7 +116,7 @@ def shares(structures: Mapping[str, Structure], data: Path) -> SlowDown:
     return speeds
 
 
-def demands(structures: Mapping[str, Structure], data: Path) -> SlowDown:
+def demands(structures: Mapping[str, SimulatedModel], data: Path) -> SlowDown:
     """Measured demands: at full speed while the compute asked for is there, in proportion to what is there beyond that.
 
     A job's compute is the knee of its curve. A share that the policy gave is what the job asks for; below a whole
@@ -132,7 +132,7 @@ def demands(structures: Mapping[str, Structure], data: Path) -> SlowDown:
     return speeds
 
 
-def none(structures: Mapping[str, Structure], data: Path) -> SlowDown:
+def none(structures: Mapping[str, SimulatedModel], data: Path) -> SlowDown:
     """Nobody slows anybody down, but a share below a whole device costs what the job's alpha says (Fluid: h).
 
     Of a device on which every job was given a share, what nobody was given is divided in proportion.
@@ -150,7 +150,7 @@ def none(structures: Mapping[str, Structure], data: Path) -> SlowDown:
     return speeds
 
 
-SLOWDOWNS: Mapping[str, Callable[[Mapping[str, Structure], Path], SlowDown]]
+SLOWDOWNS: Mapping[str, Callable[[Mapping[str, SimulatedModel], Path], SlowDown]]
 SLOWDOWNS = {"none": none, "demands": demands, "shares": shares}
 """Every model by its name, made from the structures of a scenario by name and the folder of the tables."""
 
@@ -167,7 +167,7 @@ def _structure(job: VirtualJob) -> str:
     return job.job.arrays[0].key.structure
 
 
-def _row(curves: Mapping[str, Curve], structure: Structure) -> Curve:
+def _row(curves: Mapping[str, Curve], structure: SimulatedModel) -> Curve:
     if structure.workload in curves:
         return curves[structure.workload]
     if structure.workload:

@@ -70,7 +70,9 @@ class EngineConfig:
             journal: of the study.
             algorithm: of the study.
         """
-        silence = HangDetector(self.hang_seconds) if self.backend.concurrent else None  # else nobody could kill a job
+        hang_detector = (
+            HangDetector(self.hang_seconds) if self.backend.concurrent else None
+        )  # else nobody could kill a job
         fleet = self.fleet or Fleet(self.cluster)
         return Given(
             directory=journal.directory,
@@ -79,7 +81,7 @@ class EngineConfig:
             algorithm=algorithm,
             policy=self.policy,
             history=self.history,
-            devices=DeviceTracker(fleet, self.find, silence, journal.directory),
+            devices=DeviceTracker(fleet, self.find, hang_detector, journal.directory),
             retries=self.retries,
             tuner=self.tuner,
             grouping=self.grouping,

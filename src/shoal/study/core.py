@@ -25,7 +25,7 @@ from shoal.study.planning import ask, check_alive, place, survey
 from shoal.study.reports import learn, observe, report, settle
 from shoal.study.state import Given, StudyState
 from shoal.study.trials import TrialRecord, retried_through
-from shoal.study.winding import note
+from shoal.study.wind_up import note
 
 __all__ = ["MOST_NOTES", "StudyCore"]
 
@@ -72,7 +72,7 @@ class StudyCore:
 
     def restore(
         self,
-        standings: Iterable[TrialRecord],
+        records: Iterable[TrialRecord],
         decisions: Iterable[Decision],
         *,
         reported: bool,
@@ -82,7 +82,7 @@ class StudyCore:
         """Be where a study was when its engine ended; nothing may have run yet.
 
         Args:
-            standings: of all trials, none of which runs.
+            records: of all trials, none of which runs.
             decisions: all that the algorithm has taken.
             reported: whether any trial has reported a metric.
             retried: numbers of the trials that were tried again after they had failed.
@@ -94,16 +94,16 @@ class StudyCore:
         state.trials.retried, state.trials.tried = apart, set(study.get("tried", ()))
         state.trials.held = set(study.get("held", ()))
         state.paused, state.ended, state.over = (study.get(key, False) for key in ("paused", "ended", "over"))
-        for standing in standings:
-            state.trials.restore(standing)
-            if standing.trial.is_added:
-                apart.add(standing.number)
+        for record in records:
+            state.trials.restore(record)
+            if record.trial.is_added:
+                apart.add(record.number)
         paused = [x.number for x in state.trials if x.number in apart and x.state is TrialState.PAUSED]
         kept = [decision for decision in decisions if decision.trial not in apart]
         settle(state, [*kept, *map(retried_through, paused)])
         if reported:
             state.retries.first.reported()
-        state.step.command(*(CopyCheckpoint(standing.trial) for standing in state.trials.waiting()))
+        state.step.command(*(CopyCheckpoint(record.trial) for record in state.trials.waiting()))
         return state.step
 
 

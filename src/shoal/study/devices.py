@@ -41,14 +41,14 @@ class DeviceTracker:
     Args:
         fleet: the devices.
         find: finds devices that a user adds.
-        silence: knows which jobs hang; None: nothing can be killed that does.
+        hang_detector: knows which jobs hang; None: nothing can be killed that does.
         directory: of the study.
     """
 
-    def __init__(self, fleet: Fleet, find: Finder, silence: HangDetector | None, directory: Path) -> None:
+    def __init__(self, fleet: Fleet, find: Finder, hang_detector: HangDetector | None, directory: Path) -> None:
         self.fleet = fleet
         self._find = find
-        self._silence = silence
+        self._hang_detector = hang_detector
         self._directory = directory
         self._killed: dict[str, tuple[Outcome, str]] = {}
         self._stopped: set[str] = set()
@@ -79,8 +79,8 @@ class DeviceTracker:
             now: seconds of a clock that never goes back.
             step: what follows.
         """
-        if self._silence is not None:
-            for job, seconds in self._silence.look(now):
+        if self._hang_detector is not None:
+            for job, seconds in self._hang_detector.look(now):
                 self._kill(job, Outcome.HUNG, f"showed no progress for {seconds:.0f} s and was killed", step)
         gone = self.fleet.gone
         busy: set[str] = set()
@@ -103,17 +103,17 @@ class DeviceTracker:
 
     def begin(self, job: Job) -> None:
         """A job starts."""
-        if self._silence is not None:
-            self._silence.begin(job)
+        if self._hang_detector is not None:
+            self._hang_detector.begin(job)
 
     def understood(self, event: Event, running: Running) -> Event:
         """An event as it is to be understood: a job that died may have been killed, or its device may be lost."""
-        if self._silence is not None:
-            self._silence.hear(event)
+        if self._hang_detector is not None:
+            self._hang_detector.on_event(event)
         if not isinstance(event, Ended):
             return event
-        if self._silence is not None:
-            self._silence.end(event.job)
+        if self._hang_detector is not None:
+            self._hang_detector.end(event.job)
         self._stopped.discard(event.job)
         outcome, why = self._killed.pop(event.job, (event.outcome, ""))
         if event.outcome not in DIED:

@@ -10,15 +10,15 @@ from shoal.journal.commit import commit
 from shoal.journal.requests import pending
 from shoal.journal.writer import Journal
 from shoal.remedy import command
-from shoal.report.progress import Progress
-from shoal.report.verdict import first_failed
+from shoal.reporting.progress import Progress
+from shoal.reporting.study_result import first_failed
 from shoal.study.actuation import carry_out
 from shoal.study.config import EngineConfig
 from shoal.study.core import StudyCore
+from shoal.study.device_watch import DeviceWatch
 from shoal.study.devices import DIED
 from shoal.study.event import Due, Event, WindUp
 from shoal.study.recovery import recovered
-from shoal.study.watch import DeviceWatch
 
 __all__ = ["Engine"]
 

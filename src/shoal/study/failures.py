@@ -4,15 +4,15 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from shoal.core.array import Array, Member, remove_members
-from shoal.core.command import ArrayLeft, JobEnded, StoppedAlike
+from shoal.core.command import ArrayLeft, JobEnded, StoppedOnCommonFailure
 from shoal.core.errors import ShoalError
 from shoal.core.event import BLAMELESS, ArrayFailed, Ended, Outcome
 from shoal.core.job import Job, Purpose
-from shoal.cost.store import RanOut
+from shoal.cost.store import OutOfMemorySeen
 from shoal.study.reports import observe
 from shoal.study.retries import FailureContext
 from shoal.study.state import StudyState
-from shoal.study.study_failures import fatal
+from shoal.study.study_failures import fatal_failure
 
 __all__ = ["drop", "end"]
 
@@ -64,13 +64,13 @@ def _judge(
     """Decide how trials that failed go on, and correct what was believed of the memory that they take."""
     device = state.fleet.cluster.device(scene.device.name)
     if failed.outcome is Outcome.OUT_OF_MEMORY:
-        state.profiles.observe(RanOut(tuple(scene.arrays)), job, device)
+        state.profiles.observe(OutOfMemorySeen(tuple(scene.arrays)), job, device)
     shared = state.running.on(device.name) > 0
     scene = replace(scene, device=device, shared=shared, largest=_largest(state, scene.arrays))
     spent = state.retries.judge(failed, scene, left)
     observe(state, "", [state.trials[number].failed(why) for number, why in spent.items()])
     if (cause := state.retries.first.alike()) is not None:
-        state.step.record(StoppedAlike(cause))
+        state.step.record(StoppedOnCommonFailure(cause))
         state.stopped = cause
 
 
@@ -91,4 +91,4 @@ def _fatal(
     state: StudyState, failed: Ended | ArrayFailed, purpose: Purpose, members: Sequence[Member]
 ) -> ShoalError | None:
     kept = state.given.study.get("kept", False)
-    return fatal(failed, purpose, members, state.trials, state.given.directory, kept=kept)
+    return fatal_failure(failed, purpose, members, state.trials, state.given.directory, kept=kept)

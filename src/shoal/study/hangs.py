@@ -37,7 +37,7 @@ def check_hang_seconds(seconds: object) -> None:
 
 
 @dataclass
-class _Quiet:
+class _SilentJob:
     """A job that is watched.
 
     Args:
@@ -64,14 +64,14 @@ class HangDetector:
 
     def __init__(self, limit: float = HANG_SECONDS) -> None:
         self._limit = limit
-        self._jobs: dict[str, _Quiet] = {}
+        self._jobs: dict[str, _SilentJob] = {}
         self._looked: float | None = None
 
     def begin(self, job: Job) -> None:
         """A job starts."""
-        self._jobs[job.id] = _Quiet()
+        self._jobs[job.id] = _SilentJob()
 
-    def hear(self, event: Event) -> None:
+    def on_event(self, event: Event) -> None:
         """A job said something: it makes progress."""
         quiet = self._jobs.get(event.job)
         if quiet is None:

@@ -10,7 +10,7 @@ from shoal.core.device import Cluster, Device
 from shoal.core.event import Reported
 from shoal.core.job import Job
 from shoal.cost.estimate import compute
-from shoal.cost.store import EpochsSeen
+from shoal.cost.store import EpochTimes
 from shoal.schedule.oversubscription import OversubscriptionTuner
 
 __all__ = ["InterferenceTracker"]
@@ -29,7 +29,7 @@ _Alike = tuple[FusionKey, int, str]
 
 
 @dataclass
-class _Tenant:
+class _ColocatedJob:
     """A job on a device.
 
     Args:
@@ -48,24 +48,24 @@ class _Tenant:
 
 
 @dataclass
-class _Company:
+class _Colocation:
     """The jobs on a device, by id."""
 
     device: Device
-    tenants: dict[str, _Tenant] = field(default_factory=dict)
+    colocated_jobs: dict[str, _ColocatedJob] = field(default_factory=dict)
 
     def change(self) -> None:
         """What was seen so far does not hold any more."""
-        for tenant in self.tenants.values():
-            tenant.reported, tenant.seen = False, None
-            tenant.times.clear()
+        for colocated in self.colocated_jobs.values():
+            colocated.reported, colocated.seen = False, None
+            colocated.times.clear()
 
     def promised(self) -> float | None:
         """Compute, as a fraction of the device's.
 
         None if that is not known of a job, or one has several arrays, or a share, which it has regardless of the ratio.
         """
-        jobs = [tenant.job for tenant in self.tenants.values()]
+        jobs = [colocated.job for colocated in self.colocated_jobs.values()]
         if any(len(job.arrays) != 1 or _has_share(job) for job in jobs):
             return None
         profiles = [job.arrays[0].profile for job in jobs]
@@ -102,8 +102,8 @@ class InterferenceTracker:
 
     def __init__(self, tuner: OversubscriptionTuner) -> None:
         self._tuner = tuner
-        self._companies: dict[str, _Company] = {}
-        self._place: dict[str, _Company] = {}
+        self._companies: dict[str, _Colocation] = {}
+        self._place: dict[str, _Colocation] = {}
         self._alone: dict[_Alike, float] = {}
         self._single: dict[_Alike, float] = {}
 
@@ -114,24 +114,24 @@ class InterferenceTracker:
     def begin(self, job: Job, device: Device) -> None:
         """A job is on a device from now on."""
         self.end(job.id)
-        company = self._companies.setdefault(device.name, _Company(device))
-        company.tenants[job.id] = _Tenant(job)
-        company.change()
-        self._place[job.id] = company
+        colocation = self._companies.setdefault(device.name, _Colocation(device))
+        colocation.colocated_jobs[job.id] = _ColocatedJob(job)
+        colocation.change()
+        self._place[job.id] = colocation
 
     def end(self, job: str) -> None:
         """A job has left its device."""
-        if (company := self._place.pop(job, None)) is not None:
-            del company.tenants[job]
-            company.change()
+        if (colocation := self._place.pop(job, None)) is not None:
+            del colocation.colocated_jobs[job]
+            colocation.change()
 
     def change(self, job: Job) -> None:
         """A job that is on a device has other members now, or other arrays."""
-        if (company := self._place.get(job.id)) is not None:
-            company.tenants[job.id].job = job
-            company.change()
+        if (colocation := self._place.get(job.id)) is not None:
+            colocation.colocated_jobs[job.id].job = job
+            colocation.change()
 
-    def epoch(self, event: Reported, has_waiting: Callable[[], bool]) -> EpochsSeen | None:
+    def epoch(self, event: Reported, has_waiting: Callable[[], bool]) -> EpochTimes | None:
         """Members of a job have finished an epoch together.
 
         Args:
@@ -142,69 +142,76 @@ class InterferenceTracker:
             What the epochs of this company show; None if that is not known yet, or the job has several arrays, members
             at different epochs, or a share that is not its part.
         """
-        if (company := self._place.get(event.job)) is None or not event.reports:
+        if (colocation := self._place.get(event.job)) is None or not event.reports:
             return None
-        tenant = company.tenants[event.job]
-        if len(tenant.job.arrays) != 1:  # they take turns, and report in turns
+        colocated = colocation.colocated_jobs[event.job]
+        if len(colocated.job.arrays) != 1:  # they take turns, and report in turns
             return None
         trials = frozenset(report.trial for report in event.reports)
-        if trials != tenant.trials:  # it has just been started, or goes on with fewer
-            tenant.trials = trials
-            company.change()
-        if not tenant.reported:
-            tenant.reported = True
+        if trials != colocated.trials:  # it has just been started, or goes on with fewer
+            colocated.trials = trials
+            colocation.change()
+        if not colocated.reported:
+            colocated.reported = True
             return None
         seconds = sum(report.seconds for report in event.reports)
         if not 0 < seconds < inf:
             return None
-        tuned = self._tuner.tunes(company.device.kind)
-        if tuned and (promised := company.promised()) is not None:
-            self._watch(company, tenant, seconds, promised, has_waiting)
-        if len({report.epoch for report in event.reports}) > 1 or not (tuned or len(company.tenants) == 1):
+        tuned = self._tuner.tunes(colocation.device.kind)
+        if tuned and (promised := colocation.promised()) is not None:
+            self._watch(colocation, colocated, seconds, promised, has_waiting)
+        if len({report.epoch for report in event.reports}) > 1 or not (tuned or len(colocation.colocated_jobs) == 1):
             return None
-        return self._seen(company, tenant, seconds)
+        return self._seen(colocation, colocated, seconds)
 
-    def _seen(self, company: _Company, tenant: _Tenant, seconds: float) -> EpochsSeen | None:
+    def _seen(self, colocation: _Colocation, colocated: _ColocatedJob, seconds: float) -> EpochTimes | None:
         """What epochs show of the company."""
-        alike, jobs = _alike(tenant, company.device.kind), len(company.tenants)
+        alike, jobs = _alike(colocated, colocation.device.kind), len(colocation.colocated_jobs)
         if jobs == 1:
-            if _has_share(tenant.job):
+            if _has_share(colocated.job):
                 return None
             self._single[alike] = min(seconds, self._single.get(alike, seconds))
-        tenant.times.append(seconds)
-        if len(tenant.times) < ENOUGH or not _is_part(tenant.job, company.device, jobs):
+        colocated.times.append(seconds)
+        if len(colocated.times) < ENOUGH or not _is_part(colocated.job, colocation.device, jobs):
             return None
-        return EpochsSeen(jobs, len(tenant.trials), min(tenant.times), self._single.get(alike) if jobs > 1 else None)
+        return EpochTimes(
+            jobs, len(colocated.trials), min(colocated.times), self._single.get(alike) if jobs > 1 else None
+        )
 
     def _watch(
-        self, company: _Company, tenant: _Tenant, seconds: float, promised: float, has_waiting: Callable[[], bool]
+        self,
+        colocation: _Colocation,
+        colocated: _ColocatedJob,
+        seconds: float,
+        promised: float,
+        has_waiting: Callable[[], bool],
     ) -> None:
         """An epoch of a job counts for the tuner."""
-        self._note(tenant, company.device.kind, seconds, promised)
-        seen = [each.seen for each in company.tenants.values() if each.seen is not None]
-        if len(seen) == len(company.tenants):
-            self._tell(company, seen, promised, has_waiting)
+        self._note(colocated, colocation.device.kind, seconds, promised)
+        seen = [each.seen for each in colocation.colocated_jobs.values() if each.seen is not None]
+        if len(seen) == len(colocation.colocated_jobs):
+            self._tell(colocation, seen, promised, has_waiting)
 
-    def _note(self, tenant: _Tenant, kind: str, seconds: float, promised: float) -> None:
+    def _note(self, colocated: _ColocatedJob, kind: str, seconds: float, promised: float) -> None:
         """How fast a job was in an epoch that counts."""
-        (array,) = tenant.job.arrays
-        alike = _alike(tenant, kind)
+        (array,) = colocated.job.arrays
+        alike = _alike(colocated, kind)
         if promised <= 1 + _ROUNDING:
             self._alone[alike] = min(seconds, self._alone.get(alike, seconds))
         if alike in self._alone and array.profile is not None:
-            tenant.seen = compute(array.profile), self._alone[alike] / seconds
+            colocated.seen = compute(array.profile), self._alone[alike] / seconds
 
     def _tell(
         self,
-        company: _Company,
+        colocation: _Colocation,
         seen: list[tuple[float, float]],
         promised: float,
         has_waiting: Callable[[], bool],
     ) -> None:
-        kind = company.device.kind
+        kind = colocation.device.kind
         ratio = self._tuner.ratio(kind)
-        for tenant in company.tenants.values():
-            tenant.seen = None
+        for colocated in colocation.colocated_jobs.values():
+            colocated.seen = None
         if promised > ratio + _ROUNDING or not has_waiting():
             return
         self._tuner.observe(kind, seen)
@@ -221,6 +228,6 @@ def _is_part(job: Job, device: Device, jobs: int) -> bool:
     return abs(job.demand.compute * jobs / device.compute - 1) <= SLACK
 
 
-def _alike(tenant: _Tenant, kind: str) -> _Alike:
-    (array,) = tenant.job.arrays
-    return replace(array.key, order=0), len(tenant.trials), kind
+def _alike(colocated: _ColocatedJob, kind: str) -> _Alike:
+    (array,) = colocated.job.arrays
+    return replace(array.key, order=0), len(colocated.trials), kind

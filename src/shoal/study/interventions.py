@@ -71,8 +71,8 @@ def stop(state: StudyState, trials: Sequence[TrialRecord], reason: str) -> None:
         x.failed(reason) for x in trials if x.state is not TrialState.PAUSED and x.number not in state.trials.retried
     )
     running = [(x.job, x.number) for x in trials if x.state is TrialState.RUNNING]
-    for standing in trials:
-        state.trials.move(standing, TrialState.STOPPED)
+    for record in trials:
+        state.trials.move(record, TrialState.STOPPED)
     if told:
         state.step.record(TrialsReported("", told))
     if trials:
@@ -95,8 +95,8 @@ def rest(state: StudyState) -> None:
         return
     if state.ended:
         trials = [x for x in state.trials if not x.state.final]
-        for standing in trials:
-            state.trials.move(standing, TrialState.STOPPED)
+        for record in trials:
+            state.trials.move(record, TrialState.STOPPED)
         state.step.record(TrialsStopped(tuple(x.number for x in trials), STUDY_ENDED), StudyChanged("over", True))
         state.over = True
     elif not state.freed:
@@ -185,15 +185,15 @@ def _unknown(state: StudyState, request: Request) -> Intervened:
 
 def _retry(state: StudyState, request: Request) -> Intervened:
     trials, refused = _sorted_out(
-        state, request, lambda standing: "" if standing.has_failed else f"has not failed, it is {standing.state}"
+        state, request, lambda record: "" if record.has_failed else f"has not failed, it is {record.state}"
     )
     numbers = tuple(x.number for x in trials)
     if trials:
         state.step.record(Requeued(numbers))
     _release(state, set(numbers))
-    for standing in trials:
-        state.trials.try_again(standing)
-        state.step.command(CopyCheckpoint(standing.trial))
+    for record in trials:
+        state.trials.try_again(record)
+        state.step.command(CopyCheckpoint(record.trial))
     return Intervened(request.name, request.verb, numbers, refused=refused)
 
 
@@ -230,28 +230,28 @@ def _sorted_out(
     """The trials of a request with which it can be done, and in words why it cannot with the others."""
     trials, refused = [], []
     for number in sorted(set(request.trials)):
-        standing = state.trials.get(number)
-        if standing is None:
+        record = state.trials.get(number)
+        if record is None:
             refused.append(f"there is no trial {number}")
-        elif why := fault(standing):
+        elif why := fault(record):
             refused.append(f"trial {number} {why}")
         else:
-            trials.append(standing)
+            trials.append(record)
     return trials, tuple(refused)
 
 
-def _over(standing: TrialRecord) -> str:
+def _over(record: TrialRecord) -> str:
     """That a trial is over, in words; "" if it is not."""
-    return f"is over, {standing.state}" if standing.state.final else ""
+    return f"is over, {record.state}" if record.state.final else ""
 
 
 def _leave(state: StudyState, trials: list[TrialRecord]) -> None:
     """Have trials leave their jobs, saved. A job that trains nobody else then, or cannot be changed, stops."""
     held = state.trials.held
     leaving: dict[str, set[int]] = {}
-    for standing in trials:
-        if standing.state is TrialState.RUNNING:
-            leaving.setdefault(standing.job, set()).add(standing.number)
+    for record in trials:
+        if record.state is TrialState.RUNNING:
+            leaving.setdefault(record.job, set()).add(record.number)
     for job, numbers in leaving.items():
         members = {member.trial.number for member in state.trials.present(state.running[job][0]).members}
         if state.given.elastic and members - held:

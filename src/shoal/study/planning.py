@@ -7,12 +7,12 @@ from itertools import count
 
 from shoal.core.array import Array, FusionKey, Member, add_members, remove_members
 from shoal.core.command import (
-    Asked,
     CopyCheckpoint,
+    GroupsProposed,
     JobJoined,
     JobLeaving,
     JobStarted,
-    Promised,
+    ReservationsChanged,
     StartJob,
     StopJob,
     UpdateJob,
@@ -53,16 +53,16 @@ def ask(state: StudyState) -> None:
             "that users add"
         )
     if groups:
-        state.step.record(Asked(idle, groups))
+        state.step.record(GroupsProposed(idle, groups))
     state.tracker.enlist(groups)
     over: list[TrialRecord] = []
     for group in groups:
         for trial in group.trials:
-            standing = state.trials.get(trial.number) or TrialRecord(trial, 0, trial.start)
-            if standing.state is TrialState.STOPPED:  # by a user, when it had reached its budget
-                over.append(standing)
-            standing.target = group.budget.epochs
-            state.trials.move(standing, TrialState.PENDING)
+            record = state.trials.get(trial.number) or TrialRecord(trial, 0, trial.start)
+            if record.state is TrialState.STOPPED:  # by a user, when it had reached its budget
+                over.append(record)
+            record.target = group.budget.epochs
+            state.trials.move(record, TrialState.PENDING)
             state.step.command(CopyCheckpoint(trial))
     if over:
         stop(state, over, STOPPED)
@@ -80,7 +80,7 @@ def survey(state: StudyState) -> None:
     if not table.unknown:
         return
     asked = surveyed(job for job, _ in state.running.values())
-    unknown = [standing.member for standing in table.in_order(table.unknown - asked)]
+    unknown = [record.member for record in table.in_order(table.unknown - asked)]
     if (key := state.given.key) is not None:
         known.update((member.trial.number, key(member.trial)) for member in unknown)
     elif idle := state.idle():
@@ -179,7 +179,7 @@ def _situation(state: StudyState) -> object:
 def _promise(state: StudyState, promises: Mapping[str, Demand]) -> None:
     """Note what running jobs are promised from now on, before others are promised what they give back."""
     if promises:
-        state.step.record(Promised(promises))
+        state.step.record(ReservationsChanged(promises))
     for number, demand in promises.items():
         state.running.change(replace(state.running[number][0], demand=demand))
 

@@ -38,11 +38,9 @@ def recovered(core: StudyCore, journal: Journal) -> Step:
     journal.requeue_running()
     decisions = replay(journal, core.state.given.algorithm, core.enlist)
     rows, seen = journal.trials(), journal.reported_states()
-    standings = [
-        TrialRecord(x.trial, x.target, x.epoch, x.state, x.failures, seen=seen.get(x.number, {})) for x in rows
-    ]
+    records = [TrialRecord(x.trial, x.target, x.epoch, x.state, x.failures, seen=seen.get(x.number, {})) for x in rows]
     return core.restore(
-        standings,
+        records,
         decisions,
         reported=any(row.metrics for row in rows),
         retried=journal.retried,

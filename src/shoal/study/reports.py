@@ -10,14 +10,14 @@ from shoal.core.job import JobUpdate, Purpose
 from shoal.core.trial import Decision, Report, TrialState
 from shoal.study.state import StudyState
 from shoal.study.trials import retried_through
-from shoal.study.validation import checked
+from shoal.study.validation import validated
 
 __all__ = ["learn", "observe", "report", "settle"]
 
 
 def report(state: StudyState, event: Reported, now: float) -> None:
     """Trials of a job have finished an epoch, or failed."""
-    state.tracker.heard(event, now)
+    state.tracker.on_report(event, now)
     observe(state, event.job, event.reports)
     job, device = state.running[event.job]
     state.signatures.count(report.trial for report in event.reports)
@@ -36,7 +36,7 @@ def observe(state: StudyState, job: str, reports: Iterable[Report]) -> None:
     Raises:
         TaskError: they lack a metric of the study, which no trial has reported so far; nothing is recorded.
     """
-    reports = [checked(report, state.given.objectives, state.trials) for report in reports]
+    reports = [validated(report, state.given.objectives, state.trials) for report in reports]
     if any(report.metrics for report in reports):
         state.retries.first.reported()
     news = [report for report in reports if state.trials.reported(report)]
@@ -60,11 +60,11 @@ def settle(state: StudyState, decisions: Sequence[Decision]) -> defaultdict[str,
         state.step.record(Decided(tuple(decisions)))
     leaving: defaultdict[str, set[int]] = defaultdict(set)
     for decision in decisions:
-        standing = state.trials[decision.trial]
-        if standing.state is TrialState.RUNNING:
-            leaving[standing.job].add(decision.trial)
-        if not standing.state.final:
-            state.trials.move(standing, decision.state)
+        record = state.trials[decision.trial]
+        if record.state is TrialState.RUNNING:
+            leaving[record.job].add(decision.trial)
+        if not record.state.final:
+            state.trials.move(record, decision.state)
     return leaving
 
 

@@ -7,7 +7,7 @@ from shoal.core.array import Array
 from shoal.core.cause import cause_of, log_of
 from shoal.core.device import Device
 from shoal.core.event import ArrayFailed, Ended, Outcome
-from shoal.planner.limit import Limit
+from shoal.planner.resource_limit import ResourceLimit
 from shoal.schedule.ledger import bytes_text
 from shoal.study.study_failures import FirstFailures
 from shoal.study.trials import TrialRecord, TrialTable
@@ -71,59 +71,59 @@ class RetryPolicy:
         log = log_of(failed.message)
         for array in scene.arrays:
             present = [self._trials[m.trial.number] for m in array.members if m.trial.number in left]
-            for standing in present:
+            for record in present:
                 if failed.outcome is Outcome.OUT_OF_MEMORY:
-                    why, then = self._short_of_memory(standing, len(present), scene)
+                    why, then = self._short_of_memory(record, len(present), scene)
                 else:
-                    why, then = self._again(standing, failed.outcome, cause, scene.company, isinstance(failed, Ended))
+                    why, then = self._again(record, failed.outcome, cause, scene.company, isinstance(failed, Ended))
                 if why is not None:
-                    given_up[standing.number] = f"{failed.outcome} {why}:\n{failed.message}"
+                    given_up[record.number] = f"{failed.outcome} {why}:\n{failed.message}"
                 if why is not None or not (scene.company or failed.outcome is Outcome.OUT_OF_MEMORY):
-                    self.first.note(standing.number, failed.message)  # one that ran out of memory may do well elsewhere
+                    self.first.note(record.number, failed.message)  # one that ran out of memory may do well elsewhere
                 where = f"; log: {log}" if log else ""
-                standing.story = f"failed before ({failed.outcome}: {cause}), is tried again {then}{where}"
+                record.story = f"failed before ({failed.outcome}: {cause}), is tried again {then}{where}"
         return given_up
 
     def _again(
-        self, standing: TrialRecord, outcome: Outcome, cause: str, company: bool, with_job: bool
+        self, record: TrialRecord, outcome: Outcome, cause: str, company: bool, with_job: bool
     ) -> tuple[str | None, str]:
         """Why a trial has failed for good, None if it has not; and how it is tried again.
 
         Args:
-            standing: the trial's.
+            record: the trial's.
             outcome: of its array.
             cause: of that, in a line.
             company: whether the array had more members.
             with_job: whether there was no other array in its process.
         """
-        self._trials.alone.add(standing.number)
+        self._trials.alone.add(record.number)
         tries = 0 if outcome is Outcome.REJECTED else self._retries
-        then = f"by itself (try {standing.failures + 1} of {max(standing.failures, tries) + 1})"
-        before, standing.cause = standing.cause, None
+        then = f"by itself (try {record.failures + 1} of {max(record.failures, tries) + 1})"
+        before, record.cause = record.cause, None
         if company:
             return None, then
         if with_job and outcome is Outcome.RAISED:
-            standing.cause = (standing.epoch, cause)
-        same = standing.cause is not None and standing.cause == before
-        after = f"after {standing.failures - 1} retries"
-        if standing.failures > tries:
+            record.cause = (record.epoch, cause)
+        same = record.cause is not None and record.cause == before
+        after = f"after {record.failures - 1} retries"
+        if record.failures > tries:
             return after, then
-        return (f"{after}, twice alike at epoch {standing.epoch}" if same else None), then
+        return (f"{after}, twice alike at epoch {record.epoch}" if same else None), then
 
-    def _short_of_memory(self, standing: TrialRecord, size: int, scene: FailureContext) -> tuple[str | None, str]:
+    def _short_of_memory(self, record: TrialRecord, size: int, scene: FailureContext) -> tuple[str | None, str]:
         """As `_again`, of a trial whose array ran out of memory."""
-        limits, number, device = self._trials.limits, standing.number, scene.device
+        limits, number, device = self._trials.limits, record.number, scene.device
         if size > 1:
-            limits[number] = Limit(size // 2)
+            limits[number] = ResourceLimit(size // 2)
             return None, f"among at most {size // 2}"
         if scene.shared or len(scene.arrays) > 1:
-            limits[number] = Limit(1, 0)
+            limits[number] = ResourceLimit(1, 0)
             return None, "with a device to itself"
         if scene.largest > device.memory:
-            limits[number] = Limit(1, device.memory + 1)
+            limits[number] = ResourceLimit(1, device.memory + 1)
             return None, f"on a device of more than {bytes_text(device.memory)}"
-        limits[number] = Limit(1, 0)
-        if standing.failures <= self._retries:  # others may have held some of it, and let go
+        limits[number] = ResourceLimit(1, 0)
+        if record.failures <= self._retries:  # others may have held some of it, and let go
             return None, "with a device to itself"
         return (
             f"by itself on {device.name}, which has {bytes_text(device.memory)}; a smaller batch or model, or a "

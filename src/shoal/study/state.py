@@ -25,7 +25,7 @@ from shoal.study.event import WindUp
 from shoal.study.fleet import Fleet
 from shoal.study.interference import InterferenceTracker
 from shoal.study.retries import RetryPolicy
-from shoal.study.running import RunningJobs
+from shoal.study.running_jobs import RunningJobs
 from shoal.study.signatures import SignatureRegistry
 from shoal.study.trials import TrialTable
 

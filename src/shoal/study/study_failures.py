@@ -11,13 +11,13 @@ from shoal.core.job import Purpose
 from shoal.remedy import after_mending, command
 from shoal.study.trials import TrialTable
 
-__all__ = ["ALIKE", "FirstFailures", "fatal"]
+__all__ = ["ALIKE", "FirstFailures", "fatal_failure"]
 
 ALIKE = 5
 """So many trials that fail of one cause, each by itself, end a study in which no trial has reported anything."""
 
 
-def fatal(
+def fatal_failure(
     failed: Ended | ArrayFailed,
     purpose: Purpose,
     members: Sequence[Member],

@@ -8,7 +8,7 @@ from heapq import heappop, heappush
 from shoal.core.array import Member
 from shoal.core.job import Job, Purpose
 from shoal.core.trial import FIRST_ADDED, Decision, Report, Trial, TrialState
-from shoal.planner.limit import Limit
+from shoal.planner.resource_limit import ResourceLimit
 
 __all__ = ["TrialRecord", "TrialTable", "retried_through"]
 
@@ -74,7 +74,7 @@ class TrialTable:
     def __init__(self) -> None:
         self.alone: set[int] = set()
         """Numbers of trials that failed in company, and are to be trained by themselves."""
-        self.limits: dict[int, Limit] = {}
+        self.limits: dict[int, ResourceLimit] = {}
         """Number of a trial that ran out of memory -> what it is held to."""
         self.retried: set[int] = set()
         """Numbers of trials about which no algorithm decides: they were added by a user, or failed and tried again."""
@@ -105,43 +105,43 @@ class TrialTable:
         """Where a trial stands; None of one that was never asked for."""
         return self._all.get(number)
 
-    def move(self, standing: TrialRecord, state: TrialState) -> None:
+    def move(self, record: TrialRecord, state: TrialState) -> None:
         """Let a trial, a new one too, be in a state."""
-        self._all[standing.number] = standing
-        self._present.pop(standing.job, None)
-        if standing.state is not state or state is TrialState.PENDING:
+        self._all[record.number] = record
+        self._present.pop(record.job, None)
+        if record.state is not state or state is TrialState.PENDING:
             self.changes += 1
-            standing.reason = ""
+            record.reason = ""
         if state is TrialState.RUNNING:  # by a late report, too: its job's end lets it wait again
-            self._by_job.setdefault(standing.job, set()).add(standing.number)
-        elif standing.state is TrialState.RUNNING:
-            self._by_job.get(standing.job, set()).discard(standing.number)
-        standing.state = state
-        number = standing.number
+            self._by_job.setdefault(record.job, set()).add(record.number)
+        elif record.state is TrialState.RUNNING:
+            self._by_job.get(record.job, set()).discard(record.number)
+        record.state = state
+        number = record.number
         if state is TrialState.PENDING:
             self._waiting.add(number)
             self.untold.add(number)
             self.unknown.add(number)
-            heappush(self._line, self._turn(standing))
+            heappush(self._line, self._turn(record))
         else:
             self._waiting.discard(number)
             self.untold.discard(number)
         if state.final and state is not TrialState.FAILED:  # one that has failed may be tried again
-            standing.seen.clear()
+            record.seen.clear()
 
-    def restore(self, standing: TrialRecord) -> None:
+    def restore(self, record: TrialRecord) -> None:
         """A trial stands where it did before its engine ended."""
-        self.move(standing, standing.state)
-        if standing.failures > 0 and standing.state is TrialState.PENDING:
-            self.alone.add(standing.number)
-            standing.story = f"failed in {standing.failures} jobs before, is tried again by itself"
+        self.move(record, record.state)
+        if record.failures > 0 and record.state is TrialState.PENDING:
+            self.alone.add(record.number)
+            record.story = f"failed in {record.failures} jobs before, is tried again by itself"
 
     def begin(self, job: str, members: Iterable[Member]) -> None:
         """A job trains these from now on."""
         for member in members:
-            standing = self._all[member.trial.number]
-            standing.job = job
-            self.move(standing, TrialState.RUNNING)
+            record = self._all[member.trial.number]
+            record.job = job
+            self.move(record, TrialState.RUNNING)
 
     def reported(self, report: Report) -> bool:
         """Take over a report, if it is news.
@@ -149,16 +149,16 @@ class TrialTable:
         After a resume a worker may repeat epochs that were reported. Such a report is no news, unless it says for the
         first time that the trial is PAUSED or FAILED there. Nor is a report of a trial whose state is final.
         """
-        standing = self._all[report.trial]
-        seen = standing.seen.get(report.epoch, ())
-        if standing.state.final or (seen and (report.state is TrialState.RUNNING or report.state in seen)):
+        record = self._all[report.trial]
+        seen = record.seen.get(report.epoch, ())
+        if record.state.final or (seen and (report.state is TrialState.RUNNING or report.state in seen)):
             return False
         if report.state is not TrialState.FAILED:
-            standing.seen[report.epoch] = (*seen, report.state)
-        standing.epoch = max(standing.epoch, report.epoch)
-        self.move(standing, report.state)
+            record.seen[report.epoch] = (*seen, report.state)
+        record.epoch = max(record.epoch, report.epoch)
+        self.move(record, report.state)
         if report.state is TrialState.PAUSED:
-            self.was_well(standing)
+            self.was_well(record)
         return True
 
     def wait_again(self, job: str, trials: Collection[int] | None, *, failed: bool) -> set[int]:
@@ -182,27 +182,27 @@ class TrialTable:
             self._present.pop(job, None)
         return left
 
-    def was_well(self, standing: TrialRecord) -> None:
+    def was_well(self, record: TrialRecord) -> None:
         """A trial has reached its target: it may be in company again."""
-        self.alone.discard(standing.number)
-        self.limits.pop(standing.number, None)
-        standing.story, standing.cause = "", None
+        self.alone.discard(record.number)
+        self.limits.pop(record.number, None)
+        record.story, record.cause = "", None
 
-    def try_again(self, standing: TrialRecord) -> None:
+    def try_again(self, record: TrialRecord) -> None:
         """A trial that has failed waits again from the last epoch that it has reported, as if it had never failed."""
-        self.was_well(standing)
-        standing.epoch, standing.failures = max(standing.seen, default=standing.trial.start), 0
-        self.retried.add(standing.number)
-        self.move(standing, TrialState.PENDING)
+        self.was_well(record)
+        record.epoch, record.failures = max(record.seen, default=record.trial.start), 0
+        self.retried.add(record.number)
+        self.move(record, TrialState.PENDING)
 
     def explain(self, reasons: Mapping[int, str]) -> dict[int, str]:
         """Why trials wait, those that failed with what came of it; of whom that has changed."""
         changed: dict[int, str] = {}
         for number, why in reasons.items():
-            standing = self._all[number]
-            reason = f"{why}; {standing.story}" if standing.story else why
-            if reason != standing.reason:
-                standing.reason = changed[number] = reason
+            record = self._all[number]
+            reason = f"{why}; {record.story}" if record.story else why
+            if reason != record.reason:
+                record.reason = changed[number] = reason
         self.untold.difference_update(reasons)
         return changed
 
@@ -215,8 +215,8 @@ class TrialTable:
             return known[1]
         arrays = []
         for array in job.arrays:
-            standings = [self._all[member.trial.number] for member in array.members]
-            present = tuple(x.member for x in standings if x.state is TrialState.RUNNING and x.job == job.id)
+            records = [self._all[member.trial.number] for member in array.members]
+            present = tuple(x.member for x in records if x.state is TrialState.RUNNING and x.job == job.id)
             arrays.append(replace(array, members=present))
         shown = replace(job, arrays=tuple(array for array in arrays if array.members))
         self._present[job.id] = (job, shown)
@@ -226,10 +226,10 @@ class TrialTable:
         """Whether there are trials that are tried again, or were added, and have not ended."""
         return any(not self._all[number].state.final for number in self.retried)
 
-    def add(self, standing: TrialRecord) -> None:
+    def add(self, record: TrialRecord) -> None:
         """A trial that a user has added waits."""
-        self.retried.add(standing.number)
-        self.move(standing, TrialState.PENDING)
+        self.retried.add(record.number)
+        self.move(record, TrialState.PENDING)
 
     @property
     def next_added(self) -> int:
@@ -273,9 +273,9 @@ class TrialTable:
         waiting = (self._all[number] for number in numbers if number in self._waiting and number not in self.held)
         return sorted(waiting, key=self._turn)
 
-    def _turn(self, standing: TrialRecord) -> int:
+    def _turn(self, record: TrialRecord) -> int:
         """Where a trial is in the line, as one number."""
-        return (2 * standing.failures + (standing.number in self.tried)) * _NUMBERS + standing.number
+        return (2 * record.failures + (record.number in self.tried)) * _NUMBERS + record.number
 
     def _waits(self, turn: int) -> bool:
         """Whether a trial still waits at that place of the line."""

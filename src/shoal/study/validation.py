@@ -7,15 +7,15 @@ from shoal.core.objective import Objective, check_reported, metric_fault, missin
 from shoal.core.trial import Report, TrialState
 from shoal.study.trials import TrialTable
 
-__all__ = ["checked", "whole"]
+__all__ = ["complete_reports", "validated"]
 
 
-def whole(reports: Iterable[Report], objectives: Sequence[Objective]) -> list[Report]:
+def complete_reports(reports: Iterable[Report], objectives: Sequence[Objective]) -> list[Report]:
     """Those that lack no metric of the study, and hold nothing else than numbers by name."""
     return [report for report in reports if _lacks(report, objectives) is None and not _malformed(report)]
 
 
-def checked(report: Report, objectives: Sequence[Objective], trials: TrialTable) -> Report:
+def validated(report: Report, objectives: Sequence[Objective], trials: TrialTable) -> Report:
     """A report with all metrics of the study, or one that its trial has failed since it lacks one, or holds what is no
     metric. That is left out: the journal could not keep it, or not give it back.
 

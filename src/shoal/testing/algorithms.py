@@ -176,7 +176,7 @@ def _proposed(algorithm: Algorithm) -> list[Trial]:
 
 
 @dataclass(frozen=True)
-class _Outcome:
+class _StudyTrace:
     """All that a study did, in a form that does not depend on when."""
 
     stretches: frozenset[tuple[int, Budget]]
@@ -208,7 +208,7 @@ class _Drive:
     decisions: dict[int, Decision] = field(default_factory=dict)
     reports: list[Report] = field(default_factory=list)
 
-    def run(self) -> _Outcome:
+    def run(self) -> _StudyTrace:
         """Train until the algorithm is finished."""
         self.ask()
         for _ in range(_STEPS):
@@ -226,7 +226,7 @@ class _Drive:
         assert not undecided, f"finished without a decision on the trials {sorted(undecided)}"
         numbers = sorted(self.trials)
         assert numbers == list(range(len(numbers))), f"the trials' numbers are not 0, 1, 2, ...: {numbers}"
-        return _Outcome(
+        return _StudyTrace(
             frozenset((number, budget) for number, budgets in self.budgets.items() for budget in budgets),
             tuple(self.trials[number] for number in numbers),
             frozenset(self.decisions.values()),

@@ -39,7 +39,7 @@ __all__ = [
 MakeBackend = Callable[[WorkerContext], Backend]
 
 Script = Callable[[Job, Device, JobControl], Iterator[Event]]
-"""What a scripted job does: `script(job, device, orders)` yields its events."""
+"""What a scripted job does: `script(job, device, control)` yields its events."""
 
 _PATIENCE_SECONDS = 60.0
 """How long a job of this suite may take before the back end is held to have lost it."""
@@ -227,10 +227,10 @@ BACKEND_CHECKS: tuple[Callable[[MakeBackend, Path], None], ...] = (
 )
 
 
-def follow(job: Job, device: Device, workplace: WorkerContext, orders: JobControl) -> Iterator[Event]:
+def follow(job: Job, device: Device, worker_context: WorkerContext, control: JobControl) -> Iterator[Event]:
     """A runner whose task is a `Script`."""
-    script: Script = loaded(workplace.task)
-    yield from script(job, device, orders)
+    script: Script = loaded(worker_context.task)
+    yield from script(job, device, control)
 
 
 @contextmanager
@@ -298,7 +298,7 @@ def _report(job: str, epoch: int) -> Reported:
     return Reported(job, (Report(0, epoch, {"loss": 1 / epoch}, seconds=0.5),))
 
 
-def _profiles_and_reports(job: Job, device: Device, orders: JobControl) -> Iterator[Event]:
+def _profiles_and_reports(job: Job, device: Device, control: JobControl) -> Iterator[Event]:
     yield Profiled(
         job.id, job.arrays[0].key, Profile({1: 0.001, 8: 0.002}, 40, 10, 2**20, 2**10, compute=0.5, cores=1.0)
     )
@@ -306,19 +306,19 @@ def _profiles_and_reports(job: Job, device: Device, orders: JobControl) -> Itera
         yield _report(job.id, epoch)
 
 
-def _reports_until_stopped(job: Job, device: Device, orders: JobControl) -> Iterator[Event]:
+def _reports_until_stopped(job: Job, device: Device, control: JobControl) -> Iterator[Event]:
     yield _report(job.id, 1)
-    while not orders.stopping():
+    while not control.stopping():
         time.sleep(0.005)
         yield _report(job.id, 2)
     yield _report(job.id, _CHECKPOINT)
 
 
-def _reports_changes(job: Job, device: Device, orders: JobControl) -> Iterator[Event]:
-    while not orders.stopping():
+def _reports_changes(job: Job, device: Device, control: JobControl) -> Iterator[Event]:
+    while not control.stopping():
         time.sleep(0.005)
         reports: list[Report] = []
-        for change in orders.changes():
+        for change in control.changes():
             assert job.id == "one", f"job {job.id!r} sees {change}"
             reports += (Report(number, _LEFT) for number in change.leave)
             members = (member for array in change.join for member in array.members)
@@ -341,7 +341,7 @@ _FAILURES: dict[str, tuple[BaseException, Outcome]] = {
 }
 
 
-def _fails(job: Job, device: Device, orders: JobControl) -> Iterator[Event]:
+def _fails(job: Job, device: Device, control: JobControl) -> Iterator[Event]:
     yield _report(job.id, 1)
     if job.id in _FAILURES:
         raise _FAILURES[job.id][0]

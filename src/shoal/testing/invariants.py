@@ -6,17 +6,17 @@ from typing import Any
 from shoal.backend.virtual import VirtualJob
 from shoal.core.job import Purpose
 from shoal.core.trial import FIRST_ADDED, Decision, TrialState
-from shoal.journal.audit import over_promised
+from shoal.journal.audit import overcommitments
 from shoal.journal.replay import replay
 from shoal.journal.view import JournalView
 from shoal.study.event import Due, Event
 from shoal.study.state import StudyState
-from shoal.testing.made_up import IN_ANY_ORDER, MANY, MadeUpStudy
+from shoal.testing.random_studies import IN_ANY_ORDER, MANY, RandomStudy
 
-__all__ = ["Violation", "check_end", "check_step"]
+__all__ = ["InvariantViolation", "check_end", "check_step"]
 
 
-class Violation(BaseException):
+class InvariantViolation(BaseException):
     """Something did not hold; no code of the study's may catch it."""
 
 
@@ -34,20 +34,22 @@ def check_step(state: StudyState, event: Event, world: Mapping[str, VirtualJob],
     """
     if state.running.keys() != open_:
         odd = min(state.running.keys() ^ set(open_))
-        raise Violation(f"{odd} holds a device, and is over" if odd in state.running else f"{odd} runs, unknown")
+        raise InvariantViolation(
+            f"{odd} holds a device, and is over" if odd in state.running else f"{odd} runs, unknown"
+        )
     _check_devices(state, world)
     if state.ending is not None:
         return
-    for standing in state.trials:
-        if standing.state is TrialState.RUNNING:
-            job, _ = state.running.get(standing.job, (None, None))
+    for record in state.trials:
+        if record.state is TrialState.RUNNING:
+            job, _ = state.running.get(record.job, (None, None))
             if job is None or job.purpose is not Purpose.TRAIN:
-                raise Violation(f"trial {standing.number} is lost: {standing.job} does not train it any more")
-            if not any(member.trial.number == standing.number for member in job.members):
-                raise Violation(f"trial {standing.number} is lost: it is none of {standing.job}'s")
-        silent = standing.state is TrialState.PENDING and not standing.reason
-        if silent and (event is Due.PLAN or standing.number not in state.trials.untold):  # the next plan says why
-            raise Violation(f"trial {standing.number} waits without a reason")
+                raise InvariantViolation(f"trial {record.number} is lost: {record.job} does not train it any more")
+            if not any(member.trial.number == record.number for member in job.members):
+                raise InvariantViolation(f"trial {record.number} is lost: it is none of {record.job}'s")
+        silent = record.state is TrialState.PENDING and not record.reason
+        if silent and (event is Due.PLAN or record.number not in state.trials.untold):  # the next plan says why
+            raise InvariantViolation(f"trial {record.number} waits without a reason")
 
 
 def _check_devices(state: StudyState, world: Mapping[str, VirtualJob]) -> None:
@@ -64,13 +66,15 @@ def _check_devices(state: StudyState, world: Mapping[str, VirtualJob]) -> None:
     for node in state.fleet.given.nodes:
         for device in node.devices:
             if held.get(device.name, 0) > device.memory:
-                raise Violation(f"{device.name} has {device.memory} bytes, and its jobs hold {held[device.name]}")
+                raise InvariantViolation(
+                    f"{device.name} has {device.memory} bytes, and its jobs hold {held[device.name]}"
+                )
         cores = sum(promised.get(device.name, 0.0) for device in node.devices)
         if cores > node.cores * (1 + 1e-9):
-            raise Violation(f"{node.name} has {node.cores:g} cores, and {cores:g} are promised")
+            raise InvariantViolation(f"{node.name} has {node.cores:g} cores, and {cores:g} are promised")
 
 
-def check_end(journal: JournalView, study: MadeUpStudy, asked: Collection[str]) -> Mapping[int, Any]:
+def check_end(journal: JournalView, study: RandomStudy, asked: Collection[str]) -> Mapping[int, Any]:
     """What has to hold when a study has ended.
 
     Args:
@@ -86,13 +90,13 @@ def check_end(journal: JournalView, study: MadeUpStudy, asked: Collection[str]) 
     """
     rows = {row.number: row for row in journal.trials()}
     if left := [number for number, row in rows.items() if not row.state.final]:
-        raise Violation(f"trial {left[0]} is {rows[left[0]].state} though the study has ended")
+        raise InvariantViolation(f"trial {left[0]} is {rows[left[0]].state} though the study has ended")
     if (done := [each.request for each in journal.interventions()]) != sorted(asked):
         odd = min([*(set(done) ^ set(asked)), *(name for name in done if done.count(name) > 1)], default="an order")
-        raise Violation(f"{odd}: {len(asked)} requests were made, and {len(done)} carried out or refused")
+        raise InvariantViolation(f"{odd}: {len(asked)} requests were made, and {len(done)} carried out or refused")
     unknown = {job for job, promises in journal.promises().items() if promises and promises[0].cores is None}
-    if violations := [x for x in over_promised(journal, study.cluster) if not unknown & set(x.jobs)]:
-        raise Violation(str(violations[0]))
+    if violations := [x for x in overcommitments(journal, study.cluster) if not unknown & set(x.jobs)]:
+        raise InvariantViolation(str(violations[0]))
     _check_decisions(journal, study)
     found = {}
     for number, row in rows.items():
@@ -103,10 +107,10 @@ def check_end(journal: JournalView, study: MadeUpStudy, asked: Collection[str]) 
         reports = {report.epoch: dict(report.metrics) for report in told}
         expected = range(row.trial.start + 1, row.epoch + 1)
         if sorted(reports) != list(expected):
-            raise Violation(f"trial {number} is at epoch {row.epoch}, and has reported {sorted(reports)}")
+            raise InvariantViolation(f"trial {number} is at epoch {row.epoch}, and has reported {sorted(reports)}")
         for epoch, metrics in reports.items():
             if metrics != study.workload.report(row.trial, epoch).metrics:
-                raise Violation(f"trial {number} has reported {metrics} at epoch {epoch}")
+                raise InvariantViolation(f"trial {number} has reported {metrics} at epoch {epoch}")
         found[number] = (dict(row.config), row.state, row.epoch, reports)
     told_by_people = _stopped(journal) or journal.study.get("over")
     if isinstance(study.algorithm(), IN_ANY_ORDER) and study.retries == MANY and not told_by_people:
@@ -115,11 +119,13 @@ def check_end(journal: JournalView, study: MadeUpStudy, asked: Collection[str]) 
         for number in sorted(mine.keys() | theirs.keys()):
             if mine.get(number) != theirs.get(number):
                 why = rows[number].reason.replace("\n", " ") if number in rows else ""
-                raise Violation(f"trial {number} is {mine.get(number)}, and {theirs.get(number)} undisturbed; {why}")
+                raise InvariantViolation(
+                    f"trial {number} is {mine.get(number)}, and {theirs.get(number)} undisturbed; {why}"
+                )
     return found
 
 
-def _check_decisions(journal: JournalView, study: MadeUpStudy) -> None:
+def _check_decisions(journal: JournalView, study: RandomStudy) -> None:
     """The decisions that were recorded are those of the algorithm where it is given the same reports again."""
     algorithm = study.algorithm()
     decisions: dict[int, Decision] = {}
@@ -127,14 +133,14 @@ def _check_decisions(journal: JournalView, study: MadeUpStudy) -> None:
         decisions.setdefault(decision.trial, decision)
     over = journal.study.get("over", False)
     if not (algorithm.finished or over):
-        raise Violation("the algorithm has not finished, though the study has")
+        raise InvariantViolation("the algorithm has not finished, though the study has")
     by_people = journal.retried.keys() | _stopped(journal)
     for row in journal.trials():
         decided = decisions.get(row.number)
         if row.number in by_people or row.trial.is_added or row.state is TrialState.FAILED or (over and not decided):
             continue
         if decided is None or decided.state is not row.state:
-            raise Violation(f"trial {row.number} is {row.state}, and its algorithm decides {decided}")
+            raise InvariantViolation(f"trial {row.number} is {row.state}, and its algorithm decides {decided}")
 
 
 def _stopped(journal: JournalView) -> set[int]:

@@ -4,7 +4,7 @@ import copy
 from collections.abc import Callable, Sequence
 
 from shoal.core.errors import PackError
-from shoal.planner.packing.base import Candidate, Packing, Scene
+from shoal.planner.packing.base import Candidate, Packing, PackingContext
 from shoal.planner.packing.check import check_groups
 
 __all__ = ["check_packing"]
@@ -15,10 +15,10 @@ def check_packing(make: Callable[[], Packing], *, examples: int = 200) -> None:
 
     Args:
         make: a new instance with the same settings at every call.
-        examples: how many scenes, with candidates, to invent.
+        examples: how many contexts, with candidates, to invent.
 
     Raises:
-        AssertionError: the contract of `shoal.planner.packing.Packing` is broken; hypothesis shows the smallest scene
+        AssertionError: the contract of `shoal.planner.packing.Packing` is broken; hypothesis shows the smallest context
             and candidates with which it is.
         ImportError: hypothesis is not installed.
     """
@@ -26,28 +26,28 @@ def check_packing(make: Callable[[], Packing], *, examples: int = 200) -> None:
         from hypothesis import given, settings
     except ImportError as error:
         raise ImportError("check_packing needs hypothesis. Install it with: pip install hypothesis") from error
-    from shoal.testing.scenes import scenes
+    from shoal.testing.packing_contexts import packing_contexts
 
     @settings(max_examples=examples, deadline=None, database=None, report_multiple_bugs=False)
-    @given(scenes())
-    def check(drawn: tuple[tuple[Candidate, ...], Scene]) -> None:
+    @given(packing_contexts())
+    def check(drawn: tuple[tuple[Candidate, ...], PackingContext]) -> None:
         _check(make, *drawn)
 
     check()
 
 
-def _check(make: Callable[[], Packing], candidates: tuple[Candidate, ...], scene: Scene) -> None:
+def _check(make: Callable[[], Packing], candidates: tuple[Candidate, ...], context: PackingContext) -> None:
     packing = make()
-    before = copy.deepcopy((candidates, scene))
-    groups = packing.pack(candidates, scene)
-    assert (candidates, scene) == before, "the packing changed what it was given"
+    before = copy.deepcopy((candidates, context))
+    groups = packing.pack(candidates, context)
+    assert (candidates, context) == before, "the packing changed what it was given"
     try:
-        check_groups(groups, candidates, scene)
+        check_groups(groups, candidates, context)
     except PackError as error:
         raise AssertionError(f"the groups are illegal: {error}") from error
     found = _places(groups, candidates)
-    assert _places(packing.pack(candidates, scene), candidates) == found, "asked twice, it answers differently"
-    assert _places(make().pack(candidates, scene), candidates) == found, "another instance answers differently"
+    assert _places(packing.pack(candidates, context), candidates) == found, "asked twice, it answers differently"
+    assert _places(make().pack(candidates, context), candidates) == found, "another instance answers differently"
 
 
 def _places(groups: Sequence[Sequence[Candidate]], candidates: Sequence[Candidate]) -> list[list[int]]:

@@ -29,10 +29,10 @@ def check_policy(make: Callable[[], Policy], *, examples: int = 200) -> None:
         from hypothesis import given, settings
     except ImportError as error:
         raise ImportError("check_policy needs hypothesis. Install it with: pip install hypothesis") from error
-    from shoal.testing.situations import situations
+    from shoal.testing.scheduling_problems import scheduling_problems
 
     @settings(max_examples=examples, deadline=None, database=None, report_multiple_bugs=False)
-    @given(situations())
+    @given(scheduling_problems())
     def check(situation: tuple[tuple[JobView, ...], Cluster, float]) -> None:
         _check(make, *situation)
 

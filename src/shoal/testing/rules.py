@@ -123,21 +123,21 @@ def _accepts(func: Any, case: Case) -> bool | None:
     return None
 
 
-def _calls(rule: Rule, case: Case, trained: bool) -> Iterator["_Call"]:
+def _calls(rule: Rule, case: Case, trained: bool) -> Iterator["_CallVariant"]:
     """Everything that is tried of a case; lowerings, where there are several, with two members."""
     tensors = sum(isinstance(leaf, Tensor) for leaf in _arguments(case, 0)[0])
     every = (True,) * tensors
     for members in (1, 5):
-        yield _Call(case, every, Layout.MODEL_MAJOR, members, None, trained)
+        yield _CallVariant(case, every, Layout.MODEL_MAJOR, members, None, trained)
     few = tensors <= _FEW
     for own in product((True, False), repeat=tensors):
         for layout in Layout if any(own) and (few or sum(own) in (1, tensors - 1, tensors)) else ():
             for lowering in rule.lowerings if len(rule.lowerings) > 1 else (None,):
-                yield _Call(case, own, layout, 2, lowering, trained)
+                yield _CallVariant(case, own, layout, 2, lowering, trained)
 
 
 @dataclass(frozen=True)
-class _Outcome:
+class _CallResult:
     """What came of a call.
 
     Args:
@@ -153,7 +153,7 @@ class _Outcome:
 
 def _outcome(
     func: Callable[..., Any], leaves: Sequence[Any], own: Sequence[bool], spec: Any, members: int, trained: bool
-) -> _Outcome:
+) -> _CallResult:
     """Call a function with leaves of which some are [B, *shape], `own`; `trained`: compute gradients."""
     inputs = [_leaf(leaf, trained) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
     given = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in inputs]
@@ -170,14 +170,14 @@ def _outcome(
     wanted = [leaf for leaf in inputs if isinstance(leaf, Tensor) and leaf.requires_grad]
     found = iter(torch.autograd.grad(torch.stack(total).sum(), wanted, allow_unused=True) if total else [])
     gradients = [next(found, None) if isinstance(x, Tensor) and x.requires_grad else None for x in inputs]
-    return _Outcome(result, given, gradients)
+    return _CallResult(result, given, gradients)
 
 
 def _leaf(tensor: Tensor, trained: bool) -> Tensor:
     return tensor.detach().requires_grad_(trained and tensor.is_floating_point())
 
 
-def _alone(func: Any, leaves: Sequence[Any], spec: Any, key: Tensor, trained: bool) -> _Outcome:
+def _alone(func: Any, leaves: Sequence[Any], spec: Any, key: Tensor, trained: bool) -> _CallResult:
     def run(*args: Any, **kwargs: Any) -> Any:
         with member_run(Randomness(key, alone=True)):
             return func(*args, **kwargs)
@@ -186,7 +186,7 @@ def _alone(func: Any, leaves: Sequence[Any], spec: Any, key: Tensor, trained: bo
 
 
 @dataclass(frozen=True)
-class _Call:
+class _CallVariant:
     """One way to call a function for all members.
 
     Args:
@@ -255,7 +255,7 @@ class _Call:
     def _forced(self, func: Any) -> Any:
         return autotune.off() if self.lowering is None else autotune.forced({name_of(func): self.lowering})
 
-    def _check_layout(self, outcome: _Outcome) -> None:
+    def _check_layout(self, outcome: _CallResult) -> None:
         """Of images, whose channels are merged for the sake of chains of convolutions."""
         first = outcome.after[0]
         for leaf in pytree.tree_leaves(outcome.result) if isinstance(first, Stacked) and first.dim() > 3 else []:

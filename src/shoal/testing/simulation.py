@@ -23,11 +23,11 @@ from shoal.study.config import EngineConfig
 from shoal.study.engine import Engine
 from shoal.study.event import Event
 from shoal.study.fleet import Fleet
-from shoal.testing.disturbed import Disturbed, Remains, Rigid
+from shoal.testing.fault_injection import EngineRemains, FaultyBackend, FaultyInelasticBackend
 from shoal.testing.faults import Faults, FaultyJournal, Killed
-from shoal.testing.invariants import Violation, check_end, check_step
-from shoal.testing.made_up import MadeUpStudy, make_up
-from shoal.testing.people import People
+from shoal.testing.invariants import InvariantViolation, check_end, check_step
+from shoal.testing.random_interventions import RandomInterventions
+from shoal.testing.random_studies import RandomStudy, random_study
 
 __all__ = ["Simulated", "simulate"]
 
@@ -38,7 +38,7 @@ class WatchedEngine(Engine):
     """An engine that may be killed before each event, and after each of which what has to hold is looked at."""
 
     faults: Faults
-    world: Disturbed
+    world: FaultyBackend
     steps = 0
     _depth = 0
 
@@ -65,7 +65,7 @@ class WatchedEngine(Engine):
         if rows != mine:
             other = {number for number in rows.keys() | mine.keys() if rows.get(number) != mine.get(number)}
             number = min(other)
-            raise Violation(f"trial {number} is {mine.get(number)}, and {rows.get(number)} in the journal")
+            raise InvariantViolation(f"trial {number} is {mine.get(number)}, and {rows.get(number)} in the journal")
 
 
 @dataclass
@@ -89,7 +89,7 @@ class Simulated:
     trials: Mapping[int, Any] | None = None
 
 
-def simulate(seed: int, *, base: Path | None = None, make: Callable[[int], MadeUpStudy] = make_up) -> Simulated:
+def simulate(seed: int, *, base: Path | None = None, make: Callable[[int], RandomStudy] = random_study) -> Simulated:
     """Run the disturbed study of a seed to its end.
 
     Args:
@@ -101,10 +101,10 @@ def simulate(seed: int, *, base: Path | None = None, make: Callable[[int], MadeU
     base = base or (shared if shared.is_dir() else None)
     found = Simulated(seed, "", Counter())
     with tempfile.TemporaryDirectory(dir=base, prefix="shoal-simulation-") as folder:
-        run = _Run(make(seed), Faults(seed), Path(folder) / "study", found)
+        run = _StudyRun(make(seed), Faults(seed), Path(folder) / "study", found)
         try:
             run.to_the_end()
-        except Violation as broken:
+        except InvariantViolation as broken:
             found.violation = str(broken)
         except Exception as error:
             place = _place(error)
@@ -112,12 +112,12 @@ def simulate(seed: int, *, base: Path | None = None, make: Callable[[int], MadeU
     return found
 
 
-class _Run:
+class _StudyRun:
     """One study, through all its engines."""
 
-    def __init__(self, study: MadeUpStudy, faults: Faults, directory: Path, found: Simulated) -> None:
+    def __init__(self, study: RandomStudy, faults: Faults, directory: Path, found: Simulated) -> None:
         self._study, self._faults, self._directory, self._found = study, faults, directory, found
-        self._remains = Remains()
+        self._remains = EngineRemains()
         found.faults = faults.counted
 
     def to_the_end(self) -> None:
@@ -135,7 +135,7 @@ class _Run:
 
     def _ended(self) -> bool:
         """Let an engine run; whether the study has ended."""
-        world: Disturbed | None = None
+        world: FaultyBackend | None = None
         engine: WatchedEngine | None = None
         try:
             with closing(
@@ -143,7 +143,7 @@ class _Run:
             ) as journal:
                 journal.faults = self._faults
                 journal.begin_run()
-                world = (Disturbed if self._study.elastic else Rigid)(
+                world = (FaultyBackend if self._study.elastic else FaultyInelasticBackend)(
                     self._study, self._faults, self._remains, self._directory
                 )
                 with closing(world):
@@ -163,11 +163,11 @@ class _Run:
             if engine is not None:
                 self._found.steps += engine.steps
 
-    def _engine(self, journal: Journal, world: Disturbed) -> tuple[WatchedEngine, People]:
+    def _engine(self, journal: Journal, world: FaultyBackend) -> tuple[WatchedEngine, RandomInterventions]:
         study = self._study
         record = {"devices": journal.study["devices"], "added": [], "removed": []} | journal.study.get("fleet", {})
         fleet = Fleet.again(record, study.find)
-        people = People(self._faults, journal, journal.study["devices"], self._remains.asked)
+        people = RandomInterventions(self._faults, journal, journal.study["devices"], self._remains.asked)
         setting = EngineConfig(
             fleet.given,
             make_policy(journal.study["policy"]),

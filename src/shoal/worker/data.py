@@ -10,7 +10,7 @@ from shoal.core.trial import Config
 from shoal.fuse.generators import reseed
 from shoal.pack.batches import Batches
 from shoal.task import Task
-from shoal.worker.reading import values_read
+from shoal.worker.tracked_config import values_read
 
 __all__ = ["DataSets"]
 

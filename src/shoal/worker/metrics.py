@@ -1,4 +1,4 @@
-"""What validation batches show of learners, and the means over a validation set."""
+"""What validation batches show of runtimes, and the means over a validation set."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,14 +12,14 @@ from shoal.core.errors import TaskError
 from shoal.core.objective import metric_fault
 from shoal.core.space import is_number
 from shoal.task import Task, call
-from shoal.worker.learner import check_scalar
-from shoal.worker.remember import remembered
+from shoal.worker.memoize import memoized
+from shoal.worker.trial_runtime import check_scalar
 
 __all__ = ["MetricMeans", "loss_of", "measured", "size_of"]
 
 
 class MetricMeans:
-    """The means of metrics of several learners, each over the samples of the batches that have it.
+    """The means of metrics of several runtimes, each over the samples of the batches that have it.
 
     Args:
         members: how many.
@@ -31,13 +31,13 @@ class MetricMeans:
         self._samples: dict[str, list[int]] = {}
 
     def add(self, values: Mapping[str, Tensor], size: int) -> None:
-        """Count a batch of so many samples, of which all learners show the same metrics, [B] each."""
+        """Count a batch of so many samples, of which all runtimes show the same metrics, [B] each."""
         for name, column in values.items():
             check_scalar(name, column, axes=1)
             self._count(name, column, [size] * self._members)
 
     def add_each(self, found: Sequence[Mapping[str, Any]], size: int) -> None:
-        """Count a batch of so many samples, of which each learner shows metrics of its own."""
+        """Count a batch of so many samples, of which each runtime shows metrics of its own."""
         for name in dict.fromkeys(name for values in found for name in values):
             column = [torch.as_tensor(values.get(name, 0.0)) for values in found]
             for value in column:
@@ -53,7 +53,7 @@ class MetricMeans:
         self._samples[name] = [had + more for had, more in zip(before, samples, strict=True)]
 
     def of_each(self) -> list[dict[str, float]]:
-        """The means, of each learner those that it has."""
+        """The means, of each runtime those that it has."""
         columns = {name: (total.tolist(), self._samples[name]) for name, total in self._totals.items()}
         return [
             {name: totals[b] / samples[b] for name, (totals, samples) in columns.items() if samples[b]}
@@ -78,7 +78,7 @@ def measured(task: Task, model: nn.Module, batch: Any) -> dict[str, Any]:
     Raises:
         TaskError: the task's `metrics` returns no mapping of names to numbers, or has the name of the loss.
     """
-    with remembered(model):
+    with memoized(model):
         loss = loss_of(task, model, batch)
         metrics = call(task, "metrics", model, batch)
     if not isinstance(metrics, Mapping):

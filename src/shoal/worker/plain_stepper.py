@@ -14,38 +14,38 @@ from shoal.fuse.generators import reseed
 from shoal.fuse.optim.own_update import OwnUpdate
 from shoal.fuse.per_member import MemberRunner, own_part
 from shoal.task import Task, call, takes_config
-from shoal.worker.learner import Learner, check_scalar
 from shoal.worker.metrics import MetricMeans, loss_of, measured, size_of
 from shoal.worker.stepper import Stepper, StepRefusedError
+from shoal.worker.trial_runtime import TrialRuntime, check_scalar
 
 __all__ = ["PlainStepper"]
 
 
 class PlainStepper(Stepper):
-    """Trains learners one after another, each as a loop over its own model and optimizer does.
+    """Trains runtimes one after another, each as a loop over its own model and optimizer does.
 
     Args:
         task: the user's.
-        learners: any.
+        runtimes: any.
         unkeyed: numbers of trials for which generators are seeded with the trial's seed, for their models cannot draw
             the numbers that they draw in an array, such as with dropout under `torch.utils.checkpoint`.
         watched: whether each run is looked at for what it draws; else no more than the first few.
-        shared: large frozen parameters that others use stay in that memory: as an array the learners have not changed
+        shared: large frozen parameters that others use stay in that memory: as an array the runtimes have not changed
             them.
     """
 
     def __init__(
         self,
         task: Task,
-        learners: Sequence[Learner],
+        runtimes: Sequence[TrialRuntime],
         unkeyed: AbstractSet[int] = frozenset(),
         watched: bool = False,
         shared: bool = False,
     ) -> None:
-        self.learners = list(learners)
+        self.runtimes = list(runtimes)
         self._task = task
         self._trials = [
-            _PlainTrial(task, learner, learner.trial.number not in unkeyed, watched, shared) for learner in learners
+            _PlainTrial(task, runtime, runtime.trial.number not in unkeyed, watched, shared) for runtime in runtimes
         ]
 
     def train_step(self, batches: Sequence[Any], ticks: Sequence[int]) -> Tensor:
@@ -55,33 +55,33 @@ class PlainStepper(Stepper):
         return torch.stack([trial.step(own_part(batch, b, members), tick) for b, (trial, batch, tick) in steps])
 
     def validate(self, batches: Iterable[Any]) -> list[dict[str, float]]:
-        """One pass over the batches, each shown to every learner."""
+        """One pass over the batches, each shown to every runtime."""
         means = MetricMeans(len(self._trials))
-        for learner in self.learners:
-            learner.model.eval()
+        for runtime in self.runtimes:
+            runtime.model.eval()
         with torch.no_grad():
             for number, batch in enumerate(batches, start=1):
                 trials = enumerate(self._trials)
                 found = [trial.measure(own_part(batch, b, len(self._trials)), -number) for b, trial in trials]
                 means.add_each(found, size_of(batch))
-        for learner in self.learners:
-            learner.model.train()
+        for runtime in self.runtimes:
+            runtime.model.train()
         return means.of_each()
 
 
 class _PlainTrial:
-    """One of the learners; for the arguments see `PlainStepper`."""
+    """One of the runtimes; for the arguments see `PlainStepper`."""
 
-    def __init__(self, task: Task, learner: Learner, keyed: bool, watched: bool, shared: bool) -> None:
+    def __init__(self, task: Task, runtime: TrialRuntime, keyed: bool, watched: bool, shared: bool) -> None:
         self._task = task
-        self._learner = learner
+        self._runtime = runtime
         self._watched = watched
-        self._run = MemberRunner(learner.trial.seed, learner.device, watched) if keyed else None
+        self._run = MemberRunner(runtime.trial.seed, runtime.device, watched) if keyed else None
         self._own_step = type(task).step is not Task.step
-        self._config = learner.trial.config if self._own_step and takes_config(task) else None
-        self._update = None if self._own_step else OwnUpdate(learner.optimizer)
-        own_small(learner.model)
-        self._lent = [(each, each._version) for each in learner.model.parameters() if lent(each)]
+        self._config = runtime.trial.config if self._own_step and takes_config(task) else None
+        self._update = None if self._own_step else OwnUpdate(runtime.optimizer)
+        own_small(runtime.model)
+        self._lent = [(each, each._version) for each in runtime.model.parameters() if lent(each)]
         if not shared:
             for parameter, _ in self._lent:
                 take_own(parameter)
@@ -115,11 +115,11 @@ class _PlainTrial:
 
     def _drawing(self, fn: Any, tick: int, batch: Any) -> Any:
         """What a function of the model and a batch returns, with the random numbers of a tick."""
-        trial, model = self._learner.trial, self._learner.model
+        trial, model = self._runtime.trial, self._runtime.model
         if self._run is None:
-            reseed(step_seed(trial.seed, tick), self._learner.device)
+            reseed(step_seed(trial.seed, tick), self._runtime.device)
             return fn(model, batch)
-        reseed(step_seed(trial.data_seed, tick), self._learner.device)
+        reseed(step_seed(trial.data_seed, tick), self._runtime.device)
         try:
             return self._run(fn, tick, model, batch)
         except FusionError as error:
@@ -132,7 +132,7 @@ class _PlainTrial:
         return measured(self._task, model, batch)
 
     def _take_own_step(self, model: nn.Module, batch: Any) -> Tensor:
-        loss: Tensor = call(self._task, "step", model, batch, self._learner.optimizer, config=self._config)
+        loss: Tensor = call(self._task, "step", model, batch, self._runtime.optimizer, config=self._config)
         check_scalar("loss", loss)
         return loss
 

@@ -24,8 +24,8 @@ from shoal.pack.batches import Batches, epoch_order
 from shoal.task import Task
 from shoal.worker.data import DataSets
 from shoal.worker.fused_stepper import make_stepper
-from shoal.worker.learner import Learner, build, optimizers_in, side_by_side, wait
 from shoal.worker.stepper import MixedEpochsError, Stepper
+from shoal.worker.trial_runtime import TrialRuntime, build, optimizers_in, side_by_side, wait
 
 __all__ = ["UNNOTICED", "measure"]
 
@@ -143,11 +143,11 @@ class _Bench:
 
     def stepper(self, members: int, some: Sequence[Member] | None = None) -> Stepper:
         """Of so many members, of all or of `some`, who come again if there are too few."""
-        learners: list[Learner] = []
+        runtimes: list[TrialRuntime] = []
         for member in islice(cycle(some or self.array.members), members):
-            learners.append(build(self.task, member, self.device))
-            lend_frozen(learners[0].model, learners[-1].model)
-        return make_stepper(self.task, side_by_side(learners))
+            runtimes.append(build(self.task, member, self.device))
+            lend_frozen(runtimes[0].model, runtimes[-1].model)
+        return make_stepper(self.task, side_by_side(runtimes))
 
     def batches(self, epoch: int = 0) -> Iterator[Any]:
         """Some batches, in the order of an epoch, which begins again if it is too short."""
@@ -172,8 +172,8 @@ class _Bench:
         began = time.perf_counter()
         stepper = self.stepper(members)
         anew = time.perf_counter() - began + _timed(stepper, pairs[0][:1] * members, 0)
-        for b, learner in enumerate(stepper.learners):
-            learner.epoch = b % 2
+        for b, runtime in enumerate(stepper.runtimes):
+            runtime.epoch = b % 2
         try:
             seconds = [_timed(stepper, [pair[b % 2] for b in range(members)], tick) for tick, pair in enumerate(pairs)]
         except MixedEpochsError:
@@ -182,7 +182,7 @@ class _Bench:
 
 
 @dataclass(frozen=True)
-class _Timed:
+class _StepTimes:
     """What steps at several sizes showed.
 
     Args:
@@ -206,7 +206,7 @@ class _Timed:
     refusal: str
 
 
-def _time_sizes(bench: _Bench, first: Any, base: int, memory: int, unnoticed: float) -> _Timed:
+def _time_sizes(bench: _Bench, first: Any, base: int, memory: int, unnoticed: float) -> _StepTimes:
     """Steps of a lone member, of several together, and of a lone one of each other class of optimizer among these.
 
     Nothing that was made for it is left, so that what is made next has the memory.
@@ -219,32 +219,32 @@ def _time_sizes(bench: _Bench, first: Any, base: int, memory: int, unnoticed: fl
         unnoticed: see there.
     """
     began = time.perf_counter()
-    lone = _Run(bench.stepper(1), [first])
+    lone = _TimedSteps(bench.stepper(1), [first])
     built = time.perf_counter() - began
     lone.step()
     weights = _bytes(lone.stepper)
     member = max(_memory(bench.device) - base, 4 * weights)  # weights, gradients, two of optimizer state
     batches = list(bench.batches())
     times = _times()
-    lone = _Run(lone.stepper, batches)
+    lone = _TimedSteps(lone.stepper, batches)
     price = DEAR * choose_fastest({1: lone.step}, FEW).seconds[1]
     work = price / DEAR * bench.epoch_steps * bench.array.pending
     seconds = max(unnoticed, AFFORDABLE.get(bench.device.type, AFFORDABLE_ON_GPU) * work)
-    means = _Means(price, member, seconds, memory / 2 - member)
+    means = _MeasuringBudget(price, member, seconds, memory / 2 - member)
     runs, too_dear = {1: lone}, False
     for members in sorted({min(size, len(bench.array.members)) for size in SIZES} - {1}):
         if means.spend(members):
-            runs[members] = _Run(bench.stepper(members), batches)
+            runs[members] = _TimedSteps(bench.stepper(members), batches)
         else:
             too_dear = too_dear or means.too_dear(members)
-    together = runs[max(runs)].stepper.learners
-    classes = {type(learner.optimizer): learner.member for learner in together}
-    kind = type(lone.stepper.learners[0].optimizer)
+    together = runs[max(runs)].stepper.runtimes
+    classes = {type(runtime.optimizer): runtime.member for runtime in together}
+    kind = type(lone.stepper.runtimes[0].optimizer)
     del classes[kind]
     others = {}
     for other, one in classes.items():  # what takes them longer alone is no price of training them together
         if means.spend(1):
-            others[other] = _Run(bench.stepper(1, [one]), batches)
+            others[other] = _TimedSteps(bench.stepper(1, [one]), batches)
     steps = {each: run.step for each, run in (*runs.items(), *others.items())}
     taken = choose_fastest(steps, ABREAST if bench.train.abreast else IN_TURNS).seconds
     cpu, wall, delayed = (end - start for end, start in zip(_times(), times, strict=True))
@@ -252,14 +252,14 @@ def _time_sizes(bench: _Bench, first: Any, base: int, memory: int, unnoticed: fl
         further = LARGER if taken[16] / 16 < taken[4] / 4 else SMALLER
         too_dear = means.too_dear(further)
         if means.spend(further):
-            runs[further] = _Run(bench.stepper(further), batches)
+            runs[further] = _TimedSteps(bench.stepper(further), batches)
             taken[further] = choose_fastest({further: runs[further].step}, FEW).seconds[further]
-    shares = Counter(type(learner.optimizer) for learner in together)
+    shares = Counter(type(runtime.optimizer) for runtime in together)
     alone = {kind: taken[1], **{other: taken[other] for other in others}}
     shortest = {members: taken[members] for members in runs}
     shortest[1] = fmean(alone.values(), [shares[each] for each in alone])
-    state = [_state_bytes(learner) for learner in together]
-    return _Timed(
+    state = [_state_bytes(runtime) for runtime in together]
+    return _StepTimes(
         seconds=shortest,
         gains={members: run.stepper.gain for members, run in runs.items() if run.stepper.gain is not None},
         built=built,
@@ -272,7 +272,7 @@ def _time_sizes(bench: _Bench, first: Any, base: int, memory: int, unnoticed: fl
 
 
 @dataclass
-class _Means:
+class _MeasuringBudget:
     """What may yet be spent on measuring.
 
     Args:
@@ -301,7 +301,7 @@ class _Means:
 
 
 @dataclass
-class _Run:
+class _TimedSteps:
     """Steps that are timed.
 
     Args:
@@ -318,12 +318,12 @@ class _Run:
         """Take one; returns its seconds."""
         batch, tick = self.batches[self.taken % len(self.batches)], self.taken
         self.taken += 1
-        return _timed(self.stepper, [batch] * len(self.stepper.learners), tick)
+        return _timed(self.stepper, [batch] * len(self.stepper.runtimes), tick)
 
 
 def _timed(stepper: Stepper, batches: Sequence[Any], tick: int) -> float:
     """Seconds of a step of several members, of the batch of each."""
-    device = stepper.learners[0].device
+    device = stepper.runtimes[0].device
     wait(device)
     began = time.perf_counter()
     stepper.train_step(batches, [tick] * len(batches))
@@ -351,13 +351,13 @@ def _memory(device: torch.device) -> int:
 
 def _bytes(stepper: Stepper) -> int:
     """Of the first model's parameters and buffers."""
-    model = stepper.learners[0].model
+    model = stepper.runtimes[0].model
     return sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
 
 
-def _state_bytes(learner: Learner) -> int:
+def _state_bytes(runtime: TrialRuntime) -> int:
     """Of the tensors in the state of its optimizer, or of several."""
-    states = [dict(one.state) for one in optimizers_in(learner.optimizer)]
+    states = [dict(one.state) for one in optimizers_in(runtime.optimizer)]
     return sum(leaf.nbytes for leaf in pytree.tree_leaves(states) if isinstance(leaf, Tensor))
 
 

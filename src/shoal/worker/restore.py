@@ -10,8 +10,8 @@ from shoal.core.trial import Trial
 from shoal.pickling import recalled, why_not_loaded
 from shoal.task import Task, call
 from shoal.worker.checkpoint import load_newest, unfit
-from shoal.worker.learner import new_model
-from shoal.worker.outcome import user_traceback
+from shoal.worker.failures import user_traceback
+from shoal.worker.trial_runtime import new_model
 
 __all__ = ["trained_model"]
 

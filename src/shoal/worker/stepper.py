@@ -1,4 +1,4 @@
-"""The contract of what takes training steps of several learners and validates them."""
+"""The contract of what takes training steps of several runtimes and validates them."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
@@ -7,13 +7,13 @@ from typing import Any
 from torch import Tensor
 
 from shoal.core.demand import Profile
-from shoal.worker.learner import Learner
+from shoal.worker.trial_runtime import TrialRuntime
 
 __all__ = ["MixedEpochsError", "StepRefusedError", "Stepper"]
 
 
 class MixedEpochsError(Exception):
-    """Learners at different epochs cannot be one array.
+    """Runtimes at different epochs cannot be one array.
 
     Args:
         reason: why.
@@ -26,7 +26,7 @@ class MixedEpochsError(Exception):
 
 
 class StepRefusedError(Exception):
-    """A step did what learners must not do as they are trained, and is left half done.
+    """A step did what runtimes must not do as they are trained, and is left half done.
 
     They go back to their checkpoints, and train in plain PyTorch from there.
 
@@ -41,11 +41,11 @@ class StepRefusedError(Exception):
 
 
 class Stepper(ABC):
-    """Trains learners that are at the same step of an epoch, batch by batch; the epochs may be different ones."""
+    """Trains runtimes that are at the same step of an epoch, batch by batch; the epochs may be different ones."""
 
-    learners: list[Learner]
+    runtimes: list[TrialRuntime]
     refusal = ""
-    """Why learners of one structure are no array; "" if they are, or a step of theirs has yet to show it."""
+    """Why runtimes of one structure are no array; "" if they are, or a step of theirs has yet to show it."""
 
     @property
     def finding(self) -> Profile | None:
@@ -64,25 +64,25 @@ class Stepper(ABC):
 
     @abstractmethod
     def train_step(self, batches: Sequence[Any], ticks: Sequence[int]) -> Tensor:
-        """One step of every learner.
+        """One step of every runtime.
 
         Args:
-            batches: of each learner; those that are shared are one object.
-            ticks: steps each learner has done since it began; with its seed that determines its random numbers.
+            batches: of each runtime; those that are shared are one object.
+            ticks: steps each runtime has done since it began; with its seed that determines its random numbers.
 
         Returns:
             The losses, shape [B].
 
         Raises:
-            MixedEpochsError: the learners are at different epochs.
+            MixedEpochsError: the runtimes are at different epochs.
             StepRefusedError: they cannot go on as they are trained.
         """
 
     @abstractmethod
     def validate(self, batches: Iterable[Any]) -> list[dict[str, float]]:
-        """Each learner's metrics and `valid_loss`, averaged over the samples.
+        """Each runtime's metrics and `valid_loss`, averaged over the samples.
 
-        Random numbers of a learner are those of its seed and of ticks -1, -2, ...: the same at every epoch.
+        Random numbers of a runtime are those of its seed and of ticks -1, -2, ...: the same at every epoch.
 
         Raises:
             StepRefusedError: they cannot go on as they are trained.

@@ -9,15 +9,15 @@ from torch import nn
 from shoal.core.array import Array
 from shoal.core.event import ArrayFailed, Event, MembersLeft, Outcome, PackSpeedMeasured, SignaturesFound
 from shoal.core.job import Job, log_path
+from shoal.pack.lane_scheduler import LaneScheduler
 from shoal.pack.lanes import Failure
 from shoal.pack.memory import give_back
-from shoal.pack.turns import Turns
+from shoal.worker.array_trainer import ArrayTrainer
 from shoal.worker.control import JobControl
-from shoal.worker.describe import Describer
-from shoal.worker.lane import Lane
-from shoal.worker.outcome import outcome_of, recorded
-from shoal.worker.peak import Peak
-from shoal.worker.workshop import Workshop
+from shoal.worker.failures import outcome_of, recorded
+from shoal.worker.memory_tracker import MemoryTracker
+from shoal.worker.signature_builder import SignatureBuilder
+from shoal.worker.worker_state import WorkerState
 
 __all__ = ["Trainer"]
 
@@ -32,25 +32,30 @@ class Trainer:
 
     Args:
         job: what to train.
-        workshop: of this process.
-        describer: of the task, for trials that are to be looked at meanwhile.
-        orders: looked at after every step; when it is to stop, all is saved and training ends.
+        worker_state: of this process.
+        signature_builder: of the task, for trials that are to be looked at meanwhile.
+        control: looked at after every step; when it is to stop, all is saved and training ends.
         checkpoint_seconds: longest wall time between two checkpoints.
     """
 
     def __init__(
-        self, job: Job, workshop: Workshop, describer: Describer, orders: JobControl, checkpoint_seconds: float
+        self,
+        job: Job,
+        worker_state: WorkerState,
+        signature_builder: SignatureBuilder,
+        control: JobControl,
+        checkpoint_seconds: float,
     ) -> None:
         self._job = job
-        self._workshop = workshop
-        self._describer = describer
-        self._orders = orders
+        self._worker_state = worker_state
+        self._signature_builder = signature_builder
+        self._control = control
         self._checkpoint_seconds = checkpoint_seconds
         self._saved = time.monotonic()
-        self._lanes: list[Lane] = []
+        self._lanes: list[ArrayTrainer] = []
         self._lanes += [self._lane(array) for array in job.arrays]
-        self._peak = Peak(job.id, workshop.device)
-        self._turns = Turns(workshop.device)
+        self._peak = MemoryTracker(job.id, worker_state.device)
+        self._turns = LaneScheduler(worker_state.device)
         self._paced: PackSpeedMeasured | None = None
         self._held = len(self._lanes)
 
@@ -74,7 +79,7 @@ class Trainer:
             if not self._lanes:
                 self._give_back()
                 return
-            if self._orders.stopping():
+            if self._control.stopping():
                 yield from self._suspend()
                 return
             failures = self._prepare()
@@ -95,7 +100,7 @@ class Trainer:
             lane.suspend()
         yield from self._tell()
         self._lanes.clear()
-        give_back(self._workshop.device)
+        give_back(self._worker_state.device)
 
     def _prepare(self) -> list[Failure]:
         """Bring all lanes to their next steps; returns those that raised."""
@@ -109,20 +114,20 @@ class Trainer:
 
     def _interrupted(self) -> bool:
         """Whether there is anything to be told, heard or done between two steps."""
-        if self._orders.stopping() or self._orders.wait(0) or any(lane.events for lane in self._lanes):
+        if self._control.stopping() or self._control.wait(0) or any(lane.events for lane in self._lanes):
             return True
         return time.monotonic() - self._saved >= self._checkpoint_seconds
 
     def _hear(self) -> Iterator[Event]:
         """Let trials go that are to leave, bring those in that are to join, look at those that are to be looked at."""
-        for change in self._orders.changes():
+        for change in self._control.changes():
             if gone := frozenset[int]().union(*(lane.leave(change.leave) for lane in self._lanes)):
                 yield MembersLeft(self._job.id, gone)
             for array in change.join:
                 self._let_in(array)
             if change.look:
-                self._orders.beat(settled=False)
-                yield SignaturesFound(self._job.id, *self._describer.survey(change.look, load=False))
+                self._control.beat(settled=False)
+                yield SignaturesFound(self._job.id, *self._signature_builder.survey(change.look, load=False))
 
     def _let_in(self, array: Array) -> None:
         """Members join the lane of their key, or are a new one."""
@@ -132,12 +137,12 @@ class Trainer:
                 return
         self._lanes.append(self._lane(array))
 
-    def _lane(self, array: Array) -> Lane:
-        return Lane(self._job.id, array, self._workshop, self._lenders, self._beat)
+    def _lane(self, array: Array) -> ArrayTrainer:
+        return ArrayTrainer(self._job.id, array, self._worker_state, self._lenders, self._beat)
 
     def _beat(self) -> None:
         """Something makes progress; while only steps are taken, the next one takes about as long as the last."""
-        self._orders.beat(all(lane.stepping for lane in self._lanes))
+        self._control.beat(all(lane.stepping for lane in self._lanes))
 
     def _lenders(self) -> list[nn.Module]:
         """One model of each array."""
@@ -180,8 +185,8 @@ class Trainer:
             return
         (lane,) = self._lanes
         deadline = time.monotonic() + lane.linger
-        while time.monotonic() < deadline and not self._orders.stopping():
-            if self._orders.wait(deadline - time.monotonic()):
+        while time.monotonic() < deadline and not self._control.stopping():
+            if self._control.wait(deadline - time.monotonic()):
                 before = lane.trials
                 yield from self._hear()
                 if lane.trials - before:
@@ -203,7 +208,7 @@ class Trainer:
     def _dropped(self, trials: frozenset[int], error: Exception | SystemExit) -> Event:
         if outcome_of(error) is Outcome.STORAGE_FULL:
             raise error
-        outcome, message = recorded(error, log_path(self._workshop.directory, self._job.id))
+        outcome, message = recorded(error, log_path(self._worker_state.directory, self._job.id))
         _log.warning("trials %s are trained here no more: %s", sorted(trials), message)
         return ArrayFailed(self._job.id, trials, outcome, message)
 
@@ -211,7 +216,7 @@ class Trainer:
         """Let memory of the device that lanes had be used by others."""
         before, self._held = self._held, len(self._lanes)
         if self._held < before:
-            give_back(self._workshop.device)
+            give_back(self._worker_state.device)
 
     def _save(self) -> None:
         for lane in self._lanes:

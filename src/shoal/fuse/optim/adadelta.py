@@ -7,14 +7,14 @@ from typing import Any, ClassVar, final
 import torch
 from torch import Tensor
 
-from shoal.fuse.optim.rule import Numbers, Rule, Tensors, decayed
+from shoal.fuse.optim.rule import Numbers, Tensors, UpdateRule, decayed
 
 __all__ = ["Adadelta"]
 
 
 @final
 @dataclass(frozen=True)
-class Adadelta(Rule):
+class Adadelta(UpdateRule):
     """v = ρv + (1 - ρ)g²;  δ = √(u + ε) / √(v + ε) · g;  u = ρu + (1 - ρ)δ²;  p = p - γδ, where g = ±grad + λp.
 
     Zeiler, arXiv:1212.5701.

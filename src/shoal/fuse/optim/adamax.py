@@ -7,14 +7,14 @@ from typing import Any, ClassVar, final
 import torch
 from torch import Tensor
 
-from shoal.fuse.optim.rule import Numbers, Rule, Tensors, approach_, decayed
+from shoal.fuse.optim.rule import Numbers, Tensors, UpdateRule, approach_, decayed
 
 __all__ = ["Adamax"]
 
 
 @final
 @dataclass(frozen=True)
-class Adamax(Rule):
+class Adamax(UpdateRule):
     """m = β₁m + (1 - β₁)g;  u = max(β₂u, |g| + ε);  p = p - γ/(1 - β₁ᵗ) · m / u, where g = ±grad + λp.
 
     Kingma & Ba, arXiv:1412.6980, section 7.1.

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from shoal.fuse.optim.part import Part, flat
-from shoal.fuse.optim.rule import Numbers, Rule, Tensors
+from shoal.fuse.optim.param_state import ParamState, flat
+from shoal.fuse.optim.rule import Numbers, Tensors, UpdateRule
 
 __all__ = ["FunctionCalls", "update"]
 
@@ -52,7 +52,7 @@ class FunctionCalls:
         parts: the parameters, whose state has been begun.
     """
 
-    def __init__(self, rule: Rule, parts: Sequence[Part]) -> None:
+    def __init__(self, rule: UpdateRule, parts: Sequence[ParamState]) -> None:
         self._rule = rule
         self._steps = [part.steps for part in parts if part.steps is not None]
         self._products = [part.product[0] for part in parts if part.product]
@@ -87,7 +87,7 @@ class FunctionCalls:
 
 
 def update(
-    rule: Rule, params: Tensors, grads: Tensors, moments: Sequence[Tensors], numbers: Tensor, constants: int
+    rule: UpdateRule, params: Tensors, grads: Tensors, moments: Sequence[Tensors], numbers: Tensor, constants: int
 ) -> None:
     """One update by stacked tensors, in place; a pure function of them otherwise, which `make_fx` can trace.
 
@@ -106,7 +106,7 @@ def update(
     _apply(rule, params, grads, list(map(list, zip(*moments, strict=True))), spread)
 
 
-def _divide(parts: Sequence[Part]) -> list[_Portion]:
+def _divide(parts: Sequence[ParamState]) -> list[_Portion]:
     limit = _CACHED if parts[0].param.device.type == "cpu" else sys.maxsize
     flats = [(flat(part.param), *map(flat, part.moments)) for part in parts]
     portions: list[_Portion] = []
@@ -133,8 +133,10 @@ def _pieces(shapes: Sequence[tuple[int, ...]], limit: int) -> Iterator[_Place]:
             yield from ((i, rows, slice(start, start + limit)) for start in range(0, count, limit))
 
 
-def _apply(rule: Rule, params: Tensors, grads: Tensors, moments: Sequence[Tensors], numbers: Sequence[Tensors]) -> None:
-    """`Rule.update`, computed in float32 where the tensors are of half precision."""
+def _apply(
+    rule: UpdateRule, params: Tensors, grads: Tensors, moments: Sequence[Tensors], numbers: Sequence[Tensors]
+) -> None:
+    """`UpdateRule.update`, computed in float32 where the tensors are of half precision."""
     if all(param.dtype.itemsize >= 4 for param in params):
         rule.update(params, grads, moments, numbers)
         return

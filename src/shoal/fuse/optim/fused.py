@@ -9,13 +9,13 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from shoal.core.errors import FusionError
-from shoal.fuse.absent import forget, missing
 from shoal.fuse.array import ModelArray
 from shoal.fuse.checks import listed
-from shoal.fuse.optim.cohort import Cohort, Lowering
-from shoal.fuse.optim.column import Column
+from shoal.fuse.missing_grads import forget, missing
 from shoal.fuse.optim.layout import arrange, owned
 from shoal.fuse.optim.own_update import OwnUpdate
+from shoal.fuse.optim.param_group_batch import Lowering, ParamGroupBatch
+from shoal.fuse.optim.stacked_param import StackedParam
 from shoal.fuse.optim.table import steps_as_made
 from shoal.fuse.optim.traced import TracedStep, trace
 
@@ -100,10 +100,10 @@ class FusedOptimizer:
         if self._skipped:
             self._arrange()
         self.refresh()
-        cohorts = [unit for unit in self._units if isinstance(unit, Cohort)]
-        if len(cohorts) < len(self._units):
+        param_batches = [unit for unit in self._units if isinstance(unit, ParamGroupBatch)]
+        if len(param_batches) < len(self._units):
             return None
-        traced = trace(cohorts, [p for p in self._params if p.requires_grad] if params is None else params)
+        traced = trace(param_batches, [p for p in self._params if p.requires_grad] if params is None else params)
         self._kept = self._states_kept()
         return traced
 
@@ -146,8 +146,8 @@ class FusedOptimizer:
 
     def _arrange(self, skipped: Collection[int] = ()) -> None:
         self._skipped = frozenset(skipped)
-        columns = [Column(*column) for column in self.array.columns()]
-        columns += [Column(path, own, [own], b) for path, b, own in self.array.apart()]
+        columns = [StackedParam(*column) for column in self.array.columns()]
+        columns += [StackedParam(path, own, [own], b) for path, b, own in self.array.apart()]
         groups = owned(self.members, columns, self.array)
         used = sorted({i for member in groups for group in member for i in group})
         self._params = [columns[i].stacked for i in used]

@@ -6,14 +6,14 @@ from itertools import accumulate, pairwise
 
 from torch import Tensor
 
-from shoal.fuse.optim.part import Part, flat
+from shoal.fuse.optim.param_state import ParamState, flat
 from shoal.fuse.optim.rule import KernelRule, Numbers
 
 __all__ = ["KernelCalls"]
 
 
 @dataclass(frozen=True)
-class _Call:
+class _KernelArguments:
     """What a kernel takes for some consecutive members; see `KernelRule.kernel`.
 
     Args:
@@ -34,12 +34,12 @@ class KernelCalls:
         parts: the parameters, whose state has been begun.
     """
 
-    def __init__(self, rule: KernelRule, parts: Sequence[Part]) -> None:
+    def __init__(self, rule: KernelRule, parts: Sequence[ParamState]) -> None:
         self._rule = rule
         self._parts = parts
         done = list(zip(*(part.steps.tolist() for part in parts if part.steps is not None), strict=True))
         self._alike = [a == b for a, b in pairwise(done)]  # which stays so: all members step together
-        self._calls: dict[tuple[int, ...], list[_Call]] = {}
+        self._calls: dict[tuple[int, ...], list[_KernelArguments]] = {}
         self._numbers: Sequence[Numbers] | None = None
         self._lengths: tuple[int, ...] = ()
 
@@ -66,7 +66,7 @@ class KernelCalls:
         starts = [0, *(b for b, same in enumerate(alike, start=1) if not same or numbers[b] != numbers[b - 1])]
         return tuple(end - start for start, end in pairwise([*starts, len(numbers)]))
 
-    def _divide(self, lengths: tuple[int, ...]) -> list[_Call]:
+    def _divide(self, lengths: tuple[int, ...]) -> list[_KernelArguments]:
         params = [_pieces(part.param, lengths) for part in self._parts]
         kinds = zip(*(part.moments for part in self._parts), strict=True)
         moments = [[_pieces(moment, lengths) for moment in kind] for kind in kinds]
@@ -74,7 +74,7 @@ class KernelCalls:
         for k, first in enumerate(accumulate(lengths[:-1], initial=0)):
             steps = [part.steps[first] for part in self._parts if part.steps is not None]
             mine = [[moment[k] for moment in kind] for kind in moments]
-            calls.append(_Call(first, [param[k] for param in params], mine, steps))
+            calls.append(_KernelArguments(first, [param[k] for param in params], mine, steps))
         return calls
 
 

@@ -7,10 +7,10 @@ from torch.optim import Optimizer
 
 from shoal.core.errors import FusionError
 from shoal.fuse.array import ModelArray
-from shoal.fuse.optim.cohort import Cohort, Lowering
-from shoal.fuse.optim.column import Column
 from shoal.fuse.optim.loop import MemberLoop
-from shoal.fuse.optim.rule import Rule, unreadable
+from shoal.fuse.optim.param_group_batch import Lowering, ParamGroupBatch
+from shoal.fuse.optim.rule import UpdateRule, unreadable
+from shoal.fuse.optim.stacked_param import StackedParam
 from shoal.fuse.optim.table import rule_of
 
 __all__ = ["arrange", "owned"]
@@ -18,21 +18,21 @@ __all__ = ["arrange", "owned"]
 
 def arrange(
     members: Sequence[Optimizer],
-    columns: Sequence[Column],
+    columns: Sequence[StackedParam],
     groups: Sequence[Sequence[tuple[int, ...]]],
     lowering: Lowering | None,
     skipped: Collection[int] = (),
-) -> list[Cohort | MemberLoop]:
-    """Divide the members into runs whose optimizers differ in numbers alone, and those into cohorts.
+) -> list[ParamGroupBatch | MemberLoop]:
+    """Divide the members into runs whose optimizers differ in numbers alone, and those into batches of groups.
 
     Args:
         members: one optimizer for each member of the array.
         columns: the array's parameters, those that one member alone has among them.
         groups: of each member and group, the indices of its columns; see `owned`.
-        lowering: see `Cohort`.
+        lowering: see `ParamGroupBatch`.
         skipped: members to be left out.
     """
-    units: list[Cohort | MemberLoop] = []
+    units: list[ParamGroupBatch | MemberLoop] = []
     shared = [[tuple(i for i in group if columns[i].member is None) for group in mine] for mine in groups]
     layouts = [_rules(b, member, mine) for b, (member, mine) in enumerate(zip(members, shared, strict=True))]
     for (left_out, layout), run in groupby(range(len(members)), key=lambda b: (b in skipped, layouts[b])):
@@ -46,14 +46,16 @@ def arrange(
             continue
         for number, (rule, mine) in enumerate(layout):
             if mine:
-                units.append(Cohort(rule, chosen, start, number, [columns[i] for i in mine], lowering))
+                units.append(ParamGroupBatch(rule, chosen, start, number, [columns[i] for i in mine], lowering))
             for b in indices:
                 if alone := [columns[i] for i in groups[b][number] if columns[i].member == b]:
-                    units.append(Cohort(rule, [members[b]], b, number, alone, lowering))
+                    units.append(ParamGroupBatch(rule, [members[b]], b, number, alone, lowering))
     return units
 
 
-def owned(members: Sequence[Optimizer], columns: Sequence[Column], array: ModelArray) -> list[list[tuple[int, ...]]]:
+def owned(
+    members: Sequence[Optimizer], columns: Sequence[StackedParam], array: ModelArray
+) -> list[list[tuple[int, ...]]]:
     """For each member and each of its parameter groups, the indices of the columns that its optimizer updates.
 
     Frozen parameters that the array keeps once are left out: they are not updated.
@@ -94,7 +96,7 @@ def _place(found: tuple[int, str, int | None] | None, b: int, group: int, positi
 
 def _rules(
     b: int, member: Optimizer, groups: Sequence[tuple[int, ...]]
-) -> tuple[tuple[Rule, tuple[int, ...]], ...] | None:
+) -> tuple[tuple[UpdateRule, tuple[int, ...]], ...] | None:
     """What must agree for optimizers to be updated together; None if this one steps by itself."""
     layout = []
     for number, (group, columns) in enumerate(zip(member.param_groups, groups, strict=True)):

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.optim import Optimizer, SparseAdam
 
 from shoal.core.errors import FusionError
-from shoal.fuse.optim.column import Column
+from shoal.fuse.optim.stacked_param import StackedParam
 
 __all__ = ["MemberLoop"]
 
@@ -27,7 +27,7 @@ class MemberLoop:
         FusionError: an optimizer needs a closure, which would run one member alone, or sparse gradients.
     """
 
-    def __init__(self, members: Sequence[Optimizer], start: int, columns: Sequence[Sequence[Column]]) -> None:
+    def __init__(self, members: Sequence[Optimizer], start: int, columns: Sequence[Sequence[StackedParam]]) -> None:
         self._members = members
         self._start = start
         self._columns = columns
@@ -52,7 +52,7 @@ class MemberLoop:
         """Let every member step.
 
         Args:
-            missing: as for `Cohort.step`.
+            missing: as for `ParamGroupBatch.step`.
 
         Raises:
             FusionError: an optimizer put its parameters elsewhere in memory, so that they left the array.

@@ -7,14 +7,14 @@ from typing import Any, ClassVar, final
 import torch
 from torch import Tensor
 
-from shoal.fuse.optim.rule import Numbers, Rule, Tensors, approach_, decayed
+from shoal.fuse.optim.rule import Numbers, Tensors, UpdateRule, approach_, decayed
 
 __all__ = ["NAdam"]
 
 
 @final
 @dataclass(frozen=True)
-class NAdam(Rule):
+class NAdam(UpdateRule):
     """Adam whose momentum, after a schedule of its own, looks ahead as Nesterov's does.
 
     m = β₁m + (1 - β₁)g;  v = β₂v + (1 - β₂)g²;  μₜ = β₁(1 - ½ 0.96^(tψ));  Π = μ₁ ··· μₜ;

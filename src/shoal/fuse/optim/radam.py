@@ -7,14 +7,14 @@ from typing import Any, ClassVar, final
 import torch
 from torch import Tensor
 
-from shoal.fuse.optim.rule import Numbers, Rule, Tensors, approach_, decayed
+from shoal.fuse.optim.rule import Numbers, Tensors, UpdateRule, approach_, decayed
 
 __all__ = ["RAdam"]
 
 
 @final
 @dataclass(frozen=True)
-class RAdam(Rule):
+class RAdam(UpdateRule):
     """Adam that goes without its second moment as long as that has too large a variance.
 
     m = β₁m + (1 - β₁)g;  v = β₂v + (1 - β₂)g²;  ρ∞ = 2/(1 - β₂) - 1;  ρ = ρ∞ - 2t β₂ᵗ / (1 - β₂ᵗ);

@@ -7,14 +7,14 @@ from typing import Any, ClassVar, final
 import torch
 from torch import Tensor
 
-from shoal.fuse.optim.rule import Numbers, Rule, Tensors, approach_, decayed
+from shoal.fuse.optim.rule import Numbers, Tensors, UpdateRule, approach_, decayed
 
 __all__ = ["RMSprop"]
 
 
 @final
 @dataclass(frozen=True)
-class RMSprop(Rule):
+class RMSprop(UpdateRule):
     """v = αv + (1 - α)g²;  b = μb + g / (√v + ε);  p = p - γb, where g = ±grad + λp.
 
     Hinton, lecture 6e of "Neural Networks for Machine Learning", 2012; centered: the variance v - a², with

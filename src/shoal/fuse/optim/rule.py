@@ -9,7 +9,7 @@ from torch import Tensor
 
 from shoal.core.errors import FusionError
 
-__all__ = ["KernelRule", "Numbers", "Rule", "Tensors", "approach_", "decayed", "unreadable"]
+__all__ = ["KernelRule", "Numbers", "Tensors", "UpdateRule", "approach_", "decayed", "unreadable"]
 
 Numbers = tuple[float, ...]
 """The numeric settings of one member's parameter group, in an order that its rule knows."""
@@ -18,13 +18,13 @@ Tensors = list[Tensor] | tuple[Tensor, ...]
 """One tensor for each parameter; what torch's multi-tensor functions, `torch._foreach_*`, take."""
 
 
-class Rule(ABC):
+class UpdateRule(ABC):
     """How an optimizer class updates parameters.
 
     The fields of a rule are the settings that choose between formulas (`nesterov`, `amsgrad`); groups of equal rules
-    differ in numbers alone and are updated together. At every step a cohort of members counts the update, asks for the
-    `schedule` and calls `update`; it asks for the `constants` only when the members' numbers have changed. All of it
-    can be traced by `make_fx`.
+    differ in numbers alone and are updated together. At every step a batch of groups of members counts the update, asks
+    for the `schedule` and calls `update`; it asks for the `constants` only when the members' numbers have changed. All
+    of it can be traced by `make_fx`.
     """
 
     settings: ClassVar[tuple[str, ...]]
@@ -86,7 +86,7 @@ class Rule(ABC):
         """
 
 
-class KernelRule(Rule):
+class KernelRule(UpdateRule):
     """A rule that torch has a fused kernel for."""
 
     @abstractmethod

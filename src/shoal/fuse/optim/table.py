@@ -13,12 +13,12 @@ from shoal.fuse.optim.adamax import Adamax
 from shoal.fuse.optim.nadam import NAdam
 from shoal.fuse.optim.radam import RAdam
 from shoal.fuse.optim.rmsprop import RMSprop
-from shoal.fuse.optim.rule import KernelRule, Rule
+from shoal.fuse.optim.rule import KernelRule, UpdateRule
 from shoal.fuse.optim.sgd import SGD
 
-__all__ = ["RULES", "company_of", "rule_of", "steps_as_made"]
+__all__ = ["RULES", "kernel_group_of", "rule_of", "steps_as_made"]
 
-RULES: dict[type[Optimizer], type[Rule]] = {
+RULES: dict[type[Optimizer], type[UpdateRule]] = {
     torch.optim.SGD: SGD,
     torch.optim.Adam: Adam,
     torch.optim.AdamW: Adam,
@@ -32,7 +32,7 @@ RULES: dict[type[Optimizer], type[Rule]] = {
 """By exact class: a subclass may do anything in its `step`."""
 
 
-def rule_of(optimizer: Optimizer, group: dict[str, Any]) -> Rule | None:
+def rule_of(optimizer: Optimizer, group: dict[str, Any]) -> UpdateRule | None:
     """The rule for one of an optimizer's parameter groups, or None if the optimizer must step by itself."""
     kind = RULES.get(type(optimizer))
     if kind is None or not steps_as_made(optimizer):
@@ -41,7 +41,7 @@ def rule_of(optimizer: Optimizer, group: dict[str, Any]) -> Rule | None:
     return parsed[0] if parsed else None
 
 
-def company_of(optimizer: Optimizer) -> str:
+def kernel_group_of(optimizer: Optimizer) -> str:
     """Whom an optimizer may be in one array with at no loss of speed: all that follow a rule torch has a kernel for; of
     others those of its class.
     """

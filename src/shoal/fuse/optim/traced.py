@@ -6,33 +6,33 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from shoal.fuse.optim.cohort import Cohort
 from shoal.fuse.optim.functions import update
-from shoal.fuse.optim.part import Part
+from shoal.fuse.optim.param_group_batch import ParamGroupBatch
+from shoal.fuse.optim.param_state import ParamState
 
 __all__ = ["TracedStep", "trace"]
 
 
 @dataclass(frozen=True, eq=False)
 class _Share:
-    """What one cohort has in a traced step.
+    """What one batch of groups has in a traced step.
 
     Args:
-        cohort: of members.
+        param_batch: of members.
         parts: its parameters, and their places among those of the step.
         constants: that its rule has.
         numbers: what its rule needs of every member: a row for each constant, then for each entry of its schedule one
             for each parameter, [R, B].
     """
 
-    cohort: Cohort
-    parts: list[tuple[Part, int]]
+    param_batch: ParamGroupBatch
+    parts: list[tuple[ParamState, int]]
     constants: int
     numbers: Tensor
 
     def fill(self, steps: Sequence[Tensor], products: Sequence[Tensor]) -> None:
         """Write the numbers of an update that is the last one counted in `steps`."""
-        rule, table = self.cohort.rule, self.cohort.numbers()
+        rule, table = self.param_batch.rule, self.param_batch.numbers()
         rows = [*rule.constants(table), *(row for entry in rule.schedule(table, steps, products) for row in entry)]
         self.numbers.copy_(torch.stack(rows))
 
@@ -47,8 +47,8 @@ class TracedStep:
     Args:
         params: stacked parameters, [B, *shape]; to be updated.
         state: the moments, to be updated; what the members' own state shows.
-        numbers: of each cohort's members, [R, B] each; `advance` writes new values into these tensors.
-        shares: of the cohorts.
+        numbers: of each batch of groups's members, [R, B] each; `advance` writes new values into these tensors.
+        shares: of the batches of groups.
     """
 
     params: list[Tensor]
@@ -79,9 +79,9 @@ class TracedStep:
         left = iter(state)
         with torch.no_grad():
             for share, mine in zip(self.shares, numbers, strict=True):
-                rows = share.cohort.rows
+                rows = share.param_batch.rows
                 update(
-                    share.cohort.rule,
+                    share.param_batch.rule,
                     [rows(params[i]) for _, i in share.parts],
                     [rows(grads[i]) for _, i in share.parts],
                     [[next(left) for _ in part.moments] for part, _ in share.parts],
@@ -90,11 +90,11 @@ class TracedStep:
                 )
 
 
-def trace(cohorts: Sequence[Cohort], params: Sequence[Tensor]) -> TracedStep:
-    """The step of some cohorts on those of `params` that they own; begins the state of these.
+def trace(param_batches: Sequence[ParamGroupBatch], params: Sequence[Tensor]) -> TracedStep:
+    """The step of some batches of groups on those of `params` that they own; begins the state of these.
 
     Args:
-        cohorts: in any order.
+        param_batches: in any order.
         params: stacked parameters that get gradients.
     """
     wanted = {id(param) for param in params}
@@ -102,31 +102,31 @@ def trace(cohorts: Sequence[Cohort], params: Sequence[Tensor]) -> TracedStep:
     owned: list[Tensor] = []
     state: list[Tensor] = []
     shares = []
-    for cohort in cohorts:
+    for param_batch in param_batches:
         parts = []
-        for part in cohort.parts:
+        for part in param_batch.parts:
             stacked = part.column.stacked
             if id(stacked) not in wanted:
                 continue
             if id(stacked) not in places:
                 places[id(stacked)] = len(owned)
                 owned.append(stacked)
-            state.extend(cohort.open(part).moments)
+            state.extend(param_batch.open(part).moments)
             parts.append((part, places[id(stacked)]))
         if parts:
-            shares.append(_share(cohort, parts))
+            shares.append(_share(param_batch, parts))
     return TracedStep(owned, state, [share.numbers for share in shares], shares)
 
 
-def _share(cohort: Cohort, parts: list[tuple[Part, int]]) -> _Share:
+def _share(param_batch: ParamGroupBatch, parts: list[tuple[ParamState, int]]) -> _Share:
     """With the numbers of the next update, which is not counted yet."""
-    table = cohort.numbers()
+    table = param_batch.numbers()
     steps = [part.steps + 1 for part, _ in parts if part.steps is not None]
     products = [part.product[0].clone() for part, _ in parts if part.product]
-    constants = len(cohort.rule.constants(table))
-    entries = len(cohort.rule.schedule(table, steps, [product.clone() for product in products]))
+    constants = len(param_batch.rule.constants(table))
+    entries = len(param_batch.rule.schedule(table, steps, [product.clone() for product in products]))
     dtype = torch.float64 if any(part.param.dtype == torch.float64 for part, _ in parts) else torch.float32
     numbers = torch.empty(constants + entries * len(parts), table.shape[1], dtype=dtype, device=table.device)
-    share = _Share(cohort, parts, constants, numbers)
+    share = _Share(param_batch, parts, constants, numbers)
     share.fill(steps, products)
     return share

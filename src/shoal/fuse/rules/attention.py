@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from shoal.fuse.draws import draws
+from shoal.fuse.random_ops import draws
 from shoal.fuse.rules.base import Rule
 from shoal.fuse.rules.dropout import drop
 from shoal.fuse.rules.elementwise import raise_rank

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from shoal.fuse.autotune import fastest
 from shoal.fuse.rules.base import Layout, Rule, merge_channels, split_channels
-from shoal.fuse.rules.columns import Window, samples_lead
+from shoal.fuse.rules.im2col import ConvWindow, samples_lead
 from shoal.fuse.stacked import Stacked
 
 __all__ = ["RULES"]
@@ -47,7 +47,7 @@ def _conv(
     def run(x: Tensor, w: Tensor, b: Tensor | None, groups: int) -> Tensor:
         return func(x, w, b, stride, padding, dilation, groups)  # type: ignore[no-any-return]
 
-    window = Window.of(weight.shape[2:], stride, padding, dilation) if groups == 1 else None
+    window = ConvWindow.of(weight.shape[2:], stride, padding, dilation) if groups == 1 else None
     columns = window.convolve if window is not None and window.small(_elements(input, weight)) else None
     settings = (*map(_fixed, (stride, padding, dilation)), groups)
     return _all(func.__name__, run, input, weight, bias, settings, columns, _outputs_first)
@@ -180,7 +180,7 @@ _LOWERINGS: dict[str, Callable[..., Any]] = {"grouped": _grouped, "one": _of_sha
 RULES = (
     Rule(
         (F.conv1d, F.conv2d, F.conv3d),
-        {**_LOWERINGS, "bmm": Window.convolve},
+        {**_LOWERINGS, "bmm": ConvWindow.convolve},
         gives=Layout.CHANNEL_MAJOR,
         run=_conv,
     ),

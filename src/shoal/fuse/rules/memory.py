@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shoal.fuse.copies import note_copy
+from shoal.fuse.aliasing import note_copy
 from shoal.fuse.rules.base import Rule
 from shoal.fuse.rules.elementwise import like
 from shoal.fuse.stacked import Stacked

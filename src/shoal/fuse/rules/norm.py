@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from shoal.fuse.rules.base import Layout, Rule, channel_major, merge_channels, split_channels
-from shoal.fuse.rules.planes import by_samples
+from shoal.fuse.rules.channelwise import by_samples
 from shoal.fuse.stacked import NeedsMemberError, Stacked, count
 
 __all__ = ["RULES"]

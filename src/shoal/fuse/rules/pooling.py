@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from shoal.fuse.rules.base import Layout, Rule, named
-from shoal.fuse.rules.planes import by_planes
+from shoal.fuse.rules.channelwise import by_planes
 from shoal.fuse.stacked import Stacked
 
 __all__ = ["RULES"]

@@ -14,17 +14,17 @@ from torch import Tensor
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from shoal.fuse.autotune import fastest
-from shoal.fuse.quiet import Hidden
 from shoal.fuse.rules.base import Rule
 from shoal.fuse.rules.dropout import drop
 from shoal.fuse.rules.unroll import CELLS, Weights, cell_input, unroll
 from shoal.fuse.stacked import Stacked, count
+from shoal.fuse.warning_filters import HiddenWarning
 
 __all__ = ["RULES"]
 
 _Tensors = tuple[Tensor, ...]
 
-_scattered = Hidden("RNN module weights are not part of single")
+_scattered = HiddenWarning("RNN module weights are not part of single")
 """They are rows of the array's."""
 
 

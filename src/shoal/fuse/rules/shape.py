@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shoal.fuse.copies import note_copy
+from shoal.fuse.aliasing import note_copy
 from shoal.fuse.rules.axes import axis, axis_of
 from shoal.fuse.rules.base import Rule, named
 from shoal.fuse.rules.elementwise import raise_rank

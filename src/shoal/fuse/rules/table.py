@@ -5,7 +5,8 @@ from typing import Any
 from shoal.fuse.rules import (
     attention,
     axes,
-    classes,
+    channelwise,
+    classification_loss,
     conv,
     dropout,
     elementwise,
@@ -18,7 +19,6 @@ from shoal.fuse.rules import (
     memory,
     meta,
     norm,
-    planes,
     pooling,
     recurrent,
     shape,
@@ -40,13 +40,13 @@ FAMILIES: dict[str, tuple[Rule, ...]] = {
     "norm": norm.RULES,
     "layer_norm": layer_norm.RULES,
     "embedding": embedding.RULES,
-    "planes": planes.RULES,
+    "planes": channelwise.RULES,
     "pooling": pooling.RULES,
     "dropout": dropout.RULES,
     "attention": attention.RULES,
     "recurrent": recurrent.RULES,
     "loss": loss.RULES,
-    "classes": classes.RULES,
+    "classes": classification_loss.RULES,
 }
 """By the name of their file."""
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["CELLS", "Cell", "State", "Weights", "cell_input", "unroll"]
+__all__ = ["CELLS", "RecurrentCell", "State", "Weights", "cell_input", "unroll"]
 
 State = tuple[Tensor, ...]
 """(h,), or (h, c) of an LSTM: [B, N, R] and [B, N, H]."""
@@ -40,7 +40,7 @@ class Weights:
         return replace(weights, projection=flat[2]) if len(flat) > 2 else weights
 
 
-class Cell(NamedTuple):
+class RecurrentCell(NamedTuple):
     """How a recurrent layer takes a step.
 
     Args:
@@ -52,7 +52,9 @@ class Cell(NamedTuple):
     sums_biases: bool
 
 
-def unroll(cell: Cell, x: Tensor, state: State, weights: Weights, time: int, reverse: bool) -> tuple[Tensor, State]:
+def unroll(
+    cell: RecurrentCell, x: Tensor, state: State, weights: Weights, time: int, reverse: bool
+) -> tuple[Tensor, State]:
     """Run a layer in one direction.
 
     Args:
@@ -78,7 +80,7 @@ def unroll(cell: Cell, x: Tensor, state: State, weights: Weights, time: int, rev
     return torch.stack(outputs, time), state
 
 
-def cell_input(cell: Cell, x: Tensor, weights: Weights) -> Tensor:
+def cell_input(cell: RecurrentCell, x: Tensor, weights: Weights) -> Tensor:
     """The part of the gates that comes of the input: [B, N, I] -> [B, N, G*H]."""
     bias = weights.input_bias
     if bias is not None and weights.hidden_bias is not None and cell.sums_biases:
@@ -126,9 +128,9 @@ def _elman(activation: Callable[[Tensor], Tensor]) -> Callable[[Tensor, State, W
 
 
 CELLS = {
-    "lstm": Cell(_lstm, sums_biases=True),
-    "gru": Cell(_gru, sums_biases=False),
-    "rnn_tanh": Cell(_elman(torch.tanh), sums_biases=True),
-    "rnn_relu": Cell(_elman(torch.relu), sums_biases=True),
+    "lstm": RecurrentCell(_lstm, sums_biases=True),
+    "gru": RecurrentCell(_gru, sums_biases=False),
+    "rnn_tanh": RecurrentCell(_elman(torch.tanh), sums_biases=True),
+    "rnn_relu": RecurrentCell(_elman(torch.relu), sums_biases=True),
 }
 """By the names of torch's functions."""

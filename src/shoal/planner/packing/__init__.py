@@ -1,14 +1,14 @@
 """Which arrays share a process: the contract of a packing, and the packings (pack_opt of Pack)."""
 
-from shoal.planner.packing.base import Candidate, Packing, Scene
+from shoal.planner.packing.base import Candidate, Packing, PackingContext
 from shoal.planner.packing.batch_size import BatchSize
 from shoal.planner.packing.check import check_groups
 from shoal.planner.packing.cost import Cost
 from shoal.planner.packing.knn import KNN
+from shoal.planner.packing.no_packing import NoPacking
 from shoal.planner.packing.prediction import Prediction, predicted
-from shoal.planner.packing.random import Random
+from shoal.planner.packing.random import RandomPacking
 from shoal.planner.packing.registry import PACKINGS, make_packing
-from shoal.planner.packing.single import Single
 
 __all__ = [
     "KNN",
@@ -16,11 +16,11 @@ __all__ = [
     "BatchSize",
     "Candidate",
     "Cost",
+    "NoPacking",
     "Packing",
+    "PackingContext",
     "Prediction",
-    "Random",
-    "Scene",
-    "Single",
+    "RandomPacking",
     "check_groups",
     "make_packing",
     "predicted",

@@ -7,7 +7,7 @@ from math import isfinite
 
 from shoal.core.array import Array, FusionKey
 
-__all__ = ["Candidate", "Packing", "Scene"]
+__all__ = ["Candidate", "Packing", "PackingContext"]
 
 
 @dataclass(frozen=True)
@@ -56,15 +56,15 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Scene:
+class PackingContext:
     """Where the candidates are to run, and what is known of them together.
 
     Args:
         loads: expected seconds until each healthy device is free, 0 for an idle one; at least one.
         memory: bytes of the smallest device.
         start: seconds that any job costs beside its steps (dispatch, first batch).
-        paces: two keys, or one for two arrays of it -> steps of both in one process over the sum of each by itself, as
-            measured; below 1 is a gain. Pairs that were never measured are absent.
+        pack_speeds: two keys, or one for two arrays of it -> steps of both in one process over the sum of each by
+            itself, as measured; below 1 is a gain. Pairs that were never measured are absent.
         axes: name of a parameter whose values have an order, such as "optimizer.momentum" -> its values in that order.
             Of a parameter that is not there the values that candidates have are put in order if all are numbers, else
             they are equal or not.
@@ -77,7 +77,7 @@ class Scene:
     loads: tuple[float, ...]
     memory: int
     start: float = 0.0
-    paces: Mapping[frozenset[FusionKey], float] = field(default_factory=dict)
+    pack_speeds: Mapping[frozenset[FusionKey], float] = field(default_factory=dict)
     axes: Mapping[str, Sequence[object]] = field(default_factory=dict)
     seed: int = 0
 
@@ -91,13 +91,13 @@ class Scene:
                 raise ValueError(f"`{name}` must be finite seconds and not negative, got {getattr(self, name)!r}")
         if self.memory < 0:
             raise ValueError(f"`memory` must not be negative, got {self.memory!r}")
-        for pair, pace in self.paces.items():
-            if not (pace > 0 and isfinite(pace)):
-                raise ValueError(f"a pace must be finite and above 0, got {pace!r} of {sorted(map(str, pair))}")
+        for pair, pack_speed in self.pack_speeds.items():
+            if not (pack_speed > 0 and isfinite(pack_speed)):
+                raise ValueError(f"a pace must be finite and above 0, got {pack_speed!r} of {sorted(map(str, pair))}")
 
-    def pace(self, one: FusionKey, other: FusionKey) -> float | None:
+    def pack_speed(self, one: FusionKey, other: FusionKey) -> float | None:
         """Of an array of each in one process; None if that was never measured."""
-        return self.paces.get(frozenset((one, other)))
+        return self.pack_speeds.get(frozenset((one, other)))
 
 
 class Packing(ABC):
@@ -109,14 +109,15 @@ class Packing(ABC):
     for arrays that found no device and running jobs that have room.
 
     A packing is a pure function of the arguments of `pack`: no clock, no I/O, no state between calls, no randomness but
-    `Scene.seed`.
+    `PackingContext.seed`.
 
     What `pack` may return:
 
     - Every candidate is in exactly one group, in the order in which it was given; groups come in the order of their
       first candidates.
     - All arrays of a group have the same `key.data`: they are fed by one stream.
-    - The most `base` of a group and the sum of its `memory` are at most `Scene.memory`, unless it has one candidate.
+    - The most `base` of a group and the sum of its `memory` are at most `PackingContext.memory`, unless it has one
+      candidate.
 
     `check_groups` holds an answer against these rules, and the planner runs it on every answer. An illegal answer is a
     `PackError`. That, or whatever `pack` or `suits` raises, ends the run; all that was reported is recorded, and
@@ -126,18 +127,18 @@ class Packing(ABC):
     """
 
     @abstractmethod
-    def pack(self, candidates: Sequence[Candidate], scene: Scene) -> list[tuple[Candidate, ...]]:
+    def pack(self, candidates: Sequence[Candidate], context: PackingContext) -> list[tuple[Candidate, ...]]:
         """Put candidates that are to share a process into one group; any number of candidates, none included."""
 
-    def suits(self, newcomer: Candidate, present: Sequence[Candidate], scene: Scene) -> bool:
+    def suits(self, incoming: Candidate, present: Sequence[Candidate], context: PackingContext) -> bool:
         """Whether a candidate is to come into a process in which others are.
 
         By default, if it would have been put together with one of them.
 
         Args:
-            newcomer: that waits.
+            incoming: that waits.
             present: what the process still trains, at least one.
-            scene: of its device.
+            context: of its device.
         """
-        groups = self.pack([*present, newcomer], scene)
-        return any(len(group) > 1 and any(each is newcomer for each in group) for group in groups)
+        groups = self.pack([*present, incoming], context)
+        return any(len(group) > 1 and any(each is incoming for each in group) for group in groups)

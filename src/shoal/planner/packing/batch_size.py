@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
 
-from shoal.planner.packing.base import Candidate, Packing, Scene
+from shoal.planner.packing.base import Candidate, Packing, PackingContext
 from shoal.planner.packing.groups import arranged, filled
 
 __all__ = ["BatchSize"]
@@ -18,7 +18,7 @@ class BatchSize(Packing):
     This is Batch-size Pack Hyperband (Liu et al. 2021, section 5.3).
     """
 
-    def pack(self, candidates: Sequence[Candidate], scene: Scene) -> list[tuple[Candidate, ...]]:
+    def pack(self, candidates: Sequence[Candidate], context: PackingContext) -> list[tuple[Candidate, ...]]:
         """Greedily, the first candidate that is left with all that fit to it."""
         left = list(range(len(candidates)))
         groups: list[list[int]] = []
@@ -26,7 +26,7 @@ class BatchSize(Packing):
             first, *others = left
             size = candidates[first].key.batch_size
             alike = (place for place in others if candidates[place].key.batch_size == size)
-            groups.append(filled(first, alike, candidates, scene))
+            groups.append(filled(first, alike, candidates, context))
             taken = set(groups[-1])
             left = [place for place in left if place not in taken]
         return arranged(groups, candidates)

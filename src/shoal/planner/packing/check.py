@@ -3,19 +3,21 @@
 from collections.abc import Sequence
 
 from shoal.core.errors import PackError
-from shoal.planner.packing.base import Candidate, Scene
+from shoal.planner.packing.base import Candidate, PackingContext
 from shoal.planner.packing.groups import needed
 
 __all__ = ["check_groups"]
 
 
-def check_groups(groups: Sequence[Sequence[Candidate]], candidates: Sequence[Candidate], scene: Scene) -> None:
+def check_groups(
+    groups: Sequence[Sequence[Candidate]], candidates: Sequence[Candidate], context: PackingContext
+) -> None:
     """Check groups against the rules that `Packing` states.
 
     Args:
         groups: what the packing answered.
         candidates: that it was given.
-        scene: that it was given.
+        context: that it was given.
 
     Raises:
         PackError: the groups are illegal; the message says why.
@@ -41,7 +43,7 @@ def check_groups(groups: Sequence[Sequence[Candidate]], candidates: Sequence[Can
         if taken != sorted(taken):
             raise PackError(f"the group of {_named(group[0])} is not in the order in which it was given")
         firsts.append(taken[0])
-        _check_company(group, scene)
+        _check_company(group, context)
     left = [candidate for candidate in candidates if places[id(candidate)]]
     if left:
         raise PackError(f"{_named(left[0])} is in no group")
@@ -49,16 +51,16 @@ def check_groups(groups: Sequence[Sequence[Candidate]], candidates: Sequence[Can
         raise PackError("the groups are not in the order of their first candidates")
 
 
-def _check_company(group: Sequence[Candidate], scene: Scene) -> None:
+def _check_company(group: Sequence[Candidate], context: PackingContext) -> None:
     """One group by itself."""
     if len(group) == 1:
         return
     streams = {candidate.key.data for candidate in group}
     if len(streams) > 1:
         raise PackError(f"the group of {_named(group[0])} needs {len(streams)} streams of data; a process has one")
-    if needed(group) > scene.memory:
+    if needed(group) > context.memory:
         raise PackError(
-            f"the group of {_named(group[0])} needs {needed(group)} bytes, the smallest device has {scene.memory}"
+            f"the group of {_named(group[0])} needs {needed(group)} bytes, the smallest device has {context.memory}"
         )
 
 

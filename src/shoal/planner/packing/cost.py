@@ -6,11 +6,11 @@ from itertools import product
 from typing import final
 
 from shoal.core.errors import PackError
-from shoal.planner.packing.base import Candidate, Packing, Scene
+from shoal.planner.packing.base import Candidate, Packing, PackingContext
+from shoal.planner.packing.candidate_order import CandidateOrder, Partition
 from shoal.planner.packing.groups import arranged, needed
-from shoal.planner.packing.improve import Score, improved, score
+from shoal.planner.packing.local_search import Score, local_search, score
 from shoal.planner.packing.prediction import predicted
-from shoal.planner.packing.row import Cut, Row
 
 __all__ = ["Cost"]
 
@@ -59,31 +59,31 @@ class Cost(Packing):
         if not (number and 0 <= self.worth < 1):
             raise PackError(f"`worth` must be at least 0 and below 1, got {self.worth!r}; 0.05 is 5 % of the time")
 
-    def pack(self, candidates: Sequence[Candidate], scene: Scene) -> list[tuple[Candidate, ...]]:
+    def pack(self, candidates: Sequence[Candidate], context: PackingContext) -> list[tuple[Candidate, ...]]:
         """The best groups found."""
         if not candidates:
             return []
-        row = Row(candidates, scene, self.worth)
+        row = CandidateOrder(candidates, context, self.worth)
 
-        def judged(cut: Cut) -> Score:
-            return score(cut, scene.loads)
+        def judged(cut: Partition) -> Score:
+            return score(cut, context.loads)
 
-        best = min(_passed(row, scene.loads), key=judged)
+        best = min(_passed(row, context.loads), key=judged)
         starts = [best] if len(best.groups) == len(candidates) else [best, row.single()]
-        ends = [improved(cut, row, scene.loads) for cut in starts]
+        ends = [local_search(cut, row, context.loads) for cut in starts]
         return arranged(min(ends, key=judged).groups, candidates)
 
-    def suits(self, newcomer: Candidate, present: Sequence[Candidate], scene: Scene) -> bool:
-        """Whether that saves enough of the time that the newcomer would take by itself."""
-        group = [*present, newcomer]
-        if newcomer.key.data != present[0].key.data or needed(group) > scene.memory:
+    def suits(self, incoming: Candidate, present: Sequence[Candidate], context: PackingContext) -> bool:
+        """Whether that saves enough of the time that the incoming candidate would take by itself."""
+        group = [*present, incoming]
+        if incoming.key.data != present[0].key.data or needed(group) > context.memory:
             return False
-        alone = scene.start + newcomer.seconds
-        added = predicted(group, scene).together - predicted(present, scene).together
+        alone = context.start + incoming.seconds
+        added = predicted(group, context).together - predicted(present, context).together
         return alone - added >= self.worth * alone
 
 
-def _passed(row: Row, loads: Sequence[float]) -> Iterator[Cut]:
+def _passed(row: CandidateOrder, loads: Sequence[float]) -> Iterator[Partition]:
     """Cuts from all single to as few as are worth it; no more of them once one is as good as can be expected."""
     single, few = row.single(), row.cut()
     yield single
@@ -108,7 +108,7 @@ def _passed(row: Row, loads: Sequence[float]) -> Iterator[Cut]:
         yield cut
 
 
-def _even(row: Row, groups: int, cut: Cut) -> Cut:
+def _even(row: CandidateOrder, groups: int, cut: Partition) -> Partition:
     """The cut into so many groups at most of which the longest is shortest; where they all fetch the same samples, no
     sum of lengths tells beforehand how long that is.
 

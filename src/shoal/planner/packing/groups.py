@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from shoal.planner.packing.base import Candidate, Scene
+from shoal.planner.packing.base import Candidate, PackingContext
 
 __all__ = ["arranged", "filled", "needed"]
 
@@ -13,7 +13,7 @@ def needed(group: Sequence[Candidate]) -> int:
 
 
 def filled(
-    first: int, others: Iterable[int], candidates: Sequence[Candidate], scene: Scene, size: int | None = None
+    first: int, others: Iterable[int], candidates: Sequence[Candidate], context: PackingContext, size: int | None = None
 ) -> list[int]:
     """A candidate and those of the others, in their order, that share its data and still fit; who does not is skipped.
 
@@ -21,7 +21,7 @@ def filled(
         first: place of the candidate that every group of its own may be.
         others: places of who may join it, the most wanted first.
         candidates: all.
-        scene: for the memory.
+        context: for the memory.
         size: most candidates of a group.
     """
     group = [first]
@@ -32,7 +32,7 @@ def filled(
         other = candidates[place]
         if (
             other.key.data == candidates[first].key.data
-            and max(base, other.base) + memory + other.memory <= scene.memory
+            and max(base, other.base) + memory + other.memory <= context.memory
         ):
             group.append(place)
             base, memory = max(base, other.base), memory + other.memory

@@ -6,7 +6,7 @@ from random import Random
 from typing import Literal, final
 
 from shoal.core.errors import PackError
-from shoal.planner.packing.base import Candidate, Packing, Scene
+from shoal.planner.packing.base import Candidate, Packing, PackingContext
 from shoal.planner.packing.distance import Metric, Place, euclidean, l1, places
 from shoal.planner.packing.groups import arranged, filled
 
@@ -46,26 +46,30 @@ class KNN(Packing):
         if threshold is not None and not (isinstance(threshold, int | float) and threshold >= 0):
             raise PackError(f"`threshold` must be a number of at least 0, or None, got {threshold!r}")
 
-    def pack(self, candidates: Sequence[Candidate], scene: Scene) -> list[tuple[Candidate, ...]]:
+    def pack(self, candidates: Sequence[Candidate], context: PackingContext) -> list[tuple[Candidate, ...]]:
         """Draw a centroid, give it its nearest, and go on with those that are left."""
-        where = places([candidate.array.members[0].trial.config for candidate in candidates], scene.axes)
+        where = places([candidate.array.members[0].trial.config for candidate in candidates], context.axes)
         threshold = _THRESHOLDS[self.metric] if self.threshold is None else self.threshold
-        generator = Random(scene.seed)
+        generator = Random(context.seed)
         left = list(range(len(candidates)))
         groups: list[list[int]] = []
         while left:
             centroid = left.pop(generator.randrange(len(left)))
-            far = self._distance(centroid, candidates, scene, where)
+            far = self._distance(centroid, candidates, context, where)
             same = [place for place in left if candidates[place].key.data == candidates[centroid].key.data]
             ranks = [(*far(place), place) for place in same]
             near = sorted(rank for rank in ranks if rank[0] <= threshold)
-            groups.append(filled(centroid, (place for _, _, place in near), candidates, scene))
+            groups.append(filled(centroid, (place for _, _, place in near), candidates, context))
             taken = set(groups[-1])
             left = [place for place in left if place not in taken]
         return arranged(groups, candidates)
 
     def _distance(
-        self, centroid: int, candidates: Sequence[Candidate], scene: Scene, where: Sequence[tuple[Place, ...]]
+        self,
+        centroid: int,
+        candidates: Sequence[Candidate],
+        context: PackingContext,
+        where: Sequence[tuple[Place, ...]],
     ) -> Callable[[int], tuple[float, float]]:
         """Distance to a candidate, and what comes first of those at the same distance."""
         apart = _METRICS[self.metric]
@@ -75,7 +79,7 @@ class KNN(Packing):
             return apart(here, where[place]), 0.0
 
         def measured(place: int) -> tuple[float, float]:
-            pace = scene.pace(key, candidates[place].key)
-            return (1.0, apart(here, where[place])) if pace is None else (pace, -1.0)
+            pack_speed = context.pack_speed(key, candidates[place].key)
+            return (1.0, apart(here, where[place])) if pack_speed is None else (pack_speed, -1.0)
 
         return measured if self.metric == "measured" else configured

@@ -8,7 +8,7 @@ from itertools import combinations_with_replacement
 from operator import add
 
 from shoal.core.array import FusionKey
-from shoal.planner.packing.base import Candidate, Scene
+from shoal.planner.packing.base import Candidate, PackingContext
 
 __all__ = ["Prediction", "makespan", "predicted", "seconds_abreast"]
 
@@ -31,17 +31,17 @@ class Prediction:
         return (self.apart - self.together) / self.apart if self.apart else 0.0
 
 
-def predicted(group: Sequence[Candidate], scene: Scene) -> Prediction:
+def predicted(group: Sequence[Candidate], context: PackingContext) -> Prediction:
     """What a group is expected to take and to save.
 
     With s the start, f the seconds of fetching and c = seconds - f of each: apart are Σ (s + f + c), together
     s + max f + p Σ c. Samples are fetched and prepared once, for the one that needs most of that; p is the mean over
     all pairs of their measured pace, 1 for a pair that was never measured.
     """
-    apart = sum(scene.start + candidate.seconds for candidate in group)
+    apart = sum(context.start + candidate.seconds for candidate in group)
     fetching = max(candidate.fetching for candidate in group)
     steps = sum(candidate.seconds - candidate.fetching for candidate in group)
-    return Prediction(apart, scene.start + fetching + _pace([candidate.key for candidate in group], scene) * steps)
+    return Prediction(apart, context.start + fetching + _pace([candidate.key for candidate in group], context) * steps)
 
 
 def seconds_abreast(group: Sequence[Candidate], epochs: int | None = None) -> float:
@@ -70,22 +70,22 @@ def makespan(lengths: Sequence[float], loads: Sequence[float], tails: Sequence[f
     return last
 
 
-def _pace(keys: Sequence[FusionKey], scene: Scene) -> float:
+def _pace(keys: Sequence[FusionKey], context: PackingContext) -> float:
     """Mean over all pairs of a group."""
-    if len(keys) < 2 or not scene.paces:
+    if len(keys) < 2 or not context.pack_speeds:
         return 1.0
     count = Counter(keys)
     kinds = len(count)
     pairs: Iterable[frozenset[FusionKey]]
-    if kinds * (kinds + 1) // 2 < len(scene.paces):
+    if kinds * (kinds + 1) // 2 < len(context.pack_speeds):
         pairs = map(frozenset, combinations_with_replacement(count, 2))
     else:
-        pairs = (pair for pair in scene.paces if count.keys() >= pair)
+        pairs = (pair for pair in context.pack_speeds if count.keys() >= pair)
     change = 0.0
     for pair in pairs:
-        pace = scene.paces.get(pair)
-        if pace is not None:
+        pack_speed = context.pack_speeds.get(pair)
+        if pack_speed is not None:
             one, other = (*pair, *pair)[:2]
             times = count[one] * (count[one] - 1) / 2 if one == other else count[one] * count[other]
-            change += times * (pace - 1)
+            change += times * (pack_speed - 1)
     return 1 + change / (len(keys) * (len(keys) - 1) / 2)

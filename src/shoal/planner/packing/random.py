@@ -6,15 +6,15 @@ from random import Random as Generator
 from typing import final
 
 from shoal.core.errors import PackError
-from shoal.planner.packing.base import Candidate, Packing, Scene
+from shoal.planner.packing.base import Candidate, Packing, PackingContext
 from shoal.planner.packing.groups import arranged, filled
 
-__all__ = ["Random"]
+__all__ = ["RandomPacking"]
 
 
 @final
 @dataclass(frozen=True)
-class Random(Packing):
+class RandomPacking(Packing):
     """Random arrays share a process: as many as memory holds, or `size` of them.
 
     This is Random Pack Hyperband (Liu et al. 2021, section 5.3).
@@ -33,13 +33,13 @@ class Random(Packing):
         if self.size is not None and not whole:
             raise PackError(f"`size` must be an integer of at least 1, or None for no limit, got {self.size!r}")
 
-    def pack(self, candidates: Sequence[Candidate], scene: Scene) -> list[tuple[Candidate, ...]]:
+    def pack(self, candidates: Sequence[Candidate], context: PackingContext) -> list[tuple[Candidate, ...]]:
         """In a random order, the first candidate that is left with those behind it that fit."""
         left = list(range(len(candidates)))
-        Generator(scene.seed).shuffle(left)
+        Generator(context.seed).shuffle(left)
         groups: list[list[int]] = []
         while left:
-            groups.append(filled(left[0], left[1:], candidates, scene, self.size))
+            groups.append(filled(left[0], left[1:], candidates, context, self.size))
             taken = set(groups[-1])
             left = [place for place in left if place not in taken]
         return arranged(groups, candidates)

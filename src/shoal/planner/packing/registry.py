@@ -7,8 +7,8 @@ from shoal.planner.packing.base import Packing
 from shoal.planner.packing.batch_size import BatchSize
 from shoal.planner.packing.cost import Cost
 from shoal.planner.packing.knn import KNN
-from shoal.planner.packing.random import Random
-from shoal.planner.packing.single import Single
+from shoal.planner.packing.no_packing import NoPacking
+from shoal.planner.packing.random import RandomPacking
 from shoal.schedule.registry import unknown
 
 __all__ = ["PACKINGS", "make_packing"]
@@ -17,8 +17,8 @@ PACKINGS: Mapping[str, type[Packing]] = {
     "batch_size": BatchSize,
     "cost": Cost,
     "knn": KNN,
-    "none": Single,
-    "random": Random,
+    "none": NoPacking,
+    "random": RandomPacking,
 }
 
 

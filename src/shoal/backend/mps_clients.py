@@ -1,0 +1,178 @@
+"""The worker processes that share a GPU by MPS: whether each is a client, and whether what it is a client of lives."""
+
+import os
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+from shoal.cluster.mps import MpsDaemon, is_alive
+from shoal.cluster.processes import family
+from shoal.core.errors import MpsError
+
+__all__ = ["AGAIN_SECONDS", "LOOK_SECONDS", "MpsClient", "SharedGpu"]
+
+LOOK_SECONDS = 1.0
+"""Between two looks at whether the daemon and its servers live."""
+
+AGAIN_SECONDS = 10.0
+"""Between two looks for a process that has reported nothing and is not among the clients."""
+
+_MOST_MISSES = 3
+"""So often in a row such a process may hold the GPU without being a client: it may just be connecting."""
+
+_INCIDENT_SECONDS = 10.0
+"""Failures that follow one another more closely have one cause: a server takes all its clients along."""
+
+_DEVICE_FILE = "/dev/nvidia-uvm"
+"""Open in every process that has initialised CUDA, a client of MPS or not."""
+
+
+@dataclass(eq=False)
+class MpsClient:
+    """A worker process on a shared GPU.
+
+    Args:
+        device: name of the GPU.
+        pid: of the process; 0 until it has said so.
+        busy: whether it was given a job that computes on the device, a survey may not.
+        reported: whether a job of it has shown results of the device.
+        verified: whether it, or a process that it started, was among the clients.
+        misses: looks at which it held the GPU and was not.
+        next_look: when it is looked for next.
+    """
+
+    device: str
+    pid: int = 0
+    busy: bool = False
+    reported: bool = False
+    verified: bool = False
+    misses: int = 0
+    next_look: float = 0.0
+
+    def due(self, now: float) -> bool:
+        """Whether it is to be looked for."""
+        return self.busy and bool(self.pid) and not self.verified and now >= self.next_look
+
+
+class SharedGpu:
+    """One GPU with its daemon, begun by `start`.
+
+    Args:
+        device: name of the GPU.
+        daemon: of it.
+        device_file: how the names of the files begin that a process has open if it uses a GPU.
+    """
+
+    def __init__(self, device: str, daemon: MpsDaemon, device_file: str = _DEVICE_FILE) -> None:
+        self.device = device
+        self.daemon = daemon
+        self.failures = 0  # in a row, without a client that reported in between
+        self.proven = False  # whether there ever was such a client
+        self._device_file = device_file
+        self._runs = False
+        self._servers: frozenset[int] = frozenset()
+        self._next_look = 0.0
+        self._failed = float("-inf")
+
+    def start(self) -> None:
+        """Make sure that there is a daemon.
+
+        Raises:
+            MpsError: there cannot be one.
+        """
+        if not (self._runs and self.daemon.alive()):
+            self.daemon.start()
+            self._runs = True
+            self._servers = frozenset()
+
+    def check(self, mps_clients: Collection[MpsClient], now: float) -> dict[MpsClient, str]:
+        """The processes that have to end, and why: all if the daemon or a server is dead, else those that escaped it.
+
+        Args:
+            mps_clients: all processes that are bound to this GPU.
+            now: seconds of a clock that only goes forward.
+        """
+        due = [client for client in mps_clients if client.due(now)]
+        if not self._runs or not (due or now >= self._next_look):
+            return {}
+        self._next_look = now + LOOK_SECONDS
+        if not self.daemon.alive():
+            return self._died("daemon", mps_clients, now)
+        if not all(map(is_alive, self._servers)):
+            return self._died("server", mps_clients, now)
+        if not due:
+            return {}
+        try:
+            clients = self.daemon.clients()
+        except MpsError as error:
+            return self._died("daemon", mps_clients, now, f": {error}")
+        self._servers = frozenset(clients)
+        reasons = {}
+        for client in due:
+            if (reason := self._look_for(client, frozenset().union(*clients.values()), now)) is not None:
+                reasons[client] = reason
+        return reasons
+
+    def _died(self, what: str, mps_clients: Collection[MpsClient], now: float, how: str = "") -> dict[MpsClient, str]:
+        self._runs = False
+        self._servers = frozenset()
+        reached = [client for client in mps_clients if client.pid]
+        if reached:
+            self.fail(now)
+        return dict.fromkeys(reached, f"MPS {what} of {self.device} died{how}; log: {self.daemon.log}")
+
+    def _look_for(self, client: MpsClient, clients: Collection[int], now: float) -> str | None:
+        """Why a process has to end, if it has."""
+        pids = {process.pid for process in family(client.pid)}
+        if not pids.isdisjoint(clients):
+            client.verified = True
+            self._proved(client)
+            return None
+        client.next_look = now + AGAIN_SECONDS
+        if not any(_has_open(pid, self._device_file) for pid in pids):
+            return None  # it does not use the GPU so far, or is gone
+        client.misses += 1
+        if not client.reported and client.misses < _MOST_MISSES:
+            return None
+        self.fail(now)
+        return (
+            f"worker process {client.pid} is no client of the MPS daemon of {self.device}, so its limits do not hold; "
+            f"pipe directory: {self.daemon.directory.pipe}; log: {self.daemon.log}"
+        )
+
+    def fail(self, now: float) -> None:
+        """Note that MPS has failed a job."""
+        if now > self._failed + _INCIDENT_SECONDS:
+            self.failures += 1
+        self._failed = now
+
+    def on_event(self, client: MpsClient) -> None:
+        """A job of that process has shown results of the device, so that it must be a client by now."""
+        if not client.reported:
+            client.reported = True
+            client.next_look = 0.0
+        if client.verified:
+            self._proved(client)
+
+    def _proved(self, client: MpsClient) -> None:
+        if client.reported:
+            self.proven = True
+            self.failures = 0
+
+
+def _has_open(pid: int, beginning: str) -> bool:
+    """Whether a process has a file open whose path begins so; of one that is gone or hidden nothing is known."""
+    for entry in _entries(Path(f"/proc/{pid}/fd")):
+        try:
+            if os.readlink(entry).startswith(beginning):
+                return True
+        except OSError:  # closed meanwhile
+            continue
+    return False
+
+
+def _entries(directory: Path) -> list[Path]:
+    try:
+        return list(directory.iterdir())
+    except OSError:
+        return []

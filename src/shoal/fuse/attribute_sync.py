@@ -1,0 +1,198 @@
+"""What modules hold in plain attributes, and their modes: kept alike in the members and in what runs for them."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from operator import is_
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from shoal.core.errors import FusionError
+from shoal.fuse.stacked import Stacked
+from shoal.fuse.unfused_module import UnfusedModule
+
+__all__ = ["OF_EVERY_MODULE", "AttributeSync", "attributes_of"]
+
+OF_EVERY_MODULE = frozenset(vars(nn.Module())) - {"training"}
+"""Attributes that are torch's own business."""
+
+_PLAIN = (bool, int, float, str, type(None))
+
+_Place = tuple[int, str]
+"""The number of a module and the name of its attribute."""
+
+_Snapshot = list[tuple[dict[str, Any], int, list[str], list[Any]]]
+
+_STAGE = -1
+
+
+class AttributeSync:
+    """Keeps numbers, strings, None and tensors in the attributes of a stage's modules as the members have them.
+
+    Anything else in attributes stays what it was when the array was made, but for `catch_up`.
+
+    Args:
+        stage: the model that runs for all members.
+        members: the models.
+        apart: containers and keys of what has a slot of its own.
+    """
+
+    def __init__(self, stage: nn.Module, members: Sequence[nn.Module], apart: Iterable[tuple[Any, Any]]) -> None:
+        self._apart = {(id(container), key) for container, key in apart}
+        found = {path: module for path, module in stage.named_modules() if not isinstance(module, UnfusedModule)}
+        self._paths = list(found)
+        self._stage = list(found.values())
+        self._members = [[member.get_submodule(path) for path in found] for member in members]
+        self._names: dict[int, tuple[int, list[str]]] = {}
+        self._turn = 0
+        self._seen = dict(self._plain(self._members[0]))
+        self._configured = self._within_objects()
+        self._held = {place: (value, self._of_members(*place)) for place, value in self._tensors(self._stage)}
+        self._known: dict[int, _Snapshot] = {}
+        """Of members, by number, that agree with the first one, and of the stage, that agrees with them all."""
+
+    def pull(self) -> bool:
+        """Take over what was changed in the members; returns whether anything was, but for their modes.
+
+        The first member is looked at every time, and another one by turns.
+
+        Raises:
+            FusionError: it was not changed alike in all of them, or to tensors of different shapes.
+        """
+        self._turn = (self._turn + 1) % len(self._members)
+        changed = [] if self._is_known(0) and self._is_known(self._turn) else self._pull_all()
+        for place, (_, theirs) in self._held.items():
+            values = self._of_members(*place)
+            if any(value is not before for value, before in zip(values, theirs, strict=True)):
+                changed.append(place)
+                self._gather(place, values)
+        return any(name != "training" for _, name in changed)
+
+    def _pull_all(self) -> list[_Place]:
+        now = dict(self._plain(self._members[0]))
+        changed = [place for place, value in now.items() if _differ(value, self._seen.get(place, _MISSING))]
+        for i, name in changed:
+            for b in range(len(self._members)):
+                self._check(b, i, name, now[i, name])
+            setattr(self._stage[i], name, now[i, name])
+        self._seen = now
+        if changed:
+            self._known.clear()
+        for (i, name), value in self._plain(self._members[self._turn]):
+            if _differ(value, now.get((i, name), _MISSING)):
+                self._check(self._turn, i, name, now.get((i, name), _MISSING))
+        for place, _ in self._tensors(self._members[0]):  # those that members have made by themselves
+            self._held.setdefault(place, (None, [None] * len(self._members)))
+        for b in (0, self._turn):
+            self._known[b] = self._snapshot(self._members[b])
+        return changed
+
+    def push(self) -> None:
+        """Write to the members what a run has changed in the stage."""
+        if self._is_known(_STAGE):
+            return
+        for (i, name), value in self._plain(self._stage):
+            if _differ(value, self._seen.get((i, name), _MISSING)):
+                self._seen[i, name] = value
+                for modules in self._members:
+                    setattr(modules[i], name, value)
+        for (i, name), tensor in list(self._tensors(self._stage)):
+            if tensor is not self._held.get((i, name), (None, ()))[0]:
+                for b, modules in enumerate(self._members):
+                    setattr(modules[i], name, tensor.whole[b] if isinstance(tensor, Stacked) else tensor)
+                self._held[i, name] = (tensor, self._of_members(i, name))
+        self._known[_STAGE] = self._snapshot(self._stage)
+
+    def catch_up(self) -> None:
+        """Take over what all members have changed alike in objects they hold, as models complete configurations."""
+        now = self._within_objects()
+        for (place, name), value in now.items():
+            if _differ(value, self._configured.get((place, name), _MISSING)):
+                theirs = [getattr(held, name, _MISSING) for held in self._of_members(*place)]
+                mine = vars(vars(self._stage[place[0]])[place[1]])
+                if not any(_differ(value, other) for other in theirs) and (id(mine), name) not in self._apart:
+                    mine[name] = value
+        self._configured = now
+
+    def _check(self, b: int, i: int, name: str, value: Any) -> None:
+        if _differ(vars(self._members[b][i]).get(name, _MISSING), value):
+            path = f"{self._paths[i]}.{name}".lstrip(".")
+            raise FusionError(f"members 0 and {b} have come to differ in {path!r}; fuse them again")
+
+    def _gather(self, place: _Place, values: list[Any]) -> None:
+        i, name = place
+        if not all(isinstance(value, Tensor) and value.shape == values[0].shape for value in values):
+            path = f"{self._paths[i]}.{name}".lstrip(".")
+            raise FusionError(f"the members have come to differ in the shape of {path!r}; fuse them again")
+        setattr(self._stage[i], name, Stacked(torch.stack(values)))
+        self._held[place] = (vars(self._stage[i])[name], values)
+
+    def _of_members(self, i: int, name: str) -> list[Any]:
+        return [vars(modules[i]).get(name) for modules in self._members]
+
+    def _plain(self, modules: Sequence[nn.Module]) -> Iterator[tuple[_Place, Any]]:
+        for i, module in enumerate(modules):
+            attributes = vars(module)
+            for name in self._own(attributes):
+                value = attributes.get(name, _MISSING)
+                if isinstance(value, _PLAIN) and not isinstance(value, Tensor):
+                    yield (i, name), value
+
+    def _tensors(self, modules: Sequence[nn.Module]) -> Iterator[tuple[_Place, Any]]:
+        for i, module in enumerate(modules):
+            attributes = vars(module)
+            for name in self._own(attributes):
+                value = attributes.get(name, _MISSING)
+                if isinstance(value, Tensor):
+                    yield (i, name), value
+
+    def _within_objects(self) -> dict[tuple[_Place, str], Any]:
+        """Plain values in the attributes of objects that are attributes of the first member's modules."""
+        return {
+            ((i, name), inner): value
+            for i, module in enumerate(self._members[0])
+            for name, held in vars(module).items()
+            if hasattr(held, "__dict__") and not callable(held) and not isinstance(held, Tensor)
+            for inner, value in vars(held).items()
+            if isinstance(value, _PLAIN)
+        }
+
+    def _snapshot(self, modules: Sequence[nn.Module]) -> _Snapshot:
+        """Each module's attributes: their number, names and values."""
+        own = [(vars(module), self._own(vars(module))) for module in modules]
+        return [
+            (attributes, len(attributes), names, [attributes.get(name) for name in names]) for attributes, names in own
+        ]
+
+    def _is_known(self, whose: int) -> bool:
+        """Whether all attributes are the very objects that they were when they were looked at last."""
+        return whose in self._known and all(
+            len(attributes) == count and all(map(is_, map(attributes.get, names), values))
+            for attributes, count, names, values in self._known[whose]
+        )
+
+    def _own(self, attributes: dict[str, Any]) -> list[str]:
+        """The names that not every module has, and that have no slot; found anew when their number has changed."""
+        count, names = self._names.get(id(attributes), (-1, []))
+        if count != len(attributes):
+            key = id(attributes)
+            names = [name for name in attributes if name not in OF_EVERY_MODULE and (key, name) not in self._apart]
+            self._names[key] = (len(attributes), names)
+        return names
+
+
+_MISSING = object()
+
+
+def attributes_of(model: nn.Module) -> dict[tuple[int, str], Any]:
+    """What user code has put on the modules of a model, but for tensors, which have slots."""
+    return {
+        (id(module), name): value
+        for module in model.modules()
+        for name, value in vars(module).items()
+        if name not in ("_parameters", "_buffers", "_modules", "training") and not isinstance(value, Tensor)
+    }
+
+
+def _differ(value: Any, other: Any) -> bool:
+    return value is not other and (type(value) is not type(other) or value != other)

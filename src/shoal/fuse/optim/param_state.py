@@ -1,0 +1,132 @@
+"""One parameter of some members, with their optimizers' state of it, stacked."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from shoal.core.errors import FusionError
+from shoal.fuse.optim.rule import UpdateRule
+from shoal.fuse.optim.stacked_param import StackedParam
+from shoal.fuse.rows import joined
+
+__all__ = ["ParamState", "flat"]
+
+
+@dataclass(eq=False)
+class ParamState:
+    """One parameter of a batch of groups's members.
+
+    Args:
+        column: of the array.
+        own: the members' parameters.
+        param: the members' rows of the array's, [B, *shape]; complex numbers as pairs of real ones.
+        steps: number of updates, [B]; this and the rest is there from the first update on.
+        product: the rule's, [B], if it has one.
+        moments: the rule's, as `param`, in the same order of memory.
+
+    Raises:
+        FusionError: the members' rows do not fill their memory, in whatever order of axes.
+    """
+
+    column: StackedParam
+    own: Sequence[Tensor]
+    param: Tensor
+    steps: Tensor | None = field(default=None, init=False)
+    product: list[Tensor] = field(default_factory=list, init=False)
+    moments: list[Tensor] = field(default_factory=list, init=False)
+
+    def __post_init__(self) -> None:
+        if torch.empty_like(self.param[0]).stride() != self.param[0].stride():
+            raise FusionError(f"{self.column.path!r} has gaps in memory; make it contiguous() to update it in an array")
+        self._order = self.param.stride()
+
+    @property
+    def state(self) -> list[Tensor]:
+        """All that an update changes beside the parameter."""
+        return [] if self.steps is None else [self.steps, *self.product, *self.moments]
+
+    def open(self, rule: UpdateRule, members: Sequence[Optimizer]) -> None:
+        """Take the state over from the members, or begin it where one has none; theirs is made of views then.
+
+        Rows of theirs that lie in one memory already, as those of an array do, are taken as they are.
+        """
+        before = [member.state.get(param, {}) for member, param in zip(members, self.own, strict=True)]
+        self._begun = [not mine for mine in before]
+        shown: dict[str, Tensor] = {}
+        for name in rule.moments:
+            rows = [mine.get(name) for mine in before]
+            begins = [rule.begin(member.defaults) for member in members]
+            shown[name] = self._taken_over(rows, begins)
+        if rule.counts:
+            counts = [mine.get("step", 0.0) for mine in before]
+        else:
+            counts = [float(rule.moments[0] in mine) for mine in before]
+        self.steps = self._numbers(counts)
+        self.moments = [torch.view_as_real(m) if m.is_complex() else m for m in shown.values()]
+        if rule.product is not None:
+            self.product = [self._numbers([mine.get(rule.product, 1.0) for mine in before])]
+            shown = {rule.product: self.product[0], **shown}
+        if rule.counts:
+            shown = {"step": self.steps, **shown}
+        for name, stacked in shown.items():
+            for member, param, row in zip(members, self.own, stacked.unbind(), strict=True):
+                member.state[param][name] = row
+
+    @property
+    def new(self) -> bool:
+        """Whether no member has ever updated it."""
+        return self.steps is not None and all(self._begun) and not self.steps.any()
+
+    def count_in(self, steps: Tensor, rule: UpdateRule, members: Sequence[Optimizer]) -> None:
+        """Let updates be counted in a tensor, [B], that holds the number of them already."""
+        self.steps = steps
+        if rule.counts:
+            for member, param, row in zip(members, self.own, steps.unbind(), strict=True):
+                member.state[param]["step"] = row
+
+    def close(self, members: Sequence[Optimizer], without: Sequence[int]) -> None:
+        """Take the state away from those of some members that never were updated, if it was begun for others."""
+        if self.steps is not None and (never := [b for b in without if self._begun[b] and not self.steps[b]]):
+            for b in never:
+                del members[b].state[self.own[b]]
+            self.steps = None
+
+    def _taken_over(self, rows: Sequence[Tensor | None], begins: Sequence[float]) -> Tensor:
+        """The members' moments as one, in the order of memory of the parameter, which torch's kernels take for granted.
+
+        Args:
+            rows: of the members that have one.
+            begins: what is in it at first for those that have none.
+        """
+        like = torch.view_as_complex(self.param) if self.column.stacked.is_complex() else self.param
+        if all(row is not None for row in rows):
+            moment = joined([row.detach().to(like) for row in rows if row is not None])
+            if moment.stride() == like.stride():
+                return moment
+        moment = torch.empty_like(like)
+        for new, row, begin in zip(moment, rows, begins, strict=True):
+            if row is None:
+                new.fill_(complex(begin, begin) if new.is_complex() else begin)
+            else:
+                new.copy_(row.detach())
+        return moment
+
+    def ordered(self, grad: Tensor) -> Tensor:
+        """A gradient, [B, *shape], in the parameter's order of memory."""
+        if grad.stride() == self._order:
+            return grad
+        return torch.empty_strided(self.param.shape, self._order, dtype=grad.dtype, device=grad.device).copy_(grad)
+
+    def _numbers(self, values: Sequence[Any]) -> Tensor:
+        """[B], in the type that torch's optimizers count in, whatever `load_state_dict` has made of it."""
+        dtype = torch.float64 if torch.get_default_dtype() == torch.float64 else torch.float32
+        return joined([torch.as_tensor(value, dtype=dtype, device=self.param.device).detach() for value in values])
+
+
+def flat(stacked: Tensor) -> Tensor:
+    """Dense rows [B, *shape] as [B, n], in the order of memory."""
+    return stacked.as_strided((len(stacked), stacked[0].numel()), (stacked.stride(0), 1), stacked.storage_offset())

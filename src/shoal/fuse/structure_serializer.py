@@ -1,0 +1,263 @@
+"""What stands in an attribute of a model, written down so that models can be compared.
+
+Floats and tensors are left open where another member's can be put in their place; everywhere else they are written
+down by value.
+"""
+
+import hashlib
+import re
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from enum import Enum
+from functools import partial
+from pickle import PicklingError
+from sys import modules as imported
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
+from typing import Any, NamedTuple
+from weakref import ReferenceType
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from shoal.fuse.bindings import cells
+
+__all__ = ["StructureSerializer", "digest"]
+
+_OF_EVERY_CLASS = {
+    *("__module__", "__qualname__", "__doc__", "__dict__", "__weakref__", "__annotations__", "__firstlineno__"),
+    *("__static_attributes__", "__slotnames__", "_abc_impl"),
+}
+_LONG = 64
+"""Bytes; more of them are written down as their digest."""
+
+_LARGE = 2**32
+"""What `id` and `hash` give is larger, but for small numbers, which are their own hashes."""
+
+_ADDRESS = re.compile(r"\b0x[0-9a-f]{6,}\b")
+"""In what `repr` gives of an object that has none of its own."""
+
+
+def digest(parts: Iterable[Any]) -> str:
+    """A short name for anything that can be written down."""
+    return hashlib.blake2b(repr(list(parts)).encode(), digest_size=12).hexdigest()
+
+
+class _Standing(NamedTuple):
+    """What can be put in the place of a value, or within it, when the array runs.
+
+    Args:
+        number: another float.
+        tensor: another tensor.
+        within: other tensors in lists, dicts and objects that the value is made of.
+    """
+
+    number: bool
+    tensor: bool
+    within: bool
+
+
+_OPEN = _Standing(True, True, True)
+_SHUT = _Standing(False, False, False)
+_UNSEEN = _Standing(False, True, True)
+"""Within objects that functions hold: these may refer to anything, also to other members, and are not followed."""
+
+
+class StructureSerializer:
+    """Writes down one model's attributes.
+
+    Args:
+        model: whose modules and tensors are told by their paths.
+        lasting: leave open what may be another in each process though the model is the same: numbers as large as those
+            of `id` and `hash`, addresses in strings, the order of a mapping, which may have been a set's. Classes and
+            functions of a script are told by what they are made of.
+    """
+
+    def __init__(self, model: nn.Module, lasting: bool = False) -> None:
+        self._lasting = lasting
+        self._paths = {id(module): path for path, module in model.named_modules()}
+        self._paths.update({id(tensor): name for name, tensor in model.named_parameters()})
+        self._paths.update({id(tensor): name for name, tensor in model.named_buffers()})
+        self._first: dict[int, str] = {}
+        self._classes: dict[int, str] = {}
+
+    def attribute(self, value: Any) -> str:
+        """What a module holds under a name of its own."""
+        return self._any(value, (), _OPEN)
+
+    def hooks(self, value: Mapping[Any, Any]) -> str:
+        """A module's hooks of one kind, whatever their numbers."""
+        return str([self._any(hook, (), _SHUT) for hook in value.values()])
+
+    def kind(self, value: type) -> str:
+        """The name of a class, and what it is made of if a function has made it, each time another one."""
+        name = f"{value.__module__}.{value.__qualname__}"
+        if self._is_named(value):
+            return name
+        if id(value) not in self._classes:
+            self._classes[id(value)] = name  # for what refers to it
+            made = {k: v for k, v in vars(value).items() if k not in _OF_EVERY_CLASS}
+            self._classes[id(value)] = (
+                f"{name} {digest([self._any(made, (), _SHUT), *map(self.kind, value.__bases__)])}"
+            )
+        return self._classes[id(value)]
+
+    def tensor(self, tensor: Tensor | None, path: str) -> str:
+        """A tensor's shape and type, and where it was met before."""
+        if tensor is None:
+            return "none"
+        tied = self._first.setdefault(id(tensor), path)
+        frozen = "" if tensor.requires_grad or not isinstance(tensor, nn.Parameter) else " frozen"
+        return f"{tuple(tensor.shape)} {tensor.dtype}{frozen}" + (f" tied to {tied}" if tied != path else "")
+
+    def _any(self, value: Any, above: tuple[int, ...], standing: _Standing) -> str:
+        if isinstance(value, float):
+            return "float" if standing.number else repr(value)
+        if isinstance(value, bytes) and len(value) > _LONG:
+            return f"bytes {digest([value])}"
+        if self._lasting and isinstance(value, int) and abs(value) >= _LARGE:
+            return "large int"
+        if self._lasting and isinstance(value, str):
+            return repr(_ADDRESS.sub("0x", value))
+        if value is None or isinstance(value, (bool, int, complex, str, bytes, torch.dtype, torch.Size)):
+            return repr(value)
+        if isinstance(value, torch.device):
+            return value.type
+        if id(value) in above:
+            return "above"
+        above = (*above, id(value))
+
+        def inner(values: Iterable[Any], there: _Standing) -> list[str]:
+            return [self._any(inside, above, there) for inside in values]
+
+        within = standing._replace(tensor=standing.within)
+        fixed = standing._replace(number=False, tensor=standing == _UNSEEN)
+        if isinstance(value, Tensor):
+            return self._tensor(value, standing)
+        if isinstance(value, nn.Module):
+            return self._module(value, standing)
+        if isinstance(value, type):
+            return f"class {self.kind(value)}"
+        kind = self.kind(type(value))
+        if isinstance(value, Mapping):
+            pairs = zip(inner(value.keys(), fixed), inner(value.values(), within), strict=True)
+            items = [f"{key}: {what}" for key, what in pairs]
+            return f"{kind}{{{', '.join(sorted(items) if self._lasting else items)}}}"
+        if isinstance(value, list):
+            return f"{kind}({', '.join(inner(value, within))})"
+        if isinstance(value, (tuple, deque)):
+            return f"{kind}({', '.join(inner(value, fixed))})"
+        if isinstance(value, (set, frozenset)):
+            return f"{kind}({', '.join(sorted(inner(value, fixed)))})"
+        held = _SHUT if standing != _UNSEEN else _UNSEEN
+        if isinstance(value, MethodType):
+            return f"method {inner([value.__func__], held)} of {inner([value.__self__], held)}"
+        if isinstance(value, FunctionType):
+            return f"function {self._function(value, above, held)}"
+        if isinstance(value, CodeType):
+            return f"code {digest([value.co_code, value.co_names, inner(value.co_consts, _SHUT)])}"
+        if isinstance(value, partial):
+            named = inner([dict(value.keywords)], standing._replace(number=False))
+            return f"{kind} {inner([value.func, value.args], fixed)} {named}"
+        if isinstance(value, np.ndarray) and value.dtype == object:
+            return f"{kind} {value.shape} {inner(value.ravel(), fixed)}"
+        if isinstance(value, (np.generic, np.ndarray)):
+            return f"{kind} {value.dtype} {value.tolist()!r}"
+        if isinstance(value, (slice, range)):
+            return repr(value)
+        if isinstance(value, BuiltinFunctionType):
+            owner = value.__self__
+            of = "" if owner is None or isinstance(owner, ModuleType) else f" of {inner([owner], held)}"
+            return f"{value.__module__}.{value.__qualname__}{of}"
+        if isinstance(value, Enum):
+            return f"{kind} {value.name}"
+        if isinstance(value, ReferenceType):
+            return f"{kind} {inner([value()], held)}"
+        if isinstance(value, (property, staticmethod, classmethod)):
+            return f"{kind} {inner(_functions(value), held)}"
+        attributes = getattr(value, "__dict__", None)
+        state = inner(_state(value, attributes), held)
+        return " ".join([kind, *([self._attributes(attributes, above, within)] if attributes else []), *state])
+
+    def _tensor(self, tensor: Tensor, standing: _Standing) -> str:
+        own = self._paths.get(id(tensor))
+        if standing.tensor:
+            return f"tensor {self.tensor(tensor, '(attribute)')}"
+        if own is not None:
+            return f"the tensor at {own!r}"
+        return f"tensor {tuple(tensor.shape)} {tensor.dtype} {_values(tensor)}"
+
+    def _module(self, module: nn.Module, standing: _Standing) -> str:
+        if standing != _SHUT:
+            return f"module {type(module).__qualname__}"
+        own = self._paths.get(id(module))
+        if own is not None:
+            return f"the module at {own!r}"
+        tensors = [f"{name} {_values(tensor)}" for name, tensor in module.state_dict().items()]
+        return f"module {type(module).__qualname__} {digest(tensors)}"
+
+    def _attributes(self, attributes: dict[str, Any], above: tuple[int, ...], standing: _Standing) -> str:
+        """Those of an object; of one that cannot be given others, its own numbers and plain tensors by value."""
+        if standing.within:
+            return self._any(attributes, above, standing)
+        plain = {k: v for k, v in attributes.items() if type(v) in (float, Tensor)}
+        rest = {k: v for k, v in attributes.items() if k not in plain}
+        return f"{self._any(plain, above, _SHUT)} {self._any(rest, above, _UNSEEN)}"
+
+    def _is_named(self, value: Any) -> bool:
+        """Whether a name is enough of a class or function; one of a script is no such in the script's workers."""
+        return _importable(value) and not (self._lasting and value.__module__ == "__main__")
+
+    def _function(self, function: FunctionType, above: tuple[int, ...], held: _Standing) -> str:
+        name = f"{function.__module__}.{function.__qualname__}"
+        if self._is_named(function):
+            return name
+        parts = [function.__code__, list(cells(function)), function.__defaults__, function.__kwdefaults__]
+        return f"{name} {[self._any(part, above, held) for part in parts]}"
+
+
+def _importable(value: Any) -> bool:
+    """Whether a class or function is the one that its name stands for, and so the same in all members."""
+    found: Any = imported.get(value.__module__)
+    for name in value.__qualname__.split("."):
+        found = getattr(found, name, None)
+    return found is value
+
+
+def _functions(value: Any) -> Iterator[Any]:
+    """What a property or a static method calls."""
+    return (f for f in (getattr(value, name, None) for name in ("__func__", "fget", "fset", "fdel")) if f is not None)
+
+
+def _state(value: Any, attributes: dict[str, Any] | None) -> list[Any]:
+    """What pickle would write of an object besides its attributes; nothing of one that cannot be pickled."""
+    kind = type(value)
+    defined = {name for base in kind.__mro__[:-1] for name in vars(base)}
+    if attributes is not None and not defined & {"__slots__", "__reduce__", "__reduce_ex__"}:
+        return []
+    try:
+        reduced = value.__reduce_ex__(4)
+    except (TypeError, AttributeError, RuntimeError, NotImplementedError, PicklingError):
+        return []
+    if isinstance(reduced, str):
+        return [reduced]
+    _, arguments, state, *contents = (*reduced, None, None, None)[:5]
+    if isinstance(state, tuple) and len(state) == 2 and isinstance(state[1], dict):  # of slots
+        state = state[1]
+    elif attributes is not None and isinstance(state, dict):
+        state = None
+    return [
+        arguments[1:] if arguments[:1] == (kind,) else arguments,
+        state,
+        *(list(c) for c in contents if c is not None),
+    ]
+
+
+def _values(tensor: Tensor) -> str:
+    """A digest of a tensor's elements; they are unknown on the device "meta"."""
+    if tensor.is_meta:
+        return "of unknown values"
+    plain = (
+        (tensor if tensor.layout is torch.strided else tensor.to_dense()).detach().cpu().resolve_conj().resolve_neg()
+    )
+    return f"of values {digest([plain.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()])}"

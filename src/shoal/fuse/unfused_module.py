@@ -1,0 +1,293 @@
+"""Partial fusion: a submodule in which the members differ, and which runs member by member."""
+
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from shoal.core.errors import FusionError
+from shoal.fuse.aliasing import one_memory
+from shoal.fuse.frozen import lent, take_own
+from shoal.fuse.inplace_ops import WRITES_INSIDE, written
+from shoal.fuse.intercept import member_run
+from shoal.fuse.randomness import active
+from shoal.fuse.stacked import NeedsMemberError, Ragged, SharedWriteError, Stacked, each, refuse_recorded, stack
+
+__all__ = ["UnfusedModule", "modules_of", "own_parameters", "own_places", "put_apart"]
+
+
+class UnfusedModule(nn.Module):
+    """Stands in an array's model where each member has a module of its own kind.
+
+    Called, it calls each member's with that member's part of the arguments; what they return is stacked again, or, if
+    it differs in shape, `Ragged`. Attributes asked of it are the members' own, stacked where they are tensors.
+
+    Args:
+        path: of the submodules.
+        own: the members' submodules.
+    """
+
+    own: tuple[nn.Module, ...]
+
+    def __init__(self, path: str, own: Sequence[nn.Module]) -> None:
+        super().__init__()
+        self.__dict__["path"] = path
+        self.__dict__["own"] = tuple(own)  # not submodules: they belong to the members
+        self.training = own[0].training
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Call each member's module."""
+        return _by_member(self.path, [module.__call__ for module in self.own], args, kwargs)
+
+    def train(self, mode: bool = True) -> "UnfusedModule":
+        """Set the members' modules to training or evaluation."""
+        self.training = mode
+        for module in self.own:
+            module.train(mode)
+        return self
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        """What `isinstance` asks for where `type` does not answer it; refused to users' code while the array runs."""
+        if sys._getframe(1).f_globals.get("__name__", "").partition(".")[0] not in ("shoal", "torch"):
+            self._refuse("it asks for the class")
+        return UnfusedModule
+
+    def _refuse(self, what: str) -> None:
+        """Refuse an operation that would see this stand-in instead of the members' modules.
+
+        Raises:
+            NeedsMemberError: the array runs for all members now.
+        """
+        source = active()
+        if source is not None and not source.alone:
+            raise NeedsMemberError(f"{what} of {self.path!r}, in which the members differ")
+
+    def named_modules(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Module]]:
+        """Find submodules, and so parameters and buffers; refused while the array runs."""
+        self._refuse("it looks through modules or parameters")
+        found: Iterator[tuple[str, nn.Module]] = super().named_modules(*args, **kwargs)
+        return found
+
+    def named_children(self) -> Iterator[tuple[str, nn.Module]]:
+        """Find direct submodules; refused while the array runs."""
+        self._refuse("it looks through modules")
+        return super().named_children()
+
+    def apply(self, fn: Callable[[nn.Module], None]) -> "UnfusedModule":
+        """Call a function with each submodule; refused while the array runs."""
+        self._refuse("it applies a function to modules")
+        return super().apply(fn)
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """Collect parameters and buffers; refused while the array runs."""
+        self._refuse("it asks for the state")
+        return super().state_dict(*args, **kwargs)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name != "training":
+            self._refuse(f"it sets the attribute {name!r}")
+        super().__setattr__(name, value)
+
+    def __iter__(self) -> Iterator[Any]:
+        self._refuse("it goes through the parts")
+        raise TypeError("submodules in which members differ cannot be iterated")
+
+    def __getitem__(self, index: Any) -> Any:
+        self._refuse(f"it takes part {index!r}")
+        raise TypeError("submodules in which members differ cannot be indexed")
+
+    def __len__(self) -> int:
+        self._refuse("it asks for the length")
+        raise TypeError("submodules in which members differ have no length")
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __getattr__(self, name: str) -> Any:
+        missing = [b for b, module in enumerate(self.own) if not hasattr(module, name)]
+        if len(missing) == len(self.own):
+            raise AttributeError(f"{type(self.own[0]).__name__!r} at {self.path!r} has no attribute {name!r}")
+        if missing:
+            raise NeedsMemberError(f"{self.path}.{name} is asked for, which members {missing} do not have")
+        values = [getattr(module, name) for module in self.own]
+        if all(isinstance(value, nn.Module) for value in values):
+            return UnfusedModule(f"{self.path}.{name}", values)
+        if all(callable(value) for value in values):
+            return lambda *args, **kwargs: _by_member(self.path, values, args, kwargs)
+        return stack(values)
+
+
+def _for_ragged(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run a torch function member by member on `Ragged` tensors; no member writes to one, or to a view of one."""
+    name = str(getattr(func, "__name__", func))
+    if func in _OF_AUTOGRAD:
+        raise NeedsMemberError(f"{name} asks for the gradient of tensors of which each member's has another shape")
+    if written(func, args, kwargs) or func in WRITES_INSIDE:
+        raise NeedsMemberError(f"{name} changes tensors of which each member's has another shape")
+    given = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if _is_tensor(leaf)]
+    first = next(leaf for leaf in given if isinstance(leaf, Ragged))
+    views: list[bool] = []
+
+    def run(*own_args: Any, **own_kwargs: Any) -> Any:
+        value = func(*own_args, **own_kwargs)
+        views.append(_shares_memory(value, (own_args, own_kwargs)))
+        return value
+
+    result = _by_member(name, [run] * len(first.rows), args, kwargs)
+    mixed = not all(isinstance(leaf, Ragged) for leaf in given)
+    if any(views) and (mixed or any(type(leaf) is Stacked for leaf in pytree.tree_leaves(result))):
+        raise NeedsMemberError(f"{name} returns a view of tensors of which each member's has another shape")
+    return result
+
+
+_OF_AUTOGRAD = {torch.autograd.grad, torch.autograd.backward, Tensor.retain_grad, Tensor.grad.__get__}  # type: ignore[union-attr]
+"""Functions that ask which tensor it is: of a ragged one members are given copies."""
+
+Ragged.dispatch = staticmethod(_for_ragged)
+
+
+def _by_member(path: str, calls: Sequence[Callable[..., Any]], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call each member's function with that member's part of the arguments, and its own random numbers.
+
+    Raises:
+        FusionError: no array runs.
+    """
+    source = active()
+    if source is None:
+        raise FusionError(
+            f"{path!r}, in which the members differ, is called after its array has run, as a checkpointed block is in "
+            "the backward pass; checkpoint blocks that are alike in all members, or train such models alone"
+        )
+    with torch._C.DisableTorchFunction():
+        refuse_recorded([*args, *kwargs.values()])
+    results, drawn = [], []
+    given = {
+        id(leaf): _MemberArgument(leaf, len(calls)) for leaf in pytree.tree_leaves((args, kwargs)) if _is_tensor(leaf)
+    }
+    for b, call in enumerate(calls):
+        mine = {key: one.copy(b) for key, one in given.items()}
+        own_args, own_kwargs = pytree.tree_map_only(Tensor, partial(_instead, mine), (args, kwargs))
+        with member_run(source.of_member(b)) as own:
+            results.append(call(*own_args, **own_kwargs))
+        drawn.append(own.calls)
+        for key, one in given.items():
+            one.look(b, mine[key], path)
+    for one in given.values():
+        one.give_back()
+    source.go_on_from(drawn)
+    return stack(results, uneven=Ragged)
+
+
+class _MemberArgument:
+    """A tensor among the arguments, of which each member is given a copy.
+
+    They must be copies, as a member may write to what it is given: autograd counts what is written to a tensor and to
+    all of its slices as one, and would refuse what other members have kept of theirs for the backward pass.
+
+    Args:
+        value: stacked, or shared by all members.
+        members: B.
+    """
+
+    def __init__(self, value: Tensor, members: int) -> None:
+        self._value = value
+        self._parts = list(each(value, members))
+        self._written: dict[int, Tensor] = {}
+
+    def copy(self, b: int) -> Any:
+        """What member b is given; of a number that number."""
+        part = self._parts[b]
+        return part.clone() if isinstance(part, Tensor) else part
+
+    def look(self, b: int, copy: Any, path: str) -> None:
+        """Note whether member b has written to its copy.
+
+        Raises:
+            SharedWriteError: it has, and all members share the tensor.
+        """
+        if not isinstance(copy, Tensor) or not _changed(copy, self._parts[b]):
+            return
+        if not isinstance(self._value, Stacked):
+            raise SharedWriteError(path, self._value)
+        self._written[b] = copy
+
+    def give_back(self) -> None:
+        """Do to the stacked tensor what members have done to their copies."""
+        if self._written and isinstance(self._value, Stacked):
+            self._value.whole.copy_(torch.stack([self._written.get(b, part) for b, part in enumerate(self._parts)]))
+
+
+def _instead(copies: dict[int, Any], value: Tensor) -> Any:
+    return copies[id(value)]
+
+
+def _changed(copy: Tensor, original: Tensor) -> bool:
+    """Whether a copy was written to; in inference mode torch does not count that."""
+    return not torch.equal(copy, original) if copy.is_inference() else copy._version > 0
+
+
+def put_apart(stage: nn.Module, members: Sequence[nn.Module], paths: Iterable[str]) -> list[UnfusedModule]:
+    """Have one `UnfusedModule` stand in a stage for the same modules of the members, at whichever paths they are.
+
+    Returns:
+        Each of them once.
+    """
+    parts: dict[tuple[int, ...], UnfusedModule] = {}
+    for path in paths:
+        own = [member.get_submodule(path) for member in members]
+        part = parts.setdefault(tuple(map(id, own)), UnfusedModule(path, own))
+        stage.set_submodule(path, part)
+    for _, _, parameter in own_parameters(parts.values()):
+        if lent(parameter):
+            take_own(parameter)
+    return list(parts.values())
+
+
+def own_parameters(parts: Iterable[UnfusedModule]) -> Iterator[tuple[str, int, nn.Parameter]]:
+    """Every parameter of the members' modules once: its path, its member, and itself."""
+    seen: set[int] = set()
+    for part in parts:
+        for b, module in enumerate(part.own):
+            for name, parameter in module.named_parameters():
+                if id(parameter) not in seen:
+                    seen.add(id(parameter))
+                    yield f"{part.path}.{name}", b, parameter
+
+
+def _shares_memory(value: Any, given: Any) -> bool:
+    """Whether a tensor in one tree is a view of one in another tree."""
+    theirs = [leaf for leaf in pytree.tree_leaves(given) if _is_tensor(leaf)]
+    return any(one_memory(leaf, its) for leaf in pytree.tree_leaves(value) if _is_tensor(leaf) for its in theirs)
+
+
+def modules_of(model: nn.Module) -> Iterator[nn.Module]:
+    """The modules of a model once each, also while its array runs; what stands apart as one."""
+    met: dict[int, nn.Module] = {}
+    to_do = [model]
+    while to_do:
+        module = to_do.pop()
+        if id(module) not in met:
+            met[id(module)] = module
+            to_do += [child for child in module._modules.values() if child is not None]
+    return iter(met.values())
+
+
+def own_places(parts: Iterable[UnfusedModule]) -> dict[Tensor, list[tuple[dict[str, Any], str]]]:
+    """Find every parameter and buffer of the members' modules, with the dicts and names where it stands."""
+    places: dict[Tensor, list[tuple[dict[str, Any], str]]] = {}
+    modules = {id(module): module for part in parts for own in part.own for module in own.modules()}
+    for module in modules.values():
+        for held in (module._parameters, module._buffers):
+            for name, tensor in held.items():
+                if tensor is not None:
+                    places.setdefault(tensor, []).append((held, name))
+    return places
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, Tensor)

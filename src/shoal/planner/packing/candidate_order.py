@@ -1,0 +1,267 @@
+"""Candidates in a row in which those that suit each other stand together, to be cut into groups."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import inf
+
+from shoal.core.array import FusionKey
+from shoal.planner.packing.base import Candidate, PackingContext
+
+__all__ = ["CandidateOrder", "Partition"]
+
+_GROWING = 3
+"""Groups that may still grow, of which the next candidate in the row joins the one that saves most by it."""
+
+
+@dataclass(frozen=True)
+class Partition:
+    """Candidates in groups.
+
+    Args:
+        groups: places of candidates.
+        lengths: predicted seconds of each group.
+        tails: seconds by which what follows a group ends after it, if nothing waits.
+    """
+
+    groups: list[list[int]]
+    lengths: list[float]
+    tails: list[float]
+
+
+@dataclass(eq=False, slots=True)
+class _Item:
+    """A candidate in numbers: seconds by itself, of which some start it, some fetch and the others are its steps; the
+    most epochs of a member, and seconds of what follows."""
+
+    place: int
+    kind: int
+    alone: float
+    fetching: float
+    steps: float
+    memory: int
+    base: int
+    epochs: int
+    tail: float
+
+
+@dataclass(eq=False, slots=True)
+class _ItemGroup:
+    """Items of one data in one process.
+
+    Args:
+        items: at least one.
+        apart: seconds of the items one after another, each by itself.
+        together: predicted seconds.
+        fetching: the most of an item.
+        steps: of all items, each by itself.
+        memory: bytes of all items.
+        base: the most of an item.
+        kinds: kind -> how many of the items are of it.
+        change: sum over all pairs of their measured pace less 1.
+    """
+
+    items: list[_Item]
+    apart: float
+    together: float
+    fetching: float
+    steps: float
+    memory: int
+    base: int
+    kinds: dict[int, int]
+    change: float = 0.0
+
+    @classmethod
+    def of(cls, item: _Item) -> "_ItemGroup":
+        """One by itself."""
+        alone = (item.alone, item.alone, item.fetching, item.steps, item.memory, item.base)
+        return cls([item], *alone, kinds={item.kind: 1})
+
+    def tail(self, start: float) -> float:
+        """By how much what follows any item ends after the group. All are abreast, epoch by epoch: those of fewer ones
+        are done before it is.
+
+        Args:
+            start: seconds that any job costs.
+        """
+        tails: dict[int, float] = {}  # the longest, by epochs after which it begins
+        for item in self.items:
+            if item.tail:
+                tails[item.epochs] = max(item.tail, tails.get(item.epochs, 0.0))
+        if not tails:
+            return 0.0
+        most = max(item.epochs for item in self.items)
+        pack_speed = (self.together - start - self.fetching) / self.steps if self.steps else 1.0
+        last = self.together
+        for epochs, tail in tails.items():
+            steps = sum(item.steps * min(1.0, epochs / item.epochs) for item in self.items)
+            last = max(last, start + self.fetching * epochs / most + pack_speed * steps + tail)
+        return last - self.together
+
+    def add(self, item: _Item, together: float, change: float) -> None:
+        """Let it in; what the group then takes, and the change of its pace, are known already."""
+        self.items.append(item)
+        self.apart += item.alone
+        self.together = together
+        self.fetching = max(self.fetching, item.fetching)
+        self.steps += item.steps
+        self.memory += item.memory
+        self.base = max(self.base, item.base)
+        self.kinds[item.kind] = self.kinds.get(item.kind, 0) + 1
+        self.change = change
+
+
+class CandidateOrder:
+    """Puts candidates in a row, and cuts it into groups of any length.
+
+    Those of the same data stand together, within them those whose keys gain from each other, within these those that
+    fetch longest: a group fetches as long as the longest of it, so the others should save as much.
+
+    Args:
+        candidates: any number.
+        context: what is known of them together.
+        worth: part of its time that a group must save.
+    """
+
+    def __init__(self, candidates: Sequence[Candidate], context: PackingContext, worth: float) -> None:
+        self._start, self._memory, self._worth = context.start, context.memory, worth
+        kinds: dict[FusionKey, int] = {}
+        self._items = [_item(place, candidate, context, kinds) for place, candidate in enumerate(candidates)]
+        self._data = [candidate.key.data for candidate in candidates]
+        self._changes = _changes(kinds, context)
+        rank = _ranks(self._items, self._changes)
+        row = sorted(self._items, key=lambda item: (rank[item.kind], -item.fetching))
+        streams: dict[str, list[_Item]] = {}
+        for item in row:
+            streams.setdefault(self._data[item.place], []).append(item)
+        self._streams = list(streams.values())
+
+    def single(self) -> Partition:
+        """Each candidate by itself."""
+        items = self._items
+        return Partition(
+            [[item.place] for item in items], [item.alone for item in items], [item.tail for item in items]
+        )
+
+    def cut(self, longest: float = inf) -> Partition:
+        """Groups that are worth it and take at most so many seconds.
+
+        Who comes next in the row joins one of the newest groups, if it saves a part of its time that is worth it there,
+        or else begins one.
+        """
+        groups: list[list[int]] = []
+        lengths: list[float] = []
+        tails: list[float] = []
+        for group in (group for stream in self._streams for group in self._grown(stream, longest)):
+            if self._is_worth_it(group):
+                groups.append([item.place for item in group.items])
+                lengths.append(group.together)
+                tails.append(group.tail(self._start))
+            else:
+                groups += [[item.place] for item in group.items]
+                lengths += [item.alone for item in group.items]
+                tails += [item.tail for item in group.items]
+        return Partition(groups, lengths, tails)
+
+    def joined(self, places: Iterable[int]) -> tuple[float, float] | None:
+        """Predicted seconds of a group of candidates, and its tail; None if they cannot share a process, or it is not
+        worth it.
+        """
+        first, *others = (self._items[place] for place in places)
+        group = _ItemGroup.of(first)
+        for item in others:
+            if self._data[item.place] != self._data[first.place] or not self._fits(group, item):
+                return None
+            group.add(item, *self._joint(group, item))
+        return (group.together, group.tail(self._start)) if self._is_worth_it(group) else None
+
+    def _grown(self, stream: Sequence[_Item], longest: float) -> list[_ItemGroup]:
+        """Groups of items of the same data."""
+        done: list[_ItemGroup] = []
+        growing: list[_ItemGroup] = []
+        for item in stream:
+            best: tuple[_ItemGroup, float, float] | None = None
+            most = self._worth * item.alone
+            for group in growing:
+                if self._fits(group, item):
+                    together, change = self._joint(group, item)
+                    saved = group.together + item.alone - together
+                    if together <= longest and saved > 0 and saved >= most:
+                        best, most = (group, together, change), saved
+            if best is not None:
+                group, together, change = best
+                group.add(item, together, change)
+                continue
+            if len(growing) == _GROWING:
+                done.append(growing.pop(max(range(_GROWING), key=lambda index: growing[index].together)))
+            growing.append(_ItemGroup.of(item))
+        return done + growing
+
+    def _fits(self, group: _ItemGroup, item: _Item) -> bool:
+        return max(group.base, item.base) + group.memory + item.memory <= self._memory
+
+    def _is_worth_it(self, group: _ItemGroup) -> bool:
+        return len(group.items) == 1 or group.apart - group.together >= self._worth * group.apart
+
+    def _joint(self, group: _ItemGroup, item: _Item) -> tuple[float, float]:
+        """Predicted seconds of a group with the item, and the change of its pace."""
+        change, near, kinds = group.change, self._changes[item.kind], group.kinds
+        if near:
+            for kind in near if len(near) < len(kinds) else kinds:
+                if kind in kinds and kind in near:
+                    change += near[kind] * kinds[kind]
+        count = len(group.items)
+        pack_speed = 1 + change / (count * (count + 1) / 2)
+        return self._start + max(group.fetching, item.fetching) + pack_speed * (group.steps + item.steps), change
+
+
+def _item(place: int, candidate: Candidate, context: PackingContext, kinds: dict[FusionKey, int]) -> _Item:
+    return _Item(
+        place,
+        kinds.setdefault(candidate.key, len(kinds)),
+        context.start + candidate.seconds,
+        candidate.fetching,
+        candidate.seconds - candidate.fetching,
+        candidate.memory,
+        candidate.base,
+        max(1, *candidate.array.epochs),
+        candidate.tail,
+    )
+
+
+def _changes(kinds: Mapping[FusionKey, int], context: PackingContext) -> list[dict[int, float]]:
+    """For each kind, those that it was measured with and their pace less 1."""
+    changes: list[dict[int, float]] = [{} for _ in kinds]
+    for pair, pack_speed in context.pack_speeds.items():
+        one, other = (numbers := [kinds.get(key) for key in pair])[0], numbers[-1]  # the same for a pair of one key
+        if one is not None and other is not None:
+            changes[one][other] = changes[other][one] = pack_speed - 1
+    return changes
+
+
+def _ranks(items: Sequence[_Item], changes: Sequence[Mapping[int, float]]) -> list[tuple[float, int, int]]:
+    """Of each kind where it stands: those that gain from each other in a chain, the pair that gains most first.
+
+    Chains come by the item of theirs that fetches longest, and so do kinds of which nothing is known.
+    """
+    chains = [[kind] for kind in range(len(changes))]
+    gains = sorted(
+        (change, kind, other)
+        for kind, others in enumerate(changes)
+        for other, change in others.items()
+        if kind < other and change < 0
+    )
+    for _, kind, other in gains:
+        one, two = sorted((chains[kind], chains[other]), key=len, reverse=True)
+        if one is not two:
+            one += two
+            for member in two:
+                chains[member] = one
+    fetching = [0.0] * len(changes)
+    for item in items:
+        fetching[item.kind] = max(fetching[item.kind], item.fetching)
+    ranks: list[tuple[float, int, int]] = [(0.0, 0, 0)] * len(changes)
+    for chain in {id(chain): chain for chain in chains}.values():
+        longest = max(fetching[kind] for kind in chain)
+        for position, kind in enumerate(chain):
+            ranks[kind] = (-longest, chain[0], position)
+    return ranks

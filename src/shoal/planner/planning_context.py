@@ -1,0 +1,214 @@
+"""What one turn of planning knows about keys and devices."""
+
+from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import replace
+from types import MappingProxyType
+
+from shoal.core.array import Array, FusionKey, Member
+from shoal.core.demand import Demand
+from shoal.core.device import Cluster, Device
+from shoal.core.job import Job, Purpose
+from shoal.cost.estimate import packed_demand
+from shoal.planner.partition import Profiles
+from shoal.planner.resource_limit import ResourceLimit
+from shoal.schedule.action import JobState
+from shoal.schedule.base import JobView
+from shoal.schedule.ledger import no_device
+
+__all__ = ["PROFILE_MEMBERS", "PlanningContext"]
+
+PROFILE_MEMBERS = 16
+"""Members of an array that a profile job measures, at most, where members are fused."""
+
+ENOUGH = 3
+"""A key is measured anew when so many times the members wait for whom it was measured, and more of them matter; or when
+there are so many times the epochs that were too few for measuring all, those that were trained meanwhile included."""
+
+
+class PlanningContext:
+    """Answers what may run, what must be measured first, and what a job takes.
+
+    Args:
+        profiles: what is known of a key on a kind of device.
+        cluster: as it is.
+        alone: numbers of trials that failed in company.
+        unmeasurable: (key, kind) that cannot be measured.
+        limits: number of a trial that ran out of memory -> what it is held to.
+        together: members of an array that a profile job measures, at most.
+        done: epochs that trials of a key have trained; as many more are expected to come.
+    """
+
+    def __init__(
+        self,
+        profiles: Profiles,
+        cluster: Cluster,
+        alone: AbstractSet[int],
+        unmeasurable: AbstractSet[tuple[FusionKey, str]],
+        limits: Mapping[int, ResourceLimit] = MappingProxyType({}),
+        together: int = PROFILE_MEMBERS,
+        done: Callable[[FusionKey], int] = lambda key: 0,
+    ) -> None:
+        self.cluster = cluster
+        self.devices = [device for _, device in cluster if device.healthy]
+        self._profiles = profiles
+        self._alone = alone
+        self._unmeasurable = unmeasurable
+        self._limits = limits
+        self._together = together
+        self._done = done
+        self._last = {device.kind: device for device in self.devices}  # of each kind
+        self._ready: dict[FusionKey, bool] = {}
+        self._demands: dict[object, Mapping[str, Demand]] = {}
+        self._on: dict[object, Demand] = {}
+
+    def samples(
+        self, waiting: Sequence[tuple[Member, FusionKey]], running: Sequence[tuple[Job, Device]]
+    ) -> list[tuple[tuple[Array, ...], Device]]:
+        """For every idle device its share of the keys that are unknown on its kind, an array of each, the oldest first.
+
+        Devices that are busy will have shares too, when they are not.
+        """
+        members: dict[FusionKey, list[Member]] = {}
+        for member, key in waiting:
+            if member.trial.number not in self._alone:
+                members.setdefault(key, []).append(member)
+        measuring = {
+            (array.key, device.kind)
+            for job, device in running
+            if job.purpose is Purpose.PROFILE
+            for array in job.arrays
+        }
+        held = {name for job, device in running for name in (device.name, *job.helpers)}
+        idle = [device for device in self.devices if device.name not in held]
+        samples = [
+            Array(
+                key,
+                tuple([member for member in group if member.start == group[0].start][: self._together]),
+                pending=sum(member.epochs for member in group) + self._done(key),
+            )
+            for key, group in members.items()
+        ]
+        shares: dict[str, list[Array]] = {device.name: [] for device in idle}
+        for kind in dict.fromkeys(device.kind for device in idle):
+            unknown = [x for x in samples if self._to_measure(x, kind) and (x.key, kind) not in measuring]
+            alike = [shares[device.name] for device in idle if device.kind == kind]
+            most = -(-len(unknown) // sum(device.kind == kind for device in self.devices))
+            for place, array in enumerate(unknown[: most * len(alike)]):
+                alike[place % len(alike)].append(array)
+        return [(tuple(shares[device.name]), device) for device in idle if shares[device.name]]
+
+    def ready(self, member: Member, key: FusionKey) -> bool:
+        """Whether a training job may hold the member: its key is known somewhere, or never will be."""
+        if not self.devices:
+            return False
+        if key not in self._ready:
+            known = any(self._profiles(key, kind) is not None for kind in self._last)
+            self._ready[key] = known or not any(self._unknown(key, kind) for kind in self._last)
+        return self._ready[key] or member.trial.number in self._alone
+
+    def reason(self, key: FusionKey, held: Sequence[tuple[Job, Device]]) -> str:
+        """Why a member that is not ready waits."""
+        if not self.devices:
+            return no_device(self.cluster)
+        if any(job.purpose is Purpose.PROFILE and any(array.key == key for array in job.arrays) for job, _ in held):
+            return "its model is being measured"
+        return "its model has to be measured first, for which no device is idle"
+
+    def demands(self, arrays: Sequence[Array]) -> Mapping[str, Demand]:
+        """Of arrays that wait to be one job: by the kinds on which all were measured, or a whole device of any kind.
+
+        Arrays alike, of which there may be thousands, have one and the same.
+        """
+        alike = None if self._limited(arrays) else tuple((x.key, x.epochs) for x in arrays)
+        if alike in self._demands:
+            return self._demands[alike]
+        known = [kind for kind in self._last if all(self._profiles(x.key, kind) for x in arrays)]
+        demands = {kind: self._demand(arrays, self._last[kind]) for kind in known or self._last}
+        if alike is not None:
+            self._demands[alike] = demands
+        return demands
+
+    def demand(self, arrays: Sequence[Array], device: Device, share: float | None) -> Demand:
+        """What a job of these arrays is promised on a device, with a share of its compute if the policy names one."""
+        demand = self._demand(arrays, device)
+        return demand if share is None else replace(demand, compute=share)
+
+    def running_view(self, job: Job, device: Device, started: float, now: float) -> JobView:
+        """A job on its device, where it stays until it ends; what it demands is what its members still have to do.
+
+        A profile job takes all of the device, else company would distort what it measures.
+        """
+        demand = self.held(job, device)
+        where = (device.name, *job.helpers)
+        return JobView(
+            job.id,
+            {device.kind: demand},
+            JobState.RUNNING,
+            where,
+            since=started,
+            ran=now - started,
+            preemptible=False,
+            home=device.name,
+        )
+
+    def held(self, job: Job, device: Device) -> Demand:
+        """What a running job takes; one that all members have left, and that is about to end, has its memory still."""
+        whole = _whole(device)
+        if job.purpose is Purpose.PROFILE:
+            return whole
+        if not job.arrays and job.demand is not None:
+            return replace(whole, memory=job.demand.memory, cores=job.demand.cores)
+        return self._demand(job.arrays, device)
+
+    def _unknown(self, key: FusionKey, kind: str) -> bool:
+        """Whether the key can be measured on that kind and was not yet."""
+        return self._profiles(key, kind) is None and not key.opaque and (key, kind) not in self._unmeasurable
+
+    def _to_measure(self, sample: Array, kind: str) -> bool:
+        """Whether its key is unknown, or was measured for far fewer members than these, or far less of their work."""
+        profile = self._profiles(sample.key, kind)
+        if profile is None:
+            return self._unknown(sample.key, kind)
+        more = profile.sample * ENOUGH <= len(sample.members)
+        larger = len(sample.members) > max(profile.step_seconds)
+        longer = larger and profile.pending is not None and profile.pending * ENOUGH <= sample.pending
+        return (more or longer) and (sample.key, kind) not in self._unmeasurable
+
+    def _limited(self, arrays: Sequence[Array]) -> bool:
+        """Whether any member ran out of memory."""
+        return bool(self._limits) and any(m.trial.number in self._limits for x in arrays for m in x.members)
+
+    def _demand(self, arrays: Sequence[Array], device: Device) -> Demand:
+        """What arrays take of a device; found once for those alike on devices alike."""
+        if self._limited(arrays):
+            return self._found(arrays, device)
+        alike = (device.kind, device.capacity, device.cores, *((x.key, x.epochs) for x in arrays))
+        if alike not in self._on:
+            self._on[alike] = self._found(arrays, device)
+        return self._on[alike]
+
+    def _found(self, arrays: Sequence[Array], device: Device) -> Demand:
+        measured = [(self._profiles(x.key, device.kind), x.epochs) for x in arrays]
+        known = [(profile, epochs) for profile, epochs in measured if profile is not None and epochs]
+        unknown = not arrays or len(known) < len(arrays)
+        demand = _whole(device) if unknown else packed_demand(known, cores=device.cores)
+        least = self._least(arrays, device)
+        return demand if least <= demand.memory else replace(demand, memory=least)
+
+    def _least(self, arrays: Sequence[Array], device: Device) -> int:
+        """Bytes that arrays are promised at least: for one that is to have a device to itself all that one has.
+
+        A demand is that of a kind of device: where they differ, the smallest that is large enough counts.
+        """
+        limits = [self._limits.get(member.trial.number) for array in arrays for member in array.members]
+        asked = [limit.memory for limit in limits if limit is not None and limit.memory is not None]
+        if not asked:
+            return 0
+        alike = [other.memory for other in self.devices if other.kind == device.kind]
+        return min([memory for memory in alike if memory >= max(asked)], default=max(asked))
+
+
+def _whole(device: Device) -> Demand:
+    """All of a device's compute; memory, cores and seconds are unknown and said to be 0."""
+    return Demand(compute=device.capacity, memory=0, cores=0.0, seconds=0.0)

@@ -1,0 +1,161 @@
+"""The table of a dry run before a search, and the same as plain values for `--json`."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from shoal.core.space import flatten
+from shoal.dry_run.result import PLANS, DryRun, PlannedArray, percent
+from shoal.reporting.text import leaf_text, rounded
+from shoal.schedule.ledger import bytes_text
+
+__all__ = ["DryRunTable", "dry_run_json", "seconds_text", "verdict"]
+
+_WIDE, _NARROW = 140, 80
+"""Characters from which on reasons stand beside the figures, else below; and that figures need to stand unbroken."""
+
+_NAMED = 4
+"""So many trials of an array are named."""
+
+_FIGURES = ("", "trials", "batch", "ms a step\nalone", "of each\nfused", "memory", "samples")
+_SECONDS = ("s an epoch\nalone", "planned")
+
+
+@dataclass(frozen=True)
+class DryRunTable:
+    """What rich prints: a row for each array, those of a job together; the totals; and whether sharing pays."""
+
+    found: DryRun
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
+        wide = options.max_width >= _WIDE
+        table = Table(box=None, pad_edge=False, header_style="bold")
+        for head in (*_FIGURES, *_SECONDS):
+            # where it is narrow figures are folded, for none is to be cut
+            table.add_column(head, justify="right", no_wrap=options.max_width >= _NARROW, overflow="fold")
+        if wide:
+            table.add_column("what decided", overflow="fold")
+        texts = []
+        for cells, text in self._rows(" " if wide else "\n"):
+            table.add_row(*map(Text, (*cells, text) if wide else cells))
+            texts.append((cells[0] or f"trials {cells[1]}", text))
+        yield table
+        if not wide:
+            yield ""
+            yield from (Text(f"{place}: {text}") for place, text in texts)
+        if self.found.arrays:
+            yield ""
+            yield Text(verdict(self.found), style="bold green" if self.found.pays else "bold")
+
+    def _rows(self, between: str) -> Iterator[tuple[tuple[str, ...], str]]:
+        """Figures of each array and what decided; those of a job stand in the row of its first array.
+
+        Args:
+            between: two figures of a cell; a line break where it is narrow.
+        """
+        arrays = self.found.arrays
+        for index, (each, config) in enumerate(zip(arrays, _configs(arrays), strict=True)):
+            first = index == 0 or arrays[index - 1].job != each.job
+            seconds = rounded(each.apart, 3), rounded(each.seconds, 3) if first else ""
+            yield (
+                (str(index + 1), *_figures(each, between), *seconds),
+                f"{config}: {each.decided}" if config else each.decided,
+            )
+        nothing = [""] * (len(_FIGURES) + len(_SECONDS) - 2)
+        for failed in self.found.failed:
+            yield ("", _trials(failed.trials), *nothing), failed.reason
+
+
+def verdict(found: DryRun) -> str:
+    """Whether sharing pays, in a sentence."""
+    if found.trials == 1:
+        return "Sharing does not pay here: there is but one configuration."
+    apart, chosen = found.totals["apart"], found.totals["chosen"]
+    times = (
+        f"one epoch of {found.trials} configurations takes {seconds_text(chosen)} instead of "
+        f"{seconds_text(apart)} one after another"
+    )
+    parts = f"fusing alone saves {percent(found.saves('fused'))}, packing alone saves {percent(found.saves('packed'))}"
+    if found.pays:
+        return f"Sharing pays: {times}, {percent(found.saves('chosen'))} less ({parts})."
+    return f"Sharing does not pay here: {times} ({parts})."
+
+
+def dry_run_json(found: DryRun) -> dict[str, Any]:
+    """All of it as plain values: seconds, bytes, numbers of trials, and of arrays from 1 on as the table has them."""
+    return {
+        "device": found.device.name,
+        "kind": found.device.kind,
+        "arrays": [{"array": place, **_array_json(each)} for place, each in enumerate(found.arrays, start=1)],
+        "failed": [{"trials": list(each.trials), "reason": each.reason} for each in found.failed],
+        "totals": {name: {"seconds": found.totals[name], "impv": found.saves(name)} for name in PLANS},
+        "pays": found.pays,
+        "verdict": verdict(found),
+    }
+
+
+def seconds_text(seconds: float) -> str:
+    """As 12.3 s or 45.6 ms."""
+    return f"{rounded(seconds, 3)} s" if seconds >= 1 else f"{rounded(1000 * seconds, 3)} ms"
+
+
+def _array_json(each: PlannedArray) -> dict[str, Any]:
+    return {
+        "job": each.job,
+        "packed_with": [other + 1 for other in each.packed_with],
+        "trials": [member.trial.number for member in each.array.members],
+        "configs": [dict(member.trial.config) for member in each.array.members],
+        "batch_size": each.array.key.batch_size,
+        "step_seconds_alone": each.step_alone,
+        "step_seconds_fused": each.step_fused,
+        "gain": each.gain,
+        "memory_alone": each.memory_alone,
+        "memory": each.memory,
+        "fetch_seconds": each.profile.fetch_seconds,
+        "preprocessing": each.preprocessing,
+        "sharing": each.profile.sharing,
+        "seconds_apart": each.apart,
+        "job_seconds": each.seconds,
+        "decided": each.decided,
+    }
+
+
+def _figures(each: PlannedArray, between: str) -> tuple[str, ...]:
+    """The cells that come before the seconds, but for the first."""
+    several = each.members > 1
+    return (
+        _trials([member.trial.number for member in each.array.members]),
+        str(each.array.key.batch_size),
+        rounded(1000 * each.step_alone, 3),
+        f"{rounded(1000 * each.step_fused, 3)}, {each.gain:.1f}x" if several else "–",
+        bytes_text(each.memory),
+        f"{percent(each.preprocessing)}{between}{each.profile.sharing}",
+    )
+
+
+def _configs(arrays: Sequence[PlannedArray]) -> list[str]:
+    """What tells each array from others: the parameters of which each array has one value, and not all the same."""
+    values: list[dict[str, set[str]]] = []
+    for each in arrays:
+        mine: dict[str, set[str]] = {}
+        for member in each.array.members:
+            for name, value in flatten(member.trial.config).items():
+                mine.setdefault(name, set()).add(leaf_text(value))
+        values.append(mine)
+    names = [name for name in {name: None for mine in values for name in mine} if _tells(name, values, arrays)]
+    return [" ".join(f"{name}={next(iter(mine[name]))}" for name in names if name in mine) for mine in values]
+
+
+def _tells(name: str, values: Sequence[Mapping[str, set[str]]], arrays: Sequence[PlannedArray]) -> bool:
+    found = [mine.get(name, {""}) for mine in values]
+    if all(some == {str(each.array.key.batch_size)} for some, each in zip(found, arrays, strict=True)):
+        return False  # it has a column of its own
+    return all(len(some) == 1 for some in found) and len({text for some in found for text in some}) > 1
+
+
+def _trials(numbers: Sequence[int]) -> str:
+    return ", ".join(map(str, numbers)) if len(numbers) <= _NAMED else f"{len(numbers)} trials"

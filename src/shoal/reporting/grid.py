@@ -1,0 +1,220 @@
+"""The grid of a study: how its trials fill the space that is searched."""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from statistics import fmean
+from typing import Any
+
+from shoal.core.errors import ShoalError
+from shoal.core.objective import Objective
+from shoal.core.space import Space, flatten
+from shoal.core.trial import TrialState
+from shoal.journal.rows import TrialRow
+from shoal.reporting.axis import Axis, axes
+from shoal.reporting.text import finite, state_name
+
+__all__ = ["Cell", "StudyGrid", "grid_json", "study_grid"]
+
+_ENOUGH = 8
+"""Values by which parameters are compared, at least."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """The trials at one place of a grid.
+
+    Args:
+        states: number of trials in each state that occurs, in the order of `TrialState`.
+        best: the best last value of the study's metric among trials that have not failed; None before the first.
+        best_trial: number of the trial that has it.
+    """
+
+    states: Mapping[TrialState, int]
+    best: float | None
+    best_trial: int | None
+
+    @property
+    def trials(self) -> int:
+        """Number of trials."""
+        return sum(self.states.values())
+
+
+@dataclass(frozen=True, repr=False)
+class StudyGrid:
+    """The trials of a study by the values of the parameters that are searched.
+
+    Args:
+        axes: one for each of these parameters.
+        cells: position on each axis -> the trials there; places without trials are left out.
+        metric: of the study; of several, the first.
+        mode: of that metric, "min" or "max".
+        explained: name of each axis -> share of the variance of the trials' ranks by that metric which the means at its
+            positions explain, corrected for how many there are (Kelley's epsilon squared, 0 to 1); empty as long as
+            there are too few values, or all are equal.
+    """
+
+    axes: tuple[Axis, ...]
+    cells: Mapping[tuple[int, ...], Cell]
+    metric: str
+    mode: str
+    explained: Mapping[str, float] = field(default_factory=dict)
+
+    def project(self, *names: str) -> "StudyGrid":
+        """The same trials by some of the axes alone, in the order of these names.
+
+        Raises:
+            ShoalError: there is no such axis, one is named twice, or a name is no string.
+        """
+        places = {axis.name: place for place, axis in enumerate(self.axes)}
+        for name in names:
+            if not isinstance(name, str):
+                raise ShoalError(f"an axis is named by a string, got {name!r}; write project('lr', 'width')")
+            if name not in places:
+                there = f"it has {', '.join(places)}" if places else "nothing is searched, so it has none"
+                raise ShoalError(f"the grid has no axis {name!r}; {there}")
+            if names.count(name) > 1:
+                raise ShoalError(f"the axis {name!r} is named twice; the grid has {', '.join(places)}")
+        kept = [places[name] for name in names]
+        gathered = defaultdict(list)
+        for position, cell in self.cells.items():
+            gathered[tuple(position[place] for place in kept)].append(cell)
+        cells = {position: _joined(gathered[position], self.mode) for position in sorted(gathered)}
+        return StudyGrid(tuple(self.axes[place] for place in kept), cells, self.metric, self.mode, self.explained)
+
+    @property
+    def has_results(self) -> bool:
+        """Whether a trial has a value, or has failed."""
+        return any(cell.best is not None or TrialState.FAILED in cell.states for cell in self.cells.values())
+
+    @property
+    def main_axes(self) -> tuple[str, ...]:
+        """The two that explain most of the values so far; as long as nothing does, those with the most values or bins.
+
+        Of axes that one choice decides together only one counts. There may be fewer than two. The longer one is first.
+        """
+        longest = sorted(self.axes, key=lambda axis: -axis.bins.stop)
+        by_chooser: dict[str, Axis] = {}
+        for axis in sorted(longest, key=lambda axis: -self.explained.get(axis.name, 0.0)):
+            by_chooser.setdefault(axis.chooser, axis)
+        chosen = list(by_chooser.values())[:2]
+        return tuple(axis.name for axis in longest if axis in chosen)
+
+    def __repr__(self) -> str:
+        trials = sum(cell.trials for cell in self.cells.values())
+        sizes = ", ".join(f"{axis.name}: {len(axis.labels)}" for axis in self.axes)
+        return f"StudyGrid({sizes or 'no axes'}; {trials} trials in {len(self.cells)} cells)"
+
+
+def study_grid(space: Space, rows: Iterable[TrialRow], objective: Objective) -> StudyGrid:
+    """The grid of a study.
+
+    Args:
+        space: that is searched.
+        rows: all its trials, as read from the journal.
+        objective: of the study; of several, the first.
+    """
+    lines = axes(space)
+    gathered = defaultdict(list)
+    for row in rows:
+        config = flatten(row.config)
+        gathered[tuple(_place(line, config) for line in lines)].append(_cell(row))
+    scored = [(position, cell.best) for position, found in gathered.items() for cell in found if cell.best is not None]
+    ranks = _ranks([value for _, value in scored])
+    explained = {
+        line.name: share
+        for place, line in enumerate(lines)
+        if (share := _explained([position[place] for position, _ in scored], ranks)) is not None
+    }
+    # A configuration from elsewhere than the space may lack what the space always has.
+    lines = tuple(
+        line.with_lack() if any(position[place] == line.bins.stop for position in gathered) else line
+        for place, line in enumerate(lines)
+    )
+    cells = {position: _joined(gathered[position], objective.mode) for position in sorted(gathered)}
+    return StudyGrid(lines, cells, objective.metric, objective.mode, explained)
+
+
+def grid_json(grid: StudyGrid, *, runs: bool = True) -> dict[str, Any]:
+    """A grid as plain values; numbers that JSON has no word for are None.
+
+    Args:
+        grid: of a study.
+        runs: whether a process runs the study; if none does, what was running is "interrupted".
+    """
+    return {
+        "axes": [
+            {"name": axis.name, "labels": list(axis.labels), "values": list(axis.values), "edges": list(axis.edges)}
+            for axis in grid.axes
+        ],
+        "cells": [
+            {
+                "at": list(position),
+                "trials": {state_name(state, runs): count for state, count in cell.states.items()},
+                "best": finite(cell.best),
+                "best_trial": cell.best_trial,
+            }
+            for position, cell in grid.cells.items()
+        ],
+    }
+
+
+def _place(axis: Axis, config: Mapping[str, Any]) -> int:
+    return axis.position(config[axis.name]) if axis.name in config else axis.bins.stop
+
+
+def _cell(row: TrialRow) -> Cell:
+    if row.objective is None or row.state is TrialState.FAILED:
+        return Cell({row.state: 1}, None, None)
+    return Cell({row.state: 1}, row.objective, row.number)
+
+
+def _ranks(values: Sequence[float]) -> list[float]:
+    """The place of each value in ascending order; equal ones share the mean of theirs."""
+    ranks = [0.0] * len(values)
+    place = 0
+    for _, equals in groupby(sorted(range(len(values)), key=values.__getitem__), key=values.__getitem__):
+        indices = list(equals)
+        for index in indices:
+            ranks[index] = place + (len(indices) - 1) / 2
+        place += len(indices)
+    return ranks
+
+
+def _explained(positions: Sequence[int], ranks: Sequence[float]) -> float | None:
+    """What the means of groups explain of the variance of ranks: 1 - (1 - eta squared) (n - 1) / (n - k).
+
+    Args:
+        positions: the group of each rank; there are n ranks, and k groups.
+        ranks: of trials.
+
+    Returns:
+        At least 0; None if there are too few ranks, or all are equal.
+    """
+    groups = defaultdict(list)
+    for position, rank in zip(positions, ranks, strict=True):
+        groups[position].append(rank)
+    if len(ranks) < max(_ENOUGH, len(groups) + 1):
+        return None
+    middle = fmean(ranks)
+    total = sum((rank - middle) ** 2 for rank in ranks)
+    if not total:
+        return None
+    between = sum(len(group) * (fmean(group) - middle) ** 2 for group in groups.values())
+    return max(0.0, 1 - (1 - between / total) * (len(ranks) - 1) / (len(ranks) - len(groups)))
+
+
+def _joined(cells: Sequence[Cell], mode: str) -> Cell:
+    if len(cells) == 1:
+        return cells[0]
+    counts: Counter[TrialState] = Counter()
+    for cell in cells:
+        counts.update(cell.states)
+    states = {state: counts[state] for state in TrialState if counts[state]}
+    sign = 1 if mode == "min" else -1
+    scored = [(sign * cell.best, cell.best_trial) for cell in cells if cell.best is not None]
+    if not scored:
+        return Cell(states, None, None)
+    best, trial = min(scored)
+    return Cell(states, sign * best, trial)

@@ -1,0 +1,242 @@
+"""A report on a study as one HTML file that needs no other, and the same as plain values."""
+
+import base64
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from shoal.core.errors import ShoalError
+from shoal.core.job import Purpose
+from shoal.reporting.device_text import cause_text, failing_json, failing_text
+from shoal.reporting.overview import SHARES, Overview, Usage
+from shoal.reporting.text import (
+    best_text,
+    config_text,
+    duration,
+    edited_text,
+    epochs_text,
+    finite,
+    number,
+    numbers_text,
+    shown,
+    state_text,
+    states_text,
+)
+from shoal.schedule.ledger import bytes_text
+
+__all__ = ["overview_json", "page", "write_page"]
+
+_STYLE = """
+body { font: 15px/1.45 system-ui, sans-serif; margin: 2em auto; max-width: 78em; padding: 0 1em; color: #222; }
+h1 { font-size: 1.4em; } h2 { font-size: 1.1em; margin-top: 2em; }
+table { border-collapse: collapse; font-size: 0.9em; } th { text-align: left; }
+th, td { padding: 0.25em 1em 0.25em 0; border-bottom: 1px solid #ddd; vertical-align: top; }
+td.number, th.number { text-align: right; font-variant-numeric: tabular-nums; }
+td.wide { overflow-wrap: anywhere; } pre { white-space: pre-wrap; margin: 0; font-size: 0.9em; }
+img { max-width: 100%; }
+"""
+_WORDS = {Purpose.TRAIN: "training", Purpose.SURVEY: "looking at models", Purpose.PROFILE: "measuring"}
+_FAILURES = 200
+"""Jobs that failed, and trials, that are named at most."""
+
+
+def write_page(study: Overview, picture: bytes, path: Path) -> None:
+    """Write the page.
+
+    Args:
+        study: what it tells.
+        picture: its timeline, a PNG file.
+        path: where it goes.
+
+    Raises:
+        ShoalError: the file cannot be written.
+    """
+    try:
+        path.write_text(page(study, picture), encoding="utf-8")
+    except OSError as error:
+        raise ShoalError(f"the report cannot be written: {error}") from error
+
+
+def page(study: Overview, picture: bytes) -> str:
+    """The HTML; for the arguments see `write_page`."""
+    name = _text(study.name)
+    image = base64.b64encode(picture).decode()
+    parts = [
+        f'<!DOCTYPE html>\n<html lang="en">\n<head><meta charset="utf-8"><title>{name}</title>'
+        f"<style>{_STYLE}</style></head>\n<body>\n<h1>{name}</h1>",
+        _facts(study),
+        f'<h2>Timeline</h2>\n<img alt="what each device did and when" src="data:image/png;base64,{image}">',
+        _section("Edits of the task", [edited_text(edit) for edit in study.state.edits]),
+        _section("Best trials", _best(study)),
+        _section("Devices", _devices(study)),
+        f"<p>{_text(SHARES)}</p>" if study.usage else "",
+        _section("Tried again", [failing_text(each) for each in study.state.failing]),
+        _section("Jobs that failed", _failures(study)),
+        _section("Trials that failed for good", _buried(study)),
+        "</body>\n</html>\n",
+    ]
+    return "\n".join(part for part in parts if part)
+
+
+def overview_json(study: Overview) -> dict[str, Any]:
+    """What the page tells beside `snapshot_json`, as plain values; numbers that JSON has no word for are None."""
+    return {
+        "name": study.name,
+        "seconds": study.elapsed.total,
+        "jobs": len(study.bars),
+        "curve": [{"seconds": seconds, "value": finite(value)} for seconds, value in study.curve],
+        "devices": [
+            {
+                "device": usage.device.name,
+                "kind": usage.device.kind,
+                "busy": usage.busy,
+                "occupancy": usage.occupancy,
+                "seconds": {str(purpose): seconds for purpose, seconds in usage.seconds.items()},
+                "jobs": usage.jobs,
+                "failed": usage.failed,
+            }
+            for usage in study.usage
+        ],
+        "best": [row.number for row in study.best],
+        "failing": [failing_json(failing) for failing in study.state.failing],
+        "failures": [
+            {
+                "job": job.id,
+                "device": job.device,
+                "trials": list(job.trials),
+                "seconds": study.elapsed(job.started),
+                "outcome": job.outcome,
+                "cause": job.cause,
+                "log": job.log or None,
+            }
+            for job in study.failures
+        ],
+        "failed": [{"trial": row.number, "epoch": row.epoch, "reason": row.reason} for row in study.buried],
+    }
+
+
+def _facts(study: Overview) -> str:
+    state = study.state
+    goals = ", ".join(f"{goal.metric} ({goal.mode})" for goal in study.objectives)
+    runs = "nobody" if state.pid is None else f"process {state.pid}"
+    left = "" if state.seconds_left is None else f", {duration(state.seconds_left)} left"
+    return _table(
+        (),
+        [
+            ("compared by", goals),
+            ("trials", states_text(state)),
+            (state.unit, epochs_text(state)),
+            ("time", f"{duration(study.elapsed.total)}{left}; run by {runs}"),
+            ("device time", _by_purpose(_sum(usage.seconds for usage in study.usage))),
+            ("best", best_text(state)),
+        ],
+    )
+
+
+def _best(study: Overview) -> str:
+    names = [goal.metric for goal in study.objectives]
+    rows = [
+        (
+            row.number,
+            state_text(row.state, study.state.pid is not None),
+            *(number(row.metrics.get(name)) for name in names),
+            row.epoch,
+            f"{row.seconds:.1f}",
+            config_text(row.config),
+        )
+        for row in study.best
+    ]
+    return _table(("trial", "state", *names, "epochs", "seconds", "config"), rows)
+
+
+def _devices(study: Overview) -> str:
+    rows = [
+        (
+            usage.device.name,
+            usage.device.kind,
+            bytes_text(usage.device.memory),
+            f"{usage.busy:.0%}",
+            f"{usage.occupancy:.0%}",
+            _by_purpose(usage.seconds),
+            usage.jobs,
+            usage.failed,
+            _health(usage),
+        )
+        for usage in study.usage
+    ]
+    head = ("device", "kind", "memory", "used", "promised", "device time", "jobs", "failed", "now")
+    return _table(head, rows)
+
+
+def _health(usage: Usage) -> str:
+    return "in use" if usage.device.healthy else usage.device.reason or "not healthy"
+
+
+def _failures(study: Overview) -> str:
+    rows = [
+        (job.id, job.device, numbers_text(job.trials), cause_text(job.outcome, job.cause), job.log or "–")
+        for job in study.failures
+    ]
+    return _table(("job", "device", "trials", "cause", "log"), rows[:_FAILURES], len(rows))
+
+
+def _buried(study: Overview) -> str:
+    rows = [(row.number, row.epoch, config_text(row.config), row.reason) for row in study.buried]
+    return _table(("trial", "epochs", "config", "reason"), rows[:_FAILURES], len(rows))
+
+
+def _sum(each: Iterable[Mapping[Purpose, float]]) -> dict[Purpose, float]:
+    total: dict[Purpose, float] = {}
+    for seconds in each:
+        for purpose, value in seconds.items():
+            total[purpose] = total.get(purpose, 0.0) + value
+    return total
+
+
+def _by_purpose(seconds: Mapping[Purpose, float]) -> str:
+    return (
+        ", ".join(f"{_WORDS[purpose]} {duration(seconds[purpose])}" for purpose in Purpose if purpose in seconds) or "–"
+    )
+
+
+def _section(title: str, content: str | Sequence[str]) -> str:
+    """A heading with its content, a table or lines; nothing where there is none."""
+    if not isinstance(content, str):
+        content = "\n".join(f"<p>{_text(line)}</p>" for line in content)
+    return f"<h2>{_text(title)}</h2>\n{content}" if content else ""
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[object]], count: int = 0) -> str:
+    """Rows of texts and whole numbers; "" where there are none.
+
+    Args:
+        head: titles of the columns; without, the first column is one of titles.
+        rows: those that are shown.
+        count: of all rows, if that is more.
+    """
+    if not rows:
+        return ""
+    lines = ["<table>"]
+    if head:
+        lines.append(f"<tr>{''.join(f'<th>{_text(title)}</th>' for title in head)}</tr>")
+    for row in rows:
+        lines.append(f"<tr>{''.join(_cell(value, not head and place == 0) for place, value in enumerate(row))}</tr>")
+    lines.append("</table>")
+    if count > len(rows):
+        lines.append(f"<p>and {count - len(rows)} more</p>")
+    return "\n".join(lines)
+
+
+def _cell(value: object, title: bool) -> str:
+    if title:
+        return f"<th>{_text(value)}</th>"
+    if isinstance(value, int):
+        return f'<td class="number">{value}</td>'
+    text = _text(value)
+    return f"<td><pre>{text}</pre></td>" if "\n" in text else f'<td class="wide">{text}</td>'
+
+
+def _text(what: object) -> str:
+    """As HTML may have it, see `shown`."""
+    return escape(shown(str(what), lines=True))

@@ -1,0 +1,251 @@
+"""How a running study shows itself on standard error."""
+
+import sys
+import time
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from shoal.core.job import Purpose
+from shoal.reporting.device_text import cause_lines, failing_text, unmeasured_lines
+from shoal.reporting.snapshot import Best, Snapshot
+from shoal.reporting.table import status_table
+from shoal.reporting.text import best_text, duration, shown, states_text, trials_text
+
+__all__ = ["LineProgress", "LiveProgress", "Progress", "SilentProgress", "progress"]
+
+_PHASES = {Purpose.SURVEY: "looking at the models of", Purpose.PROFILE: "measuring", Purpose.TRAIN: "training"}
+
+
+class Progress(ABC):
+    """Shows a study while it runs.
+
+    It is told what is begun, in lines that stay. The engine enters it when the study begins, calls `update` in every
+    turn of its loop, and leaves it at the end, also by an exception. A snapshot is taken only when it is about to be
+    looked at.
+    """
+
+    @abstractmethod
+    def say(self, lines: Sequence[str]) -> None:
+        """Show lines that stay; before it is entered."""
+
+    @abstractmethod
+    def update(self) -> None:
+        """Look at the study if it is time to."""
+
+    @abstractmethod
+    def __enter__(self) -> Self: ...
+
+    @abstractmethod
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None: ...
+
+
+class SilentProgress(Progress):
+    """Shows nothing and looks at nothing."""
+
+    def say(self, lines: Sequence[str]) -> None:
+        """Do nothing."""
+
+    def update(self) -> None:
+        """Do nothing."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        pass
+
+
+class LiveProgress(Progress):
+    """A table on a terminal that is drawn anew in place, at most four times a second.
+
+    Args:
+        take: makes a snapshot of the study as it is.
+        console: a terminal.
+        clock: seconds, never going back.
+    """
+
+    _PERIOD = 0.25
+
+    def __init__(
+        self, take: Callable[[], Snapshot], console: Console, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._take = take
+        self._console = console
+        self._clock = clock
+        self._due = clock()
+        self._live = Live(console=console, auto_refresh=False, redirect_stdout=sys.stdout.isatty())
+
+    def say(self, lines: Sequence[str]) -> None:
+        """Above the table."""
+        for line in lines:
+            self._console.print(Text(f"shoal: {shown(line)}"))
+
+    def update(self) -> None:
+        """Draw the study anew if the last time is long enough ago."""
+        if (now := self._clock()) >= self._due:
+            self._due = now + self._PERIOD
+            self._draw()
+
+    def __enter__(self) -> Self:
+        self._live.start()
+        self.update()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        try:
+            self._draw()
+        finally:
+            self._live.stop()  # gives the terminal its cursor back
+
+    def _draw(self) -> None:
+        self._live.update(status_table(self._take()), refresh=True)
+
+
+class LineProgress(Progress):
+    """Plain lines for a file or a pipe: one at the start, one for each thing that jobs do for the first time, one for a
+    new best at most every ten seconds, one for each new cause of failures, one for what is unusual, one at the end.
+
+    Args:
+        take: makes a snapshot of the study as it is.
+        console: where the lines go.
+        clock: seconds, never going back.
+    """
+
+    _PERIOD = 1.0
+    _BEST_PERIOD = 10.0
+    _CAUSES = 10
+
+    def __init__(
+        self, take: Callable[[], Snapshot], console: Console, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._take = take
+        self._console = console
+        self._clock = clock
+        self._due = clock()
+        self._best_due = clock()
+        self._best: float | None = None
+        self._front: tuple[Best, ...] = ()
+        self._started = False
+        self._devices = ""
+        self._causes: set[str] = set()
+        self._phases: set[str] = set()
+        self._notes = 0
+
+    def say(self, lines: Sequence[str]) -> None:
+        """Like all others."""
+        for line in lines:
+            self._print(line)
+
+    def update(self) -> None:
+        """Look at the study if the last time is long enough ago, and print what is new."""
+        if (now := self._clock()) < self._due:
+            return
+        self._due = now + self._PERIOD
+        snapshot = self._take()
+        self._tell_phases(snapshot)
+        if not self._started and snapshot.trials:
+            self._started = True
+            self._devices = _devices_text(snapshot)
+            self._print(f"{snapshot.trials} trials ({states_text(snapshot)}) on {self._devices}")
+        if self._started and (devices := _devices_text(snapshot)) != self._devices:
+            self._devices = devices
+            self._print(f"{duration(snapshot.elapsed)} goes on with {devices}")
+        self._tell_note(snapshot)
+        self._tell_causes(snapshot)
+        if now >= self._best_due and self._improved(snapshot):
+            self._best_due = now + self._BEST_PERIOD
+            self._print(f"{duration(snapshot.elapsed)} best so far: {best_text(snapshot)}")
+
+    def __enter__(self) -> Self:
+        self.update()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        snapshot = self._take()
+        self._tell_note(snapshot)
+        self._tell_causes(snapshot)
+        self._print(f"{duration(snapshot.elapsed)} {states_text(snapshot)}; best: {best_text(snapshot)}")
+
+    def _tell_phases(self, snapshot: Snapshot) -> None:
+        """What is being done, each thing when it is done for the first time."""
+        members = Counter[Purpose]()
+        for job in (job for use in snapshot.devices for job in use.jobs):
+            members[job.purpose] += job.members
+        found = {"starting workers": ""} if snapshot.starting else {}
+        if not snapshot.starting:
+            found |= {_PHASES[purpose]: f" {trials_text(count)}" for purpose, count in sorted(members.items())}
+        for phase, what in found.items():
+            if phase not in self._phases:
+                self._phases.add(phase)
+                self._print(f"{duration(snapshot.elapsed)} {phase}{what}")
+
+    def _tell_note(self, snapshot: Snapshot) -> None:
+        """What is unusual in the task, once."""
+        for line in snapshot.note.splitlines()[self._notes :]:
+            self._notes += 1
+            self._print(f"{duration(snapshot.elapsed)} note: {line}")
+
+    def _tell_causes(self, snapshot: Snapshot) -> None:
+        """Of what profiles and trials failed, each cause once: as it is met, also if a trial is to be tried again."""
+        unmeasured = zip(snapshot.unmeasured, unmeasured_lines(snapshot.unmeasured), strict=False)
+        lost = zip(snapshot.causes, cause_lines(snapshot.causes), strict=False)
+        found = {cause.text: line for cause, line in unmeasured}
+        found |= {each.job.cause: failing_text(each) for each in snapshot.failing if each.job is not None}
+        found |= {cause.text: line for cause, line in lost}
+        for cause, line in found.items():
+            if cause not in self._causes and len(self._causes) < self._CAUSES:
+                self._causes.add(cause)
+                self._print(f"{duration(snapshot.elapsed)} {line}")
+
+    def _improved(self, snapshot: Snapshot) -> bool:
+        """Whether the best is better than the one last printed; it can fall back, since a trial's last value counts.
+
+        Of several metrics, whether it is not the same trials with the same values that nothing dominates.
+        """
+        if snapshot.best is None or isinstance(snapshot.best.value, tuple):
+            changed, self._front = snapshot.front != self._front, snapshot.front
+            return changed
+        value, before = snapshot.best.value, self._best
+        if before is not None and (value >= before if snapshot.mode == "min" else value <= before):
+            return False
+        self._best = value
+        return True
+
+    def _print(self, line: str) -> None:
+        self._console.print(Text(f"shoal: {shown(line)}"), soft_wrap=True)
+
+
+def progress(take: Callable[[], Snapshot], *, silent: bool = False, console: Console | None = None) -> Progress:
+    """The display that suits where it goes.
+
+    Args:
+        take: makes a snapshot of the study as it is.
+        silent: show nothing, as when a program reads the output.
+        console: where to show it; standard error if not given.
+    """
+    if silent:
+        return SilentProgress()
+    console = console or Console(stderr=True)
+    return LiveProgress(take, console) if console.is_terminal else LineProgress(take, console)
+
+
+def _devices_text(snapshot: Snapshot) -> str:
+    """Names of the devices that can be used."""
+    return (
+        ", ".join(use.device.name for use in snapshot.devices if use.device.healthy) or "no device, and waits for one"
+    )

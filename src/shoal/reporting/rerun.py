@@ -1,0 +1,199 @@
+"""A trial that was trained again, held against what its study recorded."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from types import MappingProxyType
+from typing import Any
+
+from rich.table import Table
+
+from shoal.cluster.discover import discover
+from shoal.core.device import Device
+from shoal.core.errors import ShoalError
+from shoal.core.trial import Report, Trial, TrialState
+from shoal.journal.rows import TrialRow
+from shoal.journal.view import JournalView
+from shoal.reporting.edits import Edited, edited, edited_json
+from shoal.reporting.text import edited_text, finite, number, rounded
+from shoal.sources import edits
+
+__all__ = ["Difference", "Rerun", "check_rerun", "rerun_json", "rerun_notes", "rerun_table", "to_rerun"]
+
+
+def to_rerun(journal: JournalView, number: int, devices: str | Sequence[str] | None = None) -> tuple[TrialRow, Device]:
+    """A trial that can be trained again, and the device for that.
+
+    Args:
+        journal: of its study.
+        number: of the trial.
+        devices: as of `shoal.tune`; the first one counts. None: the study's own.
+
+    Raises:
+        ShoalError: there is no such trial or device; or as of `check_rerun`.
+    """
+    rows = {row.number: row for row in journal.trials()}
+    if number not in rows:
+        raise ShoalError(
+            f"the study in {journal.directory} has no trial {number!r}; it has {len(rows)}, numbered from 0"
+        )
+    check_rerun(rows[number], journal.study["opaque"])
+    return rows[number], next(device for _, device in discover(devices or journal.study["devices"]))
+
+
+def check_rerun(row: TrialRow, opaque: object) -> None:
+    """Refuse a trial that cannot be trained again, or has nothing to be compared with.
+
+    Args:
+        row: the trial.
+        opaque: what its study trains if that is a program of the user's.
+
+    Raises:
+        ShoalError: says why, and what to do instead.
+    """
+    name, trial = f"trial {row.number}", row.trial
+    if opaque:
+        raise ShoalError(
+            f"{name} was trained by a program of yours, whose random numbers Shoal does not know; start the program "
+            "with the trial's config: shoal trials DIR --json has it"
+        )
+    if trial.origin is not None:
+        raise ShoalError(
+            f"{name} began with what trial {trial.origin.trial} had learnt by its epoch {trial.origin.epoch}, and of "
+            "that trial only the newest checkpoint is kept; train a trial again that began with weights of its own"
+        )
+    if row.state is TrialState.FAILED:
+        raise ShoalError(f"{name} failed, so there is no whole record to compare with: {row.reason}")
+    if row.epoch == 0:
+        raise ShoalError(f"{name} has not reported an epoch yet, so there is nothing to compare with")
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How far apart two curves of a metric are where they are farthest apart.
+
+    Args:
+        relative: |a - b| / max(|a|, |b|); 0 for two NaN, infinite for one.
+        epoch: where that is.
+        recorded: value there that the study recorded.
+        found: value there of the training now.
+    """
+
+    relative: float
+    epoch: int
+    recorded: float
+    found: float
+
+
+@dataclass(frozen=True)
+class Rerun:
+    """A trial that was trained again.
+
+    Args:
+        trial: that.
+        device: where.
+        recorded: epoch to the metrics that the study recorded.
+        found: epoch to those of the training now; it has fewer epochs if a loss was no number.
+        changed: paths of files of the task that were edited since the study last ran.
+        edits: each time that the study went on with an edited task after the trial had been proposed.
+    """
+
+    trial: Trial
+    device: str
+    recorded: Mapping[int, Mapping[str, float]]
+    found: Mapping[int, Mapping[str, float]]
+    changed: tuple[str, ...] = ()
+    edits: tuple[Edited, ...] = ()
+
+    @staticmethod
+    def of(
+        trial: Trial,
+        device: str,
+        recorded: Sequence[Report],
+        found: Sequence[Report],
+        study: Mapping[str, Any] = MappingProxyType({}),
+    ) -> "Rerun":
+        """The comparison of reports.
+
+        Args:
+            trial: that.
+            device: where.
+            recorded: its curve.
+            found: what it reports now.
+            study: as of `JournalView.study`.
+        """
+        one, other = ({report.epoch: report.metrics for report in side} for side in (recorded, found))
+        changed = tuple(edit.path for edit in edits(study.get("sources", {})))
+        return Rerun(trial, device, one, other, changed, tuple(x for x in edited(study) if trial.number < x.next))
+
+    @cached_property
+    def differences(self) -> Mapping[str, Difference]:
+        """Metric to the largest difference; an epoch or a metric that only one side has counts as NaN there."""
+        found: dict[str, Difference] = {}
+        for name, difference in self._all():
+            if name not in found or difference.relative > found[name].relative:
+                found[name] = difference
+        return found
+
+    @property
+    def largest(self) -> float:
+        """The largest relative difference of any metric at any epoch."""
+        return max(difference.relative for difference in self.differences.values())
+
+    def _all(self) -> Iterator[tuple[str, Difference]]:
+        for epoch, metrics in self.recorded.items():
+            other = self.found.get(epoch, {})
+            for name in {**metrics, **other}:
+                one, two = metrics.get(name, math.nan), other.get(name, math.nan)
+                yield name, Difference(_relative(one, two), epoch, one, two)
+
+
+def rerun_table(rerun: Rerun) -> Table:
+    """A row for each metric."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("metric", "largest relative difference", "at epoch", "recorded", "trained again"):
+        table.add_column(name, justify="left" if name == "metric" else "right")
+    for name, most in rerun.differences.items():
+        table.add_row(name, rounded(most.relative, 2), str(most.epoch), number(most.recorded), number(most.found))
+    return table
+
+
+def rerun_notes(rerun: Rerun) -> list[str]:
+    """Why the record, or a part of it, may be of another task than what was trained now."""
+    notes = [
+        f"{edited_text(edit)}; what trial {rerun.trial.number} had reported by then is of the task before"
+        for edit in rerun.edits
+    ]
+    if rerun.changed:
+        notes.append(f"edited since the study last ran, so that this may be another task: {', '.join(rerun.changed)}")
+    return notes
+
+
+def rerun_json(rerun: Rerun) -> dict[str, Any]:
+    """The same as plain values, with both curves; None for NaN and the infinities."""
+    return {
+        "trial": rerun.trial.number,
+        "device": rerun.device,
+        "epochs": max(rerun.recorded),
+        "largest": finite(rerun.largest),
+        "changed": list(rerun.changed),
+        "edits": [edited_json(edit) for edit in rerun.edits],
+        "metrics": {
+            name: {
+                "relative": finite(most.relative),
+                "epoch": most.epoch,
+                "recorded": [finite(rerun.recorded[epoch].get(name)) for epoch in sorted(rerun.recorded)],
+                "found": [finite(rerun.found[epoch].get(name)) for epoch in sorted(rerun.found)],
+            }
+            for name, most in rerun.differences.items()
+        },
+    }
+
+
+def _relative(one: float, other: float) -> float:
+    if one == other or (math.isnan(one) and math.isnan(other)):
+        return 0.0
+    if not (math.isfinite(one) and math.isfinite(other)):
+        return math.inf
+    return abs(one - other) / max(abs(one), abs(other))

@@ -1,0 +1,264 @@
+"""Tables for the terminal, and the same as plain values for `--json`."""
+
+from collections.abc import Sequence, Set
+from dataclasses import asdict
+from itertools import chain
+from typing import Any
+
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from shoal.core.objective import Objective
+from shoal.core.space import flatten
+from shoal.core.trial import TrialState
+from shoal.journal.rows import TrialRow
+from shoal.reporting.device_text import (
+    cause_json,
+    cause_line,
+    cause_lines,
+    device_json,
+    device_lines,
+    failing_json,
+    failing_lines,
+    unmeasured_lines,
+)
+from shoal.reporting.edits import edited_json
+from shoal.reporting.interventions import intervention_json, intervention_text
+from shoal.reporting.ranking import front, ranked
+from shoal.reporting.snapshot import Best, Snapshot
+from shoal.reporting.text import (
+    best_texts,
+    config_text,
+    duration,
+    edited_text,
+    epochs_text,
+    finite,
+    leaf_text,
+    number,
+    shown,
+    state_name,
+    state_text,
+    states_text,
+    trials_text,
+)
+
+__all__ = ["best_table", "snapshot_json", "status_table", "trial_json", "trials_table"]
+
+_COLOURS = {
+    TrialState.RUNNING: "cyan",
+    TrialState.COMPLETE: "green",
+    TrialState.FAILED: "red",
+}
+_BAR_WIDTH = 30
+_REASONS = 4
+_ASKED = 3
+"""So many interventions of users are shown, the newest."""
+_FIRST = 3
+"""So many trials that wait for one reason are named."""
+
+
+def trials_table(
+    rows: Sequence[TrialRow], objectives: Sequence[Objective], best: Set[int] | None = None, *, runs: bool = True
+) -> Table:
+    """All trials, the best first; below a trial's config the reason for its state, if it has one.
+
+    Of several metrics, each has its columns, and those trials are marked that no other dominates.
+
+    Args:
+        rows: as read from the journal; all of them, or all that are to be seen.
+        objectives: of the study.
+        best: the `front` of all, where that is known already.
+        runs: whether a process runs the study.
+    """
+    if best is None:
+        best = front(rows, objectives) if len(objectives) > 1 else set()
+    below = Text(_columns_text(objectives), "dim")
+    table = Table(box=None, pad_edge=False, header_style="bold", caption=below, caption_justify="left")
+    table.add_column("trial", justify="right", no_wrap=True)
+    table.add_column("state", no_wrap=True)
+    if len(objectives) > 1:
+        table.add_column("front", justify="center", no_wrap=True)
+    for objective in objectives:
+        table.add_column(Text(shown(objective.metric)), justify="right", no_wrap=True)
+        table.add_column("best", justify="right", no_wrap=True)
+    table.add_column("epochs", justify="right", no_wrap=True)
+    table.add_column("seconds", justify="right", no_wrap=True)
+    table.add_column("config", overflow="fold")
+    for row in ranked(rows, objectives, best):
+        reason = ("\n" + shown(row.reason, lines=True), "dim") if row.reason else ""
+        table.add_row(
+            Text(str(row.number)),
+            Text(state_text(row.state, runs), style=_COLOURS.get(row.state, "")),
+            *((Text("*" if row.number in best else ""),) if len(objectives) > 1 else ()),
+            *(Text(number(kept.get(goal.metric))) for goal in objectives for kept in (row.metrics, row.best)),
+            Text(f"{row.epoch}/{row.target}"),
+            Text(f"{row.seconds:.1f}"),
+            Text.assemble(config_text(row.config), reason),
+        )
+    return table
+
+
+def _columns_text(objectives: Sequence[Objective]) -> str:
+    """What the columns of all trials say, and by which they are ranked."""
+    first = objectives[0]
+    better = "lower" if first.mode == "min" else "higher"
+    ranked_by = f"ranked by {shown(first.metric)}, the last value ({better} is better)"
+    if len(objectives) > 1:
+        ranked_by = f"*: no other trial is better in all metrics; these first, each part {ranked_by}"
+    return f"{ranked_by}\nbest: of all epochs; seconds: of training, a trial's share of its array's"
+
+
+def best_table(row: TrialRow, objectives: Sequence[Objective], *, runs: bool = True) -> Table:
+    """One trial with its whole config and all its metrics, last and best.
+
+    Args:
+        row: the trial.
+        objectives: of the study; their metrics come first.
+        runs: whether a process runs the study.
+    """
+    first = [objective.metric for objective in objectives]
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    table.add_row("trial", f"{row.number}, {state_text(row.state, runs)}, {row.epoch} epochs")
+    for name in sorted(row.metrics, key=lambda name: (first.index(name) if name in first else len(first), name)):
+        best = f" (best {number(row.best[name])})" if name in row.best else ""
+        table.add_row(Text(shown(name)), f"{number(row.metrics[name])}{best}")
+    for name, value in flatten(row.config).items():
+        table.add_row(Text(f"config.{shown(name)}"), Text(leaf_text(value)))
+    return table
+
+
+def status_table(snapshot: Snapshot) -> Table:
+    """A study at one moment: how far, what waits and why, what failed, the best so far, what each device does.
+
+    Args:
+        snapshot: of the study.
+    """
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    table.add_row(snapshot.unit, _epochs(snapshot))
+    table.add_row("trials", states_text(snapshot))
+    if snapshot.starting:
+        table.add_row("workers", "are being started")
+    for place, line in enumerate(_waiting(snapshot)):
+        table.add_row("" if place else "waiting", Text(shown(line), style="dim"))
+    for place, line in enumerate(_failed(snapshot)):
+        table.add_row("" if place else "failed", Text(shown(line), style="red"))
+    for place, line in enumerate(snapshot.note.splitlines()):
+        table.add_row("" if place else "note", Text(shown(line), style="yellow"))
+    for place, edit in enumerate(snapshot.edits):
+        table.add_row("" if place else "task", Text(shown(edited_text(edit))))
+    for place, each in enumerate(snapshot.interventions[-_ASKED:]):
+        table.add_row("" if place else "asked", Text(shown(intervention_text(each))))
+    for place, line in enumerate(best_texts(snapshot)):
+        table.add_row("" if place else "best", Text(line))
+    for use in snapshot.devices:
+        for place, line in enumerate(device_lines(use, snapshot.unit)):
+            table.add_row(Text("" if place else use.device.name), Text(shown(line)))
+    return table
+
+
+def trial_json(row: TrialRow, *, runs: bool = True) -> dict[str, Any]:
+    """A trial as plain values; numbers that JSON has no word for (NaN, infinities) are None.
+
+    Args:
+        row: the trial.
+        runs: whether a process runs the study; if none does, what was running is "interrupted".
+    """
+    return {
+        "trial": row.number,
+        "state": state_name(row.state, runs),
+        "config": dict(row.config),
+        "origin": row.trial.origin and {"trial": row.trial.origin.trial, "epoch": row.trial.origin.epoch},
+        "metrics": {name: finite(value) for name, value in row.metrics.items()},
+        "best": {name: finite(value) for name, value in row.best.items()},
+        "epochs": row.epoch,
+        "target": row.target,
+        "seconds": row.seconds,
+        "failures": row.failures,
+        "device": row.device,
+        "array": row.job,
+        "reason": row.reason,
+    }
+
+
+def snapshot_json(snapshot: Snapshot) -> dict[str, Any]:
+    """A study at one moment as plain values; numbers that JSON has no word for are None."""
+    several = {} if isinstance(snapshot.metric, str) else {"front": [_best_json(best) for best in snapshot.front]}
+    return {
+        "metric": snapshot.metric,
+        "mode": snapshot.mode,
+        "pid": snapshot.pid,
+        "finished": snapshot.finished,
+        "trials": {state_name(state, snapshot.pid is not None): count for state, count in snapshot.states.items()},
+        "waiting": {
+            reason: {"count": len(numbers), "first": list(numbers[:_FIRST])}
+            for reason, numbers in snapshot.waiting.items()
+        },
+        "best": snapshot.best and _best_json(snapshot.best),
+        **several,
+        "epochs_done": snapshot.epochs_done,
+        "epochs_asked": snapshot.epochs_asked,
+        "epochs_total": snapshot.epochs_total,
+        "totals": None if snapshot.totals is None else asdict(snapshot.totals),
+        "elapsed": snapshot.elapsed,
+        "seconds_left": snapshot.seconds_left,
+        "stopped": snapshot.stopped and cause_json(snapshot.stopped),
+        "causes": [cause_json(cause) for cause in snapshot.causes],
+        "note": snapshot.note,
+        "edits": [edited_json(edit) for edit in snapshot.edits],
+        "interventions": [intervention_json(each) for each in snapshot.interventions],
+        "paused": {"study": snapshot.paused, "trials": list(snapshot.held)},
+        "failing": [failing_json(failing) for failing in snapshot.failing],
+        "unmeasured": [cause_json(cause) for cause in snapshot.unmeasured],
+        "devices": [device_json(use) for use in snapshot.devices],
+    }
+
+
+def _best_json(best: Best) -> dict[str, Any]:
+    value = list(map(finite, best.value)) if isinstance(best.value, tuple) else finite(best.value)
+    return {"trial": best.trial, "config": dict(best.config), "value": value}
+
+
+def _waiting(snapshot: Snapshot) -> list[str]:
+    """Why trials wait, a line a reason; the rarest share the last line."""
+    reasons = list(snapshot.waiting.items())
+    if reasons and snapshot.pid is None:  # what they waited for when it was stopped says nothing any more
+        return [f"{_named(sorted(chain.from_iterable(snapshot.waiting.values())))}: nobody runs the study"]
+    lines = [f"{_named(numbers)}: {reason or 'waits for a place in a job'}" for reason, numbers in reasons[:_REASONS]]
+    if rest := reasons[_REASONS:]:
+        lines.append(f"{trials_text(sum(len(each) for _, each in rest))}: {len(rest)} other reasons, see shoal trials")
+    return lines
+
+
+def _failed(snapshot: Snapshot) -> list[str]:
+    """What trials failed of, each cause once, and what becomes of those that are still open."""
+    stop = () if snapshot.stopped is None else (snapshot.stopped,)
+    others = [cause for cause in snapshot.causes if cause.text not in {x.text for x in stop}]
+    told = {cause.text for cause in (*stop, *others)}
+    return [
+        *(f"stopped, as trials failed alike before any had reported: {cause_line(cause)}" for cause in stop),
+        *cause_lines(others),
+        *failing_lines(snapshot.failing),
+        *unmeasured_lines([cause for cause in snapshot.unmeasured if cause.text not in told]),
+    ]
+
+
+def _named(numbers: Sequence[int]) -> str:
+    more = ", …" if len(numbers) > _FIRST else ""
+    return f"{trials_text(len(numbers))} ({', '.join(map(str, numbers[:_FIRST]))}{more})"
+
+
+def _epochs(snapshot: Snapshot) -> Table:
+    table = Table.grid(padding=(0, 2))
+    bar = ProgressBar(max(snapshot.epochs_total, 1), snapshot.epochs_done, width=_BAR_WIDTH)
+    progress = epochs_text(snapshot)
+    least = "at least " if snapshot.seconds_left is not None and snapshot.epochs_most > snapshot.epochs_total else ""
+    runs = snapshot.pid is not None and not (snapshot.finished or snapshot.paused or snapshot.at_rest)
+    left = f", {least}{duration(snapshot.seconds_left)} left" if runs else ""
+    times = f"{duration(snapshot.elapsed)} elapsed{left}"
+    table.add_row(bar, progress, times)
+    return table

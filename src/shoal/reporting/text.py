@@ -1,0 +1,231 @@
+"""Numbers, times and configs in the words of a table."""
+
+import math
+import re
+import time
+import unicodedata
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from shoal.core.request import Request
+from shoal.core.space import flatten
+from shoal.core.trial import Config, TrialState
+from shoal.reporting.edits import Edited
+from shoal.reporting.interventions import asked_text
+from shoal.reporting.snapshot import Best, Snapshot
+
+__all__ = [
+    "best_text",
+    "best_texts",
+    "config_text",
+    "duration",
+    "edited_text",
+    "epochs_text",
+    "finite",
+    "key_text",
+    "leaf_text",
+    "number",
+    "numbers_text",
+    "rate_text",
+    "request_text",
+    "rounded",
+    "shortened",
+    "shown",
+    "state_name",
+    "state_text",
+    "states_text",
+    "structure_text",
+    "trials_text",
+]
+
+_LINES = 4
+"""Of trials that no other dominates."""
+_DIGEST = 8
+_CAUSE = 80
+"""Characters of a cause that a line has room for."""
+_HEXADECIMAL = re.compile(r"[0-9a-f]{16,}")
+
+
+def number(value: Any) -> str:
+    """Floats to four significant digits, "–" for None, everything else as it is, see `shown`."""
+    if value is None:
+        return "–"
+    return f"{value:.4g}" if isinstance(value, float) else shown(str(value))
+
+
+def shown(text: str, lines: bool = False) -> str:
+    """A text of a user's as a terminal may have it: what would control it, or cannot be written, is escaped.
+
+    Args:
+        text: a name, a value, an error.
+        lines: whether it may have several.
+    """
+    return "".join(char if _is_harmless(char, lines) else char.encode("unicode_escape").decode() for char in text)
+
+
+def _is_harmless(char: str, lines: bool) -> bool:
+    """Whether it is neither a control or format character nor half of one; spaces of all kinds are harmless."""
+    return char.isprintable() or (lines and char in "\n\t") or unicodedata.category(char) == "Zs"
+
+
+def finite(value: float | None) -> float | None:
+    """A number as JSON can have it: None for NaN and the infinities."""
+    return value if value is not None and math.isfinite(value) else None
+
+
+def rounded(value: float, digits: int) -> str:
+    """A float to so many digits, in as few characters as read well: "0.083", "170", "3.2e-4"."""
+    if not math.isfinite(value):
+        return str(value)
+    mantissa, exponent = f"{value:.{digits - 1}e}".split("e")
+    if value == 0 or -3 < int(exponent) < 5:
+        return repr(float(f"{value:.{digits}g}")).removesuffix(".0")
+    return f"{repr(float(mantissa)).removesuffix('.0')}e{int(exponent)}"
+
+
+def shortened(text: str) -> str:
+    """As much of a cause as a line has room for."""
+    return text if len(text) <= _CAUSE else text[: _CAUSE - 1] + "…"
+
+
+def rate_text(rate: float, what: str) -> str:
+    """A rate in the unit of time that leaves a number people read well: "12 epochs/s", "4.5 epochs/min".
+
+    Args:
+        rate: so many a second.
+        what: is counted, in the plural.
+    """
+    for seconds, unit in ((1, "s"), (60, "min")):
+        if rate * seconds >= 1:
+            return f"{rounded(rate * seconds, 2)} {what}/{unit}"
+    return f"{rounded(rate * 3600, 2)} {what}/h"
+
+
+def duration(seconds: float | None) -> str:
+    """Hours, minutes and seconds, "1:02:03"; "–" for what is not known."""
+    if seconds is None:
+        return "–"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}"
+
+
+def config_text(config: Config) -> str:
+    """A config on one line: "lr=0.001 optimizer.name=sgd"."""
+    return " ".join(f"{shown(name)}={leaf_text(value)}" for name, value in flatten(config).items())
+
+
+def best_text(snapshot: Snapshot) -> str:
+    """The best trial on one line: "accuracy 0.9812 by trial 7 with lr=0.001"; "–" when there is none.
+
+    Of several metrics, the first of those that no other dominates, and how many more there are.
+    """
+    lines = best_texts(snapshot)
+    more = len(snapshot.front) - 1
+    return f"{lines[0]}, and {more} more that nothing dominates" if more > 0 else lines[0]
+
+
+def best_texts(snapshot: Snapshot) -> list[str]:
+    """The best trial, on a line; of several metrics the first of those that no other dominates, a line each."""
+    best = snapshot.front if snapshot.best is None else (snapshot.best,)
+    lines = [_best_line(snapshot, each) for each in best[:_LINES]]
+    return (
+        [*lines, f"and {len(best) - _LINES} more, see shoal best"] if len(best) > _LINES else lines or [_none(snapshot)]
+    )
+
+
+def _none(snapshot: Snapshot) -> str:
+    names = snapshot.metric if isinstance(snapshot.metric, str) else " or ".join(snapshot.metric)
+    return f"– (all reported values of {names} are NaN)" if snapshot.all_nan else "–"
+
+
+def _best_line(snapshot: Snapshot, best: Best) -> str:
+    names = (snapshot.metric,) if isinstance(snapshot.metric, str) else snapshot.metric
+    values = best.value if isinstance(best.value, tuple) else (best.value,)
+    reached = " ".join(f"{shown(name)} {number(value)}" for name, value in zip(names, values, strict=True))
+    return f"{reached} by trial {best.trial} with {config_text(best.config)}"
+
+
+def epochs_text(snapshot: Snapshot) -> str:
+    """Epochs done of all there are: "25 of 69"; where results decide how many there are, "25 of 184 to 1728"."""
+    least, most = snapshot.epochs_total, snapshot.epochs_most
+    return f"{snapshot.epochs_done} of {least}" + (f" to {most}" if most > least else "")
+
+
+def states_text(snapshot: Snapshot) -> str:
+    """How many trials are in which state: "3 waiting, 2 running, 7 complete, 20 to come"."""
+    runs = snapshot.pid is not None
+    parts = [f"{count} {state_text(state, runs)}" for state, count in snapshot.states.items() if count]
+    if snapshot.to_come:
+        parts.append(f"{snapshot.to_come} to come")
+    return ", ".join(parts) or "none yet"
+
+
+def state_text(state: TrialState, runs: bool) -> str:
+    """A state in a user's words.
+
+    Args:
+        state: of a trial.
+        runs: whether a process runs the study.
+    """
+    return "waiting" if state is TrialState.PENDING else state_name(state, runs)
+
+
+def state_name(state: TrialState, runs: bool) -> str:
+    """A state as programs read it: what runs while nobody runs the study is "interrupted".
+
+    Args:
+        state: of a trial, in the journal.
+        runs: whether a process runs the study.
+    """
+    return "interrupted" if state is TrialState.RUNNING and not runs else str(state)
+
+
+def trials_text(count: int) -> str:
+    """A number of trials, in words."""
+    return "1 trial" if count == 1 else f"{count} trials"
+
+
+def numbers_text(numbers: Sequence[int]) -> str:
+    """Whole numbers, ascending and in ranges: "0-7, 9"."""
+    ranges: list[list[int]] = []
+    for value in sorted(numbers):
+        if ranges and value == ranges[-1][-1] + 1:
+            ranges[-1][1:] = [value]
+        else:
+            ranges.append([value])
+    return ", ".join("-".join(map(str, each)) for each in ranges)
+
+
+def edited_text(edit: Edited) -> str:
+    """In a line: when a task was edited, which files, and which trials were not through by then."""
+    when = time.strftime("%Y-%m-%d %H:%M", time.localtime(edit.time))
+    files = ", ".join(Path(path).name for path in edit.files)
+    unended = f"trials {numbers_text(edit.open)} had not ended, those" if edit.open else "trials"
+    return f"{files} edited when it went on at {when}: {unended} from {edit.next} on had not begun"
+
+
+def request_text(request: Request) -> str:
+    """What is asked for and was not looked at yet, in words: "clone of trial 3 with lr=0.1 to epoch 9"."""
+    given = request.given
+    text = f"of trial {given['source']} " if "source" in given else ""
+    if "config" in given:
+        text += f"with {config_text(given['config'])} to epoch {given['epochs']}"
+    return asked_text(request.verb, request.trials, text or given.get("policy", "") or " ".join(request.devices))
+
+
+def structure_text(structure: str) -> str:
+    """The digest of a structure, as short as people tell digests apart; a name as it is."""
+    return structure[:_DIGEST] if _HEXADECIMAL.fullmatch(structure) else structure
+
+
+def key_text(steps: str) -> str:
+    """A structure and its batch size: "1f0a33be, batches of 32"."""
+    structure, _, size = steps.rpartition(" x ")
+    return f"{structure_text(structure)}, batches of {size}" if structure else steps
+
+
+def leaf_text(value: Any) -> str:
+    """A value of a config: None is a value like others there."""
+    return "None" if value is None else number(value)

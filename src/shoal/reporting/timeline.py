@@ -1,0 +1,394 @@
+"""A drawing of what every device did and when, below the best value so far."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from shoal.core.job import Purpose
+from shoal.reporting.drawing import lanes, literal, save
+from shoal.reporting.overview import SHARES, Bar, Overview, Usage
+from shoal.reporting.text import duration, numbers_text, rounded, shown, state_text
+
+if TYPE_CHECKING:
+    from matplotlib.artist import Artist
+    from matplotlib.axes import Axes
+
+__all__ = ["TimelineBar", "draw_timeline", "limit", "merged"]
+
+_WIDTH = 12.0
+"""Inches."""
+_DOTS = 130
+"""Of a picture, per inch."""
+_CHART = 0.8
+"""Part of the width that the bars have, about."""
+_THIN = 3.0
+"""Dots: narrower bars that touch are drawn as one."""
+_TALLEST = 32.0
+"""Inches that all devices share, at most."""
+
+_PALETTE = ("#4477aa", "#88ccee", "#228833", "#ccbb44", "#aa3377", "#44aa99", "#997700", "#bb88dd")
+"""Colours that people with any eyesight tell apart (after Paul Tol), none of them that of a failure."""
+_OTHERS = "#777777"
+_BEYOND = 4
+"""Values beyond an axis that are told in so many words."""
+_ALSO = 3
+"""Structures named that have no colour of their own."""
+_FAILED = "#cc3311"
+_PURPOSES = {Purpose.SURVEY: ("looks at models", "#dddddd"), Purpose.PROFILE: ("measures", "#b4b4b4")}
+
+
+@dataclass(frozen=True)
+class TimelineBar:
+    """Something drawn in a lane: a job, or several that are too thin to be told apart.
+
+    Args:
+        begin: seconds.
+        end: seconds.
+        colour: of the one that lasted longest.
+        packed: whether that one had several structures.
+        jobs: how many there are.
+        label: texts for it, the best one first.
+    """
+
+    begin: float
+    end: float
+    colour: str
+    packed: bool
+    jobs: int = 1
+    label: tuple[str, ...] = ()
+
+    @property
+    def seconds(self) -> float:
+        """How long it is."""
+        return self.end - self.begin
+
+
+def draw_timeline(study: Overview, path: Path) -> None:
+    """Draw a row of bars for each device, and above them the best value so far.
+
+    Jobs that ran at once lie in lanes below each other. Bars have the colour of what they train, by the structures that
+    took most of the time; those of several are hatched; those that failed have a cross at their end.
+
+    Args:
+        study: what is drawn.
+        path: a file that `check_drawing` accepts.
+
+    Raises:
+        ShoalError: the file cannot be written.
+    """
+    from matplotlib.figure import Figure
+
+    rows = [lanes([bar for bar in study.bars if bar.job.device == usage.device.name]) for usage in study.usage]
+    heights = _heights([max((count for _, count, _ in row), default=1) for row in rows])
+    tall = sum(heights) or 0.5
+    figure = Figure(figsize=(_WIDTH, tall + 3.2), layout="constrained")
+    above, chart = figure.subplots(2, 1, sharex=True, height_ratios=[1.3, tall])
+    unit, seconds = _unit(study.elapsed.total)
+    _draw_curve(above, study, seconds)
+    colours = _colours(study.bars)
+    dot = study.elapsed.total / (_WIDTH * _CHART * _DOTS)
+    boxes: list[_Box] = []
+    top, middles = 0.0, []
+    for row, height in zip(rows, heights, strict=True):
+        boxes += _boxes(row, top, height, colours, _THIN * dot)
+        _draw_failures(chart, row, top, height, seconds)
+        middles.append(top + height / 2)
+        top += height
+        chart.axhline(top, color="0.85", linewidth=0.5, zorder=0)
+    _draw_boxes(chart, boxes, dot, seconds)
+    _name_devices(chart, study.usage, middles, min(heights, default=tall))
+    chart.set_ylim(tall, 0)
+    chart.set_xlim(0, study.elapsed.total / seconds)
+    gone_on = f"{unit} in which somebody ran it; gone on with at the dashed lines"
+    chart.set_xlabel(f"{gone_on if study.elapsed.breaks else unit}\n{SHARES}", fontsize=8)
+    chart.tick_params(axis="x", labelsize=8)
+    for moment in study.elapsed.breaks:
+        for axes in (above, chart):
+            axes.axvline(moment / seconds, color="0.3", linewidth=0.7, linestyle=(0, (4, 3)), zorder=4)
+    if handles := _legend(study, colours):
+        figure.legend(handles=handles, loc="outside lower left", ncols=5, fontsize=8, frameon=False)
+    figure.suptitle(literal(_title(study)), fontsize=10, x=0.01, ha="left")
+    save(figure, path, "the timeline", _DOTS)
+
+
+def merged(pieces: Sequence[TimelineBar], thin: float) -> list[TimelineBar]:
+    """Those that are drawn in a lane: what is too thin, and touches, becomes one piece.
+
+    Args:
+        pieces: of one lane, in order.
+        thin: seconds. Shorter pieces become one up to that length, where they are less than a third of it apart.
+    """
+    found: list[TimelineBar] = []
+    longest = 0.0  # of those that became the last piece
+    for piece in pieces:
+        last = found[-1] if found else None
+        apart = last is None or piece.begin - last.end >= thin / 3
+        if last is None or apart or max(piece.seconds, last.seconds) >= thin:
+            found.append(piece)
+            longest = piece.seconds
+            continue
+        style = piece if piece.seconds > longest else last
+        longest = max(longest, piece.seconds)
+        found[-1] = replace(
+            style, begin=last.begin, end=max(last.end, piece.end), jobs=last.jobs + piece.jobs, label=()
+        )
+    return found
+
+
+def _heights(counts: Sequence[int]) -> list[float]:
+    """Of the row of each device, in inches, by the lanes in it."""
+    least = max(0.2, min(0.5, 4 / max(len(counts), 1)))
+    heights = [max(least, min(1.0, 0.14 * count)) for count in counts]
+    scale = max(1.0, sum(heights) / _TALLEST)
+    return [height / scale for height in heights]
+
+
+def _name_devices(axes: "Axes", usage: Sequence[Usage], middles: Sequence[float], height: float) -> None:
+    """Each device's name on the left; on the right for how long it was used, and what of it was promised."""
+    size = 8.0 if height >= 0.18 else max(3.0, 44 * height)
+    axes.set_yticks(middles, [_device_text(each, height) for each in usage], fontsize=size)
+    axes.tick_params(axis="y", length=0)
+    across = axes.get_yaxis_transform()
+    for place, name, shares in (
+        (1.04, "used", [each.busy for each in usage]),
+        (1.09, "promised", [each.occupancy for each in usage]),
+    ):
+        axes.annotate(
+            name,
+            (place, 1),
+            (0, 2),
+            xycoords="axes fraction",
+            textcoords="offset points",
+            fontsize=7,
+            color="0.4",
+            ha="right",
+        )
+        for middle, share in zip(middles, shares, strict=True):
+            axes.text(place, middle, f"{share:.0%}", va="center", ha="right", fontsize=size, transform=across)
+
+
+@dataclass(frozen=True)
+class _Box:
+    """Where a piece is drawn: inches from the top, and seconds for it."""
+
+    piece: TimelineBar
+    upper: float
+    thick: float
+
+    @property
+    def middle(self) -> float:
+        return self.upper + self.thick / 2
+
+
+def _boxes(
+    row: Sequence[tuple[int, int, Bar]], top: float, height: float, colours: Mapping[str, str], thin: float
+) -> list[_Box]:
+    """The pieces of a device's row, between `top` and `height` below it."""
+    found: list[_Box] = []
+    for lane, count in sorted({(lane, count) for lane, count, _ in row}):
+        thick = 0.92 * height / count
+        pieces = [_piece(bar, colours) for place, _, bar in row if place == lane]
+        found += [_Box(piece, top + 0.04 * height + lane * thick, 0.94 * thick) for piece in merged(pieces, thin)]
+    return found
+
+
+def _draw_boxes(axes: "Axes", boxes: Sequence[_Box], dot: float, seconds: float) -> None:
+    """All of them, a collection for each look; `dot` is the time that one dot stands for, `seconds` the unit."""
+    from matplotlib.collections import PolyCollection
+
+    looks: dict[tuple[str, bool, bool], list[_Box]] = {}
+    for box in boxes:
+        wide = box.piece.seconds >= 3 * _THIN * dot
+        looks.setdefault((box.piece.colour, box.piece.packed, wide), []).append(box)
+    for (colour, packed, wide), some in looks.items():
+        corners = []
+        for box in some:
+            left, right = box.piece.begin / seconds, max(box.piece.end, box.piece.begin + dot) / seconds
+            top, bottom = box.upper, box.upper + box.thick
+            corners.append([(left, top), (right, top), (right, bottom), (left, bottom)])
+        axes.add_collection(
+            PolyCollection(
+                corners,
+                facecolors=colour,
+                edgecolors="white",
+                linewidths=0.4 if wide else 0.0,
+                hatch="////" if packed else None,
+            )
+        )
+    for box in boxes:
+        _label(axes, box, dot, seconds)
+
+
+def _draw_failures(
+    axes: "Axes", row: Sequence[tuple[int, int, Bar]], top: float, height: float, seconds: float
+) -> None:
+    """A cross at the end of each job of a row that failed."""
+    crosses = [
+        (bar.end / seconds, top + height * (0.04 + 0.92 * (lane + 0.47) / count))
+        for lane, count, bar in row
+        if bar.job.failed
+    ]
+    if crosses:
+        ends, middles = zip(*crosses, strict=True)
+        size = min(24.0, (72 * 0.5 * height / row[0][1]) ** 2)
+        axes.scatter(ends, middles, marker="x", s=size, c=_FAILED, linewidths=1.2, zorder=3, clip_on=False)
+
+
+def _label(axes: "Axes", box: _Box, dot: float, seconds: float) -> None:
+    """The best of a piece's texts for which it is wide enough."""
+    piece = box.piece
+    size = min(7.0, 72 * 0.7 * box.thick)
+    if size < 4:
+        return
+    room = piece.seconds / dot / _DOTS * 72 - 4  # points
+    for text in piece.label:
+        if 0.62 * size * len(text) <= room:
+            axes.text(
+                (piece.begin + piece.seconds / 2) / seconds,
+                box.middle,
+                literal(text),
+                fontsize=size,
+                ha="center",
+                va="center",
+                color=_ink(piece.colour),
+                bbox={"facecolor": piece.colour, "edgecolor": "none", "pad": 0.6} if piece.packed else None,
+                in_layout=False,  # thousands of them would make the layout slow
+            )
+            return
+
+
+def _ink(colour: str) -> str:
+    """Black or white, whichever reads better on a colour (relative luminance of sRGB, without its gamma)."""
+    red, green, blue = (int(colour[place : place + 2], 16) for place in (1, 3, 5))
+    return "black" if 0.299 * red + 0.587 * green + 0.114 * blue > 140 else "white"
+
+
+def _piece(bar: Bar, colours: Mapping[str, str]) -> TimelineBar:
+    job = bar.job
+    if job.purpose is not Purpose.TRAIN:
+        word, colour = _PURPOSES[job.purpose]
+        return TimelineBar(bar.begin, bar.end, colour, False, label=(f"{word}: {_numbers(job.trials)[0]}", word))
+    first = job.keys[0] if job.keys else ""
+    return TimelineBar(bar.begin, bar.end, colours.get(first, _OTHERS), len(job.keys) > 1, label=_numbers(job.trials))
+
+
+def _numbers(trials: Sequence[int]) -> tuple[str, ...]:
+    """Which trials, wide and narrow; the first and how many more there are, where all are too many."""
+    numbers = numbers_text(trials)
+    first, *others = numbers.split(", ")
+    return (f"trial{'s' * (len(trials) > 1)} {numbers}", numbers, *([f"{first}, …"] if others else []))
+
+
+def _colours(bars: Sequence[Bar]) -> dict[str, str]:
+    """A colour for each of the structures that took most of the time, in the order in which they first came."""
+    seconds: dict[str, float] = {}
+    for bar in bars:
+        for key in bar.job.keys[:1]:
+            seconds[key] = seconds.get(key, 0.0) + bar.end - bar.begin
+    most = set(sorted(seconds, key=lambda key: -seconds[key])[: len(_PALETTE)])
+    return dict(zip((key for key in seconds if key in most), _PALETTE, strict=False))
+
+
+def _legend(study: Overview, colours: Mapping[str, str]) -> list["Artist"]:
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    jobs = [bar.job for bar in study.bars]
+    named = [(study.structures[key], colour) for key, colour in colours.items()]
+    if any(job.keys and job.keys[0] not in colours for job in jobs):
+        named.append(("other structures", _OTHERS))
+    named += [told for purpose, told in _PURPOSES.items() if any(job.purpose is purpose for job in jobs)]
+    handles: list[Artist] = [Patch(facecolor=colour, label=literal(label)) for label, colour in named]
+    if packed := dict.fromkeys(key for job in jobs if len(job.keys) > 1 for key in job.keys):
+        others = [study.structures[key] for key in packed if key not in colours]
+        also = f", also {', '.join(others[:_ALSO])}{', …' * (len(others) > _ALSO)}" if others else ""
+        label = literal(f"several structures{also}")
+        handles.append(Patch(facecolor="white", edgecolor="0.3", hatch="////", label=label))
+    if study.failures:
+        handles.append(Line2D([], [], color=_FAILED, marker="x", linestyle="", label="failed"))
+    return handles
+
+
+def _draw_curve(axes: "Axes", study: Overview, seconds: float) -> None:
+    curve = [(time / seconds, value) for time, value in study.curve if math.isfinite(value)]
+    if curve:
+        times, values = zip(*curve, strict=True)
+        end = study.elapsed.total / seconds
+        axes.step([*times, end], [*values, values[-1]], where="post", color="black", linewidth=1.2)
+        axes.plot(times, values, ".", color="black", markersize=3)
+        _clip(axes, curve)
+    else:
+        axes.text(0.5, 0.5, "no value yet", transform=axes.transAxes, ha="center", va="center", color="0.5", fontsize=9)
+        axes.set_yticks([])
+    name = shown(study.objectives[0].metric)
+    axes.set_ylabel(literal(f"best {name if len(name) <= 18 else name[:17] + '…'}"), fontsize=8)
+    axes.tick_params(axis="both", labelsize=7)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def limit(values: Sequence[float]) -> float | None:
+    """Where an axis ends on the bad side, so that a few bad first values do not flatten all that comes after them.
+
+    Args:
+        values: the best so far at each improvement, finite; the last one is the best.
+
+    Returns:
+        None if all are to be seen: where the first is no more than ten times as far from the best as the one after the
+        first third.
+    """
+    if len(values) < 3:
+        return None
+    first, third, best = values[0], values[len(values) // 3], values[-1]
+    if abs(first / 10 - best / 10) <= abs(third - best):
+        return None
+    return best + 1.3 * (third - best)
+
+
+def _clip(axes: "Axes", curve: Sequence[tuple[float, float]]) -> None:
+    """End the axis where `limit` says so, with an arrow at each value beyond it, and what the first one was."""
+    end, best = limit([value for _, value in curve]), curve[-1][1]
+    if end is None:
+        return
+    axes.set_ylim(*sorted((end, best - 0.06 * (end - best))))
+    beyond = [(time, value) for time, value in curve if (value - end) * (end - best) > 0]
+    axes.plot(
+        [time for time, _ in beyond],
+        [end] * len(beyond),
+        "^" if end > best else "v",
+        color=_FAILED,
+        markersize=5,
+        clip_on=False,
+    )
+    axes.annotate(
+        f"beyond the axis: {', '.join(rounded(value, 3) for _, value in beyond[:_BEYOND])}"
+        f"{', …' * (len(beyond) > _BEYOND)}",
+        (beyond[-1][0], end),
+        (8, -1 if end > best else 1),
+        textcoords="offset points",
+        fontsize=7,
+        color=_FAILED,
+        va="top" if end > best else "bottom",
+        bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.6},
+    )
+
+
+def _unit(total: float) -> tuple[str, float]:
+    """The unit in which times read well, and its seconds."""
+    if total < 180:
+        return "seconds", 1.0
+    return ("minutes", 60.0) if total < 3 * 3600 else ("hours", 3600.0)
+
+
+def _device_text(usage: Usage, height: float) -> str:
+    name, kind = (text if len(text) <= 24 else text[:23] + "…" for text in (usage.device.name, usage.device.kind))
+    return literal(f"{name}\n{kind}" if height >= 0.34 and kind else name)
+
+
+def _title(study: Overview) -> str:
+    states = study.state.states
+    runs = study.state.pid is not None
+    trials = ", ".join(f"{count} {state_text(state, runs)}" for state, count in states.items() if count) or "none yet"
+    jobs = f"{len(study.bars)} jobs" if len(study.bars) != 1 else "1 job"
+    return f"{study.name}: {jobs} in {duration(study.elapsed.total)}, trials: {trials}"

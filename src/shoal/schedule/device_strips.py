@@ -1,0 +1,185 @@
+"""Devices as strips of width 1, and the jobs that lie on them: what a plan of widths is worked out on."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from shoal.core.device import Cluster, Device
+from shoal.schedule.action import JobState
+from shoal.schedule.base import JobView
+
+__all__ = ["ROUNDING", "DeviceStrips", "StripPlacement"]
+
+ROUNDING = 1e-9
+"""Widths and cores that sum to the limit may exceed it by this."""
+
+
+@dataclass(frozen=True)
+class StripPlacement:
+    """Where a job lies.
+
+    Args:
+        devices: names, in order.
+        width: in devices: how many there are, or the part of one that it has.
+    """
+
+    devices: tuple[str, ...]
+    width: float
+
+    def same(self, other: "StripPlacement") -> bool:
+        """Whether they are one place, but for rounding."""
+        return self.devices == other.devices and abs(self.width - other.width) <= ROUNDING
+
+
+class DeviceStrips:
+    """Every healthy device as a strip of width 1 (Fluid, section 4.1), memory and cores beside it.
+
+    A job that runs without a share, or on several devices, fills each of its devices.
+
+    Args:
+        cluster: as it is.
+        jobs: those that run are laid where they are.
+    """
+
+    def __init__(self, cluster: Cluster, jobs: Iterable[JobView]) -> None:
+        self.devices = {device.name: device for _, device in cluster if device.healthy}
+        self.node = {device.name: node.name for node, device in cluster}
+        self._kind = {device.name: device.kind for _, device in cluster}
+        self._cores = {node.name: node.cores for node in cluster.nodes}
+        self._position = {name: position for position, name in enumerate(self.devices)}
+        self._free = dict.fromkeys(self.devices, 1.0)
+        self._memory = {name: device.memory for name, device in self.devices.items()}
+        self._on: dict[str, dict[str, JobView]] = {name: {} for name in self.devices}
+        self.places: dict[str, StripPlacement] = {}
+        for job in jobs:
+            if job.state is JobState.RUNNING:
+                self.put(job, self._place(job))
+
+    def _place(self, job: JobView) -> StripPlacement:
+        device = self.devices.get(job.devices[0])
+        if len(job.devices) > 1 or job.share is None or device is None or device.capacity <= 0:
+            return StripPlacement(job.devices, float(len(job.devices)))
+        return StripPlacement(job.devices, min(1.0, job.share / _whole(device)))
+
+    def put(self, job: JobView, place: StripPlacement) -> None:
+        """Lay a job that lies nowhere."""
+        self._charge(job, place, 1)
+        self.places[job.id] = place
+
+    def lift(self, job: JobView) -> StripPlacement:
+        """Take a job away from where it lies."""
+        place = self.places.pop(job.id)
+        self._charge(job, place, -1)
+        return place
+
+    def move(self, job: JobView, place: StripPlacement) -> None:
+        """Lay a job elsewhere."""
+        self.lift(job)
+        self.put(job, place)
+
+    def _charge(self, job: JobView, place: StripPlacement, sign: int) -> None:
+        for name in place.devices:
+            if name not in self.node:
+                continue
+            demand = job.demand[self._kind[name]]
+            self._cores[self.node[name]] -= sign * demand.cores
+            if name not in self.devices:
+                continue
+            self._free[name] -= sign * min(place.width, 1.0)
+            self._memory[name] -= sign * demand.memory
+            if sign > 0:
+                self._on[name][job.id] = job
+            else:
+                del self._on[name][job.id]
+
+    def free(self, name: str) -> float:
+        """The part of a device that nobody has."""
+        return 1.0 if not self._on[name] else max(0.0, self._free[name])
+
+    def here(self, name: str) -> Sequence[JobView]:
+        """The jobs on a device."""
+        return tuple(self._on[name].values())
+
+    def idle(self) -> list[str]:
+        """Devices without a job."""
+        return [name for name, jobs in self._on.items() if not jobs]
+
+    def fits(self, job: JobView, place: StripPlacement) -> bool:
+        """Whether a job that lies nowhere could lie there."""
+        cores: dict[str, float] = {}
+        for name in place.devices:
+            demand = job.demand.get(self._kind[name])
+            if demand is None or not self._has_room(job, name, min(place.width, 1.0)):
+                return False
+            cores[self.node[name]] = cores.get(self.node[name], 0.0) + demand.cores
+        return all(asked <= self._cores[node] + ROUNDING for node, asked in cores.items())
+
+    def _has_room(self, job: JobView, name: str, width: float) -> bool:
+        device = self.devices[name]
+        demand = job.demand[device.kind]
+        alone = not self._on[name]
+        return (
+            width <= self.free(name) + ROUNDING
+            and (alone or width < 1)
+            and demand.memory <= self._memory[name]
+            and demand.cores <= self._cores[self.node[name]] + ROUNDING
+            and (device.capacity > 0 if job.scaling.sharing > 1 else demand.compute <= device.capacity + ROUNDING)
+        )
+
+    def seconds(self, job: JobView, place: StripPlacement) -> float:
+        """h(i, w): how long the job still takes there; of several kinds of devices, the slowest counts."""
+        alone = max(job.demand[self._kind[name]].seconds for name in place.devices)
+        return alone * job.scaling.factor(place.width)
+
+    def whole(self, job: JobView, most: int, keep: Sequence[str] = ()) -> StripPlacement | None:
+        """The idle devices of one kind, at most so many, on which the job ends soonest; None if it fits on none.
+
+        Those that it is to keep come first, then those of the node that has most of them: it is spread over few nodes.
+        """
+        fitting: dict[str, dict[str, list[str]]] = {}
+        for name in self.idle():
+            kind = self._kind[name]
+            if kind in job.demand and self._has_room(job, name, 1.0):
+                fitting.setdefault(kind, {}).setdefault(self.node[name], []).append(name)
+        places: list[StripPlacement] = []
+        for kind, nodes in fitting.items():
+            cores = job.demand[kind].cores
+            groups: list[list[str]] = []
+            for node, names in nodes.items():
+                names.sort(key=lambda name: name not in keep)
+                groups.append(names[: int((self._cores[node] + ROUNDING) / cores)] if cores > 0 else names)
+            groups.sort(key=lambda names: (-sum(name in keep for name in names), -len(names)))
+            chosen = sorted([name for names in groups for name in names][:most], key=self._position.__getitem__)
+            places.append(StripPlacement(tuple(chosen), float(len(chosen))))
+        return min(places, key=lambda place: self.seconds(job, place), default=None)
+
+    def part(self, job: JobView, width: float) -> StripPlacement | None:
+        """That part of the least loaded device; None if no device has it left.
+
+        Of devices that are equally free, the one with the least work on it, then the one that is fastest for the job.
+        """
+        able = [
+            name
+            for name, device in self.devices.items()
+            if device.kind in job.demand and self._has_room(job, name, width)
+        ]
+        if not able:
+            return None
+        best = min(able, key=lambda name: (-self.free(name), self._work(name), job.demand[self._kind[name]].seconds))
+        return StripPlacement((best,), width)
+
+    def _work(self, name: str) -> float:
+        return sum(job.demand[self._kind[name]].seconds for job in self._on[name].values())
+
+    def share(self, job: JobView, place: StripPlacement) -> float | None:
+        """The share that an action has to name for a place."""
+        if len(place.devices) > 1 or job.scaling.sharing == 1:
+            return None
+        device = self.devices[place.devices[0]]
+        if place.width >= 1 and job.demand[device.kind].compute <= device.capacity:
+            return None
+        return place.width * _whole(device)
+
+
+def _whole(device: Device) -> float:
+    """Compute that a width of 1 stands for: devices are not oversubscribed, but may promise less than they have."""
+    return min(device.compute, device.capacity)

@@ -1,0 +1,114 @@
+"""Things in order, found by what they ask."""
+
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Iterable, Sequence
+from itertools import chain
+from typing import Generic, TypeVar
+
+__all__ = ["Entry", "IndexedQueue"]
+
+T = TypeVar("T")
+
+Entry = tuple[float, int, int, int, int, T]
+"""Rank, a number of its own that breaks ties of rank, what it asks of compute, memory and cores, and the thing."""
+
+_BLOCK = 128
+"""Entries a block is made with; it is split at twice as many."""
+
+_Amounts = tuple[float, float, float]
+
+_NOTHING = (float("-inf"),) * 3
+"""A lower bound of anything."""
+
+
+class IndexedQueue(Generic[T]):
+    """Entries in order of their rank; finds the first one that asks no more than is offered.
+
+    The entries lie in blocks, each with a lower bound of the three amounts in it, so most of those that ask too much
+    are passed by a block at a time. A bound may be too low after an entry has gone; it is made exact by the first look
+    that finds nothing in the block. A block begins where its first entry stood when it was made, which may have gone.
+
+    Args:
+        entries: to begin with, in any order.
+        rising: none asks for less compute than the one before it, so the first that asks too much ends a search.
+    """
+
+    def __init__(self, entries: Iterable[Entry[T]] = (), *, rising: bool = False) -> None:
+        self._rising = rising
+        self._cut(sorted(entries))
+
+    def first(self, compute: int, memory: int, cores: int) -> Entry[T] | None:
+        """The first entry of which no amount is above these; None if there is none."""
+        for index, bound in enumerate(self._bounds):
+            if bound[0] > compute or bound[1] > memory or bound[2] > cores:
+                if self._rising and bound[0] > compute:
+                    return None
+                continue
+            for entry in self._blocks[index]:
+                if entry[2] <= compute and entry[3] <= memory and entry[4] <= cores:
+                    return entry
+            if not self._exact[index]:
+                self._bounds[index] = _least(self._blocks[index])
+                self._exact[index] = True
+        return None
+
+    def add(self, entry: Entry[T]) -> None:
+        """Put an entry in its place."""
+        index = bisect_right(self._starts, entry) if self._starts else 0
+        block = self._blocks[index]
+        insort(block, entry)
+        bound = self._bounds[index]
+        if entry[2] < bound[0] or entry[3] < bound[1] or entry[4] < bound[2]:
+            self._bounds[index] = (min(bound[0], entry[2]), min(bound[1], entry[3]), min(bound[2], entry[4]))
+        if len(block) > 2 * _BLOCK:
+            self._split(index)
+
+    def extend(self, entries: Sequence[Entry[T]]) -> None:
+        """Put entries in their places."""
+        if len(entries) > _BLOCK:
+            self._cut(sorted(chain(*self._blocks, entries)))
+        else:
+            for entry in entries:
+                self.add(entry)
+
+    def remove(self, entry: Entry[T]) -> None:
+        """Take away an entry that is there."""
+        index = bisect_right(self._starts, entry) if self._starts else 0
+        block = self._blocks[index]
+        del block[bisect_left(block, entry)]
+        self._exact[index] = False
+        if not block and self._starts:
+            del self._blocks[index], self._bounds[index], self._exact[index], self._starts[max(index - 1, 0)]
+
+    def replace(self, entry: Entry[T], by: Entry[T]) -> None:
+        """Take away an entry that is there, and put another in its own place."""
+        if self._starts:
+            self.remove(entry)
+            self.add(by)
+            return
+        block = self._blocks[0]
+        del block[bisect_left(block, entry)]
+        insort(block, by)
+        self._bounds[0] = _NOTHING
+        self._exact[0] = False
+
+    def _cut(self, ordered: list[Entry[T]]) -> None:
+        """Make blocks of all entries."""
+        self._blocks = [ordered[i : i + _BLOCK] for i in range(0, len(ordered), _BLOCK)] or [[]]
+        self._bounds = [_least(block) for block in self._blocks]
+        self._exact = [True] * len(self._blocks)
+        self._starts = [block[0][:5] for block in self._blocks[1:]]
+
+    def _split(self, index: int) -> None:
+        left, right = self._blocks[index][:_BLOCK], self._blocks[index][_BLOCK:]
+        self._blocks[index : index + 1] = [left, right]
+        self._bounds[index : index + 1] = [_least(left), _least(right)]
+        self._exact[index : index + 1] = [True, True]
+        self._starts.insert(index, right[0][:5])
+
+
+def _least(block: list[Entry[T]]) -> _Amounts:
+    """The least of each amount in a block; infinite in an empty one."""
+    if not block:
+        return (float("inf"),) * 3
+    return (min(entry[2] for entry in block), min(entry[3] for entry in block), min(entry[4] for entry in block))

@@ -1,0 +1,192 @@
+"""Jobs that take turns on a device: what the time-sharing policies have in common."""
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import floor, inf, isfinite, isnan, nextafter
+from typing import final
+
+from shoal.core.device import Cluster, Device, Node
+from shoal.core.errors import PolicyError
+from shoal.schedule.action import JobState, Plan, Refusal, Suspend
+from shoal.schedule.base import JobView, Policy
+from shoal.schedule.ledger import ROUNDING, Capacity, Ledger, begin
+
+__all__ = ["QUANTUM", "TimeSharing", "holds", "require_positive"]
+
+QUANTUM = 10.0
+"""Seconds of a turn, where nobody says."""
+
+
+@dataclass(frozen=True)
+class TimeSharing(Policy):
+    """One running job a device; those that wait are suspended, or have not been started yet (Hermes, section 3.3).
+
+    A job that has begun keeps its device for a quantum. From then on it competes with those that wait, whenever the
+    policy is asked and at least at the end of each quantum, and the one of highest priority has the device; of equals
+    the running one, then the oldest. Jobs that were never measured go before all others, oldest first.
+
+    A device with one job alone takes turns. Jobs that are not `preemptible`, hold a share or several devices, or lie on
+    a device beside others are left where they are. With jobs that can never be suspended this is first in, first out.
+
+    A subclass says what the priority is.
+
+    Args:
+        quantum: seconds of a turn, beside those that resuming the job takes.
+
+    Raises:
+        PolicyError: the quantum is not above 0 and finite.
+    """
+
+    quantum: float = QUANTUM
+
+    def __post_init__(self) -> None:
+        require_positive("quantum", self.quantum)
+
+    @abstractmethod
+    def priorities(self, jobs: Sequence[JobView], now: float) -> Sequence[float]:
+        """One number for each of these jobs, which have all been measured; the highest runs, NaN counts as the lowest.
+
+        A job that takes its turn is running; the others wait or are suspended.
+        """
+
+    def is_measured(self, job: JobView) -> bool:
+        """Whether the job can be compared; one that runs keeps its device until then."""
+        return bool(job.quanta)
+
+    def turn(self, job: JobView) -> float:
+        """Seconds of a turn of this job."""
+        return self.quantum
+
+    def homes(self, jobs: Sequence[JobView], cluster: Cluster) -> Mapping[str, str] | None:
+        """Job -> the device whose queue it is in; a job that is absent is in none. None: there is one queue for all."""
+        return None
+
+    def refusal(self, job: JobView, home: str | None, ledger: Ledger) -> Refusal:
+        """Why a job waits.
+
+        Args:
+            job: which waits.
+            home: the device whose queue it is in, or None.
+            ledger: what is left of the cluster.
+        """
+        return ledger.refusal(job)
+
+    @final
+    def plan(self, jobs: Sequence[JobView], cluster: Cluster, now: float) -> Plan:
+        """Decide what to do at `now` (seconds)."""
+        if all(job.devices for job in jobs):
+            return Plan()
+        sharing = _taking_turns(jobs, cluster)
+        yielding = {job.devices[0]: job.id for job in sharing if self._is_over(job, now)}
+        staying = [job for job in jobs if job.devices and yielding.get(job.devices[0]) != job.id]
+        ledger = Ledger(cluster, staying, exclusive=True)
+        homes = self.homes(jobs, cluster)
+        order = self._order(
+            [job for job in jobs if not job.devices or yielding.get(job.devices[0]) == job.id],
+            now,
+        )
+        rank = {job.id: position for position, job in enumerate(order)}
+        occupied = {name: rank[occupant] for name, occupant in yielding.items()}
+        rooms = {room.device.name: room for room in ledger.rooms}
+        begun: list[tuple[JobView, Capacity]] = []
+        off: list[JobView] = []
+        for job in order:
+            if job.devices:
+                own = rooms[job.devices[0]]
+                if ledger.fits(job, own):
+                    ledger.charge(job, own)
+                else:
+                    off.append(job)
+                continue
+            allowed = ledger.rooms if homes is None else [rooms[homes[job.id]]] if job.id in homes else []
+            able = [room for room in allowed if ledger.fits(job, room)]
+            if able:
+                room = min(able, key=lambda room: _preference(job, room, occupied))
+                ledger.take(job, room)
+                begun.append((job, room))
+            else:
+                off.append(job)
+        suspended = [job for job in off if job.devices]
+        actions = (*(Suspend(job.id) for job in suspended), *(begin(job, room) for job, room in begun))
+        refusals = tuple(self.refusal(job, None if homes is None else homes.get(job.id), ledger) for job in off)
+        gone = {job.id for job in suspended}
+        ends = [
+            *(self._next_end(job, now) for job in sharing if job.id not in gone),
+            *(
+                now + self.turn(job) + (job.switch_seconds if job.state is JobState.SUSPENDED else 0.0)
+                for job, _ in begun
+                if job.preemptible
+            ),
+        ]
+        return Plan(actions, refusals, max(min(ends), nextafter(now, inf)) if off and ends else None)
+
+    def _order(self, candidates: Sequence[JobView], now: float) -> list[JobView]:
+        """Those that compete, the first to have a device first."""
+        measured = [job for job in candidates if self.is_measured(job)]
+        value = dict(zip([job.id for job in measured], self.priorities(measured, now), strict=True))
+
+        def key(job: JobView) -> tuple[float, bool]:
+            priority = value.get(job.id, inf)
+            return (inf if isnan(priority) else -priority, job.id in value and not job.devices)
+
+        return sorted(candidates, key=key)
+
+    def _is_over(self, job: JobView, now: float) -> bool:
+        """Whether its turn is."""
+        return self.is_measured(job) and now - _began(job, now) >= self.turn(job) * (1 - ROUNDING)
+
+    def _next_end(self, job: JobView, now: float) -> float:
+        """When a running job has had another whole turn, after `now`."""
+        turn, began = self.turn(job), _began(job, now)
+        return began + turn * (max(0, floor((now - began) / turn + ROUNDING)) + 1)
+
+
+def _began(job: JobView, now: float) -> float:
+    """When the turns of a running job began: after the switch, if it has run before."""
+    resumed = job.ran > (now - job.since) * (1 + ROUNDING)
+    return job.since + (job.switch_seconds if resumed else 0.0)
+
+
+def _taking_turns(jobs: Sequence[JobView], cluster: Cluster) -> list[JobView]:
+    """Running jobs that may be put off their one device, which they have to themselves."""
+    healthy = {device.name for _, device in cluster if device.healthy}
+    on: dict[str, int] = {}
+    for job in jobs:
+        for name in job.devices:
+            on[name] = on.get(name, 0) + 1
+    return [
+        job
+        for job in jobs
+        if job.preemptible
+        and job.share is None
+        and len(job.devices) == 1
+        and job.devices[0] in healthy
+        and on[job.devices[0]] == 1
+    ]
+
+
+def _preference(job: JobView, room: Capacity, occupied: Mapping[str, int]) -> tuple[float, float, int]:
+    """The less the better: an idle device, the fastest first; then that of the running job of lowest priority."""
+    return -occupied.get(room.device.name, inf), job.demand[room.device.kind].seconds, room.position
+
+
+def holds(node: Node, device: Device, job: JobView) -> bool:
+    """Whether a device has room for the job when nothing else is there."""
+    demand = job.demand.get(device.kind)
+    return (
+        demand is not None
+        and demand.compute <= device.capacity + ROUNDING
+        and demand.memory <= device.memory
+        and demand.cores <= node.cores + ROUNDING
+    )
+
+
+def require_positive(name: str, value: float) -> None:
+    """Refuse what is no length of time.
+
+    Raises:
+        PolicyError: the value is not above 0 and finite.
+    """
+    if not isinstance(value, int | float) or not (value > 0 and isfinite(value)):
+        raise PolicyError(f"`{name}` must be above 0 s and finite, got {value!r}")

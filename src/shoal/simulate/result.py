@@ -1,0 +1,145 @@
+"""What a simulation finds."""
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import groupby, pairwise
+from statistics import fmean
+
+from shoal.core.device import Cluster
+
+__all__ = ["Interval", "SimulationResult"]
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A stay of a job on a device.
+
+    Args:
+        trial: its first one.
+        trials: how many it has.
+        device: name.
+        begin: seconds.
+        end: seconds.
+        compute: that it was promised there, in units of `Demand.compute`.
+    """
+
+    trial: str
+    trials: int
+    device: str
+    begin: float
+    end: float
+    compute: float
+
+
+@dataclass
+class SimulationResult:
+    """What came of a simulation; equal for equal seeds, but for the time that decisions took.
+
+    A stretch is a trial up to one of its budgets.
+
+    Args:
+        arrivals: stretch -> seconds at which it was asked for; of all.
+        completion: stretch -> seconds at which it ended.
+        reached: trial -> seconds at which its loss came to its target, of those that did.
+        waiting: stretch -> why it had not ended when nothing more could happen.
+        intervals: which job was where, in the order of their ends.
+        clusters: (seconds, the devices from then on).
+        decisions: how often the policy was asked.
+        switches: how often a job was suspended, stopped or lost its device.
+        oversubscription: device kind -> the ratio in force at the end, of the kinds that a tuner has observed.
+        decision_seconds: real time of all decisions.
+        longest_decision: real time of the slowest one, in seconds.
+    """
+
+    arrivals: dict[str, float] = field(default_factory=dict)
+    completion: dict[str, float] = field(default_factory=dict)
+    reached: dict[str, float] = field(default_factory=dict)
+    waiting: dict[str, str] = field(default_factory=dict)
+    intervals: list[Interval] = field(default_factory=list)
+    clusters: list[tuple[float, Cluster]] = field(default_factory=list)
+    decisions: int = 0
+    switches: int = 0
+    oversubscription: dict[str, float] = field(default_factory=dict)
+    decision_seconds: float = field(default=0.0, compare=False)
+    longest_decision: float = field(default=0.0, compare=False)
+
+    @property
+    def makespan(self) -> float:
+        """Seconds from the first arrival to the last end; inf if nothing ended."""
+        return max(self.completion.values()) - min(self.arrivals.values()) if self.completion else math.inf
+
+    @property
+    def mean_completion(self) -> float:
+        """Mean seconds from a stretch's arrival to its end; inf if none ended."""
+        return fmean(self._lengths()) if self.completion else math.inf
+
+    @property
+    def p95_completion(self) -> float:
+        """Seconds from arrival to end that 95 % of the stretches do not exceed (nearest rank); inf if none ended."""
+        lengths = sorted(self._lengths())
+        return lengths[math.ceil(0.95 * len(lengths)) - 1] if lengths else math.inf
+
+    @property
+    def time_to_target(self) -> float:
+        """Mean seconds from the arrival of a trial that reached its target until it did; inf if none has."""
+        return fmean(at - self.arrivals[trial] for trial, at in self.reached.items()) if self.reached else math.inf
+
+    @property
+    def device_seconds(self) -> float:
+        """During which devices held jobs, over all devices."""
+        return self._used[1]
+
+    @property
+    def occupancy(self) -> Sequence[tuple[float, float]]:
+        """(seconds, part of the compute of all healthy devices that is asked for), at every change."""
+        return self._used[0]
+
+    @cached_property
+    def _used(self) -> tuple[Sequence[tuple[float, float]], float]:
+        """Occupancy and device seconds."""
+        changes: list[tuple[float, int, str, float]] = [(at, 0, "", n) for n, (at, _) in enumerate(self.clusters)]
+        for stay in [stay for stay in self.intervals if stay.begin < stay.end]:
+            changes += [(stay.begin, 1, stay.device, stay.compute), (stay.end, -1, stay.device, -stay.compute)]
+        jobs, asked, most = Counter[str](), defaultdict[str, float](float), dict[str, float]()
+        occupancy: list[tuple[float, float]] = []
+        device_seconds, then, used, total = 0.0, 0.0, 0.0, 0.0
+        for at, group in groupby(sorted(changes), key=lambda change: change[0]):
+            device_seconds += (at - then) * sum(1 for _ in +jobs)
+            then = at
+            for _, come, device, compute in group:
+                if come == 0:
+                    most |= {device.name: device.compute for _, device in self.clusters[int(compute)][1]}
+                    total = sum(x.compute for _, x in self.clusters[int(compute)][1] if x.healthy)
+                    continue
+                used -= min(most[device], asked[device])
+                jobs[device] += come
+                asked[device] = asked[device] + compute if jobs[device] else 0.0  # rounding does not add up
+                used += min(most[device], asked[device])
+            value = min(1.0, max(0.0, used / total)) if total else 0.0
+            if not occupancy or abs(occupancy[-1][1] - value) > 1e-12:
+                occupancy.append((at, value))
+        return occupancy, device_seconds
+
+    @property
+    def mean_occupancy(self) -> float:
+        """Occupancy, averaged over the time from the first arrival to the last end; 0 if there is no such time."""
+        if not self.completion or not self.makespan:
+            return 0.0
+        end = max(self.completion.values())
+        steps = [*self.occupancy, (end, 0.0)]
+        area = sum(value * (min(until, end) - at) for (at, value), (until, _) in pairwise(steps) if at < end)
+        return area / self.makespan
+
+    def rank(self, objective: str) -> tuple[int, float]:
+        """By which outcomes of one scenario are compared, the less the better: what did not end comes first.
+
+        Args:
+            objective: the property that counts among outcomes of which as much ended.
+        """
+        return len(self.arrivals) - len(self.completion), getattr(self, objective)
+
+    def _lengths(self) -> list[float]:
+        return [end - self.arrivals[stretch] for stretch, end in self.completion.items()]

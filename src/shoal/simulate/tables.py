@@ -1,0 +1,379 @@
+"""The tables of a scenario file: machines, models, studies, jobs, events; docs/simulate.md describes their keys."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from inspect import signature
+from itertools import count
+from pathlib import Path
+from random import Random
+from typing import Annotated, Any, TypeVar
+
+from shoal.algorithms.registry import ALGORITHMS
+from shoal.backend.virtual import START_SECONDS
+from shoal.core.demand import Profile
+from shoal.core.device import Cluster, Device, Node
+from shoal.core.errors import AlgorithmError, ScenarioError
+from shoal.core.trial import derive_seed
+from shoal.cost.estimate import step_seconds
+from shoal.cost.history import History, environment
+from shoal.cost.scaling import Scaling
+from shoal.simulate.curves import Curves, Decay, RealCurves, read_task
+from shoal.simulate.reader import Limits, Table
+from shoal.simulate.run import ClusterEvent
+from shoal.simulate.slowdown import read_curves
+from shoal.simulate.workload import ListedJobs, SimulatedModel, SimulatedStudy
+from shoal.toml_file import unknown
+
+__all__ = ["EventTable", "JobTable", "ModelTable", "NodeTable", "StudyTable", "profile", "read_events", "read_nodes"]
+
+_T = TypeVar("_T")
+GB = 10**9
+MANY = 10**6
+"""Most devices, jobs or epochs that one table may ask for."""
+_ALL = 10**6
+"""Cores of a device: a job may use all that its node has."""
+_SHORT = 8
+"""Digits of a digest that are shown."""
+
+Amount = Annotated[float, Limits(0)]
+Fraction = Annotated[float, Limits(0, 1)]
+Positive = Annotated[float, Limits(1e-6)]
+Whole = Annotated[int, Limits(1, MANY)]
+Factor = Annotated[float, Limits(1)]
+Width = Annotated[int, Limits(1, 1000)]
+Setting = Annotated[int, Limits(0, MANY)] | Annotated[float, Limits(0, MANY)] | bool | str
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeTable(Table):
+    """[[nodes]]: machines, `count` equal ones."""
+
+    kind: str
+    devices: Annotated[int, Limits(1, 100)]
+    memory_gb: Amount
+    name: str = ""
+    count: Annotated[int, Limits(1, 10_000)] = 1
+    cores: Amount = 64.0
+    oversubscription: Positive | Annotated[str, ("tuned",)] = 1.0
+
+
+def read_nodes(tables: Iterable[NodeTable], taken: set[str]) -> tuple[Node, ...]:
+    """The machines, called as they are named or node0, node1, ...; `taken` are all names so far, and added to."""
+    nodes: list[Node] = []
+    for table in tables:
+        ratio = 1.0 if isinstance(table.oversubscription, str) else table.oversubscription
+        made = Device("", table.kind, int(table.memory_gb * GB), cores=_ALL, oversubscription=ratio)
+        free = (name for number in count(len(nodes)) if (name := f"node{number}") not in taken)
+        for index in range(table.count):
+            name = table.name + str(index) * (table.count > 1) if table.name else next(free)
+            node = Node(name, table.cores, tuple(replace(made, name=f"{name}/{i}") for i in range(table.devices)))
+            if both := taken & _named(node).keys():
+                raise table.error("name", f"there is or was a node or device {min(both)!r}; each needs its own name")
+            taken.update(_named(node))
+            nodes.append(node)
+    return tuple(nodes)
+
+
+def _named(node: Node) -> dict[str, tuple[str, ...]]:
+    """What a node and its devices are called, each with the devices that are meant."""
+    names = tuple(device.name for device in node.devices)
+    return {node.name: names, **{name: (name,) for name in names}}
+
+
+def profile(seconds: float, compute: float, memory: int, cores: float, fused: Mapping[int, float]) -> Profile:
+    """Of a structure, by what one trial takes.
+
+    Args:
+        seconds: of an epoch.
+        compute: fraction of a device.
+        memory: bytes.
+        cores: CPU cores.
+        fused: members of an array -> how many times as long an epoch of all of them takes.
+    """
+    steps = {1: seconds, **{members: seconds * factor for members, factor in fused.items()}}
+    return Profile(
+        steps, 1, 0, base_memory=0, member_memory=memory, compute=compute, cores=cores, mixing=1.0, sample=MANY
+    )
+
+
+def _slower(takes: Profile, factor: float, **more: Any) -> Profile:
+    """Where everything takes so many times as long; `more` are other fields of the profile."""
+    steps = {members: seconds * factor for members, seconds in takes.step_seconds.items()}
+    return replace(takes, step_seconds=steps, **more)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelTable(Table):
+    """[[models]]: what a trial of a model takes, for each batch size.
+
+    `epoch_seconds`, `compute` and `memory_gb` say it, each as one number or as one for each batch size. Or `workloads`
+    names a row of `a100_mig_slices.csv` for each batch size, and `samples` the length of an epoch: its compute is the
+    measured SM utilisation alone, what HyperSack's sampler records. Or `profile` names what studies have measured.
+    `kinds` gives the speed of devices, `fused` what an array of several takes.
+    """
+
+    name: str
+    batch_sizes: tuple[Annotated[int, Limits(1, 10**9)], ...] = (1,)
+    epoch_seconds: tuple[Amount, ...] | None = None
+    compute: tuple[Fraction, ...] | None = None
+    memory_gb: tuple[Amount, ...] | None = None
+    cores: tuple[Amount, ...] | None = None
+    workloads: tuple[str, ...] = ()
+    samples: Annotated[int, Limits(1)] | None = None
+    profile: str | None = None
+    kinds: Mapping[str, Positive] = field(default_factory=dict)
+    fused: Mapping[str, Positive] = field(default_factory=dict)
+
+    def structures(self, kinds: Sequence[str], data: Path) -> list[SimulatedModel]:
+        """One for each batch size, on a cluster of such kinds of devices; `data` is the folder of measured tables."""
+        if self.profile is not None:
+            return self._profiled(self.profile, kinds)
+        if wrong := [key for key in self.fused if not (key.isdecimal() and 2 <= int(key) <= MANY)]:
+            raise self.error("fused", f"`fused` must name numbers of members from 2 to {MANY:,}, got {wrong[0]!r}")
+        _check_kinds(self, self.kinds, kinds)
+        workloads = self._each("workloads", [""])
+        curves = read_curves(data) if self.workloads else {}
+        for workload in self.workloads:
+            if workload not in curves:
+                raise self.error("workloads", unknown("workload", workload, curves))
+        rows = [curves[workload] for workload in workloads if workload]
+        epochs = [self.samples / size for size in self.batch_sizes] if self.samples else []
+        seconds = self._each("epoch_seconds", [n * row.seconds for n, row in zip(epochs, rows, strict=False)])
+        compute = self._each("compute", [row.utilisation for row in rows])
+        memory = self._each("memory_gb", [row.memory / GB for row in rows])
+        cores = self._each("cores", [1.0])
+        fused = {int(members): factor for members, factor in self.fused.items()}
+        structures = []
+        for i, size in enumerate(self.batch_sizes):
+            takes = profile(seconds[i], compute[i], int(memory[i] * GB), cores[i], fused)
+            profiles = {kind: _slower(takes, 1 / self.kinds.get(kind, 1.0)) for kind in self.kinds or kinds}
+            structures.append(SimulatedModel(f"{self.name} x {size}", profiles, workloads[i]))
+        return structures
+
+    def _each(self, key: str, default: Sequence[Any]) -> Sequence[Any]:
+        """What the file says for each batch size, or else what follows from something else."""
+        values: tuple[Any, ...] = tuple(getattr(self, key) or default)
+        sizes = len(self.batch_sizes)
+        if not values:
+            raise self.error(key, f"`{key}` is missing in `models`, or `workloads` and `samples`, or `profile`")
+        if len(values) not in (1, sizes):
+            raise self.error(key, f"`{key}` must be one, or {sizes}, one for each batch size, got {len(values)}")
+        return values * sizes if len(values) == 1 else values
+
+    def _profiled(self, asked: str, kinds: Sequence[str]) -> list[SimulatedModel]:
+        """What studies have measured; other kinds in units of that which was measured, the first of several by name."""
+        if self != ModelTable(place=self.place, name=self.name, profile=asked, kinds=self.kinds):
+            raise self.error("profile", "beside a `profile` there may be `name` and `kinds`; the rest was measured")
+        structure, _, data = asked.partition("/")
+        known = sorted(History(environment=environment()).all().items())
+        fits = [each for each in known if each[0][0].startswith(structure) and each[0][1].startswith(data)]
+        if (names := len({key[:2] for key, _ in fits})) != 1:
+            listed = [
+                f"\n  {key[0][:_SHORT]}/{key[1][:_SHORT]}: batch size {key[2]} on {key[3]}, "
+                f"{1000 * step_seconds(found, 1):.3g} ms a step, {found.epoch_steps} steps an epoch"
+                for key, found in fits or known
+            ]
+            fault = f"{names} profiles begin with {asked!r}" if fits else f"there is no profile {asked!r}"
+            raise self.error("profile", f"{fault}; the job history of this environment has {''.join(listed) or 'none'}")
+        sizes: dict[int, dict[str, Profile]] = {}
+        for (_, _, size, kind), found in fits:
+            sizes.setdefault(size, {})[kind] = found
+        measured = sorted({key[3] for key, _ in fits})
+        if not {*measured, *self.kinds} & {*kinds}:
+            fault = f"it was measured on {', '.join(measured)}, the devices are {', '.join(kinds)}"
+            raise self.error("profile", f'{fault}; say how fast they are: kinds = {{ "{kinds[0]}" = 2.0 }}')
+        structures = []
+        for size, takes in sizes.items():
+            others = {kind: _slower(takes[min(takes)], 1 / speed) for kind, speed in self.kinds.items()}
+            structures.append(SimulatedModel(f"{self.name} x {size}", others | takes))
+        return structures
+
+
+def _check_kinds(table: Table, named: Iterable[str], kinds: Sequence[str]) -> None:
+    """Refuse kinds of which the cluster never has one."""
+    if named and not {*named} & {*kinds}:
+        raise table.error("kinds", f"no device is one of {', '.join(named)}; the devices are {', '.join(kinds)}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _CostTable(Table):
+    """What jobs of a study, or of one [[jobs]], have in common."""
+
+    alpha: Factor | None = None
+    beta: Factor = 1.0
+    sharing: Width = 1
+    max_devices: Width = 1
+    start_seconds: Amount = START_SECONDS
+    switch_seconds: Amount | None = None
+
+    def with_costs(self, structure: SimulatedModel, name: str) -> SimulatedModel:
+        """A structure under a name of its own, with these costs."""
+        scaling = Scaling(Scaling.alpha if self.alpha is None else self.alpha, self.beta)
+        crowding = {jobs: scaling.factor(1 / jobs) for jobs in range(2, self.sharing + 1)}
+        spreading = {width: scaling.factor(width) for width in range(2, self.max_devices + 1)}
+        profiles = {
+            kind: replace(each, crowding=crowding or each.crowding, spreading=spreading or each.spreading)
+            for kind, each in structure.profiles.items()
+        }
+        switch = self.start_seconds if self.switch_seconds is None else self.switch_seconds
+        return SimulatedModel(name, profiles, structure.workload, self.alpha, self.start_seconds, switch)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CurvesTable(Table):
+    """`curves` of a study: real ones of TaskSet, of which so many reach the target."""
+
+    task: Annotated[int, Limits(0)]
+    good: Annotated[int, Limits(0)] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudyTable(_CostTable):
+    """[[studies]]: searches; `epochs` is a grid of every model, batch size and learning rate."""
+
+    name: str = ""
+    models: tuple[str, ...] = ()
+    learning_rates: Whole = 1
+    epochs: Whole | None = None
+    algorithm: Mapping[str, Setting] | None = None
+    curves: CurvesTable | None = None
+    arrival: Amount = 0.0
+
+    def search(self, models: Mapping[str, Sequence[SimulatedModel]], data: Path, seed: int) -> SimulatedStudy:
+        """The search of some models, by name, with the seed of the scenario."""
+        chosen = self.models or tuple(models)
+        for model in chosen:
+            if model not in models:
+                raise self.error("models", unknown("model", model, models))
+        if len(set(chosen)) < len(chosen) or not chosen:
+            raise self.error("models", f"a study needs a model, and each once, got {', '.join(chosen) or 'none'}")
+        structures = [structure for model in chosen for structure in models[model]]
+        own_seed = derive_seed(seed, "study", self.name)
+        name, settings = self._settings()
+        trials, epochs = settings.get("n", len(structures) * self.learning_rates), settings.get("epochs", 1)
+        if trials * epochs > 10 * MANY:
+            in_all = f"{trials:,} trials of {epochs:,} epochs are {trials * epochs:,} epochs in all"
+            raise self.error("learning_rates", f"{in_all}; at most {10 * MANY:,} can be simulated")
+        curves: Curves = Decay()
+        if self.curves is not None:
+            try:
+                curves = RealCurves(read_task(data, self.curves.task), own_seed, settings.get("n"), self.curves.good)
+            except ScenarioError as error:
+                raise self.error("curves", str(error)) from error
+        mine = [self.with_costs(each, f"{self.name}: {each.name}") for each in structures]
+        return SimulatedStudy(self.name, mine, self.learning_rates, (name, settings), (self.arrival,), curves, own_seed)
+
+    def _settings(self) -> tuple[str, dict[str, Any]]:
+        """Name and settings of the algorithm."""
+        if (self.algorithm is None) == (self.epochs is None):
+            raise self.error("epochs", "give either `epochs`, for a grid, or `algorithm = { name = ... }`")
+        settings: dict[str, Any] = {**(self.algorithm or {"name": "grid", "epochs": self.epochs})}
+        name, place = settings.pop("name", None), self.place / "algorithm"
+        if name is None:
+            raise place.error("`name` is missing in `algorithm`")
+        if name not in ALGORITHMS:
+            raise (place / "name").error(unknown("algorithm", name, ALGORITHMS))
+        known = signature(ALGORITHMS[name]).parameters
+        for key in settings.keys() - known.keys():
+            raise (place / key).error(unknown("setting", key, known))
+        try:
+            ALGORITHMS[name](**settings)
+        except (AlgorithmError, TypeError) as error:
+            raise place.error(f"algorithm {name!r} cannot be made: {error}") from error
+        return name, settings
+
+
+@dataclass(frozen=True, kw_only=True)
+class Range(Table):
+    """Of an amount that is drawn, every value as likely."""
+
+    low: Amount
+    high: Amount
+
+
+@dataclass(frozen=True, kw_only=True)
+class RangeOfDevice(Range):
+    """Likewise of fractions of a device."""
+
+    low: Fraction
+    high: Fraction
+
+
+DrawnFraction = RangeOfDevice | tuple[Fraction, ...]
+Drawn = Range | tuple[Amount, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobTable(_CostTable):
+    """[[jobs]]: jobs without a search, `count` each, whose amounts are drawn where several are given.
+
+    The seconds are those of all `epochs` together.
+    """
+
+    seconds: Drawn
+    compute: DrawnFraction = (1.0,)
+    memory_gb: Drawn = (0.0,)
+    cores: Drawn = (1.0,)
+    arrival: Drawn = (0.0,)
+    name: str = ""
+    count: Whole = 1
+    epochs: Whole = 1
+    kinds: tuple[str, ...] = ()
+    group: str = ""
+    workload: str = ""
+
+    def jobs(self, kinds: Sequence[str], seed: int) -> ListedJobs:
+        """The jobs, drawn from the seed of the scenario, on a cluster of such kinds of devices."""
+        _check_kinds(self, self.kinds, kinds)
+        rng = Random(derive_seed(seed, "jobs", self.name))
+        structures, arrivals = [], []
+        for number in range(self.count):
+            amounts = (self.seconds, self.compute, self.memory_gb, self.cores, self.arrival)
+            seconds, compute, memory, cores, arrival = (_drawn(amount, rng) for amount in amounts)
+            takes = profile(seconds / self.epochs, compute, int(memory * GB), cores, {})
+            structure = SimulatedModel("", dict.fromkeys(self.kinds or kinds, takes), self.workload)
+            structures.append(self.with_costs(structure, f"{self.name}/{number}"))
+            arrivals.append(arrival)
+        return ListedJobs(self.name, structures, arrivals, self.group, epochs=self.epochs)
+
+
+def _drawn(amount: Drawn, rng: Random) -> float:
+    if isinstance(amount, Range):
+        if amount.low > amount.high:
+            raise amount.error("high", f"`high` must be at least `low`, {amount.low:g}, got {amount.high:g}")
+        return rng.uniform(amount.low, amount.high)
+    return amount[0] if len(amount) == 1 else rng.choice(amount)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EventTable(Table):
+    """[[events]]: what fails, is restored or removed by name, and what is added."""
+
+    at: Amount
+    fail: tuple[str, ...] = ()
+    restore: tuple[str, ...] = ()
+    remove: tuple[str, ...] = ()
+    add: tuple[NodeTable, ...] = ()
+
+    def meant(self, key: str, devices: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
+        """The devices that are called so, or whose nodes are; `devices` are those of each name."""
+        names: tuple[str, ...] = getattr(self, key)
+        for name in names:
+            if name not in devices:
+                raise self.error(key, f"at {self.at:g} s {unknown('node or device', name, devices)}")
+        return tuple(device for name in names for device in devices[name])
+
+
+def read_events(tables: Iterable[EventTable], cluster: Cluster, taken: set[str]) -> tuple[ClusterEvent, ...]:
+    """Changes of a cluster, in the order in which they happen; see `read_nodes`."""
+    devices = {name: mine for node in cluster.nodes for name, mine in _named(node).items()}
+    events: list[ClusterEvent] = []
+    for table in sorted(tables, key=lambda table: table.at):
+        failed, restored, removed = (table.meant(key, devices) for key in ("fail", "restore", "remove"))
+        event = ClusterEvent(table.at, failed, restored, removed, read_nodes(table.add, taken))
+        if event == ClusterEvent(table.at):
+            raise table.error("at", "nothing happens; say what fails, is restored, removed or added")
+        devices = {name: mine for name, mine in devices.items() if not set(mine) & set(removed)}
+        devices |= {name: mine for node in event.added for name, mine in _named(node).items()}
+        events.append(event)
+    return tuple(events)

@@ -1,0 +1,349 @@
+"""What people ask of a study: refused at once as far as its journal shows, else left for the engine."""
+
+import copy
+import reprlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import index
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Literal
+
+from shoal.algorithms.base import check_whole
+from shoal.core.errors import ShoalError
+from shoal.core.request import Verb
+from shoal.core.trial import Config, TrialState
+from shoal.journal.codec import encode
+from shoal.journal.requests import leave, pending
+from shoal.journal.rows import TrialRow
+from shoal.journal.view import JournalView
+from shoal.reporting.text import numbers_text, state_name
+from shoal.schedule.registry import make_policy
+from shoal.worker.files import checkpoints, published
+
+__all__ = [
+    *("add", "changed", "clone", "held", "known_text", "pause", "policy", "resume", "retry", "stop"),
+    *("end_study", "pause_study", "resume_study"),
+]
+
+
+def pause(directory: Path, numbers: int | Iterable[int]) -> list[int]:
+    """Have trials leave their jobs, saved, and wait until they are resumed.
+
+    Returns:
+        Their numbers.
+
+    Raises:
+        ShoalError: a number is no trial's, or of one that is over or paused already; or there is none.
+        JournalError: nothing can be asked of the study, as its directory cannot be written.
+    """
+    with JournalView.read(directory) as journal:
+        paused = held(journal)
+    return _ask(directory, "pause", numbers, lambda row: "paused already" if row.number in paused else "")
+
+
+def resume(directory: Path, numbers: int | Iterable[int]) -> list[int]:
+    """Let trials go on that were paused.
+
+    Returns:
+        Their numbers.
+
+    Raises:
+        ShoalError: a number is no trial's, or of one that is over or not paused; or there is none.
+        JournalError: as of `pause`.
+    """
+    with JournalView.read(directory) as journal:
+        paused = held(journal)
+    return _ask(directory, "resume", numbers, lambda row: "" if row.number in paused else "not paused")
+
+
+def stop(directory: Path, numbers: int | Iterable[int]) -> list[int]:
+    """End trials.
+
+    Returns:
+        Their numbers.
+
+    Raises:
+        ShoalError: a number is no trial's, or of one that is over or was to be stopped already; or there is none.
+        JournalError: as of `pause`.
+    """
+    with JournalView.read(directory) as journal:
+        asked = {x for each in pending(journal.directory) if each.verb == "stop" for x in each.trials}
+    return _ask(directory, "stop", numbers, lambda row: "to be stopped already" if row.number in asked else "")
+
+
+def retry(directory: Path, numbers: int | Iterable[int] | None = None) -> list[int]:
+    """Have trials that failed tried again; None: all of them.
+
+    Returns:
+        Their numbers.
+
+    Raises:
+        ShoalError: a number is no trial's, or of one that has not failed; or there is none.
+        JournalError: as of `pause`.
+    """
+    with JournalView.read(directory) as journal:
+        runs = journal.writer() is not None
+        asked = [number for number, _ in journal.failed()] if numbers is None else trial_numbers(numbers)
+        if numbers is None and not asked:
+            raise ShoalError(f"no trial of the study in {directory} has failed, so none can be tried again")
+        rows = _rows(journal, asked)
+    for row in rows:
+        if row.state is not TrialState.FAILED:
+            raise ShoalError(
+                f"trial {row.number} of the study in {directory} has not failed, it is {state_name(row.state, runs)}; "
+                "only failed trials can be tried again"
+            )
+    leave(directory, "retry", trials=asked)
+    return asked
+
+
+def policy(directory: Path, name: str) -> None:
+    """Have another policy decide which job runs where.
+
+    Raises:
+        PolicyError: there is none of that name.
+        JournalError: as of `pause`.
+    """
+    make_policy(name)
+    leave(directory, "policy", given={"policy": name})
+
+
+def add(directory: Path, config: Config, epochs: int, *, outside: bool = False) -> Config:
+    """Have a trial of the user's own trained, beside those of the algorithm.
+
+    Args:
+        directory: of the study.
+        config: of the trial; constants of the space need not be given.
+        epochs: that it is trained.
+        outside: whether the config may be none of the space.
+
+    Returns:
+        The whole config.
+
+    Raises:
+        ShoalError: the config is none of the space, and that is not allowed, or cannot be kept; or `epochs` is no
+            number of epochs.
+        JournalError: as of `pause`.
+    """
+    with JournalView.read(directory) as journal:
+        whole = _filled(journal.space.constants(), config)
+        _check(journal, whole, epochs, outside)
+    leave(directory, "add trial", given={"config": whole, "epochs": epochs, "outside": outside})
+    return whole
+
+
+def clone(
+    directory: Path,
+    numbers: int | Iterable[int],
+    changes: Mapping[str, Any] = MappingProxyType({}),
+    *,
+    epochs: int | None = None,
+    anew: bool = False,
+    outside: bool = False,
+) -> list[Config]:
+    """Have trials trained, each of which is as another one but for some changes.
+
+    Args:
+        directory: of the study.
+        numbers: of those others.
+        changes: name of a parameter, with dots where it is nested -> its value.
+        epochs: up to which it is trained, counted from where the other began; None: as far as the other.
+        anew: whether it begins with weights of its own, and not with the newest that the other had at the end of an
+            epoch.
+        outside: as of `add`.
+
+    Returns:
+        The whole config of each.
+
+    Raises:
+        ShoalError: there is no such trial; it has no checkpoint of the end of an epoch; no epochs are left to be
+            trained; or as of `add`.
+        JournalError: as of `pause`.
+    """
+    asked = trial_numbers(numbers)
+    with JournalView.read(directory) as journal:
+        clones = [_clone(journal, row, changes, epochs, anew, outside) for row in _rows(journal, asked)]
+    for given in clones:
+        leave(directory, "clone", given=given)
+    return [given["config"] for given in clones]
+
+
+def _clone(
+    journal: JournalView, row: TrialRow, changes: Mapping[str, Any], epochs: int | None, anew: bool, outside: bool
+) -> dict[str, Any]:
+    config = changed(row.config, changes)
+    epochs = row.target if epochs is None else epochs
+    _check(journal, config, epochs, outside)
+    given = {"config": config, "epochs": epochs, "outside": outside, "source": row.number}
+    if not anew:
+        begins = _newest_epoch(journal, row)
+        if epochs <= begins:
+            raise ShoalError(
+                f"the clone begins at epoch {begins}, where trial {row.number} stands, and is to be trained up to "
+                f"epoch {epochs}; name a later one (epochs=, --epochs), or let it begin anew (anew=True, --anew)"
+            )
+        given["origin"] = {"trial": row.number, "epoch": begins}
+    return given
+
+
+def _check(journal: JournalView, config: Config, epochs: int, outside: bool) -> None:
+    check_whole("epochs", epochs)
+    encode(config, "the config of the trial")
+    faults = journal.space.faults(config)
+    if faults and not outside:
+        raise ShoalError(
+            f"the config is none of the space of the study in {journal.directory}: {'; '.join(faults)}. Mend it, or "
+            "allow it (outside=True, --outside)"
+        )
+
+
+def _filled(constants: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
+    """A config, and what it lacks of constants."""
+    whole = dict(constants)
+    for name, value in config.items():
+        inner = constants.get(name)
+        whole[name] = _filled(inner, value) if isinstance(inner, Mapping) and isinstance(value, Mapping) else value
+    return whole
+
+
+def changed(config: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """A config with some values exchanged: name, with dots where it is nested -> value."""
+    changed = copy.deepcopy(dict(config))
+    for path, value in changes.items():
+        *parts, last = path.split(".")
+        place = changed
+        for part in parts:
+            place = place.setdefault(part, {}) if isinstance(place, dict) else {}
+        if not isinstance(place, dict):
+            raise ShoalError(f"`{path}` cannot be changed, for `{'.'.join(parts)}` is {place!r} and holds no values")
+        place[last] = value
+    return changed
+
+
+def _newest_epoch(journal: JournalView, row: TrialRow) -> int:
+    """The newest epoch at whose end a trial was saved.
+
+    Raises:
+        ShoalError: there is none.
+    """
+    directory = journal.directory
+    files = [*checkpoints(directory, row.number), *published(directory, row.number)]
+    ends = [int(epoch) for epoch, step, *_ in (path.name.split("-") for path in files) if int(step) == 0]
+    found = max((epoch for epoch in ends if 0 < epoch <= row.epoch), default=None)
+    if found is None:
+        state = state_name(row.state, journal.writer() is not None)
+        raise ShoalError(
+            f"trial {row.number} of the study in {directory} has no checkpoint of the end of an epoch now, it is "
+            f"{state} at epoch {row.epoch}; clone it when it has reached its budget, or anew (anew=True, --anew)"
+        )
+    return found
+
+
+def pause_study(directory: Path) -> None:
+    """Have all jobs save their trials and end, and nothing start until the study is resumed.
+
+    Raises:
+        ShoalError: it is paused already, or has ended.
+        JournalError: as of `pause`.
+    """
+    _ask_study(directory, "pause study")
+
+
+def resume_study(directory: Path) -> None:
+    """Let a study go on that was paused.
+
+    Raises:
+        ShoalError: it is not paused, or has ended.
+        JournalError: as of `pause`.
+    """
+    _ask_study(directory, "resume study")
+
+
+def end_study(directory: Path) -> None:
+    """Have all jobs save their trials and end, and the study with them.
+
+    Raises:
+        ShoalError: it has ended, or is to end already.
+        JournalError: as of `pause`.
+    """
+    _ask_study(directory, "end study")
+
+
+def _ask_study(directory: Path, verb: Literal["pause study", "resume study", "end study"]) -> None:
+    with JournalView.read(directory) as journal:
+        paused, ended = journal.study.get("paused", False), journal.study.get("ended", False)
+        finished = journal.study.get("finished", False)
+    for request in pending(directory):
+        if request.verb in ("pause study", "resume study"):
+            paused = request.verb == "pause study"
+        ended = ended or request.verb == "end study"
+    if finished or ended:
+        raise ShoalError(f"the study in {directory} {'has ended' if finished else 'is to end'} already")
+    if verb != "end study" and paused == (verb == "pause study"):
+        raise ShoalError(f"the study in {directory} is {'paused already' if paused else 'not paused'}")
+    leave(directory, verb)
+
+
+def held(journal: JournalView) -> set[int]:
+    """Numbers of the trials that are paused once all is done that was asked for."""
+    numbers = set(journal.study.get("held", ()))
+    for request in pending(journal.directory):
+        if request.verb == "pause":
+            numbers |= set(request.trials)
+        elif request.verb in ("resume", "retry"):
+            numbers -= set(request.trials)
+    return numbers
+
+
+def trial_numbers(numbers: object) -> list[int]:
+    """The trials that a user names, each once and in order.
+
+    Args:
+        numbers: one, or several; of any type of whole numbers, such as NumPy's.
+
+    Raises:
+        ShoalError: it is something else, or holds something else.
+    """
+    several = isinstance(numbers, Iterable) and not isinstance(numbers, str) and getattr(numbers, "shape", None) != ()
+    return sorted({_trial_number(each) for each in (numbers if several else [numbers])})  # type: ignore[attr-defined]
+
+
+def _trial_number(number: Any) -> int:
+    try:
+        if not isinstance(number, bool):
+            return index(number)
+    except TypeError:
+        pass
+    raise ShoalError(f"a trial is named by its number, such as 3, and two as [3, 7]; got {reprlib.repr(number)}")
+
+
+def known_text(numbers: Sequence[int]) -> str:
+    """Which trials there are, in words."""
+    return f"its trials are {numbers_text(numbers)}" if numbers else "it has none yet"
+
+
+def _ask(directory: Path, verb: Verb, numbers: int | Iterable[int], fault: Callable[[TrialRow], str]) -> list[int]:
+    asked = trial_numbers(numbers)
+    with JournalView.read(directory) as journal:
+        rows = _rows(journal, asked)
+    for row in rows:
+        if why := f"over: it is {row.state}" if row.state.final else fault(row):
+            again = "; shoal trial retry has it tried again" if row.state is TrialState.FAILED else ""
+            raise ShoalError(f"trial {row.number} of the study in {directory} is {why}{again}")
+    leave(directory, verb, trials=asked)
+    return asked
+
+
+def _rows(journal: JournalView, numbers: Sequence[int]) -> list[TrialRow]:
+    """The trials of these numbers.
+
+    Raises:
+        ShoalError: there is no such trial, or none is named.
+    """
+    rows = {row.number: row for row in journal.trials()}
+    if not numbers:
+        raise ShoalError(f"no trial of the study in {journal.directory} is named; name at least one")
+    for number in numbers:
+        if number not in rows:
+            raise ShoalError(f"the study in {journal.directory} has no trial {number}; {known_text(list(rows))}")
+    return [rows[number] for number in numbers]

@@ -1,0 +1,224 @@
+"""Studies that are made up from a seed: what they search, on which devices, and what their trials cost and report."""
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+from shoal.algorithms.asha import ASHA
+from shoal.algorithms.base import Algorithm
+from shoal.algorithms.bohb import BOHB, SyncBOHB
+from shoal.algorithms.grid import Grid
+from shoal.algorithms.hyperband import Hyperband
+from shoal.algorithms.median import Median
+from shoal.algorithms.optuna_search import OptunaSearch
+from shoal.algorithms.pbt import PBT
+from shoal.algorithms.random import Random
+from shoal.algorithms.successive_halving import SuccessiveHalving
+from shoal.backend.virtual import Workload
+from shoal.core.array import FusionKey
+from shoal.core.demand import Profile
+from shoal.core.device import Cluster, Device, Node
+from shoal.core.errors import DeviceError
+from shoal.core.space import Space, choice, grid, uniform
+from shoal.core.trial import Report, Trial, TrialState, derive_seed
+from shoal.schedule.registry import POLICIES
+
+__all__ = ["IN_ANY_ORDER", "MANY", "POLICY_NAMES", "RandomStudy", "RandomWorkload", "random_study"]
+
+IN_ANY_ORDER = (Grid, Hyperband, PBT, Random, SuccessiveHalving, SyncBOHB)
+"""Algorithms of which nothing depends on the order in which the reports of different trials arrive."""
+
+MANY = 100
+"""So many retries that no trial fails that would not by itself."""
+
+_MB = 2**20
+POLICY_NAMES = sorted(POLICIES)
+"""Policies of such studies."""
+
+
+@dataclass(frozen=True)
+class RandomWorkload(Workload):
+    """Trials that take no work: what they report follows from their configuration, the epoch and a seed.
+
+    Args:
+        seed: of what is random in it.
+        profiles: (structure, kind of device) -> what it costs there.
+        faulty: one in so many trials fails at some epoch, whatever is done.
+        last: epoch at which such a trial fails at the latest.
+    """
+
+    seed: int
+    profiles: Mapping[tuple[str, str], Profile]
+    faulty: int
+    last: int
+
+    def key(self, trial: Trial) -> FusionKey:
+        """Trials of one width can share an array."""
+        return FusionKey(f"net {trial.config['width']}", "data", 32, order=trial.data_seed)
+
+    def profile(self, key: FusionKey, kind: str) -> Profile:
+        """As it was made up."""
+        return self.profiles[key.structure, kind]
+
+    def report(self, trial: Trial, epoch: int) -> Report:
+        """A loss that falls; that of some trials is no number at some epoch."""
+        noise = derive_seed(self.seed, "noise", trial.number, epoch) / 2**63
+        metrics = {"loss": float(trial.config["x"]) + noise / epoch}
+        if self._fails(trial, epoch) == "by itself":
+            return Report(trial.number, epoch, metrics, 0.0, TrialState.FAILED, f"no loss at epoch {epoch}")
+        return Report(trial.number, epoch, metrics)
+
+    def error(self, trial: Trial, epoch: int) -> str:
+        """The code of some trials raises."""
+        raises = self._fails(trial, epoch) == "raises"
+        return f"ValueError: trial {trial.number} at epoch {epoch}" if raises else ""
+
+    def _fails(self, trial: Trial, epoch: int) -> str:
+        """How a trial fails in an epoch; "" if it does not."""
+        lot = derive_seed(self.seed, "fails", trial.number)
+        if not self.faulty or lot % self.faulty or epoch != trial.start + 1 + lot // self.faulty % self.last:
+            return ""
+        return "raises" if lot // self.faulty // self.last % 2 else "by itself"
+
+
+@dataclass(frozen=True)
+class RandomStudy:
+    """A study, without what disturbs it.
+
+    Args:
+        seed: that it follows from.
+        algorithm: makes its algorithm, bound.
+        cluster: the devices.
+        policy: by name.
+        workload: its trials.
+        fuse: whether trials may share an array.
+        checkpoint_seconds: between two checkpoints of a trial.
+        elastic: whether the members of a running job can change.
+        retries: how often a trial whose job failed is tried again; `MANY` is more than there are faults.
+    """
+
+    seed: int
+    algorithm: Callable[[], Algorithm]
+    cluster: Cluster
+    policy: str
+    workload: RandomWorkload
+    fuse: bool
+    checkpoint_seconds: float
+    elastic: bool
+    retries: int
+
+    def find(self, devices: str | Sequence[str]) -> Cluster:
+        """The devices of these names.
+
+        Raises:
+            DeviceError: one is not there.
+        """
+        if missing := set(devices) - {device.name for _, device in self.cluster}:
+            raise DeviceError(f"device {min(missing)!r} is not there")
+        nodes = (Node(x.name, x.cores, tuple(d for d in x.devices if d.name in devices)) for x in self.cluster.nodes)
+        return Cluster(tuple(node for node in nodes if node.devices))
+
+    def undisturbed(self) -> dict[int, tuple[Mapping[str, object], TrialState, int]]:
+        """What becomes of the trials where nothing goes wrong: number -> configuration, state and epochs."""
+        algorithm, epochs = self.algorithm(), dict[int, int]()
+        trials: dict[int, Trial] = {}
+        states: dict[int, TrialState] = {}
+        while groups := algorithm.next_groups(1):
+            for trial, target in [(trial, group.budget.epochs) for group in groups for trial in group.trials]:
+                trials[trial.number] = trial
+                for report in self._trained(trial, epochs.get(trial.number, trial.start), target):
+                    epochs[trial.number], states[trial.number] = report.epoch, report.state
+                    states.update((decision.trial, decision.state) for decision in algorithm.observe(report))
+        return {number: (trial.config, states[number], epochs[number]) for number, trial in trials.items()}
+
+    def _trained(self, trial: Trial, start: int, target: int) -> list[Report]:
+        """What a trial reports from after one epoch up to another, or to where it fails."""
+        reports: list[Report] = []
+        for epoch in range(start + 1, target + 1):
+            if reason := self.workload.error(trial, epoch):
+                return [*reports, Report(trial.number, epoch - 1, state=TrialState.FAILED, reason=reason)]
+            report = self.workload.report(trial, epoch)
+            if report.state is TrialState.FAILED:
+                return [*reports, report]
+            state = TrialState.PAUSED if epoch == target else TrialState.RUNNING
+            reports.append(Report(trial.number, epoch, report.metrics, state=state))
+        return reports
+
+
+def random_study(seed: int) -> RandomStudy:
+    """A study that follows from a seed."""
+    rng = random.Random(f"study {seed}")
+    widths = [1, 2, 3][: rng.randint(1, 3)]
+    kinds = ["small", "large"][: rng.randint(1, 2)]
+    profiles = {(f"net {width}", kind): _profile(rng, width, kind) for width, kind in product(widths, kinds)}
+    make, searches_grid = _algorithm(rng)
+    xs = [round(rng.random(), 3) for _ in range(rng.randint(2, 4))]
+    space = Space({"x": grid(xs) if searches_grid else uniform(0.0, 1.0), "width": choice(widths)})
+    if searches_grid:
+        space = Space({"x": grid(xs), "width": grid(widths)})
+    data_seed = rng.choice([0, 0, None])
+
+    def algorithm() -> Algorithm:
+        made = make()
+        made.bind(space, metric="loss", mode="min", seed=seed, data_seed=data_seed)
+        return made
+
+    return RandomStudy(
+        seed,
+        algorithm,
+        _cluster(rng, kinds),
+        rng.choice(POLICY_NAMES),
+        RandomWorkload(seed, profiles, faulty=rng.choice([0, 0, 5, 10]), last=3),
+        fuse=rng.random() < 0.85,
+        checkpoint_seconds=rng.choice([0.0, 0.5, 5.0]),
+        elastic=rng.random() < 0.8,
+        retries=rng.choice([MANY, MANY, MANY, 2]),
+    )
+
+
+def _algorithm(rng: random.Random) -> tuple[Callable[[], Algorithm], bool]:
+    """What makes an algorithm, and whether it searches a grid."""
+    n, epochs = rng.randint(2, 10), rng.randint(1, 4)
+    made: Sequence[Callable[[], Algorithm]] = [
+        lambda: Grid(epochs),
+        lambda: Random(n, epochs),
+        lambda: SuccessiveHalving(max(n, 3), 3 * epochs, eta=3),
+        lambda: Hyperband(3 + epochs, eta=3),
+        lambda: ASHA(n, 3 + epochs, eta=2, concurrency=4),
+        lambda: Median(n, epochs + 1, least=2, concurrency=4),
+        lambda: PBT(max(n, 3), epochs + 1, truncation=0.4, explored=["x"]),
+        lambda: SyncBOHB(3 + epochs, eta=3),
+        lambda: BOHB(3 + epochs, eta=3),
+        lambda: OptunaSearch(n, epochs, concurrency=4),
+    ]
+    make = rng.choice(made)
+    return make, make is made[0]
+
+
+def _profile(rng: random.Random, width: int, kind: str) -> Profile:
+    """Costs of a structure on a kind of device."""
+    step = rng.uniform(0.02, 0.1) * width * (0.5 if kind == "large" else 1.0)
+    gain = rng.choice([1.0, 4.0, 12.0])  # of 16 members at once
+    return Profile(
+        {1: step, 16: 16 * step / gain},
+        epoch_steps=rng.randint(2, 10),
+        validation_steps=1,
+        base_memory=rng.randint(0, 100) * _MB,
+        member_memory=rng.randint(10, 100) * _MB * width,
+        compute=rng.choice([0.2, 0.5, 1.0]),
+        cores=rng.choice([0.5, 1.0]),
+        mixing=rng.choice([None, 1.0, 1.5]),
+        sharing=rng.choice(["resident", "resident", "kept", "batch"]),
+        fetch_seconds=0.0,
+    )
+
+
+def _cluster(rng: random.Random, kinds: Sequence[str]) -> Cluster:
+    """One or two nodes; each device has room for one trial of any structure, at least."""
+    nodes = []
+    for number in range(rng.randint(1, 2)):
+        names = [f"gpu:{number}{place}" for place in range(rng.randint(1, 3))]
+        devices = (Device(name, rng.choice(kinds), rng.choice([400, 600, 1200]) * _MB) for name in names)
+        nodes.append(Node(f"node-{number}", rng.choice([1.0, 2.0, 4.0]), tuple(devices)))
+    return Cluster(tuple(nodes))

@@ -1,0 +1,127 @@
+"""Clusters and jobs that hypothesis invents, for the conformance suite of policies."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import count
+
+from hypothesis import strategies as st
+
+from shoal.core.demand import Demand
+from shoal.core.device import Cluster, Device, Node
+from shoal.core.event import TurnStats
+from shoal.cost.scaling import Scaling
+from shoal.schedule.action import JobState
+from shoal.schedule.base import JobView
+
+__all__ = ["scheduling_problems"]
+
+_GB = 10**9
+_KINDS = ("small", "large", "cpu/2")
+_SCALINGS = (Scaling(), Scaling(alpha=1.2, sharing=4), Scaling(1.5, 1.1, sharing=2, devices=3, resize_seconds=2.0))
+
+
+# Strategies are made once: making and validating them for each job took longer than all else in the suite.
+_LOSSES = st.floats(0.0, 10.0)
+_QUANTA = st.builds(
+    lambda a, b, steps, seconds: TurnStats(max(a, b), min(a, b), b, steps, seconds),
+    _LOSSES,
+    _LOSSES,
+    st.integers(1, 20),
+    st.sampled_from((0.5, 10.0, 30.0)),
+)
+_DEMANDS = st.builds(
+    Demand,
+    compute=st.sampled_from((0.0, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0, 1.5, 4.0)),
+    memory=st.integers(0, 90).map(lambda tenths: tenths * _GB // 10),
+    cores=st.sampled_from((0.0, 0.1, 0.9, 1.0, 3.0)),
+    seconds=st.sampled_from((0.0, 1.0, 10.0, 100.0)),
+)
+_JOBS = st.builds(
+    lambda quanta, **fields: JobView("", ran=sum(each.seconds for each in quanta), quanta=tuple(quanta), **fields),
+    quanta=st.lists(_QUANTA, max_size=3),
+    demand=st.dictionaries(st.sampled_from((*_KINDS, "elsewhere")), _DEMANDS, max_size=len(_KINDS)),
+    since=st.sampled_from((0.0, -5.0, -100.0)),
+    group=st.sampled_from((None, "group-0", "group-1")),
+    budget=st.sampled_from((None, 1, 9)),
+    scaling=st.sampled_from(_SCALINGS),
+    preemptible=st.sampled_from((True, True, False)),
+    switch_seconds=st.sampled_from((0.0, 1.0)),
+    study=st.sampled_from((None, "study")),
+    best=st.sampled_from((None, 0.5)),
+)
+"""Jobs that wait, without names, as they are at 0 seconds."""
+_DEVICES = st.builds(
+    Device,
+    name=st.just(""),
+    kind=st.sampled_from(_KINDS),
+    memory=st.integers(0, 8).map(lambda gigabytes: gigabytes * _GB),
+    oversubscription=st.sampled_from((1.0, 2.5, 3.0)),
+    healthy=st.sampled_from((True, True, True, False)),
+)
+_NODES = st.builds(Node, st.just(""), cores=st.integers(1, 8), devices=st.lists(_DEVICES, max_size=4).map(tuple))
+
+
+@st.composite
+def scheduling_problems(draw: st.DrawFn) -> tuple[tuple[JobView, ...], Cluster, float]:
+    """The arguments of a call of `Policy.plan`: jobs in every state, a cluster of mixed kinds, seconds."""
+    cluster = _named(draw(st.lists(_NODES, min_size=1, max_size=3)))
+    now = draw(st.floats(0, 1e6))
+    waiting = draw(st.lists(_JOBS, max_size=12))
+    jobs = [replace(job, id=f"job-{index}", since=now + job.since) for index, job in enumerate(waiting)]
+    already = draw(st.integers(0, len(jobs)))
+    return (*_begun(draw, jobs[:already], cluster), *jobs[already:]), cluster, now
+
+
+def _named(nodes: Sequence[Node]) -> Cluster:
+    """A cluster in which each node and device has a name of its own."""
+    numbers = count()
+    return Cluster(
+        tuple(
+            replace(
+                node,
+                name=f"node-{index}",
+                devices=tuple(replace(device, name=f"gpu:{next(numbers)}") for device in node.devices),
+            )
+            for index, node in enumerate(nodes)
+        )
+    )
+
+
+def _begun(draw: st.DrawFn, jobs: Sequence[JobView], cluster: Cluster) -> list[JobView]:
+    """The jobs on devices that have room for them, or suspended; those that find no room have ended long ago."""
+    begun: list[JobView] = []
+    devices = [device for _, device in cluster]
+    for job in jobs:
+        if draw(st.booleans()) and draw(st.booleans()):
+            home = draw(st.sampled_from((None, "gone", *(device.name for device in devices))))
+            begun.append(replace(job, state=JobState.SUSPENDED, home=home))
+            continue
+        able = [device.name for device in devices if device.kind in job.demand]
+        if not able:
+            continue
+        most = min(job.scaling.devices, len(able))
+        names = tuple(draw(st.lists(st.sampled_from(able), min_size=1, max_size=most, unique=True)))
+        share = draw(st.sampled_from((None, 0.25, 1.0))) if len(names) == 1 else None
+        home = names[0] if len(names) == 1 else None
+        placed = replace(job, state=JobState.RUNNING, devices=names, share=share, home=home)
+        if _within_limits([*begun, placed], cluster):
+            begun.append(placed)
+    return begun
+
+
+def _within_limits(running: Sequence[JobView], cluster: Cluster) -> bool:
+    for node in cluster.nodes:
+        cores = 0.0
+        for device in node.devices:
+            here = [job for job in running if device.name in job.devices]
+            demands = [job.demand[device.kind] for job in here]
+            cores += sum(demand.cores for demand in demands)
+            if len(here) > 1 and any(len(job.devices) > 1 for job in here):
+                return False
+            if sum(job.compute(device) for job in here) > device.capacity:
+                return False
+            if sum(demand.memory for demand in demands) > device.memory:
+                return False
+        if cores > node.cores:
+            return False
+    return True

@@ -1,0 +1,82 @@
+"""How a program of the user's reaches its worker: over a socket, where it waits for an answer, or by its output."""
+
+import json
+import selectors
+import socket
+import time
+
+from shoal.cluster.temporary import TemporaryFolder
+from shoal.core.event import Outcome
+from shoal.worker.failures import EndedElsewhere
+from shoal.worker.opaque.output import OutputReports
+from shoal.worker.opaque.reports import ProgramReport
+
+__all__ = ["ProgramChannel"]
+
+_PATIENCE_SECONDS = 10.0
+"""For the rest of a message whose sender was killed."""
+
+_LOOK_SECONDS = 0.01
+"""Between two looks at the output of a program."""
+
+
+class ProgramChannel:
+    """What a program says, in order."""
+
+    def __init__(self) -> None:
+        self._folder = TemporaryFolder()  # the path of a socket has to be short
+        self.address = str(self._folder.path / "report")
+        self._selector = selectors.DefaultSelector()
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(self.address)
+        self._listener.listen()
+        self._selector.register(self._listener, selectors.EVENT_READ)
+        self._callers: list[socket.socket] = []
+        self._output: OutputReports | None = None
+
+    def read(self, output: OutputReports) -> None:
+        """Read the output of a program as well."""
+        self._output = output
+
+    def wait(self, seconds: float) -> list[ProgramReport | EndedElsewhere]:
+        """What was said since the last call; waits so long at most for anything."""
+        deadline = time.monotonic() + seconds
+        while True:
+            messages: list[ProgramReport | EndedElsewhere] = [] if self._output is None else [*self._output.read()]
+            left = 0.0 if messages else max(0.0, deadline - time.monotonic())
+            for _ in self._selector.select(left if self._output is None else min(left, _LOOK_SECONDS)):
+                messages += self._accept()
+            if messages or left == 0:
+                return messages
+
+    def finish(self) -> list[ProgramReport | EndedElsewhere]:
+        """The last words of a program that has ended: all that is there now."""
+        messages: list[ProgramReport | EndedElsewhere] = []
+        while self._selector.select(0):
+            messages += self._accept()
+        return messages if self._output is None else [*messages, *self._output.rest()]
+
+    def close(self) -> None:
+        """Who is still to report, or to be answered, finds nobody."""
+        for caller in self._callers:
+            caller.close()
+        self._selector.close()
+        self._listener.close()
+        if self._output is not None:
+            self._output.close()
+        self._folder.close()
+
+    def _accept(self) -> list[ProgramReport | EndedElsewhere]:
+        caller, _ = self._listener.accept()
+        caller.settimeout(_PATIENCE_SECONDS)
+        try:
+            with caller.makefile("rb") as stream:
+                message = json.loads(stream.readline())
+        except (OSError, ValueError):  # it was killed before it had said it all
+            caller.close()
+            return []
+        if "outcome" in message:
+            caller.close()
+            return [EndedElsewhere(Outcome(message["outcome"]), message["message"])]
+        self._callers = [*(other for other in self._callers if other.fileno() >= 0), caller]
+        return [ProgramReport(message["metrics"], message["step"], caller)]

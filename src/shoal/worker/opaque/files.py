@@ -1,0 +1,272 @@
+"""What a program of the user's keeps of a trial: the directory it works in, and what of that was put aside.
+
+`checkpoints/<trial>/live` is the program's. If it waits at its reports, a copy of it becomes
+`checkpoints/<trial>/<step>-000000-files` at each, by a rename, so it is there wholly or not at all; the two newest are
+kept. A program that prints its reports keeps `live` whole by itself. What it prints is in `output-<step>`, named by the
+report that it began after, and in `reports.json` are the reports of its earlier starts.
+"""
+
+import json
+import os
+import shutil
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from shoal.cluster.processes import created, end
+from shoal.core.trial import Report
+from shoal.worker.files import folder, published
+from shoal.worker.opaque.output import OutputReports
+from shoal.worker.opaque.reports import ProgramReports
+
+__all__ = ["ProgramFiles"]
+
+_KEPT = 2
+_TICK_SECONDS = 0.02
+"""More than between two times of change that a file system tells apart."""
+
+_DEATH_SECONDS = 2.0
+"""For a process that was killed."""
+
+_Mark = tuple[int, int, int, int]
+"""By what it is known whether a file has changed: its inode, size, and the times of its last changes."""
+
+
+@dataclass
+class _Newest:
+    """What was put aside last.
+
+    Args:
+        path: where.
+        marks: of the files in `live` that it holds copies of, by their paths in it.
+    """
+
+    path: Path | None
+    marks: dict[str, _Mark]
+
+
+class ProgramFiles:
+    """The files of one trial.
+
+    Args:
+        directory: of the study.
+        trial: its number.
+    """
+
+    def __init__(self, directory: Path, trial: int) -> None:
+        self._directory = directory
+        self._trial = trial
+        self._folder = folder(directory, trial)
+        self.live = self._folder / "live"
+        """The directory that the program works in."""
+        self.went_on = False
+        """Whether the program goes on with what it left there itself."""
+        self.reports: list[Report] = []
+        """Those behind what was put aside last, or all that it has printed."""
+        self._newest = _Newest(None, {})
+
+    @property
+    def step(self) -> int:
+        """How many reports the contents of `live` have behind them, as far as that is known."""
+        behind = self.reports and (self.went_on or self._newest.path is not None)
+        return self.reports[-1].epoch if behind else 0
+
+    @property
+    def output(self) -> Path:
+        """The file for what a command prints from now on."""
+        return self._folder / f"output-{self.step:06d}"
+
+    @property
+    def ended(self) -> bool:
+        """Whether the program has ended by itself, with nothing more to learn."""
+        return self._ended.exists()
+
+    def begin(self, metrics: Sequence[str] = ()) -> None:
+        """Let `live` be what was put aside last.
+
+        Where nothing ever was it is empty; but a program whose reports are read from its output goes on with what it
+        left there.
+
+        Args:
+            metrics: of a command: a line of JSON that it prints is a report if it has all of these.
+        """
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._end_process()
+        for leftover in (*self._folder.glob("*.partial"), *self._folder.glob("*.stale")):
+            shutil.rmtree(leftover, ignore_errors=True)
+        path = next(iter(published(self._directory, self._trial)), None)
+        if path is None and metrics and (self.gather(metrics) or self._keeps_itself.exists()):
+            self.live.mkdir(exist_ok=True)
+            self.went_on = any(self.live.iterdir())
+            return
+        for printed in self._outputs():
+            printed.unlink()
+        shutil.rmtree(self.live, ignore_errors=True)
+        if path is None:
+            self.live.mkdir()
+            return
+        shutil.copytree(path / "files", self.live, symlinks=True)
+        self.reports = self._read(path / "reports.json")
+        self._newest = _Newest(path, self._marks())
+
+    def gather(self, metrics: Sequence[str]) -> list[Report]:
+        """Take what was printed, and nobody prints any more, to the reports that are known; returns all of them.
+
+        A kill at any moment loses none: to gather an output once more adds nothing.
+        """
+        self.reports = self._read(self._reports) if self._reports.exists() else []
+        outputs = self._outputs()
+        for path in outputs:
+            record = ProgramReports(self._trial, self.reports, int(path.name.rpartition("-")[2]), metrics)
+            printed = OutputReports(path, metrics)
+            for said in printed.rest():
+                if record.fault(said) or record.skips(said):
+                    break
+                record.add(said, 0.0)
+            printed.close()
+            self.reports = record.reports
+        if outputs and self.reports:
+            partial_ = self._reports.with_suffix(".partial")
+            self._write(partial_, self.reports)
+            partial_.replace(self._reports)
+        for path in outputs:
+            path.unlink()
+        return self.reports
+
+    def start_over(self) -> None:
+        """Forget a program's own state, which is further than what it has reported: it begins once more."""
+        for path in (*self._outputs(), self._reports, self._ended, self._keeps_itself):
+            path.unlink(missing_ok=True)
+        shutil.rmtree(self.live, ignore_errors=True)
+        self.live.mkdir()
+        self.reports, self.went_on = [], False
+
+    def note_end(self) -> None:
+        """The program has ended by itself, after a report."""
+        self._ended.touch()
+
+    def put_aside(self, reports: Sequence[Report]) -> None:
+        """Keep a copy of `live`, if anything in it has changed. Nobody may write there meanwhile.
+
+        Files that have not changed are not copied again but linked to their copies, which nobody writes.
+
+        Args:
+            reports: all that the trial has made, the last one now.
+
+        Raises:
+            OSError: the disk is full or cannot be written; what was put aside before is intact.
+        """
+        marks = self._marks()
+        if not marks or (marks == self._newest.marks and self._newest.path is not None):
+            return
+        path = self._folder / f"{reports[-1].epoch:06d}-000000-files"
+        partial_ = path.with_suffix(".partial")
+        shutil.rmtree(partial_, ignore_errors=True)
+        try:
+            copy = partial(self._copy, marks)
+            shutil.copytree(self.live, partial_ / "files", symlinks=True, copy_function=copy)
+            self._write(partial_ / "reports.json", reports)
+        except shutil.Error as error:  # it hides what the file system said
+            shutil.rmtree(partial_, ignore_errors=True)
+            raise OSError(f"{self.live} could not be copied: {error}") from error
+        except OSError:
+            shutil.rmtree(partial_, ignore_errors=True)
+            raise
+        if path.exists():  # the program went back behind it
+            stale = path.with_suffix(".stale")
+            path.replace(stale)
+            shutil.rmtree(stale)
+        partial_.replace(path)
+        self.reports = list(reports)
+        self._newest = _Newest(path, marks)
+        self._drop_others(path)
+        self._let_time_pass(marks)
+
+    def note_process(self, pid: int) -> None:
+        """The program's process: who begins after this one was killed ends it first."""
+        note = {"pid": pid, "created": created(pid)}
+        self._process.write_text(json.dumps(note), encoding="utf-8")
+
+    def _end_process(self) -> None:
+        """Two of them must not write at once."""
+        if not self._process.exists():
+            return
+        text = self._process.read_text(encoding="utf-8")
+        self._process.unlink()
+        try:
+            note: dict[str, Any] = json.loads(text)
+        except json.JSONDecodeError:  # it was never finished
+            return
+        end(note["pid"], note["created"], _DEATH_SECONDS)
+
+    def _marks(self) -> dict[str, _Mark]:
+        marks = {}
+        for place, _, names in os.walk(self.live):
+            for name in names:
+                path = os.path.join(place, name)
+                info = os.lstat(path)
+                marks[os.path.relpath(path, self.live)] = (
+                    info.st_ino,
+                    info.st_size,
+                    info.st_mtime_ns,
+                    info.st_ctime_ns,
+                )
+        return marks
+
+    def _copy(self, marks: dict[str, _Mark], source: str, target: str) -> str:
+        name = os.path.relpath(source, self.live)
+        if self._newest.path is not None and self._newest.marks.get(name) == marks.get(name):
+            try:
+                os.link(self._newest.path / "files" / name, target)
+            except OSError:  # of a file system without links
+                shutil.copy2(source, target)
+        else:
+            shutil.copy2(source, target)
+        return target
+
+    def _drop_others(self, path: Path) -> None:
+        others = [other for other in published(self._directory, self._trial) if other != path]
+        older = [other for other in others if other.name < path.name]
+        for other in others:  # from one beyond it training did not go on
+            if other not in older[: _KEPT - 1]:
+                stale = other.with_suffix(".stale")
+                other.replace(stale)
+                shutil.rmtree(stale)
+
+    def _let_time_pass(self, marks: dict[str, _Mark]) -> None:
+        """So that whatever is written from now on has another time of change."""
+        last = max(mark[3] for mark in marks.values()) / 1e9
+        left = last + _TICK_SECONDS - time.time()
+        if left > 0:
+            time.sleep(min(left, _TICK_SECONDS))
+
+    def _outputs(self) -> list[Path]:
+        return sorted(self._folder.glob("output-*"))
+
+    def _read(self, path: Path) -> list[Report]:
+        rows = json.loads(path.read_text(encoding="utf-8"))
+        return [Report(self._trial, epoch, metrics, seconds) for epoch, metrics, seconds in rows]
+
+    def _write(self, path: Path, reports: Sequence[Report]) -> None:
+        rows = [(report.epoch, dict(report.metrics), report.seconds) for report in reports]
+        path.write_text(json.dumps(rows), encoding="utf-8")
+
+    @property
+    def _reports(self) -> Path:
+        return self._folder / "reports.json"
+
+    @property
+    def _keeps_itself(self) -> Path:
+        """What marked a program that prints its reports when these were in the journal alone."""
+        return self._folder / "keeps-itself"
+
+    @property
+    def _ended(self) -> Path:
+        return self._folder / "ended"
+
+    @property
+    def _process(self) -> Path:
+        return self._folder / "process.json"

@@ -1,0 +1,124 @@
+"""What a configuration is to the planner: its array key, found by looking at the model it builds."""
+
+import copy
+import logging
+import traceback
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from shoal.core.array import FusionKey
+from shoal.core.trial import Trial
+from shoal.fuse.generators import reseed
+from shoal.fuse.optim.table import kernel_group_of
+from shoal.fuse.structure import family_digest, structure_digest
+from shoal.fuse.structure_serializer import digest
+from shoal.task import Task, call
+from shoal.worker.data import DataSets
+from shoal.worker.tracked_config import values_read
+from shoal.worker.trial_runtime import batch_size, check_optimizer, new_model, optimizers_in, ownership
+
+__all__ = ["SignatureBuilder"]
+
+_log = logging.getLogger("shoal.worker")
+
+
+class SignatureBuilder:
+    """Finds the `FusionKey` of each trial.
+
+    Models are built on the meta device, without memory or arithmetic, and once for all configurations that agree on
+    what `model` read. What cannot be built so is built on the CPU and dropped.
+    """
+
+    def __init__(self, task: Task, sets: DataSets) -> None:
+        self._task = task
+        self._sets = sets
+        self._known: list[tuple[dict[str, Any], nn.Module, str, str]] = []
+        self._note = ""  # what is unusual in the first trial in which anything is
+
+    def survey(self, trials: Sequence[Trial], load: bool = True) -> tuple[dict[int, FusionKey], frozenset[int], str]:
+        """The keys of trials by number, which could not be looked at, and what is unusual in the task.
+
+        Args:
+            trials: any.
+            load: whether data sets may be loaded for that; else trials that need others than are known get no key.
+
+        A trial whose methods raise, or return what they should not, gets a key of its own, and raises again when it is
+        trained.
+        """
+        keys: dict[int, FusionKey] = {}
+        alone: set[int] = set()
+        for trial in trials:
+            if not load and not self._sets.knows(trial.config):
+                continue
+            try:
+                keys[trial.number] = self.key(trial)
+            except Exception:
+                _log.warning("trial %d cannot be looked at:\n%s", trial.number, traceback.format_exc())
+                keys[trial.number] = FusionKey(f"trial {trial.number}", "", 1)
+                alone.add(trial.number)
+        return keys, frozenset(alone), self._note
+
+    def key(self, trial: Trial) -> FusionKey:
+        """The key of one trial.
+
+        Raises:
+            TaskError: a method of the task returns something else than it should.
+            Exception: whatever the user's methods raise.
+        """
+        size = batch_size(self._task, trial.config)
+        with torch.random.fork_rng(devices=[]):
+            reseed(trial.seed, torch.device("cpu"))
+            model, structure, family = self._model(trial)
+            optimizers = optimizers_in(self._optimizer(model, trial))
+        companies = [str(x) for x in map(kernel_group_of if type(self._task).step is Task.step else type, optimizers)]
+        return FusionKey(
+            digest((structure, *companies)),
+            digest(self._sets.key(trial.config)),
+            size,
+            trial.data_seed,
+            family=digest((family, *companies)) if family else "",
+        )
+
+    def _model(self, trial: Trial) -> tuple[nn.Module, str, str]:
+        """A model with the configuration, its structure and its family."""
+        for read, model, structure, family in self._known:
+            if all(trial.config.get(key) == value for key, value in read.items()):
+                return model, structure, family
+        make = partial(call, self._task, "model")
+        try:
+            with torch.device("meta"):
+                model, read = values_read(make, trial.config)
+        except Exception:  # it needs real numbers, or is wrong: then it raises again here
+            model, read = values_read(make, trial.config)
+        checked = new_model(model)
+        found = _without_data(model), structure_digest(checked), family_digest(checked)
+        self._known.append((read, *found))
+        return found
+
+    def _optimizer(self, model: nn.Module, trial: Trial) -> Any:
+        try:
+            optimizer = call(self._task, "optimizer", model, config=trial.config)
+        except Exception:  # as above
+            model = new_model(call(self._task, "model", config=trial.config))
+            optimizer = call(self._task, "optimizer", model, config=trial.config)
+        checked_ones = check_optimizer(self._task, optimizer)
+        if not self._note and (text := ownership(model, optimizers_in(checked_ones))):
+            self._note = f"trial {trial.number}: {text}"
+        return checked_ones
+
+
+def _without_data(model: nn.Module) -> nn.Module:
+    """A model on the meta device: itself if it was made there, else a copy, for the task may hold parts of it."""
+    tensors = [each for each in (*model.parameters(), *model.buffers()) if not is_lazy(each)]
+    if all(each.is_meta for each in tensors):
+        return model
+    memo: dict[int, Any] = {}
+    for each in tensors:
+        empty = each.detach().to("meta")
+        memo[id(each)] = nn.Parameter(empty, each.requires_grad) if isinstance(each, nn.Parameter) else empty
+    return copy.deepcopy(model, memo)

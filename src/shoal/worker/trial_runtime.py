@@ -1,0 +1,349 @@
+"""A trial as a worker holds it: the user's model, optimizer and scheduler, and how far they have come."""
+
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from operator import index
+from pathlib import Path
+from typing import Any
+from weakref import WeakValueDictionary
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+from torch.utils import _pytree as pytree
+
+from shoal.core.array import Member
+from shoal.core.errors import TaskError, UnusableTaskError
+from shoal.core.trial import Config, Report, Trial
+from shoal.fuse.generators import reseed
+from shoal.task import Task, call, check_interval
+from shoal.worker.checkpoint import Checkpoint, load_newest, save, unfit
+
+__all__ = [
+    "TrialRuntime",
+    "batch_size",
+    "build",
+    "check_optimizer",
+    "check_scalar",
+    "checked",
+    "new_model",
+    "optimizers_in",
+    "ownership",
+    "side_by_side",
+    "wait",
+]
+
+_SHOWN = 5
+"""Parameters that a message names."""
+
+_returned: WeakValueDictionary[int, Tensor] = WeakValueDictionary()
+"""Id -> each tensor that training changes, of all models that tasks have returned in this process and that live."""
+
+
+@dataclass(eq=False)
+class TrialRuntime:
+    """A trial in training.
+
+    Args:
+        member: the trial, and where it is to stop.
+        model: the user's.
+        optimizer: the user's; several in a list, tuple or dict, for a step of the user's own.
+        scheduler: the user's, or None; several likewise.
+        device: that all of them are on.
+        by_step: whether schedulers step after each training step, not after each epoch.
+        epoch: epochs finished.
+        step: steps done of the next one.
+        reports: of all epochs so far.
+        bad: the first step of the epoch at which its loss was no number; 0: none so far.
+        saved: epoch and step of its newest checkpoint.
+    """
+
+    member: Member
+    model: nn.Module
+    optimizer: Any
+    scheduler: Any
+    device: torch.device
+    by_step: bool = False
+    epoch: int = 0
+    step: int = 0
+    reports: list[Report] = field(default_factory=list)
+    bad: int = 0
+    saved: tuple[int, int] = (0, 0)
+
+    @property
+    def trial(self) -> Trial:
+        """The trial that learns here."""
+        return self.member.trial
+
+    def end_step(self) -> None:
+        """Count a training step; step the scheduler, if it is time."""
+        self.step += 1
+        if self.by_step:
+            self._step_schedulers({})
+
+    def end_epoch(self, metrics: dict[str, float], seconds: float) -> Report:
+        """Step the scheduler, if it is time, and note what the epoch showed."""
+        self.epoch, self.step, self.bad = self.epoch + 1, 0, 0
+        if not self.by_step:
+            self._step_schedulers(metrics)
+        self.reports.append(Report(self.trial.number, self.epoch, metrics, seconds))
+        return self.reports[-1]
+
+    def _step_schedulers(self, metrics: Mapping[str, float]) -> None:
+        for scheduler in pytree.tree_leaves(self.scheduler):
+            if isinstance(scheduler, ReduceLROnPlateau):
+                scheduler.step(metrics["valid_loss"])
+            elif scheduler is not None:
+                scheduler.step()
+
+    def save(self, directory: Path) -> None:
+        """Write a checkpoint, if there is anything new since the last one."""
+        if self.saved == (self.epoch, self.step):
+            return
+        state = Checkpoint(
+            self.trial.number,
+            self.epoch,
+            self.step,
+            self.model.state_dict(),
+            _state(self.optimizer),
+            _state(self.scheduler),
+            tuple(self.reports),
+        )
+        save(directory, state)
+        self.saved = (self.epoch, self.step)
+
+    def restore(self, directory: Path, epoch_steps: int) -> None:
+        """Go on from the newest checkpoint, if there is one.
+
+        From one that was another trial's, weights and the optimizer's state are taken. The settings are this trial's
+        own, and its schedule is where it would be had it trained so far itself.
+
+        Args:
+            directory: of the study.
+            epoch_steps: training steps of this trial in an epoch.
+
+        Raises:
+            UnusableTaskError: the model or the optimizer is another than the trial's own checkpoint is of.
+        """
+        state = load_newest(directory, self.trial.number)
+        if state is None:
+            return
+        for optimizer in optimizers_in(self.optimizer):  # else schedulers warn that no step came before theirs
+            optimizer._opt_called = True  # type: ignore[attr-defined]
+        own = state.trial == self.trial.number
+        try:
+            self.model.load_state_dict(state.model)
+        except RuntimeError as error:
+            if own and not _fits(self.model.state_dict(), state.model):
+                raise UnusableTaskError(unfit("model", state, error)) from error
+            raise
+        if own:
+            try:
+                _load_state(self.optimizer, state.optimizer)
+            except ValueError as error:  # torch's, of groups that differ
+                raise UnusableTaskError(unfit("optimizer", state, error)) from error
+            if state.scheduler is not None:
+                _load_state(self.scheduler, state.scheduler)
+        else:
+            _load_state(self.optimizer, _with_settings(state.optimizer, _state(self.optimizer)))
+            if self.by_step:
+                for _ in range(state.epoch * epoch_steps + state.step):
+                    self._step_schedulers({})
+            else:
+                for report in state.reports:
+                    self._step_schedulers(report.metrics)
+        self.epoch, self.step, self.reports = state.epoch, state.step, list(state.reports)
+        self.saved = (state.epoch, state.step)
+
+
+def build(task: Task, member: Member, device: torch.device) -> TrialRuntime:
+    """A trial at its very start: all generators seeded with its seed, then the user's `model` and `optimizer`.
+
+    Raises:
+        TaskError: a method of the task returns something else than it should.
+    """
+    check_interval(task)
+    config = member.trial.config
+    reseed(member.trial.seed, device)
+    model = new_model(call(task, "model", config=config)).to(device).train()
+    optimizer = check_optimizer(task, call(task, "optimizer", model, config=config))
+    scheduler = call(task, "scheduler", optimizer, config=config)
+    by_step = task.scheduler_interval == "step"
+    for one in pytree.tree_leaves(scheduler):
+        if one is not None and not callable(getattr(one, "step", None)):
+            raise TaskError(f"the task's `scheduler` must return a torch LR scheduler or None, got {one!r}")
+        if by_step and isinstance(one, ReduceLROnPlateau):
+            raise TaskError(
+                "the task's `scheduler` returns ReduceLROnPlateau, which follows the validation loss of whole epochs, "
+                'and scheduler_interval is "step"; set it to "epoch", or return another scheduler'
+            )
+    return TrialRuntime(member, model, optimizer, scheduler, device, by_step)
+
+
+def new_model(returned: Any) -> nn.Module:
+    """What the task's `model` returned.
+
+    Frozen parameters may be the same each time: trials share a backbone that the task holds.
+
+    Raises:
+        TaskError: it is no module, or trials would change each other's: it holds parameters to be trained, or running
+            statistics, of a module that was returned before.
+    """
+    model: nn.Module = checked("model", returned, nn.Module)
+    changing = {
+        **{path: each for path, each in model.named_parameters() if each.requires_grad},
+        **{
+            f"{path}.running_mean".removeprefix("."): module.running_mean
+            for path, module in model.named_modules()
+            if isinstance(module, _NormBase) and module.running_mean is not None
+        },
+    }
+    for path, tensor in changing.items():
+        if _returned.get(id(tensor)) is tensor:
+            raise TaskError(
+                f"the task's `model` returns {path!r} of a model that it returned before, so that each trial would "
+                "change the others'; return a new model each time: build it in `model`, or return a copy.deepcopy"
+            )
+    _returned.update((id(tensor), tensor) for tensor in changing.values())
+    return model
+
+
+def check_optimizer(task: Task, optimizer: Any) -> Any:
+    """What the task's `optimizer` returned.
+
+    Raises:
+        TaskError: it is no optimizer, or there are several and the task has no step of its own to use them.
+    """
+    if isinstance(optimizer, (list, tuple, dict)) and optimizer:
+        if type(task).step is Task.step:
+            raise TaskError("the task's `optimizer` returns several; override `step` to say what each of them does")
+        for one in pytree.tree_leaves(optimizer):
+            checked("optimizer", one, Optimizer)
+        return optimizer
+    return checked("optimizer", optimizer, Optimizer)
+
+
+def optimizers_in(optimizer: Any) -> list[Optimizer]:
+    """The optimizers of a trial, in the order in which they are nested."""
+    return pytree.tree_leaves(optimizer)
+
+
+def ownership(model: nn.Module, optimizers: Iterable[Optimizer]) -> str:
+    """What is unusual in the parameters that optimizers train, in words: some are not the model's, or not all of the
+    model's are among them but for frozen ones; "" where nothing is.
+    """
+    trained = {id(each): each for one in optimizers for group in one.param_groups for each in group["params"]}
+    own = dict(model.named_parameters())
+    known = set(map(id, own.values()))
+    foreign = [f"one of shape {tuple(each.shape)}" for key, each in trained.items() if key not in known]
+    left_out = [repr(name) for name, each in own.items() if each.requires_grad and id(each) not in trained]
+    said = []
+    if foreign:
+        said.append(
+            f"the task's `optimizer` trains parameters that are not the model's ({_some(foreign)}), which no "
+            "checkpoint holds; make them parameters of the model"
+        )
+    if left_out:
+        said.append(
+            f"the task's `optimizer` leaves out parameters of the model ({_some(left_out)}), which keep their initial "
+            "values; give them to an optimizer, or freeze them by requires_grad_(False) if that is meant"
+        )
+    return "; ".join(said)
+
+
+def _some(names: Sequence[str]) -> str:
+    """The first of them, and how many more there are."""
+    more = [f"{len(names) - _SHOWN} more"] if len(names) > _SHOWN else []
+    return ", ".join([*names[:_SHOWN], *more])
+
+
+def side_by_side(runtimes: Iterable[TrialRuntime]) -> list[TrialRuntime]:
+    """Runtimes in the order in which they are made an array: those of one class of optimizer next to each other, whose
+    parameters one call can update then.
+    """
+    return sorted(runtimes, key=lambda runtime: [str(type(one)) for one in optimizers_in(runtime.optimizer)])
+
+
+def batch_size(task: Task, config: Config) -> int:
+    """Samples per step of a configuration.
+
+    Raises:
+        TaskError: it is no positive integer.
+    """
+    returned: Any = call(task, "batch_size", config=config)
+    size = 0
+    if not isinstance(returned, bool) and getattr(returned, "dtype", None) != torch.bool:
+        with suppress(TypeError):
+            size = index(returned)
+    if not 1 <= size <= sys.maxsize:
+        raise TaskError(
+            f"the task's `batch_size` must return a positive integer, got {returned!r} for {dict(config)}; "
+            f"return an int from 1 to {sys.maxsize}"
+        )
+    return size
+
+
+def wait(device: torch.device) -> None:
+    """Let the device finish, so that a clock tells how long it took."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def checked(method: str, value: Any, kind: type) -> Any:
+    """What a method of the task returned.
+
+    Raises:
+        TaskError: it is not of the kind it should be.
+    """
+    if not isinstance(value, kind):
+        raise TaskError(f"the task's `{method}` must return {kind.__module__}.{kind.__name__}, got {value!r}")
+    return value
+
+
+def check_scalar(name: str, value: Any, axes: int = 0) -> None:
+    """Refuse a loss or metric that is no real number.
+
+    Args:
+        name: of the loss or metric.
+        value: what the task returned.
+        axes: that come before its own.
+
+    Raises:
+        TaskError: it is no tensor, has an axis of its own, or is complex.
+    """
+    if not isinstance(value, Tensor) or value.dim() != axes or value.is_complex():
+        got = f"{value.dtype} of shape {tuple(value.shape[axes:])}" if isinstance(value, Tensor) else repr(value)
+        raise TaskError(f"the task's {name!r} must be a real scalar tensor, got {got}; take its mean over the batch")
+
+
+def _state(owner: Any) -> Any:
+    """The state dict of an optimizer or scheduler; of several, a list of theirs; None of none."""
+    if isinstance(owner, (list, tuple, dict)):
+        return [_state(one) for one in pytree.tree_leaves(owner)]
+    return None if owner is None else owner.state_dict()
+
+
+def _fits(model: Mapping[str, Any], saved: Mapping[str, Any]) -> bool:
+    """Whether a saved state dict has the names and shapes of a model's."""
+    return model.keys() == saved.keys() and all(
+        getattr(value, "shape", None) == getattr(saved[name], "shape", None) for name, value in model.items()
+    )
+
+
+def _with_settings(state: Any, own: Any) -> Any:
+    """The state dict of an optimizer, or of several, with the settings of another."""
+    if isinstance(state, list):
+        return [_with_settings(one, mine) for one, mine in zip(state, own, strict=True)]
+    return {**state, "param_groups": own["param_groups"]}
+
+
+def _load_state(owner: Any, state: Any) -> None:
+    if isinstance(owner, (list, tuple, dict)):
+        for one, own in zip(pytree.tree_leaves(owner), state, strict=True):
+            _load_state(one, own)
+    elif owner is not None:
+        owner.load_state_dict(state)

@@ -1,0 +1,37 @@
+"""What all drawings share."""
+
+import sys
+
+import pytest
+
+from shoal.core.errors import ShoalError
+from shoal.reporting import drawing
+from shoal.reporting.drawing import check_drawing, lanes, save
+from shoal.simulate.result import Interval
+
+
+def test_a_drawing_that_could_not_be_drawn_is_refused_before(tmp_path, monkeypatch):
+    check_drawing(tmp_path / "plot.SVG", "a plot", "simulate")
+    check_drawing(tmp_path / "page.html", "a report", "report", (".html", ".png"))
+    with pytest.raises(ShoalError, match=r"a Gantt chart is a \.png or \.svg file, got chart.txt"):
+        check_drawing((tmp_path / "chart.txt").relative_to(tmp_path), "a Gantt chart", "simulate")
+    with pytest.raises(ShoalError, match=r"a report is a \.html or \.png file, got .*page\.pdf"):
+        check_drawing(tmp_path / "page.pdf", "a report", "report", (".html", ".png"))
+    with pytest.raises(ShoalError, match=r"there is no folder .*nowhere that one may write to"):
+        check_drawing(tmp_path / "nowhere" / "plot.png", "a plot", "simulate")
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setattr(drawing, "find_spec", lambda name: None)
+    with pytest.raises(ShoalError, match=r"a plot needs matplotlib. Install it with: pip install 'shoal\[report\]'"):
+        check_drawing(tmp_path / "plot.png", "a plot", "report")
+
+
+def test_a_drawing_that_cannot_be_saved_says_which(tmp_path):
+    from matplotlib.figure import Figure
+
+    with pytest.raises(ShoalError, match=r"the plot cannot be written: .*nowhere"):
+        save(Figure(), tmp_path / "nowhere" / "plot.png", "the plot")
+
+
+def test_stays_on_one_device_do_not_cover_each_other():
+    stays = [Interval(name, 1, "gpu0", begin, end, 0.5) for name, begin, end in (("a", 0, 4), ("b", 2, 6), ("c", 4, 8))]
+    assert [(lane, count, stay.trial) for lane, count, stay in lanes(stays)] == [(0, 2, "a"), (1, 2, "b"), (0, 2, "c")]

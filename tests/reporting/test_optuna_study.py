@@ -1,0 +1,73 @@
+"""A study of ours as one of Optuna's."""
+
+import math
+
+import optuna
+import pytest
+from report_samples import row
+
+from shoal.core.objective import objectives
+from shoal.core.space import Space, choice, loguniform, randint
+from shoal.core.trial import Report, Trial, TrialState
+from shoal.reporting.optuna_study import optuna_study
+
+SPACE = Space(
+    {
+        "lr": loguniform(1e-4, 1),
+        "net": choice([{"kind": "mlp", "width": randint(1, 65)}, {"kind": "linear"}]),
+        "act": choice(["relu", "tanh"]),
+        "size": 28,
+    }
+)
+
+
+def config(number):
+    return SPACE.sample(number)
+
+
+def report(number, epoch, loss):
+    return Report(number, epoch, {"loss": loss})
+
+
+def trial(number, state, objective, reason=""):
+    return row(number, state, trial=Trial(number, config(number), number, 7), objective=objective, reason=reason)
+
+
+ROWS = [
+    (trial(0, TrialState.COMPLETE, 0.5), [report(0, 1, 0.75), report(0, 2, 0.5)]),
+    (trial(1, TrialState.STOPPED, 0.9, "rank 4 of 9"), [report(1, 1, 0.9)]),
+    (trial(2, TrialState.RUNNING, 0.8), [report(2, 1, 0.8)]),
+    (trial(3, TrialState.FAILED, None, "out of memory"), []),
+    (trial(4, TrialState.COMPLETE, None), [report(4, 1, math.nan)]),
+]
+
+
+def test_trials_that_have_ended():
+    study = optuna_study(ROWS, SPACE, objectives("loss", "min"), "mine")
+    assert study.study_name == "mine"
+    assert study.user_attrs == {"metric": "loss"}
+    assert [each.state.name for each in study.trials] == ["COMPLETE", "PRUNED", "FAIL", "FAIL"]
+    assert [each.user_attrs["number"] for each in study.trials] == [0, 1, 3, 4]
+    assert study.best_value == 0.5
+    assert study.trials[0].intermediate_values == {1: 0.75, 2: 0.5}
+    assert study.trials[1].user_attrs["reason"] == "rank 4 of 9"
+
+
+def test_parameters_are_those_of_the_space():
+    study = optuna_study(ROWS, SPACE, objectives("loss", "max"), "mine")
+    assert study.direction is optuna.study.StudyDirection.MAXIMIZE
+    for each in study.trials:
+        ours = config(each.user_attrs["number"])
+        assert each.params["lr"] == ours["lr"]
+        assert each.params["act"] == ours["act"]
+        assert each.params["net"] == ["mlp", "linear"].index(ours["net"]["kind"])
+        assert each.params.get("net[0].width") == ours["net"].get("width")
+        assert "size" not in each.params
+
+
+def test_it_is_kept_where_asked(tmp_path):
+    address = f"sqlite:///{tmp_path}/optuna.db"
+    optuna_study(ROWS, SPACE, objectives("loss", "min"), "mine", address)
+    assert len(optuna.load_study(study_name="mine", storage=address).trials) == 4
+    with pytest.raises(optuna.exceptions.DuplicatedStudyError):
+        optuna_study(ROWS, SPACE, objectives("loss", "min"), "mine", address)

@@ -1,0 +1,160 @@
+"""What a report says is what the journal says."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from timeline_samples import GB, Clock, machines, pretend, training, trial
+
+from shoal.core.demand import Demand
+from shoal.core.job import Purpose
+from shoal.core.trial import Budget, Report, TrialGroup, TrialState
+from shoal.journal.rows import Run
+from shoal.journal.view import JournalView
+from shoal.journal.writer import Journal
+from shoal.reporting.overview import Elapsed, overview
+from shoal.reporting.page import overview_json, page
+
+HALF = Demand(0.5, 10 * GB, 1.0, 10.0)
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def journal(tmp_path, clock):
+    study = {"metric": "accuracy", "mode": "max", "retries": 2}
+    with Journal.create(tmp_path / "a <study>", study, task=b"", algorithm=b"", clock=clock) as journal:
+        journal.devices_are(machines(2))
+        journal.asked(9, [TrialGroup(tuple(map(trial, range(8))), Budget(3))])
+        yield journal
+
+
+@pytest.mark.parametrize(
+    ("moments", "now", "expected", "breaks", "total"),
+    [
+        pytest.param([10.0, 20.0], 30.0, {10.0: 0.0, 25.0: 15.0}, [], 20.0, id="one run that goes on"),
+        pytest.param([10.0, 20.0], None, {20.0: 10.0}, [], 10.0, id="one run that has ended"),
+        pytest.param([], None, {}, [], 1e-3, id="nothing has happened"),
+    ],
+)
+def test_time_of_one_run(moments, now, expected, breaks, total):
+    elapsed = Elapsed([Run(1, 10.0, 0)], moments, now)
+    assert {moment: elapsed(moment) for moment in expected} == expected
+    assert (elapsed.breaks, elapsed.total) == (breaks, total)
+
+
+def test_time_in_which_nobody_ran_it_does_not_count():
+    runs = [Run(1, 10.0, 0), Run(2, 100.0, 0), Run(3, 200.0, 0)]
+    elapsed = Elapsed(runs, [15.0, 30.0, 100.5, 210.0], 211.0)
+    assert [elapsed(moment) for moment in (10.0, 30.0, 60.0, 100.0, 100.5, 150.0, 210.0)] == [
+        *(0.0, 20.0, 20.0, 20.0, 20.5, 20.5, 30.5)
+    ]
+    assert (elapsed.breaks, elapsed.total) == ([20.0, 20.5], 31.5)
+    assert Elapsed(runs, [15.0], None).breaks == [5.0, 5.0]  # a run in which nothing happened has no length
+
+
+def test_what_became_of_the_time_of_a_device(journal, clock):
+    clock.now = 1010.0
+    journal.job_started(replace(training("1", [0], demand=HALF), purpose=Purpose.PROFILE), "cuda:0")
+    journal.job_started(training("2", [0, 1], demand=HALF), "cuda:0")
+    clock.now = 1020.0
+    journal.job_ended("1", "finished", failed=False)
+    clock.now = 1030.0
+    journal.promised({"2": replace(HALF, compute=0.25)})
+    clock.now = 1040.0
+    journal.job_ended("2", "crashed", failed=True)
+    journal.job_started(training("3", [2]), "cuda:1")  # of which nothing is known
+    seen = overview(journal, 1050.0)
+    first, second = seen.usage
+    assert seen.elapsed.total == 50.0
+    assert first.busy == pytest.approx(30 / 50)
+    assert first.occupancy == pytest.approx((10 * 1.0 + 10 * 0.5 + 10 * 0.25) / 50)
+    assert first.seconds == {Purpose.PROFILE: 5.0, Purpose.TRAIN: 25.0}
+    assert (first.jobs, first.failed) == (2, 1)
+    assert (second.busy, second.occupancy, second.seconds) == (0.2, 0.2, {Purpose.TRAIN: 10.0})
+    assert [(bar.job.id, bar.begin, bar.end) for bar in seen.bars] == [
+        *(("1", 10.0, 20.0), ("2", 10.0, 40.0), ("3", 40.0, 50.0))
+    ]
+    assert [job.id for job in seen.failures] == ["2"]
+    assert [failing.trial.number for failing in seen.state.failing] == [0, 1]
+
+
+def test_the_best_value_so_far(journal, clock):
+    journal.job_started(training("1", range(4)), "cuda:0")
+    for number, value in enumerate([0.5, float("nan"), 0.25, 0.75]):
+        clock.now += 1.0
+        journal.reported("1", [Report(number, 1, {"accuracy": value, "other": 9.0}, 1.0)])
+    clock.now += 1.0
+    journal.reported("1", [Report(3, 2, state=TrialState.FAILED, reason="its loss is NaN")])
+    seen = overview(journal, clock.now)
+    assert seen.curve == ((1.0, 0.5), (4.0, 0.75))
+    assert [row.number for row in seen.best] == [0, 2]
+    assert [(row.number, row.reason) for row in seen.buried] == [(3, "its loss is NaN")]
+
+
+def test_devices_that_only_an_earlier_run_had_are_told_of(journal, clock):
+    clock.now = 1010.0
+    journal.job_started(training("1", [0]), "cuda:1")
+    journal.close()
+    clock.now = 2000.0
+    with Journal.open(journal.directory, clock=clock) as again:
+        again.begin_run()
+        again.requeue_running()
+        again.devices_are(machines(1))
+        seen = overview(again, 2001.0)
+    assert [usage.device.name for usage in seen.usage] == ["cuda:1", "cuda:0"]
+    assert (seen.bars[0].end, seen.elapsed.total, seen.failures) == (10.0, 11.0, [])
+
+
+def test_a_page_shows_every_name_as_it_is(journal, clock):
+    journal.job_started(training("1", [0, 1], demand=HALF), "cuda:0")
+    journal.reported("1", [Report(0, 1, {"accuracy": 0.5}, 1.0)])
+    clock.now += 90.0
+    journal.job_ended("1", "raised", "Traceback\nValueError: <b>&\nLog: logs/1.log", failed=True)
+    journal.reported("", [Report(1, 0, state=TrialState.FAILED, reason="first line\n<second>\x1b[1m")])
+    seen = overview(journal, clock.now)
+    text = page(seen, b"a picture")
+    assert text.startswith("<!DOCTYPE html>")
+    assert "data:image/png;base64,YSBwaWN0dXJl" in text
+    for part in (
+        "<h1>a &lt;study&gt;</h1>",
+        '<td class="wide">raised: ValueError: &lt;b&gt;&amp;</td><td class="wide">logs/1.log</td>',
+        "<pre>first line\n&lt;second&gt;\\x1b[1m</pre>",
+        "trial 0 failed once (raised: ValueError: &lt;b&gt;&amp;), waits to be tried again alone (try 2 of 3)",
+        "accuracy (max)",
+        "training 0:01:30",
+        '<td class="wide">100.0 GB</td><td class="wide">100%</td><td class="wide">50%</td>',
+    ):
+        assert part in text
+    assert "<b>" not in text
+    assert "\x1b" not in text
+
+
+def test_a_page_of_a_study_without_failures_has_no_such_table(journal):
+    text = page(overview(journal, 1001.0), b"")
+    assert "<h2>Devices</h2>" in text
+    assert "failed for good" not in text
+    assert "Best trials" not in text
+
+
+def test_a_page_names_so_many_failures_and_counts_the_rest(tmp_path):
+    with pretend(tmp_path, devices=1, jobs=230, failing=1.0) as journal:
+        seen = overview(journal, 2000.0)
+    text = page(seen, b"")
+    assert text.count(">logs/job-") == 200
+    assert "<p>and 30 more</p>" in text
+
+
+def test_as_json(tmp_path):
+    pretend(tmp_path, devices=2, jobs=20, failing=0.3).close()
+    with JournalView.read(tmp_path) as view:
+        shown = json.loads(json.dumps(overview_json(overview(view, 5000.0)), allow_nan=False))
+    assert shown["jobs"] == 24
+    assert [device["device"] for device in shown["devices"]] == ["cuda:0", "cuda:1"]
+    assert sum(device["failed"] for device in shown["devices"]) == len(shown["failures"]) > 0
+    assert {failure["log"] for failure in shown["failures"]} == {f"logs/{f['job']}.log" for f in shown["failures"]}
+    assert shown["failing"][0]["next"].startswith("trial ")
+    assert [point["value"] for point in shown["curve"]] == sorted(point["value"] for point in shown["curve"])

@@ -1,0 +1,143 @@
+"""Compiled steps are taken where they pay, and only there; the numbers stay the same."""
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import shoal.fuse.step as step_module
+from shoal.core.demand import Profile
+from shoal.core.errors import FusionError
+from shoal.cost.compiling import repays
+from shoal.cost.race import RaceRules
+from shoal.fuse.api import fuse
+from shoal.fuse.array import ModelArray
+from shoal.fuse.optim.fused import FusedOptimizer, fuse_optimizers
+from shoal.worker.adaptive_step import AdaptiveStep
+
+X = torch.randn(4, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+KNOWN = Profile({1: 1.0, 2: 1.0}, 10, 3, 0, 0, 1.0, 1.0, compiled_gain={2: 1e6}, compile_seconds=1e-6)
+
+
+def loss(model: nn.Module, batch: Any) -> Tensor:
+    return F.mse_loss(model(batch), batch)
+
+
+def members() -> tuple[ModelArray, FusedOptimizer]:
+    models, optimizers = [], []
+    for b in range(2):
+        torch.manual_seed(b)
+        models.append(nn.Linear(3, 3).double())
+        optimizers.append(torch.optim.SGD(models[-1].parameters(), lr=0.1 * (b + 1)))
+    array = fuse(models, [0, 1])
+    return array, fuse_optimizers(optimizers, array)
+
+
+class Captured:
+    """In place of a compiled step: an eager one that takes as long as it is told."""
+
+    taken = 0
+    delay = 0.0
+
+    def __init__(
+        self, array: ModelArray, optimizer: FusedOptimizer, fn: Any, batch: Any, compiling: bool, trained: Any
+    ) -> None:
+        assert compiling
+        self.array, self.optimizer, self.fn, self.shape = array, optimizer, fn, batch.shape
+
+    def fits(self, batch: Tensor) -> bool:
+        return batch.shape == self.shape
+
+    def __call__(self, batch: Tensor) -> Tensor:
+        Captured.taken += 1
+        Clock.now += Captured.delay
+        self.optimizer.zero_grad()
+        losses = self.array.map(self.fn, batch)
+        losses.sum().backward()
+        self.optimizer.step()
+        return losses.detach()
+
+
+class Clock:
+    """Seconds that pass only where they are told to: one per look, which is an eager step's time."""
+
+    now = 0.0
+
+    @classmethod
+    def look(cls) -> float:
+        cls.now += 1.0
+        return cls.now
+
+
+@pytest.fixture(autouse=True)
+def _no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(step_module, "CapturedStep", Captured)
+    monkeypatch.setattr(Captured, "taken", 0)
+
+
+def plain(steps: int) -> Tensor:
+    array, optimizer = members()
+    for _ in range(steps):
+        optimizer.zero_grad()
+        losses = array.map(loss, X)
+        losses.sum().backward()
+        optimizer.step()
+    return losses.detach()
+
+
+CASES = {
+    "a compiled step that is faster is kept": (KNOWN, -0.9, 10**6, True),
+    "one that is slower is dropped after it was measured": (KNOWN, 5.0, 10**6, False),
+    "none is tried when few steps are left": (KNOWN, 0.0, 0, None),
+}
+
+
+@pytest.mark.parametrize(("profile", "delay", "steps", "kept"), CASES.values(), ids=CASES)
+def test_choice(profile: Profile, delay: float, steps: int, kept: bool | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Captured, "delay", delay)
+    array, optimizer = members()
+    chosen = AdaptiveStep(array, optimizer, loss, profile, steps, Clock.look)
+    uncaptured = 2 * (RaceRules.rounds + 1)
+    total = 2 * uncaptured + RaceRules.rounds
+    for _ in range(total):
+        losses = chosen.step(X)
+    torch.testing.assert_close(losses, plain(total), rtol=1e-12, atol=0)
+    slow = 2  # steps until it is clear
+    # The best of the others takes turns with it.
+    assert Captured.taken == {True: total - uncaptured - slow, False: slow, None: 0}[kept]
+    assert chosen.finding is not None
+    assert chosen.finding.fused_gain == {2: 1.0}
+    if kept is None:
+        assert chosen.finding.compiled_gain == profile.compiled_gain
+    else:
+        assert (chosen.finding.compiled_gain[2] > 1) is kept
+        assert chosen.finding.compile_seconds > 0
+
+
+def test_a_batch_of_another_shape_runs_eagerly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Captured, "delay", -0.9)
+    array, optimizer = members()
+    chosen = AdaptiveStep(array, optimizer, loss, KNOWN, 10**6, Clock.look)
+    for _ in range(4 * (RaceRules.rounds + 1)):
+        chosen.step(X)
+    taken = Captured.taken
+    assert chosen.step(X[:2]).shape == (2,)
+    assert Captured.taken == taken
+    chosen.step(X)
+    assert Captured.taken == taken + 1
+
+
+def test_a_step_that_cannot_be_compiled_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: Any) -> Any:
+        raise FusionError("it cannot be captured")
+
+    monkeypatch.setattr(step_module, "CapturedStep", refuse)
+    array, optimizer = members()
+    chosen = AdaptiveStep(array, optimizer, loss, KNOWN, 10**6, Clock.look)
+    for _ in range(2 * (RaceRules.rounds + 1)):
+        chosen.step(X)
+    assert chosen.finding is not None
+    assert chosen.finding.compiled_gain[2] == 1.0
+    assert not repays(chosen.finding, 2, 1.0, 10**9)
