@@ -43,16 +43,16 @@ from torch.utils.data import TensorDataset
 
 import shoal
 from shoal.algorithms.base import Algorithm
-from shoal.backend.local import Local
-from shoal.backend.registry import BACKENDS
+from shoal.backends.local import Local
+from shoal.backends.registry import BACKENDS
 from shoal.core.array import Member
 from shoal.core.device import Device
 from shoal.core.event import Event, SignaturesFound
 from shoal.core.job import Job, Purpose, WorkerContext
 from shoal.core.space import Space
 from shoal.core.trial import Report, TrialState, derive_seed
+from shoal.data.batches import epoch_order
 from shoal.journal.view import JournalView
-from shoal.pack.batches import epoch_order
 from shoal.worker.trial_runtime import build
 
 CIFAR = Path(__file__).parents[2] / "shared" / "data" / "cifar10_5k_1k.npz"

@@ -28,7 +28,7 @@ from invented.faults import KINDS, Fault, Faults, LiveRun, left_behind
 
 import shoal
 import shoal.api
-from shoal.backend.registry import BACKENDS
+from shoal.backends.registry import BACKENDS
 from shoal.core.device import Cluster
 from shoal.core.errors import JournalError
 from shoal.journal.audit import overcommitments

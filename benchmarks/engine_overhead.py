@@ -23,8 +23,8 @@ from pathlib import Path
 import psutil
 
 from shoal.algorithms.asha import ASHA
-from shoal.backend.base import Event, JobControl, Profiled, Reported, SignaturesFound
-from shoal.backend.inline import Inline
+from shoal.backends.base import Event, JobControl, Profiled, Reported, SignaturesFound
+from shoal.backends.inline import Inline
 from shoal.core.array import FusionKey, Member
 from shoal.core.demand import Profile
 from shoal.core.device import Cluster, Device, Node

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shoal.algorithms.random import Random
-from shoal.backend.virtual import Virtual, Workload
+from shoal.backends.virtual import Virtual, Workload
 from shoal.core.array import FusionKey
 from shoal.core.command import KillJob, StartJob, Step, StopJob, UpdateJob
 from shoal.core.demand import Profile

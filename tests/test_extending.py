@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 import shoal
 from shoal import testing
 from shoal.algorithms import ALGORITHMS, Random
-from shoal.backend import BACKENDS, Inline
+from shoal.backends import BACKENDS, Inline
 from shoal.cli.app import app
 from shoal.planner import PACKINGS, NoPacking
 from shoal.schedule import POLICIES, Fifo

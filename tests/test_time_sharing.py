@@ -10,7 +10,7 @@ sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 
 from time_sharing import INTERVAL, POLICIES, STEPS, at_best, by_order, by_turns, interpolated, steps_to
 
-from shoal.backend import virtual
+from shoal.backends import virtual
 from shoal.core.device import Cluster, Device, Node
 from shoal.core.trial import Trial
 from shoal.planner import job_tracker

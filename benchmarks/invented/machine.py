@@ -20,9 +20,9 @@ import mps_fakes  # noqa: E402
 import nvml_samples  # noqa: E402
 
 from invented import task  # noqa: E402
-from shoal.backend.gpu_sharing import GpuSharing  # noqa: E402
-from shoal.backend.local import Local  # noqa: E402
-from shoal.backend.mps_clients import SharedGpu  # noqa: E402
+from shoal.backends.gpu_sharing import GpuSharing  # noqa: E402
+from shoal.backends.local import Local  # noqa: E402
+from shoal.backends.mps_clients import SharedGpu  # noqa: E402
 from shoal.cluster.mps import COMMAND, MpsDaemon, is_alive  # noqa: E402
 from shoal.core.device import Cluster, Device, Node  # noqa: E402
 from shoal.core.event import Event  # noqa: E402

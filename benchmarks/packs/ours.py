@@ -18,12 +18,12 @@ from shoal.cluster.discover import discover
 from shoal.core.array import Array, FusionKey, Member
 from shoal.core.event import Reported
 from shoal.core.trial import Report, Trial
+from shoal.data.datasets import DataSets
 from shoal.journal.view import JournalView
-from shoal.pack.lane_scheduler import LaneScheduler
 from shoal.planner.grouping import Grouping
 from shoal.planner.partition import partition
 from shoal.worker.array_trainer import ArrayTrainer, WorkerState
-from shoal.worker.data import DataSets
+from shoal.worker.lane_scheduler import LaneScheduler
 from shoal.worker.profile import measure
 from shoal.worker.signature_builder import SignatureBuilder
 from shoal.worker.trial_cache import TrialCache

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from shoal.algorithms.random import Random
-from shoal.backend.base import Ended, Event, JobControl, Profiled, Reported, SignaturesFound, WorkerContext
-from shoal.backend.local import Local
+from shoal.backends.base import Ended, Event, JobControl, Profiled, Reported, SignaturesFound, WorkerContext
+from shoal.backends.local import Local
 from shoal.cluster.discover import discover
 from shoal.core.array import FusionKey
 from shoal.core.demand import Profile

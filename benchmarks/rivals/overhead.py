@@ -16,9 +16,9 @@ from torch.utils.data import TensorDataset
 from shoal.core.array import Array, FusionKey, Member
 from shoal.core.demand import Profile
 from shoal.core.trial import Trial
+from shoal.data.datasets import DataSets
 from shoal.task import Task
 from shoal.worker.array_trainer import ArrayTrainer
-from shoal.worker.data import DataSets
 from shoal.worker.trial_cache import TrialCache
 from shoal.worker.worker_state import WorkerState
 

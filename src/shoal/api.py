@@ -25,9 +25,9 @@ from shoal.arguments import (
     strategy_of,
     strategy_text,
 )
-from shoal.backend.base import Backend
-from shoal.backend.gpu_sharing import check_sharing
-from shoal.backend.registry import backend_class
+from shoal.backends.base import Backend
+from shoal.backends.gpu_sharing import check_sharing
+from shoal.backends.registry import backend_class
 from shoal.cluster.discover import discover
 from shoal.cluster.nvml_monitor import NvmlMonitor
 from shoal.cluster.temporary import remove_abandoned

@@ -21,10 +21,10 @@ from torch import Tensor
 
 from shoal.core.errors import ShoalError
 from shoal.core.trial import step_seed
+from shoal.data.batches import epoch_order, noise_seed
 from shoal.fuse.generators import OtherGenerators, reseed, undrawn
 from shoal.fuse.intercept import member_run
 from shoal.fuse.randomness import Randomness, member_keys
-from shoal.pack.batches import epoch_order, noise_seed
 
 __all__ = ["Seeded", "randomness", "sample_order", "sample_randomness"]
 

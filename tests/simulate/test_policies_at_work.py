@@ -3,7 +3,7 @@
 import pytest
 from simulate_samples import ROOT, cluster, simulation, structure
 
-from shoal.backend.virtual import STOP_SECONDS
+from shoal.backends.virtual import STOP_SECONDS
 from shoal.planner.grouping import Grouping
 from shoal.planner.packing.registry import make_packing
 from shoal.schedule import Convergence, ExpectedFinish, RoundRobin, Slaq, WaterFilling

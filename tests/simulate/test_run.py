@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulate_samples import GB, cluster, simulation, structure
 
-from shoal.backend.virtual import STOP_SECONDS, Virtual
+from shoal.backends.virtual import STOP_SECONDS, Virtual
 from shoal.core.device import Cluster, Device, Node
 from shoal.core.errors import PolicyError
 from shoal.core.job import Purpose

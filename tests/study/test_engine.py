@@ -16,7 +16,7 @@ from shoal.algorithms.grid import Grid
 from shoal.algorithms.hyperband import Hyperband
 from shoal.algorithms.median import Median
 from shoal.algorithms.optuna_search import OptunaSearch
-from shoal.backend.base import (
+from shoal.backends.base import (
     ArrayFailed,
     Backend,
     Ended,

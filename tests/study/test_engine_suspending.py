@@ -12,7 +12,7 @@ from test_engine import Scripted, Stage, backend, four, nothing, run_with_kills,
 from shoal.algorithms.asha import ASHA
 from shoal.algorithms.base import Algorithm
 from shoal.algorithms.hyperband import Hyperband
-from shoal.backend.base import Ended, Event, Outcome, Reported
+from shoal.backends.base import Ended, Event, Outcome, Reported
 from shoal.core.device import Cluster, Device
 from shoal.core.errors import DeviceError
 from shoal.core.job import Job, Purpose

@@ -27,7 +27,7 @@ from test_engine_suspending import Restless
 from typer.testing import CliRunner
 
 from shoal.algorithms.asha import ASHA
-from shoal.backend.base import Event, MembersLeft, Outcome
+from shoal.backends.base import Event, MembersLeft, Outcome
 from shoal.cli.app import app
 from shoal.core.device import Cluster
 from shoal.core.errors import DeviceError, PolicyError, ShoalError

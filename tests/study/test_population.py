@@ -12,8 +12,8 @@ from torch import nn
 
 import shoal
 from shoal.core.trial import Trial, TrialState
+from shoal.data.batches import epoch_order
 from shoal.journal.view import JournalView
-from shoal.pack.batches import epoch_order
 from shoal.worker.files import folder
 
 EPOCHS = 6

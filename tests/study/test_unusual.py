@@ -20,7 +20,7 @@ from torch.utils.data import Dataset, TensorDataset, random_split
 import shoal
 from shoal.core.demand import Profile
 from shoal.core.device import Cluster
-from shoal.pack.batches import Batches
+from shoal.data.batches import Batches
 from shoal.schedule.action import Plan
 from shoal.schedule.base import JobView, Policy
 from shoal.schedule.fifo import Fifo

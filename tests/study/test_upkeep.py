@@ -10,7 +10,7 @@ from typing import Literal
 import pytest
 from test_engine import KEY, PROFILE, Killed, Scripted, Stage, backend, brackets, cluster, four, nothing, reports, well
 
-from shoal.backend.base import ArrayFailed, Ended, Event, MemoryMeasured, Outcome, Profiled, SignaturesFound
+from shoal.backends.base import ArrayFailed, Ended, Event, MemoryMeasured, Outcome, Profiled, SignaturesFound
 from shoal.cluster.monitor import Condition, Holder
 from shoal.core.demand import Profile
 from shoal.core.device import Cluster, Device

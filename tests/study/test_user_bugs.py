@@ -13,7 +13,7 @@ from test_engine import Scripted, Stage, nothing, side_by_side, well
 import shoal
 from shoal.algorithms.base import Algorithm
 from shoal.algorithms.hyperband import Hyperband
-from shoal.backend.base import Event, Reported
+from shoal.backends.base import Event, Reported
 from shoal.core.device import Cluster
 from shoal.core.job import Job
 from shoal.core.trial import Decision, Report, TrialGroup

@@ -18,10 +18,10 @@ from shoal.core.array import Array, FusionKey, Member
 from shoal.core.event import Event, Reported
 from shoal.core.job import Job
 from shoal.core.trial import Report, Trial
+from shoal.data.datasets import DataSets
 from shoal.task import Task
 from shoal.worker.checkpoint import load_newest
 from shoal.worker.control import JobControl
-from shoal.worker.data import DataSets
 from shoal.worker.signature_builder import SignatureBuilder
 from shoal.worker.train import Trainer
 from shoal.worker.trial_cache import TrialCache

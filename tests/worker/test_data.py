@@ -11,8 +11,8 @@ from torch._C._dynamo.eval_frame import set_eval_frame
 from torch.utils.data import TensorDataset
 
 import shoal
-from shoal.worker.data import DataSets
-from shoal.worker.tracked_config import values_read
+from shoal.data.datasets import DataSets
+from shoal.data.tracked_config import values_read
 
 CPU = torch.device("cpu")
 

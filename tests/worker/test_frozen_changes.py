@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from shoal.core.array import Array, FusionKey, Member
 from shoal.core.event import Reported
 from shoal.core.job import Job
+from shoal.data.datasets import DataSets
 from shoal.fuse.frozen import note_lent
 from shoal.worker.control import JobControl
-from shoal.worker.data import DataSets
 from shoal.worker.plain_stepper import PlainStepper
 from shoal.worker.signature_builder import SignatureBuilder
 from shoal.worker.train import Trainer

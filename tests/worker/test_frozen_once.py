@@ -13,11 +13,11 @@ from torch.utils.data import TensorDataset
 from shoal.core.array import Array, FusionKey, Member
 from shoal.core.job import Job
 from shoal.core.trial import Trial
+from shoal.data.datasets import DataSets
 from shoal.fuse import frozen
 from shoal.fuse.frozen import lend_frozen
 from shoal.task import Task
 from shoal.worker.control import JobControl
-from shoal.worker.data import DataSets
 from shoal.worker.plain_stepper import PlainStepper
 from shoal.worker.profile import measure
 from shoal.worker.signature_builder import SignatureBuilder

@@ -11,10 +11,10 @@ from torch.utils.data import TensorDataset
 from shoal.core.array import Array, FusionKey, Member
 from shoal.core.job import Job
 from shoal.core.trial import Trial
+from shoal.data.datasets import DataSets
 from shoal.task import Task
 from shoal.worker.array_trainer import ArrayTrainer
 from shoal.worker.control import JobControl
-from shoal.worker.data import DataSets
 from shoal.worker.signature_builder import SignatureBuilder
 from shoal.worker.train import Trainer
 from shoal.worker.trial_cache import TrialCache

@@ -33,10 +33,10 @@ from shoal.core.array import Member
 from shoal.core.event import ArrayFailed, Outcome
 from shoal.core.job import JobUpdate
 from shoal.core.trial import Report, TrialState
+from shoal.data import fetch as fetch_module
+from shoal.data.batches import LOOKED_AT
+from shoal.data.sample_window import BLOCK
 from shoal.fuse import frozen
-from shoal.pack import fetch as fetch_module
-from shoal.pack.batches import LOOKED_AT
-from shoal.pack.sample_window import BLOCK
 from shoal.worker.checkpoint import load_newest
 from shoal.worker.control import JobControl
 

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from shoal.core.array import Array, Member
+from shoal.data.datasets import DataSets
 from shoal.fuse.array import ModelArray
 from shoal.worker import fused_stepper
-from shoal.worker.data import DataSets
 from shoal.worker.profile import measure
 from shoal.worker.signature_builder import SignatureBuilder
 

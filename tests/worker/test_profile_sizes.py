@@ -11,8 +11,8 @@ from torch.utils.data import TensorDataset
 
 from shoal.core.array import Array, FusionKey, Member
 from shoal.core.trial import Trial
+from shoal.data.datasets import DataSets
 from shoal.task import Task
-from shoal.worker.data import DataSets
 from shoal.worker.profile import AFFORDABLE, DEAR, UNNOTICED, measure
 
 CPU = torch.device("cpu")

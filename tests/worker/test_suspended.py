@@ -11,9 +11,9 @@ from shoal.core.array import Array, FusionKey, Member
 from shoal.core.event import Reported, TurnStats
 from shoal.core.job import Job
 from shoal.core.trial import Trial
+from shoal.data.datasets import DataSets
 from shoal.worker import array_trainer
 from shoal.worker.control import JobControl
-from shoal.worker.data import DataSets
 from shoal.worker.signature_builder import SignatureBuilder
 from shoal.worker.train import Trainer
 from shoal.worker.trial_cache import TrialCache

@@ -16,8 +16,8 @@ from torch.utils.checkpoint import checkpoint
 
 import shoal
 from shoal.core.array import Array, Member
+from shoal.data.datasets import DataSets
 from shoal.worker.checkpoint import load_newest
-from shoal.worker.data import DataSets
 from shoal.worker.profile import measure
 
 DRAWS: dict[str, Callable[[], Any]] = {

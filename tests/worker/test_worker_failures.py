@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.backend.run_job import resolve
+from shoal.backends.run_job import resolve
 from shoal.core.errors import CheckpointError, StorageFullError, TaskError, UnusableTaskError
 from shoal.core.event import Outcome
 from shoal.worker.failures import outcome_of, recorded, user_traceback
@@ -113,7 +113,7 @@ def test_frames_of_the_package_between_those_of_the_user_are_dropped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "calls_back.py").write_text(
-        "from shoal.backend.run_job import resolve\n\ndef outer():\n    resolve('fails_within:run')\n\nouter()\n"
+        "from shoal.backends.run_job import resolve\n\ndef outer():\n    resolve('fails_within:run')\n\nouter()\n"
     )
     (tmp_path / "fails_within.py").write_text("raise ValueError('within')\n")
     monkeypatch.syspath_prepend(tmp_path)
@@ -151,5 +151,5 @@ def test_the_message_names_what_was_raised_and_the_log(error: Exception, message
 
 
 def test_the_translation_imports_no_torch() -> None:
-    code = "import sys, shoal.backend; sys.exit('torch' in sys.modules)"
+    code = "import sys, shoal.backends; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], env={"PYTHONPATH": ":".join(sys.path)}).returncode == 0

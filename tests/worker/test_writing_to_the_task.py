@@ -12,8 +12,8 @@ from torch import Tensor, nn
 import shoal
 from shoal.core.array import Member
 from shoal.core.errors import TaskError
+from shoal.data.datasets import DataSets
 from shoal.task import Task
-from shoal.worker.data import DataSets
 from shoal.worker.fused_stepper import FusedStepper
 from shoal.worker.plain_stepper import PlainStepper
 from shoal.worker.signature_builder import SignatureBuilder

@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 from rich.console import Console, RenderableType
 
-from shoal.backend.gpu_sharing import SHARINGS
-from shoal.backend.registry import BACKENDS
+from shoal.backends.gpu_sharing import SHARINGS
+from shoal.backends.registry import BACKENDS
 from shoal.planner.packing.registry import PACKINGS
 from shoal.reporting.text import shown
 from shoal.schedule.registry import POLICIES

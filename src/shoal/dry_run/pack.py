@@ -8,9 +8,9 @@ from dataclasses import replace
 from torch import Tensor
 
 from shoal.core.array import Array, Member
-from shoal.pack.lane_scheduler import LaneScheduler
-from shoal.pack.memory import give_back
 from shoal.worker.array_trainer import ArrayTrainer
+from shoal.worker.lane_scheduler import LaneScheduler
+from shoal.worker.memory import give_back
 from shoal.worker.trial_runtime import TrialRuntime
 from shoal.worker.worker_state import WorkerState
 

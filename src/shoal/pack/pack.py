@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from shoal.core.errors import PackError, ShoalError
-from shoal.pack.lane_scheduler import LaneScheduler
 from shoal.pack.loaded import Loaded, Loss, MakeOptimizers, free, load
 from shoal.pack.row_buffer import RowBuffer
+from shoal.worker.lane_scheduler import LaneScheduler
 
 __all__ = ["Pack"]
 

@@ -10,7 +10,7 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from shoal.backend.virtual import SlowDown, Virtual
+from shoal.backends.virtual import SlowDown, Virtual
 from shoal.cluster.monitor import Condition
 from shoal.core import command
 from shoal.core.device import Cluster, Node

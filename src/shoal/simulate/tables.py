@@ -9,7 +9,7 @@ from random import Random
 from typing import Annotated, Any, TypeVar
 
 from shoal.algorithms.registry import ALGORITHMS
-from shoal.backend.virtual import START_SECONDS
+from shoal.backends.virtual import START_SECONDS
 from shoal.core.demand import Profile
 from shoal.core.device import Cluster, Device, Node
 from shoal.core.errors import AlgorithmError, ScenarioError

@@ -8,7 +8,7 @@ from typing import Any, final
 
 from shoal.algorithms.base import Algorithm, Problem
 from shoal.algorithms.registry import ALGORITHMS
-from shoal.backend.virtual import START_SECONDS, Workload
+from shoal.backends.virtual import START_SECONDS, Workload
 from shoal.core.array import FusionKey
 from shoal.core.demand import Profile
 from shoal.core.job import Job

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from shoal.backend.base import Backend
+from shoal.backends.base import Backend
 from shoal.core.command import (
     CloseRequest,
     Command,

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from shoal.algorithms.base import Algorithm
-from shoal.backend.base import Backend
+from shoal.backends.base import Backend
 from shoal.cluster.discover import discover
 from shoal.cluster.monitor import Monitor
 from shoal.core.array import FusionKey

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import cloudpickle
 
-from shoal.backend.base import Backend, Ended, Event, Outcome, Profiled, Reported, WorkerContext
+from shoal.backends.base import Backend, Ended, Event, Outcome, Profiled, Reported, WorkerContext
 from shoal.core.array import Array, FusionKey, Member
 from shoal.core.demand import Profile
 from shoal.core.device import Device
@@ -56,7 +56,7 @@ def check_backend(make: MakeBackend, directory: Path) -> None:
         directory: an empty one, for the logs.
 
     Raises:
-        AssertionError: the contract of `shoal.backend.Backend` is broken; the message says where.
+        AssertionError: the contract of `shoal.backends.Backend` is broken; the message says where.
     """
     for check in BACKEND_CHECKS:
         check(make, directory / check.__name__)

@@ -5,8 +5,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from shoal.backend.base import Ended, Event, Outcome
-from shoal.backend.virtual import Virtual, VirtualJob
+from shoal.backends.base import Ended, Event, Outcome
+from shoal.backends.virtual import Virtual, VirtualJob
 from shoal.cluster.monitor import Condition, Holder
 from shoal.core.device import Cluster, Device
 from shoal.core.errors import BackendError

@@ -15,7 +15,7 @@ from shoal.algorithms.optuna_search import OptunaSearch
 from shoal.algorithms.pbt import PBT
 from shoal.algorithms.random import Random
 from shoal.algorithms.successive_halving import SuccessiveHalving
-from shoal.backend.virtual import Workload
+from shoal.backends.virtual import Workload
 from shoal.core.array import FusionKey
 from shoal.core.demand import Profile
 from shoal.core.device import Cluster, Device, Node

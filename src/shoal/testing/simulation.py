@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shoal.backend.base import Ended
+from shoal.backends.base import Ended
 from shoal.core.errors import BackendError, DeviceError, ShoalError, StorageFullError, StudyInterrupted
 from shoal.core.trial import TrialState
 from shoal.cost.history import History

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from shoal.core.array import Array, Member
 from shoal.core.event import Event, Profiled, Reported, TurnStats
 from shoal.core.trial import Report, TrialState
+from shoal.data.batches import Batches, epoch_order, noise_seed
 from shoal.fuse.frozen import lend_frozen, worth_lending
-from shoal.pack.batches import Batches, epoch_order, noise_seed
 from shoal.worker.fused_stepper import make_stepper
 from shoal.worker.stepper import MixedEpochsError, Stepper, StepRefusedError
 from shoal.worker.trial_runtime import TrialRuntime, batch_size, build, side_by_side
@@ -34,7 +34,7 @@ often too, however long an epoch is."""
 
 
 class ArrayTrainer:
-    """Trains one array of a job, a step at each `advance`; a `shoal.pack.lanes.Lane`.
+    """Trains one array of a job, a step at each `advance`; a `shoal.worker.lanes.Lane`.
 
     Its runtimes need not be at the same epoch: those that are at the same step of theirs are trained as one. A runtime
     leaves when it has reached its target, when its loss is no number, or when it is told to; others join when an epoch

@@ -13,7 +13,7 @@ from shoal.fuse.array import ModelArray
 from shoal.fuse.optim.fused import FusedOptimizer, fuse_optimizers
 from shoal.fuse.stacked import NeedsMemberError, Stacked, events
 from shoal.task import Task, call, takes_config
-from shoal.worker.tracked_config import MembersConfig
+from shoal.data.tracked_config import MembersConfig
 from shoal.worker.trial_runtime import TrialRuntime, check_scalar, optimizers_in
 
 __all__ = ["CustomStep"]

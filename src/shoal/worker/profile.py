@@ -19,10 +19,10 @@ from torch.utils import _pytree as pytree
 from shoal.core.array import Array, Member
 from shoal.core.demand import Profile
 from shoal.cost.race import RaceRules, choose_fastest
+from shoal.data.batches import Batches, epoch_order
+from shoal.data.datasets import DataSets
 from shoal.fuse.frozen import lend_frozen
-from shoal.pack.batches import Batches, epoch_order
 from shoal.task import Task
-from shoal.worker.data import DataSets
 from shoal.worker.fused_stepper import make_stepper
 from shoal.worker.stepper import MixedEpochsError, Stepper
 from shoal.worker.trial_runtime import TrialRuntime, build, optimizers_in, side_by_side, wait

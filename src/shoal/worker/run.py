@@ -1,4 +1,4 @@
-"""A worker's way through a job; `shoal.backend.base.Runner` is its contract."""
+"""A worker's way through a job; `shoal.backends.base.Runner` is its contract."""
 
 import os
 from collections.abc import Iterator
@@ -12,10 +12,10 @@ from shoal.core.device import Device
 from shoal.core.errors import UnusableTaskError
 from shoal.core.event import Event, Profiled, SignaturesFound
 from shoal.core.job import Job, Purpose, WorkerContext
+from shoal.data.datasets import DataSets
 from shoal.pickling import recalled, why_not_loaded
 from shoal.task import Task
 from shoal.worker.control import JobControl
-from shoal.worker.data import DataSets
 from shoal.worker.profile import UNNOTICED, measure
 from shoal.worker.signature_builder import SignatureBuilder
 from shoal.worker.startup import postpone_compiler
@@ -61,7 +61,7 @@ def prepare(device: Device, worker_context: WorkerContext) -> tuple[WorkerState,
 
 
 def _place(device: Device) -> torch.device:
-    """What torch calls the device in this process; "cuda:0" where it sees no other (see `shoal.backend.binding`)."""
+    """What torch calls the device in this process; "cuda:0" where it sees no other (see `shoal.backends.binding`)."""
     if device.uuid and os.environ.get("CUDA_VISIBLE_DEVICES") == device.uuid:
         return torch.device("cuda:0")
     return torch.device(device.torch_name)

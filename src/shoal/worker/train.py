@@ -9,12 +9,12 @@ from torch import nn
 from shoal.core.array import Array
 from shoal.core.event import ArrayFailed, Event, MembersLeft, Outcome, PackSpeedMeasured, SignaturesFound
 from shoal.core.job import Job, log_path
-from shoal.pack.lane_scheduler import LaneScheduler
-from shoal.pack.lanes import Failure
-from shoal.pack.memory import give_back
 from shoal.worker.array_trainer import ArrayTrainer
 from shoal.worker.control import JobControl
 from shoal.worker.failures import outcome_of, recorded
+from shoal.worker.lane_scheduler import LaneScheduler
+from shoal.worker.lanes import Failure
+from shoal.worker.memory import give_back
 from shoal.worker.memory_tracker import MemoryTracker
 from shoal.worker.signature_builder import SignatureBuilder
 from shoal.worker.worker_state import WorkerState

@@ -6,8 +6,8 @@ from pathlib import Path
 import torch
 
 from shoal.core.array import FusionKey
+from shoal.data.datasets import DataSets
 from shoal.task import Task
-from shoal.worker.data import DataSets
 from shoal.worker.trial_cache import TrialCache
 
 __all__ = ["WorkerState"]

@@ -1,0 +1,32 @@
+"""What carries jobs to processes and their reports back."""
+
+from shoal.backends.base import (
+    Backend,
+    Ended,
+    Event,
+    Outcome,
+    Profiled,
+    Reported,
+    Runner,
+    SignaturesFound,
+    WorkerContext,
+)
+from shoal.backends.inline import Inline
+from shoal.backends.local import Local
+from shoal.backends.registry import BACKENDS, make_backend
+
+__all__ = [
+    "BACKENDS",
+    "Backend",
+    "Ended",
+    "Event",
+    "Inline",
+    "Local",
+    "Outcome",
+    "Profiled",
+    "Reported",
+    "Runner",
+    "SignaturesFound",
+    "WorkerContext",
+    "make_backend",
+]

@@ -1,0 +1,97 @@
+"""Jobs in the calling process: for debuggers, tests and machines where one process is enough."""
+
+import time
+from collections import deque
+from collections.abc import Generator
+from dataclasses import dataclass
+
+from shoal.backends.base import Backend, Ended, Event, Outcome, WorkerContext
+from shoal.backends.run_job import resolve, run_job
+from shoal.core.device import Device
+from shoal.core.errors import BackendError
+from shoal.core.job import Job, JobUpdate
+from shoal.worker.control import JobControl
+
+__all__ = ["Inline"]
+
+
+@dataclass(frozen=True)
+class _InlineJob:
+    """A job under way."""
+
+    job: str
+    events: Generator[Event, None, None]
+    control: JobControl
+
+
+class Inline(Backend):
+    """Runs jobs in turn, one event a `poll`, in the thread that polls.
+
+    A crash of user code is a crash of the caller, and `poll` takes as long as the next event does, whatever its
+    timeout. Several jobs are interleaved event by event.
+    """
+
+    concurrent = False
+
+    def __init__(self, worker_context: WorkerContext) -> None:
+        super().__init__(worker_context)
+        self._runner = resolve(worker_context.runner)
+        self._runs: deque[_InlineJob] = deque()
+        self._ended: list[Event] = []
+        self._closed = False
+
+    def start(self, job: Job, device: Device) -> None:
+        """Take a job in; its first step is done by a later `poll`."""
+        if self._closed:
+            raise BackendError(f"job {job.id!r} cannot start: the back end is closed")
+        if any(run.job == job.id for run in self._runs):
+            raise BackendError(f"job {job.id!r} cannot start: a job of that id is running")
+        control = JobControl(prompt=True)
+        # `run_job` is a generator: nothing of the job runs before it is asked for the first event.
+        self._runs.append(_InlineJob(job.id, run_job(self._runner, job, device, self.worker_context, control), control))
+
+    def stop(self, job: str) -> None:
+        """Let a job's `stopping` be true from its next step on."""
+        for run in self._runs:
+            if run.job == job:
+                run.control.stop()
+
+    def kill(self, job: str) -> None:
+        """Drop a job where it stands; `finally` blocks of the runner still free what it holds."""
+        for run in [run for run in self._runs if run.job == job]:
+            self._runs.remove(run)
+            run.events.close()
+            self._ended.append(Ended(job, Outcome.CRASHED, "was ended in the middle of its work"))
+
+    def change(self, job: str, change: JobUpdate) -> None:
+        """Let a job see the change at its next step."""
+        for run in self._runs:
+            if run.job == job:
+                run.control.change(change)
+
+    def poll(self, timeout: float) -> list[Event]:
+        """Work on the job whose turn it is until it has one event; with no job at all, sleep for the timeout."""
+        if self._ended:
+            events, self._ended = self._ended, []
+            return events
+        if not self._runs:
+            if not self._closed:
+                time.sleep(timeout)
+            return []
+        run = self._runs.popleft()
+        try:
+            event = next(run.events)
+        except KeyboardInterrupt:
+            reason = "interrupted from the keyboard in the middle of a step"
+            self._ended.append(Ended(run.job, Outcome.CRASHED, reason))
+            raise
+        if not isinstance(event, Ended):
+            self._runs.append(run)
+        return [event]
+
+    def close(self) -> None:
+        """Drop all jobs where they stand; `finally` blocks of the runner still free what they hold."""
+        self._closed = True
+        self._ended.clear()
+        while self._runs:
+            self._runs.popleft().events.close()

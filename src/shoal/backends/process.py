@@ -1,0 +1,137 @@
+"""What a worker process does: one job after another until one fails or the engine is gone."""
+
+import faulthandler
+import os
+import pickle
+import queue
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+
+from shoal.backends.base import Ended, Event, Heartbeat, Outcome, WorkerContext
+from shoal.backends.binding import Binding
+from shoal.backends.run_job import resolve, run_job
+from shoal.core.device import Device
+from shoal.core.job import Job, log_path
+from shoal.worker.control import JobControl
+
+__all__ = ["CHANGE", "JOB", "REUSABLE", "STOP", "Hello", "work"]
+
+REUSABLE = frozenset({Outcome.FINISHED, Outcome.STOPPED})
+"""Outcomes after which a process is fit for another job; after any other it exits."""
+
+STOP, CHANGE, JOB = b"s", b"c", b"j"
+"""First byte of a message: to stop the current job; for it, a pickled `Change`; a pickled (Binding, Job, Device)."""
+
+BEAT_SECONDS = 1.0
+"""Between two looks whether a job makes progress."""
+
+_ORPHANED = 75
+"""Exit status of a worker without an engine."""
+
+
+@dataclass(frozen=True)
+class Hello:
+    """The first message of a worker.
+
+    Args:
+        pid: of its process.
+    """
+
+    pid: int
+
+
+_Inbox = queue.SimpleQueue[tuple[bytes, JobControl]]
+
+
+def work(connection: Connection, worker_context: WorkerContext) -> None:
+    """Do the jobs that come over the connection and send back their events; returns after the first that fails."""
+    faulthandler.enable()
+    inbox: _Inbox = queue.SimpleQueue()
+    voice = _EventSender(connection)
+    voice.send_event(Hello(os.getpid()))
+    threading.Thread(target=voice.beat, name="shoal-heart", daemon=True).start()
+    threading.Thread(target=_listen, args=(connection, inbox), name="shoal-inbox", daemon=True).start()
+    outcome = Outcome.FINISHED
+    while outcome in REUSABLE:
+        message, control = inbox.get()
+        binding: Binding
+        binding, job, device = pickle.loads(message)
+        binding.apply()  # the same for every job of this process
+        voice.begin(job.id, control)
+        for event in run_job(_run, job, device, worker_context, control):
+            voice.send_event(event)
+            if isinstance(event, Ended):
+                outcome = event.outcome
+
+
+def _listen(connection: Connection, inbox: _Inbox) -> None:
+    """Fill the inbox; end the process, whatever it is at, when the engine's end of the connection closes."""
+    control = JobControl()
+    while True:
+        try:
+            message = connection.recv_bytes()
+        except (EOFError, OSError):
+            os._exit(_ORPHANED)
+        kind, content = message[:1], message[1:]
+        if kind == STOP:
+            control.stop()
+        elif kind == CHANGE:
+            control.change(pickle.loads(content))
+        else:
+            control = JobControl()
+            inbox.put((content, control))
+
+
+class _EventSender:
+    """Tells the engine what happens, from whatever thread, and once a second that the job makes progress, if it does.
+
+    Args:
+        connection: to the engine.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._lock = threading.Lock()
+        self._job: str | None = None
+        self._control = JobControl()
+
+    def begin(self, job: str, control: JobControl) -> None:
+        """A job is about to be done."""
+        with self._lock:
+            self._job, self._control = job, control
+
+    def send_event(self, event: Event | Hello) -> None:
+        """Send an event; after a job's end nothing more is said of it."""
+        with self._lock:
+            if isinstance(event, Ended):
+                self._job = None
+            self._send(event)
+
+    def beat(self) -> None:
+        """Look at the job for ever."""
+        heard = 0
+        while True:
+            time.sleep(BEAT_SECONDS)
+            with self._lock:
+                if self._job is not None and self._control.beats != heard:
+                    heard = self._control.beats
+                    self._send(Heartbeat(self._job, self._control.settled))
+
+    def _send(self, event: Event | Hello) -> None:
+        try:
+            self._connection.send(event)
+        except (BrokenPipeError, ConnectionResetError):
+            os._exit(_ORPHANED)
+
+
+def _run(job: Job, device: Device, worker_context: WorkerContext, control: JobControl) -> Iterator[Event]:
+    """The runner, with all output of the process going to the job's log, that of C++ libraries too."""
+    log = log_path(worker_context.directory, job.id)
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("ab") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    yield from resolve(worker_context.runner)(job, device, worker_context, control)

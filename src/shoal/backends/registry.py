@@ -1,0 +1,44 @@
+"""The back ends by name."""
+
+import difflib
+
+from shoal.backends.base import Backend
+from shoal.backends.inline import Inline
+from shoal.backends.local import Local
+from shoal.core.errors import BackendError
+from shoal.core.job import WorkerContext
+
+__all__ = ["BACKENDS", "backend_class", "make_backend"]
+
+BACKENDS: dict[str, type[Backend]] = {
+    "inline": Inline,
+    "local": Local,
+}
+
+
+def make_backend(name: str, worker_context: WorkerContext) -> Backend:
+    """The back end of that name, ready for jobs.
+
+    Raises:
+        BackendError: no back end has that name.
+    """
+    return backend_class(name)(worker_context)
+
+
+def backend_class(name: str) -> type[Backend]:
+    """The back end of that name.
+
+    Raises:
+        BackendError: no back end has it.
+    """
+    if name in BACKENDS:
+        return BACKENDS[name]
+    known = ", ".join(repr(each) for each in BACKENDS)
+    if name == "ray":
+        raise BackendError(
+            f"back end 'ray' is not part of this version of Shoal, known are {known}; "
+            "'local' uses every device of this machine"
+        )
+    nearest = difflib.get_close_matches(str(name), BACKENDS, n=1)
+    hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
+    raise BackendError(f"unknown back end {name!r}, known are {known}{hint}")

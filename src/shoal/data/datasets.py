@@ -1,0 +1,61 @@
+"""The data sets of a task: one copy for all trials that read the same of their config."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from shoal.core.errors import TaskError
+from shoal.core.trial import Config
+from shoal.data.batches import Batches
+from shoal.fuse.generators import reseed
+from shoal.task import Task
+from shoal.data.tracked_config import values_read
+
+__all__ = ["DataSets"]
+
+KEPT = 8
+"""Data sets that a process keeps, those loaded last."""
+
+
+class DataSets:
+    """The training and validation sets of a task's configurations, each loaded once in this process."""
+
+    def __init__(self, task: Task, device: torch.device) -> None:
+        self._task = task
+        self._device = device
+        self._known: list[tuple[dict[str, Any], tuple[Batches, Batches]]] = []
+
+    def of(self, config: Config) -> tuple[Batches, Batches]:
+        """The sets of a configuration; the same objects for all that `data` does not tell apart."""
+        return self._find(config)[1]
+
+    def knows(self, config: Config) -> bool:
+        """Whether the sets of a configuration are loaded."""
+        return any(_agrees(config, read) for read, _ in self._known)
+
+    def key(self, config: Config) -> tuple[object, ...]:
+        """What tells the data sets of configurations apart: the task, what `data` read, and the sets' sizes."""
+        read, (train, valid) = self._find(config)
+        kind = type(self._task)
+        return (kind.__module__, kind.__qualname__, sorted(read.items()), train.samples, valid.samples)
+
+    def _find(self, config: Config) -> tuple[dict[str, Any], tuple[Batches, Batches]]:
+        for entry in self._known:
+            if _agrees(config, entry[0]):
+                return entry
+        reseed(0, self._device)  # a random split is the same one in every process, and after a resume
+        sets, read = values_read(self._task.data, config)
+        if not isinstance(sets, (tuple, list)) or len(sets) != 2:
+            raise TaskError(f"the task's `data` must return a training and a validation set, got {type(sets).__name__}")
+        shared = self._task.shared_augmentation
+        batches = (
+            Batches(sets[0], self._device, "training", shared),
+            Batches(sets[1], self._device, "validation", shared),
+        )
+        self._known = [*self._known[1 - KEPT :], (read, batches)]
+        return self._known[-1]
+
+
+def _agrees(config: Config, read: Mapping[str, Any]) -> bool:
+    return all(config.get(key) == value for key, value in read.items())

@@ -1,0 +1,116 @@
+"""Samples that are decoded once: from then on they lie on the device, and a batch is one indexing."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+from torch.utils.data import default_collate
+
+from shoal.core.demand import Sharing
+from shoal.data.fetch import Fetcher
+from shoal.data.samples import kind
+from shoal.data.source import BatchRequest, BatchSource, UnevenError
+from shoal.data.stream_sync import StreamSync
+
+__all__ = ["MaterializedSource", "materialized_bytes"]
+
+_AS_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""By the size of an element: not all dtypes can be indexed, and what is copied is bits."""
+
+
+def materialized_bytes(batch: Any, rows: int, samples: int) -> int | None:
+    """What it takes to keep a whole data set.
+
+    Args:
+        batch: some of its samples, collated.
+        rows: how many these are.
+        samples: how many there are.
+
+    Returns:
+        Bytes; None where a batch is not all dense tensors, whose rows could be kept.
+    """
+    leaves = pytree.tree_leaves(batch)
+    if not all(map(_has_rows, leaves)):
+        return None
+    held: int = sum(leaf.nbytes for leaf in leaves)
+    return held * samples // rows
+
+
+class MaterializedSource(BatchSource):
+    """A data set that draws nothing, of samples of one kind.
+
+    Args:
+        fetcher: of the data set.
+        samples: how many there are.
+        first: some samples.
+        device: where to keep them all.
+    """
+
+    sharing: Sharing = "kept"
+
+    def __init__(self, fetcher: Fetcher, samples: int, first: Sequence[Any], device: torch.device) -> None:
+        self._fetcher = fetcher
+        self._device = device
+        self._kind = kind(first[0])
+        leaves, self._spec = pytree.tree_flatten(default_collate(list(first)))
+        self._dtypes = [leaf.dtype for leaf in leaves]
+        self._columns = [
+            torch.empty((samples, *leaf.shape[1:]), dtype=_bits(leaf).dtype, device=device) for leaf in leaves
+        ]
+        self._there = torch.zeros(samples, dtype=torch.bool, device="cpu")
+        self._missing = samples
+        self._stream_sync = StreamSync(device)
+
+    @property
+    def unfilled(self) -> int:
+        """Bytes of main memory that it will yet come to take; the memory of a GPU is taken at once."""
+        if self._device.type != "cpu":
+            return 0
+        return sum(column.nbytes for column in self._columns) * self._missing // len(self._there)
+
+    def batch(self, cut: BatchRequest) -> Any:
+        """The rows of the batch, after those were fetched that are not there.
+
+        Raises:
+            DrawsError: that drew.
+            UnevenError: they are not like the others.
+        """
+        if self._missing and (missing := dict.fromkeys(cut.at[~self._there[cut.at]].tolist())):
+            self.put(list(missing), self._fetcher.fetch_undrawn(missing))
+        self._stream_sync.read(self._columns)
+        rows = (column.index_select(0, cut.there) for column in self._columns)
+        leaves = [bits.view(dtype) for bits, dtype in zip(rows, self._dtypes, strict=True)]
+        return pytree.tree_unflatten(leaves, self._spec)
+
+    def rest(self) -> None:
+        """What is kept stays."""
+
+    def put(self, indices: Sequence[int], samples: Sequence[Any]) -> None:
+        """Keep samples that are not there yet.
+
+        Raises:
+            UnevenError: they are not like the others.
+        """
+        if any(kind(sample) != self._kind for sample in samples):
+            raise UnevenError
+        leaves = pytree.tree_leaves(default_collate(list(samples)))
+        at = torch.tensor(indices, dtype=torch.int64, device="cpu")
+        there = at.to(self._device)
+        self._stream_sync.wait()
+        for column, leaf in zip(self._columns, leaves, strict=True):
+            column.index_copy_(0, there, _bits(leaf).to(self._device, non_blocking=True))
+        self._stream_sync.written()
+        self._there[at] = True
+        self._missing -= len(indices)
+
+
+def _has_rows(leaf: Any) -> bool:
+    if type(leaf) is not Tensor or leaf.layout is not torch.strided:
+        return False
+    return leaf.is_contiguous() and not leaf.requires_grad and not leaf.is_quantized
+
+
+def _bits(leaf: Tensor) -> Tensor:
+    return leaf.view(_AS_INTEGERS.get(leaf.dtype.itemsize, leaf.dtype))

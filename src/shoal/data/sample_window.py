@@ -1,0 +1,213 @@
+"""Samples that are held for as long as lanes that keep abreast need them: decoded once in an epoch."""
+
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, islice
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+from torch.utils.data import default_collate
+
+from shoal.core.trial import derive_seed
+from shoal.data.fetch import Fetcher
+from shoal.data.last_batch_cache import LastBatchCache
+from shoal.data.samples import attached, bulky, compact, plain
+from shoal.data.source import BatchRequest, BatchSource
+from shoal.data.stream_sync import StreamSync
+from shoal.fuse.copy_on_write import lazily_copied
+from shoal.fuse.generators import reseed
+
+__all__ = ["BLOCK", "SampleWindow"]
+
+BLOCK = 32
+"""Samples that follow each other in a walk and are fetched together: to look for draws after each by itself takes long
+beside decoding a small picture."""
+
+
+class _Unit(NamedTuple):
+    """Samples of a walk that are fetched together: a block of them, or a batch.
+
+    Args:
+        seed: of the walk, which tells its order.
+        number: of the unit in the walk.
+        first: place of its first sample in the order.
+        end: place after its last one.
+    """
+
+    seed: int
+    number: int
+    first: int
+    end: int
+
+    @property
+    def samples(self) -> int:
+        """How many they are."""
+        return self.end - self.first
+
+    def followers(self, samples: int, order: int) -> list["_Unit"]:
+        """The units that come next and are of so many samples together at most, in an order of a certain length."""
+        after = enumerate(range(self.end, order, self.samples), start=self.number + 1)
+        units = (_Unit(self.seed, number, first, min(first + self.samples, order)) for number, first in after)
+        return list(islice(units, samples // self.samples))
+
+
+class SampleWindow(BatchSource):
+    """The last few units of a data set, for who needs them next.
+
+    Where samples draw nothing, or what they draw belongs to their places in the order, a unit is a block of samples as
+    they were fetched, and lanes cut batches of any size out of blocks. Where what they draw belongs to the batch, a
+    unit is that batch, for lanes of its size. Of lanes of which always the one furthest behind goes on, no two are ever
+    further apart than the largest batch, so twice that is enough, and what is fetched early.
+
+    Args:
+        fetcher: of the data set.
+        device: where batches go.
+        draws: whether samples draw: generators are seeded for each unit of a walk, by the walk's seed and the unit's
+            number.
+        whole: whether a unit is a batch.
+    """
+
+    def __init__(self, fetcher: Fetcher, device: torch.device, draws: bool = False, whole: bool = False) -> None:
+        self.sharing = "batch" if whole else "window"
+        self._fetcher = fetcher
+        self._device = device
+        self._draws = draws
+        self._whole = whole
+        self._held: OrderedDict[_Unit, Any] = OrderedDict()
+        self._early: set[_Unit] = set()  # of these, units that nobody has asked for yet
+        self._attached = False  # graphs hang on samples that draw nothing: none is held any more
+        self._stream_sync = StreamSync(device)
+        self._newest = LastBatchCache(self._stream_sync)
+
+    @property
+    def early(self) -> int:
+        """In units that nobody has asked for yet."""
+        return sum(unit.samples for unit in self._early)
+
+    def batch(self, cut: BatchRequest) -> Any:
+        """The batch, after those units were fetched that are not held; without a seed, of samples of its own.
+
+        Raises:
+            DrawsError: that drew, and should not have.
+        """
+        indices = cut.at.tolist()
+        if cut.seed is None or self._attached:
+            fetch = self._fetcher.fetch if self._draws else self._fetcher.fetch_undrawn
+            return self._collated(fetch(indices))
+        end = cut.first + len(indices)
+        if self._whole:
+            return self._whole_batch(cut, _Unit(cut.seed, cut.number, cut.first, end))
+        if (newest := self._newest.take(cut, indices)) is not None:
+            return newest
+        units = _blocks(cut.seed, cut.first, end, len(cut.order))
+        self._have(cut, units)
+        samples = [sample for unit in units for sample in self._held[unit]]
+        samples = samples[cut.first % BLOCK :][: len(indices)]
+        self._stream_sync.read(samples)
+        batch = self._collated(samples)
+        alone = self._newest.hand_on(cut, indices, batch)
+        if attached(batch):  # a graph goes backward but once
+            self._drop(units)
+            self._attached = not self._draws
+        elif alone:
+            self._drop(unit for unit in units if unit.end <= end)
+        return batch
+
+    def _whole_batch(self, cut: BatchRequest, unit: _Unit) -> Any:
+        self._have(cut, [unit])
+        batch = self._held[unit]
+        self._stream_sync.read(batch)
+        if plain(batch):
+            return lazily_copied(batch)
+        self._drop([unit])
+        return batch
+
+    def _have(self, cut: BatchRequest, units: Sequence[_Unit]) -> None:
+        """Hold these units; where one is missing, some that come after them as well."""
+        self._early.difference_update(units)
+        missing = [unit for unit in units if unit not in self._held]
+        if not missing:
+            return
+        self._stream_sync.wait()
+        made = {}
+        for unit, samples in self._fetch(cut.order, missing):
+            made[unit] = self._kept(samples)
+            early = 0 if self._whole and not plain(made[unit]) else self._fetcher.most_early(samples[0])
+        self._held.update(made)
+        self._hold_early(cut.order, units[-1].followers(early, len(cut.order)))
+        for unit in units:
+            self._held.move_to_end(unit)
+        self._stream_sync.written()
+        if self._whole:
+            self._let_go(cut.held // 2 + cut.walks * early)
+        else:
+            seeds = len({unit.seed for unit in self._held})
+            self._let_go(_filled(cut.held) + 2 * cut.walks * BLOCK + seeds * (early // BLOCK * BLOCK))
+
+    def _hold_early(self, order: Tensor, units: Iterable[_Unit]) -> None:
+        """Hold units that come after those of a batch."""
+        try:
+            for unit, samples in self._fetch(order, [unit for unit in units if unit not in self._held]):
+                self._held[unit] = self._kept(samples)
+                self._early.add(unit)
+        except (Exception, SystemExit):  # not hidden: it is raised when these samples are needed
+            return
+
+    def _fetch(self, order: Tensor, units: Iterable[_Unit]) -> Iterator[tuple[_Unit, list[Any]]]:
+        """Units with their samples; of a data set that draws, those of each when it is asked for."""
+        indices = {unit: order[unit.first : unit.end].tolist() for unit in units}
+        if not indices:
+            return
+        if not self._draws:
+            samples = iter(self._fetcher.fetch_undrawn(chain(*indices.values())))
+            yield from ((unit, list(islice(samples, unit.samples))) for unit in indices)
+            return
+        for unit, some in indices.items():
+            seed = unit.seed + unit.number if self._whole else derive_seed(unit.seed, "block", unit.number)
+            reseed(seed, self._device)
+            yield unit, self._fetcher.fetch(some)
+
+    def _kept(self, samples: list[Any]) -> Any:
+        """A unit as it is held."""
+        if self._whole:
+            return self._collated(samples)
+        return list(map(compact, samples)) if any(map(bulky, samples)) else samples
+
+    def _collated(self, samples: list[Any]) -> Any:
+        """Samples as a batch on the device."""
+        batch = default_collate(samples)
+        leaves = pytree.tree_leaves(batch)
+        if all(leaf.device == self._device for leaf in leaves if isinstance(leaf, Tensor)):
+            return batch
+        return pytree.tree_map_only(Tensor, lambda tensor: tensor.to(self._device, non_blocking=True), batch)
+
+    def _let_go(self, most: int) -> None:
+        """Forget all units but the newest, of so many samples."""
+        held = sum(unit.samples for unit in self._held)
+        while held > most:
+            unit, _ = self._held.popitem(last=False)
+            self._early.discard(unit)
+            held -= unit.samples
+
+    def _drop(self, units: Iterable[_Unit]) -> None:
+        for unit in units:
+            self._held.pop(unit, None)
+
+    def rest(self) -> None:
+        """Nobody is abreast of anybody."""
+        self._held.clear()
+        self._early.clear()
+        self._newest.forget()
+
+
+def _blocks(seed: int, first: int, end: int, order: int) -> list[_Unit]:
+    """The blocks that hold the samples between two places of an order of a certain length."""
+    starts = range(first - first % BLOCK, end, BLOCK)
+    return [_Unit(seed, start // BLOCK, start, min(start + BLOCK, order)) for start in starts]
+
+
+def _filled(samples: int) -> int:
+    """So many samples, or more, up to whole blocks."""
+    return -(-samples // BLOCK) * BLOCK

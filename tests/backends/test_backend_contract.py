@@ -1,0 +1,39 @@
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from shoal.backends import BACKENDS, Backend, WorkerContext, make_backend
+from shoal.core.errors import BackendError
+from shoal.testing.backends import BACKEND_CHECKS
+
+
+@pytest.mark.parametrize("check", BACKEND_CHECKS, ids=lambda check: check.__name__)
+@pytest.mark.parametrize("make", BACKENDS.values(), ids=BACKENDS.keys())
+def test_the_back_end_keeps_the_contract(
+    make: type[Backend], check: Callable[[type[Backend], Path], None], tmp_path: Path
+) -> None:
+    check(make, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        pytest.param(
+            "locl", r"unknown back end 'locl', known are 'inline', 'local'; did you mean 'local'\?", id="typo"
+        ),
+        pytest.param("slurm", "unknown back end 'slurm', known are 'inline', 'local'$", id="nothing like it"),
+        pytest.param("ray", "'ray' is not part of this version .* 'local' uses every device", id="ray"),
+    ],
+)
+def test_an_unknown_back_end_is_an_error_that_names_the_known(name: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(BackendError, match=message):
+        make_backend(name, WorkerContext(tmp_path, b""))
+
+
+def test_a_known_back_end_is_made_for_the_workplace(tmp_path: Path) -> None:
+    worker_context = WorkerContext(tmp_path, b"", runner="shoal.testing.backends:follow")
+    backend = make_backend("inline", worker_context)
+    assert type(backend) is BACKENDS["inline"]
+    assert backend.worker_context is worker_context
+    backend.close()

@@ -1,0 +1,136 @@
+"""How jobs are bound to GPUs and slots by the local back end: real workers, a fake of NVIDIA's control program."""
+
+import logging
+from pathlib import Path
+
+import mps_fakes as fakes
+import pytest
+from shared_gpu_samples import (
+    CPU,
+    GIB,
+    GPU,
+    MIG,
+    OTHER_GPU,
+    begin,
+    daemon_pid,
+    job,
+    local,
+    run_on,
+    servers,
+    stopped,
+    vanishes,
+)
+
+from shoal.backends import Local, WorkerContext
+from shoal.backends.gpu_sharing import check_sharing
+from shoal.core.device import Cluster, Device, Node
+from shoal.core.errors import BackendError
+from shoal.testing.backends import scripted_job
+
+
+class TestBinding:
+    def test_a_job_has_the_share_and_the_memory_that_it_was_promised(self, place: Path) -> None:
+        with local(place, fakes.uses_gpu) as backend:
+            quarter = begin(backend, job("quarter"))
+            assert (quarter["percentage"], quarter["megabytes"]) == (25, 1792)
+            most = begin(backend, job("most", compute=0.601, memory=79 * GIB))
+            assert (most["percentage"], most["megabytes"]) == (61, 80 * 1024)
+            unknown = begin(backend, scripted_job("unknown"))
+            assert (unknown["percentage"], unknown.get("megabytes")) == (100, None)
+            elsewhere = begin(backend, job("elsewhere"), OTHER_GPU)
+            assert elsewhere["percentage"] == 25
+            assert daemon_pid(place, "GPU-0") != daemon_pid(place, "GPU-1")
+            assert run_on(backend) == []
+            assert stopped(backend, "quarter", "most", "unknown", "elsewhere")
+
+    @pytest.mark.parametrize(
+        ("device", "name", "variables"),
+        [
+            pytest.param(GPU, "plain", 1, id="without MPS"),
+            pytest.param(MIG, "auto", 1, id="part of a GPU"),
+            pytest.param(GPU, "auto", 5, id="by MPS"),
+        ],
+    )
+    def test_a_process_sees_its_device_alone(self, device: Device, name: str, variables: int, place: Path) -> None:
+        with local(place, fakes.uses_gpu, name) as backend:
+            assert begin(backend, job("job"), device)["set"] == variables
+            assert stopped(backend, "job")
+
+    def test_on_a_cpu_slot_nothing_is_set_and_any_job_uses_the_idle_worker(self, place: Path) -> None:
+        with local(place, fakes.stays_off, "auto") as backend:
+            one = begin(backend, job("one"), CPU)
+            assert stopped(backend, "one")
+            two = begin(backend, job("two", compute=1.0), CPU)
+            assert stopped(backend, "two")
+        assert one == two
+        assert one["set"] == 0
+
+    def test_an_idle_worker_is_used_again_for_the_same_binding_and_else_makes_room(self, place: Path) -> None:
+        with local(place, fakes.uses_gpu) as backend:
+            one = begin(backend, job("one"))
+            assert stopped(backend, "one")
+            two = begin(backend, job("two", memory=GIB - 1))
+            assert stopped(backend, "two")
+            assert two["megabytes"] == one["megabytes"], "limits are coarse, so that processes are used again"
+            assert two["pid"] == one["pid"]
+            other = begin(backend, job("other", compute=0.5))
+            assert other["pid"] != one["pid"]
+            assert vanishes(one["pid"])
+            assert stopped(backend, "other")
+
+    def test_closing_ends_the_daemons(self, place: Path) -> None:
+        with local(place, fakes.uses_gpu) as backend:
+            begin(backend, job("job"))
+            pids = [daemon_pid(place), *servers(place)]
+            assert len(pids) == 2
+        assert all(vanishes(pid) for pid in pids)
+
+
+class TestWithoutMps:
+    def test_auto_goes_on_and_says_why_once(self, place: Path, caplog: pytest.LogCaptureFixture) -> None:
+        with local(place, fakes.uses_gpu, "auto", command="no-such-program") as backend:
+            assert begin(backend, job("one"))["set"] == 1
+            assert begin(backend, job("two"))["set"] == 1
+            assert stopped(backend, "one", "two")
+        (record,) = [each for each in caplog.records if each.name == "shoal.backends"]
+        assert record.levelno == logging.WARNING
+        assert record.getMessage().startswith("jobs on cuda:0 share it without MPS: 'no-such-program' is not installed")
+
+    def test_mps_is_an_error(self, place: Path) -> None:
+        with (
+            local(place, fakes.uses_gpu, "mps", command="no-such-program") as backend,
+            pytest.raises(BackendError, match=r"cuda:0 cannot be shared by MPS: 'no-such-program' is not installed"),
+        ):
+            backend.start(job("one"), GPU)
+
+
+def cluster(*devices: Device) -> Cluster:
+    return Cluster((Node("here", 8, devices),))
+
+
+@pytest.mark.parametrize(
+    ("name", "devices", "processes", "message"),
+    [
+        pytest.param("mpss", [GPU], True, r"unknown `sharing` 'mpss'.*did you mean 'mps'\?", id="typo"),
+        pytest.param(["mps"], [GPU], True, "unknown `sharing` .'mps'.,", id="a list"),
+        pytest.param(None, [GPU], True, "unknown `sharing` None, known are 'auto', 'mps', 'plain'$", id="nothing"),
+        pytest.param("mps", [GPU], False, "needs a process for each job; use backend='local'", id="one process"),
+        pytest.param("mps", [GPU, CPU], True, r"cpu:0 \(cpu\) is none", id="CPU slot"),
+        pytest.param("mps", [MIG], True, r"mig:0 \(A100 MIG 1g.10gb\) is none", id="MIG"),
+        pytest.param("mps", [GPU], True, "which is not on PATH", id="not installed"),
+    ],
+)
+def test_a_setting_that_cannot_be_had(
+    name: object, devices: list[Device], processes: bool, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "/no/such/directory")
+    with pytest.raises(BackendError, match=message):
+        check_sharing(name, cluster(*devices), processes=processes)
+
+
+def test_settings_that_can_be_had(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(place))
+    check_sharing("mps", cluster(GPU, OTHER_GPU), processes=True)
+    for name in ("auto", "plain"):
+        check_sharing(name, cluster(CPU, MIG), processes=False)
+    assert Local(WorkerContext(place / "study", b"", sharing="plain"))._sharing.name == "plain"
