@@ -8,9 +8,9 @@ import torch
 from shoal.core.errors import TaskError
 from shoal.core.trial import Config
 from shoal.data.batches import Batches
+from shoal.data.tracked_config import values_read
 from shoal.fuse.generators import reseed
 from shoal.task import Task
-from shoal.data.tracked_config import values_read
 
 __all__ = ["DataSets"]
 

@@ -9,11 +9,11 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from shoal.core.errors import FusionError
+from shoal.data.tracked_config import MembersConfig
 from shoal.fuse.array import ModelArray
 from shoal.fuse.optim.fused import FusedOptimizer, fuse_optimizers
 from shoal.fuse.stacked import NeedsMemberError, Stacked, events
 from shoal.task import Task, call, takes_config
-from shoal.data.tracked_config import MembersConfig
 from shoal.worker.trial_runtime import TrialRuntime, check_scalar, optimizers_in
 
 __all__ = ["CustomStep"]

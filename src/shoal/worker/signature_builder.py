@@ -14,12 +14,12 @@ from torch.nn.parameter import is_lazy
 from shoal.core.array import FusionKey
 from shoal.core.trial import Trial
 from shoal.data.datasets import DataSets
+from shoal.data.tracked_config import values_read
 from shoal.fuse.generators import reseed
 from shoal.fuse.optim.table import kernel_group_of
 from shoal.fuse.structure import family_digest, structure_digest
 from shoal.fuse.structure_serializer import digest
 from shoal.task import Task, call
-from shoal.data.tracked_config import values_read
 from shoal.worker.trial_runtime import batch_size, check_optimizer, new_model, optimizers_in, ownership
 
 __all__ = ["SignatureBuilder"]
