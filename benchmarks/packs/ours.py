@@ -26,7 +26,7 @@ from shoal.worker.array_trainer import ArrayTrainer, WorkerState
 from shoal.worker.lane_scheduler import LaneScheduler
 from shoal.worker.profile import measure
 from shoal.worker.signature_builder import SignatureBuilder
-from shoal.worker.trial_cache import TrialCache
+from shoal.worker.worker_state import TrialCache
 
 __all__ = ["PACKINGS", "Chosen", "searched"]
 

@@ -19,8 +19,7 @@ from shoal.core.trial import Trial
 from shoal.data.datasets import DataSets
 from shoal.task import Task
 from shoal.worker.array_trainer import ArrayTrainer
-from shoal.worker.trial_cache import TrialCache
-from shoal.worker.worker_state import WorkerState
+from shoal.worker.worker_state import TrialCache, WorkerState
 
 __all__ = ["overhead"]
 

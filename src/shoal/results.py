@@ -161,7 +161,7 @@ class Study:
             if changed := edits(journal.study.get("sources", {})):
                 names = ", ".join(edit.path for edit in changed)
                 _log.warning("the best model may not be what was trained, as the task was edited since: %s", names)
-            from shoal.worker.restore import trained_model  # torch, which a look at a table does not need
+            from shoal.worker.trial_runtime import trained_model  # torch, which a look at a table does not need
 
             return trained_model(journal.blob("task"), best, self.directory)
 
@@ -396,7 +396,7 @@ class Study:
             # how a trial failed that was tried again is no report of an epoch
             recorded = [report for report in journal.curve(number) if report.state is not TrialState.FAILED]
         sys.path.extend(path for path in spec["paths"] if path not in sys.path)
-        from shoal.worker.rerun import trained_again  # torch, which a look at a table does not need
+        from shoal.worker.run import trained_again  # torch, which a look at a table does not need
 
         return Rerun.of(
             row.trial, device.name, recorded, trained_again(task, row.trial, recorded[-1].epoch, device), spec

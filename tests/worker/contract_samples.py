@@ -18,9 +18,8 @@ from shoal.task import Task
 from shoal.worker.control import JobControl
 from shoal.worker.signature_builder import SignatureBuilder
 from shoal.worker.train import Trainer
-from shoal.worker.trial_cache import TrialCache
 from shoal.worker.trial_runtime import TrialRuntime, build
-from shoal.worker.worker_state import WorkerState
+from shoal.worker.worker_state import TrialCache, WorkerState
 
 CPU = torch.device("cpu")
 SAMPLES, SIZE = 10, 4

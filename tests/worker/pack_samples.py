@@ -24,8 +24,7 @@ from shoal.worker.checkpoint import load_newest
 from shoal.worker.control import JobControl
 from shoal.worker.signature_builder import SignatureBuilder
 from shoal.worker.train import Trainer
-from shoal.worker.trial_cache import TrialCache
-from shoal.worker.worker_state import WorkerState
+from shoal.worker.worker_state import TrialCache, WorkerState
 
 CPU = torch.device("cpu")
 SAMPLES, EPOCHS = 14, 3

@@ -18,9 +18,8 @@ from shoal.worker.control import JobControl
 from shoal.worker.plain_stepper import PlainStepper
 from shoal.worker.signature_builder import SignatureBuilder
 from shoal.worker.train import Trainer
-from shoal.worker.trial_cache import TrialCache
 from shoal.worker.trial_runtime import build
-from shoal.worker.worker_state import WorkerState
+from shoal.worker.worker_state import TrialCache, WorkerState
 
 EPOCHS = 3
 STEP = (torch.ones(SIZE, 3, dtype=torch.float64), torch.ones(SIZE, 2, dtype=torch.float64))

@@ -22,9 +22,8 @@ from shoal.worker.plain_stepper import PlainStepper
 from shoal.worker.profile import measure
 from shoal.worker.signature_builder import SignatureBuilder
 from shoal.worker.train import Trainer
-from shoal.worker.trial_cache import TrialCache
 from shoal.worker.trial_runtime import build
-from shoal.worker.worker_state import WorkerState
+from shoal.worker.worker_state import TrialCache, WorkerState
 
 CPU = torch.device("cpu")
 LARGE = 1003

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from shoal.worker.lane_scheduler import LaneScheduler
-from shoal.worker.schedule_search import RULES
+from shoal.worker.lane_scheduler import RULES, LaneScheduler
 
 CPU = torch.device("cpu")
 GPU = torch.device("cuda", 0)

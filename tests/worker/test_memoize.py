@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from shoal.fuse.api import fuse
-from shoal.worker.memoize import memoized
+from shoal.worker.metrics import memoized
 
 X, Y = torch.randn(4, 3), torch.randn(4, 3)
 

@@ -18,7 +18,7 @@ from shoal.fuse.generators import reseed
 from shoal.task import Task
 from shoal.worker.checkpoint import load_newest
 from shoal.worker.files import inherit
-from shoal.worker.trial_cache import TrialCache
+from shoal.worker.worker_state import TrialCache
 
 EPOCHS, STEPS = 3, 3
 

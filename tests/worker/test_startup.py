@@ -7,7 +7,7 @@ import pytest
 
 CODE = """
 import sys, torch
-from shoal.worker.startup import postpone_compiler
+from shoal.worker.run import postpone_compiler
 postpone_compiler()
 model = torch.nn.Linear(3, 1)
 optimizer = torch.optim.{name}(model.parameters(), lr=0.1)

@@ -26,8 +26,7 @@ from shoal.worker.checkpoint import load_newest
 from shoal.worker.control import JobControl
 from shoal.worker.signature_builder import SignatureBuilder
 from shoal.worker.train import Trainer
-from shoal.worker.trial_cache import TrialCache
-from shoal.worker.worker_state import WorkerState
+from shoal.worker.worker_state import TrialCache, WorkerState
 
 CPU = torch.device("cpu")
 TRIALS, EPOCHS, STEPS = 5, 4, 3

@@ -16,9 +16,8 @@ from shoal.worker import array_trainer
 from shoal.worker.control import JobControl
 from shoal.worker.signature_builder import SignatureBuilder
 from shoal.worker.train import Trainer
-from shoal.worker.trial_cache import TrialCache
 from shoal.worker.trial_runtime import build
-from shoal.worker.worker_state import WorkerState
+from shoal.worker.worker_state import TrialCache, WorkerState
 
 EPOCHS = 3
 

@@ -11,8 +11,7 @@ from torch.utils.data import default_collate
 from shoal.core.demand import Sharing
 from shoal.data.fetch import Fetcher
 from shoal.data.samples import kind
-from shoal.data.source import BatchRequest, BatchSource, UnevenError
-from shoal.data.stream_sync import StreamSync
+from shoal.data.source import BatchRequest, BatchSource, StreamSync, UnevenError
 
 __all__ = ["MaterializedSource", "materialized_bytes"]
 

@@ -34,7 +34,7 @@ often too, however long an epoch is."""
 
 
 class ArrayTrainer:
-    """Trains one array of a job, a step at each `advance`; a `shoal.worker.lanes.Lane`.
+    """Trains one array of a job, a step at each `advance`; a `shoal.worker.lane_scheduler.Lane`.
 
     Its runtimes need not be at the same epoch: those that are at the same step of theirs are trained as one. A runtime
     leaves when it has reached its target, when its loss is no number, or when it is told to; others join when an epoch

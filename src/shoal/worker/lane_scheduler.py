@@ -17,20 +17,114 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from typing import Literal, Protocol
 from weakref import WeakKeyDictionary
 
 import torch
 
-from shoal.worker.lanes import Failure, Lane
-from shoal.worker.schedule_search import ScheduleSearch, Way
+from shoal.cost.race import Race, RaceRules
 
-__all__ = ["LaneScheduler"]
+__all__ = ["RULES", "Failure", "Lane", "LaneScheduler", "ScheduleSearch", "Way"]
 
 _log = logging.getLogger("shoal.pack")
 
 ROUND_SECONDS = 0.2
 """What a round is to take. A lane that has its turn for some hundredths of a second pays for cold caches by less than a
 hundredth, and lanes drift apart by no more than what that many seconds take in of one of them."""
+
+Way = Literal["turns", "steps", "streams"]
+
+PROBE_SECONDS = 0.1
+"""How long a probe of a way takes at least: rounds may be shorter."""
+
+RULES = RaceRules(margin=1.03, hopeless_seconds=2 * PROBE_SECONDS)
+
+
+class Lane(Protocol):
+    """What takes turns: an array in training, with a data stream that it may share with others.
+
+    It is known by its identity and must allow weak references.
+    """
+
+    @property
+    def position(self) -> int:
+        """Samples it has taken in; grows with every step. Those of lanes that come first are equal where these are
+        level, such as at one place of an epoch."""
+
+    @property
+    def place(self) -> tuple[object, int] | None:
+        """Where it is in the data, if it shares samples only with lanes that are at the same place: the pass that it is
+        in, and samples that it has taken of that. Else None."""
+
+    @property
+    def settled(self) -> bool:
+        """Whether its own search for the fastest way to step is over."""
+
+    def advance(self) -> bool:
+        """Take one step; False when that ended an epoch, or when there was nothing to do.
+
+        On a GPU it may run on a stream of its own. That waits for all that was begun before the round, and what comes
+        after the round waits for it; what lanes hand each other within a round is theirs to synchronise.
+        """
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A lane that raised; the others are as if it had not been there.
+
+    Args:
+        lane: which; what a step leaves half done stays so.
+        error: what it raised; `SystemExit` is as good as any other, the caller decides what it means.
+    """
+
+    lane: Lane
+    error: Exception | SystemExit
+
+
+class ScheduleSearch:
+    """Finds out which way is the fastest by trying all of them in turn, with real steps only.
+
+    Args:
+        ways: to choose from; of equals the first.
+        lanes: how many take turns.
+    """
+
+    def __init__(self, ways: Sequence[Way], lanes: int) -> None:
+        self._race: Race[Way] = Race(ways, RULES)
+        if len(ways) == 1:
+            self._race.stop()
+        self._seconds = 0.0
+        self._taken = [0] * lanes
+
+    @property
+    def way(self) -> Way | None:
+        """The fastest, or None while that is open."""
+        return self._race.winner
+
+    @property
+    def seconds(self) -> dict[Way, float]:
+        """By way, those that a sample takes to go through a lane, as the fastest probe showed."""
+        return self._race.seconds
+
+    def next(self) -> Way:
+        """How the next round is to be."""
+        return self._race.next
+
+    def note(self, seconds: float, taken: Sequence[int]) -> None:
+        """Note what a round in the `next` way showed; rounds are added up until they make a probe.
+
+        Args:
+            seconds: that it took.
+            taken: samples taken in by each lane.
+        """
+        self._seconds += seconds
+        self._taken = [before + now for before, now in zip(self._taken, taken, strict=True)]
+        if min(self._taken) > 0 and self._seconds >= PROBE_SECONDS:
+            self._race.note(self._seconds, sum(self._taken))
+            self._seconds, self._taken = 0.0, [0] * len(self._taken)
+
+    def __str__(self) -> str:
+        return ", ".join(f"{way} {seconds * 1e6:.3g} us a sample" for way, seconds in self.seconds.items())
 
 
 @dataclass

@@ -1,29 +1,40 @@
 """A worker's way through a job; `shoal.backends.base.Runner` is its contract."""
 
 import os
-from collections.abc import Iterator
-from functools import lru_cache
+import sys
+from collections.abc import Callable, Iterator
+from functools import lru_cache, wraps
 from pathlib import Path
+from typing import Any
 
 import torch
+import torch._compile
+from torch.optim import Optimizer
+from torch.optim.optimizer import _use_grad_for_differentiable
 
+from shoal.cluster.temporary import TemporaryFolder
 from shoal.cluster.threads import threads
+from shoal.core.array import Array, FusionKey, Member
 from shoal.core.device import Device
 from shoal.core.errors import UnusableTaskError
-from shoal.core.event import Event, Profiled, SignaturesFound
+from shoal.core.event import Event, Profiled, Reported, SignaturesFound
 from shoal.core.job import Job, Purpose, WorkerContext
+from shoal.core.trial import Report, Trial
 from shoal.data.datasets import DataSets
 from shoal.pickling import recalled, why_not_loaded
 from shoal.task import Task
 from shoal.worker.control import JobControl
 from shoal.worker.profile import UNNOTICED, measure
 from shoal.worker.signature_builder import SignatureBuilder
-from shoal.worker.startup import postpone_compiler
 from shoal.worker.train import Trainer
-from shoal.worker.trial_cache import TrialCache
-from shoal.worker.worker_state import WorkerState
+from shoal.worker.worker_state import TrialCache, WorkerState
 
-__all__ = ["prepare", "run"]
+__all__ = ["postpone_compiler", "prepare", "run", "trained_again"]
+
+_MARK = "__dynamo_disable"
+"""Where torch keeps the method as the compiler's `disable` has made it."""
+_BREAKS = _use_grad_for_differentiable(lambda optimizer: None).__code__
+"""What torch's optimizers call for `step`; an optimizer that was made before in this process has it within a hook."""
 
 
 def run(job: Job, device: Device, worker_context: WorkerContext, control: JobControl) -> Iterator[Event]:
@@ -48,6 +59,24 @@ def run(job: Job, device: Device, worker_context: WorkerContext, control: JobCon
                 yield Profiled(job.id, array.key, profile, "".join(notes))
         case Purpose.TRAIN:
             yield from Trainer(job, worker_state, signature_builder, control, worker_context.checkpoint_seconds).run()
+
+
+def trained_again(task: bytes, trial: Trial, epochs: int, device: Device) -> list[Report]:
+    """What the trial reports when it is trained by itself; its checkpoints go to a temporary directory.
+
+    Args:
+        task: the user's, pickled by cloudpickle.
+        trial: one that begins with weights of its own.
+        epochs: to train for. There are fewer reports if its loss is no number before.
+        device: where to train.
+
+    Raises:
+        Exception: whatever the user's methods raise.
+    """
+    array = Array(FusionKey(f"trial {trial.number}", "", 1, trial.data_seed), (Member(trial, 0, epochs),))
+    with TemporaryFolder() as folder:
+        events = run(Job("rerun", (array,)), device, WorkerContext(folder.path, task), JobControl(prompt=True))
+        return [report for event in events if isinstance(event, Reported) for report in event.reports]
 
 
 def prepare(device: Device, worker_context: WorkerContext) -> tuple[WorkerState, SignatureBuilder]:
@@ -76,3 +105,43 @@ def _prepared(pickled: bytes, device: torch.device, directory: Path) -> tuple[Wo
         raise UnusableTaskError(f"the task cannot be loaded in a worker: {why_not_loaded(error)}") from error
     sets = DataSets(task, device)
     return WorkerState(task, sets, TrialCache(), device, directory), SignatureBuilder(task, sets)
+
+
+def postpone_compiler() -> None:
+    """Let optimizers be made, and step, without an import of `torch._dynamo`, which takes as long as that of torch.
+
+    Torch imports it at the first call of an optimizer's method only to keep it from tracing that method, and in `step`
+    to break its graph there. Until something else imports it there is nothing to be kept from; then torch's own way is
+    taken again.
+    """
+    for method in vars(Optimizer).values():
+        if getattr(method, "__globals__", None) is vars(torch._compile) and not hasattr(method.__wrapped__, _MARK):
+            setattr(method.__wrapped__, _MARK, _undecorated(method))
+    for sort in vars(torch.optim).values():
+        if isinstance(sort, type) and issubclass(sort, Optimizer) and getattr(sort.step, "__code__", None) is _BREAKS:
+            sort.step = _unbroken(sort.step)  # type: ignore[method-assign]
+
+
+def _undecorated(method: Callable[..., Any]) -> Callable[..., Any]:
+    inner = method.__wrapped__  # type: ignore[attr-defined]
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if "torch._dynamo" not in sys.modules:
+            return inner(*args, **kwargs)
+        vars(inner).pop(_MARK, None)  # another thread may have done so
+        return method(*args, **kwargs)
+
+    return run
+
+
+def _unbroken(step: Callable[..., Any]) -> Callable[..., Any]:
+    inner = step.__wrapped__  # type: ignore[attr-defined]
+
+    @wraps(step)
+    def run(optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
+        if "torch._dynamo" in sys.modules:
+            return step(optimizer, *args, **kwargs)
+        with torch.set_grad_enabled(optimizer.defaults["differentiable"]):
+            return inner(optimizer, *args, **kwargs)
+
+    return run

@@ -12,10 +12,8 @@ from shoal.core.job import Job, log_path
 from shoal.worker.array_trainer import ArrayTrainer
 from shoal.worker.control import JobControl
 from shoal.worker.failures import outcome_of, recorded
-from shoal.worker.lane_scheduler import LaneScheduler
-from shoal.worker.lanes import Failure
-from shoal.worker.memory import give_back
-from shoal.worker.memory_tracker import MemoryTracker
+from shoal.worker.lane_scheduler import Failure, LaneScheduler
+from shoal.worker.memory import MemoryTracker, give_back
 from shoal.worker.signature_builder import SignatureBuilder
 from shoal.worker.worker_state import WorkerState
 
@@ -150,7 +148,7 @@ class Trainer:
 
     def _look(self) -> Iterator[Event]:
         """How much memory the job has taken, if that is news."""
-        self._peak.look(self._lanes)
+        self._peak.look((lane.key, len(lane.models)) for lane in self._lanes)
         if (news := self._peak.news()) is not None:
             yield news
 

@@ -17,11 +17,13 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils import _pytree as pytree
 
 from shoal.core.array import Member
-from shoal.core.errors import TaskError, UnusableTaskError
+from shoal.core.errors import CheckpointError, TaskError, UnusableTaskError
 from shoal.core.trial import Config, Report, Trial
 from shoal.fuse.generators import reseed
+from shoal.pickling import recalled, why_not_loaded
 from shoal.task import Task, call, check_interval
 from shoal.worker.checkpoint import Checkpoint, load_newest, save, unfit
+from shoal.worker.failures import user_traceback
 
 __all__ = [
     "TrialRuntime",
@@ -34,6 +36,7 @@ __all__ = [
     "optimizers_in",
     "ownership",
     "side_by_side",
+    "trained_model",
     "wait",
 ]
 
@@ -182,6 +185,35 @@ def build(task: Task, member: Member, device: torch.device) -> TrialRuntime:
                 'and scheduler_interval is "step"; set it to "epoch", or return another scheduler'
             )
     return TrialRuntime(member, model, optimizer, scheduler, device, by_step)
+
+
+def trained_model(task: bytes, trial: Trial, directory: Path) -> nn.Module:
+    """The model of a trial as its newest checkpoint has it, on the CPU and in evaluation mode.
+
+    Args:
+        task: the user's, pickled by cloudpickle.
+        trial: of the study.
+        directory: of the study.
+
+    Raises:
+        CheckpointError: there is none, or none is intact.
+        UnusableTaskError: the task cannot be loaded, or its model is another than that was.
+    """
+    checkpoint = load_newest(directory, trial.number)
+    if checkpoint is None:
+        raise CheckpointError(f"trial {trial.number} has no intact checkpoint below {directory / 'checkpoints'}")
+    try:
+        owner: Task = recalled(task)
+    except (Exception, SystemExit) as error:
+        message = f"the task of the study in {directory} cannot be loaded: {why_not_loaded(error)}"
+        raise UnusableTaskError(f"{message}\n\n{user_traceback(error)}") from error
+    with torch.random.fork_rng(devices=[]):
+        model = new_model(call(owner, "model", config=trial.config))
+    try:
+        model.load_state_dict(checkpoint.model)
+    except RuntimeError as error:
+        raise UnusableTaskError(unfit("model", checkpoint, error)) from error
+    return model.eval()
 
 
 def new_model(returned: Any) -> nn.Module:

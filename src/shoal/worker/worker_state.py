@@ -1,16 +1,85 @@
-"""What a worker process has at hand for all arrays that it trains."""
+"""State of a worker process that outlives a job: the task, its data sets, and trials kept in memory."""
 
-from dataclasses import dataclass, field
+from collections import OrderedDict
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
-from shoal.core.array import FusionKey
+from shoal.core.array import FusionKey, Member
 from shoal.data.datasets import DataSets
+from shoal.fuse.frozen import lent
 from shoal.task import Task
-from shoal.worker.trial_cache import TrialCache
+from shoal.worker.files import checkpoints
+from shoal.worker.trial_runtime import TrialRuntime, optimizers_in
 
-__all__ = ["WorkerState"]
+__all__ = ["TrialCache", "WorkerState"]
+
+KEPT_BYTES, MOVED_BYTES = 256 << 20, 2 << 30
+"""Of parameters, buffers and optimizer state; and of those of a GPU, which jobs that take turns on it leave and come
+back to. It is small models whose loading is as long as their training; larger ones go on from their checkpoints."""
+
+
+@dataclass(frozen=True)
+class _CachedTrial:
+    """A runtime, its tensors with the devices to which they belong, and their bytes."""
+
+    runtime: TrialRuntime
+    places: tuple[tuple[Tensor, torch.device], ...]
+    bytes: int
+
+
+class TrialCache:
+    """Keeps runtimes as they are saved, so that one that goes on here need not be built and loaded again.
+
+    They are kept in memory of the host: that of a GPU is for those that train.
+    """
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[int, _CachedTrial] = OrderedDict()
+        self._bytes = 0
+
+    def keep(self, runtime: TrialRuntime) -> None:
+        """Keep one that has just been saved; those kept longest go, where there is no room."""
+        tensors = _tensors(runtime)
+        size = sum(tensor.nbytes for tensor in tensors)
+        room = KEPT_BYTES if runtime.device.type == "cpu" else MOVED_BYTES
+        if size > room:
+            return
+        places = tuple((tensor, tensor.device) for tensor in tensors)
+        for parameter in runtime.model.parameters():  # as after loading a checkpoint, which holds none either
+            parameter.grad = None
+        for tensor in tensors:  # a row of an array's memory would keep all of that
+            if tensor.device.type != "cpu":
+                tensor.data = tensor.data.to("cpu")
+            elif not lent(tensor):
+                tensor.data = tensor.data.clone()
+        self._drop(runtime.trial.number)
+        self._kept[runtime.trial.number] = _CachedTrial(runtime, places, size)
+        self._bytes += size
+        while self._bytes > room:
+            self._drop(next(iter(self._kept)))
+
+    def take(self, member: Member, directory: Path) -> TrialRuntime | None:
+        """The runtime of a member, if it is here and nobody has trained it further."""
+        if member.trial.number not in self._kept:
+            return None
+        kept = self._kept[member.trial.number]
+        runtime = kept.runtime
+        self._drop(member.trial.number)
+        epoch, step = runtime.saved
+        newest = next(iter(checkpoints(directory, member.trial.number)), None)
+        if runtime.trial != member.trial or newest is None or not newest.name.startswith(f"{epoch:06d}-{step:06d}-"):
+            return None
+        for tensor, device in kept.places:
+            if tensor.device != device:
+                tensor.data = tensor.data.to(device)
+        return replace(runtime, member=member)
+
+    def _drop(self, number: int) -> None:
+        if number in self._kept:
+            self._bytes -= self._kept.pop(number).bytes
 
 
 @dataclass(frozen=True)
@@ -34,3 +103,9 @@ class WorkerState:
     directory: Path
     refused: set[FusionKey] = field(default_factory=set)
     unkeyed: set[int] = field(default_factory=set)
+
+
+def _tensors(runtime: TrialRuntime) -> list[Tensor]:
+    states = (state for one in optimizers_in(runtime.optimizer) for state in one.state.values())
+    held = [value for state in states for value in state.values() if isinstance(value, torch.Tensor)]
+    return [*runtime.model.parameters(), *runtime.model.buffers(), *held]

@@ -19,7 +19,7 @@ from typing import Any
 from shoal.cluster.processes import created, end
 from shoal.core.trial import Report
 from shoal.worker.files import folder, published
-from shoal.worker.opaque.output import OutputReports
+from shoal.worker.opaque.channel import OutputReports
 from shoal.worker.opaque.reports import ProgramReports
 
 __all__ = ["ProgramFiles"]

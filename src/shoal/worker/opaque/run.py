@@ -22,10 +22,9 @@ from shoal.opaque import Command, Opaque
 from shoal.pickling import loaded
 from shoal.worker.control import JobControl
 from shoal.worker.failures import EndedElsewhere, outcome_of
-from shoal.worker.opaque.channel import ProgramChannel
+from shoal.worker.opaque.channel import OutputReports, ProgramChannel
 from shoal.worker.opaque.child import ProgramProcess, surroundings
 from shoal.worker.opaque.files import ProgramFiles
-from shoal.worker.opaque.output import OutputReports
 from shoal.worker.opaque.reports import ProgramReport, ProgramReports
 from shoal.worker.opaque.usage_monitor import UsageMonitor
 
