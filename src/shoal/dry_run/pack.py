@@ -5,13 +5,10 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-from torch import Tensor
-
-from shoal.core.array import Array, Member
+from shoal.core.array import Array
 from shoal.worker.array_trainer import ArrayTrainer
 from shoal.worker.lane_scheduler import LaneScheduler
 from shoal.worker.memory import give_back
-from shoal.worker.trial_runtime import TrialRuntime
 from shoal.worker.worker_state import WorkerState
 
 __all__ = ["measure_pack_speed"]
@@ -34,7 +31,7 @@ def measure_pack_speed(arrays: Sequence[Array], worker_state: WorkerState, limit
     Raises:
         Exception: what the task raised.
     """
-    lanes = [_UncheckedTrainer("", _endless(array), worker_state) for array in arrays]
+    lanes = [ArrayTrainer("", _endless(array), worker_state, timing_only=True) for array in arrays]
     turns = LaneScheduler(worker_state.device)
     began = time.perf_counter()
 
@@ -53,18 +50,6 @@ def measure_pack_speed(arrays: Sequence[Array], worker_state: WorkerState, limit
     del lanes, turns
     give_back(worker_state.device)
     return seconds[way] / seconds["turns"] if way is not None and "turns" in seconds else 1.0
-
-
-class _UncheckedTrainer(ArrayTrainer):
-    """A lane in which trials go on whatever their loss is: a step takes as long when it is no number. They go on beyond
-    their budgets, too, where a schedule may have ended.
-    """
-
-    def _runtime(self, member: Member) -> TrialRuntime:
-        return replace(super()._runtime(member), scheduler=None)
-
-    def _judge(self, finite: Tensor) -> None:
-        pass
 
 
 def _endless(array: Array) -> Array:

@@ -1,24 +1,23 @@
-"""Trains the trials of one array up to their budgets, step by step, and lets trials leave and join meanwhile."""
+"""Trains the trials of one array up to their budgets, step by step; trials may leave and join in between."""
 
-import dataclasses
 import gc
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Set as AbstractSet
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from shoal.core.array import Array, Member
-from shoal.core.event import Event, Profiled, Reported, TurnStats
-from shoal.core.trial import Report, TrialState
+from shoal.core.event import Event, Profiled
+from shoal.core.trial import TrialState
 from shoal.data.batches import Batches, epoch_order, noise_seed
-from shoal.fuse.frozen import lend_frozen, worth_lending
+from shoal.worker.array_members import ArrayMembers
 from shoal.worker.fused_stepper import make_stepper
+from shoal.worker.loss_tracker import LossTracker
 from shoal.worker.stepper import MixedEpochsError, Stepper, StepRefusedError
-from shoal.worker.trial_runtime import TrialRuntime, batch_size, build, side_by_side
+from shoal.worker.trial_runtime import TrialRuntime, batch_size
 from shoal.worker.worker_state import WorkerState
 
 __all__ = ["ArrayTrainer"]
@@ -26,27 +25,23 @@ __all__ = ["ArrayTrainer"]
 _log = logging.getLogger("shoal.worker")
 
 LINGER, LONGEST_LINGER = 0.1, 0.05
-"""Of an epoch's seconds, and seconds at most: how long the others wait for who takes the place of those that left."""
-
-LOOK_STEPS, LOOK_SECONDS = 64, 1.0
-"""Steps or seconds after which it is looked what the losses were, if nothing else asks for it before. They are told so
-often too, however long an epoch is."""
+"""Share of an epoch's seconds, and most seconds, that the array waits for trials in place of those that left."""
 
 
 class ArrayTrainer:
     """Trains one array of a job, a step at each `advance`; a `shoal.worker.lane_scheduler.Lane`.
 
-    Its runtimes need not be at the same epoch: those that are at the same step of theirs are trained as one. A runtime
-    leaves when it has reached its target, when its loss is no number, or when it is told to; others join when an epoch
-    ends.
+    Trials at the same step of an epoch train as one, also at different epochs. A trial leaves when it has reached its
+    target, when its loss is not finite, or by `leave`. Others join at the end of an epoch.
 
     Args:
-        job: id of the job that the array belongs to.
-        array: whom to train, each from its checkpoint or its very start.
-        worker_state: of the process.
-        lenders: models that are trained beside its own; frozen parameters of theirs serve as those of its own that are
-            called alike and equal, where those are large.
-        beat: called at each step, of validation too, and before anything that may take long.
+        job: Id of the job that the array belongs to.
+        array: Trials to train, each from its checkpoint or from its start.
+        worker_state: State of the process.
+        lenders: Function that returns models of other arrays in this process. If large frozen parameters of theirs
+            equal those of the same name in a new model, that model uses their memory.
+        beat: Function to call at each step and validation batch, and before anything that may take long.
+        timing_only: Whether steps are only timed: losses need not be finite, and LR schedulers are not used.
     """
 
     def __init__(
@@ -56,95 +51,83 @@ class ArrayTrainer:
         worker_state: WorkerState,
         lenders: Callable[[], Iterable[nn.Module]] = tuple,
         beat: Callable[[], None] = lambda: None,
+        timing_only: bool = False,
     ) -> None:
         self.key = array.key
         self.position = 0
-        """Samples that a member has taken in since the epoch began in which it was first trained here."""
+        """Samples that a member has trained on, counted from the start of its first epoch here."""
+        self.ready = False
+        """Whether there is a step to take."""
         self.events: list[Event] = []
-        """What has happened and was not told yet."""
-        self.failures: list[tuple[frozenset[int], Exception | SystemExit]] = []
-        """Newcomers that could not be built, and why."""
+        """Events that nobody has taken yet."""
         self.linger = 0.0
-        """Seconds for which it is worthwhile to wait for incoming trials, as some have just left and others go on."""
+        """Seconds to wait for trials that join, after some have left and others go on."""
         self._job = job
-        self._task = worker_state.task
-        self._sets = worker_state.sets
-        self._paused = worker_state.paused
-        self._device = worker_state.device
-        self._directory = worker_state.directory
-        self._lenders = lenders
+        self._state = worker_state
         self._beat = beat
-        self._runtimes: list[TrialRuntime] = []
-        self._joining: list[Member] = list(array.members)
-        self._owed: set[int] = set()  # trials that are to have an epoch before others join
+        self._losses = LossTracker(job, self.events, check=not timing_only)
+        self._members = ArrayMembers(
+            array.members, worker_state, self._losses, lenders, beat, schedulers=not timing_only
+        )
+        self.failures = self._members.failures
+        """Numbers of trials that could not be built while others train, and the exception."""
         self._stepper: Stepper | None = None
-        self._mixes = True
-        self._shown = False  # whether several of its runtimes have taken a step as an array
         self._profile = array.profile
-        self._company: list[TrialRuntime] = []  # who is within an epoch now
-        self._losses: list[Tensor] = []  # of the company, [B] each, since it was last looked whether they are numbers
-        self._refused = worker_state.refused
-        self._unkeyed = worker_state.unkeyed
-        self._looked = self._told = time.perf_counter()  # when losses were last looked at, and told
-        self._lowest: TurnStats | None = None  # the losses since they were told, of the best member at each step
-        self._began, self._spent = 0.0, 0.0  # this advance, and seconds of this epoch before it
-        self._ready = self._abreast = False
+        self._group: list[TrialRuntime] = []  # trials within an epoch now
+        self._mixes = True  # whether trials at different epochs train as one
+        self._shown = False  # whether several trials have taken a step as an array
+        self._began, self._spent = 0.0, 0.0  # start of this advance, and seconds of this epoch before it
+        self._abreast = False
         self._size = 0  # of a batch
         self._course = self._train_all()
 
     @property
-    def ready(self) -> bool:
-        """Whether there is a step to be taken."""
-        return self._ready
-
-    @property
     def done(self) -> bool:
-        """Whether there is nobody to be trained."""
-        return not self._runtimes and not self._joining
+        """Whether there are no trials to train."""
+        return not self._members.runtimes and not self._members.joining
 
     @property
     def models(self) -> list[nn.Module]:
-        """Those that are trained."""
-        return [runtime.model for runtime in self._runtimes]
+        """Models in training."""
+        return [runtime.model for runtime in self._members.runtimes]
 
     @property
     def trials(self) -> frozenset[int]:
-        """Numbers of those that are trained, or about to be."""
-        return frozenset(x.member.trial.number for x in self._runtimes) | {x.trial.number for x in self._joining}
+        """Numbers of the trials in training and of those that wait to join."""
+        return self._members.trials
 
     @property
     def settled(self) -> bool:
-        """Whether its steps are taken in the way that was found the fastest."""
+        """Whether the search for the fastest kind of step is over."""
         return self._stepper is not None and self._stepper.settled
 
     @property
     def stepping(self) -> bool:
-        """Whether it only takes steps, and does not load, build or compile anything."""
-        return self.settled and not self._joining
+        """Whether the array only takes steps: it does not load, build or compile anything."""
+        return self.settled and not self._members.joining
 
     @property
     def place(self) -> tuple[object, int] | None:
-        """The order of samples, the epoch, and samples of that which are behind it; None where others share samples
-        with it wherever they are.
-        """
-        if not self._abreast or not self._company:
+        """Order of samples with its epoch, and position in that order; None if samples are shared at any position."""
+        if not self._abreast or not self._group:
             return None
-        lead = self._company[0]
+        lead = self._group[0]
         return (lead.trial.data_seed, lead.epoch), lead.step * self._size
 
     def prepare(self) -> None:
-        """Do what comes before the next step, in two goes where an epoch has ended: validate it; then let others come
-        in and make the next company an array. To be called when no lane steps.
+        """Do what precedes the next step; call it while no lane steps.
+
+        The end of an epoch takes two calls: the first validates, the second lets trials join and makes the array.
         """
-        if not self._ready:
-            self._ready = self._go_on()
+        if not self.ready:
+            self.ready = self._go_on()
 
     def advance(self) -> bool:
-        """Take a step; false when that was the last one of an epoch, or there is none to be taken."""
+        """Take a step; returns false if it was the last one of an epoch, or if there was none."""
         self.linger = 0.0
-        if self._ready:
-            self._ready = self._go_on()
-        return self._ready
+        if self.ready:
+            self.ready = self._go_on()
+        return self.ready
 
     def _go_on(self) -> bool:
         self._began = time.perf_counter()
@@ -154,304 +137,161 @@ class ArrayTrainer:
             self._spent += time.perf_counter() - self._began
 
     def leave(self, numbers: AbstractSet[int]) -> set[int]:
-        """Let go who is to leave, saved; returns the numbers of those that were here."""
-        gone = {member.trial.number for member in self._joining} & numbers
-        self._joining = [member for member in self._joining if member.trial.number not in gone]
-        leaving = [runtime for runtime in self._runtimes if runtime.trial.number in numbers]
-        if leaving:
-            self._write_down()
-        for runtime in leaving:
-            self._save_one(runtime)
-            self._let_go(runtime)
-            gone.add(runtime.trial.number)
-        return gone
+        """Save and remove the trials with these numbers; returns the numbers that were in the array."""
+        return self._members.leave(numbers)
 
     def join(self, members: Iterable[Member]) -> None:
-        """Let others come in at the end of the epoch."""
-        self._joining += members
+        """Let trials join at the end of the epoch."""
+        self._members.joining += members
 
     def save(self) -> None:
-        """Write checkpoints of all."""
-        self._write_down()
-        for runtime in self._runtimes:
-            self._save_one(runtime)
+        """Write checkpoints of all trials."""
+        self._members.save()
 
     def suspend(self) -> None:
-        """Keep all, saved, at hand for the next job of this process, and tell what was not told yet."""
-        self.save()
-        for runtime in filter(self._is_sound, self._runtimes):
-            self._paused.keep(runtime)
-        if self._lowest is not None:
-            self._tell(())
-
-    def _let_go(self, runtime: TrialRuntime) -> None:
-        self._runtimes.remove(runtime)
-        self._owed.discard(runtime.trial.number)
+        """Save all trials, cache them for the next job of this process, and report the rest of the losses."""
+        self._members.suspend()
+        self._losses.report_rest()
 
     def _train_all(self) -> Iterator[bool]:
-        """Yields true before each step, false where something else comes next."""
+        """Yields true before each training step, false where something else comes next."""
         while True:
-            if self._mixes or not self._owed:
-                self._admit()
-            if not self._runtimes:
+            self._members.admit(self._mixes)
+            if not self._members.runtimes:
                 yield False
                 continue
-            yield from self._train(self._next_company())
+            yield from self._train_epoch(self._members.next_group(self._mixes))
 
-    def _admit(self) -> None:
-        """Let those join that are to, and tell what they have reported already and the journal did not get any more."""
-        if self._joining:
-            self._owed = {runtime.trial.number for runtime in self._runtimes}
-        while self._joining:
-            member = self._joining[0]
-            self._beat()
-            try:
-                runtime = self._runtime(member)
-            except (Exception, SystemExit) as error:
-                if not self._runtimes:
-                    raise
-                self.save()  # of the others nothing is lost
-                self.failures.append((frozenset({member.trial.number}), error))
-                del self._joining[0]
-                continue
-            del self._joining[0]
-            missing = [r for r in runtime.reports if member.start < r.epoch <= member.target]
-            if missing:
-                self._tell(_with_state(runtime, report) for report in missing)
-            elif runtime.epoch >= member.target and runtime.reports:
-                self._tell([_with_state(runtime, runtime.reports[-1])])
-            if runtime.epoch < member.target:
-                self._runtimes.append(runtime)
-                lenders = (self._runtimes[0].model, *self._lenders()) if worth_lending(runtime.model) else ()
-                for lender in lenders:
-                    if lender is not runtime.model:
-                        lend_frozen(lender, runtime.model)
-
-    def _tell(self, reports: Iterable[Report]) -> None:
-        self.events.append(Reported(self._job, tuple(reports), self._lowest))
-        self._lowest, self._told = None, time.perf_counter()
-
-    def _runtime(self, member: Member) -> TrialRuntime:
-        """A member as it was left here, or as its checkpoint has it, or at its very start."""
-        runtime = self._paused.take(member, self._directory)
-        if runtime is None:
-            runtime = build(self._task, member, self._device)
-            runtime.restore(self._directory, self._epoch_steps(member))
-        return runtime
-
-    def _epoch_steps(self, member: Member) -> int:
-        config = member.trial.config
-        return self._sets.of(config)[0].steps(batch_size(self._task, config))
-
-    def _next_company(self) -> list[TrialRuntime]:
-        """Who trains next: runtimes that can share their batches, or at least stack them.
-
-        Those that were stopped within an epoch end it first. Where epochs do not mix, those that are behind catch up.
-        """
-
-        def place(runtime: TrialRuntime) -> tuple[int, int]:
-            return (0 if self._mixes else runtime.epoch, -runtime.step)
-
-        first = min(map(place, self._runtimes))
-        return side_by_side(runtime for runtime in self._runtimes if place(runtime) == first)
-
-    def _train(self, company: list[TrialRuntime]) -> Iterator[bool]:
-        """The rest of an epoch of a company, and what that showed."""
-        lead = company[0].trial
+    def _train_epoch(self, group: list[TrialRuntime]) -> Iterator[bool]:
+        """Train a group for the rest of its epoch, validate it and report the metrics; yields as `_train_all`."""
+        lead = group[0].trial
         self._beat()
-        train, valid = self._sets.of(lead.config)
-        self._size = size = batch_size(self._task, lead.config)  # the key of a trial that was not looked at has none
+        train, valid = self._state.sets.of(lead.config)
+        self._size = size = batch_size(self._state.task, lead.config)  # keys of trials without signature lack it
         self._spent = self._began - time.perf_counter()
         self._abreast = train.abreast
         try:
-            yield from self._epoch(company, train, size)
+            yield from self._train_steps(group, train, size)
         except MixedEpochsError as reason:
-            self._part(reason)
+            self._separate_epochs(reason)
         except StepRefusedError as reason:
-            self._train_apart(reason)
+            self._refuse(reason)
         yield False
-        self._everybody_stays()
-        if not self._company:
+        self._drop_left()
+        if not self._group:
             return
         stepper = self._stepper_of(train.steps(size))
         batches = valid.walk(size, seed=noise_seed(lead.data_seed, None))
         try:
-            metrics = stepper.validate(self._heard(batches))
+            metrics = stepper.validate(_beating(batches, self._beat))
         except StepRefusedError as reason:
-            self._train_apart(reason)
+            self._refuse(reason)
             return
         seconds = self._spent + time.perf_counter() - self._began
-        reports = self._end_epoch(stepper.runtimes, metrics, seconds / len(metrics))
-        self._tell(reports)
+        reports = self._members.end_epoch(stepper.runtimes, metrics, seconds / len(metrics))
+        self._group = []
+        self._losses.report(reports)
         if stepper.finding is not None and stepper.finding is not self._profile:
             self._profile = stepper.finding
             self.events.append(Profiled(self._job, self.key, self._profile))
-        if self._runtimes and any(report.state is not TrialState.RUNNING for report in reports):
+        if self._members.runtimes and any(report.state is not TrialState.RUNNING for report in reports):
             self.linger = min(LINGER * seconds, LONGEST_LINGER)
         yield False
 
-    def _epoch(self, company: list[TrialRuntime], train: Batches, size: int) -> Iterator[bool]:
-        """The rest of the training steps of an epoch; `_company` are those who are still there."""
-        steps, data_seed = train.steps(size), company[0].trial.data_seed
-        walks = {runtime.epoch: self._walk(train, size, data_seed, runtime) for runtime in company}
+    def _train_steps(self, group: list[TrialRuntime], train: Batches, size: int) -> Iterator[bool]:
+        """The rest of the training steps of an epoch; `_group` holds the trials that have not left."""
+        steps, data_seed = train.steps(size), group[0].trial.data_seed
+        walks = {runtime.epoch: _rest_of_epoch(train, size, runtime, data_seed) for runtime in group}
         if self._stepper is None and not self.position:
-            self.position = company[0].step * size
-        self._company = company
+            self.position = group[0].step * size
+        self._group = group
         stepper = self._stepper_of(steps)
         try:
-            for step in range(company[0].step, steps):
+            for step in range(group[0].step, steps):
                 yield True
-                stayed = self._everybody_stays()
-                if not self._company:
-                    return
-                if not stayed:
-                    walks = {k: walk for k, walk in walks.items() if any(x.epoch == k for x in self._company)}
+                if self._drop_left():
+                    if not self._group:
+                        return
+                    walks = {k: walk for k, walk in walks.items() if any(x.epoch == k for x in self._group)}
                     stepper = self._stepper_of(steps)
-                if not self._losses:
-                    self._looked = time.perf_counter()
+                self._losses.begin_step()
                 batches = {epoch: next(walk) for epoch, walk in walks.items()}
-                ticks = [runtime.epoch * steps + step for runtime in self._company]
-                losses = stepper.train_step([batches[runtime.epoch] for runtime in self._company], ticks)
-                self._losses.append(losses)
-                self._shown = self._shown or (len(self._company) > 1 and not stepper.refusal)
+                ticks = [runtime.epoch * steps + step for runtime in self._group]
+                losses = stepper.train_step([batches[runtime.epoch] for runtime in self._group], ticks)
+                self._losses.add(self._group, losses)
+                self._shown = self._shown or (len(self._group) > 1 and not stepper.refusal)
                 self._beat()
-                for runtime in self._company:
+                for runtime in self._group:
                     runtime.end_step()
                 self.position += min(size, train.samples - step * size)
-                now = time.perf_counter()
-                if len(self._losses) == LOOK_STEPS or now - self._looked >= LOOK_SECONDS:
-                    self._write_down()
-                if self._lowest is not None and now - self._told >= LOOK_SECONDS:
-                    self._tell(())
+                self._losses.end_step()
         finally:
-            self._write_down()
+            self._losses.flush()
 
-    def _heard(self, batches: Iterable[Any]) -> Iterator[Any]:
-        """The batches, each of which is progress."""
-        for batch in batches:
-            yield batch
-            self._beat()
+    def _drop_left(self) -> bool:
+        """Drop trials that have left from the group; returns whether there were any."""
+        if all(runtime in self._members.runtimes for runtime in self._group):
+            return False
+        self._losses.flush()
+        self._group = [runtime for runtime in self._group if runtime in self._members.runtimes]
+        return True
 
-    def _walk(self, train: Batches, size: int, data_seed: int, runtime: TrialRuntime) -> Iterator[Any]:
-        """The batches of a runtime's epoch from the first that is still to come."""
-        order = epoch_order(train.samples, data_seed, runtime.epoch)
-        return train.walk(size, order, runtime.step, noise_seed(data_seed, runtime.epoch))
-
-    def _everybody_stays(self) -> bool:
-        """Whether nobody of the company has left; else it is reduced to those that are still there."""
-        if all(runtime in self._runtimes for runtime in self._company):
-            return True
-        self._write_down()
-        self._company = [runtime for runtime in self._company if runtime in self._runtimes]
-        return False
-
-    def _write_down(self) -> None:
-        """Note how the losses went, and the first step at which one was no number. The device is asked for that now and
-        then only.
-        """
-        if not self._losses:
-            return
-        losses, self._losses = torch.stack(self._losses), []
-        finite = losses.isfinite()
-        self._judge(finite)
-        best = losses.where(finite, torch.inf).amin(1)
-        highest, lowest, last = torch.stack([best.max(), best.min(), best[-1]]).tolist()
-        told = TurnStats(highest, lowest, last, len(best), time.perf_counter() - self._looked)
-        self._lowest = told if self._lowest is None else self._lowest.followed_by(told)
-
-    def _judge(self, finite: Tensor) -> None:
-        """Note where losses of the last steps, [steps, B], were no numbers."""
-        if finite.all():
-            return
-        for runtime, steps in zip(self._company, finite.T.tolist(), strict=True):
-            if not runtime.bad and not all(steps):
-                runtime.bad = runtime.step - len(steps) + steps.index(False) + 1
-
-    def _part(self, reason: MixedEpochsError) -> None:
-        """From now on runtimes at different epochs take turns.
-
-        If a step was done before that was known, they go back to their checkpoints, which are from before it.
-        """
+    def _separate_epochs(self, reason: MixedEpochsError) -> None:
+        """Train trials at different epochs in turns from now on; after a wrong step, from their checkpoints."""
         _log.warning("trials at different epochs take turns: %s", reason)
         self._mixes = False
         if reason.spoilt:
             self._go_back()
-        self._company = []
+        self._group = []
 
-    def _train_apart(self, reason: StepRefusedError) -> None:
-        """From now on runtimes of this key train by themselves. Those of the company go back."""
+    def _refuse(self, reason: StepRefusedError) -> None:
+        """Train trials of this key in plain PyTorch from now on; the group begins again at its checkpoints."""
         _log.warning(
             "trials %s go back to their checkpoints, and are trained by themselves from there: %s",
-            [runtime.trial.number for runtime in self._company],
+            [runtime.trial.number for runtime in self._group],
             reason,
         )
         if reason.trial is None:
-            self._refused.add(self.key)
+            self._state.refused.add(self.key)
         else:
-            self._unkeyed.add(reason.trial)
+            self._state.unkeyed.add(reason.trial)
         self._go_back()
 
     def _go_back(self) -> None:
-        """Those of the company begin again where their checkpoints are, which were written before they went wrong."""
+        """Let the group begin again at its checkpoints, which were written before the failed step."""
         self._drop_stepper()  # before others are built: it holds as much memory as they will
-        self._runtimes = [runtime for runtime in self._runtimes if runtime not in self._company]
-        self._joining = [*(runtime.member for runtime in self._company), *self._joining]
-        self._owed.clear()
-        self._company = []
+        self._members.rebuild(self._group)
+        self._group = []
 
     def _stepper_of(self, epoch_steps: int) -> Stepper:
-        """The one that the company has, or a new one."""
-        if self._stepper is None or self._stepper.runtimes != self._company:
+        """The stepper of the group, or a new one if the group has changed."""
+        if self._stepper is None or self._stepper.runtimes != self._group:
             self._drop_stepper()
-            steps = max((x.member.target - x.epoch) * epoch_steps - x.step for x in self._company)
+            steps = max((x.member.target - x.epoch) * epoch_steps - x.step for x in self._group)
             self._beat()
-            refused = self.key in self._refused
+            state, refused = self._state, self.key in self._state.refused
             self._stepper = make_stepper(
-                self._task, self._company, self._profile, steps, self._shown, refused, self._unkeyed
+                state.task, self._group, self._profile, steps, self._shown, refused, state.unkeyed
             )
         return self._stepper
 
     def _drop_stepper(self) -> None:
-        """Let go of the stepper, but for what it found."""
+        """Drop the stepper; its finding stays."""
         if self._stepper is not None:
             self._profile = self._stepper.finding or self._profile
             self._stepper = None
-            if self._device.type == "cuda":
-                gc.collect()  # its array is a cycle, and holds memory of the device
-
-    def _end_epoch(
-        self, company: Sequence[TrialRuntime], metrics: list[dict[str, float]], seconds: float
-    ) -> tuple[Report, ...]:
-        reports = []
-        for runtime, values in zip(company, metrics, strict=True):
-            bad = runtime.bad
-            report = runtime.end_epoch(values, seconds)
-            self._owed.discard(runtime.trial.number)
-            if bad:
-                reason = f"loss is not finite at step {bad} of epoch {runtime.epoch}"
-                report = dataclasses.replace(report, state=TrialState.FAILED, reason=reason)
-            else:
-                report = _with_state(runtime, report)
-            if report.state is TrialState.PAUSED:
-                runtime.save(self._directory)
-                self._paused.keep(runtime)
-            if report.state is not TrialState.RUNNING:
-                self._let_go(runtime)
-            reports.append(report)
-        self._company = []
-        return tuple(reports)
-
-    def _save_one(self, runtime: TrialRuntime) -> None:
-        if self._is_sound(runtime):
-            runtime.save(self._directory)
-
-    def _is_sound(self, runtime: TrialRuntime) -> bool:
-        """Whether one may be saved: not if it is about to fail, which it does again, at the same step, from where it
-        was sound.
-        """
-        return not runtime.bad
+            if self._state.device.type == "cuda":
+                gc.collect()  # its array is a reference cycle that holds memory of the device
 
 
-def _with_state(runtime: TrialRuntime, report: Report) -> Report:
-    reached = report.epoch >= runtime.member.target
-    return dataclasses.replace(report, state=TrialState.PAUSED if reached else TrialState.RUNNING)
+def _rest_of_epoch(train: Batches, size: int, runtime: TrialRuntime, data_seed: int) -> Iterator[Any]:
+    """The batches that a trial has not trained on yet in its epoch."""
+    order = epoch_order(train.samples, data_seed, runtime.epoch)
+    return train.walk(size, order, runtime.step, noise_seed(data_seed, runtime.epoch))
+
+
+def _beating(batches: Iterable[Any], beat: Callable[[], None]) -> Iterator[Any]:
+    """The batches, with a beat after each."""
+    for batch in batches:
+        yield batch
+        beat()
