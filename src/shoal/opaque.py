@@ -1,4 +1,4 @@
-"""Trainings of which only reports are seen: a function of a config, or a command."""
+"""Opaque trainings, a function of a config or a command: the study gets nothing but their reports."""
 
 import functools
 import hashlib
@@ -21,14 +21,14 @@ from shoal.sources import files_named, modules_named
 __all__ = ["RUNNER", "TIME_LIMIT", "Command", "Function", "Opaque", "opaque", "source_files", "structure"]
 
 RUNNER = "shoal.worker.opaque.run:run"
-"""Does their jobs; see `WorkerContext.runner`. It imports no torch."""
+"""Runner of their jobs; see `WorkerContext.runner`. It imports no torch."""
 
 TIME_LIMIT = 3600.0
-"""Seconds that may pass without a report."""
+"""Default of the most seconds without a report."""
 
 _PLACE = re.compile(r"\{\{|\}\}|\{([^{}]*)\}")
 _OWN = ("trial", "seed", "directory")
-"""What a command may name beside the parameters."""
+"""Names that a command may use beside the parameters."""
 
 
 @dataclass(frozen=True)
@@ -36,11 +36,11 @@ class Function:
     """A Python function that trains one configuration and calls `shoal.report`.
 
     Args:
-        name: how it is called.
-        content: pickled by cloudpickle.
-        identity: what tells it from others; functions that share it share what is known of their cost.
-        time_limit: seconds that may pass without a report.
-        module: name of the one that defines it.
+        name: Name of the function.
+        content: The function, pickled by cloudpickle.
+        identity: File and name of the function. Functions with equal identities share their job history.
+        time_limit: Most seconds without a report.
+        module: Name of the module that defines the function.
     """
 
     name: str
@@ -55,12 +55,12 @@ class Command:
     """A command that trains one configuration.
 
     Args:
-        arguments: the program and what it is given; `{name}` stands for a parameter's value (`{optimizer.lr}` for one
-            of a nested table), `{trial}` for the trial's number, `{seed}` for its seed, `{directory}` for the directory
-            in which it keeps what it goes on from; `{{` and `}}` are braces. No shell looks at them.
-        metrics: a line of JSON on standard output is a report if it has all of these.
-        directory: in which it runs.
-        time_limit: seconds that may pass without a report.
+        arguments: Program and its arguments. `{name}` stands for a parameter's value (`{optimizer.lr}` for one of a
+            nested table), `{trial}` for the trial's number, `{seed}` for its seed, `{directory}` for the directory of
+            its checkpoint; `{{` and `}}` are braces. No shell is involved.
+        metrics: Metrics that a line of JSON on standard output must have to be a report.
+        directory: Working directory.
+        time_limit: Most seconds without a report.
     """
 
     arguments: tuple[str, ...]
@@ -70,24 +70,24 @@ class Command:
 
     @property
     def name(self) -> str:
-        """How it is called: the file of its program, or that of a script which that runs."""
+        """Name of the command: of its script if it has one, else of its program."""
         scripts = [Path(x).stem for x in self.arguments[1:] if re.fullmatch(r"[^{}-][^{}]*\.\w+", x)]
         return scripts[0] if scripts else Path(self.arguments[0]).name
 
     @property
     def identity(self) -> str:
-        """What tells it from others."""
+        """Directory and arguments. Commands with equal identities share their job history."""
         return json.dumps([str(self.directory), *self.arguments])
 
     def check(self, space: Space) -> list[str]:
-        """Refuse a command that could not be started.
+        """Check that the command can be started for every config of a space.
 
         Returns:
-            The searched parameters that it does not name.
+            The searched parameters that the command does not name.
 
         Raises:
-            SpaceError: it names what is no parameter, or one that only some configurations have.
-            TaskError: there is no such program.
+            SpaceError: The command names something that is no parameter, or a parameter that only some configs have.
+            TaskError: The program does not exist.
         """
         leaves = space.leaves()
         named = [name for text in self.arguments for name in _names(text)]
@@ -112,8 +112,8 @@ class Command:
         """The program and its arguments for a trial.
 
         Args:
-            trial: whose values are put in.
-            directory: of its own.
+            trial: Trial with the values to fill in.
+            directory: Directory of the trial's checkpoint.
         """
         own = {"trial": trial.number, "seed": trial.seed, "directory": directory}
         values = {**own, **flatten(trial.config)}
@@ -124,30 +124,32 @@ Opaque = Function | Command
 
 
 def source_files(training: Opaque) -> tuple[Path | None, list[Path]]:
-    """As `modules_named` of a function; of a command no project, and the files that it names."""
+    """The source files of a training: for a function as `modules_named`; for a command no project, and the files that
+    it names.
+    """
     if isinstance(training, Command):
         return None, files_named(training.arguments, training.directory)
     return modules_named(training.content, training.module)
 
 
 def structure(training: Opaque) -> str:
-    """By what its trials are known in the job history; equal in every study of the same function or command."""
+    """The structure of its trials in the job history, equal in all studies of the same function or command."""
     digest = hashlib.blake2b(training.identity.encode(), digest_size=8).hexdigest()
     return f"opaque {training.name} {digest}"
 
 
 def opaque(task: object, space: Space, time_limit: float) -> Opaque | None:
-    """A command, or a function that was given for a task, as workers get it; None of anything else.
+    """Convert a function or a command to an opaque training; returns None for anything else.
 
     Args:
-        task: what `tune` was given.
-        space: whose values a command is to name.
-        time_limit: seconds that may pass without a report.
+        task: Task, function or command, as given to `tune`.
+        space: Space with the parameters that a command may name.
+        time_limit: Most seconds without a report.
 
     Raises:
-        ShoalError: the time limit is none.
-        SpaceError: the command names what is no parameter.
-        TaskError: the function cannot be pickled.
+        ShoalError: The time limit is no positive number.
+        SpaceError: The command names something that is no parameter.
+        TaskError: The function cannot be pickled.
     """
     if isinstance(time_limit, bool) or not isinstance(time_limit, (int, float)) or not time_limit > 0:
         raise ShoalError(f"`time_limit` must be a number of seconds above 0, got {time_limit!r}")
@@ -169,14 +171,14 @@ def opaque(task: object, space: Space, time_limit: float) -> Opaque | None:
 
 
 def _check_signature(task: Callable[..., Any]) -> None:
-    """Refuse a function that cannot be called with a config.
+    """Check that a function can be called with a config.
 
     Raises:
-        TaskError: names its parameters.
+        TaskError: It cannot; the message shows its parameters.
     """
     try:
         found = inspect.signature(task)
-    except ValueError:  # of a builtin, which does not tell
+    except ValueError:  # a builtin without a signature
         return
     try:
         found.bind({})
@@ -185,7 +187,7 @@ def _check_signature(task: Callable[..., Any]) -> None:
 
 
 def _is_task(task: object) -> bool:
-    """Without an import of torch: where nobody has imported `shoal.task`, nothing is one."""
+    """Whether an object is a `Task`, without an import of torch: if `shoal.task` is not imported, there are none."""
     module = sys.modules.get("shoal.task")
     return module is not None and isinstance(task, module.Task)
 

@@ -1,14 +1,14 @@
-"""The order of samples and the random numbers of a trial, for a plain loop that is to equal it.
+"""Order of samples and random numbers of a trial, for plain loops that reproduce it.
 
-What a study does with a trial, alone or fused, in terms of these:
+A study trains each trial, alone or fused, as follows:
 
-- `data` is called with torch's, Python's and NumPy's generators seeded with 0, `model` and then `optimizer` with these
-  seeded with `trial.seed`. The model is made on the CPU, then moved, then set to training.
+- `data` is called with torch's, Python's and NumPy's generators seeded with 0; `model`, then `optimizer`, with these
+  seeded with `trial.seed`. The model is made on the CPU, moved to the device, and set to training.
 - Each epoch visits the training set in `sample_order`, and cuts it into batches of `task.batch_size(config)`.
 - Each training step runs within `randomness(trial, step)`, where `step` counts from 0 over all epochs.
-- The batches of a validation run within `randomness(trial, -1)`, -2, -3 ..., the same at each epoch; `loss` first, then
+- The batches of a validation run within `randomness(trial, -1)`, -2, -3 ..., the same at each epoch: `loss` first, then
   `metrics`.
-- What samples of a data set draw themselves (a random crop), they draw within `sample_randomness`.
+- Samples that draw random numbers (a random crop) are fetched within `sample_randomness`.
 """
 
 from collections.abc import Iterator
@@ -30,30 +30,30 @@ __all__ = ["Seeded", "randomness", "sample_order", "sample_randomness"]
 
 
 class Seeded(Protocol):
-    """What has the seeds of a trial: `study.best_trial`, one of `study.trials`, or the `trial` of such a row."""
+    """An object with the seeds of a trial: `study.best_trial`, one of `study.trials`, or the `trial` of such a row."""
 
     @property
     def seed(self) -> int:
-        """Of initial weights and dropout."""
+        """Seed of initial weights and dropout."""
 
     @property
     def data_seed(self) -> int:
-        """Of the order of samples."""
+        """Seed of the order of samples."""
 
 
 def sample_order(trial: Seeded, epoch: int, samples: int) -> Tensor:
     """The order in which an epoch of a trial visits its training set.
 
     Args:
-        trial: such as `study.best_trial`.
-        epoch: from 0.
-        samples: size of the training set.
+        trial: Trial, such as `study.best_trial`.
+        epoch: Number of the epoch, from 0.
+        samples: Size of the training set.
 
     Returns:
-        Indices, int64 [samples]; `.split(batch_size)` are those of the batches.
+        Indices, int64 [samples]; `.split(batch_size)` gives those of the batches.
 
     Raises:
-        ShoalError: an argument is not what it is to be.
+        ShoalError: An argument is invalid.
     """
     _check(trial, epoch=(epoch, 0), samples=(samples, 1))
     return epoch_order(samples, trial.data_seed, epoch)
@@ -63,21 +63,20 @@ def sample_order(trial: Seeded, epoch: int, samples: int) -> Tensor:
 def randomness(trial: Seeded, step: int, array: bool = True) -> Iterator[None]:
     """Within, torch draws the random numbers that a step of a trial draws in a study, alone or fused.
 
-    These are no numbers of `torch.manual_seed`. What functions of torch draw without a generator of their own (dropout,
-    that of attention, `torch.rand`) depends on the trial's seed, the step, and how many of them came before within it,
-    so not on who shares the array, nor, for dropout, on device and dtype. Python's and NumPy's generators are seeded
-    with the trial's data seed and the step. After it all generators are as they were.
+    They are not those of `torch.manual_seed`. Draws of torch functions without a generator argument (dropout, also in
+    attention, `torch.rand`) depend on the trial's seed, the step, and the number of such draws before in the step. They
+    do not depend on other trials of the array nor, for dropout, on device and dtype. Python's and NumPy's generators
+    are seeded with the trial's data seed and the step. All generators are restored at the end.
 
     Args:
-        trial: such as `study.best_trial`.
-        step: from 0 over all epochs; -1, -2, ... for the batches of a validation.
-        array: false for a model with dropout under `torch.utils.checkpoint`, which cannot be given numbers of its own,
-            as the study's log says: it draws those of the generators themselves, all seeded with the trial's seed and
-            the step.
+        trial: Trial, such as `study.best_trial`.
+        step: Number of the step, from 0 over all epochs; -1, -2, ... for the batches of a validation.
+        array: Whether the model can draw numbers of its own. False for dropout under `torch.utils.checkpoint`, as the
+            study's log says: it draws from the generators themselves, seeded with the trial's seed and the step.
 
     Raises:
-        ShoalError: an argument is not what it is to be.
-        FusionError: within, a random function runs under `torch.utils.checkpoint`, or an array of `shoal.fuse` runs.
+        ShoalError: An argument is invalid.
+        FusionError: Within, a random function runs under `torch.utils.checkpoint`, or an array of `shoal.fuse` runs.
 
     Example:
         with shoal.randomness(study.best_trial, step=0):
@@ -94,18 +93,18 @@ def randomness(trial: Seeded, step: int, array: bool = True) -> Iterator[None]:
 
 @contextmanager
 def sample_randomness(trial: Seeded, epoch: int | None, batch: int) -> Iterator[None]:
-    """Within, the generators of torch, Python and NumPy give what the samples of a batch draw in a study.
+    """Within, the generators of torch, Python and NumPy give the numbers that the samples of a batch draw in a study.
 
-    For data sets that draw, such as those with random crops: fetch the samples of one batch within, in order. After it
-    all generators are as they were. With `Task.shared_augmentation` a study draws by blocks of samples instead.
+    For data sets that draw, such as those with random crops: fetch the samples of one batch within, in order. All
+    generators are restored at the end. With `Task.shared_augmentation` a study draws by blocks of samples instead.
 
     Args:
-        trial: such as `study.best_trial`.
-        epoch: from 0; None for the validation set, which draws the same numbers at each epoch.
-        batch: from 0, within the epoch.
+        trial: Trial, such as `study.best_trial`.
+        epoch: Number of the epoch, from 0; None for the validation set, which draws the same numbers at each epoch.
+        batch: Number of the batch in the epoch, from 0.
 
     Raises:
-        ShoalError: an argument is not what it is to be.
+        ShoalError: An argument is invalid.
 
     Example:
         with shoal.sample_randomness(trial, epoch, batch):
@@ -117,7 +116,7 @@ def sample_randomness(trial: Seeded, epoch: int | None, batch: int) -> Iterator[
 
 
 def _check(trial: object, **numbers: tuple[object, int | None]) -> None:
-    """Refuse what has no seeds, and numbers that are no integers of at least the second of the pair."""
+    """Check that the trial has seeds, and that each number, given with its least value, is a valid integer."""
     if not all(isinstance(getattr(trial, name, None), int) for name in ("seed", "data_seed")):
         raise ShoalError(f"`trial` must be a trial, such as study.best_trial or study.trials[0], got {trial!r}")
     for name, (value, least) in numbers.items():
@@ -128,7 +127,7 @@ def _check(trial: object, **numbers: tuple[object, int | None]) -> None:
 
 @contextmanager
 def _generators(seed: int) -> Iterator[None]:
-    """Within, the default generators are seeded; after it they are as before."""
+    """Within, the default generators are seeded; they are restored at the end."""
     device = torch.device("cpu")
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         device = torch.device("cuda", torch.cuda.current_device())

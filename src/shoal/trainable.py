@@ -1,7 +1,7 @@
-"""What a training that is a program of its own calls: a function that `tune` was given, or any Python program.
+"""Functions that a training function or program calls: `report`, `checkpoint` and `step`.
 
-In a study the environment says where reports go (`SHOAL_REPORT`, a socket), which directory is the trial's own
-(`SHOAL_CHECKPOINT`) and how many reports its contents have behind them (`SHOAL_STEP`).
+In a study, environment variables give the socket for reports (`SHOAL_REPORT`), the directory of the trial
+(`SHOAL_CHECKPOINT`), and the number of the report after which its contents were made (`SHOAL_STEP`).
 """
 
 import json
@@ -19,31 +19,31 @@ __all__ = ["TrainingStopped", "checkpoint", "report", "step"]
 
 
 class TrainingStopped(SystemExit):
-    """Ends a function or program whose trial goes no further now; a program that lets it pass exits with status 0."""
+    """Ends a function or program whose trial stops now. A program that does not catch it exits with status 0."""
 
 
 _made: int | None = None
-"""Reports of the trial; None until somebody asks."""
+"""Number of reports of the trial; None before the first one of this process."""
 
 
 def report(metrics: Mapping[str, Any], step: int | None = None) -> None:
-    """Tell the study what the trial has reached; budgets count these reports, as they count the epochs of a `Task`.
+    """Report metrics of the trial to the study. Budgets count reports as they count the epochs of a `Task`.
 
-    What is in the directory of `checkpoint` at that moment is the trial's state after this report: a copy of it is put
-    aside, wholly or not at all, if anything there has changed. The call returns when that is done. If the trial has
-    reached its budget, or is to stop, it does not return but ends the function or program, as `sys.exit()` does: so
-    save first, then report. Only one process of a program may report.
+    The contents of the `checkpoint` directory are the trial's state after this report: if anything there has changed,
+    a complete copy is made before the call returns. If the trial has reached its budget, or must stop, the call does
+    not return but ends the function or program, as `sys.exit()` does. So save first, then report. Only one process of
+    a program may report.
 
     Outside of a study it prints a line of JSON.
 
     Args:
-        metrics: name to number; a tensor or array of one element is a number.
-        step: how many reports the trial has made with this one: 1, 2, 3, ... By default one more than `step()`.
+        metrics: Name -> number; a tensor or array of one element is a number.
+        step: Number of this report: 1, 2, 3, ... By default one more than `step()`.
 
     Raises:
-        MetricNameError: a metric is named by what is no string.
-        TaskError: a metric is no number, or the step is not the next one.
-        ShoalError: the study is gone.
+        MetricNameError: The name of a metric is no string.
+        TaskError: A metric is no number, or the step is not the next one.
+        ShoalError: The study has ended.
     """
     global _made
     if not isinstance(metrics, Mapping):
@@ -62,13 +62,13 @@ def report(metrics: Mapping[str, Any], step: int | None = None) -> None:
 
 
 def checkpoint() -> Path:
-    """The directory in which a trial keeps what it wants to go on from.
+    """The directory for the checkpoint of the trial.
 
-    It holds what it held at the last report before which something in it was changed, whatever became of the process,
-    the job or the machine's other programs since; of a new trial it is empty. `step()` says which report that was.
+    At the start it has the contents of the last report that changed them, even if the process or the job was killed
+    since; for a new trial it is empty. `step()` is the number of that report.
 
     Raises:
-        ShoalError: outside of a study.
+        ShoalError: The program runs outside of a study.
     """
     place = os.environ.get("SHOAL_CHECKPOINT")
     if not place:
@@ -82,9 +82,9 @@ def checkpoint() -> Path:
 
 
 def step() -> int:
-    """How many reports the trial has behind it, so `for epoch in range(shoal.step(), epochs)` goes on where it was.
+    """The number of reports so far, so that `for epoch in range(shoal.step(), epochs)` goes on where the trial was.
 
-    At the start it is the number of the report of which `checkpoint` holds the state: 0 where it holds nothing.
+    At the start it is the number of the report whose state `checkpoint` has; 0 if it has none.
     """
     return int(os.environ.get("SHOAL_STEP", "0")) if _made is None else _made
 
@@ -108,13 +108,13 @@ def _number(name: object, value: Any) -> float:
 
 
 def _elements(value: Any) -> object:
-    """Of a tensor."""
+    """Number of elements of a tensor; None for other values."""
     count = getattr(value, "numel", None)
     return count() if callable(count) else None
 
 
 def _ask(address: str, message: Mapping[str, object]) -> dict[str, Any]:
-    """What the worker answers to a message."""
+    """Send a message to the worker and return its answer."""
     try:
         with socket.socket(socket.AF_UNIX) as connection:
             connection.connect(address)

@@ -118,4 +118,4 @@ class Mutates(OneBuffer):
 def test_samples_that_do_not_last_are_not_kept(of: type[OneBuffer], caplog: pytest.LogCaptureFixture) -> None:
     batches = Batches(of(), torch.device("cpu"), "training")
     assert batches.sharing == "batch"
-    assert "gives other samples when asked once more" in caplog.text
+    assert "returns different samples for the same index" in caplog.text

@@ -1,4 +1,4 @@
-"""A data set as batches on a device, of any sizes at once, for all who walk over it in this process."""
+"""A data set as batches on a device, of several sizes at once, shared by all trials of a process."""
 
 import logging
 import math
@@ -24,54 +24,58 @@ __all__ = ["Batches", "epoch_order", "noise_seed"]
 _log = logging.getLogger("shoal.pack")
 
 RESIDENT_BYTES = 1 << 30
-"""A data set up to this size is kept on the device as a whole."""
+"""Most bytes of a data set that is kept on the device as a whole."""
 
 CUT_AT_ONCE = 256
-"""Batches for which an order of samples is cut by one call."""
+"""Number of batches whose indices are split in one call."""
 
 LOOKED_AT = 8
-"""The first so many samples tell what a data set is."""
+"""Number of first samples that show what kind of data set it is."""
 
 
 def epoch_order(samples: int, data_seed: int, epoch: int) -> Tensor:
     """The order in which an epoch visits the training set, int64 [samples].
 
     Args:
-        samples: size of the training set.
-        data_seed: of the trial.
-        epoch: epochs finished before this one.
+        samples: Size of the training set.
+        data_seed: Data seed of the trial.
+        epoch: Number of epochs before this one.
     """
     generator = torch.Generator().manual_seed(derive_seed(data_seed, "epoch", epoch))
     return torch.randperm(samples, generator=generator)
 
 
 def noise_seed(data_seed: int, epoch: int | None) -> int:
-    """The seed of what samples draw: the generators are seeded with the sum of it and the batch's number, or by blocks
-    of samples where augmentation is shared.
+    """The seed for samples that draw. Generators are seeded with this seed plus the batch's number, or by blocks of
+    samples if augmentation is shared.
 
     Args:
-        data_seed: of the trial.
-        epoch: epochs finished before this one; None for the validation set, whose numbers are those of all epochs.
+        data_seed: Data seed of the trial.
+        epoch: Number of epochs before this one; None for the validation set, which draws the same at each epoch.
     """
     return derive_seed(data_seed, "valid") if epoch is None else derive_seed(data_seed, "noise", epoch)
 
 
 class Batches:
-    """A data set, cut into batches on a device; what a batch is does not depend on who else walks over the data set.
+    """A data set, cut into batches on a device. A batch does not depend on other walks over the data set.
 
-    Tensor data sets move to the device at once where they are small, and a batch is one indexing. Of any other data set
-    samples are fetched one by one and collated, and as much as possible of that is done once for all walks: samples
-    are kept if they draw nothing and fit in `RESIDENT_BYTES` together, else held for walks that keep abreast; where
-    they draw, whole batches are, for walks of the same batch size. What a data set is, its first samples show.
+    Small tensor data sets move to the device as a whole, and a batch is one indexing. Samples of other data sets are
+    fetched one by one and collated, once for all walks where possible:
+
+    - Samples that draw no random numbers and fit in `RESIDENT_BYTES` are kept.
+    - Larger ones are held for walks that keep abreast.
+    - Where samples draw, whole batches are held, for walks of the same batch size.
+
+    The first samples decide which case applies.
 
     Args:
-        dataset: with a length and indices.
-        device: where batches go.
-        name: for messages.
-        shared_augmentation: what is drawn for a sample belongs to its place in the order, not to the batch.
+        dataset: Data set with a length and indices.
+        device: Device of the batches.
+        name: Name for messages.
+        shared_augmentation: Whether the draws for a sample depend on its place in the order, not on its batch.
 
     Raises:
-        TaskError: it has no length or no indices, or is empty.
+        TaskError: The data set has no length or no indices, or is empty.
     """
 
     def __init__(
@@ -87,7 +91,7 @@ class Batches:
         self._shared_augmentation = shared_augmentation
         self._fetcher = Fetcher(dataset, device)
         self._source: BatchSource | None = None
-        self._walks: list[int] = []  # the batch sizes of those under way
+        self._walks: list[int] = []  # batch sizes of the walks under way
         self._largest = 0
         self._resident: list[Tensor] | None = None
         tensors = _tensors(dataset)
@@ -96,39 +100,39 @@ class Batches:
 
     @property
     def fetched(self) -> int:
-        """Samples asked of the data set so far, but for those that were asked for to find out what they are."""
+        """Number of samples fetched so far, without those that only decided the kind of data set."""
         return self._fetcher.fetched
 
     @property
     def early(self) -> int:
-        """Of these, samples that are in no batch that was asked for yet."""
+        """Number of fetched samples that no batch has needed yet."""
         return 0 if self._source is None else self._source.early
 
     @property
     def fetch_seconds(self) -> float:
-        """Wall time that they took."""
+        """Wall time of fetching."""
         return self._fetcher.seconds
 
     @property
     def sharing(self) -> Sharing:
-        """What walks can share; a few samples are fetched for that if there was no batch yet."""
+        """What walks can share. If there was no batch yet, a few samples are fetched to find out."""
         if self._resident is not None:
             return "resident"
         return self._known().sharing
 
     @property
     def abreast(self) -> bool:
-        """Whether walks share only what is fetched while they are at the same place."""
+        """Whether walks share samples only while they are at the same place."""
         return self.sharing in ABREAST
 
     @property
     def unfilled(self) -> int:
-        """Bytes of main memory that the samples still to be kept will take."""
+        """Bytes of host memory that samples yet to be kept will take."""
         source = None if self._resident is not None else self._known()
         return source.unfilled if isinstance(source, MaterializedSource) else 0
 
     def steps(self, batch_size: int) -> int:
-        """Batches of one pass."""
+        """Number of batches in one pass."""
         return math.ceil(self.samples / batch_size)
 
     def walk(
@@ -138,14 +142,14 @@ class Batches:
         first: int = 0,
         seed: int | None = None,
     ) -> Iterator[Any]:
-        """One pass.
+        """The batches of one pass.
 
         Args:
-            batch_size: of all batches but perhaps the last.
-            order: indices of the samples, int64 [samples]; as they are by default.
-            first: number of the first batch to give; those before are skipped unread.
-            seed: what data sets draw for a batch depends on it and the batch's number, or the samples' places where
-                augmentation is shared; walks of one seed are to have one order.
+            batch_size: Samples of each batch; the last may be smaller.
+            order: Indices of the samples, int64 [samples]; ascending by default.
+            first: Number of the first batch to yield; earlier ones are not read.
+            seed: Seed for samples that draw, together with the batch's number, or with the samples' places if
+                augmentation is shared. Walks with equal seeds must have equal orders.
         """
         if self._resident is not None:
             yield from self._walk_resident(self._resident, batch_size, order, first)
@@ -176,7 +180,7 @@ class Batches:
     ) -> Iterator[Any]:
         if order is not None:
             order = order.to(self._device)
-        # A batch is its user's own: what is done to it in place must not reach the data.
+        # Copies: in-place changes of a batch must not reach the data.
         if order is None:
             for number in range(first, self.steps(batch_size)):
                 part = slice(number * batch_size, (number + 1) * batch_size)
@@ -197,26 +201,26 @@ class Batches:
 
     def _known(self) -> BatchSource:
         if self._source is None:
-            self._source = self._found_out(range(min(self.samples, LOOKED_AT)))
+            self._source = self._probed(range(min(self.samples, LOOKED_AT)))
         return self._source
 
-    def _found_out(self, indices: Sequence[int]) -> BatchSource:
-        """What makes batches of samples such as these; no generator is seen to have moved."""
+    def _probed(self, indices: Sequence[int]) -> BatchSource:
+        """The source for samples such as these. All generators are restored."""
         others = OtherGenerators()
         with forked([torch.device(self._device).index or 0] if self._device.type == "cuda" else []):
             try:
-                return self._fitting(indices)
+                return self._source_for(indices)
             except DrawsError:
                 return self._drawing()
             finally:
                 others.restore()
 
-    def _fitting(self, indices: Sequence[int]) -> BatchSource:
+    def _source_for(self, indices: Sequence[int]) -> BatchSource:
         one_by_one, samples = self._fetcher.look(indices)
         if not all(map(same, one_by_one, samples)):
             _log.warning(
-                "the %s set gives other samples when asked once more, but draws nothing from the generators that are "
-                "seeded: trials alone and in company may differ; draw from torch's default generator instead",
+                "the %s set returns different samples for the same index, but draws nothing from the generators that "
+                "are seeded: a trial may differ alone and in an array; draw from torch's default generator instead",
                 self._name,
             )
             return self._drawing()
@@ -232,7 +236,7 @@ class Batches:
 
 
 def _tensors(dataset: Dataset[Any]) -> list[Tensor] | None:
-    """The data of a `TensorDataset`, or of a part of one as `random_split` makes it; None of anything else."""
+    """The tensors of a `TensorDataset`, or of a `Subset` of one; None for any other data set."""
     if type(dataset) is TensorDataset:
         return list(dataset.tensors)
     if type(dataset) is Subset and (whole := _tensors(dataset.dataset)) is not None:

@@ -1,4 +1,4 @@
-"""The data sets of a task: one copy for all trials that read the same of their config."""
+"""Data sets of a task: one copy for all trials whose configs agree in what `data` reads."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -15,11 +15,11 @@ from shoal.task import Task
 __all__ = ["DataSets"]
 
 KEPT = 8
-"""Data sets that a process keeps, those loaded last."""
+"""Number of data sets that a process keeps: those loaded last."""
 
 
 class DataSets:
-    """The training and validation sets of a task's configurations, each loaded once in this process."""
+    """Training and validation sets of a task's configs, each loaded once in this process."""
 
     def __init__(self, task: Task, device: torch.device) -> None:
         self._task = task
@@ -27,15 +27,15 @@ class DataSets:
         self._known: list[tuple[dict[str, Any], tuple[Batches, Batches]]] = []
 
     def of(self, config: Config) -> tuple[Batches, Batches]:
-        """The sets of a configuration; the same objects for all that `data` does not tell apart."""
+        """The training and validation set of a config; the same objects for configs with equal data."""
         return self._find(config)[1]
 
     def knows(self, config: Config) -> bool:
-        """Whether the sets of a configuration are loaded."""
+        """Whether the sets of a config are loaded."""
         return any(_agrees(config, read) for read, _ in self._known)
 
     def key(self, config: Config) -> tuple[object, ...]:
-        """What tells the data sets of configurations apart: the task, what `data` read, and the sets' sizes."""
+        """A key that differs between data sets: the task, the values that `data` read, and the sizes."""
         read, (train, valid) = self._find(config)
         kind = type(self._task)
         return (kind.__module__, kind.__qualname__, sorted(read.items()), train.samples, valid.samples)
@@ -44,7 +44,7 @@ class DataSets:
         for entry in self._known:
             if _agrees(config, entry[0]):
                 return entry
-        reseed(0, self._device)  # a random split is the same one in every process, and after a resume
+        reseed(0, self._device)  # a random split is the same in every process, and after a resume
         sets, read = values_read(self._task.data, config)
         if not isinstance(sets, (tuple, list)) or len(sets) != 2:
             raise TaskError(f"the task's `data` must return a training and a validation set, got {type(sets).__name__}")

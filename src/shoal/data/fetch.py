@@ -1,4 +1,4 @@
-"""Asks a data set for its samples: counted, timed, and watched for whether that draws."""
+"""Fetches samples from a data set; counts and times them, and detects random draws."""
 
 import time
 from collections.abc import Iterable, Sequence
@@ -15,28 +15,28 @@ from shoal.fuse.generators import Drawn, OtherGenerators
 __all__ = ["Fetcher"]
 
 EARLY_SECONDS, EARLY_BYTES = 0.05, 16 << 20
-"""For how long samples are fetched that nobody has asked for yet, and the memory that they may take. Steps between
-which none are fetched find their caches warm; but who steps waits meanwhile, and may leave without the samples."""
+"""Most seconds and bytes of samples that are fetched in advance. Steps without fetching in between find warm caches.
+But training waits meanwhile, and may end without the samples."""
 
 
 class Fetcher:
     """Fetches the samples of a data set.
 
     Args:
-        dataset: with a length and indices.
-        device: whose generator is watched beside those of the CPU.
+        dataset: Data set with a length and indices.
+        device: Device whose generator is watched, beside those of the CPU.
     """
 
     def __init__(self, dataset: Dataset[Any], device: torch.device) -> None:
         self._dataset = dataset
         self._device = device
         self.fetched = 0
-        """Samples asked of the data set, but for those that were only looked at."""
+        """Number of samples fetched, without those of `look`."""
         self.seconds = 0.0
-        """Wall time of that."""
+        """Wall time of fetching them."""
 
     def fetch(self, indices: Iterable[int]) -> list[Any]:
-        """Samples, in order."""
+        """Fetch samples, in order."""
         began = time.perf_counter()
         samples = [self._dataset[i] for i in indices]
         self.seconds += time.perf_counter() - began
@@ -44,10 +44,10 @@ class Fetcher:
         return samples
 
     def fetch_undrawn(self, indices: Iterable[int]) -> list[Any]:
-        """Samples of a data set that draws nothing.
+        """Fetch samples of a data set that draws no random numbers.
 
         Raises:
-            DrawsError: it did.
+            DrawsError: It drew some; the generators are restored.
         """
         torchs, others = Drawn(self._device), OtherGenerators()
         samples = self.fetch(indices)
@@ -58,10 +58,10 @@ class Fetcher:
         return samples
 
     def most_early(self, sample: Any) -> int:
-        """How many samples like this one to fetch beyond those that were asked for.
+        """How many samples like this one to fetch in advance.
 
-        None for a GPU: it takes its steps while samples are fetched. None either where a graph hangs on them, which
-        goes backward but once.
+        0 for a GPU, which steps while samples are fetched. 0 if samples have an autograd graph, which can be used only
+        once.
         """
         if self._device.type != "cpu" or attached(sample):
             return 0
@@ -70,11 +70,10 @@ class Fetcher:
         return int(min(EARLY_SECONDS / max(each, 1e-6), EARLY_BYTES / max(size, 1024)))
 
     def look(self, indices: Sequence[int]) -> tuple[list[Any], list[Any]]:
-        """Samples that nobody gets, asked for twice, to find out what they are; as `fetch_undrawn`, uncounted.
+        """Fetch samples twice to find out their kind; as `fetch_undrawn`, but not counted.
 
         Returns:
-            Those that were asked for one by one, each copied at once; and those asked for in a row, the next of which
-            may have been made in the same memory.
+            Samples fetched one by one, each copied at once. Samples fetched in a row, which may share memory.
         """
         before = self.fetched, self.seconds
         try:

@@ -1,4 +1,4 @@
-"""Samples that are decoded once: from then on they lie on the device, and a batch is one indexing."""
+"""Batches of a data set whose samples are decoded once and kept on the device."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -16,19 +16,19 @@ from shoal.data.source import BatchRequest, BatchSource, StreamSync, UnevenError
 __all__ = ["MaterializedSource", "materialized_bytes"]
 
 _AS_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-"""By the size of an element: not all dtypes can be indexed, and what is copied is bits."""
+"""Element size -> integer dtype with the same bits, as not all dtypes can be indexed."""
 
 
 def materialized_bytes(batch: Any, rows: int, samples: int) -> int | None:
-    """What it takes to keep a whole data set.
+    """Bytes of a whole data set on the device.
 
     Args:
-        batch: some of its samples, collated.
-        rows: how many these are.
-        samples: how many there are.
+        batch: Some of its samples, collated.
+        rows: Number of these samples.
+        samples: Number of all samples.
 
     Returns:
-        Bytes; None where a batch is not all dense tensors, whose rows could be kept.
+        Bytes; None if the batch does not consist of dense tensors.
     """
     leaves = pytree.tree_leaves(batch)
     if not all(map(_has_rows, leaves)):
@@ -38,13 +38,13 @@ def materialized_bytes(batch: Any, rows: int, samples: int) -> int | None:
 
 
 class MaterializedSource(BatchSource):
-    """A data set that draws nothing, of samples of one kind.
+    """Keeps all samples of a data set that draws no random numbers and has samples of one kind.
 
     Args:
-        fetcher: of the data set.
-        samples: how many there are.
-        first: some samples.
-        device: where to keep them all.
+        fetcher: Fetcher of the data set.
+        samples: Number of samples.
+        first: Some of the samples.
+        device: Device to keep all samples on.
     """
 
     sharing: Sharing = "kept"
@@ -64,17 +64,17 @@ class MaterializedSource(BatchSource):
 
     @property
     def unfilled(self) -> int:
-        """Bytes of main memory that it will yet come to take; the memory of a GPU is taken at once."""
+        """Bytes of host memory that missing samples will take. GPU memory is taken at once."""
         if self._device.type != "cpu":
             return 0
         return sum(column.nbytes for column in self._columns) * self._missing // len(self._there)
 
     def batch(self, cut: BatchRequest) -> Any:
-        """The rows of the batch, after those were fetched that are not there.
+        """The rows of the batch; missing samples are fetched first.
 
         Raises:
-            DrawsError: that drew.
-            UnevenError: they are not like the others.
+            DrawsError: Fetching drew random numbers.
+            UnevenError: A sample is of another kind than the first.
         """
         if self._missing and (missing := dict.fromkeys(cut.at[~self._there[cut.at]].tolist())):
             self.put(list(missing), self._fetcher.fetch_undrawn(missing))
@@ -84,13 +84,13 @@ class MaterializedSource(BatchSource):
         return pytree.tree_unflatten(leaves, self._spec)
 
     def rest(self) -> None:
-        """What is kept stays."""
+        """Nothing: all samples stay."""
 
     def put(self, indices: Sequence[int], samples: Sequence[Any]) -> None:
-        """Keep samples that are not there yet.
+        """Keep missing samples.
 
         Raises:
-            UnevenError: they are not like the others.
+            UnevenError: A sample is of another kind than the first.
         """
         if any(kind(sample) != self._kind for sample in samples):
             raise UnevenError

@@ -1,4 +1,4 @@
-"""Samples that are held for as long as lanes that keep abreast need them: decoded once in an epoch."""
+"""Batches of a data set whose samples are held only while lanes that keep abreast need them."""
 
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
@@ -20,21 +20,21 @@ from shoal.fuse.generators import reseed
 __all__ = ["BLOCK", "SampleWindow"]
 
 BLOCK = 32
-"""Samples that follow each other in a walk and are fetched together: to look for draws after each by itself takes long
-beside decoding a small picture."""
+"""Number of consecutive samples of a walk that are fetched together. Checking for draws after each sample would take
+long compared with decoding a small picture."""
 
 _Place = tuple[int | None, int, list[int]]
-"""A walk's seed, the place of a batch's first sample in it, and the indices of its samples."""
+"""Seed of a walk, place of a batch's first sample in it, and indices of the batch's samples."""
 
 
 class _Unit(NamedTuple):
-    """Samples of a walk that are fetched together: a block of them, or a batch.
+    """Samples of a walk that are fetched together: a block or a batch.
 
     Args:
-        seed: of the walk, which tells its order.
-        number: of the unit in the walk.
-        first: place of its first sample in the order.
-        end: place after its last one.
+        seed: Seed of the walk, which determines its order.
+        number: Number of the unit in the walk.
+        first: Place of its first sample in the order.
+        end: Place after its last sample.
     """
 
     seed: int
@@ -44,30 +44,29 @@ class _Unit(NamedTuple):
 
     @property
     def samples(self) -> int:
-        """How many they are."""
+        """Number of samples."""
         return self.end - self.first
 
     def followers(self, samples: int, order: int) -> list["_Unit"]:
-        """The units that come next and are of so many samples together at most, in an order of a certain length."""
+        """The next units with up to `samples` samples together, in an order of `order` samples."""
         after = enumerate(range(self.end, order, self.samples), start=self.number + 1)
         units = (_Unit(self.seed, number, first, min(first + self.samples, order)) for number, first in after)
         return list(islice(units, samples // self.samples))
 
 
 class SampleWindow(BatchSource):
-    """The last few units of a data set, for who needs them next.
+    """Holds the last few units (blocks or batches of samples) of a data set, for lanes that need them next.
 
-    Where samples draw nothing, or what they draw belongs to their places in the order, a unit is a block of samples as
-    they were fetched, and lanes cut batches of any size out of blocks. Where what they draw belongs to the batch, a
-    unit is that batch, for lanes of its size. Of lanes of which always the one furthest behind goes on, no two are ever
-    further apart than the largest batch, so twice that is enough, and what is fetched early.
+    If samples draw no random numbers, or by their places in the order, a unit is a block of samples as they were
+    fetched: lanes cut batches of any size out of blocks. If samples draw by their batch, a unit is that batch, for
+    lanes of the same batch size. Since the lane furthest behind always goes next, lanes are apart by at most the
+    largest batch. So twice that is held, and what is fetched in advance.
 
     Args:
-        fetcher: of the data set.
-        device: where batches go.
-        draws: whether samples draw: generators are seeded for each unit of a walk, by the walk's seed and the unit's
-            number.
-        whole: whether a unit is a batch.
+        fetcher: Fetcher of the data set.
+        device: Device of the batches.
+        draws: Whether samples draw. Generators are then seeded for each unit, by the walk's seed and the unit's number.
+        whole: Whether a unit is a batch.
     """
 
     def __init__(self, fetcher: Fetcher, device: torch.device, draws: bool = False, whole: bool = False) -> None:
@@ -77,21 +76,21 @@ class SampleWindow(BatchSource):
         self._draws = draws
         self._whole = whole
         self._held: OrderedDict[_Unit, Any] = OrderedDict()
-        self._early: set[_Unit] = set()  # of these, units that nobody has asked for yet
-        self._attached = False  # graphs hang on samples that draw nothing: none is held any more
+        self._early: set[_Unit] = set()  # of these, units that no batch has needed yet
+        self._attached = False  # samples have autograd graphs: none is held any more
         self._stream_sync = StreamSync(device)
         self._newest = _LastBatchCache(self._stream_sync)
 
     @property
     def early(self) -> int:
-        """In units that nobody has asked for yet."""
+        """Number of samples in units that no batch has needed yet."""
         return sum(unit.samples for unit in self._early)
 
     def batch(self, cut: BatchRequest) -> Any:
-        """The batch, after those units were fetched that are not held; without a seed, of samples of its own.
+        """The batch; missing units are fetched first. Without a seed no samples are shared.
 
         Raises:
-            DrawsError: that drew, and should not have.
+            DrawsError: Fetching drew random numbers, of a data set that had drawn none.
         """
         indices = cut.at.tolist()
         if cut.seed is None or self._attached:
@@ -109,7 +108,7 @@ class SampleWindow(BatchSource):
         self._stream_sync.read(samples)
         batch = self._collated(samples)
         alone = self._newest.hand_on(cut, indices, batch)
-        if attached(batch):  # a graph goes backward but once
+        if attached(batch):  # an autograd graph can be used only once
             self._drop(units)
             self._attached = not self._draws
         elif alone:
@@ -126,7 +125,7 @@ class SampleWindow(BatchSource):
         return batch
 
     def _have(self, cut: BatchRequest, units: Sequence[_Unit]) -> None:
-        """Hold these units; where one is missing, some that come after them as well."""
+        """Hold these units; if one is missing, also fetch some in advance."""
         self._early.difference_update(units)
         missing = [unit for unit in units if unit not in self._held]
         if not missing:
@@ -148,16 +147,16 @@ class SampleWindow(BatchSource):
             self._let_go(_filled(cut.held) + 2 * cut.walks * BLOCK + seeds * (early // BLOCK * BLOCK))
 
     def _hold_early(self, order: Tensor, units: Iterable[_Unit]) -> None:
-        """Hold units that come after those of a batch."""
+        """Hold units in advance."""
         try:
             for unit, samples in self._fetch(order, [unit for unit in units if unit not in self._held]):
                 self._held[unit] = self._kept(samples)
                 self._early.add(unit)
-        except (Exception, SystemExit):  # not hidden: it is raised when these samples are needed
+        except (Exception, SystemExit):  # not hidden: it is raised again when the samples are needed
             return
 
     def _fetch(self, order: Tensor, units: Iterable[_Unit]) -> Iterator[tuple[_Unit, list[Any]]]:
-        """Units with their samples; of a data set that draws, those of each when it is asked for."""
+        """Units with their samples; if samples draw, each unit is fetched when the iterator reaches it."""
         indices = {unit: order[unit.first : unit.end].tolist() for unit in units}
         if not indices:
             return
@@ -171,7 +170,7 @@ class SampleWindow(BatchSource):
             yield unit, self._fetcher.fetch(some)
 
     def _kept(self, samples: list[Any]) -> Any:
-        """A unit as it is held."""
+        """A unit in the form in which it is held."""
         if self._whole:
             return self._collated(samples)
         return list(map(compact, samples)) if any(map(bulky, samples)) else samples
@@ -185,7 +184,7 @@ class SampleWindow(BatchSource):
         return pytree.tree_map_only(Tensor, lambda tensor: tensor.to(self._device, non_blocking=True), batch)
 
     def _let_go(self, most: int) -> None:
-        """Forget all units but the newest, of so many samples."""
+        """Drop all units but the newest with up to `most` samples."""
         held = sum(unit.samples for unit in self._held)
         while held > most:
             unit, _ = self._held.popitem(last=False)
@@ -197,26 +196,26 @@ class SampleWindow(BatchSource):
             self._held.pop(unit, None)
 
     def rest(self) -> None:
-        """Nobody is abreast of anybody."""
+        """Drop all units."""
         self._held.clear()
         self._early.clear()
         self._newest.forget()
 
 
 class _LastBatchCache:
-    """Hands a batch on to those who come to the same place, and tells whether anybody needs its samples beside them.
+    """Keeps the last batch for other lanes of its batch size, and finds out whether its samples are needed any more.
 
     Args:
-        stream_sync: told of what is kept.
+        stream_sync: Synchronisation of the tensors that are kept.
     """
 
     def __init__(self, stream_sync: StreamSync) -> None:
         self._stream_sync = stream_sync
-        self._kept: tuple[_Place, Any, int] | None = None  # a batch, where it comes, and how often it is wanted
-        self._last: tuple[int | None, int] | None = None  # walk's seed and place of the batch that was made last
+        self._kept: tuple[_Place, Any, int] | None = None  # a batch with its place, and how many lanes still need it
+        self._last: tuple[int | None, int] | None = None  # walk's seed and place of the last batch
 
     def take(self, cut: BatchRequest, indices: list[int]) -> Any | None:
-        """The batch, if it is the one that was made last; who is the last to want it need not have a copy."""
+        """The batch, if it is the last one; the last lane that needs it gets the original, others a copy."""
         if self._kept is None or self._kept[0] != (cut.seed, cut.first, indices):
             return None
         place, batch, wanted = self._kept
@@ -225,14 +224,14 @@ class _LastBatchCache:
         return lazily_copied(batch) if wanted > 1 else batch
 
     def hand_on(self, cut: BatchRequest, indices: list[int], batch: Any) -> bool:
-        """Keep a batch for those who want it as well.
+        """Keep a batch for the other lanes of its batch size.
 
         Returns:
-            Whether nobody needs its samples but who takes the batch: all walks are of its size, and all have taken the
-            one before it. In the first batch of an epoch others may have yet to begin.
+            Whether its samples are not needed any more: all walks have its batch size and have taken the batch before.
+            In the first batch of an epoch, other lanes may have yet to begin.
         """
         last, self._last = self._last, (cut.seed, cut.first)
-        if cut.walks == 1:  # who wanted what is kept has gone
+        if cut.walks == 1:  # the lanes that needed it have gone
             self._kept = None
         goes_on = last is not None and last[0] == cut.seed is not None and last[1] != cut.first
         alone = goes_on and cut.alike == cut.walks and self._kept is None
@@ -244,16 +243,16 @@ class _LastBatchCache:
         return alone
 
     def forget(self) -> None:
-        """Nobody is abreast of anybody."""
+        """Drop the batch."""
         self._kept = self._last = None
 
 
 def _blocks(seed: int, first: int, end: int, order: int) -> list[_Unit]:
-    """The blocks that hold the samples between two places of an order of a certain length."""
+    """The blocks with the samples between two places, in an order of `order` samples."""
     starts = range(first - first % BLOCK, end, BLOCK)
     return [_Unit(seed, start // BLOCK, start, min(start + BLOCK, order)) for start in starts]
 
 
 def _filled(samples: int) -> int:
-    """So many samples, or more, up to whole blocks."""
+    """A number of samples, rounded up to whole blocks."""
     return -(-samples // BLOCK) * BLOCK

@@ -1,4 +1,4 @@
-"""What a sample is made of, as far as `torch.utils.data.default_collate` tells samples apart."""
+"""Kinds of samples as `torch.utils.data.default_collate` distinguishes them; comparing and copying samples."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -12,14 +12,14 @@ __all__ = ["attached", "bulky", "compact", "copied", "kind", "plain", "same"]
 
 _SIMPLE = frozenset({int, float, bool, str, bytes})
 _LISTS = frozenset({tuple, list})
-"""Asked for first: these are what samples are of as a rule, and to tell a sequence by its methods takes long."""
+"""Checked first: these types are common, and checks for `Sequence` are slow."""
 
 
 def kind(value: Any) -> object:
-    """What decides how a sample is collated: its structure, and the types, dtypes and shapes of what is in it.
+    """The kind of a sample, which decides how it is collated: its structure, with types, dtypes and shapes.
 
-    Of samples of one kind, a batch of some is the same rows whatever others are collated with them. (Not so of a 1
-    among floats: it becomes the dtype that the first sample has.)
+    The row of a sample in a batch is the same whatever other samples of its kind are in the batch. (Not so for a 1
+    among floats, which gets the dtype of the first sample.)
     """
     cls = type(value)
     if cls in _SIMPLE or isinstance(value, (str, bytes)):
@@ -36,12 +36,12 @@ def kind(value: Any) -> object:
 
 
 def same(one: Any, other: Any) -> bool:
-    """Whether two samples are bitwise the same."""
+    """Whether two samples are bitwise equal."""
     if kind(one) != kind(other):
         return False
     if isinstance(one, Tensor):
         dense = [x.detach().to_dense().contiguous() for x in (one, other)]
-        # As bytes: no number is equal to itself if it is none.
+        # As bytes, since NaN is not equal to itself.
         return torch.equal(*(x.reshape(-1).view(torch.uint8) for x in dense))
     if isinstance(one, (np.ndarray, np.generic)):
         return bool(one.tobytes() == other.tobytes())
@@ -51,12 +51,12 @@ def same(one: Any, other: Any) -> bool:
         return all(same(one[key], other[key]) for key in one)
     if isinstance(one, Sequence):
         return all(map(same, one, other))
-    # Numbers, told exactly; of anything else `default_collate` will not make a batch.
+    # Numbers are compared exactly; `default_collate` refuses anything else.
     return not isinstance(one, (int, float)) or repr(one) == repr(other)
 
 
 def attached(value: Any) -> bool:
-    """Whether a graph hangs on a sample: it can go backwards but once."""
+    """Whether a sample has an autograd graph, which can be used only once."""
     cls = type(value)
     if cls in _SIMPLE:
         return False
@@ -68,14 +68,14 @@ def attached(value: Any) -> bool:
 
 
 def copied(value: Any) -> Any:
-    """A sample in memory of its own, part of no graph."""
+    """A detached copy of a sample."""
     if type(value) is Tensor:
         return value.detach().clone().requires_grad_(value.requires_grad)
     return value.copy() if type(value) is np.ndarray else _of_parts(copied, value)
 
 
 def compact(value: Any) -> Any:
-    """A sample for keeping: what is a view of something larger is copied, or that would be kept with it."""
+    """A sample to keep: views are copied, so that they do not keep the larger memory."""
     if type(value) is Tensor:
         return value.clone() if bulky(value) else value
     if type(value) is np.ndarray:
@@ -84,7 +84,7 @@ def compact(value: Any) -> Any:
 
 
 def bulky(value: Any) -> bool:
-    """Whether anything in a sample is a view of something larger."""
+    """Whether a sample has a view of larger memory."""
     cls = type(value)
     if cls is Tensor:
         return value.layout is torch.strided and value.untyped_storage().nbytes() > value.nbytes
@@ -94,7 +94,7 @@ def bulky(value: Any) -> bool:
 
 
 def _of_parts(change: Callable[[Any], Any], value: Any) -> Any:
-    """A list, tuple or dict with its parts changed; anything else as it is."""
+    """A list, tuple or dict with its parts changed; any other value unchanged."""
     cls = type(value)
     if cls in _LISTS:
         return cls(map(change, value))
@@ -102,6 +102,6 @@ def _of_parts(change: Callable[[Any], Any], value: Any) -> Any:
 
 
 def plain(batch: Any) -> bool:
-    """Whether a batch can be copied: it holds tensors that no graph hangs on, text, and nothing else."""
+    """Whether a batch can be copied: it holds only text and tensors without autograd graphs."""
     leaves = pytree.tree_leaves(batch)
     return all(not x.requires_grad if isinstance(x, Tensor) else isinstance(x, (str, bytes)) for x in leaves)

@@ -1,4 +1,4 @@
-"""Where batches come from: the contract, and what samples may turn out to be."""
+"""Base class of batch sources, their requests and errors, and the synchronisation of CUDA streams."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -14,11 +14,11 @@ __all__ = ["BatchRequest", "BatchSource", "DrawsError", "StreamSync", "UnevenErr
 
 
 class DrawsError(Exception):
-    """Fetching samples drew random numbers, from a data set that was thought not to."""
+    """Fetching samples drew random numbers, of a data set that had drawn none."""
 
 
 class UnevenError(Exception):
-    """A sample is not made like those before it."""
+    """A sample is of another kind than those before."""
 
 
 @dataclass(frozen=True)
@@ -26,15 +26,15 @@ class BatchRequest:
     """One batch of a walk.
 
     Args:
-        at: indices of its samples, int64 [samples] on the CPU.
-        there: the same on the device.
-        number: of the batch in its walk.
-        order: indices of all samples of the walk, on the CPU.
-        first: place of the first sample of the batch in that.
-        seed: of the walk, if it has one.
-        walks: walks over this data set that are under way.
-        alike: of these, walks of this batch size.
-        held: samples of two batches of each of them.
+        at: Indices of its samples, int64 [samples] on the CPU.
+        there: The same on the device.
+        number: Number of the batch in its walk.
+        order: Indices of all samples of the walk, on the CPU.
+        first: Place of the batch's first sample in the order.
+        seed: Seed of the walk, or None.
+        walks: Number of walks over this data set under way.
+        alike: Number of these with this batch size.
+        held: Number of samples to hold: twice the batch sizes of all walks.
     """
 
     at: Tensor
@@ -49,33 +49,34 @@ class BatchRequest:
 
 
 class BatchSource(ABC):
-    """Makes the batches of a data set, and remembers what others may need as well.
+    """Makes the batches of a data set, and keeps samples that other walks may need.
 
-    `Batches` asks it for one batch at a time. It may draw from all generators and leave them anywhere. One that raises
-    `DrawsError` or `UnevenError` is dropped, and its successor is asked for the same batch; whatever else is raised
-    goes to the user, and the source must be as if it had not been asked.
+    `Batches` requests one batch at a time. A source may draw from all generators and need not restore them. If it
+    raises `DrawsError` or `UnevenError` it is dropped, and its successor gets the same request. Any other exception
+    goes to the user; the source must be unchanged then.
     """
 
     sharing: Sharing
 
     @property
     def early(self) -> int:
-        """Samples that were fetched, and that nobody has asked for yet."""
+        """Number of fetched samples that no batch has needed yet."""
         return 0
 
     @abstractmethod
     def batch(self, cut: BatchRequest) -> Any:
-        """A batch on the device, the receiver's own: what is done to it in place is seen by nobody else."""
+        """A batch on the device, which the receiver may change in place."""
 
     @abstractmethod
     def rest(self) -> None:
-        """No walk is under way: let go what only those that keep abreast can share."""
+        """Drop what only walks that keep abreast can share. Called when no walk is under way."""
 
 
 class StreamSync:
-    """Lets readers wait for what was written on another stream; on the CPU there is nothing to wait for.
+    """Lets readers of tensors wait for writes on other CUDA streams; on the CPU it does nothing.
 
-    Who writes calls `wait` before and `written` after it, so that each waits for all before; who reads calls `read`.
+    A writer calls `wait` before and `written` after its work, so that writers wait for each other. A reader calls
+    `read`.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -83,18 +84,18 @@ class StreamSync:
         self._written: torch.cuda.Event | None = None
 
     def written(self) -> None:
-        """All that the current stream was given to write so far is to be waited for."""
+        """Record the writes on the current stream so far, for `wait` and `read`."""
         if self._device.type == "cuda":
             self._written = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._written.record(torch.cuda.current_stream(self._device))
 
     def wait(self) -> None:
-        """Let the current stream wait for what was written."""
+        """Let the current stream wait for the recorded writes."""
         if self._written is not None:
             torch.cuda.current_stream(self._device).wait_event(self._written)
 
     def read(self, values: Any) -> None:
-        """The same, and when the tensors among `values` are freed, their memory waits for the current stream."""
+        """As `wait`; and the memory of tensors in `values` is not used again before the current stream is done."""
         if self._device.type != "cuda":
             return
         self.wait()

@@ -1,4 +1,4 @@
-"""Configs that see which of their values are read: to note it, or to have members run one by one."""
+"""Configs that track reads of their values: to record them, or to refuse values that differ between members."""
 
 import copy
 import weakref
@@ -14,15 +14,15 @@ T = TypeVar("T")
 
 
 class _ObservedConfig(ABC, dict[str, Any]):
-    """A dict that is told which of its keys are looked up, before they are."""
+    """A dict that calls a method before each read of its keys."""
 
     @abstractmethod
     def _look_up(self, key: str) -> None:
-        """A key is looked up, be it there or not."""
+        """Called before a key is read, present or not."""
 
     @abstractmethod
     def _look_through(self) -> None:
-        """All keys and values are."""
+        """Called before all keys and values are read."""
 
     def __getitem__(self, key: str) -> Any:
         self._look_up(key)
@@ -85,12 +85,12 @@ def values_read(function: Callable[[dict[str, Any]], T], config: Mapping[str, An
     """Call a function of a config, and find out which of the config's values it reads.
 
     Args:
-        function: gets a copy of its own, which it may change.
-        config: nested as its space is; a value that is itself a dict counts as read when it is taken out.
+        function: Function of a config. It gets a copy, which it may change.
+        config: Config, nested as its space. A value that is a dict counts as read once it is taken out.
 
     Returns:
-        What the function returns; and name -> value of all that it looked up, None for a name that is absent. These are
-        all values if it walked through the config, or if something keeps the config and may read on later.
+        The function's result. Name -> value of all names that it read, with None for absent names. These are all values
+        if it iterated over the config, or if something keeps the config and may read it later.
     """
     given = _RecordingConfig(config)
     names, kept = given.names, weakref.ref(given)
@@ -102,7 +102,7 @@ def values_read(function: Callable[[dict[str, Any]], T], config: Mapping[str, An
 
 
 class _RecordingConfig(_ObservedConfig):
-    """A copy of a config that notes the names that are looked up, or all of them once it is walked through."""
+    """A copy of a config that records which names are read: all of them once it is iterated over."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         super().__init__(copy.deepcopy(dict(config)))
@@ -116,19 +116,19 @@ class _RecordingConfig(_ObservedConfig):
 
 
 class MembersConfig(_ObservedConfig):
-    """The configs of an array's members as one, for a step of all of them at once.
+    """The configs of an array's members as one, for a step of all members at once.
 
-    Values that are equal are what they are, and floats in which the members differ are `Numbers`. What else they differ
-    in, an integer, a truth value, a string, a list, or a key that only some have, cannot be looked up.
+    Equal values are unchanged, and floats that differ between members become one stacked value. Reading any other value
+    that differs (an integer, a boolean, a string, a list, a key that only some have) raises `NeedsMemberError`.
 
     Args:
-        configs: of the members.
-        path: of the dict that these are in a config, for messages.
+        configs: Configs of the members.
+        path: Path of these dicts within the config, for messages.
     """
 
     def __init__(self, configs: Sequence[Mapping[str, Any]], path: str = "") -> None:
         super().__init__()
-        self._differing: dict[str, str] = {}  # a key, and why it cannot be looked up
+        self._differing: dict[str, str] = {}  # key -> why it cannot be read
         for key in dict.fromkeys(key for config in configs for key in config):
             name = f"{path}{key}"
             if not all(key in config for config in configs):
@@ -145,7 +145,7 @@ class MembersConfig(_ObservedConfig):
                 self._differing[key] = f"{name!r} differs between the members' configs and is no float in all"
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "MembersConfig":
-        """A copy that may be changed; floats in which members differ are never changed, and stay what they are."""
+        """A copy that may be changed. Stacked floats are never changed in place, and are shared."""
         other = MembersConfig(())
         other._differing = self._differing
         for key, value in dict.items(self):

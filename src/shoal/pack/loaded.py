@@ -1,4 +1,4 @@
-"""Models loaded for training: the primitives `load` and `free` (Pack, section 3)."""
+"""Models on a device, ready for training in a pack: the primitives `load` and `free` (Pack, section 3)."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, final
@@ -19,24 +19,24 @@ from shoal.worker.memory import give_back
 __all__ = ["Loaded", "Loss", "MakeOptimizers", "free", "load"]
 
 Loss = Callable[[nn.Module, Any], Tensor]
-"""Takes a model and a batch; returns a scalar."""
+"""Function of a model and a batch that returns a scalar."""
 
 MakeOptimizer = Callable[[nn.Module], Optimizer]
-"""Takes a model and returns an optimizer of its parameters."""
+"""Function of a model that returns an optimizer of its parameters."""
 
 MakeOptimizers = MakeOptimizer | list[MakeOptimizer] | tuple[MakeOptimizer, ...]
-"""One for all models of an array, or one for each."""
+"""One function for all models of an array, or one for each."""
 
 
 @final
 class Loaded:
-    """A model, or an array of several, on a device with its optimizer: what `load` returns, and a member of a `Pack`.
+    """A model, or an array of several, on a device with its optimizer. `load` returns it, and a `Pack` trains it.
 
     Args:
-        array: the models.
-        optimizers: theirs.
-        loss: as given to `load`.
-        batch_size: rows that a step takes.
+        array: Models.
+        optimizers: Optimizer of each model.
+        loss: Loss function as for `load`.
+        batch_size: Rows of a step.
     """
 
     def __init__(self, array: ModelArray, optimizers: Sequence[Optimizer], loss: Loss, batch_size: int) -> None:
@@ -48,47 +48,47 @@ class Loaded:
 
     @property
     def array(self) -> ModelArray:
-        """The models as one; of one that was loaded alone, an array with B = 1.
+        """The models as one array, with B = 1 for a plain model.
 
         Raises:
-            PackError: it was freed.
+            PackError: The member was freed.
         """
         return self._check_there()
 
     @property
     def models(self) -> tuple[nn.Module, ...]:
-        """The models themselves, always up to date."""
+        """The models, always up to date."""
         return self.array.members
 
     @property
     def optimizers(self) -> tuple[Optimizer, ...]:
-        """One for each model; LR schedulers work on them as always."""
+        """The optimizer of each model, for LR schedulers."""
         self._check_there()
         return self._optimizers
 
     @property
     def device(self) -> torch.device:
-        """Where it is."""
+        """Device of the models."""
         return next(self.array.parameters()).device
 
     @property
     def freed(self) -> bool:
-        """Whether it is of no use any more."""
+        """Whether the member was freed."""
         return self._array is None
 
     @property
     def settled(self) -> bool:
-        """Whether its steps are taken in the fastest of the ways that a `TrainingStep` has."""
+        """Whether the search for the fastest kind of step is over."""
         return self._step is None or self._step.way is not None
 
     def step(self, batch: Any) -> Tensor:
-        """Train on one batch; returns the losses, [B], part of no graph."""
+        """Train on one batch; returns the losses, [B], detached."""
         self.array.check_present()
         assert self._step is not None
         return self._step(batch)
 
     def release(self) -> list[dict[str, Any]]:
-        """What `free` does."""
+        """See `free`."""
         array, optimizers, device = self.array, self.optimizers, self.device
         checkpoints = [
             {"model": _copy(dict(model.state_dict())), "optimizer": _copy(optimizer.state_dict())}
@@ -120,26 +120,26 @@ def load(
     loss: Loss,
     batch_size: int,
 ) -> Loaded:
-    """Bring a model to a device, ready to be trained.
+    """Bring a model to a device, ready for training.
 
-    A plain model is made an array of one. So its random numbers are its own, whatever it is packed with: dropout, and
-    what it draws from torch's generators, follow its seed and the number of the step. The seed comes from torch's
-    default generator; `load(shoal.fuse([model], seeds=[7]), ...)` gives it one. What a loss draws from Python's or
-    NumPy's generators comes from those that the whole process shares.
+    A plain model becomes an array of one, so that its random numbers do not depend on other members of the pack.
+    Dropout and draws from torch's generators follow its seed and the number of the step. The seed comes from torch's
+    default generator, or from `load(shoal.fuse([model], seeds=[7]), ...)`. Draws of a loss from Python's or NumPy's
+    generators come from those of the process.
 
-    The model stays as it is for its owner: its own class, and its weights, which lie on the device from now on.
+    The model keeps its class and its weights, which are on the device from now on.
 
     Args:
-        model: a plain one, or the array that `shoal.fuse` made of several, which then take every step together.
-        device: where to train.
-        optimizer: makes the model's optimizer; called when the model is on the device. For an array it is called with
-            each of the models, or there is one for each.
-        loss: takes a model and a batch, and returns a scalar, the mean over the batch.
-        batch_size: rows that each step takes out of what is given to the pack.
+        model: A plain model, or an array of several by `shoal.fuse`, which take every step together.
+        device: Device to train on.
+        optimizer: Function that makes the model's optimizer, called once the model is on the device. For an array it
+            is called with each model, or there is one function for each.
+        loss: Function of a model and a batch that returns the mean loss over the batch, a scalar.
+        batch_size: Rows of each step.
 
     Raises:
-        PackError: an argument is not what it is to be.
-        FusionError: the model cannot be an array, or the optimizer is none of its own.
+        PackError: An argument is invalid.
+        FusionError: The model cannot be an array, or the optimizer does not train its parameters.
     """
     device = _device(device)
     if not isinstance(model, nn.Module):
@@ -148,23 +148,12 @@ def load(
         raise PackError(f"`batch_size` must be a positive integer, got {batch_size!r}")
     if not callable(loss):
         raise PackError(f"`loss` must be a function of a model and a batch that returns a scalar, got {loss!r}")
-    count = len(model) if isinstance(model, ModelArray) else 1
-    makers = [*optimizer] if isinstance(optimizer, (list, tuple)) else [optimizer] * count
-    for maker in makers:
-        if not callable(maker):
-            raise PackError(
-                "`optimizer` must be a function that takes a model, which is then on the device, and returns its "
-                f"optimizer (lambda model: torch.optim.Adam(model.parameters())), got {type(maker).__name__}"
-            )
-    if len(makers) != count:
-        raise PackError(
-            f"`optimizer` has {len(makers)} functions for {count} models; give one for each, or one for all"
-        )
+    models = model.members if isinstance(model, ModelArray) else (model,)
+    makers = _makers(optimizer, len(models))
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise PackError(
             f"{type(model).__name__} has no parameters that require gradients, so there is nothing to train"
         )
-    models = model.members if isinstance(model, ModelArray) else (model,)
     _check_not_loaded(models)
     array = (model if isinstance(model, ModelArray) else fuse([model])).to(device)
     optimizers = [maker(one) for maker, one in zip(makers, array.members, strict=True)]
@@ -177,7 +166,23 @@ def load(
 
 
 _loaded: WeakSet[Loaded] = WeakSet()
-"""What is in use, and its models with it: one that was fused anew would leave its array."""
+"""All loaded members. Their models cannot be loaded again: a model that is fused anew would leave its array."""
+
+
+def _makers(optimizer: MakeOptimizers, count: int) -> list[MakeOptimizer]:
+    """The function that makes the optimizer of each of `count` models."""
+    makers = [*optimizer] if isinstance(optimizer, (list, tuple)) else [optimizer] * count
+    for maker in makers:
+        if not callable(maker):
+            raise PackError(
+                "`optimizer` must be a function that takes a model, which is then on the device, and returns its "
+                f"optimizer (lambda model: torch.optim.Adam(model.parameters())), got {type(maker).__name__}"
+            )
+    if len(makers) != count:
+        raise PackError(
+            f"`optimizer` has {len(makers)} functions for {count} models; give one for each, or one for all"
+        )
+    return makers
 
 
 def _check_not_loaded(models: Sequence[nn.Module]) -> None:
@@ -190,7 +195,7 @@ def _check_not_loaded(models: Sequence[nn.Module]) -> None:
 
 
 def _device(device: torch.device | str) -> torch.device:
-    """Where models can be brought to."""
+    """Check and convert a device."""
     try:
         found = torch.empty(0, device=device).device
     except (RuntimeError, AssertionError, TypeError) as error:
@@ -202,17 +207,17 @@ def _device(device: torch.device | str) -> torch.device:
 
 
 def free(member: Loaded) -> list[dict[str, Any]]:
-    """Take a model off its device. Its own tensors, and its optimizer's, lie in host memory after that.
+    """Take a model off its device. Its tensors, and those of its optimizer, move to host memory.
 
     Args:
-        member: what `load` returned. It is of no use any more.
+        member: Result of `load`, which cannot be used any more.
 
     Returns:
-        For each of its models, so one for a plain model, `{"model": ..., "optimizer": ...}`: state dicts of plain
-        PyTorch on the CPU, which share no memory with anything.
+        For each model (one for a plain model), `{"model": ..., "optimizer": ...}`: state dicts of plain PyTorch on the
+        CPU, which share no memory with others.
 
     Raises:
-        PackError: it was freed already.
+        PackError: The member was freed already.
     """
     if not isinstance(member, Loaded):
         raise PackError(f"`free` takes what `load` returned, got {type(member).__name__}")

@@ -1,4 +1,4 @@
-"""Several loaded models on one data stream (Pack, section 3)."""
+"""Trains several loaded models in one process on one data stream (Pack, section 3)."""
 
 import logging
 from collections.abc import Iterable, Sequence
@@ -20,12 +20,12 @@ _log = logging.getLogger("shoal.pack")
 
 @dataclass
 class _BufferedBatch:
-    """A batch.
+    """A batch in the buffer.
 
     Args:
-        first: number of its first row.
-        leaves: its tensors, on the device.
-        own: whether nobody else has them.
+        first: Number of its first row.
+        leaves: Its tensors, on the device.
+        own: Whether the buffer has the only references to the tensors.
     """
 
     first: int
@@ -38,20 +38,20 @@ class _BufferedBatch:
         return self.first + len(self.leaves[0])
 
     def rows(self, first: int, end: int) -> list[Tensor]:
-        """Those that it has of some rows."""
+        """The rows of this batch between two row numbers."""
         return [leaf[max(first - self.first, 0) : end - self.first] for leaf in self.leaves]
 
 
 class _RowBuffer:
-    """Batches as one long sequence of rows, of which any stretch can be taken; each is moved to the device once.
+    """Buffers batches as one sequence of rows, of which members take slices. Each batch moves to the device once.
 
     Args:
-        device: where the rows lie.
+        device: Device of the rows.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.end = 0
-        """Number of rows that have come so far."""
+        """Number of rows so far."""
         self._device = device
         self._parts: list[_BufferedBatch] = []
         self._spec: pytree.TreeSpec | None = None
@@ -60,7 +60,7 @@ class _RowBuffer:
         """Append a batch.
 
         Raises:
-            PackError: it is no nest of tensors of one length, or cannot be joined with the rows that are left.
+            PackError: The batch is no nest of tensors of equal length, or does not fit to the rows in the buffer.
         """
         leaves, spec = pytree.tree_flatten(batch)
         rows = _length(leaves)
@@ -75,17 +75,14 @@ class _RowBuffer:
         self.end += rows
 
     def take(self, first: int, end: int) -> Any:
-        """The rows from number `first` to before number `end`, nested as the batches are.
-
-        They are the taker's own, who may change them in place.
-        """
+        """Copies of the rows from number `first` to before number `end`, nested as the batches are."""
         stretches = [part.rows(first, end) for part in self._parts if part.first < end and first < part.end]
         own = [column[0].clone() if len(column) == 1 else torch.cat(column) for column in zip(*stretches, strict=True)]
         assert self._spec is not None
         return pytree.tree_unflatten(own, self._spec)
 
     def drop(self, first: int) -> None:
-        """Forget the rows before number `first`, and let go of the batches' own tensors, which may be changed then."""
+        """Drop the rows before number `first`, and copy other rows that share memory with the caller's tensors."""
         self._parts = [
             part
             if part.own
@@ -98,18 +95,18 @@ class _RowBuffer:
         before = [_kind(leaf) for leaf in self._parts[-1].leaves]
         if spec != self._spec or [_kind(leaf) for leaf in leaves] != before:
             raise PackError(
-                f"a batch of {_written(leaves, spec)} cannot follow one of "
-                f"{_written(self._parts[-1].leaves, self._spec)}, of which a member keeps rows for its next step; nest "
+                f"a batch of {_kinds(leaves, spec)} cannot follow one of "
+                f"{_kinds(self._parts[-1].leaves, self._spec)}, of which a member keeps rows for its next step; nest "
                 "all batches in the same way, or call `end_epoch` in between"
             )
 
 
 class _Seat:
-    """A member at its place in the data stream: a `Lane`.
+    """A member at its position in the data stream; a `Lane`.
 
     Args:
-        member: what was loaded.
-        rows: of the pack; those that come from now on are for the member too.
+        member: Member of the pack.
+        rows: Rows of the pack. The member takes those that are added from now on.
     """
 
     def __init__(self, member: Loaded, rows: _RowBuffer) -> None:
@@ -126,11 +123,11 @@ class _Seat:
 
     @property
     def place(self) -> None:
-        """Of no interest: the rows that a member is to take in are there."""
+        """None: rows stay in the buffer until all members have taken them."""
 
     @property
     def ready(self) -> bool:
-        """Whether there are rows for a step."""
+        """Whether there are enough rows for a step."""
         left = self._rows.end - self.position
         return left >= self.member.batch_size or (self.flushing and left > 0)
 
@@ -154,20 +151,20 @@ class _Seat:
 
 @final
 class Pack:
-    """Trains several members in one process: each batch is drawn once and moved to the device once for all of them.
+    """Trains several members in one process: each batch is loaded once and moved to the device once for all of them.
 
-    A member takes batches of its own size out of what comes, in the order in which it comes: out of 100 rows one of 50
-    takes two steps; one of 80 takes one, and keeps 20 rows for its next. So each learns what it would learn alone from
-    the same rows, cut to its batch size. In which order members step, and on a GPU on which streams, is chosen by
-    measurement; it changes nothing but the time.
+    A member takes batches of its own size from the stream of rows, in order. Of 100 rows, a member of batch size 50
+    takes two steps; one of 80 takes one, and keeps 20 rows for its next. So each member trains as it would alone on the
+    same rows, cut to its batch size. The order of steps, and on a GPU their streams, are chosen by measurement; they
+    change only the time.
 
-    A member whose step raises leaves the pack, and the others go on; `failed` says what it raised, and so does the log.
+    A member whose step raises leaves the pack, and the others go on; `failed` and the log have the exception.
 
     Args:
-        members: what `load` returned, all on one device.
+        members: Results of `load`, all on one device.
 
     Raises:
-        PackError: members on different devices, one that was freed, or two that hold the same model or parameter.
+        PackError: Members are on different devices, one was freed, or two have the same model or parameter.
     """
 
     def __init__(self, members: Iterable[Loaded]) -> None:
@@ -180,7 +177,7 @@ class Pack:
         if not members:
             raise PackError("a pack needs at least one member; load a model first")
         self.failed: dict[Loaded, PackError] = {}
-        """Members that have left because their step raised: the error names the member, its cause is what it raised."""
+        """Member that left because its step raised -> error that names it, with the step's exception as its cause."""
         self._device = members[0].device
         self._rows = _RowBuffer(self._device)
         self._turns = LaneScheduler(self._device)
@@ -190,11 +187,11 @@ class Pack:
 
     @property
     def members(self) -> tuple[Loaded, ...]:
-        """Those that are in training."""
+        """Members in training."""
         return tuple(seat.member for seat in self._seats if not seat.member.freed)
 
     def load(self, model: nn.Module, *, optimizer: MakeOptimizers, loss: Loss, batch_size: int) -> Loaded:
-        """Bring one more model into the pack; see `shoal.pack.load`. It takes part from the next batch on."""
+        """Add a model to the pack; see `shoal.pack.load`. It trains from the next batch on."""
         member = load(model, self._device, optimizer=optimizer, loss=loss, batch_size=batch_size)
         try:
             self._seat(member)
@@ -204,12 +201,12 @@ class Pack:
         return member
 
     def free(self, member: Loaded) -> list[dict[str, Any]]:
-        """Take a member, or one that has failed, out of the pack and off the device; see `shoal.pack.free`.
+        """Take a member, also a failed one, out of the pack and off the device; see `shoal.pack.free`.
 
-        Rows that it has kept for its next batch are not trained on; after `end_epoch` there are none.
+        It does not train on the rows kept for its next batch; after `end_epoch` there are none.
 
         Raises:
-            PackError: it is not in this pack.
+            PackError: The member is not in this pack.
         """
         if member not in self.members and member not in self.failed:
             raise PackError(f"{member!r} is not in this pack; it holds {list(self.members)}")
@@ -219,28 +216,28 @@ class Pack:
         return checkpoints
 
     def step(self, batch: Any) -> dict[Loaded, Tensor]:
-        """Train all members on a batch, of any size.
+        """Train all members on a batch of any size.
 
         Args:
-            batch: a tensor or a nest of tensors whose first axis are the rows; wherever they are. A member is given
-                rows nested in the same way.
+            batch: Tensor or nest of tensors with the rows as first axis, on any device. Members get rows in the same
+                nesting.
 
         Returns:
-            The losses of each member's steps, [steps, B], part of no graph; B is 1 for a plain model, and there may be
-            no step. Members that have failed are not in it.
+            Member -> losses of its steps, [steps, B], detached; B is 1 for a plain model, and steps may be 0. Failed
+            members are left out.
 
         Raises:
-            PackError: there are no members (any more), or the batch is not what it is to be; nothing is changed then.
+            PackError: There are no members, or the batch is invalid; nothing is changed then.
         """
         self._check_any()
         self._rows.add(batch)
         return self._go()
 
     def end_epoch(self) -> dict[Loaded, Tensor]:
-        """Let each member take the rows that it has kept as a last, smaller batch; returns the losses as `step` does.
+        """Let each member train on its remaining rows as a last, smaller batch; returns losses as `step`.
 
         Raises:
-            PackError: there are no members (any more).
+            PackError: There are no members.
         """
         self._check_any()
         for seat in self._seats:
@@ -252,14 +249,14 @@ class Pack:
                 seat.flushing = False
 
     def _go(self) -> dict[Loaded, Tensor]:
-        """Let all members take the steps that there are rows for."""
+        """Let all members take the steps for which there are rows."""
         while any(seat.ready for seat in self._seats):
             for failure in self._turns.round(self._seats, _never):
-                if isinstance(failure.error, SystemExit):  # whose process it is leaves it, also by a signal's handler
+                if isinstance(failure.error, SystemExit):  # a signal handler or the user ends the process
                     raise failure.error
                 seat = next(seat for seat in self._seats if seat is failure.lane)
                 self._seats.remove(seat)
-                self.failed[seat.member] = _explained(seat, failure.error)
+                self.failed[seat.member] = _member_error(seat, failure.error)
                 _log.warning("%s leaves the pack: %s", seat.member, self.failed[seat.member], exc_info=failure.error)
         self._rows.drop(min((seat.position for seat in self._seats), default=self._rows.end))
         self._check_any()
@@ -280,7 +277,7 @@ class Pack:
         self._seats.append(_Seat(member, self._rows))
 
     def _leave_freed(self) -> None:
-        """Who was freed has no seat any more, by whomever."""
+        """Drop members that were freed, also by `shoal.pack.free`."""
         self._seats = [seat for seat in self._seats if not seat.member.freed]
 
     def _check_any(self) -> None:
@@ -294,11 +291,11 @@ class Pack:
 
 
 _OF_SHAPES = (RuntimeError, ValueError, TypeError, LookupError, AttributeError)
-"""What is raised where a model is given what it does not take."""
+"""Exceptions of a model that gets unsuitable inputs."""
 
 
-def _explained(seat: _Seat, error: Exception) -> PackError:
-    """What became of a member, in words."""
+def _member_error(seat: _Seat, error: Exception) -> PackError:
+    """The error of a member whose step raised."""
     what = f"{type(error).__name__}: {error}"
     if seat.steps or isinstance(error, ShoalError) or not isinstance(error, _OF_SHAPES):
         explained = PackError(f"{seat.member!r} failed at its step {seat.steps + 1} in the pack: {what}")
@@ -312,7 +309,7 @@ def _explained(seat: _Seat, error: Exception) -> PackError:
 
 
 def _shared(first: Loaded, second: Loaded) -> str | None:
-    """What two members have in common, in words, or None."""
+    """The model or tensor that two members share, in words; None if there is none."""
     if any(model is other for model in first.models for other in second.models):
         return "the same model"
     own = {id(tensor) for model in first.models for tensor in (*model.parameters(), *model.buffers())}
@@ -321,7 +318,7 @@ def _shared(first: Loaded, second: Loaded) -> str | None:
         for path, tensor in (*model.named_parameters(), *model.named_buffers()):
             if id(tensor) in own:
                 return f"the tensor {path!r}"
-        for path, parameter in model.named_parameters():  # what neither trains may be kept once
+        for path, parameter in model.named_parameters():  # frozen parameters may share memory
             there = parameter.data_ptr()
             if there in trained and (trained[there] or parameter.requires_grad):
                 return f"the memory of {path!r}"
@@ -333,7 +330,7 @@ def _never() -> bool:
 
 
 def _length(leaves: Sequence[Any]) -> int:
-    """Rows of a batch."""
+    """Number of rows of a batch."""
     for leaf in leaves:
         if not isinstance(leaf, Tensor):
             raise PackError(
@@ -352,7 +349,7 @@ def _kind(leaf: Tensor) -> tuple[torch.Size, torch.dtype]:
     return leaf.shape[1:], leaf.dtype
 
 
-def _written(leaves: Sequence[Tensor], spec: pytree.TreeSpec | None) -> str:
+def _kinds(leaves: Sequence[Tensor], spec: pytree.TreeSpec | None) -> str:
     assert spec is not None
     kinds = [f"{leaf.dtype} {tuple(leaf.shape[1:])}".removeprefix("torch.") for leaf in leaves]
     return str(pytree.tree_unflatten(kinds, spec))

@@ -41,7 +41,8 @@ class ArrayTrainer:
         lenders: Function that returns models of other arrays in this process. If large frozen parameters of theirs
             equal those of the same name in a new model, that model uses their memory.
         beat: Function to call at each step and validation batch, and before anything that may take long.
-        timing_only: Whether steps are only timed: losses need not be finite, and LR schedulers are not used.
+        timing_only: Whether steps are only timed: losses need not be finite, and LR schedulers, which may end with the
+            budget, are not used.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """Checkpoints of single trials: plain state dicts, written whole or not at all, checked when read.
 
-The name of each holds the checksum of the file, so a damaged one is known and the one before it is used; see `files`.
-Each loads in plain PyTorch: `torch.load(path, weights_only=True)["model"]`.
+The file's name holds its checksum: if the checksum differs, the checkpoint before it is used; see `files`. A checkpoint
+loads in plain PyTorch: `torch.load(path, weights_only=True)["model"]`.
 """
 
 import io
@@ -30,16 +30,16 @@ _KEPT = 2
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """All that a trial needs to go on.
+    """The state from which a trial goes on.
 
     Args:
-        trial: number of the one that was saved.
-        epoch: epochs finished.
-        step: steps done of the next one.
-        model: its state dict.
-        optimizer: its state dict; of several optimizers, a list of theirs.
-        scheduler: its state dict, or None; of several likewise.
-        reports: of all epochs so far; the journal may lack the last of them.
+        trial: Number of the saved trial.
+        epoch: Epochs finished.
+        step: Steps done of the next epoch.
+        model: State dict of the model.
+        optimizer: State dict of the optimizer, or a list with one for each of several optimizers.
+        scheduler: State dict of the LR scheduler, a list with one for each of several, or None.
+        reports: Reports of all epochs so far; the journal may lack the last of them.
     """
 
     trial: int
@@ -52,11 +52,11 @@ class Checkpoint:
 
 
 def save(directory: Path, checkpoint: Checkpoint) -> Path:
-    """Write a checkpoint and drop all but the trial's newest two.
+    """Write a checkpoint and delete all but the trial's newest two.
 
     Args:
-        directory: of the study.
-        checkpoint: tensors may lie anywhere and be views; only their own elements are stored, on the CPU.
+        directory: Directory of the study.
+        checkpoint: State to save. Its tensors may be views on any device; their elements alone are stored, on the CPU.
 
     Raises:
         OSError: the disk is full or cannot be written; earlier checkpoints are intact.
@@ -85,18 +85,18 @@ def save(directory: Path, checkpoint: Checkpoint) -> Path:
         raise
     present = checkpoints(directory, checkpoint.trial)
     older = [other for other in present if other.name[:13] < path.name[:13]]
-    for other in present:  # one at the same step or beyond it was damaged, else training had gone on from there
+    for other in present:  # those at the same step or later were damaged, else training had used them
         if other != path and other not in older[: _KEPT - 1]:
             other.unlink(missing_ok=True)
     return path
 
 
 def load_newest(directory: Path, trial: int) -> Checkpoint | None:
-    """The newest checkpoint of a trial that is intact, or None.
+    """The newest intact checkpoint of a trial, or None.
 
     Args:
-        directory: of the study.
-        trial: its number.
+        directory: Directory of the study.
+        trial: Number of the trial.
     """
     for path in checkpoints(directory, trial):
         try:
@@ -107,12 +107,12 @@ def load_newest(directory: Path, trial: int) -> Checkpoint | None:
 
 
 def unfit(what: str, checkpoint: Checkpoint, error: Exception) -> str:
-    """What to say of a model or an optimizer that refuses what its own trial has saved.
+    """The error message for a model or an optimizer that does not fit the checkpoint of its own trial.
 
     Args:
         what: "model" or "optimizer".
-        checkpoint: that it refuses.
-        error: torch's.
+        checkpoint: Checkpoint that does not fit.
+        error: Exception of torch.
     """
     return (
         f"the {what} that the task makes now does not fit the checkpoint of trial {checkpoint.trial}, which has "
@@ -136,7 +136,7 @@ def _read(path: Path, trial: int) -> Checkpoint:
 
 
 def _own(value: Any) -> Any:
-    """A leaf as it is stored: what NumPy has left among the settings would not be read back."""
+    """A leaf as it is stored. NumPy values among the settings are converted, as `weights_only` refuses them."""
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, np.ndarray):

@@ -1,4 +1,4 @@
-"""What a running job is asked from outside, and how it shows that it makes progress."""
+"""Requests to a running job (stop, change members), and its heartbeat."""
 
 import threading
 from collections import deque
@@ -9,54 +9,54 @@ __all__ = ["JobControl"]
 
 
 class JobControl:
-    """What the engine asks of one job; the back end fills it, perhaps in another thread than the job's own.
+    """Requests of the engine to one job. The back end adds them, from any thread; the job polls them between steps.
 
     Args:
-        prompt: whether the engine has given its answer to an event whenever the job goes on after it.
+        prompt: Whether the engine answers each event before the job goes on, so that waiting is of no use.
     """
 
     def __init__(self, prompt: bool = False) -> None:
         self.noticed = False
-        """Whether the job has seen that it is to stop."""
+        """Whether the job has read the request to stop."""
         self.beats = 0
-        """How often the job has shown progress."""
+        """Number of heartbeats."""
         self.settled = False
-        """Whether it only takes steps now, as it last said."""
+        """Whether the job only takes steps, as of the last heartbeat."""
         self._prompt = prompt
         self._stop = False
         self._changes: deque[JobUpdate] = deque()
         self._news = threading.Event()
 
     def stop(self) -> None:
-        """Let the job checkpoint and return."""
+        """Ask the job to checkpoint and return."""
         self._stop = True
         self._news.set()
 
     def change(self, change: JobUpdate) -> None:
-        """Let the job's members change."""
+        """Ask the job to change its members."""
         self._changes.append(change)
         self._news.set()
 
     def beat(self, settled: bool) -> None:
-        """Say that the job makes progress; quick, to be called at every step, and before and after what takes long.
+        """Note progress. Cheap: call it at every step, and before and after anything that takes long.
 
         Args:
-            settled: whether it only takes steps now, and does not load, build or compile anything.
+            settled: Whether the job only takes steps now: it does not load, build or compile anything.
         """
         self.settled = settled
         self.beats += 1
 
     def stopping(self) -> bool:
-        """Whether the job is to checkpoint and return; quick, to be asked between steps."""
+        """Whether the job must checkpoint and return. Cheap: call it between steps."""
         if self._stop:
             self.noticed = True
         return self._stop
 
     def changes(self) -> list[JobUpdate]:
-        """Those that came since the last call, in order; quick, to be asked between steps."""
+        """Changes since the last call, in order. Cheap: call it between steps."""
         self._news.clear()
         return [self._changes.popleft() for _ in range(len(self._changes))]
 
     def wait(self, seconds: float) -> bool:
-        """Wait so long at most until there is anything new since the last look at the changes; whether there is."""
+        """Wait for a request that is newer than the last call of `changes`; returns whether there is one."""
         return self._news.wait(0.0 if self._prompt else max(0.0, seconds))

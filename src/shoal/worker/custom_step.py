@@ -1,4 +1,4 @@
-"""Training steps that the user has written: several optimizers, several losses, anything a loop may do."""
+"""Training steps by the task's own `step`, for all members of an array at once."""
 
 import copy
 from collections.abc import Sequence
@@ -22,15 +22,15 @@ __all__ = ["CustomStep"]
 class CustomStep:
     """Takes training steps of all members of an array at once, by the task's own `step`.
 
-    The step is shown the array as one model, and in place of each optimizer one that steps all members'.
+    The step gets the array as its model, and for each optimizer an object that steps the optimizers of all members.
 
     Args:
-        array: the models.
-        runtimes: whose models they are.
-        task: whose step it is.
+        array: Models of the trials.
+        runtimes: Trials, in the order of the array.
+        task: Task with the step.
 
     Raises:
-        FusionError: the runtimes' optimizers are nested differently, or cannot be one.
+        FusionError: The trials' optimizers are nested differently, or cannot be fused.
     """
 
     def __init__(self, array: ModelArray, runtimes: Sequence[TrialRuntime], task: Task) -> None:
@@ -46,14 +46,14 @@ class CustomStep:
         )
 
     def step(self, batch: Any) -> Tensor:
-        """One step of every member; returns the losses, shape [B], part of no graph.
+        """Take one step of every member; returns the losses, shape [B], detached.
 
         Raises:
-            FusionError: it asks for what only one member has: a number, an optimizer's settings, a value of its config.
-                The step is left half done.
+            FusionError: The step reads a value that differs between members: a number, an optimizer's settings, a
+                value of the config. The step is left half done.
         """
         bypassed = events.bypasses
-        config = () if self._config is None else (copy.deepcopy(self._config),)  # each step may change its own
+        config = () if self._config is None else (copy.deepcopy(self._config),)  # a step may change its copy
         try:
             with self._array.open() as model:
                 loss: Tensor = call(self._task, "step", model, batch, self._optimizer, *config)
@@ -69,17 +69,17 @@ class CustomStep:
 
 
 class _AllMembers:
-    """What a step sees in place of an optimizer."""
+    """Stands for the optimizers of all members in the task's step."""
 
     def __init__(self, optimizer: FusedOptimizer) -> None:
         self._optimizer = optimizer
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """As of any optimizer."""
+        """As `torch.optim.Optimizer.zero_grad`."""
         self._optimizer.zero_grad(set_to_none)
 
     def step(self, closure: None = None) -> None:
-        """As of any optimizer, without a closure."""
+        """As `torch.optim.Optimizer.step`, without a closure."""
         if closure is not None:
             raise NeedsMemberError("an optimizer is given a closure")
         with torch._C.DisableTorchFunction():

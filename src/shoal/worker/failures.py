@@ -1,4 +1,4 @@
-"""From an exception to the outcome of a job, or of an array of it, and a message that its user can act on."""
+"""Turns an exception into the outcome of a job or array, and a message for the user."""
 
 import errno
 import os
@@ -34,12 +34,12 @@ _STORAGE_MESSAGES = (
 )
 
 
-class EndedElsewhere(Exception):  # noqa: N818  (what it tells of is the error)
-    """A process of the user's has failed; what it said of that is the message.
+class EndedElsewhere(Exception):  # noqa: N818  (named for the event, not the error)
+    """A process of the user has failed.
 
     Args:
-        outcome: as if it had been the job's.
-        message: what its user can act on.
+        outcome: Outcome of the job.
+        message: Message for the user, from that process.
     """
 
     def __init__(self, outcome: Outcome, message: str) -> None:
@@ -48,11 +48,11 @@ class EndedElsewhere(Exception):  # noqa: N818  (what it tells of is the error)
 
 
 def outcome_of(error: BaseException) -> Outcome:
-    """What an exception says about the job that raised it; explicit causes count, the outermost known one wins."""
+    """The outcome of a job that raised an exception: that of the outermost explicit cause which is known."""
     for link in _causes(error):
         if isinstance(link, EndedElsewhere):
             return link.outcome
-        if isinstance(link, MetricNameError):  # a matter of one trial, as where a Task names a metric so
+        if isinstance(link, MetricNameError):  # concerns one trial, as a metric of a Task with such a name does
             return Outcome.RAISED
         if isinstance(link, TaskError):
             return Outcome.UNUSABLE if isinstance(link, UnusableTaskError) else Outcome.REJECTED
@@ -64,7 +64,7 @@ def outcome_of(error: BaseException) -> Outcome:
 
 
 def recorded(error: BaseException, log: Path) -> tuple[Outcome, str]:
-    """The outcome of what raised, and a message that names the log, to which the full traceback is added."""
+    """Outcome of an exception and a message for the user with the path of the log, which gets the full traceback."""
     # A disk without room for the log must not hide why the job failed.
     with suppress(OSError):
         log.parent.mkdir(parents=True, exist_ok=True)
@@ -75,7 +75,7 @@ def recorded(error: BaseException, log: Path) -> tuple[Outcome, str]:
 
 
 def described(error: BaseException) -> tuple[Outcome, str]:
-    """The outcome of what raised, and what its user can act on."""
+    """Outcome of an exception and a message for the user."""
     outcome = outcome_of(error)
     if isinstance(error, EndedElsewhere):
         text = str(error)
@@ -91,7 +91,7 @@ def described(error: BaseException) -> tuple[Outcome, str]:
 
 
 def user_traceback(error: BaseException) -> str:
-    """The traceback without frames of this package that others follow; the whole of it if there is no other frame."""
+    """The traceback without this package's frames before the user's last frame; all of it if all frames are ours."""
     frame = error.__traceback__
     while frame is not None and _is_ours(frame):
         frame = frame.tb_next
@@ -101,7 +101,7 @@ def user_traceback(error: BaseException) -> str:
 
 
 def _without_ours(frames: Sequence[traceback.FrameSummary]) -> list[traceback.FrameSummary]:
-    """Without those of this package, and of torch on the way to them, that are not among the last ones."""
+    """Frames without those of this package and of `torch.overrides`, except after the last frame of the user."""
     ours = [frame.filename.startswith(_ROOT) or frame.filename.endswith(_OVERRIDES) for frame in frames]
     last = max((place for place, own in enumerate(ours) if not own), default=-1)
     return [frame for place, frame in enumerate(frames) if place > last or not ours[place]]

@@ -1,7 +1,7 @@
-"""Where the checkpoints of trials lie, and how they are called; needs no torch.
+"""Paths and names of checkpoints; needs no torch.
 
-A trial's two newest are kept, `checkpoints/<trial>/<epoch>-<step>-<crc32>.pt`; those of a trial that keeps files of its
-own are directories, `checkpoints/<trial>/<epoch>-000000-files`.
+The two newest of each trial are kept, as `checkpoints/<trial>/<epoch>-<step>-<crc32>.pt`. Those of a program are
+directories, `checkpoints/<trial>/<epoch>-000000-files`.
 """
 
 import os
@@ -15,48 +15,48 @@ from shoal.core.trial import Trial
 __all__ = ["NAME", "checkpoints", "folder", "inherit", "kept", "published"]
 
 NAME = re.compile(r"(\d{6})-(\d{6})-([0-9a-f]{8})\.pt")
-"""Epochs finished, steps done of the next one, and the file's checksum."""
+"""Epochs finished, steps done of the next epoch, and the file's checksum."""
 
 
 def folder(directory: Path, trial: int) -> Path:
-    """Of a trial's checkpoints.
+    """The directory of a trial's checkpoints.
 
     Args:
-        directory: of the study.
-        trial: its number.
+        directory: Directory of the study.
+        trial: Number of the trial.
     """
     return directory / "checkpoints" / f"{trial:06d}"
 
 
 def checkpoints(directory: Path, trial: int) -> list[Path]:
-    """A trial's checkpoints, the newest first."""
+    """A trial's checkpoint files, newest first."""
     found = folder(directory, trial).glob("*.pt")
     return sorted((path for path in found if NAME.fullmatch(path.name)), reverse=True)
 
 
 def published(directory: Path, trial: int) -> list[Path]:
-    """The directories that a trial which keeps files of its own has put aside, the newest first."""
+    """The checkpoint directories of a trial that a program trains, newest first."""
     return sorted(folder(directory, trial).glob("[0-9]*-000000-files"), reverse=True)
 
 
 def kept(directory: Path, trial: int) -> Path:
-    """Where the files are that a trial keeps by itself, as they were when it last reported."""
+    """The directory with a program's files of a trial, as of its last report."""
     newest = next(iter(published(directory, trial)), None)
     return folder(directory, trial) / "live" if newest is None else newest / "files"
 
 
 def inherit(directory: Path, trial: Trial) -> None:
-    """Let a trial that begins with what another had learnt find that trial's checkpoint as its own.
+    """Give a trial the checkpoint of its origin, unless it has checkpoints already.
 
-    It is the same file, if the file system allows that, so it costs nothing; the other trial may drop it.
+    The file is a hard link if the file system has them, so that either trial may delete it.
 
     Args:
-        directory: of the study.
-        trial: one with an origin; if it has checkpoints already, nothing is done.
+        directory: Directory of the study.
+        trial: Trial with an origin.
 
     Raises:
-        CheckpointError: the other trial has no checkpoint at the end of that epoch any more, or never had one.
-        OSError: the disk is full or cannot be written.
+        CheckpointError: The origin has no checkpoint at the end of that epoch.
+        OSError: The disk is full or cannot be written.
     """
     origin = trial.origin
     if origin is None or checkpoints(directory, trial.number) or published(directory, trial.number):
@@ -84,7 +84,7 @@ def inherit(directory: Path, trial: Trial) -> None:
         return
     try:
         os.link(source, target)
-    except OSError:  # of a file system without links
+    except OSError:  # a file system without links
         partial = target.with_suffix(".partial")
         shutil.copyfile(source, partial)
         partial.replace(target)

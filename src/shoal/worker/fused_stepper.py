@@ -1,4 +1,4 @@
-"""Trials of one structure as an array, where that can be and is faster; else in plain PyTorch."""
+"""Trains trials of one structure as a fused array; in plain PyTorch where that is impossible or slower."""
 
 import logging
 import time
@@ -39,19 +39,19 @@ _log = logging.getLogger("shoal.worker")
 
 
 class FusedStepper(Stepper):
-    """Runtimes of one structure as one array, until plain steps are found to be faster.
+    """Trains trials of one structure as one array, until plain steps turn out to be faster.
 
-    The first step shows whether they can be one; else it is taken back, and they train in plain PyTorch.
+    If the first step cannot be fused it is rolled back, and the trials train in plain PyTorch.
 
     Args:
-        task: the user's.
-        runtimes: of one structure.
-        profile: what is known of it.
-        steps: that they still have before them.
-        shown: others of their structure have taken steps as an array, so the first step is not taken back.
+        task: Task of the study.
+        runtimes: Trials of one structure.
+        profile: Profile of the structure, if there is one.
+        steps: Steps left to train; 0 rules compiling out.
+        shown: Whether trials of the structure have taken fused steps before, so that the first step needs no rollback.
 
     Raises:
-        FusionError: they cannot be an array.
+        FusionError: The trials cannot be an array.
     """
 
     def __init__(
@@ -64,10 +64,10 @@ class FusedStepper(Stepper):
     ) -> None:
         self._task = task
         self.runtimes = list(runtimes)
-        for runtime in runtimes:  # who was in an array with others shares memory with them
+        for runtime in runtimes:  # members of an earlier array share its memory
             own_small(runtime.model)
         self._array = fuse([x.model for x in runtimes], [x.trial.seed for x in runtimes], strict=False)
-        self._one_by_one = self._array.partial or any(map(_steps_its_own_way, runtimes))
+        self._one_by_one = self._array.partial or any(map(_has_custom_step, runtimes))
         self._steps: AdaptiveStep | CustomStep
         if type(task).step is not Task.step:
             self._steps = CustomStep(self._array, runtimes, task)
@@ -83,25 +83,25 @@ class FusedStepper(Stepper):
 
     @property
     def finding(self) -> Profile | None:
-        """What the first steps showed."""
+        """The profile with what the first steps showed; None if it has not changed."""
         if self._plain is None and isinstance(self._steps, AdaptiveStep):
             return self._steps.finding
         return self._finding
 
     @property
     def gain(self) -> float | None:
-        """As far as the first steps have shown."""
+        """How many times as fast fused steps were as plain ones; None if not both were timed."""
         if self._plain is None and isinstance(self._steps, AdaptiveStep):
             return self._steps.gain
         return self._gain
 
     @property
     def settled(self) -> bool:
-        """Once the first steps have been taken in several ways."""
+        """Whether the fastest kind of step was found."""
         return self._plain is not None or not isinstance(self._steps, AdaptiveStep) or self._steps.settled
 
     def train_step(self, batches: Sequence[Any], ticks: Sequence[int]) -> Tensor:
-        """One step of the array; or in plain PyTorch, once that is found to be faster or the first step is refused."""
+        """Take one step: of the array, or in plain PyTorch if that was faster or the first step could not be fused."""
         if self._plain is not None:
             return self._plain.train_step(batches, ticks)
         mixed = _epochs_differ(self.runtimes)
@@ -122,14 +122,14 @@ class FusedStepper(Stepper):
                 raise MixedEpochsError(error, spoilt=before is None) from error
             if before is None:
                 raise StepRefusedError(str(error)) from error
-            self.refusal = _say(self.runtimes, error)
+            self.refusal = _log_refusal(self.runtimes, error)
             return self._go_on_plainly(shared=False).train_step(batches, ticks)
         if isinstance(self._steps, AdaptiveStep) and self._steps.plain:
             self._go_on_plainly(shared=True)
         return losses
 
     def _go_on_plainly(self, shared: bool) -> PlainStepper:
-        """Let go of the array, with all that it keeps; `shared`: see `PlainStepper`."""
+        """Drop the array and train in plain PyTorch; `shared` as for `PlainStepper`."""
         self._finding, self._gain = self.finding, self.gain
         self._plain = PlainStepper(self._task, self.runtimes, shared=shared)
         for parameter in self._array.parameters():
@@ -138,7 +138,7 @@ class FusedStepper(Stepper):
         return self._plain
 
     def _transaction(self) -> Transaction:
-        """All that a step may change; what lies in one memory for several members once."""
+        """Snapshot of all that a step may change. Memory that members share is copied once."""
         models = [runtime.model for runtime in self.runtimes]
         optimizers = [one for runtime in self.runtimes for one in optimizers_in(runtime.optimizer)]
         tensors = [each for model in models for each in (*model.parameters(), *model.buffers())]
@@ -147,10 +147,10 @@ class FusedStepper(Stepper):
 
     @contextmanager
     def _refusing_draws(self, ticks: Sequence[int], mixed: bool = False) -> Iterator[None]:
-        """Within, the generators that know no members are seeded for a step.
+        """Seed the generators that no member owns for a step, and refuse draws from them that should differ by member.
 
         Raises:
-            FusionError: all members at once have drawn numbers of which each has its own.
+            FusionError: The step drew one number for all members where each should draw its own.
         """
         lead = self.runtimes[0]
         with seeded([step_seed(lead.trial.data_seed, tick) for tick in ticks], lead.device):
@@ -164,7 +164,7 @@ class FusedStepper(Stepper):
                 raise FusionError("random numbers are drawn from torch's default generator past torch's own functions")
 
     def validate(self, batches: Iterable[Any]) -> list[dict[str, float]]:
-        """All members on one pass over the batches."""
+        """Validate all members in one pass over the batches."""
         if self._plain is not None:
             return self._plain.validate(batches)
         means = MetricMeans(len(self.runtimes))
@@ -187,17 +187,17 @@ class FusedStepper(Stepper):
 
 
 class AdaptiveStep:
-    """Takes the training steps of an array, in the way that its first steps show to be the fastest.
+    """Takes the training steps of an array in the mode (eager, plain, captured, compiled) that is fastest.
 
-    What is measured of compiling goes into the profile, for the next array of its kind.
+    The first steps time the modes. The result goes into the profile, for the next array of the structure.
 
     Args:
-        array: the models.
-        optimizer: theirs.
-        loss: as given to `ModelArray.map`.
-        profile: what is known of the structure.
-        steps: that the array still has before it; 0 rules compiling out.
-        clock: in seconds.
+        array: Models of the trials.
+        optimizer: Optimizer of the array.
+        loss: Loss function as for `ModelArray.map`.
+        profile: Profile of the structure, if there is one.
+        steps: Steps left to train; 0 rules compiling out.
+        clock: Time in seconds.
     """
 
     def __init__(
@@ -214,26 +214,26 @@ class AdaptiveStep:
         self._left = steps
         self._step = TrainingStep(array, optimizer, loss, self._ways(), self._repays, clock)
         self.finding: Profile | None = None
-        """The profile with what the first steps showed; None while they show nothing that it does not say."""
+        """The profile with what the first steps showed; None if it has not changed."""
 
     @property
     def gain(self) -> float | None:
-        """How many times as fast steps of all at once were as of one after another; None if not both were timed."""
+        """How many times as fast fused steps were as plain ones; None if not both were timed."""
         seconds = self._step.seconds
         return seconds["plain"] / seconds["eager"] if {"eager", "plain"} <= seconds.keys() else None
 
     @property
     def settled(self) -> bool:
-        """Whether the fastest way was found."""
+        """Whether the fastest mode was found."""
         return self._step.way is not None
 
     @property
     def plain(self) -> bool:
-        """Whether that is to train the members in plain PyTorch."""
+        """Whether the fastest mode is plain PyTorch."""
         return self._step.way == "plain"
 
     def _ways(self) -> tuple[Way, ...]:
-        """Those to be tried; of eager and plain steps only the faster, where that is known."""
+        """Modes to try: of eager and plain only the faster one, if the profile says which that is."""
         known = self._profile if self._members > 1 else None
         gain = None if known is None else fused_gain(known, self._members)
         if gain is None:
@@ -241,12 +241,11 @@ class AdaptiveStep:
         return ("eager" if gain >= 1 else "plain", "captured", "compiled")
 
     def step(self, batch: Any) -> Tensor:
-        """One step of the whole array; returns the losses, shape [B], part of no graph."""
+        """Take one step of the whole array; returns the losses, shape [B], detached."""
         self._left -= 1
-        if self._step.way is not None:
-            return self._step(batch)
+        settled = self.settled
         losses = self._step(batch)
-        if self._step.way is not None and self._profile is not None:
+        if self.settled and not settled and self._profile is not None:
             self._note(self._profile)
         return losses
 
@@ -254,9 +253,9 @@ class AdaptiveStep:
         return repays(self._profile, self._members, seconds, self._left)
 
     def _note(self, profile: Profile) -> None:
-        """Let the finding be what the profile is with what was timed now.
+        """Set the finding to the profile with the times measured here.
 
-        The gain of compiling is 1 where a step cannot be compiled, or is not taken so, so that none tries again.
+        The gain of compiling is 1 if the step cannot be compiled or compiling lost, so that no array tries again.
         """
         found = profile
         if self.gain is not None:
@@ -279,21 +278,21 @@ def make_stepper(
     refused: bool = False,
     unkeyed: AbstractSet[int] = frozenset(),
 ) -> Stepper:
-    """The fastest stepper that is right for these runtimes.
+    """The fastest stepper that trains these trials correctly.
 
-    What a runtime gets depends on it alone, not on its company: so do its random numbers.
+    The results of a trial, and its random numbers, do not depend on the other trials.
 
     Args:
-        task: the user's.
-        runtimes: at the same step of an epoch.
-        profile: what is known of their structure.
-        steps: that they still have before them; 0 rules compiling out.
-        shown: see `FusedStepper`.
-        refused: a step of runtimes like these was refused, so they are trained in plain PyTorch.
-        unkeyed: see `PlainStepper`.
+        task: Task of the study.
+        runtimes: Trials at the same step of an epoch.
+        profile: Profile of their structure, if there is one.
+        steps: Steps left to train; 0 rules compiling out.
+        shown: See `FusedStepper`.
+        refused: Whether a step of such trials was refused, so that they train in plain PyTorch.
+        unkeyed: See `PlainStepper`.
 
     Raises:
-        MixedEpochsError: they are at different epochs, and cannot be an array.
+        MixedEpochsError: The trials are at different epochs, and cannot be an array.
     """
     if refused:
         return PlainStepper(task, runtimes, unkeyed, watched=True)
@@ -305,12 +304,12 @@ def make_stepper(
         if _epochs_differ(runtimes):
             raise MixedEpochsError(reason) from reason
         stepper = PlainStepper(task, runtimes)
-        stepper.refusal = _say(runtimes, reason)
+        stepper.refusal = _log_refusal(runtimes, reason)
         return stepper
 
 
-def _say(runtimes: Sequence[TrialRuntime], reason: FusionError) -> str:
-    """Log why runtimes are no array; returns the reason."""
+def _log_refusal(runtimes: Sequence[TrialRuntime], reason: FusionError) -> str:
+    """Log why trials cannot be an array; returns the reason."""
     trials = [runtime.trial.number for runtime in runtimes]
     if len(trials) > 1:
         _log.warning("trials %s cannot be one array, and train in plain PyTorch: %s", trials, reason)
@@ -323,20 +322,20 @@ def _epochs_differ(runtimes: Sequence[TrialRuntime]) -> bool:
     return len({runtime.epoch for runtime in runtimes}) > 1
 
 
-def _steps_its_own_way(runtime: TrialRuntime) -> bool:
-    """Whether a class or a hook of the user's is part of an optimizer's step, which may draw random numbers."""
+def _has_custom_step(runtime: TrialRuntime) -> bool:
+    """Whether an optimizer's step runs a class or hook of the user, which may draw random numbers."""
     optimizers = optimizers_in(runtime.optimizer)
     return any(not type(one).__module__.startswith("torch.optim.") or not steps_as_made(one) for one in optimizers)
 
 
 def _measure(task: Task, members: Sequence[nn.Module], model: nn.Module, batch: Any) -> Any:
-    """What a batch shows of the model of all, or of one of the members."""
+    """Loss and metrics of a batch, for the array or for one of its members."""
     values = measured(task, model, batch)
     return _Alone(values) if any(model is member for member in members) else values
 
 
 @dataclass(frozen=True)
 class _Alone:
-    """What one member shows of a batch; no tree to torch, so members need not show the same."""
+    """Loss and metrics of one member. It is no pytree node, so members may have different metrics."""
 
     values: dict[str, Any]

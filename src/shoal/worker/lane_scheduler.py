@@ -1,14 +1,14 @@
-"""How the lanes of a pack take turns, chosen by measurement.
+"""Schedules the lanes (arrays in training) of one process: who takes the next step, chosen by measurement.
 
-The ways, all of which lead all lanes to the same place in the data, and of which the fastest is kept:
+All schedules lead all lanes to the same place in the data. The fastest is kept:
 
-- turns    one lane after another, each for as long as the round lasts: no caches are disturbed
-- steps    the lane furthest behind takes one step, then the one that is so then: who shares samples only at the same
-           place in the data, has them fetched once
-- streams  the same, each lane on a CUDA stream of its own, so that kernels overlap (on a GPU)
+- turns    one lane after another, each for a whole round: caches stay warm
+- steps    one step of the lane furthest behind, again and again: lanes that share samples only at the same place in the
+           data fetch them once
+- streams  as steps, each lane on a CUDA stream of its own, so that kernels overlap (GPU only)
 
-Turns are what members do in sequence, and always among the ways: so a pack is not slower than its members. Lanes that
-have to keep abreast take steps instead, which save more than caches are worth.
+"turns" is always among the schedules, so that a pack is not slower than its members in sequence. Lanes that must keep
+abreast use "steps" instead: sharing samples saves more than warm caches.
 """
 
 import logging
@@ -29,52 +29,52 @@ __all__ = ["RULES", "Failure", "Lane", "LaneScheduler", "ScheduleSearch", "Way"]
 _log = logging.getLogger("shoal.pack")
 
 ROUND_SECONDS = 0.2
-"""What a round is to take. A lane that has its turn for some hundredths of a second pays for cold caches by less than a
-hundredth, and lanes drift apart by no more than what that many seconds take in of one of them."""
+"""Duration of a round. A turn of some hundredths of a second loses less than a hundredth of it to cold caches, and
+lanes drift apart by no more than the samples of one round."""
 
 Way = Literal["turns", "steps", "streams"]
 
 PROBE_SECONDS = 0.1
-"""How long a probe of a way takes at least: rounds may be shorter."""
+"""Least duration of a probe of one schedule; rounds may be shorter."""
 
 RULES = RaceRules(margin=1.03, hopeless_seconds=2 * PROBE_SECONDS)
 
 
 class Lane(Protocol):
-    """What takes turns: an array in training, with a data stream that it may share with others.
+    """An array in training that takes turns with others, on a data stream that they may share.
 
-    It is known by its identity and must allow weak references.
+    Lanes are told apart by identity, and must allow weak references.
     """
 
     @property
     def position(self) -> int:
-        """Samples it has taken in; grows with every step. Those of lanes that come first are equal where these are
-        level, such as at one place of an epoch."""
+        """Samples that the lane has trained on, which grow with every step. In the first round of a scheduler, lanes at
+        the same place of an epoch have equal positions."""
 
     @property
     def place(self) -> tuple[object, int] | None:
-        """Where it is in the data, if it shares samples only with lanes that are at the same place: the pass that it is
-        in, and samples that it has taken of that. Else None."""
+        """The pass over the data and the samples taken from it, if the lane shares samples only with lanes at the same
+        place; else None."""
 
     @property
     def settled(self) -> bool:
-        """Whether its own search for the fastest way to step is over."""
+        """Whether the lane's own search for the fastest kind of step is over."""
 
     def advance(self) -> bool:
-        """Take one step; False when that ended an epoch, or when there was nothing to do.
+        """Take one step; returns False if it ended an epoch, or if there was nothing to do.
 
-        On a GPU it may run on a stream of its own. That waits for all that was begun before the round, and what comes
-        after the round waits for it; what lanes hand each other within a round is theirs to synchronise.
+        On a GPU it may run on a stream of its own, which is synchronised with the current stream before and after the
+        round. Within a round, lanes synchronise what they hand to each other.
         """
 
 
 @dataclass(frozen=True)
 class Failure:
-    """A lane that raised; the others are as if it had not been there.
+    """A lane that raised. Other lanes are not affected.
 
     Args:
-        lane: which; what a step leaves half done stays so.
-        error: what it raised; `SystemExit` is as good as any other, the caller decides what it means.
+        lane: Lane that raised; its step may be half done.
+        error: Exception that it raised, also `SystemExit`: the caller decides what that means.
     """
 
     lane: Lane
@@ -82,11 +82,11 @@ class Failure:
 
 
 class ScheduleSearch:
-    """Finds out which way is the fastest by trying all of them in turn, with real steps only.
+    """Finds the fastest schedule for a set of lanes by trying all in turn, in real training.
 
     Args:
-        ways: to choose from; of equals the first.
-        lanes: how many take turns.
+        ways: Schedules to choose from; the first of equally fast ones wins.
+        lanes: Number of lanes.
     """
 
     def __init__(self, ways: Sequence[Way], lanes: int) -> None:
@@ -98,24 +98,24 @@ class ScheduleSearch:
 
     @property
     def way(self) -> Way | None:
-        """The fastest, or None while that is open."""
+        """The fastest schedule; None while the search goes on."""
         return self._race.winner
 
     @property
     def seconds(self) -> dict[Way, float]:
-        """By way, those that a sample takes to go through a lane, as the fastest probe showed."""
+        """Schedule -> seconds per sample of a lane, in its fastest probe."""
         return self._race.seconds
 
     def next(self) -> Way:
-        """How the next round is to be."""
+        """The schedule of the next round."""
         return self._race.next
 
     def note(self, seconds: float, taken: Sequence[int]) -> None:
-        """Note what a round in the `next` way showed; rounds are added up until they make a probe.
+        """Record a round in the schedule `next`. Rounds add up to a probe.
 
         Args:
-            seconds: that it took.
-            taken: samples taken in by each lane.
+            seconds: Duration of the round.
+            taken: Samples that each lane has trained on.
         """
         self._seconds += seconds
         self._taken = [before + now for before, now in zip(self._taken, taken, strict=True)]
@@ -129,7 +129,7 @@ class ScheduleSearch:
 
 @dataclass
 class _LaneState:
-    """What is kept of a lane: its number, what its position was at progress 0, and its stream."""
+    """A lane's number, its position at progress 0, and its CUDA stream."""
 
     number: int
     zero: int
@@ -137,15 +137,15 @@ class _LaneState:
 
 
 class LaneScheduler:
-    """Lets lanes take turns, at first in all ways in turn, then in the one that was the fastest.
+    """Lets lanes take turns: first in all schedules, then in the fastest one.
 
-    What was found is kept for each set of lanes, and found anew for a set in which one is not settled: what it does is
-    new. While a lane is not settled nothing is measured. Steps of lanes that need not keep abreast are tried on streams
-    alone: one after the other they gain nothing.
+    The result is kept for each set of lanes. While a lane is not settled nothing is measured, and results for sets with
+    that lane are dropped, since its steps change. Lanes that need not keep abreast try single steps on streams only:
+    one after the other they gain nothing.
 
     Args:
-        device: that all lanes train on.
-        clock: in seconds.
+        device: Device of all lanes.
+        clock: Time in seconds.
     """
 
     def __init__(self, device: torch.device, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -159,32 +159,32 @@ class LaneScheduler:
 
     @property
     def way(self) -> Way | None:
-        """The one chosen for the lanes of the last round, or None while that is open."""
+        """The schedule chosen for the lanes of the last round; None while the search goes on."""
         return None if self._search is None else self._search.way
 
     @property
     def seconds(self) -> dict[Way, float]:
-        """By way, for the lanes of the last round, the seconds that a sample takes to go through one of them."""
+        """Schedule -> seconds per sample of a lane, for the lanes of the last round."""
         return {} if self._search is None else self._search.seconds
 
     @property
     def span(self) -> int:
-        """Samples by which the next round takes the lanes further: so far, and a step, they may be apart meanwhile."""
+        """Samples of each lane in the next round. Within the round, lanes are apart by at most this and a step."""
         return self._span
 
     def round(self, lanes: Sequence[Lane], interrupted: Callable[[], bool]) -> list[Failure]:
-        """Let lanes go on for a while, at most until each has said that there is nothing to do.
+        """Let lanes train for one round, which ends early if no lane has anything to do.
 
-        A lane that has said so, or has raised, is left alone for the rest of the round; the others go on. One that
-        joins counts from where the others are in the same pass over the data, so that it catches up with them; where
-        none is, from where the one furthest behind is.
+        A lane that has nothing to do, or has raised, gets no more steps in the round; the others go on. A new lane
+        counts from the lanes in the same pass over the data, so that it catches up with them. If there are none it
+        counts from the lane furthest behind.
 
         Args:
-            lanes: of the pack, in the same order each time.
-            interrupted: asked after every step; True ends the round.
+            lanes: Lanes to train, in the same order each time.
+            interrupted: Function that is called after every step; True ends the round.
 
         Returns:
-            The lanes that raised. They are as the error left them, and to be dropped.
+            The lanes that raised, as the error left them. The caller must drop them.
         """
         if not lanes:
             return []
@@ -209,14 +209,14 @@ class LaneScheduler:
         return failures
 
     def _adapt(self, seconds: float) -> None:
-        """Let rounds take about as long as they are to, after one that led over the whole span."""
+        """Change the span so that rounds take about `ROUND_SECONDS`, after a round over the whole span."""
         if seconds < ROUND_SECONDS / 2:
             self._span *= 2
         elif seconds > ROUND_SECONDS * 2:
             self._span = max(1, self._span // 2)
 
     def _admit(self, lanes: Sequence[Lane]) -> None:
-        """Take note of lanes that are new, and drop what is known of sets in which one is no more."""
+        """Register new lanes, and drop the searches of sets with a lane that is gone."""
         if all(lane in self._lanes for lane in lanes):
             return
         others = [lane for lane in lanes if lane in self._lanes]
@@ -236,7 +236,7 @@ class LaneScheduler:
         return lane.position - self._lanes[lane].zero
 
     def _search_of(self, lanes: Sequence[Lane]) -> ScheduleSearch | None:
-        """What is known of a set of lanes; None, and nothing of before is kept, if one is still finding its own way."""
+        """The search for a set of lanes; None if one of them is not settled, whose searches are dropped then."""
         if len(lanes) == 1:
             return ScheduleSearch(("turns",), 1)
         unsettled = {self._lanes[lane].number for lane in lanes if not lane.settled}
@@ -254,7 +254,7 @@ class LaneScheduler:
         return (first,)
 
     def _go(self, way: Way, lanes: Sequence[Lane], interrupted: Callable[[], bool]) -> list[Failure]:
-        """One round in a way; where those furthest behind have nothing to do, of the others."""
+        """Run one round in a schedule. If the lanes furthest behind have nothing to do, the others take it."""
         failures: list[Failure] = []
         before = [lane.position for lane in lanes]
         taking_part = list(lanes)
@@ -270,10 +270,10 @@ class LaneScheduler:
     def _lead(
         self, way: Way, lanes: Sequence[Lane], goal: int, interrupted: Callable[[], bool], failures: list[Failure]
     ) -> bool:
-        """Let the lane furthest behind have its turn, then again the one that is so then, until all are so far.
+        """Give the turn to the lane furthest behind, again and again, until all lanes have reached the goal.
 
         Returns:
-            Whether that was interrupted.
+            Whether the round was interrupted.
         """
         waiting = [lane for lane in lanes if self._progress(lane) < goal]
         while waiting:
@@ -283,13 +283,13 @@ class LaneScheduler:
             while goes_on:
                 try:
                     goes_on = self._advance(lane, way)
-                except (Exception, SystemExit) as error:  # not hidden: the caller is given it, with the lane
+                except (Exception, SystemExit) as error:  # not hidden: the caller gets it with the lane
                     failures.append(Failure(lane, error))
                     goes_on = False
                 if interrupted():
                     return True
                 goes_on = goes_on and self._progress(lane) < goal
-                if goes_on and way != "turns":  # then a turn is one step
+                if goes_on and way != "turns":  # a turn is one step
                     waiting.append(lane)
                     break
         return False
@@ -302,7 +302,7 @@ class LaneScheduler:
 
     @contextmanager
     def _streams(self, lanes: Sequence[Lane]) -> Iterator[None]:
-        """Within, lanes may use their streams: these come after what was begun before, and before what comes after."""
+        """Order the lanes' streams after all earlier work of the current stream, and before all later work."""
         current = torch.cuda.current_stream(self._device)
         for lane in lanes:
             self._stream(lane).wait_stream(current)

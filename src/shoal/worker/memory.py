@@ -12,17 +12,17 @@ from shoal.core.event import MemoryMeasured
 __all__ = ["MemoryTracker", "give_back"]
 
 NEWS = 1.05
-"""A peak is told of again when it has grown by this factor, or the arrays have."""
+"""Growth of the peak after which it is reported again. New members are a reason, too."""
 
 
 class MemoryTracker:
-    """Watches the memory of this process while it trains.
+    """Tracks the peak memory of this process while it trains.
 
-    Of a GPU it is what torch has taken there, as in a profile; of the CPU the resident set, whenever it is looked at.
+    On a GPU this is the memory that torch has reserved, as in a profile; on a CPU the resident set at each `look`.
 
     Args:
-        job: id of the job.
-        device: where it trains.
+        job: Id of the job.
+        device: Device that the job trains on.
     """
 
     def __init__(self, job: str, device: torch.device) -> None:
@@ -48,7 +48,7 @@ class MemoryTracker:
             self._bytes = max(self._bytes, int(psutil.Process().memory_info().rss))
 
     def news(self) -> MemoryMeasured | None:
-        """What it has held at most, if that was not told yet."""
+        """The peak, if it has grown since it was last reported; else None."""
         members = {key: count for key, count in self._members.items() if count}
         told, told_members = self._told
         if not members or (self._bytes <= NEWS * told and members == told_members):
@@ -58,7 +58,7 @@ class MemoryTracker:
 
 
 def give_back(device: torch.device) -> None:
-    """Let memory of a GPU that nobody refers to any more be used by others."""
+    """Free the unused memory that torch has reserved on a GPU."""
     if device.type == "cuda":
-        gc.collect()  # an array is a cycle
+        gc.collect()  # an array is a reference cycle
         torch.cuda.empty_cache()

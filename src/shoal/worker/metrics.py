@@ -1,4 +1,4 @@
-"""What validation batches show of runtimes, and the means over a validation set."""
+"""Loss and metrics of validation batches, and their means over a validation set."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,10 +20,10 @@ __all__ = ["MetricMeans", "loss_of", "measured", "memoized", "size_of"]
 
 
 class MetricMeans:
-    """The means of metrics of several runtimes, each over the samples of the batches that have it.
+    """Means of the metrics of several trials, each over the samples of the batches that have the metric.
 
     Args:
-        members: how many.
+        members: Number of trials.
     """
 
     def __init__(self, members: int) -> None:
@@ -32,13 +32,13 @@ class MetricMeans:
         self._samples: dict[str, list[int]] = {}
 
     def add(self, values: Mapping[str, Tensor], size: int) -> None:
-        """Count a batch of so many samples, of which all runtimes show the same metrics, [B] each."""
+        """Add a batch of `size` samples for which all trials have the same metrics, [B] each."""
         for name, column in values.items():
             check_scalar(name, column, axes=1)
             self._count(name, column, [size] * self._members)
 
     def add_each(self, found: Sequence[Mapping[str, Any]], size: int) -> None:
-        """Count a batch of so many samples, of which each runtime shows metrics of its own."""
+        """Add a batch of `size` samples for which each trial has its own metrics."""
         for name in dict.fromkeys(name for values in found for name in values):
             column = [torch.as_tensor(values.get(name, 0.0)) for values in found]
             for value in column:
@@ -54,7 +54,7 @@ class MetricMeans:
         self._samples[name] = [had + more for had, more in zip(before, samples, strict=True)]
 
     def of_each(self) -> list[dict[str, float]]:
-        """The means, of each runtime those that it has."""
+        """The means of each trial."""
         columns = {name: (total.tolist(), self._samples[name]) for name, total in self._totals.items()}
         return [
             {name: totals[b] / samples[b] for name, (totals, samples) in columns.items() if samples[b]}
@@ -63,10 +63,10 @@ class MetricMeans:
 
 
 def loss_of(task: Task, model: nn.Module, batch: Any) -> Tensor:
-    """The task's loss.
+    """The task's loss for a batch.
 
     Raises:
-        TaskError: it is no real scalar.
+        TaskError: The loss is no real scalar.
     """
     loss: Tensor = call(task, "loss", model, batch)
     check_scalar("loss", loss)
@@ -74,10 +74,10 @@ def loss_of(task: Task, model: nn.Module, batch: Any) -> Tensor:
 
 
 def measured(task: Task, model: nn.Module, batch: Any) -> dict[str, Any]:
-    """What a validation batch shows of a model, or of an array of them.
+    """Loss and metrics of a validation batch, for a model or an array of models.
 
     Raises:
-        TaskError: the task's `metrics` returns no mapping of names to numbers, or has the name of the loss.
+        TaskError: The task's `metrics` returns no mapping of names to numbers, or one with the name of the loss.
     """
     with memoized(model):
         loss = loss_of(task, model, batch)
@@ -98,15 +98,15 @@ def measured(task: Task, model: nn.Module, batch: Any) -> dict[str, Any]:
 
 
 def _whole(value: Any) -> Any:
-    """A number of Python's with all its digits and of any size, which torch would keep with half of them, or not."""
+    """A Python number as float64, which keeps its digits; torch's default dtype would not."""
     return torch.tensor(float(value), dtype=torch.float64) if is_number(value) else value
 
 
 def size_of(batch: Any) -> int:
-    """Samples in a batch: the length of its first tensor.
+    """Number of samples in a batch: the length of its first tensor.
 
     Raises:
-        TaskError: it holds none.
+        TaskError: The batch holds no tensor.
     """
     for leaf in pytree.tree_leaves(batch):
         if isinstance(leaf, Tensor) and leaf.dim() > 0:
@@ -115,14 +115,14 @@ def size_of(batch: Any) -> int:
 
 
 _Kept = list[tuple[Any, int]]
-"""Objects, and how often each had been changed in place; they are kept alive, so that no other takes their place."""
+"""Objects with the number of their in-place changes. They are kept alive, so that their identities stay unique."""
 
 
 @contextmanager
 def memoized(model: nn.Module) -> Iterator[None]:
-    """Within, a model called again with the very same inputs returns the same outputs without computing them again.
+    """Within, a model that is called again with the same input objects returns the same outputs, not computed anew.
 
-    For evaluation without gradients. Inputs or outputs that were changed in place since then do not count.
+    For evaluation without gradients. A result is not used again if inputs or outputs were changed in place since.
     """
     own = vars(model).get("forward")
     forward = model.forward

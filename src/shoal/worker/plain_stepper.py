@@ -1,4 +1,4 @@
-"""Trials in plain PyTorch, one after another: what is not faster as an array, or cannot be one."""
+"""Trains trials in plain PyTorch, one after another, where an array is impossible or slower."""
 
 from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
@@ -22,16 +22,16 @@ __all__ = ["PlainStepper"]
 
 
 class PlainStepper(Stepper):
-    """Trains runtimes one after another, each as a loop over its own model and optimizer does.
+    """Trains trials one after another, each as a plain loop over its model and optimizer.
 
     Args:
-        task: the user's.
-        runtimes: any.
-        unkeyed: numbers of trials for which generators are seeded with the trial's seed, for their models cannot draw
-            the numbers that they draw in an array, such as with dropout under `torch.utils.checkpoint`.
-        watched: whether each run is looked at for what it draws; else no more than the first few.
-        shared: large frozen parameters that others use stay in that memory: as an array the runtimes have not changed
-            them.
+        task: Task of the study.
+        runtimes: Trials, of any structures.
+        unkeyed: Numbers of trials that draw from generators seeded with the trial's seed, since their models cannot
+            draw the numbers of an array (dropout under `torch.utils.checkpoint`).
+        watched: Whether the draws of each run are checked; else only those of the first few.
+        shared: Whether large frozen parameters stay in memory that other trials use. Requires that the trials did not
+            change them as an array.
     """
 
     def __init__(
@@ -49,13 +49,13 @@ class PlainStepper(Stepper):
         ]
 
     def train_step(self, batches: Sequence[Any], ticks: Sequence[int]) -> Tensor:
-        """One step of each."""
+        """Take one step of each trial."""
         members = len(self._trials)
         steps = enumerate(zip(self._trials, batches, ticks, strict=True))
         return torch.stack([trial.step(own_part(batch, b, members), tick) for b, (trial, batch, tick) in steps])
 
     def validate(self, batches: Iterable[Any]) -> list[dict[str, float]]:
-        """One pass over the batches, each shown to every runtime."""
+        """Validate all trials in one pass over the batches."""
         means = MetricMeans(len(self._trials))
         for runtime in self.runtimes:
             runtime.model.eval()
@@ -70,7 +70,7 @@ class PlainStepper(Stepper):
 
 
 class _PlainTrial:
-    """One of the runtimes; for the arguments see `PlainStepper`."""
+    """One trial of a `PlainStepper`; see there for the arguments."""
 
     def __init__(self, task: Task, runtime: TrialRuntime, keyed: bool, watched: bool, shared: bool) -> None:
         self._task = task
@@ -88,10 +88,10 @@ class _PlainTrial:
             self._lent.clear()
 
     def step(self, batch: Any, tick: int) -> Tensor:
-        """One training step; returns the loss, part of no graph.
+        """Take one training step; returns the loss, detached.
 
         Raises:
-            StepRefusedError: see `Stepper.train_step`.
+            StepRefusedError: See `Stepper.train_step`.
         """
         if self._update is None:
             loss: Tensor = self._drawing(self._take_own_step, tick, batch)
@@ -105,16 +105,16 @@ class _PlainTrial:
         return loss.detach()
 
     def measure(self, batch: Any, tick: int) -> dict[str, Any]:
-        """What a validation batch shows.
+        """Loss and metrics of a validation batch.
 
         Raises:
-            StepRefusedError: see `Stepper.validate`.
+            StepRefusedError: See `Stepper.validate`.
         """
         found: dict[str, Any] = self._drawing(self._measured, tick, batch)
         return found
 
     def _drawing(self, fn: Any, tick: int, batch: Any) -> Any:
-        """What a function of the model and a batch returns, with the random numbers of a tick."""
+        """Call a function of the model and a batch with the random numbers of a tick."""
         trial, model = self._runtime.trial, self._runtime.model
         if self._run is None:
             reseed(step_seed(trial.seed, tick), self._runtime.device)
@@ -137,10 +137,10 @@ class _PlainTrial:
         return loss
 
     def _check_lent(self) -> None:
-        """Refuse to go on where frozen parameters in memory that others use have been written to, or are to be trained.
+        """Check that frozen parameters in shared memory have not been written to or unfrozen.
 
         Raises:
-            StepRefusedError: they are.
+            StepRefusedError: They have been.
         """
         if any(each.requires_grad or each._version != version for each, version in self._lent):
             raise StepRefusedError("a frozen parameter, whose memory others use, is changed or unfrozen")

@@ -1,4 +1,4 @@
-"""A few steps at several sizes: what a structure costs on a device (HyperSack's sampler, which drops the first)."""
+"""Measures the cost of a structure on a device by a few steps at several sizes (HyperSack's sampler)."""
 
 import os
 import time
@@ -30,40 +30,40 @@ from shoal.worker.trial_runtime import TrialRuntime, build, optimizers_in, side_
 __all__ = ["UNNOTICED", "measure"]
 
 FEW = RaceRules(rounds=3, most=3)
-"""Steps at a size that is timed by itself."""
+"""Rules for a size that is timed by itself."""
 
 IN_TURNS = RaceRules(rounds=9, most=9, hopeless=inf)
-"""Steps at sizes that are timed in turns, all of them. They come in bursts, as in a training: a step after one of
-another size finds the caches as that has left them."""
+"""Rules for sizes that are timed in turns. All sizes take all steps, in bursts as in training: the first step after one
+of another size finds cold caches."""
 
 ABREAST = replace(IN_TURNS, burst=1)
-"""The same where samples are fetched for all who keep abreast, and no step follows another of its own: training then
-finds the caches as fetching, and others' steps, have left them. What fits them alone is no faster there."""
+"""Rules for lanes that keep abreast. There, no step follows another of its own lane: training finds the caches as the
+fetching of samples and other lanes' steps have left them."""
 
 BATCHES = 12
-"""That are at hand for the steps, which begin with the first again."""
+"""Batches for the steps, used in a cycle."""
 
 SIZES = (1, 4, 16)
-"""Members that are trained together, where there are so many; and all of them."""
+"""Numbers of members to time. If the array has fewer members, their number is the largest size."""
 
 DEAR = 30
-"""Lone steps' time that measuring takes for each member of a size: its steps, also at different epochs, and the races
-between ways to compute them."""
+"""Price of measuring a size, for each of its members, in lone steps. It covers the steps of the size, steps at
+different epochs, and the races between step modes."""
 
 AFFORDABLE = {"cpu": 0.05}
 AFFORDABLE_ON_GPU = 0.25
-"""Share of the time that all who wait would take one after another for which sizes are measured, by the type of the
-device. On a CPU members trained together are seldom twice as fast, on a GPU often many times."""
+"""Share of an epoch of all waiting trials, one after another, that measuring sizes may take, by type of device. On a
+CPU members that train together are seldom twice as fast, on a GPU often many times."""
 
 UNNOTICED = 0.25
-"""Seconds of a job for which sizes are measured however little waits."""
+"""Seconds of a job that measuring sizes may always take."""
 
 MIXED = 4
-"""Steps of members at different epochs, of which the first does not count."""
+"""Number of steps with members at different epochs. The first does not count."""
 
 SMALLER, LARGER = 8, 32
-"""Measured as well, if it is not too dear: the one if of `SIZES` the largest is not the best, else the other, for the
-best may be beyond."""
+"""One further size, if the budget allows: the larger one if the largest of `SIZES` was the fastest for each member,
+else the smaller one."""
 
 
 def measure(
@@ -75,23 +75,23 @@ def measure(
     unnoticed: float = UNNOTICED,
     say: Callable[[str], None] = lambda note: None,
 ) -> Profile:
-    """Train members of an array for a few steps at each of `SIZES` that it may come to, in turns; nothing is kept.
+    """Train members of an array for a few steps at each of `SIZES`, in turns, and keep nothing but the profile.
 
-    Sizes that would take a large part of what they could save are left out.
+    Sizes whose measurement would cost a large part of what they could save are left out.
 
     Args:
-        task: the user's.
-        sets: of the task, on `device`.
-        array: what to measure.
-        device: where.
-        memory: bytes of the device; sizes that would take half of it, together, are left out.
-        unnoticed: seconds for which sizes are measured however little waits.
-        say: told why the members cannot be one array, if that is so.
+        task: Task of the study.
+        sets: Data sets of the task, on `device`.
+        array: Array to measure.
+        device: Device to measure on.
+        memory: Bytes of the device. Sizes that would take more than half of it together are left out.
+        unnoticed: Seconds that measuring sizes may always take.
+        say: Function that gets the reason if the members cannot be one array.
     """
     train, valid = sets.of(array.members[0].trial.config)
     bench = _Bench(task, train, array, device)
     first = next(bench.batches())
-    unfilled = train.unfilled + valid.unfilled  # before the base is taken: on a GPU they are part of it
+    unfilled = train.unfilled + valid.unfilled  # before the base is measured: on a GPU it includes them
     base = _memory(device)
     timed = _time_sizes(bench, first, base, memory, unnoticed)
     largest = max(timed.seconds)
@@ -123,13 +123,13 @@ def measure(
 
 @dataclass(frozen=True)
 class _Bench:
-    """Where members of an array take steps that nothing is kept of.
+    """Makes steppers and batches for the members of an array.
 
     Args:
-        task: the user's.
-        train: the samples.
-        array: whose members.
-        device: where.
+        task: Task of the study.
+        train: Training set.
+        array: Array to measure.
+        device: Device to measure on.
     """
 
     task: Task
@@ -142,7 +142,7 @@ class _Bench:
         return self.train.steps(self.array.key.batch_size)
 
     def stepper(self, members: int, some: Sequence[Member] | None = None) -> Stepper:
-        """Of so many members, of all or of `some`, who come again if there are too few."""
+        """A stepper of `members` members, taken in a cycle from all or from `some`."""
         runtimes: list[TrialRuntime] = []
         for member in islice(cycle(some or self.array.members), members):
             runtimes.append(build(self.task, member, self.device))
@@ -150,25 +150,26 @@ class _Bench:
         return make_stepper(self.task, side_by_side(runtimes))
 
     def batches(self, epoch: int = 0) -> Iterator[Any]:
-        """Some batches, in the order of an epoch, which begins again if it is too short."""
+        """`BATCHES` batches in the order of an epoch, which starts again if it is too short."""
         order = epoch_order(self.train.samples, self.array.members[0].trial.data_seed, epoch)
         passes = (self.train.walk(self.array.key.batch_size, order) for _ in range(BATCHES))
         return islice(chain.from_iterable(passes), BATCHES)
 
     def seconds_to_make(self) -> float:
-        """What it takes to make one member ready to train."""
+        """Seconds to make one member ready to train."""
         began = time.perf_counter()
         self.stepper(1)
         return time.perf_counter() - began
 
     def mixed(self, members: int) -> tuple[float, float | None]:
-        """What it takes to make an array and do its first step, now that all is loaded and found out.
+        """Time an array whose code is loaded and tuned: its start, and steps with members at different epochs.
 
         Returns:
-            These seconds, and those of a step in which every member has a batch of its own, None if that cannot be.
+            Seconds to make the array and take its first step. Seconds of a step in which members have batches of
+            different epochs; None if they cannot be one array then.
         """
         both = zip(self.batches(), self.batches(epoch=1), strict=True)
-        pairs = list(islice(both, MIXED))  # enough to compare them with, and many members make them long
+        pairs = list(islice(both, MIXED))  # few, since with many members they take long
         began = time.perf_counter()
         stepper = self.stepper(members)
         anew = time.perf_counter() - began + _timed(stepper, pairs[0][:1] * members, 0)
@@ -183,17 +184,17 @@ class _Bench:
 
 @dataclass(frozen=True)
 class _StepTimes:
-    """What steps at several sizes showed.
+    """Times and sizes of members, from steps at several sizes.
 
     Args:
-        seconds: of the shortest step, by members.
-        gains: by members, see `Profile.fused_gain`.
-        built: seconds that it took to make the first member ready to train.
-        weights: bytes of a member's parameters and buffers.
-        spare: bytes that the optimizers of other members may keep beside what those that were timed do.
+        seconds: Number of members -> seconds of the shortest step.
+        gains: Number of members -> gain, see `Profile.fused_gain`.
+        built: Seconds to make the first member ready to train.
+        weights: Bytes of a member's parameters and buffers.
+        spare: Bytes that optimizers of other members may keep beyond those that were timed.
         cores: CPU seconds per second.
-        too_dear: a size was left out for its price.
-        refusal: why several members are no array; "" if they are one.
+        too_dear: Whether a size was left out for its price.
+        refusal: Why several members cannot be an array; "" if they can.
     """
 
     seconds: dict[int, float]
@@ -207,16 +208,16 @@ class _StepTimes:
 
 
 def _time_sizes(bench: _Bench, first: Any, base: int, memory: int, unnoticed: float) -> _StepTimes:
-    """Steps of a lone member, of several together, and of a lone one of each other class of optimizer among these.
+    """Time steps of a lone member, of several together, and of a lone one for each other class of optimizer.
 
-    Nothing that was made for it is left, so that what is made next has the memory.
+    All steppers are freed at the end, so that the next ones have the memory.
 
     Args:
-        bench: where.
-        first: a batch.
-        base: bytes that are taken on the device while there is no member.
-        memory: see `measure`.
-        unnoticed: see there.
+        bench: Array to time.
+        first: A batch.
+        base: Bytes in use on the device without members.
+        memory: See `measure`.
+        unnoticed: See `measure`.
     """
     began = time.perf_counter()
     lone = _TimedSteps(bench.stepper(1), [first])
@@ -230,28 +231,23 @@ def _time_sizes(bench: _Bench, first: Any, base: int, memory: int, unnoticed: fl
     price = DEAR * choose_fastest({1: lone.step}, FEW).seconds[1]
     work = price / DEAR * bench.epoch_steps * bench.array.pending
     seconds = max(unnoticed, AFFORDABLE.get(bench.device.type, AFFORDABLE_ON_GPU) * work)
-    means = _MeasuringBudget(price, member, seconds, memory / 2 - member)
+    budget = _MeasuringBudget(price, member, seconds, memory / 2 - member)
     runs, too_dear = {1: lone}, False
     for members in sorted({min(size, len(bench.array.members)) for size in SIZES} - {1}):
-        if means.spend(members):
+        if budget.spend(members):
             runs[members] = _TimedSteps(bench.stepper(members), batches)
         else:
-            too_dear = too_dear or means.too_dear(members)
+            too_dear = too_dear or budget.too_dear(members)
     together = runs[max(runs)].stepper.runtimes
-    classes = {type(runtime.optimizer): runtime.member for runtime in together}
     kind = type(lone.stepper.runtimes[0].optimizer)
-    del classes[kind]
-    others = {}
-    for other, one in classes.items():  # what takes them longer alone is no price of training them together
-        if means.spend(1):
-            others[other] = _TimedSteps(bench.stepper(1, [one]), batches)
+    others = _lone_others(bench, together, kind, budget, batches)
     steps = {each: run.step for each, run in (*runs.items(), *others.items())}
     taken = choose_fastest(steps, ABREAST if bench.train.abreast else IN_TURNS).seconds
     cpu, wall, delayed = (end - start for end, start in zip(_times(), times, strict=True))
     if {4, 16} <= runs.keys():
         further = LARGER if taken[16] / 16 < taken[4] / 4 else SMALLER
-        too_dear = means.too_dear(further)
-        if means.spend(further):
+        too_dear = budget.too_dear(further)
+        if budget.spend(further):
             runs[further] = _TimedSteps(bench.stepper(further), batches)
             taken[further] = choose_fastest({further: runs[further].step}, FEW).seconds[further]
     shares = Counter(type(runtime.optimizer) for runtime in together)
@@ -273,13 +269,13 @@ def _time_sizes(bench: _Bench, first: Any, base: int, memory: int, unnoticed: fl
 
 @dataclass
 class _MeasuringBudget:
-    """What may yet be spent on measuring.
+    """Time and memory left for measuring.
 
     Args:
-        price: seconds for each member of a size.
-        member: bytes that one takes.
-        seconds: of time.
-        memory: bytes.
+        price: Seconds for each member of a size.
+        member: Bytes of a member.
+        seconds: Seconds left.
+        memory: Bytes left.
     """
 
     price: float
@@ -288,11 +284,11 @@ class _MeasuringBudget:
     memory: float
 
     def too_dear(self, members: int) -> bool:
-        """Whether there is no time for so many members."""
+        """Whether the time left is too short for a size of so many members."""
         return members * self.price > self.seconds
 
     def spend(self, members: int) -> bool:
-        """Pay for so many members; false where that cannot be."""
+        """Pay for a size of so many members; returns whether time and memory suffice."""
         if self.too_dear(members) or members * self.member >= self.memory:
             return False
         self.seconds -= members * self.price
@@ -302,12 +298,12 @@ class _MeasuringBudget:
 
 @dataclass
 class _TimedSteps:
-    """Steps that are timed.
+    """Takes steps and times them.
 
     Args:
-        stepper: that takes them.
-        batches: for one step after the other.
-        taken: steps so far.
+        stepper: Stepper to time.
+        batches: Batches for the steps, used in a cycle.
+        taken: Number of steps so far.
     """
 
     stepper: Stepper
@@ -315,14 +311,33 @@ class _TimedSteps:
     taken: int = 0
 
     def step(self) -> float:
-        """Take one; returns its seconds."""
+        """Take one step; returns its seconds."""
         batch, tick = self.batches[self.taken % len(self.batches)], self.taken
         self.taken += 1
         return _timed(self.stepper, [batch] * len(self.stepper.runtimes), tick)
 
 
+def _lone_others(
+    bench: _Bench, together: Sequence[TrialRuntime], kind: type, budget: _MeasuringBudget, batches: Sequence[Any]
+) -> dict[type, _TimedSteps]:
+    """A lone member for each class of optimizer but one, so that a slow optimizer is no price of training together.
+
+    Args:
+        bench: Array to time.
+        together: Trials with all classes of optimizers.
+        kind: Class of optimizer to leave out.
+        budget: Budget that pays for the members.
+        batches: Batches for the steps.
+    """
+    others = {}
+    for other, member in {type(runtime.optimizer): runtime.member for runtime in together}.items():
+        if other is not kind and budget.spend(1):
+            others[other] = _TimedSteps(bench.stepper(1, [member]), batches)
+    return others
+
+
 def _timed(stepper: Stepper, batches: Sequence[Any], tick: int) -> float:
-    """Seconds of a step of several members, of the batch of each."""
+    """Seconds of one step, with a batch for each member."""
     device = stepper.runtimes[0].device
     wait(device)
     began = time.perf_counter()
@@ -332,7 +347,7 @@ def _timed(stepper: Stepper, batches: Sequence[Any], tick: int) -> float:
 
 
 def _times() -> tuple[float, float, float]:
-    """CPU and wall seconds, and those the process wanted to run but other programs had the core (known on Linux)."""
+    """CPU seconds, wall seconds, and seconds that this process waited for a core (0 where there is no Linux)."""
     try:
         delayed = int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
     except OSError:
@@ -341,7 +356,7 @@ def _times() -> tuple[float, float, float]:
 
 
 def _memory(device: torch.device) -> int:
-    """Bytes this process holds on the device: of the CPU its resident set, of a GPU the most torch has taken since."""
+    """Bytes of this process on the device: the resident set, or on a GPU torch's peak since the last call."""
     if device.type == "cuda":
         taken = int(torch.cuda.max_memory_reserved(device))
         torch.cuda.reset_peak_memory_stats(device)
@@ -350,21 +365,21 @@ def _memory(device: torch.device) -> int:
 
 
 def _bytes(stepper: Stepper) -> int:
-    """Of the first model's parameters and buffers."""
+    """Bytes of the first model's parameters and buffers."""
     model = stepper.runtimes[0].model
     return sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
 
 
 def _state_bytes(runtime: TrialRuntime) -> int:
-    """Of the tensors in the state of its optimizer, or of several."""
+    """Bytes of the tensors in the state of a trial's optimizers."""
     states = [dict(one.state) for one in optimizers_in(runtime.optimizer)]
     return sum(leaf.nbytes for leaf in pytree.tree_leaves(states) if isinstance(leaf, Tensor))
 
 
 def _utilisation(device: torch.device, cores: float) -> float:
-    """Fraction of the device in use. Of a GPU it is NVML's figure, an upper bound: the time any kernel ran.
+    """Fraction of the device in use. On a GPU it is NVML's share of time with any kernel, an upper bound.
 
-    Of an instance that MIG made NVML has none.
+    NVML has no figure for MIG instances, which count as fully used.
     """
     if device.type == "cuda" and os.environ.get("CUDA_VISIBLE_DEVICES", "").startswith("MIG-"):
         return 1.0

@@ -1,4 +1,4 @@
-"""A worker's way through a job; `shoal.backends.base.Runner` is its contract."""
+"""Runs a job in a worker process; its contract is `shoal.backends.base.Runner`."""
 
 import os
 import sys
@@ -32,17 +32,18 @@ from shoal.worker.worker_state import TrialCache, WorkerState
 __all__ = ["postpone_compiler", "prepare", "run", "trained_again"]
 
 _MARK = "__dynamo_disable"
-"""Where torch keeps the method as the compiler's `disable` has made it."""
+"""Attribute in which torch keeps a method that is wrapped by `torch._dynamo.disable`."""
+
 _BREAKS = _use_grad_for_differentiable(lambda optimizer: None).__code__
-"""What torch's optimizers call for `step`; an optimizer that was made before in this process has it within a hook."""
+"""Code of the wrapper that torch's optimizers have around `step`, unless a hook of an earlier optimizer wraps that."""
 
 
 def run(job: Job, device: Device, worker_context: WorkerContext, control: JobControl) -> Iterator[Event]:
-    """Do what the job's purpose says."""
+    """Survey, profile or train, as the job's purpose says."""
     control.beat(settled=False)
     worker_state, signature_builder = prepare(device, worker_context)
     if worker_state.device.type == "cuda" and job.purpose is not Purpose.SURVEY:
-        torch.cuda.synchronize(worker_state.device)  # makes the context, and so a client of MPS where that is asked for
+        torch.cuda.synchronize(worker_state.device)  # makes the context, which becomes a client of MPS if there is one
     control.beat(settled=False)
     match job.purpose:
         case Purpose.SURVEY:
@@ -62,16 +63,19 @@ def run(job: Job, device: Device, worker_context: WorkerContext, control: JobCon
 
 
 def trained_again(task: bytes, trial: Trial, epochs: int, device: Device) -> list[Report]:
-    """What the trial reports when it is trained by itself; its checkpoints go to a temporary directory.
+    """Train one trial from its start, alone, in this process; its checkpoints go to a temporary directory.
 
     Args:
-        task: the user's, pickled by cloudpickle.
-        trial: one that begins with weights of its own.
-        epochs: to train for. There are fewer reports if its loss is no number before.
-        device: where to train.
+        task: Task of the study, pickled by cloudpickle.
+        trial: Trial without an origin.
+        epochs: Number of epochs. There are fewer reports if its loss is not finite before.
+        device: Device to train on.
+
+    Returns:
+        The reports of the trial.
 
     Raises:
-        Exception: whatever the user's methods raise.
+        Exception: Whatever the user's methods raise.
     """
     array = Array(FusionKey(f"trial {trial.number}", "", 1, trial.data_seed), (Member(trial, 0, epochs),))
     with TemporaryFolder() as folder:
@@ -80,7 +84,7 @@ def trained_again(task: bytes, trial: Trial, epochs: int, device: Device) -> lis
 
 
 def prepare(device: Device, worker_context: WorkerContext) -> tuple[WorkerState, SignatureBuilder]:
-    """Make this process, and the task in it, ready for work on a device."""
+    """Prepare this process and the task for a device."""
     place = _place(device)
     torch.set_num_threads(threads(device.cores))
     if place.type == "cuda":
@@ -90,7 +94,7 @@ def prepare(device: Device, worker_context: WorkerContext) -> tuple[WorkerState,
 
 
 def _place(device: Device) -> torch.device:
-    """What torch calls the device in this process; "cuda:0" where it sees no other (see `shoal.backends.binding`)."""
+    """The device in this process: "cuda:0" if it sees only that one (see `shoal.backends.binding`)."""
     if device.uuid and os.environ.get("CUDA_VISIBLE_DEVICES") == device.uuid:
         return torch.device("cuda:0")
     return torch.device(device.torch_name)
@@ -98,7 +102,7 @@ def _place(device: Device) -> torch.device:
 
 @lru_cache(maxsize=1)
 def _prepared(pickled: bytes, device: torch.device, directory: Path) -> tuple[WorkerState, SignatureBuilder]:
-    """What the next job of the study in a directory can use again in this process."""
+    """State for the jobs of the study in a directory; the next job of that study gets the same objects."""
     try:
         task: Task = recalled(pickled)
     except (Exception, SystemExit) as error:
@@ -108,11 +112,10 @@ def _prepared(pickled: bytes, device: torch.device, directory: Path) -> tuple[Wo
 
 
 def postpone_compiler() -> None:
-    """Let optimizers be made, and step, without an import of `torch._dynamo`, which takes as long as that of torch.
+    """Let optimizers work without an import of `torch._dynamo`, which takes as long as the import of torch.
 
-    Torch imports it at the first call of an optimizer's method only to keep it from tracing that method, and in `step`
-    to break its graph there. Until something else imports it there is nothing to be kept from; then torch's own way is
-    taken again.
+    Torch imports it at the first call of an optimizer's method only to exclude the method from tracing, and in `step`
+    to break the graph. Both are needless until something else imports it; from then on torch's own methods run.
     """
     for method in vars(Optimizer).values():
         if getattr(method, "__globals__", None) is vars(torch._compile) and not hasattr(method.__wrapped__, _MARK):

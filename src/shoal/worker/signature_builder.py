@@ -1,4 +1,4 @@
-"""What a configuration is to the planner: its array key, found by looking at the model it builds."""
+"""Finds the fusion key of a trial from the model, optimizer and data sets that its config makes."""
 
 import copy
 import logging
@@ -30,25 +30,27 @@ _log = logging.getLogger("shoal.worker")
 class SignatureBuilder:
     """Finds the `FusionKey` of each trial.
 
-    Models are built on the meta device, without memory or arithmetic, and once for all configurations that agree on
-    what `model` read. What cannot be built so is built on the CPU and dropped.
+    Models are built on the meta device, without memory or arithmetic, once for all configs that agree in the values
+    that `model` reads. A model that needs real tensors is built on the CPU and dropped.
     """
 
     def __init__(self, task: Task, sets: DataSets) -> None:
         self._task = task
         self._sets = sets
         self._known: list[tuple[dict[str, Any], nn.Module, str, str]] = []
-        self._note = ""  # what is unusual in the first trial in which anything is
+        self._note = ""  # of the first trial with unusual parameters
 
     def survey(self, trials: Sequence[Trial], load: bool = True) -> tuple[dict[int, FusionKey], frozenset[int], str]:
-        """The keys of trials by number, which could not be looked at, and what is unusual in the task.
+        """Find the keys of trials.
+
+        A trial whose methods raise or return wrong values gets a key of its own, and raises again when it trains.
 
         Args:
-            trials: any.
-            load: whether data sets may be loaded for that; else trials that need others than are known get no key.
+            trials: Trials to find keys for.
+            load: Whether data sets may be loaded. If not, trials with data sets that are not loaded get no key.
 
-        A trial whose methods raise, or return what they should not, gets a key of its own, and raises again when it is
-        trained.
+        Returns:
+            Trial number -> key. Numbers of the trials that raised. A note on unusual parameters, or "".
         """
         keys: dict[int, FusionKey] = {}
         alone: set[int] = set()
@@ -67,25 +69,27 @@ class SignatureBuilder:
         """The key of one trial.
 
         Raises:
-            TaskError: a method of the task returns something else than it should.
-            Exception: whatever the user's methods raise.
+            TaskError: A method of the task returns a wrong value.
+            Exception: Whatever the user's methods raise.
         """
         size = batch_size(self._task, trial.config)
         with torch.random.fork_rng(devices=[]):
             reseed(trial.seed, torch.device("cpu"))
             model, structure, family = self._model(trial)
             optimizers = optimizers_in(self._optimizer(model, trial))
-        companies = [str(x) for x in map(kernel_group_of if type(self._task).step is Task.step else type, optimizers)]
+        kernel_groups = [
+            str(x) for x in map(kernel_group_of if type(self._task).step is Task.step else type, optimizers)
+        ]
         return FusionKey(
-            digest((structure, *companies)),
+            digest((structure, *kernel_groups)),
             digest(self._sets.key(trial.config)),
             size,
             trial.data_seed,
-            family=digest((family, *companies)) if family else "",
+            family=digest((family, *kernel_groups)) if family else "",
         )
 
     def _model(self, trial: Trial) -> tuple[nn.Module, str, str]:
-        """A model with the configuration, its structure and its family."""
+        """The model of a trial, with digests of its structure and its family."""
         for read, model, structure, family in self._known:
             if all(trial.config.get(key) == value for key, value in read.items()):
                 return model, structure, family
@@ -93,7 +97,7 @@ class SignatureBuilder:
         try:
             with torch.device("meta"):
                 model, read = values_read(make, trial.config)
-        except Exception:  # it needs real numbers, or is wrong: then it raises again here
+        except Exception:  # it needs real tensors, or is wrong and raises again here
             model, read = values_read(make, trial.config)
         checked = new_model(model)
         found = _without_data(model), structure_digest(checked), family_digest(checked)
@@ -113,7 +117,7 @@ class SignatureBuilder:
 
 
 def _without_data(model: nn.Module) -> nn.Module:
-    """A model on the meta device: itself if it was made there, else a copy, for the task may hold parts of it."""
+    """The model if it is on the meta device; else a copy there, since the task may hold parts of the model."""
     tensors = [each for each in (*model.parameters(), *model.buffers()) if not is_lazy(each)]
     if all(each.is_meta for each in tensors):
         return model

@@ -1,4 +1,4 @@
-"""The contract of what takes training steps of several runtimes and validates them."""
+"""Base class of steppers, which take training steps of several trials and validate them."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
@@ -13,11 +13,11 @@ __all__ = ["MixedEpochsError", "StepRefusedError", "Stepper"]
 
 
 class MixedEpochsError(Exception):
-    """Runtimes at different epochs cannot be one array.
+    """Trials at different epochs cannot be one array.
 
     Args:
-        reason: why.
-        spoilt: whether a step was done before that was known, with wrong numbers; else nothing is changed.
+        reason: Reason in words.
+        spoilt: Whether a step with wrong results was taken before this was found; if not, nothing has changed.
     """
 
     def __init__(self, reason: object, spoilt: bool = False) -> None:
@@ -26,13 +26,13 @@ class MixedEpochsError(Exception):
 
 
 class StepRefusedError(Exception):
-    """A step did what runtimes must not do as they are trained, and is left half done.
+    """A step did something that this stepper does not support, and is left half done.
 
-    They go back to their checkpoints, and train in plain PyTorch from there.
+    The trials go back to their checkpoints, and train in plain PyTorch from there.
 
     Args:
-        reason: in words.
-        trial: that cannot draw numbers of its own, even by itself and looked at; None: another reason.
+        reason: Reason in words.
+        trial: Number of the trial, if the reason is that it cannot draw its own random numbers even alone; else None.
     """
 
     def __init__(self, reason: str, trial: int | None = None) -> None:
@@ -41,49 +41,52 @@ class StepRefusedError(Exception):
 
 
 class Stepper(ABC):
-    """Trains runtimes that are at the same step of an epoch, batch by batch; the epochs may be different ones."""
+    """Trains trials at the same step of an epoch, batch by batch; their epochs may differ.
+
+    `ArrayTrainer` calls `train_step` for each step of an epoch, then `validate`, until the trials of the array change.
+    """
 
     runtimes: list[TrialRuntime]
     refusal = ""
-    """Why runtimes of one structure are no array; "" if they are, or a step of theirs has yet to show it."""
+    """Why trials of one structure cannot be an array; "" if they can, or if no step has shown it yet."""
 
     @property
     def finding(self) -> Profile | None:
-        """What is newly known of the structure's cost."""
+        """The profile with new measurements of the structure; None if there are none."""
         return None
 
     @property
     def gain(self) -> float | None:
-        """How many times as fast steps of all at once were as of one after another; None if not both were timed."""
+        """How many times as fast fused steps were as plain ones; None if not both were timed."""
         return None
 
     @property
     def settled(self) -> bool:
-        """Whether steps are taken in the way that was found the fastest."""
+        """Whether the search for the fastest kind of step is over."""
         return True
 
     @abstractmethod
     def train_step(self, batches: Sequence[Any], ticks: Sequence[int]) -> Tensor:
-        """One step of every runtime.
+        """Take one step of every trial.
 
         Args:
-            batches: of each runtime; those that are shared are one object.
-            ticks: steps each runtime has done since it began; with its seed that determines its random numbers.
+            batches: Batch of each trial; trials that share a batch have the same object.
+            ticks: Steps of each trial so far, which determine its random numbers together with its seed.
 
         Returns:
             The losses, shape [B].
 
         Raises:
-            MixedEpochsError: the runtimes are at different epochs.
-            StepRefusedError: they cannot go on as they are trained.
+            MixedEpochsError: The trials are at different epochs, and cannot be one array.
+            StepRefusedError: The stepper cannot train these trials.
         """
 
     @abstractmethod
     def validate(self, batches: Iterable[Any]) -> list[dict[str, float]]:
-        """Each runtime's metrics and `valid_loss`, averaged over the samples.
+        """Each trial's metrics and `valid_loss`, averaged over the samples.
 
-        Random numbers of a runtime are those of its seed and of ticks -1, -2, ...: the same at every epoch.
+        The random numbers of a trial are those of its seed and of ticks -1, -2, ...: the same at every epoch.
 
         Raises:
-            StepRefusedError: they cannot go on as they are trained.
+            StepRefusedError: The stepper cannot validate these trials.
         """

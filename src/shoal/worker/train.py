@@ -1,4 +1,4 @@
-"""Trains a job: its arrays in turns, as one process with one stream of data."""
+"""Trains a job: its arrays take turns in one process, on one stream of data."""
 
 import logging
 import time
@@ -25,15 +25,15 @@ _log = logging.getLogger("shoal.worker")
 class Trainer:
     """Trains the arrays of a job, each a lane that takes turns with the others.
 
-    What is asked of the job meanwhile is heard between two steps: trials leave, others join, or are looked at. A lane
-    whose task raises is dropped, and the others go on; the last one takes the job with it.
+    Requests are carried out between two steps: trials leave, join, or get a signature. A lane that raises is dropped,
+    and the others go on. If the last lane raises, the job fails.
 
     Args:
-        job: what to train.
-        worker_state: of this process.
-        signature_builder: of the task, for trials that are to be looked at meanwhile.
-        control: looked at after every step; when it is to stop, all is saved and training ends.
-        checkpoint_seconds: longest wall time between two checkpoints.
+        job: Job to train.
+        worker_state: State of this process.
+        signature_builder: Signature builder of the task, for requests.
+        control: Requests to the job, polled after every step. On a request to stop, all trials are saved.
+        checkpoint_seconds: Longest wall time between two checkpoints.
     """
 
     def __init__(
@@ -58,24 +58,24 @@ class Trainer:
         self._held = len(self._lanes)
 
     def run(self) -> Iterator[Event]:
-        """Yields the reports of the trials, those that end an epoch together in one event.
+        """Train; yields the reports of the trials, with one event for trials that end an epoch together.
 
-        A trial that reaches its target is saved before it is reported as PAUSED. Of a job that runs out of memory it is
-        said what it held.
+        A trial that reaches its target is saved before it is reported as PAUSED. If the job runs out of memory, the
+        memory that it held is reported first.
         """
         try:
             yield from self._train()
         except Exception as error:
             if outcome_of(error) is Outcome.OUT_OF_MEMORY:
-                yield from self._look()
+                yield from self._memory()
             raise
 
     def _train(self) -> Iterator[Event]:
         while True:
-            yield from self._hear()
+            yield from self._carry_out()
             self._lanes = [lane for lane in self._lanes if not lane.done]
             if not self._lanes:
-                self._give_back()
+                self._free_memory()
                 return
             if self._control.stopping():
                 yield from self._suspend()
@@ -84,24 +84,24 @@ class Trainer:
             if not failures and not any(lane.events or lane.failures for lane in self._lanes):
                 failures, found = self._round()
                 yield from found
-            yield from self._tell()
+            yield from self._events()
             while failures:
                 yield self._drop(failures.pop())
-            self._give_back()
+            self._free_memory()
             if time.monotonic() - self._saved >= self._checkpoint_seconds:
                 self._save()
             yield from self._linger()
 
     def _suspend(self) -> Iterator[Event]:
-        """Save all, and free the device; a job that goes on with these arrays in this process finds them at hand."""
+        """Save and cache all trials, and free the device."""
         for lane in self._lanes:
             lane.suspend()
-        yield from self._tell()
+        yield from self._events()
         self._lanes.clear()
         give_back(self._worker_state.device)
 
     def _prepare(self) -> list[Failure]:
-        """Bring all lanes to their next steps; returns those that raised."""
+        """Bring all lanes to their next steps; returns the lanes that raised."""
         failures = []
         for lane in self._lanes:
             try:
@@ -111,24 +111,24 @@ class Trainer:
         return failures
 
     def _interrupted(self) -> bool:
-        """Whether there is anything to be told, heard or done between two steps."""
+        """Whether a request, an event or a checkpoint is due between two steps."""
         if self._control.stopping() or self._control.wait(0) or any(lane.events for lane in self._lanes):
             return True
         return time.monotonic() - self._saved >= self._checkpoint_seconds
 
-    def _hear(self) -> Iterator[Event]:
-        """Let trials go that are to leave, bring those in that are to join, look at those that are to be looked at."""
+    def _carry_out(self) -> Iterator[Event]:
+        """Carry out requests: trials leave, join, or get a signature."""
         for change in self._control.changes():
             if gone := frozenset[int]().union(*(lane.leave(change.leave) for lane in self._lanes)):
                 yield MembersLeft(self._job.id, gone)
             for array in change.join:
-                self._let_in(array)
+                self._join(array)
             if change.look:
                 self._control.beat(settled=False)
                 yield SignaturesFound(self._job.id, *self._signature_builder.survey(change.look, load=False))
 
-    def _let_in(self, array: Array) -> None:
-        """Members join the lane of their key, or are a new one."""
+    def _join(self, array: Array) -> None:
+        """Add members to the lane of their key, or make a new lane."""
         for lane in self._lanes:
             if lane.key == array.key and not array.apart:
                 lane.join(array.members)
@@ -139,33 +139,34 @@ class Trainer:
         return ArrayTrainer(self._job.id, array, self._worker_state, self._lenders, self._beat)
 
     def _beat(self) -> None:
-        """Something makes progress; while only steps are taken, the next one takes about as long as the last."""
+        """Send a heartbeat. While lanes only take steps, a step takes about as long as the one before."""
         self._control.beat(all(lane.stepping for lane in self._lanes))
 
     def _lenders(self) -> list[nn.Module]:
         """One model of each array."""
         return [model for lane in self._lanes for model in lane.models[:1]]
 
-    def _look(self) -> Iterator[Event]:
-        """How much memory the job has taken, if that is news."""
+    def _memory(self) -> Iterator[Event]:
+        """Yields the memory of the job, if it has grown."""
         self._peak.look((lane.key, len(lane.models)) for lane in self._lanes)
         if (news := self._peak.news()) is not None:
             yield news
 
-    def _tell(self) -> Iterator[Event]:
+    def _events(self) -> Iterator[Event]:
+        """Yields the events of all lanes."""
         if any(lane.events for lane in self._lanes):
-            yield from self._look()
+            yield from self._memory()
         for lane in self._lanes:
             while lane.events:
                 yield lane.events.pop(0)
             while lane.failures:
-                yield self._dropped(*lane.failures.pop(0))
+                yield self._array_failed(*lane.failures.pop(0))
 
     def _round(self) -> tuple[list[Failure], list[Event]]:
-        """Let lanes take turns for a while.
+        """Let lanes take turns for one round.
 
         Returns:
-            Those that raised; and what has been found of what lanes gain from each other, if it is news.
+            The lanes that raised. The measured speed of the pack, if it has changed.
         """
         lanes = [lane for lane in self._lanes if lane.ready]
         failures = self._turns.round(lanes, self._interrupted)
@@ -178,7 +179,7 @@ class Trainer:
         return failures, [found] if news else []
 
     def _linger(self) -> Iterator[Event]:
-        """Where some have just left the only lane, wait a moment for who takes their places; hear meanwhile."""
+        """If trials have just left the only lane, wait a moment for others that join."""
         if len(self._lanes) != 1:
             return
         (lane,) = self._lanes
@@ -186,32 +187,32 @@ class Trainer:
         while time.monotonic() < deadline and not self._control.stopping():
             if self._control.wait(deadline - time.monotonic()):
                 before = lane.trials
-                yield from self._hear()
+                yield from self._carry_out()
                 if lane.trials - before:
                     return
 
     def _drop(self, failure: Failure) -> Event:
-        """Go on without a lane that raised.
+        """Drop a lane that raised.
 
         Raises:
-            Exception: what it raised, if it is the last one, or the disk is full.
+            Exception: The exception of the lane, if it was the last lane or the disk is full.
         """
         (failed,) = [mine for mine in self._lanes if mine is failure.lane]
         error = failure.error
         self._lanes.remove(failed)
         if not self._lanes:
             raise error
-        return self._dropped(failed.trials, error)
+        return self._array_failed(failed.trials, error)
 
-    def _dropped(self, trials: frozenset[int], error: Exception | SystemExit) -> Event:
+    def _array_failed(self, trials: frozenset[int], error: Exception | SystemExit) -> Event:
         if outcome_of(error) is Outcome.STORAGE_FULL:
             raise error
         outcome, message = recorded(error, log_path(self._worker_state.directory, self._job.id))
         _log.warning("trials %s are trained here no more: %s", sorted(trials), message)
         return ArrayFailed(self._job.id, trials, outcome, message)
 
-    def _give_back(self) -> None:
-        """Let memory of the device that lanes had be used by others."""
+    def _free_memory(self) -> None:
+        """Free the device memory of lanes that have ended."""
         before, self._held = self._held, len(self._lanes)
         if self._held < before:
             give_back(self._worker_state.device)

@@ -1,4 +1,4 @@
-"""A trial as a worker holds it: the user's model, optimizer and scheduler, and how far they have come."""
+"""A trial in a worker: its model, optimizer, LR scheduler and progress, and checks of what the task returns."""
 
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -41,10 +41,10 @@ __all__ = [
 ]
 
 _SHOWN = 5
-"""Parameters that a message names."""
+"""Number of parameters that a message names."""
 
 _returned: WeakValueDictionary[int, Tensor] = WeakValueDictionary()
-"""Id -> each tensor that training changes, of all models that tasks have returned in this process and that live."""
+"""Id -> tensor that training changes, of all live models that tasks have returned in this process."""
 
 
 @dataclass(eq=False)
@@ -52,17 +52,17 @@ class TrialRuntime:
     """A trial in training.
 
     Args:
-        member: the trial, and where it is to stop.
-        model: the user's.
-        optimizer: the user's; several in a list, tuple or dict, for a step of the user's own.
-        scheduler: the user's, or None; several likewise.
-        device: that all of them are on.
-        by_step: whether schedulers step after each training step, not after each epoch.
-        epoch: epochs finished.
-        step: steps done of the next one.
-        reports: of all epochs so far.
-        bad: the first step of the epoch at which its loss was no number; 0: none so far.
-        saved: epoch and step of its newest checkpoint.
+        member: Trial, and the epoch at which it stops.
+        model: Model of the task.
+        optimizer: Optimizer of the task; several in a list, tuple or dict, if the task has its own `step`.
+        scheduler: LR scheduler of the task, several as for the optimizer, or None.
+        device: Device of the model.
+        by_step: Whether schedulers step after each training step, not after each epoch.
+        epoch: Epochs finished.
+        step: Steps done of the next epoch.
+        reports: Reports of all epochs so far.
+        bad: First step of the epoch with a loss that is not finite; 0 if there was none so far.
+        saved: Epoch and step of the newest checkpoint.
     """
 
     member: Member
@@ -79,17 +79,17 @@ class TrialRuntime:
 
     @property
     def trial(self) -> Trial:
-        """The trial that learns here."""
+        """The trial in training."""
         return self.member.trial
 
     def end_step(self) -> None:
-        """Count a training step; step the scheduler, if it is time."""
+        """Count a training step; step the LR scheduler if it steps after each."""
         self.step += 1
         if self.by_step:
             self._step_schedulers({})
 
     def end_epoch(self, metrics: dict[str, float], seconds: float) -> Report:
-        """Step the scheduler, if it is time, and note what the epoch showed."""
+        """Count an epoch and add its report; step the LR scheduler if it steps after each epoch."""
         self.epoch, self.step, self.bad = self.epoch + 1, 0, 0
         if not self.by_step:
             self._step_schedulers(metrics)
@@ -104,7 +104,7 @@ class TrialRuntime:
                 scheduler.step()
 
     def save(self, directory: Path) -> None:
-        """Write a checkpoint, if there is anything new since the last one."""
+        """Write a checkpoint, if the trial has trained since the last one."""
         if self.saved == (self.epoch, self.step):
             return
         state = Checkpoint(
@@ -122,20 +122,20 @@ class TrialRuntime:
     def restore(self, directory: Path, epoch_steps: int) -> None:
         """Go on from the newest checkpoint, if there is one.
 
-        From one that was another trial's, weights and the optimizer's state are taken. The settings are this trial's
-        own, and its schedule is where it would be had it trained so far itself.
+        A checkpoint of another trial gives weights and optimizer state. Settings stay those of this trial, and its LR
+        scheduler takes the steps that it would have taken by now.
 
         Args:
-            directory: of the study.
-            epoch_steps: training steps of this trial in an epoch.
+            directory: Directory of the study.
+            epoch_steps: Training steps of this trial in an epoch.
 
         Raises:
-            UnusableTaskError: the model or the optimizer is another than the trial's own checkpoint is of.
+            UnusableTaskError: The model or the optimizer does not fit the trial's own checkpoint.
         """
         state = load_newest(directory, self.trial.number)
         if state is None:
             return
-        for optimizer in optimizers_in(self.optimizer):  # else schedulers warn that no step came before theirs
+        for optimizer in optimizers_in(self.optimizer):  # else schedulers warn that they step before the optimizer
             optimizer._opt_called = True  # type: ignore[attr-defined]
         own = state.trial == self.trial.number
         try:
@@ -147,7 +147,7 @@ class TrialRuntime:
         if own:
             try:
                 _load_state(self.optimizer, state.optimizer)
-            except ValueError as error:  # torch's, of groups that differ
+            except ValueError as error:  # parameter groups differ
                 raise UnusableTaskError(unfit("optimizer", state, error)) from error
             if state.scheduler is not None:
                 _load_state(self.scheduler, state.scheduler)
@@ -164,10 +164,10 @@ class TrialRuntime:
 
 
 def build(task: Task, member: Member, device: torch.device) -> TrialRuntime:
-    """A trial at its very start: all generators seeded with its seed, then the user's `model` and `optimizer`.
+    """Build a trial at its start: seed all generators with its seed, then call the task's methods.
 
     Raises:
-        TaskError: a method of the task returns something else than it should.
+        TaskError: A method of the task returns a wrong value.
     """
     check_interval(task)
     config = member.trial.config
@@ -188,16 +188,16 @@ def build(task: Task, member: Member, device: torch.device) -> TrialRuntime:
 
 
 def trained_model(task: bytes, trial: Trial, directory: Path) -> nn.Module:
-    """The model of a trial as its newest checkpoint has it, on the CPU and in evaluation mode.
+    """The trained model of a trial, from its newest checkpoint, on the CPU and in evaluation mode.
 
     Args:
-        task: the user's, pickled by cloudpickle.
-        trial: of the study.
-        directory: of the study.
+        task: Task of the study, pickled by cloudpickle.
+        trial: Trial of the study.
+        directory: Directory of the study.
 
     Raises:
-        CheckpointError: there is none, or none is intact.
-        UnusableTaskError: the task cannot be loaded, or its model is another than that was.
+        CheckpointError: The trial has no intact checkpoint.
+        UnusableTaskError: The task cannot be loaded, or its model does not fit the checkpoint.
     """
     checkpoint = load_newest(directory, trial.number)
     if checkpoint is None:
@@ -217,13 +217,13 @@ def trained_model(task: bytes, trial: Trial, directory: Path) -> nn.Module:
 
 
 def new_model(returned: Any) -> nn.Module:
-    """What the task's `model` returned.
+    """Check the model that the task's `model` returned, and return it.
 
-    Frozen parameters may be the same each time: trials share a backbone that the task holds.
+    Trials may share frozen parameters, as of a backbone that the task holds.
 
     Raises:
-        TaskError: it is no module, or trials would change each other's: it holds parameters to be trained, or running
-            statistics, of a module that was returned before.
+        TaskError: The value is no module, or shares trainable parameters or running statistics with a module that was
+            returned before.
     """
     model: nn.Module = checked("model", returned, nn.Module)
     changing = {
@@ -245,10 +245,10 @@ def new_model(returned: Any) -> nn.Module:
 
 
 def check_optimizer(task: Task, optimizer: Any) -> Any:
-    """What the task's `optimizer` returned.
+    """Check the optimizer, or several, that the task's `optimizer` returned, and return the value.
 
     Raises:
-        TaskError: it is no optimizer, or there are several and the task has no step of its own to use them.
+        TaskError: The value is no optimizer, or there are several and the task does not override `step`.
     """
     if isinstance(optimizer, (list, tuple, dict)) and optimizer:
         if type(task).step is Task.step:
@@ -260,13 +260,13 @@ def check_optimizer(task: Task, optimizer: Any) -> Any:
 
 
 def optimizers_in(optimizer: Any) -> list[Optimizer]:
-    """The optimizers of a trial, in the order in which they are nested."""
+    """All optimizers of a trial, in the order of their nesting."""
     return pytree.tree_leaves(optimizer)
 
 
 def ownership(model: nn.Module, optimizers: Iterable[Optimizer]) -> str:
-    """What is unusual in the parameters that optimizers train, in words: some are not the model's, or not all of the
-    model's are among them but for frozen ones; "" where nothing is.
+    """A note on parameters that optimizers train but the model lacks, or that the model has unfrozen and no optimizer
+    trains; "" if there are none.
     """
     trained = {id(each): each for one in optimizers for group in one.param_groups for each in group["params"]}
     own = dict(model.named_parameters())
@@ -288,23 +288,23 @@ def ownership(model: nn.Module, optimizers: Iterable[Optimizer]) -> str:
 
 
 def _some(names: Sequence[str]) -> str:
-    """The first of them, and how many more there are."""
+    """The first names, and the number of the others."""
     more = [f"{len(names) - _SHOWN} more"] if len(names) > _SHOWN else []
     return ", ".join([*names[:_SHOWN], *more])
 
 
 def side_by_side(runtimes: Iterable[TrialRuntime]) -> list[TrialRuntime]:
-    """Runtimes in the order in which they are made an array: those of one class of optimizer next to each other, whose
-    parameters one call can update then.
+    """Trials in the order of their array: those with one class of optimizer side by side, so that one call updates
+    their parameters.
     """
     return sorted(runtimes, key=lambda runtime: [str(type(one)) for one in optimizers_in(runtime.optimizer)])
 
 
 def batch_size(task: Task, config: Config) -> int:
-    """Samples per step of a configuration.
+    """Samples per step of a config.
 
     Raises:
-        TaskError: it is no positive integer.
+        TaskError: The task's `batch_size` returns no positive integer.
     """
     returned: Any = call(task, "batch_size", config=config)
     size = 0
@@ -320,16 +320,16 @@ def batch_size(task: Task, config: Config) -> int:
 
 
 def wait(device: torch.device) -> None:
-    """Let the device finish, so that a clock tells how long it took."""
+    """Wait until the device has finished its work, so that a clock measures it."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def checked(method: str, value: Any, kind: type) -> Any:
-    """What a method of the task returned.
+    """Check the type of a value that a method of the task returned, and return the value.
 
     Raises:
-        TaskError: it is not of the kind it should be.
+        TaskError: The value is of another type.
     """
     if not isinstance(value, kind):
         raise TaskError(f"the task's `{method}` must return {kind.__module__}.{kind.__name__}, got {value!r}")
@@ -337,15 +337,15 @@ def checked(method: str, value: Any, kind: type) -> Any:
 
 
 def check_scalar(name: str, value: Any, axes: int = 0) -> None:
-    """Refuse a loss or metric that is no real number.
+    """Check that a loss or metric is a real scalar.
 
     Args:
-        name: of the loss or metric.
-        value: what the task returned.
-        axes: that come before its own.
+        name: Name of the loss or metric.
+        value: Value that the task returned.
+        axes: Number of leading axes that count members.
 
     Raises:
-        TaskError: it is no tensor, has an axis of its own, or is complex.
+        TaskError: The value is no tensor, has further axes, or is complex.
     """
     if not isinstance(value, Tensor) or value.dim() != axes or value.is_complex():
         got = f"{value.dtype} of shape {tuple(value.shape[axes:])}" if isinstance(value, Tensor) else repr(value)
@@ -353,21 +353,21 @@ def check_scalar(name: str, value: Any, axes: int = 0) -> None:
 
 
 def _state(owner: Any) -> Any:
-    """The state dict of an optimizer or scheduler; of several, a list of theirs; None of none."""
+    """The state dict of an optimizer or scheduler, a list with one for each of several, or None."""
     if isinstance(owner, (list, tuple, dict)):
         return [_state(one) for one in pytree.tree_leaves(owner)]
     return None if owner is None else owner.state_dict()
 
 
 def _fits(model: Mapping[str, Any], saved: Mapping[str, Any]) -> bool:
-    """Whether a saved state dict has the names and shapes of a model's."""
+    """Whether two state dicts have equal names and shapes."""
     return model.keys() == saved.keys() and all(
         getattr(value, "shape", None) == getattr(saved[name], "shape", None) for name, value in model.items()
     )
 
 
 def _with_settings(state: Any, own: Any) -> Any:
-    """The state dict of an optimizer, or of several, with the settings of another."""
+    """The state dict of an optimizer, or a list of several, with the settings of `own`."""
     if isinstance(state, list):
         return [_with_settings(one, mine) for one, mine in zip(state, own, strict=True)]
     return {**state, "param_groups": own["param_groups"]}

@@ -17,13 +17,13 @@ from shoal.worker.trial_runtime import TrialRuntime, optimizers_in
 __all__ = ["TrialCache", "WorkerState"]
 
 KEPT_BYTES, MOVED_BYTES = 256 << 20, 2 << 30
-"""Of parameters, buffers and optimizer state; and of those of a GPU, which jobs that take turns on it leave and come
-back to. It is small models whose loading is as long as their training; larger ones go on from their checkpoints."""
+"""Most bytes of parameters, buffers and optimizer state in the cache, for trials of a CPU and of a GPU. The cache is
+for small models, which take as long to load as to train. Larger ones go on from their checkpoints."""
 
 
 @dataclass(frozen=True)
 class _CachedTrial:
-    """A runtime, its tensors with the devices to which they belong, and their bytes."""
+    """A trial, its tensors with their devices, and their bytes."""
 
     runtime: TrialRuntime
     places: tuple[tuple[Tensor, torch.device], ...]
@@ -31,26 +31,23 @@ class _CachedTrial:
 
 
 class TrialCache:
-    """Keeps runtimes as they are saved, so that one that goes on here need not be built and loaded again.
-
-    They are kept in memory of the host: that of a GPU is for those that train.
-    """
+    """Keeps paused and suspended trials in host memory, so that they need not be built and loaded again."""
 
     def __init__(self) -> None:
         self._kept: OrderedDict[int, _CachedTrial] = OrderedDict()
         self._bytes = 0
 
     def keep(self, runtime: TrialRuntime) -> None:
-        """Keep one that has just been saved; those kept longest go, where there is no room."""
+        """Keep a trial that has just been saved; the oldest ones are dropped if there is no room."""
         tensors = _tensors(runtime)
         size = sum(tensor.nbytes for tensor in tensors)
         room = KEPT_BYTES if runtime.device.type == "cpu" else MOVED_BYTES
         if size > room:
             return
         places = tuple((tensor, tensor.device) for tensor in tensors)
-        for parameter in runtime.model.parameters():  # as after loading a checkpoint, which holds none either
+        for parameter in runtime.model.parameters():  # as after loading a checkpoint, which has no gradients
             parameter.grad = None
-        for tensor in tensors:  # a row of an array's memory would keep all of that
+        for tensor in tensors:  # a view would keep the memory of the whole array
             if tensor.device.type != "cpu":
                 tensor.data = tensor.data.to("cpu")
             elif not lent(tensor):
@@ -62,7 +59,7 @@ class TrialCache:
             self._drop(next(iter(self._kept)))
 
     def take(self, member: Member, directory: Path) -> TrialRuntime | None:
-        """The runtime of a member, if it is here and nobody has trained it further."""
+        """Remove and return the trial of a member, if it is here and its newest checkpoint is the same."""
         if member.trial.number not in self._kept:
             return None
         kept = self._kept[member.trial.number]
@@ -84,16 +81,16 @@ class TrialCache:
 
 @dataclass(frozen=True)
 class WorkerState:
-    """What all lanes of a process use.
+    """State that all arrays of a process share.
 
     Args:
-        task: the user's.
-        sets: of the task, on `device`.
-        paused: runtimes of the task that have paused in this process.
-        device: where to train.
-        directory: of the study; checkpoints are written there.
-        refused: keys of which members could not go on as they were trained; see `make_stepper`.
-        unkeyed: numbers of trials that cannot draw numbers of their own; see `PlainStepper`.
+        task: Task of the study.
+        sets: Data sets of the task, on `device`.
+        paused: Cache of paused trials.
+        device: Device to train on.
+        directory: Directory of the study, for checkpoints.
+        refused: Keys whose members cannot train fused; see `make_stepper`.
+        unkeyed: Numbers of trials that cannot draw their own random numbers; see `PlainStepper`.
     """
 
     task: Task

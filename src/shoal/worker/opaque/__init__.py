@@ -1,1 +1,1 @@
-"""Runs jobs whose training is a program of its own. Import from its modules; they need no torch."""
+"""Runs jobs of functions and commands, each in its own process. Import from its modules; they need no torch."""

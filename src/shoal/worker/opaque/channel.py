@@ -1,4 +1,4 @@
-"""How a program of the user's reaches its worker: over a socket, where it waits for an answer, or by its output."""
+"""Receives the reports of a program: over a socket, where the program waits for an answer, or from its output."""
 
 import json
 import os
@@ -17,22 +17,22 @@ from shoal.worker.opaque.reports import ProgramReport
 __all__ = ["OutputReports", "ProgramChannel"]
 
 _PATIENCE_SECONDS = 10.0
-"""For the rest of a message whose sender was killed."""
+"""Most seconds to wait for the rest of a message: its sender may have been killed."""
 
 _LOOK_SECONDS = 0.01
-"""Between two looks at the output of a program."""
+"""Seconds between two reads of a program's output."""
 
 _MOST_PENDING = 1 << 20
-"""Bytes of a line; a longer one is no report."""
+"""Most bytes of a line that is a report."""
 
 
 class OutputReports:
-    """The reports among the lines of a file to which a program may still be writing.
+    """Reads reports from the lines of a file that a program may still write. The file outlives the worker.
 
     Args:
-        path: of the file.
-        metrics: a line of JSON is a report if it has all of these.
-        log: gets a copy of the whole file.
+        path: Path of the file.
+        metrics: Metrics that a line of JSON must have to be a report.
+        log: File that gets a copy of the whole output.
     """
 
     def __init__(self, path: Path, metrics: Sequence[str], log: BinaryIO | None = None) -> None:
@@ -42,8 +42,8 @@ class OutputReports:
         self._pending = b""
 
     def read(self) -> list[ProgramReport]:
-        """The reports of the whole lines that were written since the last call."""
-        if os.fstat(self._file.fileno()).st_size < self._file.tell():  # it was opened anew, as by `echo > /dev/stdout`
+        """The reports in the complete lines since the last call."""
+        if os.fstat(self._file.fileno()).st_size < self._file.tell():  # it was truncated, as by `echo > /dev/stdout`
             self._file.seek(0)
         data = self._file.read()
         if not data:
@@ -56,13 +56,13 @@ class OutputReports:
         return self._reports(whole + newline)
 
     def rest(self) -> list[ProgramReport]:
-        """The reports of all that there is now; nobody writes any more."""
+        """The reports in the rest of the file, once nobody writes it any more."""
         found = self.read()
         last, self._pending = self._pending, b""
         return [*found, *self._reports(last)]
 
     def close(self) -> None:
-        """Read no more."""
+        """Close the file."""
         self._file.close()
 
     def _reports(self, data: bytes) -> list[ProgramReport]:
@@ -73,7 +73,7 @@ class OutputReports:
                 continue
             try:
                 values = json.loads(text)
-            except (ValueError, RecursionError):  # other output, or a line that was never finished
+            except (ValueError, RecursionError):  # other output, or an incomplete line
                 continue
             if all(name in values for name in self._metrics):
                 step = values.pop("step", None)
@@ -82,10 +82,10 @@ class OutputReports:
 
 
 class ProgramChannel:
-    """What a program says, in order."""
+    """Receives the messages of a program, in order."""
 
     def __init__(self) -> None:
-        self._folder = TemporaryFolder()  # the path of a socket has to be short
+        self._folder = TemporaryFolder()  # the path of a socket must be short
         self.address = str(self._folder.path / "report")
         self._selector = selectors.DefaultSelector()
         self._listener = socket.socket(socket.AF_UNIX)
@@ -100,7 +100,7 @@ class ProgramChannel:
         self._output = output
 
     def wait(self, seconds: float) -> list[ProgramReport | EndedElsewhere]:
-        """What was said since the last call; waits so long at most for anything."""
+        """The messages since the last call; waits up to `seconds` for the first one."""
         deadline = time.monotonic() + seconds
         while True:
             messages: list[ProgramReport | EndedElsewhere] = [] if self._output is None else [*self._output.read()]
@@ -111,14 +111,14 @@ class ProgramChannel:
                 return messages
 
     def finish(self) -> list[ProgramReport | EndedElsewhere]:
-        """The last words of a program that has ended: all that is there now."""
+        """The rest of the messages, once the program has ended."""
         messages: list[ProgramReport | EndedElsewhere] = []
         while self._selector.select(0):
             messages += self._accept()
         return messages if self._output is None else [*messages, *self._output.rest()]
 
     def close(self) -> None:
-        """Who is still to report, or to be answered, finds nobody."""
+        """Close all connections; a program that waits for an answer gets an error."""
         for caller in self._callers:
             caller.close()
         self._selector.close()
@@ -133,7 +133,7 @@ class ProgramChannel:
         try:
             with caller.makefile("rb") as stream:
                 message = json.loads(stream.readline())
-        except (OSError, ValueError):  # it was killed before it had said it all
+        except (OSError, ValueError):  # it was killed before the message was complete
             caller.close()
             return []
         if "outcome" in message:

@@ -1,4 +1,4 @@
-"""The process of a program of the user's: how it is started and ended."""
+"""Starts and ends the process of a program."""
 
 import os
 import pickle
@@ -27,20 +27,20 @@ _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEX
 
 
 def surroundings(trial: Trial, device: Device, address: str, directory: Path, step: int) -> dict[str, str]:
-    """The environment of a program.
+    """The environment variables of a program.
 
     Args:
-        trial: which it trains.
-        device: where: the only one it sees, with so many threads as `threads` says.
-        address: of the socket that it reports to.
-        directory: that it keeps what it goes on from in.
-        step: reports that the contents of that have behind them.
+        trial: Trial to train.
+        device: Only device that the program sees; its cores set the number of threads.
+        address: Path of the socket for reports.
+        directory: Directory of the program's checkpoint.
+        step: Number of the report after which that checkpoint was made.
     """
     return {
         **os.environ,
         **dict.fromkeys(_THREADS, str(threads(device.cores))),
         "CUDA_VISIBLE_DEVICES": visible_device(device),
-        "PYTHONUNBUFFERED": "1",  # else a line of output comes when there are many
+        "PYTHONUNBUFFERED": "1",  # else lines of output arrive in batches
         "SHOAL_REPORT": address,
         "SHOAL_CHECKPOINT": str(directory),
         "SHOAL_STEP": str(step),
@@ -50,7 +50,7 @@ def surroundings(trial: Trial, device: Device, address: str, directory: Path, st
 
 
 def visible_device(device: Device) -> str:
-    """What `CUDA_VISIBLE_DEVICES` is to be for a program that may use this device alone; "" of a slot of the CPU."""
+    """`CUDA_VISIBLE_DEVICES` for a program that may use this device alone; "" for a slot of the CPU."""
     if not device.is_cuda:
         return ""
     if device.uuid:
@@ -64,12 +64,12 @@ class ProgramProcess:
     """A running program, and the processes that it starts.
 
     Args:
-        training: what to run.
-        trial: for which.
-        environment: see `surroundings`.
-        output: the file that gets its standard output.
-        log: the file that gets what it writes to standard error.
-        directory: the trial's own.
+        training: Function or command to run.
+        trial: Trial to train.
+        environment: Environment variables, see `surroundings`.
+        output: File for standard output.
+        log: File for standard error.
+        directory: Directory of the trial.
     """
 
     def __init__(
@@ -103,22 +103,22 @@ class ProgramProcess:
         self._tree: list[psutil.Process] = []
 
     def status(self) -> int | None:
-        """How it ended, as in `subprocess`; None while it runs."""
+        """Exit status as in `subprocess`; None while the program runs."""
         return self._process.poll()
 
     def tree(self) -> list[psutil.Process]:
-        """Its processes; when it has ended, those that there were at the last look."""
-        if self._process.poll() is None:  # else its id may be another's by now
+        """The program's processes; those of the last call once it has ended."""
+        if self._process.poll() is None:  # else its id may belong to another process
             self._tree = family(self.pid) or self._tree
         return self._tree
 
     def terminate(self) -> None:
-        """Ask it to end."""
+        """Send SIGTERM to the program."""
         self.tree()
         self._process.terminate()
 
     def clear(self) -> None:
-        """Kill what there still is of it."""
+        """Kill all processes of the program."""
         tree = self.tree()
         self._process.kill()
         self._process.wait()

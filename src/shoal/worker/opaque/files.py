@@ -1,9 +1,9 @@
-"""What a program of the user's keeps of a trial: the directory it works in, and what of that was put aside.
+"""Files of a trial that a program trains: its working directory, and checkpoints of that.
 
-`checkpoints/<trial>/live` is the program's. If it waits at its reports, a copy of it becomes
-`checkpoints/<trial>/<step>-000000-files` at each, by a rename, so it is there wholly or not at all; the two newest are
-kept. A program that prints its reports keeps `live` whole by itself. What it prints is in `output-<step>`, named by the
-report that it began after, and in `reports.json` are the reports of its earlier starts.
+The program works in `checkpoints/<trial>/live`. If it waits for answers to its reports, each report makes a checkpoint
+`checkpoints/<trial>/<step>-000000-files`: a copy of `live`, renamed once it is complete. The two newest are kept. A
+program that prints its reports must keep `live` consistent itself. Its output is in `output-<step>`, named by the last
+report before its start. The reports of its earlier starts are in `reports.json`.
 """
 
 import json
@@ -26,22 +26,22 @@ __all__ = ["ProgramFiles"]
 
 _KEPT = 2
 _TICK_SECONDS = 0.02
-"""More than between two times of change that a file system tells apart."""
+"""More than the resolution of file times."""
 
 _DEATH_SECONDS = 2.0
-"""For a process that was killed."""
+"""Most seconds to wait until a killed process has ended."""
 
 _Mark = tuple[int, int, int, int]
-"""By what it is known whether a file has changed: its inode, size, and the times of its last changes."""
+"""Inode, size, mtime and ctime of a file, which show whether it has changed."""
 
 
 @dataclass
 class _Newest:
-    """What was put aside last.
+    """The newest checkpoint.
 
     Args:
-        path: where.
-        marks: of the files in `live` that it holds copies of, by their paths in it.
+        path: Directory of the checkpoint; None if there is none.
+        marks: Path in `live` -> mark of the file when it was copied.
     """
 
     path: Path | None
@@ -52,8 +52,8 @@ class ProgramFiles:
     """The files of one trial.
 
     Args:
-        directory: of the study.
-        trial: its number.
+        directory: Directory of the study.
+        trial: Number of the trial.
     """
 
     def __init__(self, directory: Path, trial: int) -> None:
@@ -61,37 +61,36 @@ class ProgramFiles:
         self._trial = trial
         self._folder = folder(directory, trial)
         self.live = self._folder / "live"
-        """The directory that the program works in."""
+        """Working directory of the program."""
         self.went_on = False
-        """Whether the program goes on with what it left there itself."""
+        """Whether the program goes on from files that it left in `live`."""
         self.reports: list[Report] = []
-        """Those behind what was put aside last, or all that it has printed."""
+        """Reports up to the newest checkpoint, or all that the program has printed."""
         self._newest = _Newest(None, {})
 
     @property
     def step(self) -> int:
-        """How many reports the contents of `live` have behind them, as far as that is known."""
+        """Number of the report after which `live` was made, as far as that is known; else 0."""
         behind = self.reports and (self.went_on or self._newest.path is not None)
         return self.reports[-1].epoch if behind else 0
 
     @property
     def output(self) -> Path:
-        """The file for what a command prints from now on."""
+        """File for the output of the next start."""
         return self._folder / f"output-{self.step:06d}"
 
     @property
     def ended(self) -> bool:
-        """Whether the program has ended by itself, with nothing more to learn."""
+        """Whether the program has ended by itself, before its budget was used."""
         return self._ended.exists()
 
     def begin(self, metrics: Sequence[str] = ()) -> None:
-        """Let `live` be what was put aside last.
+        """Prepare `live` for a start: restore the newest checkpoint, or empty it if there is none.
 
-        Where nothing ever was it is empty; but a program whose reports are read from its output goes on with what it
-        left there.
+        If there is no checkpoint, a program that prints its reports goes on from the files that it left in `live`.
 
         Args:
-            metrics: of a command: a line of JSON that it prints is a report if it has all of these.
+            metrics: Metrics that a line of a command's output must have to be a report.
         """
         self._folder.mkdir(parents=True, exist_ok=True)
         self._end_process()
@@ -113,9 +112,9 @@ class ProgramFiles:
         self._newest = _Newest(path, self._marks())
 
     def gather(self, metrics: Sequence[str]) -> list[Report]:
-        """Take what was printed, and nobody prints any more, to the reports that are known; returns all of them.
+        """Move reports from the outputs of ended programs to `reports.json`; returns all reports.
 
-        A kill at any moment loses none: to gather an output once more adds nothing.
+        A kill at any moment loses none, since gathering an output twice has no effect.
         """
         self.reports = self._read(self._reports) if self._reports.exists() else []
         outputs = self._outputs()
@@ -137,7 +136,7 @@ class ProgramFiles:
         return self.reports
 
     def start_over(self) -> None:
-        """Forget a program's own state, which is further than what it has reported: it begins once more."""
+        """Delete the program's own state, which is ahead of its reports, so that it begins again."""
         for path in (*self._outputs(), self._reports, self._ended, self._keeps_itself):
             path.unlink(missing_ok=True)
         shutil.rmtree(self.live, ignore_errors=True)
@@ -145,19 +144,19 @@ class ProgramFiles:
         self.reports, self.went_on = [], False
 
     def note_end(self) -> None:
-        """The program has ended by itself, after a report."""
+        """Record that the program has ended by itself, after a report."""
         self._ended.touch()
 
     def put_aside(self, reports: Sequence[Report]) -> None:
-        """Keep a copy of `live`, if anything in it has changed. Nobody may write there meanwhile.
+        """Make a checkpoint of `live`, if anything in it has changed. Nobody may write there meanwhile.
 
-        Files that have not changed are not copied again but linked to their copies, which nobody writes.
+        Unchanged files are hard links to their copies in the last checkpoint.
 
         Args:
-            reports: all that the trial has made, the last one now.
+            reports: All reports of the trial, the last one just made.
 
         Raises:
-            OSError: the disk is full or cannot be written; what was put aside before is intact.
+            OSError: The disk is full or cannot be written; earlier checkpoints are intact.
         """
         marks = self._marks()
         if not marks or (marks == self._newest.marks and self._newest.path is not None):
@@ -169,13 +168,13 @@ class ProgramFiles:
             copy = partial(self._copy, marks)
             shutil.copytree(self.live, partial_ / "files", symlinks=True, copy_function=copy)
             self._write(partial_ / "reports.json", reports)
-        except shutil.Error as error:  # it hides what the file system said
+        except shutil.Error as error:  # it hides the error of the file system
             shutil.rmtree(partial_, ignore_errors=True)
             raise OSError(f"{self.live} could not be copied: {error}") from error
         except OSError:
             shutil.rmtree(partial_, ignore_errors=True)
             raise
-        if path.exists():  # the program went back behind it
+        if path.exists():  # the program went back to an earlier report
             stale = path.with_suffix(".stale")
             path.replace(stale)
             shutil.rmtree(stale)
@@ -186,19 +185,19 @@ class ProgramFiles:
         self._let_time_pass(marks)
 
     def note_process(self, pid: int) -> None:
-        """The program's process: who begins after this one was killed ends it first."""
+        """Record the program's process. If the worker is killed, the next `begin` ends that process."""
         note = {"pid": pid, "created": created(pid)}
         self._process.write_text(json.dumps(note), encoding="utf-8")
 
     def _end_process(self) -> None:
-        """Two of them must not write at once."""
+        """End the process of an earlier start: two must not write at once."""
         if not self._process.exists():
             return
         text = self._process.read_text(encoding="utf-8")
         self._process.unlink()
         try:
             note: dict[str, Any] = json.loads(text)
-        except json.JSONDecodeError:  # it was never finished
+        except json.JSONDecodeError:  # the file is incomplete
             return
         end(note["pid"], note["created"], _DEATH_SECONDS)
 
@@ -221,7 +220,7 @@ class ProgramFiles:
         if self._newest.path is not None and self._newest.marks.get(name) == marks.get(name):
             try:
                 os.link(self._newest.path / "files" / name, target)
-            except OSError:  # of a file system without links
+            except OSError:  # a file system without links
                 shutil.copy2(source, target)
         else:
             shutil.copy2(source, target)
@@ -230,14 +229,14 @@ class ProgramFiles:
     def _drop_others(self, path: Path) -> None:
         others = [other for other in published(self._directory, self._trial) if other != path]
         older = [other for other in others if other.name < path.name]
-        for other in others:  # from one beyond it training did not go on
+        for other in others:  # no training went on from a later one
             if other not in older[: _KEPT - 1]:
                 stale = other.with_suffix(".stale")
                 other.replace(stale)
                 shutil.rmtree(stale)
 
     def _let_time_pass(self, marks: dict[str, _Mark]) -> None:
-        """So that whatever is written from now on has another time of change."""
+        """Wait until file times differ from those in `marks`, so that later changes show."""
         last = max(mark[3] for mark in marks.values()) / 1e9
         left = last + _TICK_SECONDS - time.time()
         if left > 0:
@@ -260,7 +259,7 @@ class ProgramFiles:
 
     @property
     def _keeps_itself(self) -> Path:
-        """What marked a program that prints its reports when these were in the journal alone."""
+        """Marks a program that prints its reports, in studies from before `reports.json`."""
         return self._folder / "keeps-itself"
 
     @property

@@ -1,4 +1,4 @@
-"""What the process of a user's function does; it imports little, since it is started for each stretch of a trial."""
+"""Entry point of the process that runs a user's function. It imports little, as each start of a trial runs it."""
 
 import json
 import os
@@ -17,21 +17,21 @@ __all__ = ["main"]
 
 
 def main() -> None:
-    """Call the function with its config, both of which standard input brings."""
+    """Read a function and a config from standard input, and call the function."""
     content, config = pickle.load(sys.stdin.buffer)
     sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115  (it stays open)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the study decides what a Ctrl-C means
     signal.signal(signal.SIGTERM, _stop)
     try:
         _call(content, config)
-    except Exception as error:  # not hidden: the worker is told, and the status is 1
+    except Exception as error:  # not hidden: the worker gets it, and the status is 1
         traceback.print_exc()
-        _tell(error)
+        _send(error)
         sys.exit(1)
 
 
 def _stop(number: int, frame: object) -> None:
-    """So that `finally` blocks of the function are run."""
+    """Raise, so that `finally` blocks of the function run."""
     raise TrainingStopped(128 + number)
 
 
@@ -43,9 +43,9 @@ def _call(content: bytes, config: dict[str, object]) -> None:
     function(config)
 
 
-def _tell(error: Exception) -> None:
-    """Say to the worker what went wrong."""
-    from shoal.worker.failures import described  # what it needs takes a while to import
+def _send(error: Exception) -> None:
+    """Send an error to the worker."""
+    from shoal.worker.failures import described  # slow to import
 
     outcome, message = described(error)
     with suppress(OSError), socket.socket(socket.AF_UNIX) as connection:

@@ -1,4 +1,4 @@
-"""The reports of a trial whose program makes them: each keeps its own step, and none is missing before another."""
+"""Reports of a program, checked so that steps count 1, 2, 3, ... without gaps."""
 
 import json
 import socket
@@ -15,12 +15,12 @@ __all__ = ["ProgramReport", "ProgramReports"]
 
 @dataclass(frozen=True)
 class ProgramReport:
-    """A report.
+    """A report as the program made it.
 
     Args:
-        metrics: as they came; of a line of output not all need be numbers.
-        step: as it came; None where there was none.
-        caller: who waits for an answer; None of a line of output.
+        metrics: Metrics, not checked; in a line of output some may not be numbers.
+        step: Step, not checked; None if the report has none.
+        caller: Connection that waits for an answer; None for a line of output.
     """
 
     metrics: Mapping[str, Any]
@@ -28,26 +28,26 @@ class ProgramReport:
     caller: socket.socket | None = None
 
     def answer(self, **content: object) -> None:
-        """Let the caller go on, or not."""
+        """Send an answer, if the caller waits for one."""
         if self.caller is None:
             return
         with self.caller:
             try:
                 self.caller.sendall(json.dumps(content).encode() + b"\n")
-            except OSError:  # it was killed while it waited
+            except OSError:  # the program was killed while it waited
                 return
 
 
 class ProgramReports:
-    """The reports of one trial, in the order of their steps, from one start of its program on.
+    """The reports of one trial in the order of their steps, since one start of its program.
 
     Args:
-        trial: its number.
-        reports: what is known of it already.
-        step: reports that the state has behind it from which the program goes on.
-        metrics: names that have to be numbers; None: all.
-        recorded: epochs that the study has recorded.
-        own: whether the program keeps that state itself, so that it may be further than was reported.
+        trial: Number of the trial.
+        reports: Reports before the start.
+        step: Number of the report after which the program's state was made.
+        metrics: Names of metrics that must be numbers; None for all.
+        recorded: Number of epochs that the study has recorded.
+        own: Whether the program keeps its state itself, so that the state may be ahead of the reports.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class ProgramReports:
     ) -> None:
         self.reports = list(reports)
         self.begins = True
-        """Whether the program has made no report since it was started."""
+        """Whether the program has made no report since its start."""
         self._trial = trial
         self._step = step
         self._metrics = metrics
@@ -75,7 +75,7 @@ class ProgramReports:
         return self.reports[-1].epoch if self.reports else 0
 
     def fault(self, said: ProgramReport) -> str:
-        """What is wrong with a report; "" if nothing is."""
+        """The error in a report; "" if there is none."""
         for name, value in said.metrics.items():
             wanted = self._metrics is None or name in self._metrics
             if wanted and (fault := metric_fault(name, value)):
@@ -94,11 +94,11 @@ class ProgramReports:
         )
 
     def skips(self, said: ProgramReport) -> bool:
-        """Whether reports between the last one and this one were never made: its program was killed before it did."""
+        """Whether reports before this one are missing, because the program was killed before it made them."""
         return self._of(said) > self._known + 1
 
     def add(self, said: ProgramReport, seconds: float) -> Report:
-        """Take a report without fault that skips none; what was known of its step and later ones is so no more."""
+        """Add a report without fault and gap. It replaces earlier reports of its step and of later ones."""
         report = Report(self._trial, self._of(said), _numbers(said), seconds)
         self.reports = [*(x for x in self.reports if x.epoch < report.epoch), report]
         self.begins, self._step, self._known = False, report.epoch, max(self._known, report.epoch)
@@ -109,10 +109,10 @@ class ProgramReports:
         return step
 
     def _next(self) -> int:
-        """The step of a report that does not say it."""
+        """The step of a report without `step`."""
         return self._step + 1
 
 
 def _numbers(said: ProgramReport) -> dict[str, float]:
-    """The metrics of a report; what else a line of output holds is left out."""
+    """The metrics of a report that are numbers."""
     return {name: float(value) for name, value in said.metrics.items() if is_number(value)}

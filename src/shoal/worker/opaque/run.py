@@ -1,6 +1,6 @@
-"""A worker's way through a job that a program of the user's does: a function or a command.
+"""Runs a job of a function or a command, each trial as a program in a process of its own.
 
-Imports no torch: the program brings what it needs, in a process of its own.
+Imports no torch: the program imports what it needs.
 """
 
 import math
@@ -31,7 +31,7 @@ from shoal.worker.opaque.usage_monitor import UsageMonitor
 __all__ = ["run"]
 
 GRACE_SECONDS = 10.0
-"""For a program to come to its next report, then to heed SIGTERM."""
+"""Seconds for a program to reach its next report, and again to end after SIGTERM."""
 
 _TURN_SECONDS = 0.05
 _TAIL_LINES = 20
@@ -41,7 +41,7 @@ _RAISED = re.compile(r"[A-Za-z_][\w.]*(: |$)")
 
 
 def run(job: Job, device: Device, worker_context: WorkerContext, control: JobControl) -> Iterator[Event]:
-    """Train the members of a job, one after another: the planner gives it one."""
+    """Train the members of a job, one after another; the planner gives a job one."""
     training: Opaque = loaded(worker_context.task)
     path = log_path(worker_context.directory, job.id)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -51,17 +51,17 @@ def run(job: Job, device: Device, worker_context: WorkerContext, control: JobCon
 
 
 class _Phase(IntEnum):
-    """How far the end of a program is."""
+    """Phases of a program, up to its end."""
 
     RUNS = 0
     ENDS = 1
-    """It is told to stop at its next report."""
+    """The answer to its next report tells the program to stop."""
     TERMINATED = 2
     KILLED = 3
 
 
 class _ProgramRun:
-    """A trial from the start of its program to the end of that."""
+    """Runs the program of one trial, from its start to its end."""
 
     def __init__(
         self,
@@ -83,33 +83,33 @@ class _ProgramRun:
         self._log_began = log.tell()
         self._store = ProgramFiles(directory, self._member.trial.number)
         self._metrics = training.metrics if isinstance(training, Command) else ()
-        self._reports = ProgramReports(self._member.trial.number, [], 0)  # all reports of the trial that are known here
-        self._told = self._member.start  # the last epoch that the engine knows of
-        self._waits = not isinstance(training, Command)  # whether it waits for an answer to its reports
-        self._heard = 0.0
+        self._reports = ProgramReports(self._member.trial.number, [], 0)  # all reports of the trial so far
+        self._told = self._member.start  # last epoch that the engine has
+        self._waits = not isinstance(training, Command)  # whether the program waits for answers to its reports
+        self._last_report = 0.0
         self._phase, self._until = _Phase.RUNS, math.inf
         self._reached = self._stopping = self._leaving = self._silent = False
-        self._lags = False  # whether the program has not reported all that its own state has behind it
+        self._lags = False  # whether the program's own state is ahead of its reports
         self._failure: EndedElsewhere | None = None
 
     def run(self) -> Iterator[Event]:
-        """Yields the reports of the trial, and what was learnt of its cost.
+        """Yields the reports of the trial, and profiles.
 
         Raises:
-            EndedElsewhere: the program failed.
-            TaskError: it ended without a report, or its reports break their contract.
+            EndedElsewhere: The program failed.
+            TaskError: The program ended without a report, or a report is invalid.
         """
         self._begin()
         for report in self._reports.reports:
-            yield from self._tell(report)
+            yield from self._reported(report)
         if self._reports.last >= self._member.target:
             return
-        yield from self._through()
+        yield from self._run_program()
         if self._lags and not self._stopping and not self._leaving:
             self._lags, self._phase, self._until = False, _Phase.RUNS, math.inf
             self._store.start_over()
             self._begin()
-            yield from self._through()
+            yield from self._run_program()
 
     def _begin(self) -> None:
         store, trial = self._store, self._member.trial.number
@@ -117,34 +117,34 @@ class _ProgramRun:
         wanted = self._metrics or None
         self._reports = ProgramReports(trial, store.reports, store.step, wanted, self._told, own=store.went_on)
 
-    def _through(self) -> Iterator[Event]:
-        """The program, from its start to its end."""
+    def _run_program(self) -> Iterator[Event]:
+        """Start the program and follow it to its end."""
         channel = ProgramChannel()
         try:
             if not self._metrics:
-                yield from self._with(channel, self._log)
+                yield from self._follow(channel, self._log)
                 return
             with self._store.output.open("ab") as output:
                 channel.read(OutputReports(self._store.output, self._metrics, self._log))
-                yield from self._with(channel, output)
+                yield from self._follow(channel, output)
         finally:
             channel.close()
         self._store.gather(self._metrics)
 
-    def _with(self, channel: ProgramChannel, output: BinaryIO) -> Iterator[Event]:
+    def _follow(self, channel: ProgramChannel, output: BinaryIO) -> Iterator[Event]:
         trial, live = self._member.trial, self._store.live
         environment = surroundings(trial, self._device, channel.address, live, self._store.step)
         child = ProgramProcess(self._training, trial, environment, output, self._log, live)
         try:
             self._store.note_process(child.pid)
             watch = UsageMonitor(child.tree, self._device)
-            self._heard = time.monotonic()
+            self._last_report = time.monotonic()
             while child.status() is None:
                 for message in channel.wait(_TURN_SECONDS):
                     yield from self._take(message, watch)
                 watch.look()
-                self._control.beat(settled=False)  # how long it may be silent is its time limit
-                self._listen()
+                self._control.beat(settled=False)  # its time limit finds a program that hangs
+                self._poll_requests()
                 self._advance(child)
             for message in channel.finish():
                 yield from self._take(message, watch)
@@ -172,26 +172,26 @@ class _ProgramRun:
             message.answer(go_on=False)
             return
         now, stopping = time.monotonic(), self._stopping
-        report = self._reports.add(message, now - self._heard)
-        self._heard = now
+        report = self._reports.add(message, now - self._last_report)
+        self._last_report = now
         self._reached = report.epoch == self._member.target
         if message.caller is not None:
             self._store.put_aside(self._reports.reports)
         found = watch.report(report.seconds)
         if self._reached:
             found = found or watch.finish()
-        yield from self._tell(report)
+        yield from self._reported(report)
         if found is not None:
             yield Profiled(self._job, self._key, found)
-        self._listen()
+        self._poll_requests()
         message.answer(go_on=self._phase is _Phase.RUNS and not self._reached)
         if self._reached:
             self._end(GRACE_SECONDS if self._waits else 0)
-        elif stopping and not self._waits:  # it has just reported all that it has saved
+        elif stopping and not self._waits:  # its state is now as of its last report
             self._end(0)
 
-    def _listen(self) -> None:
-        """Whether the trial is to stop now, or is over."""
+    def _poll_requests(self) -> None:
+        """Poll requests: to stop the job, or to remove the trial."""
         if self._control.stopping() and not self._stopping:
             self._stopping = True
             self._end(GRACE_SECONDS)
@@ -201,15 +201,15 @@ class _ProgramRun:
                 self._end(0)
 
     def _end(self, seconds: float) -> None:
-        """The program is to end; from so many seconds on it is told so by signals."""
+        """End the program at its next report, or by signals after so many seconds."""
         self._phase = max(self._phase, _Phase.ENDS)
         if self._phase is _Phase.ENDS:
             self._until = min(self._until, time.monotonic() + seconds)
 
     def _advance(self, child: ProgramProcess) -> None:
-        """Go on with the end of the program when it is time."""
+        """Check the time limit, and send the next signal when it is due."""
         now = time.monotonic()
-        if self._phase is _Phase.RUNS and now - self._heard > self._training.time_limit:
+        if self._phase is _Phase.RUNS and now - self._last_report > self._training.time_limit:
             self._silent = True
             self._end(0)
         if now < self._until:
@@ -222,9 +222,9 @@ class _ProgramRun:
             self._phase, self._until = _Phase.KILLED, math.inf
 
     def _conclude(self, status: int, watch: UsageMonitor) -> Iterator[Event]:
-        """The program has ended.
+        """Report or raise how the program ended.
 
-        One that ends by itself before its budget is used has no more to learn: its last report stands for the rest.
+        If it ended by itself before its budget was used, its last report counts for the rest of the budget.
         """
         if self._reached or self._leaving:
             return
@@ -245,7 +245,7 @@ class _ProgramRun:
         if status != 0:
             raise self._broken(status)
         if self._reports.begins and self._store.went_on and not self._store.ended:
-            self._lags = True  # it may have been killed when it had saved the last step, and not yet reported it
+            self._lags = True  # it may have been killed after it saved the last step and before it reported that
             return
         if not self._reports.reports or (self._reports.begins and not self._store.step and not self._store.ended):
             raise TaskError(f"{self._training.name} ended without a report; {self._remedy()}")
@@ -256,7 +256,7 @@ class _ProgramRun:
         yield Reported(self._job, (Report(number, target, last.metrics, 0.0, TrialState.PAUSED),))
 
     def _broken(self, status: int) -> EndedElsewhere:
-        """A program that ended with another status than 0 has its last lines shown."""
+        """The error of a program with a status other than 0; its message shows the last lines of the log."""
         how = f"exited with status {status}" if status > 0 else f"was killed by {signal.Signals(-status).name}"
         self._log.flush()
         with open(self._log.name, "rb") as file:
@@ -268,7 +268,7 @@ class _ProgramRun:
             outcome = Outcome.OUT_OF_MEMORY
         if outcome is Outcome.RAISED and status < 0:
             outcome = Outcome.CRASHED
-        # The way it ended comes last: two alike are known by it, whatever the order of its last lines.
+        # The last line says how it ended: retries compare failures by it, as the order of other lines may differ.
         raised = f": {lines[-1].strip()}" if _TRACEBACK in lines and _RAISED.match(lines[-1]) else ""
         return EndedElsewhere(
             outcome, f"the last output of {self._training.name}:\n{tail}\n{self._training.name} {how}{raised}"
@@ -280,8 +280,8 @@ class _ProgramRun:
         example = ", ".join(f'"{name}": 0.5' for name in self._training.metrics)
         return f"it is to print lines such as {{{example}}}, or to call shoal.report"
 
-    def _tell(self, report: Report) -> Iterator[Event]:
-        """Yields a report, unless it repeats what the engine knows, or is for a later budget."""
+    def _reported(self, report: Report) -> Iterator[Event]:
+        """Yields a report, unless the engine has it or it is beyond the target."""
         if not self._told < report.epoch <= self._member.target:
             return
         self._told = report.epoch

@@ -1,4 +1,4 @@
-"""What a program of the user's takes of its device, seen from outside."""
+"""Measures the memory and compute that a program uses, from outside its processes."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -15,36 +15,36 @@ from shoal.worker.opaque.child import visible_device
 __all__ = ["UsageMonitor", "watched"]
 
 INTERVAL_SECONDS = 0.5
-"""Between two looks."""
+"""Seconds between two samples."""
 
 MORE = 1.1
-"""What was told of the memory is told again when it is so many times as much."""
+"""Growth of the memory after which a new profile is reported."""
 
 _LEAST = 0.01
-"""Of a device's compute and of cores; nothing takes none."""
+"""Least compute and cores of a profile."""
 
 _SHORTEST = 1e-6
-"""Seconds."""
+"""Least seconds in a division."""
 
 
 def watched(seconds: float, memory: int, compute: float, cores: float) -> Profile:
-    """The profile of a program: a report is a step, and an epoch.
+    """The profile of a program, whose steps and epochs are its reports.
 
     Args:
-        seconds: from one report to the next.
-        memory: peak bytes on the device.
-        compute: fraction of the device in use.
+        seconds: Seconds from one report to the next.
+        memory: Peak bytes on the device.
+        compute: Fraction of the device in use.
         cores: CPU seconds per second.
     """
     return Profile({1: seconds}, 1, 0, base_memory=memory, member_memory=0, compute=compute, cores=cores, sample=1)
 
 
 class UsageMonitor:
-    """Looks at the processes of a program now and then.
+    """Samples the processes of a program.
 
     Args:
-        tree: the processes that there are now, that of the program first.
-        device: where they run.
+        tree: Function that returns the current processes of the program.
+        device: Device of the program.
     """
 
     def __init__(self, tree: Callable[[], Sequence[psutil.Process]], device: Device) -> None:
@@ -55,12 +55,12 @@ class UsageMonitor:
         self._memory = 0
         self._cpu = 0.0
         self._reports = 0
-        self._seconds = 0.0  # from one report to the next, the least
-        self._first = (0.0, 0.0)  # when the first report came, and CPU seconds until then
+        self._seconds = 0.0  # least time from one report to the next
+        self._first = (0.0, 0.0)  # time of the first report, and CPU seconds until then
         self._told = 0
 
     def look(self, *, now: bool = False) -> None:
-        """Take a sample, if it is time, or in any case."""
+        """Take a sample, if one is due or `now` is set."""
         moment = time.monotonic()
         if not now and moment - self._looked < INTERVAL_SECONDS:
             return
@@ -70,7 +70,7 @@ class UsageMonitor:
             with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
                 with process.oneshot():
                     memory += process.memory_info().rss
-                    cpu += sum(process.cpu_times()[:4])  # those of ended children are the third and fourth
+                    cpu += sum(process.cpu_times()[:4])  # the third and fourth are those of ended children
                 pids.add(process.pid)
         self._cpu = max(self._cpu, cpu)
         if self._gpu is not None:
@@ -79,10 +79,10 @@ class UsageMonitor:
             self._memory = max(self._memory, memory)
 
     def report(self, seconds: float) -> Profile | None:
-        """The program has reported, so many seconds after its last report or its start.
+        """Count a report, `seconds` after the last one or the start.
 
         Returns:
-            What has been learnt, from the second report on, as the first holds the start; None if it is no news.
+            The profile, from the second report on, as the first includes the start; None if the memory has not grown.
         """
         self.look(now=self._reports < 3)
         self._reports += 1
@@ -93,7 +93,7 @@ class UsageMonitor:
         return self._learnt() if self._held > MORE * self._told else None
 
     def finish(self) -> Profile | None:
-        """It reports no more; returns what has been learnt, if nothing was told so far."""
+        """The profile at the end of the program, if none was reported before; else None."""
         return self._learnt() if self._reports and self._held and not self._told else None
 
     @property
@@ -114,10 +114,9 @@ class UsageMonitor:
 
 
 class _Gpu:
-    """What NVML says of a GPU; where it says nothing, a program is taken to need all of it.
+    """Samples a GPU by NVML. Without NVML the program counts as using all of the GPU.
 
-    In a container NVML may list other ids of processes than are known here. Then what was taken since the program began
-    counts as its own.
+    In a container NVML may list other process ids. Then all memory taken since the program began counts as its own.
     """
 
     def __init__(self, device: Device) -> None:
@@ -140,11 +139,11 @@ class _Gpu:
 
     @property
     def compute(self) -> float:
-        """The share of time in which any kernel ran, an upper bound; 1 where that is unknown."""
+        """Share of time with any kernel, an upper bound; 1 if unknown."""
         return sum(self._loads) / len(self._loads) if self._loads else 1.0
 
     def look(self, pids: set[int]) -> None:
-        """Take a sample of what these processes hold."""
+        """Sample the memory of these processes, and the load of the GPU."""
         if self._handle is None:
             return
         nvml = self._nvml
