@@ -100,7 +100,7 @@ class Command:
                 )
             if name in leaves and name in _OWN:
                 raise SpaceError(
-                    f"the command names {{{name}}}: a parameter, and what is the trial's own; rename the parameter"
+                    f"the command names {{{name}}}, which is a parameter and a value of the trial; rename the parameter"
                 )
             if name in leaves and leaves[name].optional:
                 raise SpaceError(f"the command names {{{name}}}, which only some configurations of the space have")

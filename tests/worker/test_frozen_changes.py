@@ -15,8 +15,8 @@ from shoal.core.job import Job
 from shoal.data.datasets import DataSets
 from shoal.fuse.frozen import note_lent
 from shoal.worker.control import JobControl
-from shoal.worker.plain_stepper import PlainStepper
 from shoal.worker.signature_builder import SignatureBuilder
+from shoal.worker.stepper import PlainStepper
 from shoal.worker.train import Trainer
 from shoal.worker.trial_runtime import build
 from shoal.worker.worker_state import TrialCache, WorkerState

@@ -18,9 +18,9 @@ from shoal.fuse import frozen
 from shoal.fuse.frozen import lend_frozen
 from shoal.task import Task
 from shoal.worker.control import JobControl
-from shoal.worker.plain_stepper import PlainStepper
 from shoal.worker.profile import measure
 from shoal.worker.signature_builder import SignatureBuilder
+from shoal.worker.stepper import PlainStepper
 from shoal.worker.train import Trainer
 from shoal.worker.trial_runtime import build
 from shoal.worker.worker_state import TrialCache, WorkerState

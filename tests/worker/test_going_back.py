@@ -15,8 +15,7 @@ from shoal.core.array import Member
 from shoal.core.trial import Trial
 from shoal.task import Task
 from shoal.worker.fused_stepper import FusedStepper, make_stepper
-from shoal.worker.plain_stepper import PlainStepper
-from shoal.worker.stepper import Stepper, StepRefusedError
+from shoal.worker.stepper import PlainStepper, Stepper, StepRefusedError
 from shoal.worker.trial_runtime import build
 
 X = torch.randn(5, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)

@@ -20,8 +20,7 @@ from shoal.reporting.snapshot import snapshot
 from shoal.reporting.text import best_text
 from shoal.task import Task
 from shoal.worker.fused_stepper import FusedStepper, make_stepper
-from shoal.worker.plain_stepper import PlainStepper
-from shoal.worker.stepper import Stepper, StepRefusedError
+from shoal.worker.stepper import PlainStepper, Stepper, StepRefusedError
 
 BATCHES = [(X[:4], Y[:4]), (X[4:8], Y[4:8]), (X[8:], Y[8:])]
 """Of 4, 4 and 2 samples."""
@@ -105,7 +104,7 @@ def test_what_shows_in_a_later_batch_is_refused_and_right_by_themselves() -> Non
     [
         ([0.5], "must return a mapping of names to scalars, such as {'accuracy': accuracy}, got list; return {}"),
         (torch.tensor(0.5), "must return a mapping .* got Tensor"),
-        (None, "must return a mapping .* got NoneType; return {} where there are none"),
+        (None, "must return a mapping .* got NoneType; return {} if there are none"),
         ({"error": "low"}, "metric 'error' must be a scalar tensor or a number, got 'low'"),
         ({"error": None}, "metric 'error' must be a scalar tensor or a number, got None"),
         ({"error": 10**400}, "the metric 'error' is an integer too large for a float; report its logarithm"),

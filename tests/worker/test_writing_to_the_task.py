@@ -15,9 +15,8 @@ from shoal.core.errors import TaskError
 from shoal.data.datasets import DataSets
 from shoal.task import Task
 from shoal.worker.fused_stepper import FusedStepper
-from shoal.worker.plain_stepper import PlainStepper
 from shoal.worker.signature_builder import SignatureBuilder
-from shoal.worker.stepper import Stepper
+from shoal.worker.stepper import PlainStepper, Stepper
 
 
 def writing(method: str, name: str = "warm", deletes: bool = False) -> type[Task]:

@@ -85,7 +85,7 @@ class Batches:
             raise TaskError(f"the {name} set must have a length and indices, got {type(dataset).__name__}")
         self.samples = len(dataset)
         if self.samples == 0:
-            raise TaskError(f"the {name} set is empty; see what `data` of the task reads, and where from")
+            raise TaskError(f"the {name} set is empty; check what `data` of the task reads")
         self._device = device
         self._name = name
         self._shared_augmentation = shared_augmentation

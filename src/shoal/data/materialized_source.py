@@ -77,7 +77,7 @@ class MaterializedSource(BatchSource):
             UnevenError: A sample is of another kind than the first.
         """
         if self._missing and (missing := dict.fromkeys(cut.at[~self._there[cut.at]].tolist())):
-            self.put(list(missing), self._fetcher.fetch_undrawn(missing))
+            self._put(list(missing), self._fetcher.fetch_undrawn(missing))
         self._stream_sync.read(self._columns)
         rows = (column.index_select(0, cut.there) for column in self._columns)
         leaves = [bits.view(dtype) for bits, dtype in zip(rows, self._dtypes, strict=True)]
@@ -86,7 +86,7 @@ class MaterializedSource(BatchSource):
     def rest(self) -> None:
         """Nothing: all samples stay."""
 
-    def put(self, indices: Sequence[int], samples: Sequence[Any]) -> None:
+    def _put(self, indices: Sequence[int], samples: Sequence[Any]) -> None:
         """Keep missing samples.
 
         Raises:

@@ -248,7 +248,7 @@ class ArrayTrainer:
     def _refuse(self, reason: StepRefusedError) -> None:
         """Train trials of this key in plain PyTorch from now on; the group begins again at its checkpoints."""
         _log.warning(
-            "trials %s go back to their checkpoints, and are trained by themselves from there: %s",
+            "trials %s go back to their checkpoints, and train in plain PyTorch from there: %s",
             [runtime.trial.number for runtime in self._group],
             reason,
         )

@@ -102,7 +102,7 @@ def load_newest(directory: Path, trial: int) -> Checkpoint | None:
         try:
             return _read(path, trial)
         except CheckpointError as damage:
-            _log.warning("%s; the one before it is used", damage)
+            _log.warning("%s; the checkpoint before it is used", damage)
     return None
 
 
@@ -115,9 +115,9 @@ def unfit(what: str, checkpoint: Checkpoint, error: Exception) -> str:
         error: Exception of torch.
     """
     return (
-        f"the {what} that the task makes now does not fit the checkpoint of trial {checkpoint.trial}, which has "
-        f"learnt for {checkpoint.epoch} epochs: {error}\nWas the task edited? Undo that, or start a new study. (A "
-        f"{what} that changes while it trains cannot be gone on with: make all of it at its start.)"
+        f"the {what} that the task makes now does not fit the checkpoint of trial {checkpoint.trial}, saved after "
+        f"{checkpoint.epoch} epochs: {error}\nWas the task edited? Undo that, or start a new study. (A {what} that "
+        f"changes while it trains cannot be restored: make all of it at its start.)"
     )
 
 

@@ -58,5 +58,5 @@ class JobControl:
         return [self._changes.popleft() for _ in range(len(self._changes))]
 
     def wait(self, seconds: float) -> bool:
-        """Wait for a request that is newer than the last call of `changes`; returns whether there is one."""
+        """Wait up to `seconds` for a request since the last call of `changes`; returns whether there is one."""
         return self._news.wait(0.0 if self._prompt else max(0.0, seconds))

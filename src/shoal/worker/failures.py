@@ -95,9 +95,9 @@ def user_traceback(error: BaseException) -> str:
     frame = error.__traceback__
     while frame is not None and _is_ours(frame):
         frame = frame.tb_next
-    told = traceback.TracebackException(type(error), error, frame or error.__traceback__)
-    told.stack = traceback.StackSummary.from_list(_without_ours(told.stack))
-    return "".join(told.format())
+    formatted = traceback.TracebackException(type(error), error, frame or error.__traceback__)
+    formatted.stack = traceback.StackSummary.from_list(_without_ours(formatted.stack))
+    return "".join(formatted.format())
 
 
 def _without_ours(frames: Sequence[traceback.FrameSummary]) -> list[traceback.FrameSummary]:

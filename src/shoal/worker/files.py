@@ -66,8 +66,8 @@ def inherit(directory: Path, trial: Trial) -> None:
     source = next((x for x in there if x.name.startswith(begins)), None)
     if source is None and (folder(directory, origin.trial) / "live").exists():
         raise CheckpointError(
-            f"trial {trial.number} was to go on from trial {origin.trial} at epoch {origin.epoch}, and nothing was put "
-            "aside there: a program's files are copied when it calls shoal.report, not when it prints"
+            f"trial {trial.number} was to go on from trial {origin.trial} at epoch {origin.epoch}, which has no copy "
+            "of its files: a program's files are copied when it calls shoal.report, not when it prints"
         )
     if source is None:
         raise CheckpointError(

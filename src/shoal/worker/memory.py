@@ -30,7 +30,7 @@ class MemoryTracker:
         self._device = device
         self._members: dict[FusionKey, int] = {}
         self._bytes = 0
-        self._told: tuple[int, dict[FusionKey, int]] = (0, {})
+        self._reported: tuple[int, dict[FusionKey, int]] = (0, {})
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
 
@@ -50,10 +50,10 @@ class MemoryTracker:
     def news(self) -> MemoryMeasured | None:
         """The peak, if it has grown since it was last reported; else None."""
         members = {key: count for key, count in self._members.items() if count}
-        told, told_members = self._told
-        if not members or (self._bytes <= NEWS * told and members == told_members):
+        reported, reported_members = self._reported
+        if not members or (self._bytes <= NEWS * reported and members == reported_members):
             return None
-        self._told = self._bytes, members
+        self._reported = self._bytes, members
         return MemoryMeasured(self._job, members, self._bytes)
 
 

@@ -85,7 +85,7 @@ def measured(task: Task, model: nn.Module, batch: Any) -> dict[str, Any]:
     if not isinstance(metrics, Mapping):
         raise TaskError(
             "the task's `metrics` must return a mapping of names to scalars, such as {'accuracy': accuracy}, got "
-            f"{type(metrics).__name__}; return {{}} where there are none"
+            f"{type(metrics).__name__}; return {{}} if there are none"
         )
     for name, value in metrics.items():
         if not isinstance(value, (Tensor, int, float, np.number, np.bool_)):

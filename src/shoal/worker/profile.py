@@ -347,7 +347,7 @@ def _timed(stepper: Stepper, batches: Sequence[Any], tick: int) -> float:
 
 
 def _times() -> tuple[float, float, float]:
-    """CPU seconds, wall seconds, and seconds that this process waited for a core (0 where there is no Linux)."""
+    """CPU seconds, wall seconds, and seconds that this thread waited for a core (0 if not on Linux)."""
     try:
         delayed = int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
     except OSError:

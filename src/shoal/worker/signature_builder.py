@@ -60,7 +60,11 @@ class SignatureBuilder:
             try:
                 keys[trial.number] = self.key(trial)
             except Exception:
-                _log.warning("trial %d cannot be looked at:\n%s", trial.number, traceback.format_exc())
+                _log.warning(
+                    "trial %d has no signature, since a method of its task raised:\n%s",
+                    trial.number,
+                    traceback.format_exc(),
+                )
                 keys[trial.number] = FusionKey(f"trial {trial.number}", "", 1)
                 alone.add(trial.number)
         return keys, frozenset(alone), self._note

@@ -208,7 +208,7 @@ class Trainer:
         if outcome_of(error) is Outcome.STORAGE_FULL:
             raise error
         outcome, message = recorded(error, log_path(self._worker_state.directory, self._job.id))
-        _log.warning("trials %s are trained here no more: %s", sorted(trials), message)
+        _log.warning("trials %s leave the job after an error: %s", sorted(trials), message)
         return ArrayFailed(self._job.id, trials, outcome, message)
 
     def _free_memory(self) -> None:

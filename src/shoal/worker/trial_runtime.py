@@ -31,7 +31,6 @@ __all__ = [
     "build",
     "check_optimizer",
     "check_scalar",
-    "checked",
     "new_model",
     "optimizers_in",
     "ownership",
@@ -225,7 +224,7 @@ def new_model(returned: Any) -> nn.Module:
         TaskError: The value is no module, or shares trainable parameters or running statistics with a module that was
             returned before.
     """
-    model: nn.Module = checked("model", returned, nn.Module)
+    model: nn.Module = _checked("model", returned, nn.Module)
     changing = {
         **{path: each for path, each in model.named_parameters() if each.requires_grad},
         **{
@@ -254,9 +253,9 @@ def check_optimizer(task: Task, optimizer: Any) -> Any:
         if type(task).step is Task.step:
             raise TaskError("the task's `optimizer` returns several; override `step` to say what each of them does")
         for one in pytree.tree_leaves(optimizer):
-            checked("optimizer", one, Optimizer)
+            _checked("optimizer", one, Optimizer)
         return optimizer
-    return checked("optimizer", optimizer, Optimizer)
+    return _checked("optimizer", optimizer, Optimizer)
 
 
 def optimizers_in(optimizer: Any) -> list[Optimizer]:
@@ -325,7 +324,7 @@ def wait(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def checked(method: str, value: Any, kind: type) -> Any:
+def _checked(method: str, value: Any, kind: type) -> Any:
     """Check the type of a value that a method of the task returned, and return the value.
 
     Raises:

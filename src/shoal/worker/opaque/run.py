@@ -278,7 +278,7 @@ class _ProgramRun:
         if not isinstance(self._training, Command):
             return "call shoal.report({...}) in it"
         example = ", ".join(f'"{name}": 0.5' for name in self._training.metrics)
-        return f"it is to print lines such as {{{example}}}, or to call shoal.report"
+        return f"print lines such as {{{example}}}, or call shoal.report"
 
     def _reported(self, report: Report) -> Iterator[Event]:
         """Yields a report, unless the engine has it or it is beyond the target."""
