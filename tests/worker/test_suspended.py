@@ -12,7 +12,7 @@ from shoal.core.event import Reported, TurnStats
 from shoal.core.job import Job
 from shoal.core.trial import Trial
 from shoal.data.datasets import DataSets
-from shoal.worker import array_trainer
+from shoal.worker import array_members, loss_tracker
 from shoal.worker.control import JobControl
 from shoal.worker.signature_builder import SignatureBuilder
 from shoal.worker.train import Trainer
@@ -76,7 +76,7 @@ def test_who_goes_on_learns_what_it_would_have_learnt(
         built.append(member.trial.number)
         return build(task, member, device)
 
-    monkeypatch.setattr(array_trainer, "build", noted)
+    monkeypatch.setattr(array_members, "build", noted)
     told += train(tmp_path / "parts", paused if stays else TrialCache(), JobControl(prompt=True), 0, 3)
     assert sorted(built) == ([] if stays else [0, 3])
     assert metrics(told) == whole
@@ -95,7 +95,7 @@ def test_the_losses_are_told_of_the_best_member_with_each_epoch_and_when_it_stop
 
 
 def test_losses_are_told_in_the_middle_of_long_epochs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(array_trainer, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(loss_tracker, "READ_SECONDS", 0.0)
     events = train(tmp_path / "study", TrialCache(), JobControl(prompt=True), 0)
     assert sum(event.losses.steps for event in events if event.losses) == 7 * EPOCHS
     assert sum(not event.reports for event in events) == 7 * EPOCHS
