@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.core.demand import Profile
-from shoal.cost.marginal import (
+from shoal.cost.scaling import (
     crowded_scaling,
     fit_alpha,
     fit_beta,

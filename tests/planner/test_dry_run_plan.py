@@ -8,10 +8,10 @@ from shoal.core.array import Array, FusionKey, Member
 from shoal.core.demand import Profile
 from shoal.core.device import Device
 from shoal.core.trial import Trial
-from shoal.dry_run.plan import DryRunPlan, planned
+from shoal.dry_run.result import DryRunPlan, planned
 from shoal.planner.grouping import START_SECONDS, Grouping
+from shoal.planner.packing.baselines import NoPacking
 from shoal.planner.packing.cost import Cost
-from shoal.planner.packing.no_packing import NoPacking
 
 DEVICE = Device("cpu:0", "cpu/1", memory=4_200_000_000)
 

@@ -17,7 +17,7 @@ from shoal.planner.packing import (
     make_packing,
     predicted,
 )
-from shoal.planner.packing.distance import euclidean, l1, places
+from shoal.planner.packing.knn import euclidean, l1, places
 from shoal.testing import check_packing
 
 

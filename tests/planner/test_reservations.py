@@ -9,8 +9,7 @@ from shoal.core.demand import Demand, Profile
 from shoal.core.device import Cluster, Device, Node
 from shoal.core.job import Job, Purpose
 from shoal.core.trial import Trial
-from shoal.planner.planning_context import PlanningContext
-from shoal.planner.reservations import reservations
+from shoal.planner.planning_context import PlanningContext, reservations
 
 DEVICE = Device("cuda:0", "H200", 1000, cores=4)
 KEY, UNKNOWN = FusionKey("known", "", 32), FusionKey("unknown", "", 32)

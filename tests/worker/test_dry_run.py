@@ -20,8 +20,8 @@ from shoal.core.trial import Trial
 from shoal.cost.history import History, records
 from shoal.dry_run.request import DryRunRequest
 from shoal.dry_run.run import dry_run
+from shoal.planner.packing.baselines import NoPacking
 from shoal.planner.packing.cost import Cost
-from shoal.planner.packing.no_packing import NoPacking
 from shoal.worker.profile import measure
 
 DEVICE = Device("cpu:0", "cpu/1", memory=1 << 40)
@@ -142,7 +142,7 @@ def test_arrays_of_other_data_stay_apart(history):
 
 def test_what_a_pack_gains_is_planned_with(history, monkeypatch):
     """And is known to the next search."""
-    monkeypatch.setattr("shoal.dry_run.run.measure_pack_speed", lambda arrays, worker_state: 0.5)
+    monkeypatch.setattr("shoal.dry_run.run._measure_pack_speed", lambda arrays, worker_state: 0.5)
     found = tried([{"data": "slow", "width": 4}, {"data": "slow", "width": 6}], history)
     structures = sorted(each.array.key.steps for each in found.arrays)
     assert dict(History(history.path).pack_speeds("cpu/1")) == {tuple(structures): 0.5}

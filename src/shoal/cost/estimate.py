@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 from shoal.core.demand import Demand, Profile
 
 __all__ = [
+    "EXPECTED_COMPILE_SECONDS",
+    "EXPECTED_GAIN",
     "TURN_SECONDS",
     "best_size",
     "compute",
@@ -16,6 +18,7 @@ __all__ = [
     "job_demand",
     "memory",
     "packed_demand",
+    "repays",
     "seconds",
     "step_seconds",
 ]
@@ -26,6 +29,13 @@ VALIDATION_COST = 1 / 3
 TURN_SECONDS = 2.5e-4
 """That each turn of an array takes beside the step, whatever its size: to hand out the batch, to note the losses. It
 counts where arrays of several sizes are compared."""
+
+
+EXPECTED_COMPILE_SECONDS = 20.0
+"""Assumed cost of compiling a structure that was never compiled: a transformer's step on two cores."""
+
+EXPECTED_GAIN = 1.25
+"""Assumed speed-up by compiling where none was measured for a structure."""
 
 
 def step_seconds(profile: Profile, members: int) -> float:
@@ -176,3 +186,23 @@ def packed_demand(arrays: Sequence[tuple[Profile, Sequence[int]]], *, cores: flo
         cores=min(max(profile.cores for profile, _ in arrays), cores),
         seconds=sum(seconds(profile, epochs) for profile, epochs in arrays) + max(fetched),
     )
+
+
+def repays(profile: Profile | None, members: int, eager_seconds: float, steps: int) -> bool:
+    """Whether compiling now saves more time over the steps that are left than it takes.
+
+    Args:
+        profile: what is known of the structure; where it was compiled before, at this size or else at the nearest, the
+            gain measured then decides.
+        members: B.
+        eager_seconds: of one step, measured now.
+        steps: left to do.
+    """
+    saved = eager_seconds * (1 - 1 / _compiled_gain(profile, members)) * steps
+    return saved > (profile.compile_seconds if profile and profile.compile_seconds else EXPECTED_COMPILE_SECONDS)
+
+
+def _compiled_gain(profile: Profile | None, members: int) -> float:
+    if profile is None or not profile.compiled_gain:
+        return EXPECTED_GAIN
+    return profile.compiled_gain[min(profile.compiled_gain, key=lambda size: abs(size - members))]

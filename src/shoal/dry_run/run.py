@@ -1,10 +1,14 @@
 """Trains some configurations for a few steps, and lets the planner make jobs of them as in a search."""
 
 import logging
+import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
+
+from torch import Tensor
 
 from shoal.cluster.temporary import TemporaryFolder, remove_abandoned
 from shoal.core.array import Array, FusionKey, Member
@@ -15,20 +19,22 @@ from shoal.core.job import Job, Purpose, WorkerContext
 from shoal.core.trial import Trial
 from shoal.cost.history import History
 from shoal.cost.store import ProfileStore
-from shoal.dry_run.pack import measure_pack_speed
-from shoal.dry_run.plan import DryRunPlan, planned
 from shoal.dry_run.request import DryRunRequest
-from shoal.dry_run.result import DryRun, Failed
+from shoal.dry_run.result import DryRun, DryRunPlan, Failed, planned
 from shoal.planner.families import families, in_turns
 from shoal.planner.grouping import Grouping
 from shoal.planner.packing.base import Packing
-from shoal.planner.packing.no_packing import NoPacking
+from shoal.planner.packing.baselines import NoPacking
 from shoal.planner.planner import Planner
 from shoal.planner.planning_context import PROFILE_MEMBERS
-from shoal.schedule.fifo import Fifo
+from shoal.schedule.knapsack import Fifo
+from shoal.worker.array_trainer import ArrayTrainer
 from shoal.worker.failures import outcome_of, user_traceback
+from shoal.worker.lane_scheduler import LaneScheduler
+from shoal.worker.memory import give_back
 from shoal.worker.profile import measure
 from shoal.worker.run import prepare
+from shoal.worker.trial_runtime import TrialRuntime
 from shoal.worker.worker_state import WorkerState
 
 __all__ = ["dry_run"]
@@ -39,7 +45,10 @@ _JOB = "dry run"
 """Id of what measures."""
 
 FETCH_SECONDS = 15.0
-"""Spent at most on having samples at hand before anything is timed."""
+"""Longest time spent on fetching samples before anything is timed."""
+
+LEAST_SECONDS, LIMIT_SECONDS = 0.5, 30.0
+"""Shortest time for which arrays take turns, so that failures show; and the time limit of the choice of a way."""
 
 
 def dry_run(asked: DryRunRequest, trials: Sequence[Trial], history: History, tell: Callable[[str], None]) -> DryRun:
@@ -189,7 +198,7 @@ class _DryRunner:
         self._tell(f"measuring {len(arrays)} arrays in one process")
         group = _numbers(arrays)
         try:
-            pack_speed = measure_pack_speed(arrays, self._worker_state)
+            pack_speed = _measure_pack_speed(arrays, self._worker_state)
         except TaskError as error:
             raise TaskError(f"{error}; it was met with the configurations {group} in one process") from error
         except (Exception, SystemExit) as error:  # not hidden: it is told with the arrays
@@ -227,3 +236,56 @@ def _in_short(error: BaseException) -> str:
         return "there is no memory for it"
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def _measure_pack_speed(arrays: Sequence[Array], worker_state: WorkerState) -> float:
+    """Let arrays take turns until the fastest way is found, as a training job does.
+
+    Args:
+        arrays: at least two, of the same data, with their profiles; all members from their very start.
+        worker_state: of this process.
+
+    Returns:
+        Seconds of their steps in that way over those of array after array; 1 where there is no other way.
+
+    Raises:
+        Exception: what the task raised.
+    """
+    lanes = [_UncheckedTrainer("", _endless(array), worker_state) for array in arrays]
+    turns = LaneScheduler(worker_state.device)
+    began = time.perf_counter()
+
+    def elapsed() -> float:
+        return time.perf_counter() - began
+
+    while elapsed() < (LEAST_SECONDS if turns.way else LIMIT_SECONDS):
+        for lane in lanes:
+            while not lane.ready:
+                lane.prepare()
+        for failure in turns.round(lanes, lambda: elapsed() >= LIMIT_SECONDS):
+            raise failure.error
+        for lane in lanes:
+            lane.events.clear()  # nobody waits for what they have to tell
+    seconds, way = turns.seconds, turns.way
+    del lanes, turns
+    give_back(worker_state.device)
+    return seconds[way] / seconds["turns"] if way is not None and "turns" in seconds else 1.0
+
+
+class _UncheckedTrainer(ArrayTrainer):
+    """A lane in which trials go on whatever their loss is: a step takes as long when it is no number. They go on beyond
+    their budgets, too, where a schedule may have ended.
+    """
+
+    def _runtime(self, member: Member) -> TrialRuntime:
+        return replace(super()._runtime(member), scheduler=None)
+
+    def _judge(self, finite: Tensor) -> None:
+        pass
+
+
+def _endless(array: Array) -> Array:
+    """The array with no end in sight, and never compiled: what is asked is what an epoch takes from the first step."""
+    members = tuple(replace(member, target=sys.maxsize) for member in array.members)
+    profile = None if array.profile is None else replace(array.profile, compiled_gain={1: 1.0})
+    return replace(array, members=members, profile=profile)

@@ -1,6 +1,6 @@
 """Arrays that found no device come into running jobs, where that is better than to wait for a device of their own."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from math import inf
@@ -8,20 +8,58 @@ from math import inf
 from shoal.cluster.mps_limits import limit_of
 from shoal.core.array import Array, FusionKey, Member, add_members
 from shoal.core.demand import Demand, Profile
-from shoal.core.device import Device
+from shoal.core.device import Cluster, Device
 from shoal.core.job import Job, Purpose
 from shoal.cost.estimate import best_size, fitting, fuse_seconds, memory, packed_demand, seconds
-from shoal.planner.candidates import Amounts, candidate, stream_of
-from shoal.planner.free_resources import FreeResources
-from shoal.planner.grouping import START_SECONDS, Grouping
+from shoal.planner.grouping import START_SECONDS, Amounts, Grouping, candidate, stream_of
 from shoal.planner.packing.base import Candidate
 from shoal.planner.packing.prediction import seconds_abreast
 from shoal.planner.partition import Profiles, worth_mixing
+from shoal.schedule.ledger import ROUNDING
 
-__all__ = ["MOST_REFUSED", "admitted"]
+__all__ = ["MOST_REFUSED", "FreeResources", "admitted"]
 
 MOST_REFUSED = 16
 """Arrays that come into no job, after which nobody is looked at any more in this turn of planning."""
+
+
+class FreeResources:
+    """Bytes of devices and cores of nodes that no job takes.
+
+    Where jobs take more than there is, because more is expected of them by now than they were promised, nothing is left
+    whatever is asked for.
+
+    Args:
+        cluster: as it is; devices that are not healthy have no room.
+        held: of each job its device and what it takes.
+    """
+
+    def __init__(self, cluster: Cluster, held: Iterable[tuple[Device, Demand]]) -> None:
+        self._memory = {device.name: device.memory for _, device in cluster if device.healthy}
+        self._node = {device.name: node.name for node, device in cluster}
+        self._cores = {node.name: float(node.cores) for node in cluster.nodes}
+        for device, demand in held:
+            self.take(device.name, demand.memory, demand.cores)
+
+    def __contains__(self, device: str) -> bool:
+        """Whether a device is there and healthy."""
+        return device in self._memory
+
+    def memory(self, device: str) -> int:
+        """Bytes that are left of a device; at most 0 where the cores of its node are overdrawn."""
+        left = self._memory[device]
+        return left if self._cores[self._node[device]] >= -ROUNDING else min(left, 0)
+
+    def holds(self, device: str, memory: int, cores: float) -> bool:
+        """Whether so much more can be taken of a device and of the cores of its node."""
+        left = self._cores[self._node[device]]
+        return memory <= self.memory(device) and cores <= left + ROUNDING
+
+    def take(self, device: str, memory: int, cores: float = 0.0) -> None:
+        """Take so much."""
+        if device in self._memory:
+            self._memory[device] -= memory
+        self._cores[self._node[device]] -= cores
 
 
 class _HostJob:

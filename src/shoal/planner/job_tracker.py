@@ -14,8 +14,7 @@ from shoal.core.event import Ended, Outcome, Reported, TurnStats
 from shoal.core.job import Job, Purpose
 from shoal.core.trial import TrialGroup
 from shoal.cost.estimate import fetching, seconds
-from shoal.cost.marginal import crowded_scaling, spread_scaling
-from shoal.cost.scaling import Scaling
+from shoal.cost.scaling import Scaling, crowded_scaling, spread_scaling
 from shoal.planner.partition import Profiles
 from shoal.schedule.action import JobState
 from shoal.schedule.base import JobView

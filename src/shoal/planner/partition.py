@@ -13,12 +13,26 @@ from shoal.core.demand import Profile
 from shoal.core.device import Device
 from shoal.cost.estimate import TURN_SECONDS, best_size, fetching, fitting, fuse_seconds, seconds, step_seconds
 from shoal.planner.packing.prediction import makespan
-from shoal.planner.resource_limit import ResourceLimit
 
-__all__ = ["Profiles", "partition", "worth_mixing"]
+__all__ = ["Profiles", "ResourceLimit", "partition", "worth_mixing"]
 
 Profiles = Callable[[FusionKey, str], Profile | None]
 """What is known of a key on a kind of device; None if it was never measured."""
+
+
+@dataclass(frozen=True)
+class ResourceLimit:
+    """Of one trial; its array has a job of its own.
+
+    Args:
+        most: members of the array that it is in.
+        memory: it has a device to itself, of at least so many bytes; None: it is promised what its array is expected to
+            take.
+    """
+
+    most: int
+    memory: int | None = None
+
 
 WORTH_MIXING = 0.05
 """Members at different epochs are fused where that is expected to save this share at least."""

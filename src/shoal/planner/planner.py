@@ -11,19 +11,15 @@ from shoal.core.array import Array, FusionKey, Member
 from shoal.core.demand import Demand
 from shoal.core.device import Cluster, Device
 from shoal.core.job import Job, Purpose
-from shoal.planner.admission import admitted
+from shoal.planner.admission import FreeResources, admitted
 from shoal.planner.families import by_family, in_turns
-from shoal.planner.feasibility import feasible
-from shoal.planner.free_resources import FreeResources
 from shoal.planner.grouping import Grouping
 from shoal.planner.job_tracker import JobTracker, PreemptionRequest
-from shoal.planner.partition import Profiles, partition
-from shoal.planner.planning_context import PROFILE_MEMBERS, PlanningContext
-from shoal.planner.reservations import reservations
-from shoal.planner.resource_limit import ResourceLimit
+from shoal.planner.partition import Profiles, ResourceLimit, partition
+from shoal.planner.planning_context import PROFILE_MEMBERS, PlanningContext, reservations
 from shoal.schedule.action import Action, Resize, Resume, Start, Stop, Suspend
 from shoal.schedule.base import JobView, Policy
-from shoal.schedule.check import check_plan
+from shoal.schedule.check import check_plan, feasible
 from shoal.schedule.time_sharing import QUANTUM
 
 __all__ = ["LEAST_SECONDS", "Placement", "Planner"]

@@ -10,13 +10,12 @@ from shoal.core.demand import Demand
 from shoal.core.device import Cluster, Device
 from shoal.core.job import Job, Purpose
 from shoal.cost.estimate import packed_demand
-from shoal.planner.partition import Profiles
-from shoal.planner.resource_limit import ResourceLimit
+from shoal.planner.partition import Profiles, ResourceLimit
 from shoal.schedule.action import JobState
 from shoal.schedule.base import JobView
 from shoal.schedule.ledger import no_device
 
-__all__ = ["PROFILE_MEMBERS", "PlanningContext"]
+__all__ = ["PROFILE_MEMBERS", "PlanningContext", "reservations"]
 
 PROFILE_MEMBERS = 16
 """Members of an array that a profile job measures, at most, where members are fused."""
@@ -212,3 +211,44 @@ class PlanningContext:
 def _whole(device: Device) -> Demand:
     """All of a device's compute; memory, cores and seconds are unknown and said to be 0."""
     return Demand(compute=device.capacity, memory=0, cores=0.0, seconds=0.0)
+
+
+def reservations(
+    running: Sequence[tuple[Job, Device]], joins: Mapping[str, Sequence[Array]], planning: PlanningContext
+) -> dict[str, Demand]:
+    """What running jobs are promised from now on, of those for which that is not what it was.
+
+    A promise grows only as others join: an estimate that turns out too low says what a job takes, and promises it no
+    more. The compute that a job began with is its own until it needs less.
+
+    Args:
+        running: all jobs that hold devices, those that train with the members that they have now.
+        joins: id of a job -> who joins it.
+        planning: what is known of keys and devices.
+
+    Returns:
+        By the id of the job.
+    """
+    changed: dict[str, Demand] = {}
+    for job, device in running:
+        come = joins.get(job.id, ())
+        if job.purpose is not Purpose.TRAIN or not (job.arrays or come):
+            continue
+        demand = planning.demand([*job.arrays, *come], device, None)
+        before = job.demand
+        if before is not None:
+            compute = min(before.compute, demand.compute)
+            kept = demand if come else _least(before, demand)
+            if (compute, kept.memory, kept.cores) == (before.compute, before.memory, before.cores):
+                continue
+            demand = replace(kept, compute=compute, seconds=before.seconds)
+        if demand != before:
+            changed[job.id] = demand
+    return changed
+
+
+def _least(before: Demand, now: Demand) -> Demand:
+    """The smaller of two memories and cores; 0 says that nothing is known."""
+    memory = min(filter(None, (before.memory, now.memory)), default=0)
+    cores = min(filter(None, (before.cores, now.cores)), default=0.0)
+    return replace(now, memory=memory, cores=cores)

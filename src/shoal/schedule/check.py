@@ -1,7 +1,7 @@
 """Holds a plan against the rules of the `Policy` contract."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import inf, isfinite
 
 from shoal.core.device import Cluster, Device, Node
@@ -9,7 +9,7 @@ from shoal.core.errors import PolicyError
 from shoal.schedule.action import Action, JobState, Plan, Resize, Resume, Start, Stop, Suspend
 from shoal.schedule.base import JobView
 
-__all__ = ["HeldResources", "Places", "check_plan"]
+__all__ = ["FeasiblePlan", "check_plan", "feasible"]
 
 _ROUNDING = 1e-6
 
@@ -22,7 +22,7 @@ _LEGAL: Mapping[type, tuple[JobState, ...]] = {
 }
 """The states in which a job may meet an action."""
 
-Places = Mapping[str, tuple[Node, Device]]
+_Places = Mapping[str, tuple[Node, Device]]
 
 
 def check_plan(plan: Plan, jobs: Sequence[JobView], cluster: Cluster, now: float) -> None:
@@ -42,7 +42,7 @@ def check_plan(plan: Plan, jobs: Sequence[JobView], cluster: Cluster, now: float
     """
     state = {job.id: job for job in jobs}
     places = cluster.places
-    held = HeldResources(jobs, places)
+    held = _HeldResources(jobs, places)
     for action in plan.actions:
         job = state.get(action.job)
         if job is None:
@@ -61,7 +61,7 @@ def check_plan(plan: Plan, jobs: Sequence[JobView], cluster: Cluster, now: float
         raise PolicyError(f"the plan asks to be woken at {plan.wake!r} s, which is no time after now, {now!r} s")
 
 
-def _after(action: Action, job: JobView, places: Places) -> JobView:
+def _after(action: Action, job: JobView, places: _Places) -> JobView:
     """The job as the action leaves it."""
     legal = _LEGAL[type(action)]
     if job.state not in legal:
@@ -91,7 +91,7 @@ def _check_width(action: Start | Resume | Resize, job: JobView) -> None:
         raise PolicyError(f"{action} gives a share that is not above 0 and finite")
 
 
-def _check_device(action: Action, name: str, job: JobView, places: Places) -> None:
+def _check_device(action: Action, name: str, job: JobView, places: _Places) -> None:
     if name not in places:
         raise PolicyError(f"{action} names a device that does not exist; there are {', '.join(places)}")
     _, device = places[name]
@@ -101,10 +101,10 @@ def _check_device(action: Action, name: str, job: JobView, places: Places) -> No
         raise PolicyError(f"{action}: the job cannot run on {device.kind}, only on {', '.join(job.demand)}")
 
 
-class HeldResources:
+class _HeldResources:
     """Which jobs hold which devices, and the sums of what they take."""
 
-    def __init__(self, jobs: Sequence[JobView], places: Places) -> None:
+    def __init__(self, jobs: Sequence[JobView], places: _Places) -> None:
         self._places = places
         self._on: dict[str, dict[str, JobView]] = {}
         for job in jobs:
@@ -163,3 +163,59 @@ def _check_refusals(plan: Plan, unplaced: set[str]) -> None:
         refused.add(refusal.job)
     if forgotten := sorted(unplaced - refused):
         raise PolicyError(f"job {forgotten[0]!r} neither runs nor is refused; every other job needs a refusal")
+
+
+@dataclass(frozen=True)
+class FeasiblePlan:
+    """What can be done of a plan, and what has to wait.
+
+    Args:
+        actions: to be done at once, in order.
+        later: id of a job that the plan places and that waits -> why.
+    """
+
+    actions: tuple[Action, ...]
+    later: dict[str, str]
+
+
+def feasible(plan: Plan, jobs: Sequence[JobView], cluster: Cluster, leaving: Collection[str]) -> FeasiblePlan:
+    """A live job leaves its device at its next step, not in the moment it is asked to. Until then it keeps what it has,
+    so that at no moment a device or a node holds more than it can; who was to have that is left to the next plan, which
+    is made as soon as it is free.
+
+    Args:
+        plan: a legal one.
+        jobs: that it was made of.
+        cluster: likewise.
+        leaving: ids of jobs that were asked to leave before.
+    """
+    views = {job.id: job for job in jobs}
+    held = _HeldResources(jobs, cluster.places)
+    closed = {name: job.id for job in jobs if job.id in leaving for name in job.devices}
+    actions: list[Action] = []
+    later: dict[str, str] = {}
+    for action in plan.actions:
+        before = views[action.job]
+        if isinstance(action, (Suspend, Stop)) or not _stays(action, before):
+            closed.update(dict.fromkeys(before.devices, before.id))
+            actions.append(action)
+            continue
+        after = replace(before, state=JobState.RUNNING, devices=action.devices, share=action.share)
+        if before.state is not JobState.RUNNING and (name := next(filter(closed.get, action.devices), None)):
+            later[action.job] = f"waits until {closed[name]} has left {name}"
+            continue
+        held.remove(before)
+        held.add(after)
+        if excess := next(filter(None, map(held.excess, action.devices)), ""):
+            held.remove(after)
+            held.add(before)
+            if before.state is not JobState.RUNNING:
+                later[action.job] = f"waits until others have left their devices: {excess}"
+            continue
+        actions.append(action)
+    return FeasiblePlan(tuple(actions), later)
+
+
+def _stays(action: Start | Resume | Resize, job: JobView) -> bool:
+    """Whether a running job stays on its device; one that moves has to leave it first."""
+    return not isinstance(action, Resize) or action.devices == job.devices

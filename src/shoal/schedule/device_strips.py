@@ -6,11 +6,9 @@ from dataclasses import dataclass
 from shoal.core.device import Cluster, Device
 from shoal.schedule.action import JobState
 from shoal.schedule.base import JobView
+from shoal.schedule.ledger import ROUNDING
 
-__all__ = ["ROUNDING", "DeviceStrips", "StripPlacement"]
-
-ROUNDING = 1e-9
-"""Widths and cores that sum to the limit may exceed it by this."""
+__all__ = ["DeviceStrips", "StripPlacement"]
 
 
 @dataclass(frozen=True)

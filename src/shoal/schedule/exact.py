@@ -17,8 +17,7 @@ from shoal.core.errors import PolicyError
 from shoal.schedule.action import JobState, Plan, Resume, Start
 from shoal.schedule.base import JobView, Policy
 from shoal.schedule.knapsack import WFD
-from shoal.schedule.ledger import Capacity, Ledger, begin
-from shoal.schedule.refusals import Refusals
+from shoal.schedule.ledger import Capacity, Ledger, Refusals, begin
 
 __all__ = ["Exact"]
 

@@ -8,9 +8,9 @@ from shoal.core.device import Cluster
 from shoal.schedule.action import JobState, Plan, Resume, Start
 from shoal.schedule.base import Changes, JobView, Policy, Session
 from shoal.schedule.bin_packing import BinPacking, Charge, DeviceOrder, JobOrder, Numbered, Placed
-from shoal.schedule.refusals import Refusals
+from shoal.schedule.ledger import Refusals
 
-__all__ = ["FF", "FFD", "WF", "WFD", "Knapsack"]
+__all__ = ["FF", "FFD", "WF", "WFD", "BestFit", "Fifo", "Knapsack", "ShortestFirst"]
 
 
 class Knapsack(Policy):
@@ -92,6 +92,42 @@ class WFD(Knapsack):
 
     jobs = JobOrder.LONGEST
     devices = DeviceOrder.WORST_FIT
+
+
+@final
+class Fifo(Knapsack):
+    """Each job that waits or is suspended, oldest first, gets the first idle device that it fits on.
+
+    This is the baseline of HyperSack: devices are not shared. A job that fits no idle device does not hold up those
+    behind it: trials do not depend on each other, and an idle device helps none of them.
+    """
+
+    jobs = JobOrder.OLDEST
+    devices = DeviceOrder.FIRST_FIT
+    exclusive = True
+
+
+@final
+class ShortestFirst(Knapsack):
+    """The job of least expected seconds first, each on the first idle device that it fits on.
+
+    On one device, without arrivals, this gives the least mean completion time (W. E. Smith, 1956).
+    """
+
+    jobs = JobOrder.SHORTEST
+    devices = DeviceOrder.FIRST_FIT
+    exclusive = True
+
+
+@final
+class BestFit(Knapsack):
+    """The oldest job first, each on the fitting device with the least remaining compute.
+
+    It keeps devices empty for jobs that ask for much, where worst fit evens the load out.
+    """
+
+    jobs = JobOrder.OLDEST
+    devices = DeviceOrder.BEST_FIT
 
 
 class _KnapsackSession(Session):

@@ -1,16 +1,18 @@
 """What is left of a cluster while a plan is made, and why a job does not fit into it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import overload
 
 from shoal.core.device import Cluster, Device, Node
 from shoal.schedule.action import JobState, Refusal, Resume, Start
 from shoal.schedule.base import JobView
 
-__all__ = ["ROUNDING", "Capacity", "Ledger", "begin", "bytes_text", "no_device"]
+__all__ = ["ROUNDING", "Capacity", "Ledger", "Refusals", "begin", "bytes_text", "no_device"]
 
 ROUNDING = 1e-9
-"""Fractions of compute and of cores that sum to the limit may exceed it by this."""
+"""Sums of compute, widths and cores may exceed their limit by this."""
 
 
 @dataclass(eq=False)
@@ -132,6 +134,75 @@ class Ledger:
             return f"needs {bytes_text(demand.memory)}, {room.device.name} has {free_memory} free{why}"
         free = max(0.0, self._cores[room.node.name])
         return f"needs {demand.cores:.3g} CPU cores, node {room.node.name} has {free:.3g} free"
+
+
+class Refusals(Sequence[Refusal]):
+    """A refusal for every job that waits or is suspended and is not begun, oldest first.
+
+    They are made at the first look at one of them. Jobs with the very same demand are given the same reason.
+
+    Args:
+        count: how many there are.
+        jobs: gives all jobs the plan was made of, oldest first.
+        actions: those of the plan, each beginning a job on one device.
+        cluster: the cluster the plan was made of.
+        exclusive: a device holds one job at a time.
+    """
+
+    def __init__(
+        self,
+        count: int,
+        jobs: Callable[[], Sequence[JobView]],
+        actions: Sequence[Start | Resume],
+        cluster: Cluster,
+        *,
+        exclusive: bool = False,
+    ) -> None:
+        self._count = count
+        self._jobs = jobs
+        self._actions = actions
+        self._cluster = cluster
+        self._exclusive = exclusive
+
+    @cached_property
+    def _made(self) -> tuple[Refusal, ...]:
+        jobs = self._jobs()
+        ledger = Ledger(self._cluster, jobs, exclusive=self._exclusive)
+        rooms = {room.device.name: room for room in ledger.rooms}
+        begun = {action.job: rooms[action.devices[0]] for action in self._actions}
+        waiting: list[JobView] = []
+        for job in jobs:
+            if job.id in begun:
+                ledger.take(job, begun[job.id])
+            elif job.state is not JobState.RUNNING:
+                waiting.append(job)
+        alike = {id(job.demand): job for job in waiting}
+        reasons = {demand: ledger.refusal(job).reason for demand, job in alike.items()}
+        return tuple(Refusal(job.id, reasons[id(job.demand)]) for job in waiting)
+
+    @overload
+    def __getitem__(self, index: int) -> Refusal: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Refusal]: ...
+    def __getitem__(self, index: int | slice) -> Refusal | Sequence[Refusal]:
+        return self._made[index]
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[Refusal]:
+        return iter(self._made)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, (tuple, list, Refusals)):
+            return NotImplemented
+        return self._made == tuple(other)
+
+    def __hash__(self) -> int:
+        return hash(self._made)
+
+    def __repr__(self) -> str:
+        return repr(self._made)
 
 
 def begin(job: JobView, room: Capacity) -> Start | Resume:

@@ -6,15 +6,11 @@ from difflib import get_close_matches
 from shoal.core.errors import PolicyError
 from shoal.schedule.auto import Auto, check_objective
 from shoal.schedule.base import Policy
-from shoal.schedule.best_fit import BestFit
 from shoal.schedule.convergence import Convergence
 from shoal.schedule.exact import Exact
 from shoal.schedule.expected_finish import ExpectedFinish
-from shoal.schedule.fifo import Fifo
-from shoal.schedule.knapsack import FF, FFD, WF, WFD
-from shoal.schedule.round_robin import RoundRobin
-from shoal.schedule.shortest_first import ShortestFirst
-from shoal.schedule.slaq import Slaq
+from shoal.schedule.knapsack import FF, FFD, WF, WFD, BestFit, Fifo, ShortestFirst
+from shoal.schedule.time_sharing import RoundRobin, Slaq
 from shoal.schedule.water_filling import WaterFilling
 
 __all__ = ["POLICIES", "make_policy", "unknown"]

@@ -12,7 +12,7 @@ from shoal.schedule.action import JobState, Plan, Refusal, Suspend
 from shoal.schedule.base import JobView, Policy
 from shoal.schedule.ledger import ROUNDING, Capacity, Ledger, begin
 
-__all__ = ["QUANTUM", "TimeSharing", "holds", "require_positive"]
+__all__ = ["QUANTUM", "RoundRobin", "Slaq", "TimeSharing", "holds", "require_positive"]
 
 QUANTUM = 10.0
 """Seconds of a turn, where nobody says."""
@@ -140,6 +140,48 @@ class TimeSharing(Policy):
         """When a running job has had another whole turn, after `now`."""
         turn, began = self.turn(job), _began(job, now)
         return began + turn * (max(0, floor((now - began) / turn + ROUNDING)) + 1)
+
+
+@final
+@dataclass(frozen=True)
+class RoundRobin(TimeSharing):
+    """The job that has waited longest, since it arrived or since its last turn, has the next turn.
+
+    This is the time-sharing of Gandiva (Xiao et al., OSDI 2018) as Hermes compares with it, whose quantum is the
+    default. It looks at no losses.
+
+    Args:
+        quantum: seconds of a turn.
+    """
+
+    quantum: float = 30.0
+
+    def priorities(self, jobs: Sequence[JobView], now: float) -> Sequence[float]:
+        """Seconds waited; who runs, waits least."""
+        return [-inf if job.devices else now - job.since for job in jobs]
+
+    def is_measured(self, job: JobView) -> bool:
+        """Always: time is all that counts."""
+        return True
+
+
+@final
+@dataclass(frozen=True)
+class Slaq(TimeSharing):
+    """The job with the highest newest loss runs.
+
+    This is SLAQ (Zhang et al., SoCC 2017) as Hermes compares with it (section 4.2), whose quantum is the default: on
+    one device the quality still to be gained counts, not the gain in the next quantum that SLAQ itself predicts.
+
+    Args:
+        quantum: seconds of a turn.
+    """
+
+    quantum: float = 30.0
+
+    def priorities(self, jobs: Sequence[JobView], now: float) -> Sequence[float]:
+        """The newest loss."""
+        return [job.quanta[-1].last for job in jobs]
 
 
 def _began(job: JobView, now: float) -> float:

@@ -1,18 +1,19 @@
 """Jobs that share a device or grow over several, so that a group of trials ends soon (Fluid)."""
 
+import heapq
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from math import floor
 from typing import final
 
 from shoal.core.device import Cluster, Device, Node
+from shoal.cost.scaling import Scaling
 from shoal.schedule.action import Action, JobState, Plan, Resize, Resume, Start
 from shoal.schedule.base import JobView, Policy
-from shoal.schedule.device_strips import ROUNDING, DeviceStrips
-from shoal.schedule.dynamic_fluid import resize, share_out
-from shoal.schedule.refusals import Refusals
-from shoal.schedule.static_fluid import due_widths, lay
+from shoal.schedule.device_strips import DeviceStrips, StripPlacement
+from shoal.schedule.ledger import ROUNDING, Refusals
 
-__all__ = ["WaterFilling"]
+__all__ = ["WaterFilling", "due_widths", "fill_up"]
 
 
 @final
@@ -50,15 +51,194 @@ class WaterFilling(Policy):
                 [job.scaling for job in group],
                 sum(layout.free(name) for name in names),
             )
-            lay(layout, group, {job.id: width for job, width in zip(group, widths, strict=True)}, seconds)
+            _lay(layout, group, {job.id: width for job, width in zip(group, widths, strict=True)}, seconds)
         movable = [job for job in jobs if job.id in layout.places and _may_move(job, layout)]
         left = [job for job in waiting if job.id not in layout.places]
         if movable:
             names = dict.fromkeys(device.name for job in (*movable, *left) for device in usable[job.id])
-            resize(layout, movable, left, seconds, _devices(layout, movable, names))
-        share_out(layout, {job.id: job for job in jobs if job.id in layout.places and _may_move(job, layout)}, before)
+            _resize(layout, movable, left, seconds, _devices(layout, movable, names))
+        _share_out(layout, {job.id: job for job in jobs if job.id in layout.places and _may_move(job, layout)}, before)
         actions = tuple(_actions(jobs, DeviceStrips(cluster, jobs), layout))
         return Plan(actions, _refusals(jobs, actions, cluster))
+
+
+def due_widths(seconds: Sequence[float], scalings: Sequence[Scaling], devices: float) -> list[float]:
+    """Width of each trial in proportion to its work.
+
+    w_i = min(max(⌊h_{i,1} / Σ_j h_{j,1} · n⌋, 1/c), d); a trial of no known time counts as an equal part.
+
+    Args:
+        seconds: h_{i,1}, what each still takes alone on one device.
+        scalings: c and d of each.
+        devices: n, how many there are to divide; parts of devices count as such.
+    """
+    total = sum(seconds)
+    parts = [each / total for each in seconds] if total > 0 else [1 / len(seconds)] * len(seconds)
+    return [
+        float(min(max(floor(part * devices + ROUNDING), 1 / scaling.sharing), scaling.devices))
+        for part, scaling in zip(parts, scalings, strict=True)
+    ]
+
+
+def fill_up(
+    widths: Sequence[float], seconds: Sequence[float], scalings: Sequence[Scaling], devices: float
+) -> list[float]:
+    """Widths with what rounding down has left over: one more device at a time, to the trial that would end last.
+
+    A trial takes part of a device, a whole one, two, and so on; it gets no device that would not make it faster.
+
+    Args:
+        widths: due to each; see `due_widths`.
+        seconds: h_{i,1}.
+        scalings: h(w) and d of each.
+        devices: n.
+    """
+    found = list(widths)
+    spare = devices - sum(found)
+    heap = [(-seconds[i] * scalings[i].factor(width), i) for i, width in enumerate(found)]
+    heapq.heapify(heap)
+    while heap and spare > ROUNDING:
+        _, i = heapq.heappop(heap)
+        width, scaling = found[i], scalings[i]
+        wider = 1.0 if width < 1 else width + 1
+        if wider <= scaling.devices and wider - width <= spare + ROUNDING:
+            time = scaling.factor(wider)
+            if time < scaling.factor(width):
+                spare -= wider - width
+                found[i] = wider
+                heapq.heappush(heap, (-seconds[i] * time, i))
+    return found
+
+
+def _lay(
+    layout: DeviceStrips, jobs: Sequence[JobView], widths: Mapping[str, float], seconds: Mapping[str, float]
+) -> None:
+    """Place jobs in non-increasing width, the longer of equals first, on the least loaded devices.
+
+    A job gets fewer devices than it is due where there are not as many, and a part of one, at least 1/c, where none is
+    idle. One that finds no place is left out.
+
+    Args:
+        layout: to place them on.
+        jobs: that lie nowhere.
+        widths: job -> devices that it is due.
+        seconds: job -> h_{i,1}.
+    """
+    for job in sorted(jobs, key=lambda job: (-widths[job.id], -seconds[job.id])):
+        place = _place(layout, job, widths[job.id])
+        if place is not None:
+            layout.put(job, place)
+
+
+def _place(layout: DeviceStrips, job: JobView, width: float) -> StripPlacement | None:
+    if width >= 1 and (place := layout.whole(job, int(width))) is not None:
+        return place
+    if job.scaling.sharing == 1:
+        return None
+    return layout.part(job, 1 / job.scaling.sharing)
+
+
+def _resize(
+    layout: DeviceStrips,
+    movable: Sequence[JobView],
+    waiting: Sequence[JobView],
+    seconds: Mapping[str, float],
+    devices: float,
+) -> None:
+    """Give all jobs the widths that they are due by now, where that is worth what it costs.
+
+    - Scale down if w' < w and w' (h(w') + ε) < w h(w): less device time in all.
+    - Jobs that wait are laid on what that frees.
+    - Scale up if w' > w and h(w') + ε < h(w).
+    - A job that was scaled down gets back what nobody has taken.
+
+    While no job waits, widths are filled up (`fill_up`). A job that this plan begins pays no ε.
+
+    Args:
+        layout: where jobs lie; changed.
+        movable: jobs on it that may be moved.
+        waiting: jobs that lie nowhere.
+        seconds: job -> h_{i,1}.
+        devices: n, those that are not taken by jobs that may not be moved.
+    """
+    jobs = sorted([*movable, *waiting], key=lambda job: -seconds[job.id])
+    times, scalings = [seconds[job.id] for job in jobs], [job.scaling for job in jobs]
+    widths = due_widths(times, scalings, devices)
+    if not waiting:
+        widths = fill_up(widths, times, scalings, devices)
+    due = {job.id: width for job, width in zip(jobs, widths, strict=True)}
+    before = dict(layout.places)
+    on = [job for job in jobs if job.id in before]
+    narrowed = [job for job in on if _narrow(layout, job, due[job.id])]
+    _lay(layout, waiting, due, seconds)
+    for job in on:
+        _grow(layout, job, due[job.id])
+    for job in narrowed:
+        _restore(layout, job, before[job.id])
+
+
+def _narrow(layout: DeviceStrips, job: JobView, width: float) -> bool:
+    old = layout.places[job.id]
+    if not width < old.width - ROUNDING:
+        return False
+    new = StripPlacement(old.devices[: max(1, floor(width))], width)
+    layout.lift(job)
+    saves = layout.fits(job, new) and (
+        new.width * (layout.seconds(job, new) + _cost(job)) < old.width * layout.seconds(job, old)
+    )
+    layout.put(job, new if saves else old)
+    return saves
+
+
+def _grow(layout: DeviceStrips, job: JobView, width: float) -> None:
+    old = layout.places[job.id]
+    if width < 1 or width <= old.width + ROUNDING:
+        return
+    layout.lift(job)
+    new = layout.whole(job, int(width), keep=old.devices)
+    gains = new is not None and layout.seconds(job, new) + _cost(job) < layout.seconds(job, old)
+    layout.put(job, new if new is not None and gains else old)
+
+
+def _restore(layout: DeviceStrips, job: JobView, before: StripPlacement) -> None:
+    now = layout.lift(job)
+    idle = set(layout.idle())
+    left = tuple(name for name in before.devices if name in idle)
+    candidates = (before, StripPlacement(left, float(len(left))), now)
+    layout.put(job, next(place for place in candidates if place.devices and layout.fits(job, place)))
+
+
+def _share_out(layout: DeviceStrips, movable: Mapping[str, JobView], before: Mapping[str, StripPlacement]) -> None:
+    """Divide what is left of every shared device equally among the jobs there, where that is worth what it costs.
+
+    Args:
+        layout: where jobs lie; changed.
+        movable: the jobs on it that may be moved, by id.
+        before: job -> where it runs.
+    """
+    for name in layout.devices:
+        here = [job for job in layout.here(name) if job.id in movable and job.scaling.sharing > 1]
+        free = layout.free(name)
+        if not here or free <= ROUNDING:
+            continue
+        gaining = [job for job in here if _widened_gains(layout, job, free / len(here), before.get(job.id))]
+        for job in gaining:
+            place = layout.places[job.id]
+            layout.move(job, StripPlacement(place.devices, min(1.0, place.width + free / len(gaining))))
+
+
+def _widened_gains(layout: DeviceStrips, job: JobView, extra: float, before: StripPlacement | None) -> bool:
+    """Whether so much more of its device is worth a resize; a job that is begun or resized anyway pays nothing more."""
+    place = layout.places[job.id]
+    if before is None or not place.same(before):
+        return True
+    wider = StripPlacement(place.devices, min(1.0, place.width + extra))
+    return layout.seconds(job, wider) + _cost(job) < layout.seconds(job, place)
+
+
+def _cost(job: JobView) -> float:
+    """ε."""
+    return job.scaling.resize_seconds if job.state is JobState.RUNNING else 0.0
 
 
 _PLACING: Mapping[JobState, type[Start] | type[Resume] | type[Resize]] = {

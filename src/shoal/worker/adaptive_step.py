@@ -8,8 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from shoal.core.demand import Profile
-from shoal.cost.compiling import repays
-from shoal.cost.estimate import fused_gain
+from shoal.cost.estimate import fused_gain, repays
 from shoal.fuse.array import ModelArray
 from shoal.fuse.optim.fused import FusedOptimizer
 from shoal.fuse.step import TrainingStep, Way

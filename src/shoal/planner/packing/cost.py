@@ -9,10 +9,9 @@ from shoal.core.errors import PackError
 from shoal.planner.packing.base import Candidate, Packing, PackingContext
 from shoal.planner.packing.candidate_order import CandidateOrder, Partition
 from shoal.planner.packing.groups import arranged, needed
-from shoal.planner.packing.local_search import Score, local_search, score
-from shoal.planner.packing.prediction import predicted
+from shoal.planner.packing.prediction import makespan, predicted
 
-__all__ = ["Cost"]
+__all__ = ["Cost", "local_search"]
 
 _JOBS = (1, 2, 3, 4, 6, 8)
 """That a device is to have, one after another: the more there are, the evener the devices, the fewer share."""
@@ -28,6 +27,13 @@ _HALVINGS = 7
 
 _NEAR = 0.01
 """Part of a makespan: nobody looks for what is better by no more than that."""
+
+_Score = tuple[float, int, float]
+"""Makespan with what follows, idle devices that get nothing, seconds of all devices: the first that differs decides,
+less is better."""
+
+_EFFORT = 10_000
+"""Changes looked at, times the square of the candidates: as many more there are, and as much longer does each take."""
 
 
 @final
@@ -65,8 +71,8 @@ class Cost(Packing):
             return []
         row = CandidateOrder(candidates, context, self.worth)
 
-        def judged(cut: Partition) -> Score:
-            return score(cut, context.loads)
+        def judged(cut: Partition) -> _Score:
+            return _score(cut, context.loads)
 
         best = min(_passed(row, context.loads), key=judged)
         starts = [best] if len(best.groups) == len(candidates) else [best, row.single()]
@@ -92,19 +98,19 @@ def _passed(row: CandidateOrder, loads: Sequence[float]) -> Iterator[Partition]:
         return
     path = min(loads) + max(map(sum, zip(single.lengths, single.tails, strict=True)))
     enough = (1 + _NEAR) * max(_level(sum(few.lengths), loads), path, *loads)
-    reached = min(score(cut, loads)[0] for cut in (single, few))
+    reached = min(_score(cut, loads)[0] for cut in (single, few))
     total = sum(few.lengths)
     for jobs, spare in product(_JOBS, _SPARE):
         if reached <= enough:
             return
         cut = row.cut((_level(total, loads) - min(loads)) / jobs + spare * total / len(single.groups))
-        reached, total = min(reached, score(cut, loads)[0]), sum(cut.lengths)
+        reached, total = min(reached, _score(cut, loads)[0]), sum(cut.lengths)
         yield cut
     for jobs in _EVEN_JOBS:
         if reached <= enough:
             return
         cut = _even(row, jobs * len(loads), few)
-        reached = min(reached, score(cut, loads)[0])
+        reached = min(reached, _score(cut, loads)[0])
         yield cut
 
 
@@ -137,3 +143,74 @@ def _level(seconds: float, loads: Sequence[float]) -> float:
         if count == len(ordered) or seconds + sum(ordered[:count]) <= count * ordered[count]
     )
     return (seconds + sum(ordered[:filled])) / filled
+
+
+def _score(cut: Partition, loads: Sequence[float]) -> _Score:
+    """How good groups are.
+
+    Args:
+        cut: the groups.
+        loads: seconds until each device is free.
+    """
+    unused = max(0, loads.count(0) - len(cut.groups))
+    return _without_rounding(makespan(cut.lengths, loads, cut.tails)), unused, _without_rounding(sum(cut.lengths))
+
+
+def local_search(cut: Partition, row: CandidateOrder, loads: Sequence[float]) -> Partition:
+    """Change groups as long as that makes them better, or too many changes have been looked at.
+
+    Args:
+        cut: the groups to begin with.
+        row: that they were cut from.
+        loads: seconds until each device is free.
+    """
+    best = _score(cut, loads)
+    neighbours = _neighbours(cut, row)
+    for _ in range(_EFFORT // sum(map(len, cut.groups)) ** 2):
+        other = next(neighbours, cut)
+        if other is cut:  # there is no other left
+            break
+        if other is not None and (found := _score(other, loads)) < best:
+            cut, best, neighbours = other, found, _neighbours(other, row)
+    return cut
+
+
+def _without_rounding(seconds: float) -> float:
+    """To nine digits: sums that differ by less may be the same in another order."""
+    return float(f"{seconds:.9g}")
+
+
+def _neighbours(cut: Partition, row: CandidateOrder) -> Iterator[Partition | None]:
+    """The groups with one candidate in another or by itself, or two in each other's; None where that cannot be.
+
+    The longest groups come first, for they are likely to be the last that end.
+    """
+    order = sorted(range(len(cut.groups)), key=lambda index: -cut.lengths[index])
+    for source in order:
+        for place in cut.groups[source]:
+            rest = [other for other in cut.groups[source] if other != place]
+            if rest:
+                yield _changed(cut, row, (source,), (rest, [place]))
+            for target in order:
+                if target == source:
+                    continue
+                group = cut.groups[target]
+                yield _changed(cut, row, (source, target), (rest, [*group, place]))
+                for other in group if rest else ():
+                    kept = [each for each in group if each != other]
+                    yield _changed(cut, row, (source, target), ([*rest, other], [*kept, place]))
+
+
+def _changed(cut: Partition, row: CandidateOrder, old: tuple[int, ...], new: tuple[list[int], ...]) -> Partition | None:
+    """Groups in place of others, which are given by index; an empty one is left out."""
+    groups = [group for index, group in enumerate(cut.groups) if index not in old]
+    lengths = [length for index, length in enumerate(cut.lengths) if index not in old]
+    tails = [tail for index, tail in enumerate(cut.tails) if index not in old]
+    for group in filter(None, new):
+        joined = row.joined(group)
+        if joined is None:
+            return None
+        groups.append(group)
+        lengths.append(joined[0])
+        tails.append(joined[1])
+    return Partition(groups, lengths, tails)

@@ -1,18 +1,76 @@
 """The most alike together."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import Literal, final
+from typing import Any, Literal, final
 
 from shoal.core.errors import PackError
+from shoal.core.space import flatten, is_number
+from shoal.core.trial import Config
 from shoal.planner.packing.base import Candidate, Packing, PackingContext
-from shoal.planner.packing.distance import Metric, Place, euclidean, l1, places
 from shoal.planner.packing.groups import arranged, filled
 
-__all__ = ["KNN"]
+__all__ = ["KNN", "euclidean", "l1", "places"]
 
-_METRICS: Mapping[str, Metric] = {"l1": l1, "euclidean": euclidean, "measured": l1}
+_Place = tuple[float | None, int]
+"""Of a value: its index among those in order, None where there is no order; and a number that equal ones share."""
+
+_Metric = Callable[[Sequence[_Place], Sequence[_Place]], float]
+
+_ABSENT = object()
+
+
+def places(configs: Sequence[Config], axes: Mapping[str, Sequence[object]]) -> list[tuple[_Place, ...]]:
+    """Where configurations lie in the space of their parameters (Liu et al. 2021, section 5.2).
+
+    Args:
+        configs: any; parameters that all of them agree on make no difference.
+        axes: name of a parameter, as `flatten` gives it -> its values in order. Of others the values that are there
+            are put in order, if all are numbers.
+
+    Returns:
+        For each configuration a place for every parameter. One that it has not is a value of its own, without order.
+    """
+    rows = [flatten(config) for config in configs]
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    columns = [_column([row.get(name, _ABSENT) for row in rows], axes.get(name)) for name in names]
+    return list(zip(*columns, strict=True)) if columns else [()] * len(rows)
+
+
+def l1(one: Sequence[_Place], other: Sequence[_Place]) -> float:
+    """The sum over the parameters; the paper calls it Euclidean, but its example adds 4 and 1 to 5."""
+    return sum(_apart(a, b) for a, b in zip(one, other, strict=True) if a != b)
+
+
+def euclidean(one: Sequence[_Place], other: Sequence[_Place]) -> float:
+    """The root of the sum of the squares."""
+    squares = sum(_apart(a, b) ** 2 for a, b in zip(one, other, strict=True) if a != b)
+    return float(squares**0.5)
+
+
+def _apart(one: _Place, other: _Place) -> float:
+    """Of two values that differ: by index where both have one, else 1."""
+    return 1.0 if one[0] is None or other[0] is None else abs(one[0] - other[0])
+
+
+def _column(values: Sequence[Any], axis: Sequence[object] | None) -> list[_Place]:
+    """The places of one parameter's values."""
+    there = {_mark(value): value for value in values}
+    numbers = {mark: number for number, mark in enumerate(there)}
+    there.pop(_mark(_ABSENT), None)
+    if axis is None and all(is_number(value) for value in there.values()):
+        axis = sorted(there.values())
+    index = {_mark(value): float(position) for position, value in enumerate(axis or ())}
+    return [(index.get(_mark(value)), numbers[_mark(value)]) for value in values]
+
+
+def _mark(value: object) -> Hashable:
+    """The same for equal values, of which numbers may differ in type and others may be lists."""
+    return value if is_number(value) else (repr(value),)
+
+
+_METRICS: Mapping[str, _Metric] = {"l1": l1, "euclidean": euclidean, "measured": l1}
 
 _THRESHOLDS: Mapping[str, float] = {"l1": 7.0, "euclidean": 4.4, "measured": 1.0}
 """The paper leaves it to the user. Of distances the median of two different configurations of its space (Table 3: 7 and
@@ -69,7 +127,7 @@ class KNN(Packing):
         centroid: int,
         candidates: Sequence[Candidate],
         context: PackingContext,
-        where: Sequence[tuple[Place, ...]],
+        where: Sequence[tuple[_Place, ...]],
     ) -> Callable[[int], tuple[float, float]]:
         """Distance to a candidate, and what comes first of those at the same distance."""
         apart = _METRICS[self.metric]

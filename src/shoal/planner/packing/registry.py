@@ -4,11 +4,9 @@ from collections.abc import Mapping
 
 from shoal.core.errors import PackError
 from shoal.planner.packing.base import Packing
-from shoal.planner.packing.batch_size import BatchSize
+from shoal.planner.packing.baselines import BatchSize, NoPacking, RandomPacking
 from shoal.planner.packing.cost import Cost
 from shoal.planner.packing.knn import KNN
-from shoal.planner.packing.no_packing import NoPacking
-from shoal.planner.packing.random import RandomPacking
 from shoal.schedule.registry import unknown
 
 __all__ = ["PACKINGS", "make_packing"]

@@ -1,4 +1,4 @@
-"""Whoever comes together."""
+"""The simple packings that Pack compares with: by batch size, at random, and none (Liu et al. 2021, section 5.3)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,7 +9,39 @@ from shoal.core.errors import PackError
 from shoal.planner.packing.base import Candidate, Packing, PackingContext
 from shoal.planner.packing.groups import arranged, filled
 
-__all__ = ["RandomPacking"]
+__all__ = ["BatchSize", "NoPacking", "RandomPacking"]
+
+
+@final
+@dataclass(frozen=True)
+class NoPacking(Packing):
+    """Every array by itself: the original that Pack compares with."""
+
+    def pack(self, candidates: Sequence[Candidate], context: PackingContext) -> list[tuple[Candidate, ...]]:
+        """Each in a group of its own."""
+        return [(candidate,) for candidate in candidates]
+
+
+@final
+@dataclass(frozen=True)
+class BatchSize(Packing):
+    """Only arrays of equal batch size share a process: as many as memory holds, in their order, then the next.
+
+    This is Batch-size Pack Hyperband (Liu et al. 2021, section 5.3).
+    """
+
+    def pack(self, candidates: Sequence[Candidate], context: PackingContext) -> list[tuple[Candidate, ...]]:
+        """Greedily, the first candidate that is left with all that fit to it."""
+        left = list(range(len(candidates)))
+        groups: list[list[int]] = []
+        while left:
+            first, *others = left
+            size = candidates[first].key.batch_size
+            alike = (place for place in others if candidates[place].key.batch_size == size)
+            groups.append(filled(first, alike, candidates, context))
+            taken = set(groups[-1])
+            left = [place for place in left if place not in taken]
+        return arranged(groups, candidates)
 
 
 @final
