@@ -147,40 +147,18 @@ class Planner:
         waiting, suspended = self.tracker.look(waiting, now)
         self.tracker.end_turns(now, min(QUANTUM, now - self._asked) if now >= self.wake else QUANTUM)
         apart = alone | limits.keys()
-        looked_at, waiting = waiting, self._by_family(waiting, planning, unmeasurable, apart)
-        sampled = waiting
-        if waiting is not looked_at:  # an array of a family is to be measured with members of each of its structures
-            key_of = {member.trial.number: key for member, key in waiting}
-            sampled = [(member, key_of[member.trial.number]) for member in in_turns(looked_at)]
-        samples = planning.samples(sampled, running)
-        profiling = [(Job(self._new_id(), arrays, Purpose.PROFILE), device) for arrays, device in samples]
+        keyed = self._by_family(waiting, planning, unmeasurable, apart)
+        profiling = self._profile_jobs(waiting, keyed, running, planning)
         held = [*running, *profiling]
         self.tracker.meet(held, now)
-        views = [self.tracker.running(planning.running_view(job, device, now, now), job, now) for job, device in held]
-        ready = [(member, key) for member, key in waiting if planning.ready(member, key)]
-        groups: list[tuple[Array, ...]] = []
-        if ready:
-            busy = _busy(views)
-            lone = alone if self._fuse else {member.trial.number for member, _ in ready}
-            arrays = partition(ready, self._profiles, planning.devices, busy, lone, self._elastic, limits)
-            groups = self._grouping.groups(arrays, self._profiles, planning.devices, busy, apart, self.tracker.group)
+        views = [self.tracker.running(job, device, planning.held(job, device), now) for job, device in held]
+        ready = [(member, key) for member, key in keyed if planning.ready(member, key)]
+        groups = self._groups(ready, views, planning, alone, limits) if ready else []
         answer = self._ask(views, suspended, groups, planning, now)
-        joins: Mapping[str, tuple[Array, ...]] = {}
-        if self._elastic and answer.refused:
-            joins = self._joins([array for array, _ in answer.refused], held, answer, planning, apart)
-        joining = {member.trial.number for arrays in joins.values() for array in arrays for member in array.members}
-        refusals = {
-            member.trial.number: reason
-            for array, reason in answer.refused
-            for member in array.members
-            if member.trial.number not in joining
-        }
-        if len(ready) < len(waiting):
-            unready = [(member, key) for member, key in waiting if not planning.ready(member, key)]
-            why = {key: planning.reason(key, held) for key in dict.fromkeys(key for _, key in unready)}
-            refusals |= {member.trial.number: why[key] for member, key in unready}
+        joins = self._joins(held, answer, planning, apart) if self._elastic and answer.refused else {}
+        unready = _unready(keyed, held, planning) if len(ready) < len(keyed) else {}
+        reasons = {**_refusals(answer.refused, joins), **unready, **answer.later}
         self._asked, self.wake = now, answer.wake
-        reasons = {**refusals, **answer.later}
         return Placement(
             (*profiling, *answer.placed), reasons, joins, answer.leaves, reservations(running, joins, planning)
         )
@@ -199,6 +177,43 @@ class Planner:
         pack_speed = partial(self._grouping.pack_speed, kinds=kinds)
         return by_family(waiting, self._profiles, kinds, unmeasurable, apart, pack_speed)
 
+    def _profile_jobs(
+        self,
+        waiting: Sequence[tuple[Member, FusionKey]],
+        keyed: Sequence[tuple[Member, FusionKey]],
+        running: Sequence[tuple[Job, Device]],
+        planning: PlanningContext,
+    ) -> list[tuple[Job, Device]]:
+        """Jobs that profile unknown keys on idle devices.
+
+        Args:
+            waiting: Waiting members with the keys of their structures.
+            keyed: The same members, some with the key of their family; `waiting` itself if none has one.
+            running: Jobs that hold devices.
+            planning: The context of this turn.
+        """
+        sampled = keyed
+        if keyed is not waiting:  # an array of a family is measured with members of each of its structures
+            key_of = {member.trial.number: key for member, key in keyed}
+            sampled = [(member, key_of[member.trial.number]) for member in in_turns(waiting)]
+        samples = planning.samples(sampled, running)
+        return [(Job(self._new_id(), arrays, Purpose.PROFILE), device) for arrays, device in samples]
+
+    def _groups(
+        self,
+        ready: Sequence[tuple[Member, FusionKey]],
+        views: Sequence[JobView],
+        planning: PlanningContext,
+        alone: AbstractSet[int],
+        limits: Mapping[int, ResourceLimit],
+    ) -> list[tuple[Array, ...]]:
+        """Fuse members into arrays, and pack the arrays into groups, each of which is to be one job."""
+        busy = _busy(views)
+        lone = alone if self._fuse else {member.trial.number for member, _ in ready}
+        arrays = partition(ready, self._profiles, planning.devices, busy, lone, self._elastic, limits)
+        apart = alone | limits.keys()
+        return self._grouping.groups(arrays, self._profiles, planning.devices, busy, apart, self.tracker.group)
+
     @property
     def sleeps(self) -> bool:
         """Whether the policy wants to be asked again, though nothing may happen until then."""
@@ -210,7 +225,6 @@ class Planner:
 
     def _joins(
         self,
-        arrays: Sequence[Array],
         held: Sequence[tuple[Job, Device]],
         answer: _Answer,
         planning: PlanningContext,
@@ -221,6 +235,7 @@ class Planner:
         free = FreeResources(planning.cluster, everyone)
         held = [(job, device) for job, device in held if device.name in free]  # not on one that is gone
         held = [(job, device) for job, device in held if job.id not in self.tracker.leaving]
+        arrays = [array for array, _ in answer.refused]
         return admitted(arrays, held, free, self._profiles, self._grouping, alone, self._fuse)
 
     def _ask(
@@ -289,6 +304,26 @@ class Planner:
                 answer.leaves[action.job] = PreemptionRequest(True, f"suspended by the policy, to go to {where}")
         if action.job in answer.leaves:
             self.tracker.leave(action.job, answer.leaves[action.job], now)
+
+
+def _refusals(refused: Sequence[tuple[Array, str]], joins: Mapping[str, tuple[Array, ...]]) -> dict[int, str]:
+    """Reasons of the trials that the policy refused and that join no job, by number."""
+    joining = {member.trial.number for arrays in joins.values() for array in arrays for member in array.members}
+    return {
+        member.trial.number: reason
+        for array, reason in refused
+        for member in array.members
+        if member.trial.number not in joining
+    }
+
+
+def _unready(
+    waiting: Sequence[tuple[Member, FusionKey]], held: Sequence[tuple[Job, Device]], planning: PlanningContext
+) -> dict[int, str]:
+    """Reasons of the trials whose key must be measured first, by number."""
+    unready = [(member, key) for member, key in waiting if not planning.ready(member, key)]
+    why = {key: planning.reason(key, held) for key in dict.fromkeys(key for _, key in unready)}
+    return {member.trial.number: why[key] for member, key in unready}
 
 
 def _busy(running: Sequence[JobView]) -> dict[str, float]:

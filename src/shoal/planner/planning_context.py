@@ -11,8 +11,6 @@ from shoal.core.device import Cluster, Device
 from shoal.core.job import Job, Purpose
 from shoal.cost.estimate import packed_demand
 from shoal.planner.partition import Profiles, ResourceLimit
-from shoal.schedule.action import JobState
-from shoal.schedule.base import JobView
 from shoal.schedule.ledger import no_device
 
 __all__ = ["PROFILE_MEMBERS", "PlanningContext", "reservations"]
@@ -133,26 +131,12 @@ class PlanningContext:
         demand = self._demand(arrays, device)
         return demand if share is None else replace(demand, compute=share)
 
-    def running_view(self, job: Job, device: Device, started: float, now: float) -> JobView:
-        """A job on its device, where it stays until it ends; what it demands is what its members still have to do.
-
-        A profile job takes all of the device, else company would distort what it measures.
-        """
-        demand = self.held(job, device)
-        where = (device.name, *job.helpers)
-        return JobView(
-            job.id,
-            {device.kind: demand},
-            JobState.RUNNING,
-            where,
-            since=started,
-            ran=now - started,
-            preemptible=False,
-            home=device.name,
-        )
-
     def held(self, job: Job, device: Device) -> Demand:
-        """What a running job takes; one that all members have left, and that is about to end, has its memory still."""
+        """Demand of a running job, by the epochs that its members have left.
+
+        A profile job takes the whole device, since other jobs would distort its measurements. A job without members,
+        which is about to end, still has its memory.
+        """
         whole = _whole(device)
         if job.purpose is Purpose.PROFILE:
             return whole
