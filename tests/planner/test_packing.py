@@ -93,7 +93,7 @@ def test_a_bad_setting_is_shown(setting, message):
         (lambda: context(memory=-1), "`memory` must not be negative"),
         (
             lambda: context(pack_speeds=pack_speeds([candidate(0)], _0=0.0)),
-            "a pace must be finite and above 0, got 0.0 of .*'S0'",
+            "a pack speed must be finite and above 0, got 0.0 of .*'S0'",
         ),
     ],
 )

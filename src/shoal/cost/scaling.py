@@ -1,4 +1,8 @@
-"""How long a job takes on a part of a device, or on several (Fluid, section 4)."""
+"""Scaling of a job: its run time on a part of a device or on several devices (Fluid, section 4).
+
+The fits follow section 4.2.2. A marginal benefit is the part of the time that one more trial, or one more device,
+saves; 0 means no benefit.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,7 +23,7 @@ __all__ = [
 ]
 
 THRESHOLD = 0.05
-"""O_th, which the paper leaves open. Seconds of a few iterations scatter by a few per cent: less is no benefit."""
+"""O_th, which the paper leaves open. Times of a few iterations scatter by a few per cent, so less is no benefit."""
 
 
 @dataclass(frozen=True)
@@ -29,11 +33,11 @@ class Scaling:
     h(w) = α^(1/w - 1) for 0 < w < 1, on a share of a device; h(w) = β^(w - 1) / w for w ≥ 1, on several.
 
     Args:
-        alpha: α, overhead of sharing: how much longer a job takes on half a device. 1: it would not notice.
-        beta: β, overhead of scaling: 1 where w devices are w times as fast.
-        sharing: c, most jobs of its kind on one device; a job's least width is 1/c.
-        devices: d, most devices it may be spread over.
-        resize_seconds: ε, what a change of width costs.
+        alpha: α, overhead of sharing: the factor by which half a device lengthens a job; 1 is no slow-down.
+        beta: β, overhead of scaling: 1 if w devices are w times as fast.
+        sharing: c, largest number of jobs of this kind on one device; the least width is 1/c.
+        devices: d, largest number of devices of a job.
+        resize_seconds: ε, cost of a change of width.
     """
 
     alpha: float = 2.0
@@ -55,7 +59,7 @@ class Scaling:
             raise ValueError(f"a scaling's resize_seconds must be finite and not negative, got {self.resize_seconds!r}")
 
     def factor(self, width: float) -> float:
-        """h(w) / h(1); inf where that is beyond all measure.
+        """h(w) / h(1); inf on overflow.
 
         Raises:
             ValueError: `width` is not above 0.
@@ -71,15 +75,15 @@ class Scaling:
 
 
 def packing_benefit(trials: int, together: Sequence[float], before: Sequence[float]) -> float:
-    """Marginal benefit of packing the p-th trial on a device.
+    """Marginal benefit O^p of packing the p-th trial on a device.
 
-    O^p = 1 - (p-1)/p · avg(T^p) / avg(T^(p-1)), which is 1 - rate(p-1) / rate(p), rate being the iterations a second of
-    all trials. Perfect packing, T^p = T^(p-1), gives 1/p; none, T^p = p/(p-1) · T^(p-1), gives 0.
+    O^p = 1 - (p-1)/p · avg(T^p) / avg(T^(p-1)), which is 1 - rate(p-1) / rate(p), with rate the iterations per second
+    of all trials. Perfect packing, T^p = T^(p-1), gives 1/p; none, T^p = p/(p-1) · T^(p-1), gives 0.
 
     Args:
         trials: p, at least 2.
         together: T^p, seconds of an iteration of each of the p trials.
-        before: T^(p-1), the same with one trial less.
+        before: T^(p-1), the same with one trial fewer.
 
     Raises:
         ValueError: `trials` is below 2, or there are no times, or they are not above 0.
@@ -90,14 +94,14 @@ def packing_benefit(trials: int, together: Sequence[float], before: Sequence[flo
 
 
 def most_sharing(times: Mapping[int, Sequence[float]], threshold: float = THRESHOLD) -> int:
-    """c: how many trials to pack on a device, from times measured with 1, 2, 3 ... of them.
+    """c: number of trials to pack on a device, from times measured with 1, 2, 3 ... of them.
 
-    The paper prints c = arg max_p O^p > O_th and describes the point where the benefit falls below O_th. That is the p
-    before the first O^p that is not above it. The largest p with O^p above it would be another one where packing first
-    harms and then recovers: O^p compares with p - 1 trials only, so a gain over a bad p - 1 is no gain over one trial.
+    The paper prints c = arg max_p O^p > O_th and describes the point where the benefit falls below O_th. This is the p
+    before the first O^p of at most O_th. The largest p with O^p > O_th differs if packing first harms and then
+    recovers: O^p compares with p - 1 trials only, so a gain over a slow p - 1 is no gain over one trial.
 
     Args:
-        times: p -> T^p, seconds of an iteration of each of p trials; what comes after a p that is missing is not used.
+        times: p -> T^p, seconds of an iteration of each of p trials; times after the first missing p are ignored.
         threshold: O_th.
 
     Raises:
@@ -148,13 +152,13 @@ def measured_scaling(
 ) -> Scaling:
     """The scaling of a kind of trial on a kind of device, from a few iterations of it.
 
-    c is lowered until α < c/(c-1) and d until β < 1 + 1/d, within which h(w) is worth its devices (Lemmas 4 and 6):
-    where the fitted curve and the times disagree, the more careful one counts.
+    c is lowered until α < c/(c-1), and d until β < 1 + 1/d: in these ranges h(w) is worth its devices (Lemmas 4 and 6).
+    So the more careful one of the fitted curve and the times decides.
 
     Args:
-        packed: p -> T^p, seconds of an iteration of each of p trials on one device; 1 must be among them.
+        packed: p -> T^p, seconds of an iteration of each of p trials on one device, including p = 1.
         spread: w -> seconds of an iteration on w devices; may be empty.
-        most: d at most.
+        most: Upper limit of d.
 
     Raises:
         ValueError: times are missing or not above 0.
@@ -172,16 +176,16 @@ def measured_scaling(
 
 
 def crowded_scaling(profile: Profile, expected: int) -> Scaling | None:
-    """A job's run time on a share of a device, and c, as jobs of its key have shown them.
+    """Scaling of a job on a share of a device, from measured crowding of jobs of its key.
 
-    As long as each job more has paid, one more than was ever seen may be tried. Where it paid no more, that is the end.
+    While every additional job has paid, c may be one more than the measured number of jobs.
 
     Args:
-        profile: of its key.
-        expected: c by what the jobs ask for, which holds until something else was seen.
+        profile: Profile of the key.
+        expected: c by the compute demand of the jobs, which holds until measurements differ.
 
     Returns:
-        None where nothing was seen of jobs that share a device.
+        The scaling, or None if no shared device was measured.
     """
     times = _seen(profile.crowding)
     if len(times) == 1:
@@ -196,7 +200,7 @@ def crowded_scaling(profile: Profile, expected: int) -> Scaling | None:
 
 
 def spread_scaling(profile: Profile, scaling: Scaling) -> Scaling:
-    """A job's scaling with how it does on several devices, as was measured of its key."""
+    """The scaling of a job, with its measured β and d on several devices."""
     if not profile.spreading:
         return scaling
     wide = measured_scaling({1: (1.0,)}, {1: 1.0, **profile.spreading}, most=max(profile.spreading))
@@ -204,7 +208,7 @@ def spread_scaling(profile: Profile, scaling: Scaling) -> Scaling:
 
 
 def _base(logarithms: Mapping[int, float]) -> float:
-    """The b of b^x that fits best in logarithms; 1 where that is below 1, which only noise makes it."""
+    """The b of b^x that fits best in logarithms, at least 1, since only noise makes it smaller."""
     if not logarithms:
         raise ValueError("an overhead is fitted to times of 1 and of more than 1; measure 2 at least")
     slope = sum(x * y for x, y in logarithms.items()) / sum(x * x for x in logarithms)
@@ -212,14 +216,14 @@ def _base(logarithms: Mapping[int, float]) -> float:
 
 
 def _mean(times: Sequence[float], of: int) -> float:
-    """The mean of times that are there and above 0."""
+    """The mean of the times, which must exist and be above 0."""
     if not times or not all(0 < time < float("inf") for time in times):
         raise ValueError(f"seconds of an iteration with {of} must be measured, finite and above 0, got {list(times)!r}")
     return fmean(times)
 
 
 def _seen(crowding: Mapping[int, float]) -> dict[int, tuple[float]]:
-    """Jobs -> the time of one of them, over its time alone; of numbers never seen as the next one lets expect by α."""
+    """Number of jobs -> time of one job over its time alone; missing numbers follow from the next measured one by α."""
     times: dict[int, tuple[float]] = {1: (1.0,)}
     for jobs in sorted(crowding):
         alpha = crowding[jobs] ** (1 / (jobs - 1))

@@ -1,4 +1,4 @@
-"""The jobs that a search would make of some configurations, and what an epoch of them takes."""
+"""Result of a dry run: planned jobs, seconds of an epoch of each plan, and the reasons for fusing and packing."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,10 +23,10 @@ PLANS = {
     "fused": "fused, none packed",
     "chosen": "Shoal's choice",
 }
-"""What can be done with trials, and how a person reads it."""
+"""Plans that are compared, with their titles for display."""
 
 WORTH = 0.05
-"""Part of the time that sharing must save to be said to pay."""
+"""Least saved part of the time from which sharing pays."""
 
 
 @dataclass(frozen=True)
@@ -34,12 +34,12 @@ class PlannedArray:
     """An array of trials in a job of the plan.
 
     Args:
-        array: the trials that are fused, perhaps one, with the profile of their structure.
-        job: number of the job, from 1 on.
-        packed_with: places in the plan of the other arrays of the job.
-        seconds: of an epoch of the whole job, starting it included.
-        apart: of an epoch of each trial of the array as a job of its own.
-        decided: what becomes of it, and why.
+        array: One or more fused trials, with the profile of their structure.
+        job: Number of the job, from 1 on.
+        packed_with: Places in the plan of the other arrays of the job.
+        seconds: Seconds of an epoch of the whole job, including its start.
+        apart: Seconds of an epoch of each trial of the array as a job of its own.
+        decided: Decision on fusing and packing, with its reason.
     """
 
     array: Array
@@ -51,49 +51,49 @@ class PlannedArray:
 
     @property
     def profile(self) -> Profile:
-        """Of its structure."""
-        assert self.array.profile is not None, "only what was measured is planned"
+        """Profile of the structure."""
+        assert self.array.profile is not None, "a planned array has a profile"
         return self.array.profile
 
     @property
     def members(self) -> int:
-        """How many trials are one."""
+        """Number of fused trials."""
         return len(self.array.members)
 
     @property
     def step_alone(self) -> float:
-        """Seconds of a step of one trial by itself."""
+        """Seconds of a step of one trial alone."""
         return step_seconds(self.profile, 1)
 
     @property
     def step_fused(self) -> float:
-        """Seconds of a step of all at once, for each of them."""
+        """Seconds of a fused step, per trial."""
         return step_seconds(self.profile, self.members) / self.members
 
     @property
     def gain(self) -> float:
-        """How many times as fast a trial steps among the others."""
+        """Speed-up of a trial by fusing."""
         return self.step_alone / self.step_fused
 
     @property
     def memory(self) -> int:
-        """Bytes at the peak of a process with all of them."""
+        """Peak bytes of a process with all trials of the array."""
         return memory(self.profile, self.members)
 
     @property
     def memory_alone(self) -> int:
-        """Bytes at the peak of a process with one of the trials."""
+        """Peak bytes of a process with one of the trials."""
         return memory(self.profile, 1)
 
     @property
     def preprocessing(self) -> float:
-        """Part of the time of a trial by itself in which samples are fetched and prepared, where they are not kept."""
+        """Part of the time of a trial alone for fetching and preparing samples, if these are not kept."""
         return self.profile.fetch_seconds / (self.profile.fetch_seconds + self.step_alone)
 
 
 @dataclass(frozen=True)
 class Failed:
-    """Trials that cannot be trained, or not measured, or not placed, and why."""
+    """Trials that cannot be trained, measured or placed, with the reason."""
 
     trials: tuple[int, ...]
     reason: str
@@ -101,13 +101,13 @@ class Failed:
 
 @dataclass(frozen=True)
 class DryRun:
-    """What a search would do with a few configurations on a device.
+    """Plan of a search for a few configurations on a device.
 
     Args:
-        device: on which all was measured.
-        arrays: as a search would fuse them, job by job.
-        totals: name of each of `PLANS` -> seconds of one epoch of each trial.
-        failed: trials that are in no array.
+        device: Device of the measurements.
+        arrays: Arrays as a search would fuse them, job by job.
+        totals: Name in `PLANS` -> seconds of one epoch of all trials.
+        failed: Trials that are in no array.
     """
 
     device: Device
@@ -117,35 +117,35 @@ class DryRun:
 
     @property
     def trials(self) -> int:
-        """How many are planned."""
+        """Number of planned trials."""
         return sum(each.members for each in self.arrays)
 
     def saves(self, name: str) -> float:
-        """Part of the time that a plan saves, against every trial by itself; IMPV of Pack."""
+        """Part of the time that a plan saves over one job per trial; IMPV of Pack."""
         apart = self.totals["apart"]
         return (apart - self.totals[name]) / apart if apart else 0.0
 
     @property
     def pays(self) -> bool:
-        """Whether a search that shares is clearly faster than one that does not."""
+        """Whether the chosen plan is clearly faster than one job per trial."""
         return self.saves("chosen") >= WORTH
 
 
 def percent(part: float) -> str:
-    """0.31 as 31 %."""
+    """A fraction as text: 0.31 is "31 %"."""
     return f"{round(100 * part)} %"
 
 
 @dataclass
 class DryRunPlan:
-    """Jobs that the planner starts one after another.
+    """Jobs that the planner starts one after another on one device.
 
     Args:
-        device: on which.
-        profiles: what is known of a key on a kind of device.
-        grouping: says what the packing strategy is told.
-        jobs: the arrays of each.
-        refused: trials that cannot start, and why.
+        device: The device.
+        profiles: Profile of a key on a kind of device, or None.
+        grouping: Source of the packing context.
+        jobs: Arrays of each job.
+        refused: Trials that cannot start, with the reason.
     """
 
     device: Device
@@ -155,7 +155,7 @@ class DryRunPlan:
     refused: list[tuple[tuple[int, ...], str]] = field(default_factory=list)
 
     def candidates(self, arrays: Sequence[Array]) -> list[Candidate]:
-        """Arrays as the strategy sees them."""
+        """The packing candidates of arrays."""
         return [candidate(array, self.profiles, [self.device]) for array in arrays]
 
     def context(self) -> PackingContext:
@@ -164,8 +164,10 @@ class DryRunPlan:
         return self.grouping.context(everyone, [self.device], {})
 
     def seconds(self, shared: bool) -> float:
-        """Of one epoch of all jobs. Samples that are kept are fetched once for all jobs of a process, which are counted
-        here; if no process is shared, for every job.
+        """Seconds of one epoch of all jobs, including the fetching of kept samples.
+
+        Args:
+            shared: Whether kept samples are fetched once for all jobs, else once per job.
         """
         context = self.context()
         kept: dict[str, list[float]] = {}
@@ -180,13 +182,13 @@ class DryRunPlan:
 def planned(
     plan: DryRunPlan, packing: Packing, fuse: bool, failures: Mapping[str, Sequence[Sequence[int]]]
 ) -> tuple[PlannedArray, ...]:
-    """The arrays of a plan, job by job, and what decided.
+    """The arrays of a plan, job by job, with the reasons for fusing and packing.
 
     Args:
-        plan: which.
-        packing: the strategy.
-        fuse: whether trials may be fused at all.
-        failures: why some could not share a process -> numbers of the trials of each of these arrays.
+        plan: The plan.
+        packing: The packing of the plan.
+        fuse: Whether trials may be fused.
+        failures: Reason why arrays could not share a process -> numbers of the trials of each of these arrays.
     """
     context, found, place = plan.context(), [], 0
     for number, group in enumerate(plan.jobs, start=1):
@@ -196,9 +198,9 @@ def planned(
             others = tuple(other for other in places if other != index)
             if others:
                 names = ", ".join(str(other + 1) for other in others)
-                company = f"packed with {names}: saves {percent(saved.impv)}"
+                packed = f"packed with {names}: saves {percent(saved.impv)}"
             else:
-                company = f"by itself: {_why_single(array, plan, context, packing, failures)}"
+                packed = f"by itself: {_why_single(array, plan, context, packing, failures)}"
             fused = _fused(array, plan, fuse)
             found.append(
                 PlannedArray(
@@ -210,7 +212,7 @@ def planned(
                         predicted([each], context).together
                         for each in plan.candidates([Array(array.key, (x,)) for x in array.members])
                     ),
-                    f"{fused}; {company}" if fused else company,
+                    f"{fused}; {packed}" if fused else packed,
                 )
             )
         place += len(group)
@@ -218,7 +220,7 @@ def planned(
 
 
 def _fused(array: Array, plan: DryRunPlan, fuse: bool) -> str:
-    """Whether its trials are fused, or why not; "" where there is but one."""
+    """Text on whether the trials of the array are fused, and why not; "" if no other trial has its key."""
     if len(array.members) > 1:
         return f"{len(array.members)} trials fused"
     alike = [other for group in plan.jobs for other in group if other.key == array.key]
@@ -239,6 +241,7 @@ def _why_single(
     packing: Packing,
     failures: Mapping[str, Sequence[Sequence[int]]],
 ) -> str:
+    """Reason why an array has a job of its own."""
     number = array.members[0].trial.number
     for reason, lanes in failures.items():
         if any(number in lane for lane in lanes):

@@ -1,4 +1,4 @@
-"""Trains some configurations for a few steps, and lets the planner make jobs of them as in a search."""
+"""Dry run: profiles some configurations with real steps, and plans their jobs as a search would."""
 
 import logging
 import sys
@@ -42,7 +42,7 @@ __all__ = ["dry_run"]
 _log = logging.getLogger("shoal.worker")
 
 _JOB = "dry run"
-"""Id of what measures."""
+"""Job id of the measurements."""
 
 FETCH_SECONDS = 15.0
 """Longest time spent on fetching samples before anything is timed."""
@@ -52,19 +52,19 @@ LEAST_SECONDS, LIMIT_SECONDS = 0.5, 30.0
 
 
 def dry_run(asked: DryRunRequest, trials: Sequence[Trial], history: History, tell: Callable[[str], None]) -> DryRun:
-    """Measure trials on the first device that was asked for, and plan them as if each were to train one epoch.
+    """Profile trials on the first requested device, and plan them as if each were to train one epoch.
 
-    Nothing is trained to any end, and nothing written but what was measured, for the searches to come. The threads of
-    this process become those of a worker.
+    No trial is trained to its budget. Only profiles are written, for later searches. The number of threads of this
+    process is set as in a worker.
 
     Args:
-        asked: the study.
-        trials: of it, at least one.
-        history: where it is written; what it knows already is measured anew.
-        tell: given a line on what is under way.
+        asked: The requested study.
+        trials: Trials of the study, at least one.
+        history: The job history for the profiles; known structures are measured again.
+        tell: Receiver of progress lines.
 
     Raises:
-        TaskError: the task breaks its contract.
+        TaskError: The task breaks its contract.
     """
     remove_abandoned()
     with TemporaryFolder() as nothing:
@@ -82,7 +82,7 @@ class _DryRunner:
         self._failures: dict[str, list[int]] = {}
         self._unmeasurable: set[tuple[FusionKey, str]] = set()
         self._packs: dict[tuple[tuple[int, ...], ...], str] = {}
-        """By numbers of the trials of each array: why these cannot share a process, "" if they can."""
+        """Numbers of the trials of each array -> reason why the arrays cannot share a process; "" if they can."""
 
     def run(self, trials: Sequence[Trial]) -> DryRun:
         self._tell(f"looking at {len(trials)} configurations")
@@ -99,7 +99,7 @@ class _DryRunner:
         while new := [group for group in chosen.jobs if len(group) > 1 and _numbers(group) not in self._packs]:
             for group in new:
                 self._try_pack(group)
-            chosen = self._plan(waiting, fuse, packing)  # with what that showed
+            chosen = self._plan(waiting, fuse, packing)  # with the new measurements
         for numbers, reason in chosen.refused:
             self._failures.setdefault(reason, []).extend(numbers)
         plans = {
@@ -117,22 +117,22 @@ class _DryRunner:
         )
 
     def _look(self, trials: Sequence[Trial]) -> dict[FusionKey, list[Member]]:
-        """The trials by their structure, but for those that cannot be looked at."""
+        """The trials by structure, without trials whose signature cannot be built."""
         members: dict[FusionKey, list[Member]] = {}
         for trial in trials:
             try:
                 key = self._signature_builder.key(trial)
-            except (Exception, SystemExit) as error:  # not hidden: it is told with the trial
+            except (Exception, SystemExit) as error:  # reported with the trial
                 self._fail([trial], error)
             else:
                 members.setdefault(key, []).append(Member(trial, 0, 1))
         return members
 
     def _measure(self, key: FusionKey, members: Sequence[Member]) -> list[Member]:
-        """Measure a structure; returns the members without those with which it cannot be, of which it is noted why."""
+        """Profile a structure; returns the members with which this works, and notes the failure of the others."""
         try:
             self._observe(Array(key, tuple(members[:PROFILE_MEMBERS])))
-        except (Exception, SystemExit) as error:  # not hidden: it is told with the trials
+        except (Exception, SystemExit) as error:  # reported with the trials
             left = [member for member in members if self._measure(key, [member])] if len(members) > 1 else []
             if 0 < len(left) < len(members):
                 return self._measure(key, left)
@@ -142,27 +142,27 @@ class _DryRunner:
         return list(members)
 
     def _measure_family(self, family: FusionKey, members: Sequence[Member]) -> None:
-        """Measure members of several structures as one array; where that fails, they are planned as several."""
+        """Profile members of several structures as one array; after a failure they are planned as several arrays."""
         try:
             self._observe(Array(family, tuple(members[:PROFILE_MEMBERS])))
         except TaskError:
             raise
-        except (Exception, SystemExit) as error:  # not hidden: it is told in the log
+        except (Exception, SystemExit) as error:  # reported in the log
             self._unmeasurable.add((family, self._device.kind))
             _log.warning("structures could not be measured as one array:\n%s", user_traceback(error))
 
     def _observe(self, array: Array) -> None:
-        """Measure an array, and note in the profile store what that shows."""
+        """Profile an array, and store its profile."""
         task, sets, device = self._worker_state.task, self._worker_state.sets, self._worker_state.device
         _fetch_kept(array, self._worker_state)
         profile = measure(task, sets, array, device, self._device.memory)
         self._store.observe(Profiled(_JOB, array.key, profile), Job(_JOB, (array,), Purpose.PROFILE), self._device)
 
     def _fail(self, trials: Sequence[Trial], error: BaseException) -> None:
-        """Note why trials could not be measured.
+        """Note the failure of trials.
 
         Raises:
-            TaskError: the task breaks its contract.
+            TaskError: The task breaks its contract.
         """
         numbers = [trial.number for trial in trials]
         if isinstance(error, TaskError):
@@ -174,7 +174,7 @@ class _DryRunner:
         self._failures.setdefault(reason, []).extend(numbers)
 
     def _plan(self, waiting: Sequence[tuple[Member, FusionKey]], fuse: bool, packing: Packing) -> DryRunPlan:
-        """The jobs that the planner starts on the device one after another, each as soon as the one before is over."""
+        """The jobs that the planner starts on the device one after another."""
         ids = map("job-{}".format, count())
         spec = self._asked.spec
         grouping = Grouping(packing, self._history.pack_speeds, self._asked.space.axes(), spec["seed"])
@@ -194,14 +194,14 @@ class _DryRunner:
         return plan
 
     def _try_pack(self, arrays: Sequence[Array]) -> None:
-        """Measure arrays in one process; whether they can share one is noted."""
+        """Measure arrays in one process, and note whether they can share one."""
         self._tell(f"measuring {len(arrays)} arrays in one process")
         group = _numbers(arrays)
         try:
             pack_speed = _measure_pack_speed(arrays, self._worker_state)
         except TaskError as error:
             raise TaskError(f"{error}; it was met with the configurations {group} in one process") from error
-        except (Exception, SystemExit) as error:  # not hidden: it is told with the arrays
+        except (Exception, SystemExit) as error:  # reported with the arrays
             _log.warning("arrays could not be measured together:\n%s", user_traceback(error))
             self._packs[group] = _in_short(error)
         else:
@@ -212,7 +212,7 @@ class _DryRunner:
 
 
 def _fetch_kept(array: Array, worker_state: WorkerState) -> None:
-    """Have the samples fetched that are kept from then on, as in all epochs but the first: fetching disturbs steps."""
+    """Fetch samples that are kept in memory before timing, since fetching would disturb the steps."""
     began = time.perf_counter()
     for each in worker_state.sets.of(array.members[0].trial.config):
         if each.sharing == "kept" and each.fetched < each.samples:
@@ -239,17 +239,17 @@ def _in_short(error: BaseException) -> str:
 
 
 def _measure_pack_speed(arrays: Sequence[Array], worker_state: WorkerState) -> float:
-    """Let arrays take turns until the fastest way is found, as a training job does.
+    """Let arrays take turns until the fastest way is found, as a training job does; no result of the steps is kept.
 
     Args:
-        arrays: at least two, of the same data, with their profiles; all members from their very start.
-        worker_state: of this process.
+        arrays: At least two arrays of the same data, with profiles; all members at epoch 0.
+        worker_state: State of this process.
 
     Returns:
-        Seconds of their steps in that way over those of array after array; 1 where there is no other way.
+        Seconds of the steps in the fastest way over those of array after array; 1 if there is no other way.
 
     Raises:
-        Exception: what the task raised.
+        Exception: An error of the task.
     """
     lanes = [_UncheckedTrainer("", _endless(array), worker_state) for array in arrays]
     turns = LaneScheduler(worker_state.device)
@@ -265,7 +265,7 @@ def _measure_pack_speed(arrays: Sequence[Array], worker_state: WorkerState) -> f
         for failure in turns.round(lanes, lambda: elapsed() >= LIMIT_SECONDS):
             raise failure.error
         for lane in lanes:
-            lane.events.clear()  # nobody waits for what they have to tell
+            lane.events.clear()  # no consumer
     seconds, way = turns.seconds, turns.way
     del lanes, turns
     give_back(worker_state.device)
@@ -273,8 +273,8 @@ def _measure_pack_speed(arrays: Sequence[Array], worker_state: WorkerState) -> f
 
 
 class _UncheckedTrainer(ArrayTrainer):
-    """A lane in which trials go on whatever their loss is: a step takes as long when it is no number. They go on beyond
-    their budgets, too, where a schedule may have ended.
+    """Trains an array for timing: it ignores losses that are not finite, and runs without a learning-rate schedule,
+    which may end before the measurement does.
     """
 
     def _runtime(self, member: Member) -> TrialRuntime:
@@ -285,7 +285,7 @@ class _UncheckedTrainer(ArrayTrainer):
 
 
 def _endless(array: Array) -> Array:
-    """The array with no end in sight, and never compiled: what is asked is what an epoch takes from the first step."""
+    """The array without an end, and never compiled, since epochs are timed from the first step."""
     members = tuple(replace(member, target=sys.maxsize) for member in array.members)
     profile = None if array.profile is None else replace(array.profile, compiled_gain={1: 1.0})
     return replace(array, members=members, profile=profile)

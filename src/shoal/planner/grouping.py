@@ -1,4 +1,4 @@
-"""Arrays to jobs: what a packing strategy is asked, and where it may not choose."""
+"""Packing of arrays into jobs: the candidates and context of a packing, and arrays that must run alone."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -22,23 +22,23 @@ from shoal.planner.partition import Profiles
 __all__ = ["START_SECONDS", "Amounts", "Grouping", "Paces", "candidate", "candidates", "stream_of"]
 
 START_SECONDS = 0.03
-"""What any job costs beside its steps: it is planned, written down, sent to a process, and its end is heard of. As
-`benchmarks/placement.py` prints it: 28 ms for planning and dispatching alone."""
+"""Fixed overhead of a job: planning, journaling, dispatch, completion. `benchmarks/placement.py` prints 28 ms for
+planning and dispatch alone."""
 
 Paces = Callable[[str], Mapping[tuple[str, str], float]]
-"""Kind of a device -> what is known of the steps of two structures in one process there; see `History.pack_speeds`."""
+"""Kind of a device -> measured pack speeds of pairs of structures; see `History.pack_speeds`."""
 
 
 class Grouping:
-    """Lets a strategy decide which arrays share a process.
+    """Groups arrays into jobs by a packing.
 
-    Arrays of which nothing is known, opaque ones, and trials that failed in company, have one of their own.
+    Arrays without a profile, opaque arrays, and trials that failed in a shared job get a job of their own.
 
     Args:
-        packing: the strategy.
-        pack_speeds: what was measured of two structures in one process.
-        axes: of the space, for distances between configurations; see `PackingContext`.
-        seed: of what is random in it.
+        packing: The packing; by default `Cost`.
+        pack_speeds: Measured pack speeds of pairs of structures.
+        axes: Ordered values of parameters of the space; see `PackingContext`.
+        seed: Seed of the packing.
     """
 
     def __init__(
@@ -62,15 +62,15 @@ class Grouping:
         alone: AbstractSet[int],
         group_of: Callable[[Member], TrialGroup | None] = lambda member: None,
     ) -> list[tuple[Array, ...]]:
-        """The arrays as those of jobs, in the order of their first ones.
+        """Groups of arrays, one per job, in the order of their first arrays.
 
         Args:
-            arrays: in the order in which they are to be served.
-            profiles: what is known of a key on a kind of device.
-            devices: all healthy devices, at least one.
-            busy: name of a device that holds jobs -> expected seconds until it holds none.
-            alone: numbers of trials that have a job of their own.
-            group_of: what an algorithm wants a member trained with, and what follows that.
+            arrays: Arrays in the order of service.
+            profiles: Profile of a key on a kind of device, or None.
+            devices: All healthy devices, at least one.
+            busy: Name of a device that holds jobs -> expected seconds until it holds none.
+            alone: Numbers of trials that get a job of their own.
+            group_of: Trial group of a member, which says what training may follow; or None.
         """
         lone: list[Array] = []
         alike: dict[tuple[frozenset[str], object], list[Array]] = {}
@@ -97,13 +97,13 @@ class Grouping:
         return sorted(groups, key=lambda group: place[group[0].members[0].trial.number])
 
     def suits(self, incoming: Candidate, present: Sequence[Candidate], device: Device) -> bool:
-        """Whether the strategy lets an array into a process that runs on a device, with those that are in it."""
+        """Whether the packing admits a candidate to a running process with the present candidates."""
         return self._packing.suits(incoming, present, self.context([*present, incoming], [device], {}))
 
     def context(
         self, candidates: Sequence[Candidate], devices: Sequence[Device], busy: Mapping[str, float]
     ) -> PackingContext:
-        """What the strategy is told of candidates that could run on devices; for `busy` see `groups`."""
+        """The packing context of candidates on devices; for `busy` see `groups`."""
         return PackingContext(
             loads=tuple(busy.get(device.name, 0.0) for device in devices),
             memory=min(device.memory for device in devices),
@@ -114,11 +114,11 @@ class Grouping:
         )
 
     def pack_speed(self, keys: AbstractSet[FusionKey], kinds: AbstractSet[str]) -> float:
-        """How many times as long arrays of keys take in one process as one after another, as far as that is known."""
+        """Time of arrays of these keys in one process over their time one after another; 1 if never measured."""
         return fmean(self._known_paces(keys, kinds).values() or [1.0])
 
     def _known_paces(self, keys: AbstractSet[FusionKey], kinds: AbstractSet[str]) -> dict[frozenset[FusionKey], float]:
-        """Of pairs of keys, the mean over the kinds of devices on which they were measured."""
+        """Pack speed of each measured pair of keys, the mean over the kinds of devices."""
         by_structure: dict[str, list[FusionKey]] = {}
         for key in keys:
             by_structure.setdefault(key.steps, []).append(key)
@@ -131,7 +131,7 @@ class Grouping:
 
 
 class Amounts(NamedTuple):
-    """What a strategy is told of an array, beside the array; see `Candidate`."""
+    """The fields of a `Candidate` other than its array."""
 
     seconds: float
     fetching: float
@@ -141,12 +141,12 @@ class Amounts(NamedTuple):
 
 
 class _Following(NamedTuple):
-    """What follows an array.
+    """Training that may follow an array, by the groups of its members.
 
     Args:
-        longest: epochs of one trial, beyond those of the member.
-        last: epochs of that member, and these.
-        work: epochs that all members together may expect, any trial of a group being as likely to go on as the others.
+        longest: Largest number of epochs that may follow a member.
+        last: Largest sum of the epochs of a member and the epochs that may follow it.
+        work: Expected epochs that follow all members, with all trials of a group equally likely to go on.
     """
 
     longest: int = 0
@@ -166,13 +166,13 @@ class _Following(NamedTuple):
 def candidate(
     array: Array, profiles: Profiles, devices: Sequence[Device], amounts: dict[object, Amounts] | None = None
 ) -> Candidate:
-    """An array as a strategy sees it, with nothing that follows; the mean of those devices on which it is known.
+    """The packing candidate of an array, without training that follows; means over the devices with profiles.
 
     Args:
-        array: that runs, or is to.
-        profiles: what is known of a key on a kind of device.
-        devices: that it can run on.
-        amounts: of what is alike, as far as it was found before; what is found now is added.
+        array: A running or waiting array.
+        profiles: Profile of a key on a kind of device, or None.
+        devices: Devices on which the array can run.
+        amounts: Cache for equal arrays, extended by this call.
     """
     kinds = [device.kind for device in devices]
     amounts = {} if amounts is None else amounts
@@ -188,17 +188,17 @@ def candidates(
     devices: Sequence[Device],
     group_of: Callable[[Member], TrialGroup | None],
 ) -> list[Candidate]:
-    """Arrays as a strategy sees them, with what follows; the mean of those devices on which they are known.
+    """The packing candidates of waiting arrays, with training that follows; means over the devices with profiles.
 
     Args:
-        arrays: that wait.
-        profiles: what is known of a key on a kind of device.
-        devices: that they can run on.
-        group_of: what an algorithm wants a member trained with, and what follows that.
+        arrays: Waiting arrays.
+        profiles: Profile of a key on a kind of device, or None.
+        devices: Devices on which the arrays can run.
+        group_of: Trial group of a member, which says what training may follow; or None.
     """
     kinds = Counter(device.kind for device in devices)
     alike_fetching = _fetching_alike(profiles, arrays, kinds)
-    amounts: dict[object, Amounts] = {}  # of what is alike, of which there may be thousands
+    amounts: dict[object, Amounts] = {}  # one for equal arrays, of which there may be thousands
     found = []
     for array in arrays:
         follows = _Following.of(array, group_of)
@@ -210,7 +210,7 @@ def candidates(
 
 
 def stream_of(array: Array, profile: Profile | None) -> object:
-    """What arrays have in common that use the same samples at the same time."""
+    """Equal for arrays that use the same samples at the same time; None if the position in the data does not matter."""
     if profile is None or profile.sharing not in ABREAST:
         return None
     place = (array.key.order, min(member.start for member in array.members))
@@ -218,7 +218,7 @@ def stream_of(array: Array, profile: Profile | None) -> object:
 
 
 def _fetching_alike(profiles: Profiles, arrays: Iterable[Array], kinds: Iterable[str]) -> Profiles:
-    """Profiles that agree on how long a sample of some data takes: what disturbs a measurement only makes it longer."""
+    """Profiles with the least measured fetch time per sample of each data set, since disturbances only lengthen it."""
     least: dict[tuple[str, str], float] = {}
     keys = {array.key for array in arrays}
     for key, kind in product(keys, kinds):
@@ -234,8 +234,10 @@ def _fetching_alike(profiles: Profiles, arrays: Iterable[Array], kinds: Iterable
 
 
 def _amounts(array: Array, profiles: Profiles, kinds: Mapping[str, int], follows: _Following) -> Amounts:
-    """What follows an array where samples are shared at one place in the data alone comes back to those that it was
-    trained beside, and is counted as a part of it; anywhere else, as its tail.
+    """Amounts of a candidate, as means over devices.
+
+    If samples are shared only at the same position in the data, the training that follows returns to the same process
+    and counts as part of the array; else it is the tail.
     """
     epochs, more = array.epochs, [follows.longest]
     found = {kind: profiles(array.key, kind) for kind in kinds}
@@ -243,7 +245,7 @@ def _amounts(array: Array, profiles: Profiles, kinds: Mapping[str, int], follows
     devices = [kinds[kind] for kind, profile in found.items() if profile is not None]
     steps = fmean((seconds(profile, epochs) for profile in known), devices)
     tail = fmean((seconds(profile, more) for profile in known), devices)
-    if known[0].sharing in ABREAST:  # which is up to the data, not to the device
+    if known[0].sharing in ABREAST:  # the data decides, not the device
         steps += follows.work * fmean((seconds(profile, [1]) for profile in known), devices)
         epochs, tail = (max(*epochs, follows.last),), 0.0
     fetched = fmean((fetching(profile, epochs) for profile in known), devices)

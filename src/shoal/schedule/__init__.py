@@ -1,4 +1,4 @@
-"""Which job runs where: the contract of a policy, and the policies."""
+"""Placement policies: which job runs on which device. The contract of a policy, and the policies."""
 
 from shoal.core.event import TurnStats
 from shoal.schedule.action import Action, JobState, Plan, Refusal, Resize, Resume, Start, Stop, Suspend

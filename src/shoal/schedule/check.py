@@ -1,4 +1,4 @@
-"""Holds a plan against the rules of the `Policy` contract."""
+"""Checks of plans: against the `Policy` contract, and for actions that must wait until jobs have left their devices."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,25 +20,25 @@ _LEGAL: Mapping[type, tuple[JobState, ...]] = {
     Resize: (JobState.RUNNING,),
     Stop: (JobState.RUNNING, JobState.SUSPENDED),
 }
-"""The states in which a job may meet an action."""
+"""Legal states of a job for each action."""
 
 _Places = Mapping[str, tuple[Node, Device]]
 
 
 def check_plan(plan: Plan, jobs: Sequence[JobView], cluster: Cluster, now: float) -> None:
-    """Accept a legal plan.
+    """Check that a plan is legal.
 
-    Actions are taken in order, so a job may use what an earlier action of the plan has freed. Limits are checked where
-    an action places a job: devices that were too full before are not held against a plan that leaves them alone.
+    Actions are taken in order, so a job may use resources that an earlier action of the plan has freed. Limits are
+    checked only on devices on which an action places a job; other devices may be overfull.
 
     Args:
-        plan: what a policy returned.
-        jobs: what it was given.
-        cluster: what it was given.
-        now: what it was given.
+        plan: Result of the policy.
+        jobs: Jobs given to the policy.
+        cluster: Cluster given to the policy.
+        now: Time given to the policy.
 
     Raises:
-        PolicyError: names the action and the rule or limit it breaks.
+        PolicyError: The plan is illegal; the message names the action and the broken rule or limit.
     """
     state = {job.id: job for job in jobs}
     places = cluster.places
@@ -62,7 +62,7 @@ def check_plan(plan: Plan, jobs: Sequence[JobView], cluster: Cluster, now: float
 
 
 def _after(action: Action, job: JobView, places: _Places) -> JobView:
-    """The job as the action leaves it."""
+    """The view of the job after the action."""
     legal = _LEGAL[type(action)]
     if job.state not in legal:
         raise PolicyError(f"{action} names a job that is {job.state}; it must be {' or '.join(legal)}")
@@ -102,7 +102,7 @@ def _check_device(action: Action, name: str, job: JobView, places: _Places) -> N
 
 
 class _HeldResources:
-    """Which jobs hold which devices, and the sums of what they take."""
+    """The jobs on each device, and the sums of their demands."""
 
     def __init__(self, jobs: Sequence[JobView], places: _Places) -> None:
         self._places = places
@@ -111,24 +111,24 @@ class _HeldResources:
             self.add(job)
 
     def add(self, job: JobView) -> None:
-        """Let a job have its devices."""
+        """Add a job to its devices."""
         for name in job.devices:
             if name in self._places:
                 self._on.setdefault(name, {})[job.id] = job
 
     def remove(self, job: JobView) -> None:
-        """Let a job give its devices up."""
+        """Remove a job from its devices."""
         for name in job.devices:
             if name in self._on:
                 del self._on[name][job.id]
 
     def check(self, action: Action, name: str) -> None:
-        """Hold a device, and the cores of its node, against their limits."""
+        """Check the limits of a device and the cores of its node."""
         if excess := self.excess(name):
             raise PolicyError(f"{action}: {excess}")
 
     def excess(self, name: str) -> str:
-        """What is too much on a device, or of the cores of its node; empty if nothing is."""
+        """The exceeded limit of a device or of its node, in words; empty if there is none."""
         node, device = self._places[name]
         here = self._on.get(name, {}).values()
         if len(here) > 1 and (wide := next((job for job in here if len(job.devices) > 1), None)):
@@ -151,7 +151,7 @@ class _HeldResources:
 
 
 def _check_refusals(plan: Plan, unplaced: set[str]) -> None:
-    """Exactly one refusal, with a reason, for every job that stays off the devices, and for no other."""
+    """Check that every job without a device, and no other job, has exactly one refusal with a reason."""
     refused: set[str] = set()
     for refusal in plan.refusals:
         if refusal.job not in unplaced:
@@ -167,11 +167,11 @@ def _check_refusals(plan: Plan, unplaced: set[str]) -> None:
 
 @dataclass(frozen=True)
 class FeasiblePlan:
-    """What can be done of a plan, and what has to wait.
+    """The part of a plan that can be done at once.
 
     Args:
-        actions: to be done at once, in order.
-        later: id of a job that the plan places and that waits -> why.
+        actions: Feasible actions, in order.
+        later: Id of a job that the plan places but that must wait -> reason.
     """
 
     actions: tuple[Action, ...]
@@ -179,15 +179,16 @@ class FeasiblePlan:
 
 
 def feasible(plan: Plan, jobs: Sequence[JobView], cluster: Cluster, leaving: Collection[str]) -> FeasiblePlan:
-    """A live job leaves its device at its next step, not in the moment it is asked to. Until then it keeps what it has,
-    so that at no moment a device or a node holds more than it can; who was to have that is left to the next plan, which
-    is made as soon as it is free.
+    """Split a plan into actions that are feasible at once and jobs that must wait.
+
+    A live job leaves its device only at its next step, and keeps its resources until then. So a job that is to get
+    these resources waits for the next plan, which is made once they are free; no device or node is ever overfull.
 
     Args:
-        plan: a legal one.
-        jobs: that it was made of.
-        cluster: likewise.
-        leaving: ids of jobs that were asked to leave before.
+        plan: A legal plan.
+        jobs: Jobs given to the policy.
+        cluster: Cluster given to the policy.
+        leaving: Ids of jobs with an open request to leave.
     """
     views = {job.id: job for job in jobs}
     held = _HeldResources(jobs, cluster.places)
@@ -217,5 +218,5 @@ def feasible(plan: Plan, jobs: Sequence[JobView], cluster: Cluster, leaving: Col
 
 
 def _stays(action: Start | Resume | Resize, job: JobView) -> bool:
-    """Whether a running job stays on its device; one that moves has to leave it first."""
+    """Whether the action leaves a running job on its devices; a job that moves must leave them first."""
     return not isinstance(action, Resize) or action.devices == job.devices

@@ -1,4 +1,4 @@
-"""Jobs that share a device or grow over several, so that a group of trials ends soon (Fluid)."""
+"""The water-filling policy: jobs share a device or spread over several, so that groups of trials end soon (Fluid)."""
 
 import heapq
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
@@ -20,19 +20,18 @@ __all__ = ["WaterFilling", "due_widths", "fill_up"]
 class WaterFilling(Policy):
     """Fluid's water-filling: the more work a trial has left, the more devices it gets, from 1/c of one up to d.
 
-    1. StaticFluid lays the waiting jobs of each TrialGroup, the group that came first first, on what is idle. Jobs of
-       no group that run on the same kinds of device are one group.
-    2. DynamicFluid gives all jobs the widths that they are due on the whole cluster, where that is worth a resize: it
-       makes room while jobs wait, and spreads them over what is idle when none does.
-    3. What is left of a shared device is divided among the jobs on it.
+    1. StaticFluid places the waiting jobs of each TrialGroup on idle resources, the oldest group first. Jobs without a
+       group that run on the same kinds of devices are one group.
+    2. DynamicFluid gives all jobs their due widths on the whole cluster, where that is worth a resize: it makes room
+       while jobs wait, and spreads jobs over idle devices if none waits.
+    3. The rest of a shared device is divided among its jobs.
 
-    A width below 1 is a share of a device, at most c of which are on one; a width from 1 on is whole devices of one
-    kind, which the job has to itself. So a job that is neither to share nor to grow, c = d = 1, gets a device of its
-    own, and devices are not oversubscribed. Jobs that are not preemptible stay as they are, as do those on devices
-    that are gone or not healthy.
+    A width below 1 is a share of a device, with at most c shares per device; a width from 1 on is whole devices of one
+    kind, which the job has to itself. So a job with c = d = 1 gets a device of its own, and devices are not
+    oversubscribed. Jobs that are not preemptible, and jobs on removed or unhealthy devices, stay as they are.
 
     Beyond the paper: parts of devices count as idle; devices that rounding down would leave idle go to the trial that
-    would end last; scaling down is undone as far as nobody takes what it frees.
+    would end last; scaling down is undone as far as no job takes the freed devices.
     """
 
     def plan(self, jobs: Sequence[JobView], cluster: Cluster, now: float) -> Plan:
@@ -63,14 +62,14 @@ class WaterFilling(Policy):
 
 
 def due_widths(seconds: Sequence[float], scalings: Sequence[Scaling], devices: float) -> list[float]:
-    """Width of each trial in proportion to its work.
+    """Width of each trial in proportion to its work (Fluid, Algorithm 1: StaticFluid).
 
-    w_i = min(max(⌊h_{i,1} / Σ_j h_{j,1} · n⌋, 1/c), d); a trial of no known time counts as an equal part.
+    w_i = min(max(⌊h_{i,1} / Σ_j h_{j,1} · n⌋, 1/c), d); if no trial has a known time, all parts are equal.
 
     Args:
-        seconds: h_{i,1}, what each still takes alone on one device.
-        scalings: c and d of each.
-        devices: n, how many there are to divide; parts of devices count as such.
+        seconds: h_{i,1}, seconds left of each trial alone on one device.
+        scalings: c and d of each trial.
+        devices: n, number of devices to divide, including parts of devices.
     """
     total = sum(seconds)
     parts = [each / total for each in seconds] if total > 0 else [1 / len(seconds)] * len(seconds)
@@ -83,14 +82,14 @@ def due_widths(seconds: Sequence[float], scalings: Sequence[Scaling], devices: f
 def fill_up(
     widths: Sequence[float], seconds: Sequence[float], scalings: Sequence[Scaling], devices: float
 ) -> list[float]:
-    """Widths with what rounding down has left over: one more device at a time, to the trial that would end last.
+    """Widths including the devices that rounding down has left over, one at a time to the trial that would end last.
 
-    A trial takes part of a device, a whole one, two, and so on; it gets no device that would not make it faster.
+    A trial grows from a part of a device to a whole one, two, and so on; it gets no device that would not speed it up.
 
     Args:
-        widths: due to each; see `due_widths`.
-        seconds: h_{i,1}.
-        scalings: h(w) and d of each.
+        widths: Due width of each trial; see `due_widths`.
+        seconds: h_{i,1} of each trial.
+        scalings: h(w) and d of each trial.
         devices: n.
     """
     found = list(widths)
@@ -113,16 +112,16 @@ def fill_up(
 def _lay(
     layout: DeviceStrips, jobs: Sequence[JobView], widths: Mapping[str, float], seconds: Mapping[str, float]
 ) -> None:
-    """Place jobs in non-increasing width, the longer of equals first, on the least loaded devices.
+    """Place jobs in non-increasing width, the longer job first in a tie, on the least loaded devices.
 
-    A job gets fewer devices than it is due where there are not as many, and a part of one, at least 1/c, where none is
-    idle. One that finds no place is left out.
+    A job gets fewer devices than due if there are not enough, and a part of at least 1/c if no device is idle. A job
+    that fits nowhere is left out.
 
     Args:
-        layout: to place them on.
-        jobs: that lie nowhere.
-        widths: job -> devices that it is due.
-        seconds: job -> h_{i,1}.
+        layout: The layout to change.
+        jobs: Jobs without a place.
+        widths: Job -> due width.
+        seconds: Job -> h_{i,1}.
     """
     for job in sorted(jobs, key=lambda job: (-widths[job.id], -seconds[job.id])):
         place = _place(layout, job, widths[job.id])
@@ -145,21 +144,21 @@ def _resize(
     seconds: Mapping[str, float],
     devices: float,
 ) -> None:
-    """Give all jobs the widths that they are due by now, where that is worth what it costs.
+    """Give all jobs their due widths, where the gain exceeds the cost (Fluid, Algorithm 2: DynamicFluid).
 
-    - Scale down if w' < w and w' (h(w') + ε) < w h(w): less device time in all.
-    - Jobs that wait are laid on what that frees.
+    - Scale down if w' < w and w' (h(w') + ε) < w h(w): less device time in total.
+    - Place waiting jobs on the freed resources.
     - Scale up if w' > w and h(w') + ε < h(w).
-    - A job that was scaled down gets back what nobody has taken.
+    - Give a job that was scaled down its free devices back.
 
-    While no job waits, widths are filled up (`fill_up`). A job that this plan begins pays no ε.
+    If no job waits, widths are filled up (`fill_up`). A job that this plan starts pays no ε.
 
     Args:
-        layout: where jobs lie; changed.
-        movable: jobs on it that may be moved.
-        waiting: jobs that lie nowhere.
-        seconds: job -> h_{i,1}.
-        devices: n, those that are not taken by jobs that may not be moved.
+        layout: The layout to change.
+        movable: Placed jobs that may be moved.
+        waiting: Jobs without a place.
+        seconds: Job -> h_{i,1}.
+        devices: n, number of devices without those of jobs that may not be moved.
     """
     jobs = sorted([*movable, *waiting], key=lambda job: -seconds[job.id])
     times, scalings = [seconds[job.id] for job in jobs], [job.scaling for job in jobs]
@@ -209,12 +208,12 @@ def _restore(layout: DeviceStrips, job: JobView, before: StripPlacement) -> None
 
 
 def _share_out(layout: DeviceStrips, movable: Mapping[str, JobView], before: Mapping[str, StripPlacement]) -> None:
-    """Divide what is left of every shared device equally among the jobs there, where that is worth what it costs.
+    """Divide the rest of every shared device equally among its jobs, where the gain exceeds the cost.
 
     Args:
-        layout: where jobs lie; changed.
-        movable: the jobs on it that may be moved, by id.
-        before: job -> where it runs.
+        layout: The layout to change.
+        movable: Placed jobs that may be moved, by id.
+        before: Job -> current place.
     """
     for name in layout.devices:
         here = [job for job in layout.here(name) if job.id in movable and job.scaling.sharing > 1]
@@ -228,7 +227,7 @@ def _share_out(layout: DeviceStrips, movable: Mapping[str, JobView], before: Map
 
 
 def _widened_gains(layout: DeviceStrips, job: JobView, extra: float, before: StripPlacement | None) -> bool:
-    """Whether so much more of its device is worth a resize; a job that is begun or resized anyway pays nothing more."""
+    """Whether `extra` more of its device is worth a resize; a job that is started or resized anyway pays nothing."""
     place = layout.places[job.id]
     if before is None or not place.same(before):
         return True
@@ -237,7 +236,7 @@ def _widened_gains(layout: DeviceStrips, job: JobView, extra: float, before: Str
 
 
 def _cost(job: JobView) -> float:
-    """ε."""
+    """ε: the cost of a resize; 0 for a job that does not run."""
     return job.scaling.resize_seconds if job.state is JobState.RUNNING else 0.0
 
 
@@ -249,7 +248,7 @@ _PLACING: Mapping[JobState, type[Start] | type[Resume] | type[Resize]] = {
 
 
 def _usable(job: JobView, cluster: Cluster) -> list[Device]:
-    """Healthy devices that the job could run on if they were empty."""
+    """Healthy devices on which the job would fit alone."""
     return [device for node, device in cluster if device.healthy and _fits_alone(job, node, device)]
 
 
@@ -264,7 +263,7 @@ def _fits_alone(job: JobView, node: Node, device: Device) -> bool:
 
 
 def _groups(jobs: Sequence[JobView]) -> list[list[JobView]]:
-    """Jobs by TrialGroup, in the order of the oldest job of each."""
+    """Jobs by TrialGroup, in the order of the oldest job of each group."""
     groups: dict[Hashable, list[JobView]] = {}
     for job in jobs:
         key = tuple(sorted(job.demand)) if job.group is None else job.group
@@ -279,7 +278,7 @@ def _may_move(job: JobView, layout: DeviceStrips) -> bool:
 
 
 def _devices(layout: DeviceStrips, movable: Sequence[JobView], names: Iterable[str]) -> float:
-    """How many of these devices are not taken by jobs that may not be moved."""
+    """Number of these devices, including parts, without those of jobs that may not be moved."""
     free = {name: layout.free(name) for name in names}
     for job in movable:
         place = layout.places[job.id]
@@ -290,9 +289,9 @@ def _devices(layout: DeviceStrips, movable: Sequence[JobView], names: Iterable[s
 
 
 def _actions(jobs: Sequence[JobView], now: DeviceStrips, then: DeviceStrips) -> Iterator[Action]:
-    """What leads from one layout to the other, in an order in which every place is free when it is taken.
+    """Actions that change one layout into the other, in an order in which every place is free when it is taken.
 
-    Jobs only ever go to what others have left, so there is such an order.
+    Such an order exists, since jobs only move to resources that other jobs have left.
     """
     pending = [
         job
@@ -317,7 +316,7 @@ def _actions(jobs: Sequence[JobView], now: DeviceStrips, then: DeviceStrips) -> 
 
 
 def _refusals(jobs: Sequence[JobView], actions: Sequence[Action], cluster: Cluster) -> Refusals:
-    """Reasons of the jobs that are not begun: a device that others are on counts as busy."""
+    """Refusals of the jobs without a place; a device with any job counts as busy."""
     placed = {action.job: action for action in actions if isinstance(action, (Start, Resume, Resize))}
     count = sum(job.state is not JobState.RUNNING and job.id not in placed for job in jobs)
 
@@ -333,7 +332,7 @@ def _refusals(jobs: Sequence[JobView], actions: Sequence[Action], cluster: Clust
 
 
 def _asking(job: JobView) -> JobView:
-    """The job as it asks for a device: one that may share has no compute that it must have."""
+    """The view of a job for its refusal: a waiting job that may share needs no fixed compute."""
     if job.state is JobState.RUNNING or job.scaling.sharing == 1:
         return job
     return replace(job, demand={kind: replace(demand, compute=0.0) for kind, demand in job.demand.items()})

@@ -1,4 +1,4 @@
-"""Which arrays share a process: the contract of a packing, and the packings (pack_opt of Pack)."""
+"""Packing: which arrays share a process. The contract of a packing, and the packings (pack_opt of Pack)."""
 
 from shoal.planner.packing.base import Candidate, Packing, PackingContext
 from shoal.planner.packing.baselines import BatchSize, NoPacking, RandomPacking

@@ -1,4 +1,4 @@
-"""The simple packings that Pack compares with: by batch size, at random, and none (Liu et al. 2021, section 5.3)."""
+"""Baseline packings of Pack: none, by batch size, and random (Liu et al. 2021, section 5.3)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,23 +15,23 @@ __all__ = ["BatchSize", "NoPacking", "RandomPacking"]
 @final
 @dataclass(frozen=True)
 class NoPacking(Packing):
-    """Every array by itself: the original that Pack compares with."""
+    """Every array in a process of its own: the unpacked search that Pack compares with."""
 
     def pack(self, candidates: Sequence[Candidate], context: PackingContext) -> list[tuple[Candidate, ...]]:
-        """Each in a group of its own."""
+        """One group per candidate."""
         return [(candidate,) for candidate in candidates]
 
 
 @final
 @dataclass(frozen=True)
 class BatchSize(Packing):
-    """Only arrays of equal batch size share a process: as many as memory holds, in their order, then the next.
+    """Arrays of equal batch size share a process, as many as memory holds, in their order.
 
     This is Batch-size Pack Hyperband (Liu et al. 2021, section 5.3).
     """
 
     def pack(self, candidates: Sequence[Candidate], context: PackingContext) -> list[tuple[Candidate, ...]]:
-        """Greedily, the first candidate that is left with all that fit to it."""
+        """Greedy: group the first remaining candidate with all remaining ones that match and fit."""
         left = list(range(len(candidates)))
         groups: list[list[int]] = []
         while left:
@@ -47,15 +47,15 @@ class BatchSize(Packing):
 @final
 @dataclass(frozen=True)
 class RandomPacking(Packing):
-    """Random arrays share a process: as many as memory holds, or `size` of them.
+    """Random arrays share a process, as many as memory holds, or at most `size`.
 
     This is Random Pack Hyperband (Liu et al. 2021, section 5.3).
 
     Args:
-        size: most arrays of a process, the paper's m; None: as many as fit.
+        size: Largest number of arrays of a process, the paper's m; None: as many as fit.
 
     Raises:
-        PackError: `size` is no integer of at least 1.
+        PackError: `size` is not an integer of at least 1.
     """
 
     size: int | None = None
@@ -66,7 +66,7 @@ class RandomPacking(Packing):
             raise PackError(f"`size` must be an integer of at least 1, or None for no limit, got {self.size!r}")
 
     def pack(self, candidates: Sequence[Candidate], context: PackingContext) -> list[tuple[Candidate, ...]]:
-        """In a random order, the first candidate that is left with those behind it that fit."""
+        """In random order: group the first remaining candidate with the following ones that fit."""
         left = list(range(len(candidates)))
         Generator(context.seed).shuffle(left)
         groups: list[list[int]] = []

@@ -1,4 +1,4 @@
-"""Groups as places of candidates: who still fits, and the groups in the order that is asked for."""
+"""Groups of candidates: the memory of a group, filling a group, the required order, and the check of an answer."""
 
 from collections.abc import Iterable, Sequence
 
@@ -9,21 +9,21 @@ __all__ = ["arranged", "check_groups", "filled", "needed"]
 
 
 def needed(group: Sequence[Candidate]) -> int:
-    """Bytes that candidates take in one process."""
+    """Bytes of a process with these candidates."""
     return max(each.base for each in group) + sum(each.memory for each in group)
 
 
 def filled(
     first: int, others: Iterable[int], candidates: Sequence[Candidate], context: PackingContext, size: int | None = None
 ) -> list[int]:
-    """A candidate and those of the others, in their order, that share its data and still fit; who does not is skipped.
+    """A group of one candidate and, in order, the others that have its data and still fit; the rest is skipped.
 
     Args:
-        first: place of the candidate that every group of its own may be.
-        others: places of who may join it, the most wanted first.
-        candidates: all.
-        context: for the memory.
-        size: most candidates of a group.
+        first: Place of the first candidate.
+        others: Places of further candidates, the best first.
+        candidates: All candidates.
+        context: The context with the available memory.
+        size: Largest number of candidates of the group, or None.
     """
     group = [first]
     base, memory = candidates[first].base, candidates[first].memory
@@ -41,7 +41,7 @@ def filled(
 
 
 def arranged(groups: Iterable[Iterable[int]], candidates: Sequence[Candidate]) -> list[tuple[Candidate, ...]]:
-    """The candidates at these places, each group in their order, the groups in the order of their first ones."""
+    """The candidates at these places, in the order that `Packing` requires within and between groups."""
     return [tuple(candidates[place] for place in group) for group in sorted(sorted(group) for group in groups)]
 
 
@@ -51,12 +51,12 @@ def check_groups(
     """Check groups against the rules that `Packing` states.
 
     Args:
-        groups: what the packing answered.
-        candidates: that it was given.
-        context: that it was given.
+        groups: Answer of the packing.
+        candidates: Candidates given to the packing.
+        context: Context given to the packing.
 
     Raises:
-        PackError: the groups are illegal; the message says why.
+        PackError: The groups are illegal; the message says why.
     """
     if not isinstance(groups, Sequence) or not all(isinstance(group, Sequence) for group in groups):
         raise PackError(f"a packing must return a list of groups of the candidates that it was given, got {groups!r}")
@@ -79,7 +79,7 @@ def check_groups(
         if taken != sorted(taken):
             raise PackError(f"the group of {_named(group[0])} is not in the order in which it was given")
         firsts.append(taken[0])
-        _check_company(group, context)
+        _check_group(group, context)
     left = [candidate for candidate in candidates if places[id(candidate)]]
     if left:
         raise PackError(f"{_named(left[0])} is in no group")
@@ -87,8 +87,8 @@ def check_groups(
         raise PackError("the groups are not in the order of their first candidates")
 
 
-def _check_company(group: Sequence[Candidate], context: PackingContext) -> None:
-    """One group by itself."""
+def _check_group(group: Sequence[Candidate], context: PackingContext) -> None:
+    """Check the data and the memory of one group."""
     if len(group) == 1:
         return
     streams = {candidate.key.data for candidate in group}

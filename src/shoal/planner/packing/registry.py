@@ -1,4 +1,4 @@
-"""The packings by name."""
+"""Registry of packings: name to class, and `make_packing`."""
 
 from collections.abc import Mapping
 
@@ -21,10 +21,10 @@ PACKINGS: Mapping[str, type[Packing]] = {
 
 
 def make_packing(packing: str | Packing) -> Packing:
-    """The packing of that name; a packing is returned as it is.
+    """The packing of this name; a packing object is returned unchanged.
 
     Raises:
-        PackError: there is no such packing.
+        PackError: There is no such packing.
     """
     if isinstance(packing, Packing):
         return packing
