@@ -94,7 +94,7 @@ class Policy(ABC):
     A policy is a pure function of the arguments of `plan`: no clock, no I/O, no state between calls, no randomness but
     a seed given to its constructor. The simulator calls the same object as the engine, with a virtual `now`.
 
-    A plan must be legal; its actions are taken in order:
+    A policy may return any legal plan, whose actions are taken in order:
 
     - Start names a waiting job, Resume a suspended one, Suspend and Resize a running one, Stop a running or suspended
       one; Suspend, Resize and Stop only a job that is `preemptible`.
