@@ -187,7 +187,7 @@ def test_no_memory_is_a_reason(history):
             return super().loss(model, batch)
 
     greedy = tried([{"width": 4}, {"width": 6}], history, Greedy())
-    assert [(each.trials, each.reason) for each in greedy.failed] == [((1,), "there is no memory for it")]
+    assert [(each.trials, each.reason) for each in greedy.failed] == [((1,), "out of memory")]
 
 
 def test_a_task_that_breaks_its_contract_ends_it(history):
@@ -211,7 +211,7 @@ def test_trials_are_not_fused_where_the_study_says_so(history):
     found = tried([{"width": 4}, {"width": 4}], history, packing=NoPacking(), fuse=False)
     assert [numbers(each) for each in found.arrays] == [[0], [1]]
     assert found.arrays[0].decided.startswith("not fused: fuse=False; by itself: sharing would save up to ")
-    assert found.arrays[0].decided.endswith(", NoPacking() has it so")
+    assert found.arrays[0].decided.endswith(", NoPacking() decides")
     assert set(found.totals.values()) == {found.totals["apart"]}
 
 
@@ -236,7 +236,7 @@ def test_arrays_that_raise_in_company_are_by_themselves(history):
     configs = [{"data": "slow", "width": 4}, {"data": "slow", "width": 6}]
     found = tried(configs, history, Lonely())
     assert [each.job for each in found.arrays] == [1, 2]
-    why = "by itself: with others it could not be measured: RuntimeError: too many models"
+    why = "by itself: measuring it with others failed: RuntimeError: too many models"
     assert [each.decided for each in found.arrays] == [why] * 2
     assert history.pack_speeds("cpu/1") == {}
 

@@ -86,10 +86,10 @@ def packing_benefit(trials: int, together: Sequence[float], before: Sequence[flo
         before: T^(p-1), the same with one trial fewer.
 
     Raises:
-        ValueError: `trials` is below 2, or there are no times, or they are not above 0.
+        ValueError: `trials` is below 2, there are no times, or one is not above 0.
     """
     if trials < 2:
-        raise ValueError(f"there is a benefit of packing from the second trial on, got {trials!r} trials")
+        raise ValueError(f"a benefit of packing needs at least 2 trials, got {trials!r}")
     return 1 - (trials - 1) / trials * _mean(together, trials) / _mean(before, trials - 1)
 
 
@@ -210,7 +210,7 @@ def spread_scaling(profile: Profile, scaling: Scaling) -> Scaling:
 def _base(logarithms: Mapping[int, float]) -> float:
     """The b of b^x that fits best in logarithms, at least 1, since only noise makes it smaller."""
     if not logarithms:
-        raise ValueError("an overhead is fitted to times of 1 and of more than 1; measure 2 at least")
+        raise ValueError("the fit of an overhead needs a time of 1 and of more than 1; measure 2 as well")
     slope = sum(x * y for x, y in logarithms.items()) / sum(x * x for x in logarithms)
     return max(1.0, exp(slope))
 

@@ -245,7 +245,7 @@ def _why_single(
     number = array.members[0].trial.number
     for reason, lanes in failures.items():
         if any(number in lane for lane in lanes):
-            return f"with others it could not be measured: {reason}"
+            return f"measuring it with others failed: {reason}"
     near = [x for group in plan.jobs for x in group if x is not array and x.key.data == array.key.data]
     if not near:
         return "no other array has its data"
@@ -253,8 +253,8 @@ def _why_single(
     pairs = [[own, other] for other in plan.candidates(near)]
     fitting = [predicted(pair, context).impv for pair in pairs if needed(pair) <= plan.device.memory]
     if not fitting:
-        return f"with another {bytes_text(min(map(needed, pairs)))}, {_limit(plan.device)}"
-    asked = f", at least {percent(packing.worth)} is asked" if isinstance(packing, Cost) else f", {packing} has it so"
+        return f"needs {bytes_text(min(map(needed, pairs)))} with another array, {_limit(plan.device)}"
+    asked = f", at least {percent(packing.worth)} is asked" if isinstance(packing, Cost) else f", {packing} decides"
     return f"sharing would save up to {percent(max(fitting))}{asked}"
 
 

@@ -233,7 +233,7 @@ def _number(waiting: tuple[Member, FusionKey]) -> int:
 def _in_short(error: BaseException) -> str:
     """An error on one line."""
     if outcome_of(error) is Outcome.OUT_OF_MEMORY:
-        return "there is no memory for it"
+        return "out of memory"
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 

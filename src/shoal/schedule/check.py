@@ -58,7 +58,7 @@ def check_plan(plan: Plan, jobs: Sequence[JobView], cluster: Cluster, now: float
             held.check(action, name)
     _check_refusals(plan, {job.id for job in state.values() if not job.devices})
     if plan.wake is not None and not now < plan.wake < inf:
-        raise PolicyError(f"the plan asks to be woken at {plan.wake!r} s, which is no time after now, {now!r} s")
+        raise PolicyError(f"`wake` must be finite and after now, {now!r} s, got {plan.wake!r} s")
 
 
 def _after(action: Action, job: JobView, places: _Places) -> JobView:
@@ -86,7 +86,7 @@ def _check_width(action: Start | Resume | Resize, job: JobView) -> None:
     if len(action.devices) > 1:
         raise PolicyError(f"{action} gives a share of several devices; a job of several devices has all of each")
     if job.scaling.sharing == 1:
-        raise PolicyError(f"{action} gives a share to a job that takes what its demand says")
+        raise PolicyError(f"{action} gives a share to a job that cannot share; leave `share` out")
     if not (action.share > 0 and isfinite(action.share)):
         raise PolicyError(f"{action} gives a share that is not above 0 and finite")
 

@@ -170,7 +170,7 @@ class OversubscriptionTuner:
     def _judge_wider(self, climb: _Climb, base: _Level, level: _Level) -> None:
         extra = level.promised - base.promised
         if extra < self._finest / 2 and level.ratio + climb.step <= min(base.ratio + 1, self._most):
-            climb.ratio += climb.step  # no job fitted into what was added; one that takes a whole device would at + 1
+            climb.ratio += climb.step  # no job fitted into the addition; a job of a whole device fits at + 1
         elif extra >= self._finest / 2 and level.delivered - base.delivered > (self._worth + self._margin) * extra:
             climb.rose = True
             self._widen(climb, level)

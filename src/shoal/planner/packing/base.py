@@ -42,8 +42,8 @@ class Candidate:
                 raise ValueError(f"a candidate's `{name}` must be finite and not negative, got {getattr(self, name)!r}")
         if not 0 <= self.fetching <= self.seconds:
             raise ValueError(
-                f"a candidate's `fetching` is a part of its seconds, {self.seconds!r}, got {self.fetching!r}; "
-                "give at least 0 and at most that"
+                f"a candidate's `fetching` must be at least 0 and at most its seconds, {self.seconds!r}, "
+                f"got {self.fetching!r}"
             )
         for name in ("memory", "base"):
             if getattr(self, name) < 0:
