@@ -22,6 +22,7 @@ __all__ = [
     "environment",
     "forget",
     "history_path",
+    "profile_from",
     "records",
 ]
 
@@ -193,7 +194,7 @@ class History:
         for *key, text in origins:
             self._origins[tuple(key)] = json.loads(text)
         for structure, data, size, kind, text in profiles:
-            if (profile := _profile_from(text)) is not None:
+            if (profile := profile_from(text)) is not None:
                 self._profiles[structure, data, size, kind] = profile
         for one, other, kind, pace in pack_speeds:
             self._paces.setdefault(kind, {})[one, other] = pace
@@ -228,7 +229,7 @@ def records(path: Path) -> list[Record]:
         for *key, task, text in connection.execute(f"{_ORIGINS} ORDER BY task"):
             known.setdefault(tuple(key), {})[task] = json.loads(text)
     return [
-        Record(where, kind, name, data, size, _profile_from(text), known.get((name, data, size), {}))
+        Record(where, kind, name, data, size, profile_from(text), known.get((name, data, size), {}))
         for where, kind, name, data, size, text in rows
     ]
 
@@ -267,7 +268,7 @@ def forget(path: Path, *, kind: str | None = None, structure: str | None = None)
     return profiles, pack_speeds
 
 
-def _profile_from(text: str) -> Profile | None:
+def profile_from(text: str) -> Profile | None:
     """A profile from its JSON text, in which sizes are strings; None if the text is damaged or has other fields."""
     try:
         fields: Mapping[str, Any] = json.loads(text)
