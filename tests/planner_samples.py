@@ -6,7 +6,7 @@ from shoal.core.array import Array, FusionKey, Member
 from shoal.core.demand import Profile
 from shoal.core.device import Cluster, Device, Node
 from shoal.core.trial import Trial
-from shoal.planner.free_resources import FreeResources
+from shoal.planner.admission import FreeResources
 
 GB = 10**9
 A, B, C = (FusionKey(name, "", 32) for name in "ABC")

@@ -3,7 +3,7 @@
 import pytest
 
 from shoal.core.demand import Profile
-from shoal.cost.compiling import EXPECTED_COMPILE_SECONDS, EXPECTED_GAIN, repays
+from shoal.cost.estimate import EXPECTED_COMPILE_SECONDS, EXPECTED_GAIN, repays
 
 NEVER = Profile({1: 1.0, 16: 4.0}, 10, 3, 0, 0, 1.0, 1.0)
 GAINED = Profile({1: 1.0, 16: 4.0}, 10, 3, 0, 0, 1.0, 1.0, compiled_gain={16: 2.0}, compile_seconds=6.0)

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.core.demand import Profile
-from shoal.cost.marginal import (
+from shoal.cost.scaling import (
     crowded_scaling,
     fit_alpha,
     fit_beta,
@@ -101,10 +101,10 @@ def test_measured_scaling_takes_all_of_it_together():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        pytest.param(lambda: packing_benefit(1, [1.0], []), "from the second trial on, got 1", id="one trial"),
+        pytest.param(lambda: packing_benefit(1, [1.0], []), "at least 2 trials, got 1", id="one trial"),
         pytest.param(lambda: packing_benefit(2, [1.0, 0.0], [1.0]), r"with 2 must be .* \[1.0, 0.0\]", id="no time"),
         pytest.param(lambda: most_sharing({2: [1.0, 1.0]}), "with 1 must be measured", id="not alone"),
-        pytest.param(lambda: fit_alpha({1: [1.0]}), "measure 2 at least", id="alone only"),
+        pytest.param(lambda: fit_alpha({1: [1.0]}), "measure 2 as well", id="alone only"),
         pytest.param(lambda: fit_beta({2: 1.0}), "with 1 must be measured", id="not on one device"),
     ],
 )

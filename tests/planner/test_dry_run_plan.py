@@ -8,10 +8,10 @@ from shoal.core.array import Array, FusionKey, Member
 from shoal.core.demand import Profile
 from shoal.core.device import Device
 from shoal.core.trial import Trial
-from shoal.dry_run.plan import DryRunPlan, planned
+from shoal.dry_run.result import DryRunPlan, planned
 from shoal.planner.grouping import START_SECONDS, Grouping
+from shoal.planner.packing.baselines import NoPacking
 from shoal.planner.packing.cost import Cost
-from shoal.planner.packing.no_packing import NoPacking
 
 DEVICE = Device("cpu:0", "cpu/1", memory=4_200_000_000)
 
@@ -82,7 +82,7 @@ LARGE = profile(0.1, base=10, member=3_000_000_000)
         ),
         pytest.param(
             [(array([0], LARGE),), (array([1], LARGE, "cnn"),)],
-            "by itself: with another 6.0 GB, cpu:0 has 4.2 GB",
+            "by itself: needs 6.0 GB with another array, cpu:0 has 4.2 GB",
             id="does not fit with another",
         ),
         pytest.param(
@@ -92,7 +92,8 @@ LARGE = profile(0.1, base=10, member=3_000_000_000)
         ),
         pytest.param(
             [(array([0], LARGE),), (array([1], LARGE),)],
-            "not fused: two take 6.0 GB, cpu:0 has 4.2 GB; by itself: with another 6.0 GB, cpu:0 has 4.2 GB",
+            "not fused: two take 6.0 GB, cpu:0 has 4.2 GB; "
+            "by itself: needs 6.0 GB with another array, cpu:0 has 4.2 GB",
             id="two are too large",
         ),
     ],
@@ -118,10 +119,10 @@ def test_other_reasons_are_those_of_the_study_and_of_what_went_wrong():
     jobs = [(array([0], profile()),), (array([1], profile()),)]
     (unfused, _) = planned(plan(*jobs), NoPacking(), False, {})
     assert unfused.decided.startswith("not fused: fuse=False; by itself: sharing would save up to ")
-    assert unfused.decided.endswith(", NoPacking() has it so")
+    assert unfused.decided.endswith(", NoPacking() decides")
     others = [(array([0], SLOW),), (array([1], SLOW, "cnn"),)]
     (_, wrong) = planned(plan(*others), Cost(), True, {"RuntimeError: no": ((0,), (1,))})
-    assert wrong.decided == "by itself: with others it could not be measured: RuntimeError: no"
+    assert wrong.decided == "by itself: measuring it with others failed: RuntimeError: no"
 
 
 def test_figures_of_an_array_are_those_of_its_profile():

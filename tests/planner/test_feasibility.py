@@ -6,8 +6,8 @@ from planner_samples import GB, slots
 from shoal.core.demand import Demand
 from shoal.core.device import Cluster, Node
 from shoal.cost.scaling import Scaling
-from shoal.planner.feasibility import feasible
 from shoal.schedule import JobState, JobView, Plan, Refusal, Resize, Resume, Start, Stop, Suspend, check_plan
+from shoal.schedule.check import feasible
 
 
 def view(name, on=None, state=None, compute=0.4, memory=1, cores=1.0, share=None, preemptible=True):

@@ -4,7 +4,7 @@ import pytest
 
 from shoal.core.demand import Demand
 from shoal.core.device import Cluster, Device, Node
-from shoal.planner.free_resources import FreeResources
+from shoal.planner.admission import FreeResources
 
 ONE, OTHER, LOST = Device("a:0", "a", 100), Device("a:1", "a", 100), Device("b:0", "b", 100, healthy=False)
 CLUSTER = Cluster((Node("left", 4, (ONE, OTHER)), Node("right", 2, (LOST,))))

@@ -11,9 +11,10 @@ from shoal.core.trial import Budget, Report, TrialGroup
 from shoal.cost.estimate import seconds
 from shoal.planner import Array, Job, Purpose
 from shoal.planner.job_tracker import JobTracker, PreemptionRequest
-from shoal.schedule import JobState, JobView, TurnStats
+from shoal.schedule import JobState, TurnStats
 
 NEED = {"cpu/1": Demand(0.4, 10, 1.0, 5.0)}
+(DEVICE,) = slots(1)
 AWAY = PreemptionRequest(True, "as the test says")
 
 
@@ -30,7 +31,7 @@ def told(name="job-1", *values, seconds=1.0):
 
 
 def seen(tracker, one, now):
-    return tracker.running(JobView(one.id, NEED, JobState.RUNNING, ("cpu/1:0",)), one, now)
+    return tracker.running(one, DEVICE, NEED["cpu/1"], now)
 
 
 def suspend(tracker, one, now, left=(1, 2)):

@@ -17,7 +17,7 @@ from shoal.planner.packing import (
     make_packing,
     predicted,
 )
-from shoal.planner.packing.distance import euclidean, l1, places
+from shoal.planner.packing.knn import euclidean, l1, places
 from shoal.testing import check_packing
 
 
@@ -85,7 +85,7 @@ def test_a_bad_setting_is_shown(setting, message):
         (lambda: candidate(0, seconds=-1.0), "`seconds` must be finite and not negative, got -1.0"),
         (lambda: candidate(0, seconds=float("nan")), "got nan"),
         (lambda: candidate(0, tail=-1.0), "`tail` must be finite and not negative, got -1.0"),
-        (lambda: candidate(0, seconds=1.0, fetching=2.0), r"a part of its seconds, 1.0, got 2.0; give at least 0 and"),
+        (lambda: candidate(0, seconds=1.0, fetching=2.0), "at least 0 and at most its seconds, 1.0, got 2.0"),
         (lambda: candidate(0, memory=-1), "`memory` must not be negative, got -1000000000"),
         (lambda: context(devices=0), r"names no device; give the seconds until each is free"),
         (lambda: context(loads=(-1.0,)), r"`loads` must be finite seconds and not negative, got \(-1.0,\)"),
@@ -93,7 +93,7 @@ def test_a_bad_setting_is_shown(setting, message):
         (lambda: context(memory=-1), "`memory` must not be negative"),
         (
             lambda: context(pack_speeds=pack_speeds([candidate(0)], _0=0.0)),
-            "a pace must be finite and above 0, got 0.0 of .*'S0'",
+            "a pack speed must be finite and above 0, got 0.0 of .*'S0'",
         ),
     ],
 )

@@ -11,7 +11,7 @@ from packing_samples import candidate, context, groupings, numbers, pack_speeds,
 from shoal.core.errors import PackError
 from shoal.planner.packing import Cost, check_groups, predicted
 from shoal.planner.packing.candidate_order import CandidateOrder
-from shoal.planner.packing.local_search import local_search
+from shoal.planner.packing.cost import local_search
 from shoal.planner.packing.prediction import makespan
 from shoal.testing.packing_contexts import packing_contexts
 

@@ -24,8 +24,8 @@ from shoal.schedule import (
     check_plan,
     make_policy,
 )
+from shoal.schedule.auto import SpaceSharing
 from shoal.schedule.plan_estimate import PlanEstimate, plan_estimate
-from shoal.schedule.space_sharing import SpaceSharing
 from shoal.simulate.result import SimulationResult
 from shoal.simulate.scenario import load
 from shoal.testing.policies import check_policy

@@ -26,7 +26,7 @@ from shoal.schedule import (
     ShortestFirst,
     check_plan,
 )
-from shoal.schedule.refusals import Refusals
+from shoal.schedule.ledger import Refusals
 
 TWO = cluster(gpu(0), gpu(1))
 JOBS = [

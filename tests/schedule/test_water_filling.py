@@ -10,7 +10,7 @@ from shoal.core.device import Cluster, Node
 from shoal.cost.scaling import Scaling
 from shoal.schedule import JobState, Resize, Resume, Start, WaterFilling, check_plan
 from shoal.schedule.device_strips import StripPlacement
-from shoal.schedule.static_fluid import due_widths, fill_up
+from shoal.schedule.water_filling import due_widths, fill_up
 
 FREE = Scaling(alpha=1.0, beta=1.0, sharing=2, devices=4)
 """Fluid's toy case: neither sharing nor spreading costs anything."""

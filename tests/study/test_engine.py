@@ -54,7 +54,7 @@ from shoal.reporting.progress import SilentProgress
 from shoal.results import Study
 from shoal.schedule.action import JobState, Plan, Refusal
 from shoal.schedule.base import JobView, Policy
-from shoal.schedule.fifo import Fifo
+from shoal.schedule.knapsack import Fifo
 from shoal.schedule.oversubscription import OversubscriptionTuner
 from shoal.study.config import EngineConfig
 from shoal.study.engine import Engine

@@ -41,7 +41,7 @@ from shoal.reporting.snapshot import snapshot
 from shoal.results import Study
 from shoal.schedule.action import Plan
 from shoal.schedule.base import JobView
-from shoal.schedule.fifo import Fifo
+from shoal.schedule.knapsack import Fifo
 from shoal.study.interventions import STUDY_PAUSED
 from shoal.worker.files import checkpoints, folder
 

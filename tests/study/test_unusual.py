@@ -23,7 +23,7 @@ from shoal.core.device import Cluster
 from shoal.data.batches import Batches
 from shoal.schedule.action import Plan
 from shoal.schedule.base import JobView, Policy
-from shoal.schedule.fifo import Fifo
+from shoal.schedule.knapsack import Fifo
 from shoal.worker import run
 from shoal.worker.profile import measure
 

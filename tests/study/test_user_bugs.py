@@ -19,7 +19,7 @@ from shoal.core.job import Job
 from shoal.core.trial import Decision, Report, TrialGroup
 from shoal.schedule.action import Plan
 from shoal.schedule.base import JobView, Policy
-from shoal.schedule.fifo import Fifo
+from shoal.schedule.knapsack import Fifo
 
 
 @dataclass

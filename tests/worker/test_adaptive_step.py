@@ -10,7 +10,7 @@ from torch import Tensor, nn
 import shoal.fuse.step as step_module
 from shoal.core.demand import Profile
 from shoal.core.errors import FusionError
-from shoal.cost.compiling import repays
+from shoal.cost.estimate import repays
 from shoal.cost.race import RaceRules
 from shoal.fuse.api import fuse
 from shoal.fuse.array import ModelArray

@@ -20,8 +20,8 @@ from shoal.core.trial import Trial
 from shoal.cost.history import History, records
 from shoal.dry_run.request import DryRunRequest
 from shoal.dry_run.run import dry_run
+from shoal.planner.packing.baselines import NoPacking
 from shoal.planner.packing.cost import Cost
-from shoal.planner.packing.no_packing import NoPacking
 from shoal.worker.profile import measure
 
 DEVICE = Device("cpu:0", "cpu/1", memory=1 << 40)
@@ -142,7 +142,7 @@ def test_arrays_of_other_data_stay_apart(history):
 
 def test_what_a_pack_gains_is_planned_with(history, monkeypatch):
     """And is known to the next search."""
-    monkeypatch.setattr("shoal.dry_run.run.measure_pack_speed", lambda arrays, worker_state: 0.5)
+    monkeypatch.setattr("shoal.dry_run.run._measure_pack_speed", lambda arrays, worker_state: 0.5)
     found = tried([{"data": "slow", "width": 4}, {"data": "slow", "width": 6}], history)
     structures = sorted(each.array.key.steps for each in found.arrays)
     assert dict(History(history.path).pack_speeds("cpu/1")) == {tuple(structures): 0.5}
@@ -187,7 +187,7 @@ def test_no_memory_is_a_reason(history):
             return super().loss(model, batch)
 
     greedy = tried([{"width": 4}, {"width": 6}], history, Greedy())
-    assert [(each.trials, each.reason) for each in greedy.failed] == [((1,), "there is no memory for it")]
+    assert [(each.trials, each.reason) for each in greedy.failed] == [((1,), "out of memory")]
 
 
 def test_a_task_that_breaks_its_contract_ends_it(history):
@@ -211,7 +211,7 @@ def test_trials_are_not_fused_where_the_study_says_so(history):
     found = tried([{"width": 4}, {"width": 4}], history, packing=NoPacking(), fuse=False)
     assert [numbers(each) for each in found.arrays] == [[0], [1]]
     assert found.arrays[0].decided.startswith("not fused: fuse=False; by itself: sharing would save up to ")
-    assert found.arrays[0].decided.endswith(", NoPacking() has it so")
+    assert found.arrays[0].decided.endswith(", NoPacking() decides")
     assert set(found.totals.values()) == {found.totals["apart"]}
 
 
@@ -236,7 +236,7 @@ def test_arrays_that_raise_in_company_are_by_themselves(history):
     configs = [{"data": "slow", "width": 4}, {"data": "slow", "width": 6}]
     found = tried(configs, history, Lonely())
     assert [each.job for each in found.arrays] == [1, 2]
-    why = "by itself: with others it could not be measured: RuntimeError: too many models"
+    why = "by itself: measuring it with others failed: RuntimeError: too many models"
     assert [each.decided for each in found.arrays] == [why] * 2
     assert history.pack_speeds("cpu/1") == {}
 

@@ -1,4 +1,4 @@
-"""What jobs cost: their demand, the measurements behind it, and the history that keeps them."""
+"""Cost of jobs: profiles, estimates of time, memory and demand, and the job history on disk."""
 
 from shoal.core.demand import Demand, Profile
 from shoal.cost.estimate import best_size, fitting, job_demand, memory, seconds, step_seconds

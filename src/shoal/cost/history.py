@@ -1,4 +1,4 @@
-"""The job history: what was ever profiled on this machine, so that it is measured once."""
+"""The job history: an SQLite file of all profiles measured on this machine, shared by studies."""
 
 import json
 import os
@@ -60,7 +60,7 @@ def history_path() -> Path:
 
 
 def environment() -> str:
-    """The versions that measurements depend on: of Python, torch and shoal."""
+    """Versions of Python, torch and shoal, on which measurements depend."""
     return f"python {platform.python_version()}, torch {version('torch')}, {version('shoal')}"
 
 
@@ -69,13 +69,13 @@ class Record:
     """Measurements of one structure on one kind of device.
 
     Args:
-        environment: the versions it was measured with.
-        kind: of the device.
-        structure: digest of the model, and of its optimizer where that decides who may be one array.
-        data: digest of what decides its data.
-        batch_size: samples per step and member.
-        profile: what was measured; None if this version of Shoal cannot read it.
-        origins: name of each task that it came from -> the parameters that all its trials agree on.
+        environment: Versions at the time of the measurement.
+        kind: Kind of the device.
+        structure: Digest of the model, and of its optimizer where fusion depends on it.
+        data: Digest of the parameters that determine the data.
+        batch_size: Samples per step and member.
+        profile: The profile; None if this version of Shoal cannot read it.
+        origins: Name of each task with this structure -> the parameters on which all its trials agree.
     """
 
     environment: str
@@ -90,13 +90,13 @@ class Record:
 class History:
     """Profiles by structure, data, batch size and kind of device, kept across studies.
 
-    The file is read once, at the start, and written through. SQLite's locks make two studies that write at once safe.
-    A file that cannot be read or written is warned of once, and the history then lasts as long as the study.
+    The file is read once, at the start, and written through. SQLite's locks make concurrent writes of two studies safe.
+    If the file cannot be read or written, one warning is given, and the history is kept in memory for this study.
 
     Args:
-        path: the file; by default one in the user's cache directory; "" keeps it in memory.
-        environment: what else measurements depend on, such as the versions of Python, torch and shoal. Only profiles
-            of the same environment are seen.
+        path: Path of the file; by default in the user's cache directory; "" keeps the history in memory.
+        environment: Further dependencies of measurements, such as the versions of Python, torch and shoal. Only
+            profiles of the same environment are visible.
     """
 
     def __init__(self, path: Path | Literal[""] | None = None, *, environment: str = "") -> None:
@@ -114,22 +114,23 @@ class History:
             self._give_up(error)
 
     def get(self, structure: str, data: str, batch_size: int, kind: str) -> Profile | None:
-        """The profile, or None if this was never measured.
+        """The profile, or None if it was never measured.
 
         Args:
             structure: `FusionKey.structure`.
-            data: digest of what the task's `data` read, `FusionKey.data`; it decides shapes and the length of an epoch.
-            batch_size: samples per step and member.
+            data: Digest of the parameters read by the task's `data`, `FusionKey.data`; it determines shapes and the
+                length of an epoch.
+            batch_size: Samples per step and member.
             kind: `Device.kind`.
         """
         return self._profiles.get((structure, data, batch_size, kind))
 
     def all(self) -> Mapping[tuple[str, str, int, str], Profile]:
-        """Every profile, by what `get` asks for."""
+        """All profiles, by the arguments of `get`."""
         return dict(self._profiles)
 
     def put(self, structure: str, data: str, batch_size: int, kind: str, profile: Profile) -> None:
-        """Keep a profile, in place of an older one of the same key; for the arguments see `get`."""
+        """Store a profile, replacing an older one of the same key; for the arguments see `get`."""
         self._profiles[structure, data, batch_size, kind] = profile
         row = (self.environment, structure, data, batch_size, kind, json.dumps(asdict(profile)))
         self._write("INSERT OR REPLACE INTO profiles VALUES (?, ?, ?, ?, ?, ?)", [row])
@@ -137,14 +138,14 @@ class History:
     def belongs(
         self, structure: str, data: str, batch_size: int, task: str, configs: Sequence[Mapping[str, Any]]
     ) -> None:
-        """Keep for people which task a structure came from, and the parameters that all its trials so far agree on.
+        """Store, for display, the task of a structure and the parameters on which all its trials so far agree.
 
         Args:
-            structure: as of `get`, and so are `data` and `batch_size`.
-            data: see there.
-            batch_size: see there.
-            task: its name.
-            configs: of trials that have the structure, flattened.
+            structure: As in `get`.
+            data: As in `get`.
+            batch_size: As in `get`.
+            task: Name of the task.
+            configs: Flattened configurations of trials with the structure.
         """
         key = (structure, data, batch_size, task)
         known = self._origins.get(key)
@@ -156,18 +157,18 @@ class History:
             self._write("INSERT OR REPLACE INTO origins VALUES (?, ?, ?, ?, ?)", [(*key, json.dumps(agreed))])
 
     def pack_speeds(self, kind: str) -> Mapping[tuple[str, str], float]:
-        """What the steps of two structures take in one process, over what they take array after array.
+        """Pack speeds: seconds of the steps of two structures in one process, over their seconds one after another.
 
         Args:
             kind: `Device.kind`.
 
         Returns:
-            Of each pair that was measured there, its structures in ascending order.
+            Measured pair of structures, in ascending order -> its pack speed.
         """
         return self._paces.get(kind, {})
 
     def put_pack_speed(self, pair: tuple[str, str], kind: str, pace: float) -> None:
-        """Keep the pace of two structures, in ascending order, in place of an older one; see `pack_speeds`."""
+        """Store the pack speed of two structures in ascending order, replacing an older one; see `pack_speeds`."""
         self._paces.setdefault(kind, {})[pair] = pace
         self._write("INSERT OR REPLACE INTO paces VALUES (?, ?, ?, ?, ?)", [(self.environment, *pair, kind, pace)])
 
@@ -209,13 +210,13 @@ class History:
 
 
 def records(path: Path) -> list[Record]:
-    """All that a job history knows, in every environment, sorted; nothing if there is no file.
+    """All records of a job history, of every environment, sorted; empty if there is no file.
 
     Args:
-        path: the file.
+        path: Path of the file.
 
     Raises:
-        ShoalError: it is no job history.
+        ShoalError: The file is not a job history.
     """
     if _is_empty(path):
         return []
@@ -234,18 +235,18 @@ def records(path: Path) -> list[Record]:
 
 
 def forget(path: Path, *, kind: str | None = None, structure: str | None = None) -> tuple[int, int]:
-    """Remove what a job history knows, in every environment, so that it is measured anew.
+    """Delete measurements from a job history, of every environment, so that they are repeated.
 
     Args:
-        path: the file.
-        kind: only of this kind of device.
-        structure: only of structures whose digest begins so.
+        path: Path of the file.
+        kind: Restriction to a kind of device.
+        structure: Restriction to structures whose digest begins with this prefix.
 
     Returns:
-        How many measurements of a structure were removed, and how many of two in one process.
+        Number of deleted profiles, and number of deleted pack speeds.
 
     Raises:
-        ShoalError: it is no job history, or cannot be written.
+        ShoalError: The file is not a job history, or cannot be written.
     """
     if _is_empty(path):
         return 0, 0
@@ -268,7 +269,7 @@ def forget(path: Path, *, kind: str | None = None, structure: str | None = None)
 
 
 def profile_from(text: str) -> Profile | None:
-    """A profile from its JSON text, in which sizes are strings; None if it is damaged or has other fields."""
+    """A profile from its JSON text, in which sizes are strings; None if the text is damaged or has other fields."""
     try:
         fields: Mapping[str, Any] = json.loads(text)
         by_size = {
@@ -281,13 +282,13 @@ def profile_from(text: str) -> Profile | None:
 
 
 def _is_empty(path: Path) -> bool:
-    """Whether there is no file, or one that nothing was written to."""
+    """Whether there is no file, or an empty one."""
     return not path.exists() or (path.is_file() and not path.stat().st_size)
 
 
 @contextmanager
 def _connected(path: Path) -> Iterator[sqlite3.Connection]:
-    """A connection for one transaction: kept open, it would be shared with forked workers."""
+    """A connection for one transaction; an open connection would be shared with forked workers."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with closing(sqlite3.connect(path, timeout=_BUSY_SECONDS)) as connection, connection:
         for statement in _SCHEMA:
@@ -297,7 +298,7 @@ def _connected(path: Path) -> Iterator[sqlite3.Connection]:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[sqlite3.Connection]:
-    """A connection to a file that a person asks about, for one transaction."""
+    """A connection for one transaction on a file given by a user, with errors as `ShoalError`."""
     try:
         with _connected(path) as connection:
             yield connection

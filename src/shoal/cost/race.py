@@ -1,8 +1,8 @@
-"""Which of several candidates is the fastest, found by running them in turns.
+"""Online benchmark that finds the fastest of several candidates by running them in turns.
 
-Everything that Shoal chooses by measurement is chosen here: lowerings of a function, ways to take a training step, ways
-for arrays to take turns; and several sizes of an array are timed so. `Race` says which candidate runs next and is told
-how long it took, for runs that are real work. `choose_fastest` runs candidates that can be called at any time.
+All choices by measurement use it: lowerings of a function, ways to take a training step, ways for arrays to take
+turns. The sizes of an array are timed with it. `Race` names the next candidate and records its time, for runs that are
+real work. `choose_fastest` runs candidates that can be called at any time.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Mapping
@@ -18,19 +18,19 @@ C = TypeVar("C", bound=Hashable)
 
 @dataclass(frozen=True)
 class RaceRules:
-    """How long candidates are timed, and what decides.
+    """Duration and decision rule of a race.
 
     Args:
-        rounds: runs of each candidate that count, at least.
-        most: at most.
-        enough_seconds: between these, runs are counted until they have taken so long.
-        burst: runs of a candidate in a row. The first one finds caches as another candidate has left them, and does not
-            count; with bursts of 1 all count.
-        long_seconds: a run of so long counts even as the first of a burst, and ends the burst.
-        hopeless: a candidate is dropped whose shortest run is longer than the fastest one's by this factor.
-        hopeless_seconds: but not before its runs have taken so long.
-        margin: how many times as fast as the first candidate another one has to be: less is noise.
-        budget_seconds: of all runs; when they are spent, one run of each candidate has to do.
+        rounds: Least number of counted runs of each candidate.
+        most: Largest number of counted runs of each candidate.
+        enough_seconds: Total time of counted runs that suffices between `rounds` and `most`.
+        burst: Consecutive runs of a candidate. The first run of a burst does not count, since another candidate has
+            left the caches; with bursts of 1 all runs count.
+        long_seconds: Duration from which a run counts even as the first of a burst, and ends the burst.
+        hopeless: Factor over the fastest candidate's shortest run from which a candidate is dropped.
+        hopeless_seconds: Least total time of the counted runs of a candidate before it is dropped.
+        margin: Least speed-up over the first candidate; less is noise.
+        budget_seconds: Total time of all runs; after it, one run of each candidate suffices.
     """
 
     rounds: int = 3
@@ -46,14 +46,14 @@ class RaceRules:
 
 @dataclass
 class _Candidate:
-    """Runs of a candidate.
+    """Runs of one candidate.
 
     Args:
-        margin: by which it has to be faster than the one it is held against.
-        begun: runs, also those that do not count.
-        turns: bursts.
-        costs: seconds per unit of work, of the runs that count.
-        seconds: that these took.
+        margin: Least speed-up over the incumbent.
+        begun: Number of runs, counted or not.
+        turns: Number of bursts.
+        costs: Seconds per unit of work of each counted run.
+        seconds: Total time of the counted runs.
     """
 
     margin: float
@@ -63,22 +63,22 @@ class _Candidate:
     seconds: float = 0.0
 
     def is_enough(self, rules: RaceRules) -> bool:
-        """Whether it needs no more runs."""
+        """Whether the candidate needs no more runs."""
         if len(self.costs) < rules.rounds:
             return False
         return len(self.costs) >= rules.most or self.seconds >= rules.enough_seconds
 
 
 class Race(Generic[C]):
-    """Times candidates in turns, until it is known which is the fastest.
+    """Times candidates in turns, until the fastest one is known.
 
-    A candidate's very first run never counts: it makes kernels and fills caches. A candidate costs what its shortest
-    run did, since what disturbs a run only makes it longer; but it takes the first one's place only where its median is
-    the lower one as well.
+    The very first run of a candidate never counts, since it builds kernels and fills caches. The cost of a candidate is
+    its shortest run, since disturbances only lengthen runs; but it replaces the incumbent only if its median is lower,
+    too.
 
     Args:
-        candidates: to choose from, at least one; the first wins unless another one beats it by the margin.
-        rules: what decides.
+        candidates: Candidates, at least one; the first wins unless another one beats it by the margin.
+        rules: Rules of the race.
     """
 
     def __init__(self, candidates: Iterable[C], rules: RaceRules | None = None) -> None:
@@ -97,12 +97,12 @@ class Race(Generic[C]):
 
     @property
     def winner(self) -> C | None:
-        """The fastest candidate, None while that is open."""
+        """The fastest candidate; None while the race is open."""
         return None if self._open else self.leader
 
     @property
     def leader(self) -> C:
-        """The fastest candidate so far; the first one while none was timed."""
+        """The fastest candidate so far; the first one before any was timed."""
         timed = [each for each, runs in self._timed.items() if runs.costs]
         if not timed:
             return self._rivals[0]
@@ -112,20 +112,20 @@ class Race(Generic[C]):
 
     @property
     def seconds(self) -> dict[C, float]:
-        """Seconds of the shortest run that counts, per unit of work, by candidate that was timed."""
+        """Seconds per unit of work of the shortest counted run, by timed candidate."""
         return {each: min(runs.costs) for each, runs in self._timed.items() if runs.costs}
 
     @property
     def next(self) -> C:
-        """The candidate that is to run next; once there is a winner, that one."""
+        """The next candidate to run; the winner once there is one."""
         return self._turn if self._open else self.leader
 
     def note(self, seconds: float, work: float = 1.0) -> None:
-        """Note a run of the `next` candidate; after the race is over, nothing.
+        """Record a run of the `next` candidate; no effect after the race is over.
 
         Args:
-            seconds: that it took.
-            work: that it did, in a unit that is the same for all candidates.
+            seconds: Duration of the run.
+            work: Work of the run, in one unit for all candidates.
         """
         if not self._open:
             return
@@ -142,11 +142,11 @@ class Race(Generic[C]):
             self._begin_turn()
 
     def add(self, candidate: C, margin: float | None = None) -> None:
-        """Let another candidate run against the leader, which is timed anew: first runs of a process are slower.
+        """Add a candidate that races against the leader, which is timed again: first runs of a process are slower.
 
         Args:
-            candidate: that was not in the race before.
-            margin: how many times as fast it has to be; by default as the rules say.
+            candidate: A new candidate.
+            margin: Least speed-up; by default the one of the rules.
         """
         rival = self._incumbent = self.leader
         self._timed[rival] = _Candidate(self._timed[rival].margin)
@@ -156,7 +156,7 @@ class Race(Generic[C]):
         self._begin_turn()
 
     def drop(self, candidate: C) -> None:
-        """Take a candidate out of the race that cannot run."""
+        """Remove a candidate that cannot run."""
         self._timed[candidate].costs.clear()
         self._rivals.remove(candidate)
         self._open = [each for each in self._open if each != candidate]
@@ -168,7 +168,7 @@ class Race(Generic[C]):
         self._open.clear()
 
     def _close(self) -> None:
-        """Drop the hopeless, and time those no more that are known well enough."""
+        """Drop hopeless candidates, and close candidates with enough runs."""
         rules = self._rules
         fastest = min(self.seconds.values(), default=inf)
         for each in list(self._open):
@@ -201,12 +201,12 @@ def choose_fastest(
     """Run candidates until the fastest is known.
 
     Args:
-        candidates: by name what runs each once, and returns the seconds it took; the first one is the default.
-        rules: what decides.
-        refusals: a candidate that raises one of these is dropped, unless it is the first.
+        candidates: Name -> function that runs the candidate once and returns its seconds; the first is the default.
+        rules: Rules of the race.
+        refusals: Exceptions for which a candidate is dropped, unless it is the first.
 
     Returns:
-        The race, which is over.
+        The finished race.
     """
     race, first = Race(candidates, rules), next(iter(candidates))
     while race.winner is None:

@@ -1,9 +1,29 @@
-"""How long a job takes on a part of a device, or on several (Fluid, section 4)."""
+"""Scaling of a job: its run time on a part of a device or on several devices (Fluid, section 4).
 
-from dataclasses import dataclass
-from math import inf
+The fits follow section 4.2.2. A marginal benefit is the part of the time that one more trial, or one more device,
+saves; 0 means no benefit.
+"""
 
-__all__ = ["Scaling"]
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import exp, inf, log
+from statistics import fmean
+
+from shoal.core.demand import Profile
+
+__all__ = [
+    "Scaling",
+    "crowded_scaling",
+    "fit_alpha",
+    "fit_beta",
+    "measured_scaling",
+    "most_sharing",
+    "packing_benefit",
+    "spread_scaling",
+]
+
+THRESHOLD = 0.05
+"""O_th, which the paper leaves open. Times of a few iterations scatter by a few per cent, so less is no benefit."""
 
 
 @dataclass(frozen=True)
@@ -13,11 +33,11 @@ class Scaling:
     h(w) = α^(1/w - 1) for 0 < w < 1, on a share of a device; h(w) = β^(w - 1) / w for w ≥ 1, on several.
 
     Args:
-        alpha: α, overhead of sharing: how much longer a job takes on half a device. 1: it would not notice.
-        beta: β, overhead of scaling: 1 where w devices are w times as fast.
-        sharing: c, most jobs of its kind on one device; a job's least width is 1/c.
-        devices: d, most devices it may be spread over.
-        resize_seconds: ε, what a change of width costs.
+        alpha: α, overhead of sharing: the factor by which half a device lengthens a job; 1 is no slow-down.
+        beta: β, overhead of scaling: 1 if w devices are w times as fast.
+        sharing: c, largest number of jobs of this kind on one device; the least width is 1/c.
+        devices: d, largest number of devices of a job.
+        resize_seconds: ε, cost of a change of width.
     """
 
     alpha: float = 2.0
@@ -39,7 +59,7 @@ class Scaling:
             raise ValueError(f"a scaling's resize_seconds must be finite and not negative, got {self.resize_seconds!r}")
 
     def factor(self, width: float) -> float:
-        """h(w) / h(1); inf where that is beyond all measure.
+        """h(w) / h(1); inf on overflow.
 
         Raises:
             ValueError: `width` is not above 0.
@@ -52,3 +72,161 @@ class Scaling:
             return self.beta ** (width - 1) / width  # type: ignore[no-any-return]
         except OverflowError:
             return inf
+
+
+def packing_benefit(trials: int, together: Sequence[float], before: Sequence[float]) -> float:
+    """Marginal benefit O^p of packing the p-th trial on a device.
+
+    O^p = 1 - (p-1)/p · avg(T^p) / avg(T^(p-1)), which is 1 - rate(p-1) / rate(p), with rate the iterations per second
+    of all trials. Perfect packing, T^p = T^(p-1), gives 1/p; none, T^p = p/(p-1) · T^(p-1), gives 0.
+
+    Args:
+        trials: p, at least 2.
+        together: T^p, seconds of an iteration of each of the p trials.
+        before: T^(p-1), the same with one trial fewer.
+
+    Raises:
+        ValueError: `trials` is below 2, there are no times, or one is not above 0.
+    """
+    if trials < 2:
+        raise ValueError(f"a benefit of packing needs at least 2 trials, got {trials!r}")
+    return 1 - (trials - 1) / trials * _mean(together, trials) / _mean(before, trials - 1)
+
+
+def most_sharing(times: Mapping[int, Sequence[float]], threshold: float = THRESHOLD) -> int:
+    """c: number of trials to pack on a device, from times measured with 1, 2, 3 ... of them.
+
+    The paper prints c = arg max_p O^p > O_th and describes the point where the benefit falls below O_th. This is the p
+    before the first O^p of at most O_th. The largest p with O^p > O_th differs if packing first harms and then
+    recovers: O^p compares with p - 1 trials only, so a gain over a slow p - 1 is no gain over one trial.
+
+    Args:
+        times: p -> T^p, seconds of an iteration of each of p trials; times after the first missing p are ignored.
+        threshold: O_th.
+
+    Raises:
+        ValueError: there is no time of a trial alone, or one is not above 0.
+    """
+    _mean(times.get(1, ()), 1)
+    trials = 1
+    while trials + 1 in times and packing_benefit(trials + 1, times[trials + 1], times[trials]) > threshold:
+        trials += 1
+    return trials
+
+
+def fit_alpha(times: Mapping[int, Sequence[float]]) -> float:
+    """α of h(1/p) = h(1) · α^(p-1), at least 1.
+
+    Least squares of ln(avg T^p / avg T^1) on p - 1, through the origin.
+
+    Args:
+        times: p -> T^p, as for `most_sharing`, of any p; 1 must be among them.
+
+    Raises:
+        ValueError: there is no time of a trial alone, or none of several, or one is not above 0.
+    """
+    alone = _mean(times.get(1, ()), 1)
+    return _base({trials - 1: log(_mean(seconds, trials) / alone) for trials, seconds in times.items() if trials > 1})
+
+
+def fit_beta(times: Mapping[int, float]) -> float:
+    """β of h(w) = h(1) / w · β^(w-1), at least 1.
+
+    Least squares of ln(w · T_w / T_1) on w - 1, through the origin.
+
+    Args:
+        times: w -> seconds of an iteration of the same batch on w devices; 1 must be among them.
+
+    Raises:
+        ValueError: there is no time on one device, or none on several, or one is not above 0.
+    """
+    alone = _mean((times[1],) if 1 in times else (), 1)
+    return _base({w - 1: log(w * _mean((seconds,), w) / alone) for w, seconds in times.items() if w > 1})
+
+
+def measured_scaling(
+    packed: Mapping[int, Sequence[float]],
+    spread: Mapping[int, float],
+    *,
+    most: int = 1,
+) -> Scaling:
+    """The scaling of a kind of trial on a kind of device, from a few iterations of it.
+
+    c is lowered until α < c/(c-1), and d until β < 1 + 1/d: in these ranges h(w) is worth its devices (Lemmas 4 and 6).
+    So the more careful one of the fitted curve and the times decides.
+
+    Args:
+        packed: p -> T^p, seconds of an iteration of each of p trials on one device, including p = 1.
+        spread: w -> seconds of an iteration on w devices; may be empty.
+        most: Upper limit of d.
+
+    Raises:
+        ValueError: times are missing or not above 0.
+    """
+    sharing = most_sharing(packed)
+    alpha = fit_alpha({p: packed[p] for p in range(1, sharing + 1)}) if sharing > 1 else Scaling.alpha
+    while sharing > 1 and alpha >= sharing / (sharing - 1):
+        sharing -= 1
+    several = any(devices > 1 for devices in spread)
+    beta = fit_beta(spread) if several else Scaling.beta
+    devices = most if several else 1
+    while devices > 1 and beta >= 1 + 1 / devices:
+        devices -= 1
+    return Scaling(alpha, beta, sharing, devices)
+
+
+def crowded_scaling(profile: Profile, expected: int) -> Scaling | None:
+    """Scaling of a job on a share of a device, from measured crowding of jobs of its key.
+
+    While every additional job has paid, c may be one more than the measured number of jobs.
+
+    Args:
+        profile: Profile of the key.
+        expected: c by the compute demand of the jobs, which holds until measurements differ.
+
+    Returns:
+        The scaling, or None if no shared device was measured.
+    """
+    times = _seen(profile.crowding)
+    if len(times) == 1:
+        return None
+    found = measured_scaling(times, {})
+    if found.sharing < max(times):
+        return found
+    most = max(expected, found.sharing + 1)
+    while most > found.sharing and found.alpha >= most / (most - 1):  # Lemma 4: h(w) is not worth its devices
+        most -= 1
+    return replace(found, sharing=most)
+
+
+def spread_scaling(profile: Profile, scaling: Scaling) -> Scaling:
+    """The scaling of a job, with its measured β and d on several devices."""
+    if not profile.spreading:
+        return scaling
+    wide = measured_scaling({1: (1.0,)}, {1: 1.0, **profile.spreading}, most=max(profile.spreading))
+    return replace(scaling, beta=wide.beta, devices=wide.devices)
+
+
+def _base(logarithms: Mapping[int, float]) -> float:
+    """The b of b^x that fits best in logarithms, at least 1, since only noise makes it smaller."""
+    if not logarithms:
+        raise ValueError("the fit of an overhead needs a time of 1 and of more than 1; measure 2 as well")
+    slope = sum(x * y for x, y in logarithms.items()) / sum(x * x for x in logarithms)
+    return max(1.0, exp(slope))
+
+
+def _mean(times: Sequence[float], of: int) -> float:
+    """The mean of the times, which must exist and be above 0."""
+    if not times or not all(0 < time < float("inf") for time in times):
+        raise ValueError(f"seconds of an iteration with {of} must be measured, finite and above 0, got {list(times)!r}")
+    return fmean(times)
+
+
+def _seen(crowding: Mapping[int, float]) -> dict[int, tuple[float]]:
+    """Number of jobs -> time of one job over its time alone; missing numbers follow from the next measured one by α."""
+    times: dict[int, tuple[float]] = {1: (1.0,)}
+    for jobs in sorted(crowding):
+        alpha = crowding[jobs] ** (1 / (jobs - 1))
+        times |= {fewer: (alpha ** (fewer - 1),) for fewer in range(len(times) + 1, jobs)}
+        times[jobs] = (crowding[jobs],)
+    return times

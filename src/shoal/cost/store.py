@@ -1,12 +1,12 @@
-"""The profile store: what is known of the cost of jobs, from all that they show.
+"""The profile store: observes the costs of jobs, and estimates the cost of keys.
 
-Jobs that profile, jobs that train, jobs in company and jobs that failed are observed alike, and what is estimated from
-it is a `Profile` of each key and kind of device:
+Profile jobs, training jobs, shared jobs and failed jobs are observed in one way. The estimate is a `Profile` of each
+key and kind of device:
 
     profile job         ─┐
     epoch of a training ─┤                                        ┌─ job history (on disk)
     memory, out of it   ─┼─▶ observe ─▶ weighted means ─▶ profile ─┤
-    pace of a pack      ─┘                                        └─ estimate ─▶ planner
+    speed of a pack     ─┘                                        └─ estimate ─▶ planner
 """
 
 from collections import Counter
@@ -27,27 +27,27 @@ from shoal.cost.history import History
 __all__ = ["EpochTimes", "Observation", "OutOfMemorySeen", "ProfileStore", "WeightedMeans"]
 
 NEWEST = 0.3
-"""Least weight of what was seen last. The first observations count alike, so that they have more."""
+"""Least weight of the newest observation. The first observations have equal weights, which are larger."""
 
 NOTICED = 0.03
-"""An estimate changes when it moves by more than this part: plans are made anew then."""
+"""Relative change from which an estimate is replaced, which leads to a new plan."""
 
 WRONG = 1.25
-"""A time or a memory is wrong that is off by more than this factor: what was observed before holds no more."""
+"""Factor from which a time or memory counts as wrong, and older observations are discarded."""
 
 MORE_MEMORY = 1.5
-"""So many times as much is expected of a member after its array ran out of memory, if nothing better is known."""
+"""Factor for the memory of a member after its array ran out of memory, without better information."""
 
 
 @dataclass(frozen=True)
 class EpochTimes:
-    """Epochs of a job's only array, all of the same members in the same company.
+    """Epochs of a job with one array, with constant members and constant jobs on the device.
 
     Args:
-        jobs: on the device.
-        members: of the array.
-        seconds: of the shortest epoch.
-        alone: of one of as many members of the key that had the device to itself, where that was seen.
+        jobs: Number of jobs on the device.
+        members: Number of members of the array.
+        seconds: Seconds of the shortest epoch.
+        alone: Seconds of an epoch of as many members of the key alone on the device, or None if never observed.
     """
 
     jobs: int
@@ -58,10 +58,10 @@ class EpochTimes:
 
 @dataclass(frozen=True)
 class OutOfMemorySeen:
-    """Arrays ran out of memory.
+    """Out-of-memory failure of a job.
 
     Args:
-        arrays: with the members that they had.
+        arrays: Arrays of the job with their members.
     """
 
     arrays: tuple[Array, ...]
@@ -71,22 +71,22 @@ Observation = Profiled | PackSpeedMeasured | MemoryMeasured | EpochTimes | OutOf
 
 
 class WeightedMeans:
-    """Exponentially weighted means, each with the count of its observations; a mean known from before counts as one."""
+    """Exponentially weighted means with counts of observations; an initial mean counts as one observation."""
 
     def __init__(self) -> None:
         self._counts: Counter[Hashable] = Counter()
 
     def observe(self, name: Hashable, known: float | None, seen: float, wrong: float = inf) -> float:
-        """The mean with one observation more.
+        """The mean including one more observation.
 
         Args:
-            name: of what is observed.
-            known: the mean so far, if anything is known.
-            seen: the observation.
-            wrong: a mean that is off by more than this factor holds no more, and what is seen takes its place.
+            name: Name of the quantity.
+            known: The mean so far, or None.
+            seen: The observation.
+            wrong: Factor from which the mean so far is discarded and replaced by the observation.
 
         Returns:
-            `known` itself where the mean hardly moves.
+            The new mean, or `known` itself if the change is small.
         """
         if known is None or not seen / wrong <= known <= seen * wrong:
             self._counts[name] = 1
@@ -97,32 +97,32 @@ class WeightedMeans:
 
 
 class ProfileStore:
-    """Observes what jobs cost, and estimates what others will.
+    """Observes the costs of jobs, and estimates the cost of further jobs.
 
     Args:
-        history: where profiles are kept, across studies.
-        task: name of the study's task, which people are told.
+        history: The job history, which keeps profiles across studies.
+        task: Name of the study's task, for display.
     """
 
     def __init__(self, history: History, task: str = "") -> None:
         self.learnt = 0
-        """How often anything was found that a plan may depend on."""
+        """Count of changes that can affect a plan."""
         self._history = history
         self._task = task
         self._means = WeightedMeans()
-        self._peaks: dict[str, int] = {}  # bytes that a running job was seen to hold
+        self._peaks: dict[str, int] = {}  # measured peak bytes by running job
 
     def estimate(self, key: FusionKey, kind: str) -> Profile | None:
         """Estimate the cost of a key on a kind of device; None if it was never measured."""
         return self._history.get(key.structure, key.data, key.batch_size, kind)
 
     def observe(self, seen: Observation, job: Job, device: Device) -> None:
-        """A job on a device has shown something of its cost.
+        """Update profiles with an observation.
 
         Args:
-            seen: what.
-            job: that showed it.
-            device: where.
+            seen: The observation.
+            job: The observed job.
+            device: Device of the job.
         """
         match seen:
             case Profiled():
@@ -138,13 +138,13 @@ class ProfileStore:
                 self._ran_out(seen, self._peaks.get(job.id, 0), device)
 
     def end(self, job: str) -> None:
-        """A job is over."""
+        """Forget the peak memory of a finished job."""
         self._peaks.pop(job, None)
 
     def _profiled(self, found: Profiled, job: Job, kind: str) -> None:
-        """A profile job's measurements are a new beginning, a training job adds what it found out.
+        """Replace a profile by that of a profile job, or extend it by the findings of a training job.
 
-        What only trainings show outlasts both: memory they ran out of, what company costs, what compiling gains.
+        Findings that only training jobs make are kept: out-of-memory limits, crowding, and gains of compiling.
         """
         key, profile = found.key, found.profile
         if mine := [member for array in job.arrays if array.key == key for member in array.members]:
@@ -167,7 +167,7 @@ class ProfileStore:
         self._put(key, kind, profile)
 
     def _paced(self, found: PackSpeedMeasured, kind: str) -> None:
-        """The pace of arrays in one process is that of any two of them; what a pair shows by itself is better known."""
+        """Take the speed of a pack as the speed of each pair in it; measurements of the pair alone take precedence."""
         known = self._history.pack_speeds(kind)
         steps = sorted(key.steps for key in found.keys)
         for pair in dict.fromkeys(combinations(steps, 2)):
@@ -177,10 +177,10 @@ class ProfileStore:
         self.learnt += 1
 
     def _trained(self, seen: EpochTimes, key: FusionKey, kind: str) -> None:
-        """Epochs of a job that is alone show how long its steps are; of others, what company costs.
+        """Update the step times by epochs of a job alone on its device, or the crowding by epochs of a shared device.
 
-        Profiles are of steps that are not compiled. So where some may be, an epoch that is shorter says nothing, and
-        company only in comparison with epochs that were seen alone.
+        Profiles hold times of steps that are not compiled. So if steps may be compiled, a shorter epoch is ignored, and
+        crowding needs epochs alone for comparison.
         """
         if (profile := self.estimate(key, kind)) is None:
             return
@@ -197,9 +197,9 @@ class ProfileStore:
             self._change(key, kind, profile, replace(profile, crowding=crowding))
 
     def _took_memory(self, seen: MemoryMeasured, device: Device) -> None:
-        """Where a process took far more than the profiles of its arrays say, all of them are raised in proportion.
+        """Raise the memory of all profiles of a process in proportion, if it took far more than they predict.
 
-        More than the device has is not believed: nothing would fit there any more.
+        The measurement is capped at the memory of the device, else nothing would fit there any more.
         """
         known = {key: self.estimate(key, device.kind) for key in seen.members}
         profiles = {key: profile for key, profile in known.items() if profile is not None}
@@ -214,9 +214,9 @@ class ProfileStore:
                 self._put(key, device.kind, replace(profile, base_memory=base, member_memory=member))
 
     def _ran_out(self, seen: OutOfMemorySeen, peak: int, device: Device) -> None:
-        """Half as much again is expected of each member, or what a lone array had taken by then if that was more.
+        """Raise the memory of each member by `MORE_MEMORY`, or to the peak of a single array if that is larger.
 
-        It is never more than lets one member fit on the device: whether that fits is found out by trying.
+        The new value lets one member fit on the device, so that one member is tried before giving up.
         """
         arrays = [array for array in seen.arrays if array.members]
         for array in arrays:
@@ -227,7 +227,7 @@ class ProfileStore:
                 self._put(array.key, device.kind, replace(profile, member_memory=member))
 
     def _blended(self, name: Hashable, known: Mapping[int, float], seen: Mapping[int, float]) -> dict[int, float]:
-        """Means by size, or by jobs; a value that was only handed on is no observation."""
+        """Means by size, or by number of jobs; an unchanged value is no observation."""
         news = {size: value for size, value in seen.items() if value != known.get(size)}
         return {
             **known,
@@ -246,7 +246,7 @@ class ProfileStore:
 def _both(known: Profile, seen: Profile) -> Profile:
     """Merge the profiles of two runs of one program with different configurations.
 
-    A device must have room for the larger one. A report took its least seconds where nobody else used the device.
+    The larger memory counts, since it must fit; the shorter time counts, since it was least disturbed by other jobs.
     """
     return replace(
         known,

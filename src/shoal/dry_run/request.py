@@ -1,4 +1,4 @@
-"""What a call of `tune` asks for, for who only wants to know that."""
+"""Request of a dry run: the arguments of a call of `tune`, captured without starting the study."""
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -17,13 +17,13 @@ __all__ = ["DryRunRequest", "dry_run_request", "hand_over"]
 
 @dataclass(frozen=True)
 class DryRunRequest:
-    """A study that was asked for, its arguments checked, and that has not begun.
+    """The checked arguments of a study that has not begun.
 
     Args:
-        spec: its settings, as the journal would keep them.
-        task: pickled by cloudpickle.
-        cluster: its devices.
-        packing: decides which of its arrays share a process.
+        spec: Settings of the study, as the journal would store them.
+        task: The task, pickled by cloudpickle.
+        cluster: Devices of the study.
+        packing: Packing of arrays into jobs.
     """
 
     spec: Mapping[str, Any]
@@ -33,11 +33,11 @@ class DryRunRequest:
 
     @property
     def space(self) -> Space:
-        """What it searches."""
+        """Search space of the study."""
         return Space.from_json(self.spec["space"])
 
     def trials(self, count: int) -> list[Trial]:
-        """The first trials that `Random` would try in its place."""
+        """The first trials that `Random` would propose for this study."""
         first, *others = objectives(self.spec["metric"], self.spec["mode"])
         shared = None if self.spec["data_seed"] == "trial" else self.spec["data_seed"]
         problem = Problem(self.space, first.metric, first.mode, self.spec["seed"], shared, tuple(others))
@@ -45,21 +45,21 @@ class DryRunRequest:
 
 
 class _HandedOver(BaseException):
-    """Ends a call of `tune` that was to say what it asks for; no `except Exception` around the call stops it."""
+    """Ends a call of `tune` after its request is captured; no `except Exception` around the call catches it."""
 
 
 _wanted: list[list[DryRunRequest]] = []
-"""Where what is asked for goes, the innermost `dry_run_request` last."""
+"""Destinations of captured requests, the innermost `dry_run_request` last."""
 
 
 def dry_run_request(run: Callable[[], None]) -> DryRunRequest | None:
-    """What the first call of `tune` within a function asks for; the call does not return, and begins nothing.
+    """Capture the request of the first call of `tune` within a function; the call does not return, and starts nothing.
 
     Args:
-        run: the function.
+        run: The function.
 
     Returns:
-        None if there is no such call.
+        The request, or None if there is no such call.
     """
     found: list[DryRunRequest] = []
     _wanted.append(found)
@@ -72,7 +72,7 @@ def dry_run_request(run: Callable[[], None]) -> DryRunRequest | None:
 
 
 def hand_over(study: DryRunRequest) -> None:
-    """Called by `tune` when all is checked: where that is all that is wanted, it goes no further."""
+    """Called by `tune` after its checks: within `dry_run_request`, store the request and end the call."""
     if _wanted:
         _wanted[-1].append(study)
         raise _HandedOver

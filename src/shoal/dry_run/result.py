@@ -1,14 +1,21 @@
-"""The jobs that a search would make of some configurations, and what an epoch of them takes."""
+"""Result of a dry run: planned jobs, seconds of an epoch of each plan, and the reasons for fusing and packing."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from shoal.core.array import Array
 from shoal.core.demand import Profile
 from shoal.core.device import Device
-from shoal.cost.estimate import memory, step_seconds
+from shoal.cost.estimate import first_fetching, memory, step_seconds
+from shoal.planner.grouping import Grouping, candidate
+from shoal.planner.packing.base import Candidate, Packing, PackingContext
+from shoal.planner.packing.cost import Cost
+from shoal.planner.packing.groups import needed
+from shoal.planner.packing.prediction import predicted
+from shoal.planner.partition import Profiles
+from shoal.schedule.ledger import bytes_text
 
-__all__ = ["PLANS", "DryRun", "Failed", "PlannedArray", "percent"]
+__all__ = ["PLANS", "DryRun", "DryRunPlan", "Failed", "PlannedArray", "percent", "planned"]
 
 PLANS = {
     "apart": "one after another",
@@ -16,10 +23,10 @@ PLANS = {
     "fused": "fused, none packed",
     "chosen": "Shoal's choice",
 }
-"""What can be done with trials, and how a person reads it."""
+"""Plans that are compared, with their titles for display."""
 
 WORTH = 0.05
-"""Part of the time that sharing must save to be said to pay."""
+"""Least saved part of the time from which sharing pays."""
 
 
 @dataclass(frozen=True)
@@ -27,12 +34,12 @@ class PlannedArray:
     """An array of trials in a job of the plan.
 
     Args:
-        array: the trials that are fused, perhaps one, with the profile of their structure.
-        job: number of the job, from 1 on.
-        packed_with: places in the plan of the other arrays of the job.
-        seconds: of an epoch of the whole job, starting it included.
-        apart: of an epoch of each trial of the array as a job of its own.
-        decided: what becomes of it, and why.
+        array: One or more fused trials, with the profile of their structure.
+        job: Number of the job, from 1 on.
+        packed_with: Places in the plan of the other arrays of the job.
+        seconds: Seconds of an epoch of the whole job, including its start.
+        apart: Seconds of an epoch of each trial of the array as a job of its own.
+        decided: Decision on fusing and packing, with its reason.
     """
 
     array: Array
@@ -44,49 +51,49 @@ class PlannedArray:
 
     @property
     def profile(self) -> Profile:
-        """Of its structure."""
-        assert self.array.profile is not None, "only what was measured is planned"
+        """Profile of the structure."""
+        assert self.array.profile is not None, "a planned array has a profile"
         return self.array.profile
 
     @property
     def members(self) -> int:
-        """How many trials are one."""
+        """Number of fused trials."""
         return len(self.array.members)
 
     @property
     def step_alone(self) -> float:
-        """Seconds of a step of one trial by itself."""
+        """Seconds of a step of one trial alone."""
         return step_seconds(self.profile, 1)
 
     @property
     def step_fused(self) -> float:
-        """Seconds of a step of all at once, for each of them."""
+        """Seconds of a fused step, per trial."""
         return step_seconds(self.profile, self.members) / self.members
 
     @property
     def gain(self) -> float:
-        """How many times as fast a trial steps among the others."""
+        """Speed-up of a trial by fusing."""
         return self.step_alone / self.step_fused
 
     @property
     def memory(self) -> int:
-        """Bytes at the peak of a process with all of them."""
+        """Peak bytes of a process with all trials of the array."""
         return memory(self.profile, self.members)
 
     @property
     def memory_alone(self) -> int:
-        """Bytes at the peak of a process with one of the trials."""
+        """Peak bytes of a process with one of the trials."""
         return memory(self.profile, 1)
 
     @property
     def preprocessing(self) -> float:
-        """Part of the time of a trial by itself in which samples are fetched and prepared, where they are not kept."""
+        """Part of the time of a trial alone for fetching and preparing samples, if these are not kept."""
         return self.profile.fetch_seconds / (self.profile.fetch_seconds + self.step_alone)
 
 
 @dataclass(frozen=True)
 class Failed:
-    """Trials that cannot be trained, or not measured, or not placed, and why."""
+    """Trials that cannot be trained, measured or placed, with the reason."""
 
     trials: tuple[int, ...]
     reason: str
@@ -94,13 +101,13 @@ class Failed:
 
 @dataclass(frozen=True)
 class DryRun:
-    """What a search would do with a few configurations on a device.
+    """Plan of a search for a few configurations on a device.
 
     Args:
-        device: on which all was measured.
-        arrays: as a search would fuse them, job by job.
-        totals: name of each of `PLANS` -> seconds of one epoch of each trial.
-        failed: trials that are in no array.
+        device: Device of the measurements.
+        arrays: Arrays as a search would fuse them, job by job.
+        totals: Name in `PLANS` -> seconds of one epoch of all trials.
+        failed: Trials that are in no array.
     """
 
     device: Device
@@ -110,20 +117,146 @@ class DryRun:
 
     @property
     def trials(self) -> int:
-        """How many are planned."""
+        """Number of planned trials."""
         return sum(each.members for each in self.arrays)
 
     def saves(self, name: str) -> float:
-        """Part of the time that a plan saves, against every trial by itself; IMPV of Pack."""
+        """Part of the time that a plan saves over one job per trial; IMPV of Pack."""
         apart = self.totals["apart"]
         return (apart - self.totals[name]) / apart if apart else 0.0
 
     @property
     def pays(self) -> bool:
-        """Whether a search that shares is clearly faster than one that does not."""
+        """Whether the chosen plan is clearly faster than one job per trial."""
         return self.saves("chosen") >= WORTH
 
 
 def percent(part: float) -> str:
-    """0.31 as 31 %."""
+    """A fraction as text: 0.31 is "31 %"."""
     return f"{round(100 * part)} %"
+
+
+@dataclass
+class DryRunPlan:
+    """Jobs that the planner starts one after another on one device.
+
+    Args:
+        device: The device.
+        profiles: Profile of a key on a kind of device, or None.
+        grouping: Source of the packing context.
+        jobs: Arrays of each job.
+        refused: Trials that cannot start, with the reason.
+    """
+
+    device: Device
+    profiles: Profiles
+    grouping: Grouping
+    jobs: list[tuple[Array, ...]] = field(default_factory=list)
+    refused: list[tuple[tuple[int, ...], str]] = field(default_factory=list)
+
+    def candidates(self, arrays: Sequence[Array]) -> list[Candidate]:
+        """The packing candidates of arrays."""
+        return [candidate(array, self.profiles, [self.device]) for array in arrays]
+
+    def context(self) -> PackingContext:
+        """The packing context of all arrays."""
+        everyone = self.candidates([array for group in self.jobs for array in group])
+        return self.grouping.context(everyone, [self.device], {})
+
+    def seconds(self, shared: bool) -> float:
+        """Seconds of one epoch of all jobs, including the fetching of kept samples.
+
+        Args:
+            shared: Whether kept samples are fetched once for all jobs, else once per job.
+        """
+        context = self.context()
+        kept: dict[str, list[float]] = {}
+        for array in (array for group in self.jobs for array in group):
+            profile = self.profiles(array.key, self.device.kind)
+            if profile is not None and profile.sharing == "kept":
+                kept.setdefault(array.key.data, []).append(first_fetching(profile))
+        fetching = sum(max(each) if shared else sum(each) for each in kept.values())
+        return fetching + sum(predicted(self.candidates(group), context).together for group in self.jobs)
+
+
+def planned(
+    plan: DryRunPlan, packing: Packing, fuse: bool, failures: Mapping[str, Sequence[Sequence[int]]]
+) -> tuple[PlannedArray, ...]:
+    """The arrays of a plan, job by job, with the reasons for fusing and packing.
+
+    Args:
+        plan: The plan.
+        packing: The packing of the plan.
+        fuse: Whether trials may be fused.
+        failures: Reason why arrays could not share a process -> numbers of the trials of each of these arrays.
+    """
+    context, found, place = plan.context(), [], 0
+    for number, group in enumerate(plan.jobs, start=1):
+        saved = predicted(plan.candidates(group), context)
+        places = range(place, place + len(group))
+        for index, array in zip(places, group, strict=True):
+            others = tuple(other for other in places if other != index)
+            if others:
+                names = ", ".join(str(other + 1) for other in others)
+                packed = f"packed with {names}: saves {percent(saved.impv)}"
+            else:
+                packed = f"by itself: {_why_single(array, plan, context, packing, failures)}"
+            fused = _fused(array, plan, fuse)
+            found.append(
+                PlannedArray(
+                    array,
+                    number,
+                    others,
+                    saved.together,
+                    sum(
+                        predicted([each], context).together
+                        for each in plan.candidates([Array(array.key, (x,)) for x in array.members])
+                    ),
+                    f"{fused}; {packed}" if fused else packed,
+                )
+            )
+        place += len(group)
+    return tuple(found)
+
+
+def _fused(array: Array, plan: DryRunPlan, fuse: bool) -> str:
+    """Text on whether the trials of the array are fused, and why not; "" if no other trial has its key."""
+    if len(array.members) > 1:
+        return f"{len(array.members)} trials fused"
+    alike = [other for group in plan.jobs for other in group if other.key == array.key]
+    if len(alike) == 1:
+        return ""
+    if not fuse:
+        return "not fused: fuse=False"
+    profile = plan.profiles(array.key, plan.device.kind)
+    if profile is not None and memory(profile, 2) > plan.device.memory:
+        return f"not fused: two take {bytes_text(memory(profile, 2))}, {_limit(plan.device)}"
+    return "not fused: together no faster"
+
+
+def _why_single(
+    array: Array,
+    plan: DryRunPlan,
+    context: PackingContext,
+    packing: Packing,
+    failures: Mapping[str, Sequence[Sequence[int]]],
+) -> str:
+    """Reason why an array has a job of its own."""
+    number = array.members[0].trial.number
+    for reason, lanes in failures.items():
+        if any(number in lane for lane in lanes):
+            return f"measuring it with others failed: {reason}"
+    near = [x for group in plan.jobs for x in group if x is not array and x.key.data == array.key.data]
+    if not near:
+        return "no other array has its data"
+    (own,) = plan.candidates([array])
+    pairs = [[own, other] for other in plan.candidates(near)]
+    fitting = [predicted(pair, context).impv for pair in pairs if needed(pair) <= plan.device.memory]
+    if not fitting:
+        return f"needs {bytes_text(min(map(needed, pairs)))} with another array, {_limit(plan.device)}"
+    asked = f", at least {percent(packing.worth)} is asked" if isinstance(packing, Cost) else f", {packing} decides"
+    return f"sharing would save up to {percent(max(fitting))}{asked}"
+
+
+def _limit(device: Device) -> str:
+    return f"{device.name} has {bytes_text(device.memory)}"

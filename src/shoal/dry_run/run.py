@@ -1,8 +1,10 @@
-"""Trains some configurations for a few steps, and lets the planner make jobs of them as in a search."""
+"""Dry run: profiles some configurations with real steps, and plans their jobs as a search would."""
 
 import logging
+import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
@@ -15,18 +17,19 @@ from shoal.core.job import Job, Purpose, WorkerContext
 from shoal.core.trial import Trial
 from shoal.cost.history import History
 from shoal.cost.store import ProfileStore
-from shoal.dry_run.pack import measure_pack_speed
-from shoal.dry_run.plan import DryRunPlan, planned
 from shoal.dry_run.request import DryRunRequest
-from shoal.dry_run.result import DryRun, Failed
+from shoal.dry_run.result import DryRun, DryRunPlan, Failed, planned
 from shoal.planner.families import families, in_turns
 from shoal.planner.grouping import Grouping
 from shoal.planner.packing.base import Packing
-from shoal.planner.packing.no_packing import NoPacking
+from shoal.planner.packing.baselines import NoPacking
 from shoal.planner.planner import Planner
 from shoal.planner.planning_context import PROFILE_MEMBERS
-from shoal.schedule.fifo import Fifo
+from shoal.schedule.knapsack import Fifo
+from shoal.worker.array_trainer import ArrayTrainer
 from shoal.worker.failures import outcome_of, user_traceback
+from shoal.worker.lane_scheduler import LaneScheduler
+from shoal.worker.memory import give_back
 from shoal.worker.profile import measure
 from shoal.worker.run import prepare
 from shoal.worker.worker_state import WorkerState
@@ -36,26 +39,29 @@ __all__ = ["dry_run"]
 _log = logging.getLogger("shoal.worker")
 
 _JOB = "dry run"
-"""Id of what measures."""
+"""Job id of the measurements."""
 
 FETCH_SECONDS = 15.0
-"""Spent at most on having samples at hand before anything is timed."""
+"""Longest time spent on fetching samples before anything is timed."""
+
+LEAST_SECONDS, LIMIT_SECONDS = 0.5, 30.0
+"""Shortest time for which arrays take turns, so that failures show; and the time limit of the choice of a way."""
 
 
 def dry_run(asked: DryRunRequest, trials: Sequence[Trial], history: History, tell: Callable[[str], None]) -> DryRun:
-    """Measure trials on the first device that was asked for, and plan them as if each were to train one epoch.
+    """Profile trials on the first requested device, and plan them as if each were to train one epoch.
 
-    Nothing is trained to any end, and nothing written but what was measured, for the searches to come. The threads of
-    this process become those of a worker.
+    No trial is trained to its budget. Only profiles are written, for later searches. The number of threads of this
+    process is set as in a worker.
 
     Args:
-        asked: the study.
-        trials: of it, at least one.
-        history: where it is written; what it knows already is measured anew.
-        tell: given a line on what is under way.
+        asked: The requested study.
+        trials: Trials of the study, at least one.
+        history: The job history for the profiles; known structures are measured again.
+        tell: Receiver of progress lines.
 
     Raises:
-        TaskError: the task breaks its contract.
+        TaskError: The task breaks its contract.
     """
     remove_abandoned()
     with TemporaryFolder() as nothing:
@@ -73,7 +79,7 @@ class _DryRunner:
         self._failures: dict[str, list[int]] = {}
         self._unmeasurable: set[tuple[FusionKey, str]] = set()
         self._packs: dict[tuple[tuple[int, ...], ...], str] = {}
-        """By numbers of the trials of each array: why these cannot share a process, "" if they can."""
+        """Numbers of the trials of each array -> reason why the arrays cannot share a process; "" if they can."""
 
     def run(self, trials: Sequence[Trial]) -> DryRun:
         self._tell(f"looking at {len(trials)} configurations")
@@ -90,7 +96,7 @@ class _DryRunner:
         while new := [group for group in chosen.jobs if len(group) > 1 and _numbers(group) not in self._packs]:
             for group in new:
                 self._try_pack(group)
-            chosen = self._plan(waiting, fuse, packing)  # with what that showed
+            chosen = self._plan(waiting, fuse, packing)  # with the new measurements
         for numbers, reason in chosen.refused:
             self._failures.setdefault(reason, []).extend(numbers)
         plans = {
@@ -108,22 +114,22 @@ class _DryRunner:
         )
 
     def _look(self, trials: Sequence[Trial]) -> dict[FusionKey, list[Member]]:
-        """The trials by their structure, but for those that cannot be looked at."""
+        """The trials by structure, without trials whose signature cannot be built."""
         members: dict[FusionKey, list[Member]] = {}
         for trial in trials:
             try:
                 key = self._signature_builder.key(trial)
-            except (Exception, SystemExit) as error:  # not hidden: it is told with the trial
+            except (Exception, SystemExit) as error:  # reported with the trial
                 self._fail([trial], error)
             else:
                 members.setdefault(key, []).append(Member(trial, 0, 1))
         return members
 
     def _measure(self, key: FusionKey, members: Sequence[Member]) -> list[Member]:
-        """Measure a structure; returns the members without those with which it cannot be, of which it is noted why."""
+        """Profile a structure; returns the members with which this works, and notes the failure of the others."""
         try:
             self._observe(Array(key, tuple(members[:PROFILE_MEMBERS])))
-        except (Exception, SystemExit) as error:  # not hidden: it is told with the trials
+        except (Exception, SystemExit) as error:  # reported with the trials
             left = [member for member in members if self._measure(key, [member])] if len(members) > 1 else []
             if 0 < len(left) < len(members):
                 return self._measure(key, left)
@@ -133,27 +139,27 @@ class _DryRunner:
         return list(members)
 
     def _measure_family(self, family: FusionKey, members: Sequence[Member]) -> None:
-        """Measure members of several structures as one array; where that fails, they are planned as several."""
+        """Profile members of several structures as one array; after a failure they are planned as several arrays."""
         try:
             self._observe(Array(family, tuple(members[:PROFILE_MEMBERS])))
         except TaskError:
             raise
-        except (Exception, SystemExit) as error:  # not hidden: it is told in the log
+        except (Exception, SystemExit) as error:  # reported in the log
             self._unmeasurable.add((family, self._device.kind))
             _log.warning("structures could not be measured as one array:\n%s", user_traceback(error))
 
     def _observe(self, array: Array) -> None:
-        """Measure an array, and note in the profile store what that shows."""
+        """Profile an array, and store its profile."""
         task, sets, device = self._worker_state.task, self._worker_state.sets, self._worker_state.device
         _fetch_kept(array, self._worker_state)
         profile = measure(task, sets, array, device, self._device.memory)
         self._store.observe(Profiled(_JOB, array.key, profile), Job(_JOB, (array,), Purpose.PROFILE), self._device)
 
     def _fail(self, trials: Sequence[Trial], error: BaseException) -> None:
-        """Note why trials could not be measured.
+        """Note the failure of trials.
 
         Raises:
-            TaskError: the task breaks its contract.
+            TaskError: The task breaks its contract.
         """
         numbers = [trial.number for trial in trials]
         if isinstance(error, TaskError):
@@ -165,7 +171,7 @@ class _DryRunner:
         self._failures.setdefault(reason, []).extend(numbers)
 
     def _plan(self, waiting: Sequence[tuple[Member, FusionKey]], fuse: bool, packing: Packing) -> DryRunPlan:
-        """The jobs that the planner starts on the device one after another, each as soon as the one before is over."""
+        """The jobs that the planner starts on the device one after another."""
         ids = map("job-{}".format, count())
         spec = self._asked.spec
         grouping = Grouping(packing, self._history.pack_speeds, self._asked.space.axes(), spec["seed"])
@@ -185,14 +191,14 @@ class _DryRunner:
         return plan
 
     def _try_pack(self, arrays: Sequence[Array]) -> None:
-        """Measure arrays in one process; whether they can share one is noted."""
+        """Measure arrays in one process, and note whether they can share one."""
         self._tell(f"measuring {len(arrays)} arrays in one process")
         group = _numbers(arrays)
         try:
-            pack_speed = measure_pack_speed(arrays, self._worker_state)
+            pack_speed = _measure_pack_speed(arrays, self._worker_state)
         except TaskError as error:
             raise TaskError(f"{error}; it was met with the configurations {group} in one process") from error
-        except (Exception, SystemExit) as error:  # not hidden: it is told with the arrays
+        except (Exception, SystemExit) as error:  # reported with the arrays
             _log.warning("arrays could not be measured together:\n%s", user_traceback(error))
             self._packs[group] = _in_short(error)
         else:
@@ -203,7 +209,7 @@ class _DryRunner:
 
 
 def _fetch_kept(array: Array, worker_state: WorkerState) -> None:
-    """Have the samples fetched that are kept from then on, as in all epochs but the first: fetching disturbs steps."""
+    """Fetch samples that are kept in memory before timing, since fetching would disturb the steps."""
     began = time.perf_counter()
     for each in worker_state.sets.of(array.members[0].trial.config):
         if each.sharing == "kept" and each.fetched < each.samples:
@@ -224,6 +230,47 @@ def _number(waiting: tuple[Member, FusionKey]) -> int:
 def _in_short(error: BaseException) -> str:
     """An error on one line."""
     if outcome_of(error) is Outcome.OUT_OF_MEMORY:
-        return "there is no memory for it"
+        return "out of memory"
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def _measure_pack_speed(arrays: Sequence[Array], worker_state: WorkerState) -> float:
+    """Let arrays take turns until the fastest way is found, as a training job does; no result of the steps is kept.
+
+    Args:
+        arrays: At least two arrays of the same data, with profiles; all members at epoch 0.
+        worker_state: State of this process.
+
+    Returns:
+        Seconds of the steps in the fastest way over those of array after array; 1 if there is no other way.
+
+    Raises:
+        Exception: An error of the task.
+    """
+    lanes = [ArrayTrainer("", _endless(array), worker_state, timing_only=True) for array in arrays]
+    turns = LaneScheduler(worker_state.device)
+    began = time.perf_counter()
+
+    def elapsed() -> float:
+        return time.perf_counter() - began
+
+    while elapsed() < (LEAST_SECONDS if turns.way else LIMIT_SECONDS):
+        for lane in lanes:
+            while not lane.ready:
+                lane.prepare()
+        for failure in turns.round(lanes, lambda: elapsed() >= LIMIT_SECONDS):
+            raise failure.error
+        for lane in lanes:
+            lane.events.clear()  # no consumer
+    seconds, way = turns.seconds, turns.way
+    del lanes, turns
+    give_back(worker_state.device)
+    return seconds[way] / seconds["turns"] if way is not None and "turns" in seconds else 1.0
+
+
+def _endless(array: Array) -> Array:
+    """The array without an end, and never compiled, since epochs are timed from the first step."""
+    members = tuple(replace(member, target=sys.maxsize) for member in array.members)
+    profile = None if array.profile is None else replace(array.profile, compiled_gain={1: 1.0})
+    return replace(array, members=members, profile=profile)

@@ -1,4 +1,4 @@
-"""What makes jobs of trials: arrays of trials that are one model, jobs of arrays, and the policy's word on them."""
+"""Planning: fuse trials into arrays, pack arrays into jobs, and place jobs on devices by the policy."""
 
 from shoal.core.array import Array, FusionKey, Member
 from shoal.core.job import Job, Purpose

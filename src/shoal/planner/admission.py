@@ -1,6 +1,6 @@
-"""Arrays that found no device come into running jobs, where that is better than to wait for a device of their own."""
+"""Admission of waiting arrays to running jobs, where that is faster than waiting for a free device."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from math import inf
@@ -8,40 +8,77 @@ from math import inf
 from shoal.cluster.mps_limits import limit_of
 from shoal.core.array import Array, FusionKey, Member, add_members
 from shoal.core.demand import Demand, Profile
-from shoal.core.device import Device
+from shoal.core.device import Cluster, Device
 from shoal.core.job import Job, Purpose
 from shoal.cost.estimate import best_size, fitting, fuse_seconds, memory, packed_demand, seconds
-from shoal.planner.candidates import Amounts, candidate, stream_of
-from shoal.planner.free_resources import FreeResources
-from shoal.planner.grouping import START_SECONDS, Grouping
+from shoal.planner.grouping import START_SECONDS, Amounts, Grouping, candidate, stream_of
 from shoal.planner.packing.base import Candidate
 from shoal.planner.packing.prediction import seconds_abreast
 from shoal.planner.partition import Profiles, worth_mixing
+from shoal.schedule.ledger import ROUNDING
 
-__all__ = ["MOST_REFUSED", "admitted"]
+__all__ = ["MOST_REFUSED", "FreeResources", "admitted"]
 
 MOST_REFUSED = 16
-"""Arrays that come into no job, after which nobody is looked at any more in this turn of planning."""
+"""Number of refused arrays after which admission ends for this turn of planning."""
+
+
+class FreeResources:
+    """Free bytes of devices and free cores of nodes.
+
+    If jobs take more than there is, because their estimates have grown beyond their reservations, nothing is free.
+
+    Args:
+        cluster: The current cluster; unhealthy devices have nothing free.
+        held: Device and demand of each job.
+    """
+
+    def __init__(self, cluster: Cluster, held: Iterable[tuple[Device, Demand]]) -> None:
+        self._memory = {device.name: device.memory for _, device in cluster if device.healthy}
+        self._node = {device.name: node.name for node, device in cluster}
+        self._cores = {node.name: float(node.cores) for node in cluster.nodes}
+        for device, demand in held:
+            self.take(device.name, demand.memory, demand.cores)
+
+    def __contains__(self, device: str) -> bool:
+        """Whether a device exists and is healthy."""
+        return device in self._memory
+
+    def memory(self, device: str) -> int:
+        """Free bytes of a device; at most 0 if the cores of its node are overdrawn."""
+        left = self._memory[device]
+        return left if self._cores[self._node[device]] >= -ROUNDING else min(left, 0)
+
+    def holds(self, device: str, memory: int, cores: float) -> bool:
+        """Whether these amounts are free on a device and its node."""
+        left = self._cores[self._node[device]]
+        return memory <= self.memory(device) and cores <= left + ROUNDING
+
+    def take(self, device: str, memory: int, cores: float = 0.0) -> None:
+        """Take these amounts of a device and its node."""
+        if device in self._memory:
+            self._memory[device] -= memory
+        self._cores[self._node[device]] -= cores
 
 
 class _HostJob:
-    """A running job. If it is open members may join its arrays, and then, once it is settled, others come in beside.
+    """A running job that may admit arrays: first members join its arrays; after `settle`, further arrays are added.
 
     Args:
-        job: with the members that it has now.
-        device: that it is on.
-        profiles: what is known of a key on a kind of device.
-        free: what no job takes; of all hosts together.
-        amounts: of candidates, as `candidate` shares them.
-        alone: numbers of trials that failed in company.
+        job: The job with its current members.
+        device: Device of the job.
+        profiles: Profile of a key on a kind of device, or None.
+        free: Free resources, shared by all hosts.
+        amounts: Cache of `candidate`, shared by all hosts.
+        alone: Numbers of trials that failed in a shared job.
 
     Attributes:
-        profiles: of its arrays, None of those unknown; the place of an array is its index in the job.
-        open: whether it trains members of which none failed in company.
-        known: whether it was measured how long all of its arrays take.
-        seconds: expected until it ends: none where it measures, or all have left; inf where that is not known.
-        present: the arrays in it, to which those that come in are added.
-        streams: of its own, as `stream_of` tells them; of one whose members are at several epochs none.
+        profiles: Profile of each array, or None; the place of an array is its index in the job.
+        open: Whether the job trains members, none of which failed in a shared job.
+        known: Whether all its arrays have profiles.
+        seconds: Expected seconds until its end: 0 if it profiles or has no members; inf if unknown.
+        present: Its arrays, including added ones.
+        streams: Sample streams of its arrays (`stream_of`), without arrays whose members are at several epochs.
     """
 
     def __init__(
@@ -63,7 +100,7 @@ class _HostJob:
         self.seconds = inf if trains else 0.0
         self.present: list[Candidate] = []
         self.streams: frozenset[object] = frozenset()
-        self._arrays = list(job.arrays)  # each with the members that joined it
+        self._arrays = list(job.arrays)  # with the members that joined
         self._needs = [
             0 if profile is None else memory(profile, len(array.members))
             for array, profile in zip(job.arrays, self.profiles, strict=True)
@@ -79,7 +116,7 @@ class _HostJob:
         return max(self._arrays[place].epochs)
 
     def spots(self, place: int, profile: Profile, at_most: int) -> int:
-        """Members that memory and the most efficient size allow to join an array."""
+        """Number of members that may join an array, by memory and the most efficient size."""
         present = len(self._arrays[place].members)
         available = memory(profile, present) + self._free.memory(self.device.name)
         if self._limit is not None:
@@ -88,15 +125,15 @@ class _HostJob:
         return max(0, best_size(profile, fits) - present) if fits > present else 0
 
     def gain(self, place: int, profile: Profile, members: Sequence[Member]) -> float:
-        """Seconds of the device that are saved if members join an array instead of having it to themselves afterwards.
+        """Device seconds saved if members join an array instead of training after it.
 
-        It costs the array a new start, its batches, and a compiled step, which is compiled anew.
+        The costs are a new start of the array, the loss of shared batches, and compiling the step again if compiled.
         """
         mine = self._arrays[place].epochs
         theirs = [member.epochs for member in members]
         if profile.mixing is None or not worth_mixing(profile, len(mine), len(theirs)):
             return 0.0
-        shared = min(self.left(place), max(theirs))  # epochs that they are together
+        shared = min(self.left(place), max(theirs))  # epochs that both train
         mixed = seconds(profile, [min(epochs, shared) for epochs in (*mine, *theirs)])
         together = seconds(profile, [*mine, *theirs]) + (profile.mixing - 1) * mixed
         start = fuse_seconds(profile, len(mine) + len(theirs))
@@ -104,14 +141,14 @@ class _HostJob:
         return seconds(profile, mine) + seconds(profile, theirs) - together - start - compiled
 
     def join(self, place: int, profile: Profile, members: Sequence[Member]) -> None:
-        """Let members into an array."""
+        """Add members to an array."""
         self._free.take(self.device.name, len(members) * profile.member_memory)
         array = self._arrays[place]
         self._arrays[place] = replace(array, members=(*array.members, *members))
         self._needs[place] = memory(profile, len(self._arrays[place].members))
 
     def settle(self, joined: Sequence[Array]) -> None:
-        """Nobody joins any more; all that did are given, for they may be in another array of their key."""
+        """End joining. `joined` holds all joined members, which may be in another array of their key."""
         if self.known:
             arrays = add_members(self.job.arrays, joined)
             self.present = [self.candidate(array) for array in arrays]
@@ -120,15 +157,15 @@ class _HostJob:
 
     @property
     def abreast(self) -> bool:
-        """Whether samples are shared only at the same place in the data."""
+        """Whether arrays share samples only at the same position in the data."""
         return None not in self.streams
 
     def candidate(self, array: Array) -> Candidate:
-        """An array as a strategy sees it that is to run here."""
+        """The packing candidate of an array on this device."""
         return candidate(array, self._profile_of, [self.device], self._amounts)
 
     def may_have(self, array: Array, out_of_turn: bool) -> bool:
-        """Whether an array may share samples with those in it; out of turn, only if it cannot wait."""
+        """Whether an array may share samples with the arrays of the job; out of turn, only if it cannot wait."""
         profile = self._profile(array)
         if not (self.open and self.known) or profile is None or array.key.opaque:
             return False
@@ -138,8 +175,8 @@ class _HostJob:
         return stream in self.streams and _level(array)
 
     def in_time(self, incoming: Candidate, free_in: float) -> bool:
-        """Whether it is right not to wait for the device that is free next: the job ends before, or, where samples are
-        shared at the same place alone, the incoming candidate is done in it before it would be there.
+        """Whether joining this job beats waiting `free_in` seconds for the next free device: the job ends before; or,
+        if samples are shared only at the same position, the candidate ends here before it would end there.
         """
         if not self.abreast:
             return self.seconds <= free_in + START_SECONDS
@@ -147,7 +184,7 @@ class _HostJob:
         return done <= free_in + START_SECONDS + incoming.seconds
 
     def admits(self, incoming: Candidate, grouping: Grouping) -> bool:
-        """Whether there is room for a incoming candidate, who then comes in, and the strategy agrees."""
+        """Admit a candidate if there is room and the packing agrees; returns whether it was admitted."""
         self._demand = before = self._demand or self._demand_of(self.present)
         after = self._demand_of([*self.present, incoming])
         more = after.memory - before.memory, max(0.0, after.cores - before.cores)
@@ -178,21 +215,21 @@ def admitted(
     alone: AbstractSet[int] = frozenset(),
     fuse: bool = True,
 ) -> dict[str, tuple[Array, ...]]:
-    """Who of the arrays that found no device comes into which running job.
+    """Admit arrays without a device to running jobs.
 
-    First members join arrays of their key. Arrays of which nobody joined may then come in as arrays of their own.
+    First members join arrays of their key. Arrays of which no member joined may then be added as further arrays.
 
     Args:
-        waiting: in the order in which they are to be served.
-        running: all jobs that hold devices and are to stay there, with the members that they have now.
-        free: what no job takes; less what those take that come in.
-        profiles: what is known of a key on a kind of device.
-        grouping: whose strategy decides who suits whom.
-        alone: numbers of trials that failed in company: they come into no job, and nobody into theirs.
-        fuse: whether members may join arrays.
+        waiting: Arrays in the order of service.
+        running: All jobs that hold devices and are to stay there, with their current members.
+        free: Free resources; reduced by the admitted arrays.
+        profiles: Profile of a key on a kind of device, or None.
+        grouping: Packing that decides which arrays may share a process.
+        alone: Numbers of trials that failed in a shared job: they join no job, and their jobs admit no arrays.
+        fuse: Whether members may join arrays.
 
     Returns:
-        Id of a job -> who joins it, by key, and the arrays that come in beside.
+        Id of a job -> the members that join it, as arrays by key, and the further arrays.
     """
     if alone:
         waiting = [array for array in waiting if not any(member.trial.number in alone for member in array.members)]
@@ -211,9 +248,9 @@ def admitted(
 
 
 def _joining(waiting: Sequence[Array], hosts: Sequence[_HostJob]) -> dict[str, tuple[Array, ...]]:
-    """Let members join arrays of their key where that saves most.
+    """Let members join arrays of their key, where the saving is largest.
 
-    While an array waits that no host can take in, nobody joins who would keep a device from it for longer.
+    While an array waits whose key no host has, no member joins that would hold a device for longer than the host does.
     """
     joins: dict[str, tuple[Array, ...]] = {}
     by_key: dict[FusionKey, list[tuple[_HostJob, int, Profile]]] = {}
@@ -222,9 +259,9 @@ def _joining(waiting: Sequence[Array], hosts: Sequence[_HostJob]) -> dict[str, t
             if host.open and profile is not None:
                 by_key.setdefault(array.key, []).append((host, place, profile))
     others_wait = any(array.key not in by_key for array in waiting)
-    barren: set[tuple[FusionKey, tuple[int, ...]]] = set()  # of members that train so long nobody joins any more
+    barren: set[tuple[FusionKey, tuple[int, ...]]] = set()  # members with these epochs join no array any more
     for array in waiting:
-        left = sorted(array.members, key=lambda member: -member.epochs)  # who takes longest is to begin first
+        left = sorted(array.members, key=lambda member: -member.epochs)  # the longest begins first
         while left:
             alike = (array.key, tuple(member.epochs for member in left))
             if alike in barren:
@@ -249,16 +286,16 @@ def _joining(waiting: Sequence[Array], hosts: Sequence[_HostJob]) -> dict[str, t
 def _beside(
     waiting: Sequence[Array], hosts: Sequence[_HostJob], profiles: Profiles, grouping: Grouping
 ) -> dict[str, tuple[Array, ...]]:
-    """Let arrays come into jobs that they suit, the oldest first.
+    """Add waiting arrays to jobs as further arrays, the oldest first.
 
-    Each comes into the job that is expected to end first, of those that it suits; into none that ends clearly later
-    than another device is free that could have it, for that one would be left idle. The first that comes into none
-    is the last that is looked at: nobody is to keep a device from those that came before.
+    An array is added to the suitable job that is expected to end first, but not to one that ends clearly later than
+    the next suitable device is free, since that device would stay idle. The first refused array ends admission: a
+    younger array must not hold a device for longer than an older one waits.
 
-    Where samples are shared only at the same place in the data, an array comes into a job that is in the epoch that
-    it is to begin with, and catches up, unless it is done earlier on the device that is free next. That cannot
-    wait: it may come out of turn, though it keeps the device for longer from those that came before. It stays apart
-    from an array of its key, which it could be fused with at the end of the epoch only, and would stay behind.
+    If samples are shared only at the same position in the data, an array joins a job that is in the epoch at which the
+    array begins, and catches up, unless it ends earlier on the next free device. This opportunity passes, so such an
+    array may be admitted out of turn, although older arrays wait longer for the device. It stays separate from an array
+    of its key: fusing them is only possible at the end of the epoch, and the array would stay behind.
     """
     taken: dict[str, tuple[Array, ...]] = {}
     refused = 0
@@ -281,11 +318,11 @@ def _beside(
 
 
 def _level(array: Array) -> bool:
-    """Whether all members are at one epoch."""
+    """Whether all members are at the same epoch."""
     return len({member.start for member in array.members}) == 1
 
 
 def _can_have(device: Device, array: Array, profiles: Profiles) -> bool:
-    """Whether an array could run on a device by itself."""
+    """Whether an array fits on an empty device."""
     profile = profiles(array.key, device.kind)
     return profile is not None and memory(profile, len(array.members)) <= device.memory

@@ -1,4 +1,4 @@
-"""Partial fusion in a search: trials that differ in some submodules as one array, where that is measured to gain."""
+"""Families for partial fusion: trials that differ in some submodules are one array where profiles show a gain."""
 
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
@@ -16,7 +16,7 @@ __all__ = ["Waiting", "by_family", "families", "in_turns"]
 Waiting = tuple[Member, FusionKey]
 
 WORTH_MEASURING = 5.0
-"""Seconds that the trials of a family must take apart from each other, for it to be measured as one array."""
+"""Least total time of the trials of a family, in separate arrays, for which the family is profiled as one array."""
 
 
 def by_family(
@@ -27,18 +27,18 @@ def by_family(
     apart: AbstractSet[int] = frozenset(),
     pack_speed: Callable[[AbstractSet[FusionKey]], float] = lambda keys: 1.0,
 ) -> Sequence[Waiting]:
-    """Give the trials of a family the key of the family, where one array of them is faster than one of each structure.
+    """Give the trials of a family the key of the family, if one array of them is faster than one per structure.
 
-    So they have it while the family is still to be measured, once its structures are. All other trials keep their keys;
-    if all do, `waiting` itself is returned.
+    They also get it while the family has no profile, once all its structures have one. All other trials keep their
+    keys; if all do, `waiting` itself is returned.
 
     Args:
-        waiting: trials with the keys of their structures, in the order in which they are to be served.
-        profiles: what is known of a key on a kind of device.
-        kinds: of devices, which decide together.
-        unmeasurable: (key, kind) that cannot be measured.
-        apart: numbers of trials that keep their keys.
-        pack_speed: how many times as long arrays of some keys take in one process as one after another.
+        waiting: Trials with the keys of their structures, in the order of service.
+        profiles: Profile of a key on a kind of device, or None.
+        kinds: Kinds of devices; the family must gain on each kind with profiles.
+        unmeasurable: Pairs of key and kind of device that cannot be profiled.
+        apart: Numbers of trials that keep their keys.
+        pack_speed: Time of arrays of some keys in one process over their time one after another.
     """
     shared: dict[int, FusionKey] = {}
     for family, members in families(waiting, apart).items():
@@ -50,7 +50,7 @@ def by_family(
 
 
 def families(waiting: Sequence[Waiting], apart: AbstractSet[int] = frozenset()) -> dict[FusionKey, list[Waiting]]:
-    """Of each family of at least two structures the trials, by the key that they have as one array."""
+    """The trials of each family of at least two structures, by the key of the family."""
     family_of = {key: key.of_family for key in {key for _, key in waiting} if key.family}
     if len(set(family_of.values())) == len(family_of):
         return {}
@@ -62,7 +62,7 @@ def families(waiting: Sequence[Waiting], apart: AbstractSet[int] = frozenset()) 
 
 
 def in_turns(waiting: Sequence[Waiting]) -> list[Member]:
-    """The members in turns of their structures: the first of each, then the second of each."""
+    """The members round-robin by structure: the first of each, then the second of each."""
     by_key: dict[FusionKey, list[Member]] = {}
     for member, key in waiting:
         by_key.setdefault(key, []).append(member)
@@ -77,7 +77,7 @@ def _gains(
     kind: str,
     pack_speed: Callable[[AbstractSet[FusionKey]], float],
 ) -> bool | None:
-    """Whether one array is faster on a kind of device, or may be; None if that cannot be said."""
+    """Whether one array is faster on a kind of device, or worth profiling; None if profiles are missing."""
     counts = Counter(key for _, key in members)
     known = {key: profile for key in counts if (profile := profiles(key, kind)) is not None}
     if len(known) < len(counts) or (family, kind) in unmeasurable:
@@ -93,6 +93,6 @@ def _gains(
 
 
 def _for_each(profile: Profile, members: int) -> float:
-    """Seconds of a step for each of so many members, in arrays of the most efficient size."""
+    """Seconds of a step per member, for `members` in arrays of the most efficient size."""
     size = best_size(profile, members)
     return (step_seconds(profile, size) + TURN_SECONDS) / size

@@ -1,4 +1,4 @@
-"""Trials to arrays: which waiting members train as one model."""
+"""Fusion of trials into arrays: which waiting members train as one model, and how large arrays are."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -13,24 +13,37 @@ from shoal.core.demand import Profile
 from shoal.core.device import Device
 from shoal.cost.estimate import TURN_SECONDS, best_size, fetching, fitting, fuse_seconds, seconds, step_seconds
 from shoal.planner.packing.prediction import makespan
-from shoal.planner.resource_limit import ResourceLimit
 
-__all__ = ["Profiles", "partition", "worth_mixing"]
+__all__ = ["Profiles", "ResourceLimit", "partition", "worth_mixing"]
 
 Profiles = Callable[[FusionKey, str], Profile | None]
-"""What is known of a key on a kind of device; None if it was never measured."""
+"""Profile of a key on a kind of device; None if it was never measured."""
+
+
+@dataclass(frozen=True)
+class ResourceLimit:
+    """Limit for a trial that ran out of memory; its array has a job of its own.
+
+    Args:
+        most: Largest number of members of its array.
+        memory: Least bytes of a device that the job has to itself; None: the job gets its estimated demand.
+    """
+
+    most: int
+    memory: int | None = None
+
 
 WORTH_MIXING = 0.05
-"""Members at different epochs are fused where that is expected to save this share at least."""
+"""Least expected saving, as a share of the time, for fusing members at different epochs."""
 
 WORTH_FUSING = 0.05
-"""Members are fused where that is expected to save this share at least of what they take one after another."""
+"""Least expected saving, as a share of the time one after another, for fusing members."""
 
 WORTHWHILE = 0.25
-"""A group is cut further where that saves this share of the time it would save if time were proportional to size."""
+"""Least saving for cutting a group further, as a share of the saving if time were proportional to size."""
 
 MANY = 32
-"""A group in so many arrays is cut into more than one more at once, into a part more of them."""
+"""A group of n arrays is cut into n // MANY more at once, at least one more."""
 
 
 def partition(
@@ -44,20 +57,20 @@ def partition(
 ) -> list[Array]:
     """Cut the waiting members into arrays.
 
-    Members of one key that start at the same epoch are a group, and those that start at others with them where fusing
-    saves more than the batches that they share. A group is cut into as few arrays as memory and the
-    most efficient size allow. Then, as long as there are fewer arrays than idle devices, or one takes longer than the
-    mean load of a device, the group with the longest array is cut into one more, if that helps. Arrays of one group
-    differ in size by at most one, hold members of similar targets, and follow the numbers of their trials.
+    Members of one key that start at the same epoch are a group. Groups of one key are joined if fusing members at
+    different epochs saves more than shared batches do. A group is cut into as few arrays as memory and the most
+    efficient size allow. Then, as long as there are fewer arrays than idle devices, or one takes longer than the mean
+    load of a device, the group with the longest array is cut into one more, if that helps. Arrays of one group differ
+    in size by at most one, hold members of similar targets, and follow the numbers of their trials.
 
     Args:
-        waiting: members in any order; the arrays come in the order of their first members here.
-        profiles: a key that is known on none of the devices gets arrays of one member.
-        devices: all healthy devices, at least one, busy or not: those that are busy now will share the load later.
-        busy: name of a device that holds jobs -> expected seconds until it holds none.
-        alone: numbers of trials that get an array of their own.
-        elastic: whether members of an array may start at different epochs.
-        limits: number of a trial that ran out of memory -> what it is held to; such are fused with their like alone.
+        waiting: Members in any order; the arrays follow the order of their first members here.
+        profiles: Profile of a key on a kind of device; a key without a profile gets arrays of one member.
+        devices: All healthy devices, at least one; busy devices will share the load later.
+        busy: Name of a device that holds jobs -> expected seconds until it holds none.
+        alone: Numbers of trials that get an array of their own.
+        elastic: Whether members of an array may start at different epochs.
+        limits: Number of a trial that ran out of memory -> its limit; trials are fused only under equal limits.
     """
     members: dict[tuple[FusionKey, int, int | None, int | None], list[Member]] = {}
     costs = _ArrayCosts(profiles, devices)
@@ -78,16 +91,16 @@ def partition(
 
 
 def worth_fusing(profile: Profile, epochs: Sequence[int]) -> bool:
-    """Whether members that train so many epochs are to be one array; that takes time to be made, as each alone does."""
+    """Whether to fuse members with these epochs; the times to build the array and to build each alone are included."""
     alone = sum(fuse_seconds(profile, 1) + seconds(profile, [each], TURN_SECONDS) for each in epochs)
     together = fuse_seconds(profile, len(epochs)) + seconds(profile, epochs, TURN_SECONDS)
     return together <= (1 - WORTH_FUSING) * alone
 
 
 def worth_mixing(profile: Profile, one: int, other: int) -> bool:
-    """Whether two arrays at different epochs, of `one` and of `other` members, are to be one.
+    """Whether to fuse two arrays at different epochs, of `one` and of `other` members.
 
-    They then share no batches: what is the same for all of one batch has to be done for each member.
+    Such members share no batches: work that is the same for all members of one batch is done for each member.
     """
     if profile.mixing is None:
         return False
@@ -97,15 +110,15 @@ def worth_mixing(profile: Profile, one: int, other: int) -> bool:
 
 
 _Epochs = tuple[int, ...]
-"""That the members of an array train."""
+"""Epochs left of each member of an array."""
 
 
 class _ArrayCosts:
-    """What arrays cost; of those alike, of which there may be thousands, it is found once.
+    """Costs of arrays, cached for equal arrays, of which there may be thousands.
 
     Args:
-        profiles: what is known of a key on a kind of device.
-        devices: all healthy ones.
+        profiles: Profile of a key on a kind of device, or None.
+        devices: All healthy devices.
     """
 
     def __init__(self, profiles: Profiles, devices: Sequence[Device]) -> None:
@@ -116,19 +129,19 @@ class _ArrayCosts:
         self._seconds: dict[tuple[FusionKey, _Epochs], float] = {}
 
     def known(self, key: FusionKey) -> list[tuple[int, Profile, int]]:
-        """Of the devices on whose kind a key was measured, those alike together: bytes, what is known, how many."""
+        """Memory in bytes, profile and count of equal devices, for the kinds on which the key has a profile."""
         if key not in self._known:
             found = [(memory, self._profiles(key, kind), count) for (kind, memory), count in self._alike.items()]
             self._known[key] = [(memory, profile, count) for memory, profile, count in found if profile is not None]
         return self._known[key]
 
     def largest(self, key: FusionKey, epochs: _Epochs, most: int | None) -> int:
-        """Members that an array may have: what is possible and efficient on every device that can run one member.
+        """Largest number of members that is possible and efficient on every device that can run one member.
 
         Args:
-            key: of all members.
-            epochs: of all of them, ascending.
-            most: a further limit, or None.
+            key: Key of all members.
+            epochs: Epochs of all members, ascending.
+            most: Upper limit, or None.
         """
         alike = (key, epochs, most)
         if alike not in self._largest:
@@ -141,7 +154,7 @@ class _ArrayCosts:
         return self._largest[alike]
 
     def seconds(self, key: FusionKey, epochs: _Epochs) -> float:
-        """Expected run time, the mean over the devices that can run it; 0 where nothing is known."""
+        """Expected run time, the mean over the devices that can run the array; 0 without a profile."""
         alike = (key, epochs)
         if alike not in self._seconds:
             known = self.known(key)
@@ -152,13 +165,13 @@ class _ArrayCosts:
 
 @dataclass(frozen=True)
 class _FusableGroup:
-    """Members that could all be one array.
+    """Members that could be one array.
 
     Args:
-        key: of all of them.
-        members: by the epochs that they are to train, then by number.
-        costs: of arrays.
-        largest: members an array may have.
+        key: Key of all members.
+        members: Members by their epochs, then by number.
+        costs: Costs of arrays.
+        largest: Largest number of members of an array.
     """
 
     key: FusionKey
@@ -176,11 +189,11 @@ class _FusableGroup:
 
     @property
     def fewest(self) -> int:
-        """Arrays it takes at least."""
+        """Least number of arrays."""
         return -(-len(self.members) // self.largest)
 
     def bounds(self, count: int) -> list[tuple[int, int]]:
-        """The first member of each of `count` arrays, and that after the last, the sizes as even as can be."""
+        """Index ranges of the members of each of `count` arrays, of sizes as even as possible."""
         return list(pairwise([len(self.members) * index // count for index in range(count + 1)]))
 
     def cut(self, count: int) -> list[Array]:
@@ -202,7 +215,7 @@ def _mixed(
     make: Callable[[FusionKey, Sequence[Member]], _FusableGroup],
     alone: AbstractSet[int],
 ) -> list[_FusableGroup]:
-    """The groups, those of one key joined to the largest of it where that pays."""
+    """The groups, with those of one key joined to the largest of them where that pays."""
     by_key: dict[FusionKey, _FusableGroup] = {}
     others: list[_FusableGroup] = []
     for group in sorted(groups, key=lambda group: -len(group.members)):
@@ -221,7 +234,7 @@ def _mixed(
 
 
 def _pays(one: _FusableGroup, other: _FusableGroup, both: _FusableGroup) -> bool:
-    """Whether an array of members of two groups is better than one of each."""
+    """Whether one array of members of two groups is better than one array of each."""
     first, second = (min(len(group.members), group.largest) for group in (one, other))
     fits = first + second <= both.largest
     return fits and all(worth_mixing(profile, first, second) for _, profile, _ in both.costs.known(both.key))
@@ -229,7 +242,7 @@ def _pays(one: _FusableGroup, other: _FusableGroup, both: _FusableGroup) -> bool
 
 @dataclass(frozen=True)
 class _ArraySplit:
-    """A group in a number of arrays, and how long each takes."""
+    """A group cut into a number of arrays, with the seconds of each."""
 
     group: _FusableGroup
     count: int
@@ -243,7 +256,7 @@ class _ArraySplit:
         return cls(group, count, seconds, max(seconds), sum(seconds))
 
     def finer(self) -> "_ArraySplit | None":
-        """The same with one array more, of very many with some more; None where that is impossible or does not pay."""
+        """The same group in one more array, or in some more if it has many; None if impossible or not worthwhile."""
         if self.count == len(self.group.members):
             return None
         count = min(self.count + max(1, self.count // MANY), len(self.group.members))
@@ -252,7 +265,7 @@ class _ArraySplit:
 
 
 def _balanced(groups: Sequence[_FusableGroup], loads: Sequence[float], idle: int) -> list[list[Array]]:
-    """Cut the groups until the devices are evenly loaded; of the cuts passed on the way, the one done first."""
+    """Cut the groups until the devices are evenly loaded, and return the cut with the least makespan on the way."""
     loads = sorted(loads)
     cuts = [_ArraySplit.of(group, group.fewest) for group in groups]
     best, best_makespan = list(cuts), _done(cuts, loads)

@@ -1,4 +1,4 @@
-"""Trials to arrays to jobs to devices: one turn of planning."""
+"""The planner: one turn of planning, from trials to arrays to jobs to devices."""
 
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -11,38 +11,34 @@ from shoal.core.array import Array, FusionKey, Member
 from shoal.core.demand import Demand
 from shoal.core.device import Cluster, Device
 from shoal.core.job import Job, Purpose
-from shoal.planner.admission import admitted
+from shoal.planner.admission import FreeResources, admitted
 from shoal.planner.families import by_family, in_turns
-from shoal.planner.feasibility import feasible
-from shoal.planner.free_resources import FreeResources
 from shoal.planner.grouping import Grouping
 from shoal.planner.job_tracker import JobTracker, PreemptionRequest
-from shoal.planner.partition import Profiles, partition
-from shoal.planner.planning_context import PROFILE_MEMBERS, PlanningContext
-from shoal.planner.reservations import reservations
-from shoal.planner.resource_limit import ResourceLimit
+from shoal.planner.partition import Profiles, ResourceLimit, partition
+from shoal.planner.planning_context import PROFILE_MEMBERS, PlanningContext, reservations
 from shoal.schedule.action import Action, Resize, Resume, Start, Stop, Suspend
 from shoal.schedule.base import JobView, Policy
-from shoal.schedule.check import check_plan
+from shoal.schedule.check import check_plan, feasible
 from shoal.schedule.time_sharing import QUANTUM
 
 __all__ = ["LEAST_SECONDS", "Placement", "Planner"]
 
 LEAST_SECONDS = 0.005
-"""Between two looks for news, also where it is time to plan again and something else has to come first."""
+"""Shortest time between two polls for events, even if the next turn of planning is due."""
 
 
 @dataclass(frozen=True)
 class Placement:
-    """What to start now, and why every other waiting trial waits.
+    """The result of a turn of planning: the jobs to start, and the reasons of all trials that go on waiting.
 
     Args:
-        starts: jobs with their devices. The members of a job whose purpose is PROFILE go on waiting: they are a sample.
-        refusals: number of the trial -> reason; every waiting trial that no training job of `starts` holds, and that
-            joins none.
-        joins: id of a running job -> who joins it.
-        leaves: id of a running job -> what it is to leave its device for.
-        promises: id of a running job -> what it is promised from now on, if that is not what it was.
+        starts: Jobs to start, with their devices. The members of a profile job are a sample and go on waiting.
+        refusals: Number of the trial -> reason, for every waiting trial that is in no training job of `starts` and
+            joins no running job.
+        joins: Id of a running job -> arrays that join it.
+        leaves: Id of a running job -> request that it leaves its device.
+        promises: Id of a running job -> its changed reservation.
     """
 
     starts: tuple[tuple[Job, Device], ...]
@@ -54,14 +50,14 @@ class Placement:
 
 @dataclass
 class _Answer:
-    """What the policy wants, as far as it can be done at once.
+    """The feasible part of a policy's plan.
 
     Args:
-        placed: jobs that start.
-        refused: arrays that it refuses, each with the reason.
-        later: numbers of other trials that stay off the devices -> why.
-        leaves: as of a placement.
-        wake: when the policy wants to be asked again at the latest, or inf.
+        placed: Jobs that start.
+        refused: Refused arrays, each with the reason.
+        later: Number of another trial that gets no device -> reason.
+        leaves: As in `Placement`.
+        wake: Latest time of the next turn of planning, or inf.
     """
 
     placed: list[tuple[Job, Device]] = field(default_factory=list)
@@ -72,21 +68,21 @@ class _Answer:
 
 
 class Planner:
-    """Fuses what waits, packs the arrays, has measured what is unknown, and asks the policy where to run the jobs.
+    """Fuses waiting trials into arrays, packs arrays into jobs, and places the jobs by the policy.
 
-    Who gets no device joins a running array, if that saves time. Arrays that did not start are cut and packed anew at
-    the next turn, from all that waits then. Nothing is kept between turns but the history of jobs: a suspended one
-    stays as it was cut until the policy resumes it.
+    Unknown keys are profiled first. An array without a device joins a running job if that saves time. Arrays that do
+    not start are cut and packed again in the next turn, from all trials that wait then. Only the history of jobs is
+    kept between turns: a suspended job keeps its arrays until the policy resumes it.
 
     Args:
-        policy: decides which job runs where.
-        profiles: what is known of a key on a kind of device.
-        new_id: gives each job that starts an id that no other job of the study has.
-        elastic: whether the members of a running array can change, and stand at different epochs.
-        grouping: decides which arrays share a process.
-        fuse: whether arrays may have several members.
-        done: epochs that trials of a key have trained in the study.
-        tracker: what the jobs of the study have been through; by default nothing yet.
+        policy: The placement policy.
+        profiles: Profile of a key on a kind of device, or None.
+        new_id: Source of job ids that are unique in the study.
+        elastic: Whether the members of a running array can change, and can be at different epochs.
+        grouping: Packing of arrays into jobs.
+        fuse: Whether arrays may have several members.
+        done: Epochs that trials of a key have trained in the study.
+        tracker: History of the jobs of the study; by default an empty one.
     """
 
     def __init__(
@@ -108,13 +104,13 @@ class Planner:
         self._fuse = fuse
         self._done = done
         self.tracker = tracker or JobTracker(profiles)
-        """Of the jobs that were started."""
+        """History of the jobs of the study."""
         self.wake = inf
-        """When to plan again at the latest; inf: when something has changed."""
+        """Latest time of the next turn of planning; inf: only after a change."""
         self._asked = 0.0
 
     def follow(self, policy: Policy) -> None:
-        """Let another policy decide from the next turn on."""
+        """Replace the policy from the next turn on."""
         self._policy = policy
 
     def plan(
@@ -128,63 +124,41 @@ class Planner:
         unmeasurable: AbstractSet[tuple[FusionKey, str]] = frozenset(),
         limits: Mapping[int, ResourceLimit] = MappingProxyType({}),
     ) -> Placement:
-        """Decide what starts now.
+        """Decide which jobs start now.
 
-        A key that is known on no kind of device here is measured first, on a device that is otherwise idle. Trials in
-        `alone`, and those of a key that cannot be measured, run one to an array; where nothing is known of them, they
-        get a whole device.
+        A key without a profile on any kind of device in the cluster is profiled first, on an idle device. Trials in
+        `alone`, and trials of a key that cannot be profiled, get an array of one member each, and a whole device if
+        there is no profile.
 
         Args:
-            waiting: oldest first, those of suspended jobs too; the number of a trial occurs once.
-            running: all jobs that hold devices, oldest first, with the members that they have now.
-            cluster: as it is.
-            now: seconds, for the policy.
-            alone: numbers of trials that failed in company.
-            unmeasurable: (key, kind) whose profile job failed; it is not tried again.
-            limits: number of a trial that ran out of memory -> what it is held to.
+            waiting: Waiting members, oldest first, including those of suspended jobs; each trial occurs once.
+            running: All jobs that hold devices, oldest first, with their current members.
+            cluster: The current cluster.
+            now: Time in seconds, for the policy.
+            alone: Numbers of trials that failed in a shared job.
+            unmeasurable: Pairs of key and kind of device whose profile job failed; it is not repeated.
+            limits: Number of a trial that ran out of memory -> its limit.
 
         Raises:
-            PolicyError: the policy returned an illegal plan.
+            PolicyError: The policy returned an illegal plan.
         """
         together = PROFILE_MEMBERS if self._fuse else 1
         planning = PlanningContext(self._profiles, cluster, alone, unmeasurable, limits, together, self._done)
         waiting, suspended = self.tracker.look(waiting, now)
         self.tracker.end_turns(now, min(QUANTUM, now - self._asked) if now >= self.wake else QUANTUM)
         apart = alone | limits.keys()
-        looked_at, waiting = waiting, self._by_family(waiting, planning, unmeasurable, apart)
-        sampled = waiting
-        if waiting is not looked_at:  # an array of a family is to be measured with members of each of its structures
-            key_of = {member.trial.number: key for member, key in waiting}
-            sampled = [(member, key_of[member.trial.number]) for member in in_turns(looked_at)]
-        samples = planning.samples(sampled, running)
-        profiling = [(Job(self._new_id(), arrays, Purpose.PROFILE), device) for arrays, device in samples]
+        keyed = self._by_family(waiting, planning, unmeasurable, apart)
+        profiling = self._profile_jobs(waiting, keyed, running, planning)
         held = [*running, *profiling]
         self.tracker.meet(held, now)
-        views = [self.tracker.running(planning.running_view(job, device, now, now), job, now) for job, device in held]
-        ready = [(member, key) for member, key in waiting if planning.ready(member, key)]
-        groups: list[tuple[Array, ...]] = []
-        if ready:
-            busy = _busy(views)
-            lone = alone if self._fuse else {member.trial.number for member, _ in ready}
-            arrays = partition(ready, self._profiles, planning.devices, busy, lone, self._elastic, limits)
-            groups = self._grouping.groups(arrays, self._profiles, planning.devices, busy, apart, self.tracker.group)
+        views = [self.tracker.running(job, device, planning.held(job, device), now) for job, device in held]
+        ready = [(member, key) for member, key in keyed if planning.ready(member, key)]
+        groups = self._groups(ready, views, planning, alone, limits) if ready else []
         answer = self._ask(views, suspended, groups, planning, now)
-        joins: Mapping[str, tuple[Array, ...]] = {}
-        if self._elastic and answer.refused:
-            joins = self._joins([array for array, _ in answer.refused], held, answer, planning, apart)
-        joining = {member.trial.number for arrays in joins.values() for array in arrays for member in array.members}
-        refusals = {
-            member.trial.number: reason
-            for array, reason in answer.refused
-            for member in array.members
-            if member.trial.number not in joining
-        }
-        if len(ready) < len(waiting):
-            unready = [(member, key) for member, key in waiting if not planning.ready(member, key)]
-            why = {key: planning.reason(key, held) for key in dict.fromkeys(key for _, key in unready)}
-            refusals |= {member.trial.number: why[key] for member, key in unready}
+        joins = self._joins(held, answer, planning, apart) if self._elastic and answer.refused else {}
+        unready = _unready(keyed, held, planning) if len(ready) < len(keyed) else {}
+        reasons = {**_refusals(answer.refused, joins), **unready, **answer.later}
         self._asked, self.wake = now, answer.wake
-        reasons = {**refusals, **answer.later}
         return Placement(
             (*profiling, *answer.placed), reasons, joins, answer.leaves, reservations(running, joins, planning)
         )
@@ -196,35 +170,72 @@ class Planner:
         unmeasurable: AbstractSet[tuple[FusionKey, str]],
         apart: AbstractSet[int],
     ) -> Sequence[tuple[Member, FusionKey]]:
-        """What waits, trials with the key of their family where one partially fused array of them is faster."""
+        """The waiting members, with the key of their family where one partially fused array is faster."""
         if not self._fuse:
             return waiting
         kinds = {device.kind for device in planning.devices}
         pack_speed = partial(self._grouping.pack_speed, kinds=kinds)
         return by_family(waiting, self._profiles, kinds, unmeasurable, apart, pack_speed)
 
+    def _profile_jobs(
+        self,
+        waiting: Sequence[tuple[Member, FusionKey]],
+        keyed: Sequence[tuple[Member, FusionKey]],
+        running: Sequence[tuple[Job, Device]],
+        planning: PlanningContext,
+    ) -> list[tuple[Job, Device]]:
+        """Jobs that profile unknown keys on idle devices.
+
+        Args:
+            waiting: Waiting members with the keys of their structures.
+            keyed: The same members, some with the key of their family; `waiting` itself if none has one.
+            running: Jobs that hold devices.
+            planning: The context of this turn.
+        """
+        sampled = keyed
+        if keyed is not waiting:  # an array of a family is measured with members of each of its structures
+            key_of = {member.trial.number: key for member, key in keyed}
+            sampled = [(member, key_of[member.trial.number]) for member in in_turns(waiting)]
+        samples = planning.samples(sampled, running)
+        return [(Job(self._new_id(), arrays, Purpose.PROFILE), device) for arrays, device in samples]
+
+    def _groups(
+        self,
+        ready: Sequence[tuple[Member, FusionKey]],
+        views: Sequence[JobView],
+        planning: PlanningContext,
+        alone: AbstractSet[int],
+        limits: Mapping[int, ResourceLimit],
+    ) -> list[tuple[Array, ...]]:
+        """Fuse members into arrays, and pack the arrays into groups, one per future job."""
+        busy = _busy(views)
+        lone = alone if self._fuse else {member.trial.number for member, _ in ready}
+        arrays = partition(ready, self._profiles, planning.devices, busy, lone, self._elastic, limits)
+        apart = alone | limits.keys()
+        return self._grouping.groups(arrays, self._profiles, planning.devices, busy, apart, self.tracker.group)
+
     @property
     def sleeps(self) -> bool:
-        """Whether the policy wants to be asked again, though nothing may happen until then."""
+        """Whether the next turn of planning has a time, even if no event comes before it."""
         return self.wake < inf
 
     def patience(self, now: float, most: float) -> float:
-        """How long to wait for something to happen, at most so many seconds."""
+        """Seconds to wait for events, at most `most`."""
         return min(most, max(LEAST_SECONDS, self.wake - now))
 
     def _joins(
         self,
-        arrays: Sequence[Array],
         held: Sequence[tuple[Job, Device]],
         answer: _Answer,
         planning: PlanningContext,
         alone: AbstractSet[int],
     ) -> dict[str, tuple[Array, ...]]:
-        """Who of the arrays that found no device joins which job; nobody one that is to leave its device."""
+        """Arrays without a device that join running jobs, except jobs that are to leave their devices."""
         everyone = [(device, planning.held(job, device)) for job, device in (*held, *answer.placed)]
         free = FreeResources(planning.cluster, everyone)
-        held = [(job, device) for job, device in held if device.name in free]  # not on one that is gone
+        held = [(job, device) for job, device in held if device.name in free]  # the device may be lost
         held = [(job, device) for job, device in held if job.id not in self.tracker.leaving]
+        arrays = [array for array, _ in answer.refused]
         return admitted(arrays, held, free, self._profiles, self._grouping, alone, self._fuse)
 
     def _ask(
@@ -235,7 +246,7 @@ class Planner:
         planning: PlanningContext,
         now: float,
     ) -> _Answer:
-        """Let the policy decide; only groups that start become jobs, so that only they use up an id."""
+        """Ask the policy for a plan, and do its feasible part. Only groups that start become jobs and use an id."""
         candidates = {f"waiting-{index}": group for index, group in enumerate(groups)}
         known = [*running, *(self.tracker.off(job, planning.demands(job.arrays)) for job in suspended)]
         views = [
@@ -251,7 +262,7 @@ class Planner:
             self._act(action, candidates, planning, answer, now)
         reasons = {refusal.job: refusal.reason for refusal in plan.refusals} | doable.later
         for name, reason in reasons.items():
-            arrays = candidates.get(name, ())  # of a job that is still on its device nobody waits
+            arrays = candidates.get(name, ())  # a job that is still on its device has no waiting trials
             if name in doable.later or name in self.tracker.suspended:
                 answer.later |= {member.trial.number: reason for array in arrays for member in array.members}
             else:
@@ -266,7 +277,7 @@ class Planner:
         answer: _Answer,
         now: float,
     ) -> None:
-        """Do one action, as far as it is not the engine's to do."""
+        """Apply one action to the answer and to the job history; the engine does the rest."""
         match action:
             case Start() | Resume():
                 device = planning.cluster.device(action.devices[0])
@@ -293,6 +304,26 @@ class Planner:
                 answer.leaves[action.job] = PreemptionRequest(True, f"suspended by the policy, to go to {where}")
         if action.job in answer.leaves:
             self.tracker.leave(action.job, answer.leaves[action.job], now)
+
+
+def _refusals(refused: Sequence[tuple[Array, str]], joins: Mapping[str, tuple[Array, ...]]) -> dict[int, str]:
+    """Reasons of the trials that the policy refused and that join no job, by number."""
+    joining = {member.trial.number for arrays in joins.values() for array in arrays for member in array.members}
+    return {
+        member.trial.number: reason
+        for array, reason in refused
+        for member in array.members
+        if member.trial.number not in joining
+    }
+
+
+def _unready(
+    waiting: Sequence[tuple[Member, FusionKey]], held: Sequence[tuple[Job, Device]], planning: PlanningContext
+) -> dict[int, str]:
+    """Reasons of the trials whose key must be measured first, by number."""
+    unready = [(member, key) for member, key in waiting if not planning.ready(member, key)]
+    why = {key: planning.reason(key, held) for key in dict.fromkeys(key for _, key in unready)}
+    return {member.trial.number: why[key] for member, key in unready}
 
 
 def _busy(running: Sequence[JobView]) -> dict[str, float]:

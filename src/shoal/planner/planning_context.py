@@ -1,4 +1,4 @@
-"""What one turn of planning knows about keys and devices."""
+"""State of one turn of planning: ready trials, profile samples, demands, and reservations of running jobs."""
 
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -10,33 +10,30 @@ from shoal.core.demand import Demand
 from shoal.core.device import Cluster, Device
 from shoal.core.job import Job, Purpose
 from shoal.cost.estimate import packed_demand
-from shoal.planner.partition import Profiles
-from shoal.planner.resource_limit import ResourceLimit
-from shoal.schedule.action import JobState
-from shoal.schedule.base import JobView
+from shoal.planner.partition import Profiles, ResourceLimit
 from shoal.schedule.ledger import no_device
 
-__all__ = ["PROFILE_MEMBERS", "PlanningContext"]
+__all__ = ["PROFILE_MEMBERS", "PlanningContext", "reservations"]
 
 PROFILE_MEMBERS = 16
-"""Members of an array that a profile job measures, at most, where members are fused."""
+"""Largest number of members that a profile job measures in one array, where members are fused."""
 
 ENOUGH = 3
-"""A key is measured anew when so many times the members wait for whom it was measured, and more of them matter; or when
-there are so many times the epochs that were too few for measuring all, those that were trained meanwhile included."""
+"""A key is profiled again if this many times as many members wait as at its last profile; or if this many times as many
+epochs are pending, trained epochs included, as at a profile of only some of the waiting members."""
 
 
 class PlanningContext:
-    """Answers what may run, what must be measured first, and what a job takes.
+    """Decides for one turn which members may run, which keys are profiled first, and the demand of a job.
 
     Args:
-        profiles: what is known of a key on a kind of device.
-        cluster: as it is.
-        alone: numbers of trials that failed in company.
-        unmeasurable: (key, kind) that cannot be measured.
-        limits: number of a trial that ran out of memory -> what it is held to.
-        together: members of an array that a profile job measures, at most.
-        done: epochs that trials of a key have trained; as many more are expected to come.
+        profiles: Profile of a key on a kind of device, or None.
+        cluster: The current cluster.
+        alone: Numbers of trials that failed in a shared job.
+        unmeasurable: Pairs of key and kind of device that cannot be profiled.
+        limits: Number of a trial that ran out of memory -> its limit.
+        together: Largest number of members that a profile job measures in one array.
+        done: Epochs that trials of a key have trained; as many more are expected.
     """
 
     def __init__(
@@ -57,7 +54,7 @@ class PlanningContext:
         self._limits = limits
         self._together = together
         self._done = done
-        self._last = {device.kind: device for device in self.devices}  # of each kind
+        self._last = {device.kind: device for device in self.devices}  # by kind
         self._ready: dict[FusionKey, bool] = {}
         self._demands: dict[object, Mapping[str, Demand]] = {}
         self._on: dict[object, Demand] = {}
@@ -65,9 +62,9 @@ class PlanningContext:
     def samples(
         self, waiting: Sequence[tuple[Member, FusionKey]], running: Sequence[tuple[Job, Device]]
     ) -> list[tuple[tuple[Array, ...], Device]]:
-        """For every idle device its share of the keys that are unknown on its kind, an array of each, the oldest first.
+        """Arrays to profile on each idle device: its share of the keys without a profile on its kind, oldest first.
 
-        Devices that are busy will have shares too, when they are not.
+        Busy devices count in the division, since they get shares once they are idle.
         """
         members: dict[FusionKey, list[Member]] = {}
         for member, key in waiting:
@@ -99,7 +96,7 @@ class PlanningContext:
         return [(tuple(shares[device.name]), device) for device in idle if shares[device.name]]
 
     def ready(self, member: Member, key: FusionKey) -> bool:
-        """Whether a training job may hold the member: its key is known somewhere, or never will be."""
+        """Whether a training job may hold the member: its key has a profile, or cannot get one."""
         if not self.devices:
             return False
         if key not in self._ready:
@@ -108,7 +105,7 @@ class PlanningContext:
         return self._ready[key] or member.trial.number in self._alone
 
     def reason(self, key: FusionKey, held: Sequence[tuple[Job, Device]]) -> str:
-        """Why a member that is not ready waits."""
+        """Reason for which a member of this key, which is not ready, waits."""
         if not self.devices:
             return no_device(self.cluster)
         if any(job.purpose is Purpose.PROFILE and any(array.key == key for array in job.arrays) for job, _ in held):
@@ -116,9 +113,8 @@ class PlanningContext:
         return "its model has to be measured first, for which no device is idle"
 
     def demands(self, arrays: Sequence[Array]) -> Mapping[str, Demand]:
-        """Of arrays that wait to be one job: by the kinds on which all were measured, or a whole device of any kind.
-
-        Arrays alike, of which there may be thousands, have one and the same.
+        """Demands of a waiting job on each kind of device on which all its arrays have profiles; a whole device of any
+        kind if there is none. Equal jobs, of which there may be thousands, share one mapping.
         """
         alike = None if self._limited(arrays) else tuple((x.key, x.epochs) for x in arrays)
         if alike in self._demands:
@@ -130,30 +126,16 @@ class PlanningContext:
         return demands
 
     def demand(self, arrays: Sequence[Array], device: Device, share: float | None) -> Demand:
-        """What a job of these arrays is promised on a device, with a share of its compute if the policy names one."""
+        """Reservation of a job of these arrays on a device, with the share of its compute if the policy names one."""
         demand = self._demand(arrays, device)
         return demand if share is None else replace(demand, compute=share)
 
-    def running_view(self, job: Job, device: Device, started: float, now: float) -> JobView:
-        """A job on its device, where it stays until it ends; what it demands is what its members still have to do.
-
-        A profile job takes all of the device, else company would distort what it measures.
-        """
-        demand = self.held(job, device)
-        where = (device.name, *job.helpers)
-        return JobView(
-            job.id,
-            {device.kind: demand},
-            JobState.RUNNING,
-            where,
-            since=started,
-            ran=now - started,
-            preemptible=False,
-            home=device.name,
-        )
-
     def held(self, job: Job, device: Device) -> Demand:
-        """What a running job takes; one that all members have left, and that is about to end, has its memory still."""
+        """Demand of a running job, by the epochs that its members have left.
+
+        A profile job takes the whole device, since other jobs would distort its measurements. A job without members,
+        which is about to end, still has its memory.
+        """
         whole = _whole(device)
         if job.purpose is Purpose.PROFILE:
             return whole
@@ -162,11 +144,11 @@ class PlanningContext:
         return self._demand(job.arrays, device)
 
     def _unknown(self, key: FusionKey, kind: str) -> bool:
-        """Whether the key can be measured on that kind and was not yet."""
+        """Whether the key has no profile on the kind of device, but can get one."""
         return self._profiles(key, kind) is None and not key.opaque and (key, kind) not in self._unmeasurable
 
     def _to_measure(self, sample: Array, kind: str) -> bool:
-        """Whether its key is unknown, or was measured for far fewer members than these, or far less of their work."""
+        """Whether the key has no profile, or one for far fewer members or far fewer epochs than the sample has."""
         profile = self._profiles(sample.key, kind)
         if profile is None:
             return self._unknown(sample.key, kind)
@@ -180,7 +162,7 @@ class PlanningContext:
         return bool(self._limits) and any(m.trial.number in self._limits for x in arrays for m in x.members)
 
     def _demand(self, arrays: Sequence[Array], device: Device) -> Demand:
-        """What arrays take of a device; found once for those alike on devices alike."""
+        """Demand of arrays on a device, cached for equal arrays on equal devices."""
         if self._limited(arrays):
             return self._found(arrays, device)
         alike = (device.kind, device.capacity, device.cores, *((x.key, x.epochs) for x in arrays))
@@ -197,9 +179,9 @@ class PlanningContext:
         return demand if least <= demand.memory else replace(demand, memory=least)
 
     def _least(self, arrays: Sequence[Array], device: Device) -> int:
-        """Bytes that arrays are promised at least: for one that is to have a device to itself all that one has.
+        """Least reservation in bytes: all memory of the device for an array that must have a device to itself.
 
-        A demand is that of a kind of device: where they differ, the smallest that is large enough counts.
+        If devices of the kind differ, the smallest one that is large enough counts.
         """
         limits = [self._limits.get(member.trial.number) for array in arrays for member in array.members]
         asked = [limit.memory for limit in limits if limit is not None and limit.memory is not None]
@@ -210,5 +192,46 @@ class PlanningContext:
 
 
 def _whole(device: Device) -> Demand:
-    """All of a device's compute; memory, cores and seconds are unknown and said to be 0."""
+    """Demand of a job without a profile: all compute of the device; 0 for unknown memory, cores and seconds."""
     return Demand(compute=device.capacity, memory=0, cores=0.0, seconds=0.0)
+
+
+def reservations(
+    running: Sequence[tuple[Job, Device]], joins: Mapping[str, Sequence[Array]], planning: PlanningContext
+) -> dict[str, Demand]:
+    """Changed reservations of running jobs, after members have left and others join.
+
+    Reservations grow only on join; a low estimate never enlarges them. A job keeps the compute that it began with until
+    it needs less.
+
+    Args:
+        running: All jobs that hold devices, with their current members.
+        joins: Id of a job -> arrays that join it.
+        planning: The context of this turn.
+
+    Returns:
+        Id of a job -> its new reservation, for jobs whose reservation changes.
+    """
+    changed: dict[str, Demand] = {}
+    for job, device in running:
+        come = joins.get(job.id, ())
+        if job.purpose is not Purpose.TRAIN or not (job.arrays or come):
+            continue
+        demand = planning.demand([*job.arrays, *come], device, None)
+        before = job.demand
+        if before is not None:
+            compute = min(before.compute, demand.compute)
+            kept = demand if come else _least(before, demand)
+            if (compute, kept.memory, kept.cores) == (before.compute, before.memory, before.cores):
+                continue
+            demand = replace(kept, compute=compute, seconds=before.seconds)
+        if demand != before:
+            changed[job.id] = demand
+    return changed
+
+
+def _least(before: Demand, now: Demand) -> Demand:
+    """The demand `now` with the smaller memory and cores of the two; 0 means unknown."""
+    memory = min(filter(None, (before.memory, now.memory)), default=0)
+    cores = min(filter(None, (before.cores, now.cores)), default=0.0)
+    return replace(now, memory=memory, cores=cores)

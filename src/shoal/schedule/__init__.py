@@ -1,22 +1,18 @@
-"""Which job runs where: the contract of a policy, and the policies."""
+"""Placement policies: which job runs on which device. The contract of a policy, and the policies."""
 
 from shoal.core.event import TurnStats
 from shoal.schedule.action import Action, JobState, Plan, Refusal, Resize, Resume, Start, Stop, Suspend
 from shoal.schedule.auto import OBJECTIVES, Auto
 from shoal.schedule.base import Changes, JobView, Policy, Session
-from shoal.schedule.best_fit import BestFit
 from shoal.schedule.check import check_plan
 from shoal.schedule.convergence import Convergence
 from shoal.schedule.exact import Exact
 from shoal.schedule.expected_finish import ExpectedFinish
-from shoal.schedule.fifo import Fifo
-from shoal.schedule.knapsack import FF, FFD, WF, WFD, Knapsack
+from shoal.schedule.knapsack import FF, FFD, WF, WFD, BestFit, Fifo, Knapsack, ShortestFirst
 from shoal.schedule.ledger import Ledger, begin
 from shoal.schedule.oversubscription import OversubscriptionTuner
 from shoal.schedule.registry import POLICIES, make_policy
-from shoal.schedule.round_robin import RoundRobin
-from shoal.schedule.shortest_first import ShortestFirst
-from shoal.schedule.slaq import Slaq
+from shoal.schedule.time_sharing import RoundRobin, Slaq
 from shoal.schedule.water_filling import WaterFilling
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""What a plan is made of."""
+"""Plans of a policy: actions, refusals, and the states of a job."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ __all__ = ["Action", "JobState", "Plan", "Refusal", "Resize", "Resume", "Start",
 
 
 class JobState(StrEnum):
-    """What a policy may know of a job's life."""
+    """State of a job, as shown to policies."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -20,9 +20,9 @@ class Start:
     """Start a waiting job.
 
     Args:
-        job: its id.
-        devices: on one device, or on several which it then has to itself.
-        share: of the one device's compute; None: what its demand says.
+        job: Id of the job.
+        devices: Names of one device, or of several devices that the job has to itself.
+        share: Share of the compute of a single device; None: as in the demand of the job.
     """
 
     job: str
@@ -32,14 +32,14 @@ class Start:
 
 @dataclass(frozen=True)
 class Suspend:
-    """Take a running job off its devices and keep its state."""
+    """Suspend a running job: free its devices, and keep its state."""
 
     job: str
 
 
 @dataclass(frozen=True)
 class Resume:
-    """Continue a suspended job, as `Start` would begin it."""
+    """Resume a suspended job; fields as in `Start`."""
 
     job: str
     devices: tuple[str, ...]
@@ -48,7 +48,7 @@ class Resume:
 
 @dataclass(frozen=True)
 class Resize:
-    """Let a running job go on with these devices and this share, as `Start` would begin it."""
+    """Continue a running job with these devices and this share; fields as in `Start`."""
 
     job: str
     devices: tuple[str, ...]
@@ -68,7 +68,7 @@ Action = Start | Suspend | Resume | Resize | Stop
 
 @dataclass(frozen=True)
 class Refusal:
-    """Why a job waits, in words a person can act on: "needs 9.1 GB, cuda:0 has 4.2 GB free"."""
+    """Reason for which a job waits, in words a person can act on: "needs 9.1 GB, cuda:0 has 4.2 GB free"."""
 
     job: str
     reason: str
@@ -76,12 +76,12 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Plan:
-    """What to do now, and why every job that stays off the devices does.
+    """The actions of a policy, and the reasons of all jobs without a device.
 
     Args:
-        actions: in order.
-        refusals: one for each job that waits or is suspended after it; may be made only when they are looked at.
-        wake: when to ask again at the latest, in seconds of the same clock as `now`; None: when something has changed.
+        actions: Actions in order.
+        refusals: One refusal for each job that waits or is suspended after the plan; may be computed on access.
+        wake: Latest time of the next plan, in seconds of the same clock as `now`; None: only after a change.
     """
 
     actions: tuple[Action, ...] = ()

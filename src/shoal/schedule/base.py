@@ -1,4 +1,4 @@
-"""The contract of a placement policy."""
+"""The contract of a placement policy: `Policy`, `Session`, and the view of a job."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -15,30 +15,28 @@ __all__ = ["Changes", "JobView", "Policy", "Session"]
 
 @dataclass(frozen=True)
 class JobView:
-    """A job as a policy sees it.
+    """View of a job for a policy.
 
     Args:
-        id: unique in the study.
-        demand: device kind -> what the job takes there, `seconds` being those that it still has before it; a kind that
-            is absent cannot run it.
-        state: waiting, running or suspended.
-        devices: names of the devices it holds; empty unless it runs.
-        share: compute it holds on its device, in units of `Demand.compute`; None: as much as its demand says.
-        since: when it came into its state: arrived, was started or resumed, was suspended.
-        ran: seconds that it has had devices for.
-        group: name of its TrialGroup, whose makespan counts, or None.
-        budget: epochs that it is to train for, in all; None if that is not known.
-        epoch: epochs that it has trained for.
-        quanta: what it has measured, turn by turn, the newest last.
-        scaling: its run time by width.
-        preemptible: whether it may be suspended, resized or moved.
-        switch_seconds: what suspending and resuming it costs, together.
-        home: the device that it holds or was on last, where its state lies; None if it has never had one alone.
-        study: it belongs to; losses of different studies do not compare.
-        best: the lowest training loss that a job of its study has measured, those that have ended included; None if
-            there is none.
-        critical_path: seconds from its start until the last training that may follow from some of it is expected to
-            end, if nothing waits; 0 where nothing follows, or that is not known.
+        id: Id of the job, unique in the study.
+        demand: Device kind -> demand of the job there, with the `seconds` that are left; it cannot run on other kinds.
+        state: Waiting, running or suspended.
+        devices: Names of the devices that it holds; empty unless it runs.
+        share: Compute that it holds on its device, in units of `Demand.compute`; None: as in its demand.
+        since: Time at which it entered its state: arrival, start or resumption, suspension.
+        ran: Seconds on devices so far.
+        group: Name of its TrialGroup, whose makespan counts, or None.
+        budget: Target epoch; None if unknown.
+        epoch: Epochs trained so far.
+        quanta: Losses measured in each turn, the newest last.
+        scaling: Run time by width.
+        preemptible: Whether it may be suspended, resized or moved.
+        switch_seconds: Cost of suspending and resuming it.
+        home: The current or last device, which holds its state; None if it never had a single device.
+        study: Study of the job; losses of different studies are not comparable.
+        best: Lowest training loss of any job of its study, ended jobs included; None if there is none.
+        critical_path: Expected seconds from its start to the end of the last training that may follow from its
+            members, if nothing waits; 0 if nothing follows, or if unknown.
     """
 
     id: str
@@ -61,7 +59,7 @@ class JobView:
     critical_path: float = 0.0
 
     def compute(self, device: Device) -> float:
-        """What it takes of a device's compute: its share; of one of several devices, all of it."""
+        """Compute of the job on a device: its share or its demand; all of each device if it has several."""
         if len(self.devices) > 1:
             return device.capacity
         return self.demand[device.kind].compute if self.share is None else self.share
@@ -69,12 +67,12 @@ class JobView:
 
 @dataclass(frozen=True)
 class Changes:
-    """What is different since a session was last asked.
+    """Changes since the last plan of a session.
 
     Args:
-        jobs: those that are new, or that differ from when they were last given, in order of arrival.
-        ended: ids of jobs that are there no more.
-        cluster: as it is now, if it differs.
+        jobs: New and changed jobs, in order of arrival.
+        ended: Ids of removed jobs.
+        cluster: The new cluster, if it has changed.
     """
 
     jobs: tuple[JobView, ...] = ()
@@ -83,33 +81,33 @@ class Changes:
 
 
 class Policy(ABC):
-    """Decides which job runs where.
+    """Decides which job runs on which device.
 
-    The planner calls `plan`, once a turn: when something has changed (a job arrived or ended, a device came, went or
-    changed), about once a second while jobs run, and at the time its last plan named as `wake`, such as the end of a
-    quantum. It passes every job that is waiting, running or suspended, oldest first, and the cluster as it is. What it
-    passes includes the jobs that measure a model; they run, and are not preemptible.
+    The planner calls `plan` once per turn: after a change (a job arrived or ended, a device was added, removed or
+    changed), about once a second while jobs run, and at the time `wake` of the last plan, such as the end of a quantum.
+    It passes all waiting, running and suspended jobs, oldest first, and the current cluster. Profile jobs are included;
+    they run, and are not preemptible.
 
-    A live job leaves its device at its next step. Until then it is shown as running and not preemptible, and what the
-    plan wanted to place where it was is left to the policy's next plan. One that was moved is suspended at first.
+    A live job leaves its device at its next step. Until then its view is running and not preemptible, and a job that
+    the plan placed on the same device is left to the next plan. A moved job is suspended first.
 
     A policy is a pure function of the arguments of `plan`: no clock, no I/O, no state between calls, no randomness but
     a seed given to its constructor. The simulator calls the same object as the engine, with a virtual `now`.
 
-    What it may return are legal plans, whose actions are taken in order:
+    A policy may return any legal plan, whose actions are taken in order:
 
     - Start names a waiting job, Resume a suspended one, Suspend and Resize a running one, Stop a running or suspended
       one; Suspend, Resize and Stop only a job that is `preemptible`.
     - Devices exist, are healthy, and of a kind in the job's demand. A job gets at most `Scaling.devices` of them, and a
-      share only if its `Scaling.sharing` is above 1. One of several devices has each to itself, and no share.
+      share only if its `Scaling.sharing` is above 1. A job on several devices has each to itself, and no share.
     - The compute that jobs hold on a device sums to at most `Device.capacity`, their memory to at most `Device.memory`
       bytes, the cores of all jobs on a node to at most `Node.cores`.
     - Every job that holds no device after the plan has exactly one `Refusal`.
     - `wake` lies after `now`.
 
-    `shoal.schedule.check_plan` holds a plan against these rules, and the planner runs it on every plan. An illegal plan
-    is a `PolicyError`. That, or whatever `plan` raises, ends the run; all that was reported is recorded, and `resume`
-    goes on, also with another policy.
+    The planner checks every plan with `shoal.schedule.check_plan`, which raises a `PolicyError` for an illegal one.
+    This error, and any error of `plan`, ends the run. All reports are recorded, and `resume` continues, also with
+    another policy.
 
     `shoal.testing.check_policy` checks this contract. It also checks that a job which fits an idle cluster is started.
     """
@@ -119,24 +117,24 @@ class Policy(ABC):
         """Decide what to do at `now` (seconds)."""
 
     def session(self, cluster: Cluster) -> "Session":
-        """Begin with a cluster and no jobs, to be told only of what changes from then on."""
+        """Begin with a cluster and no jobs; the session then receives only changes."""
         return _Whole(self, cluster)
 
 
 class Session(ABC):
-    """A policy at work: it keeps books of its own, so that a decision costs what has changed, not all there is."""
+    """A stateful run of a policy: the cost of a decision depends on the changes, not on the number of jobs."""
 
     @abstractmethod
     def plan(self, changes: Changes, now: float) -> Plan:
-        """Decide what to do at `now`; the same as `Policy.plan` decides of everything.
+        """Decide what to do at `now`, with the same result as `Policy.plan` for all jobs.
 
-        What came of the plan is not assumed but told with the next changes: the jobs it started, as they are then.
-        Refusals are made when they are looked at, which must be before the next call.
+        The next changes report the effect of the plan, such as the started jobs; the session does not assume it.
+        Refusals may be computed on access, which must be before the next call.
         """
 
 
 class _Whole(Session):
-    """Hands everything to the policy at every call."""
+    """Passes all jobs to the policy at every call."""
 
     def __init__(self, policy: Policy, cluster: Cluster) -> None:
         self._policy = policy

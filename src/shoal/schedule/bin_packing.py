@@ -1,4 +1,4 @@
-"""The books of a knapsack policy: what is left of every device, and who waits for what."""
+"""Incremental bin packing for the knapsack policies: remaining resources of devices, and lines of waiting jobs."""
 
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Mapping
@@ -16,20 +16,20 @@ from shoal.schedule.indexed_queue import Entry, IndexedQueue
 __all__ = ["UNIT", "BinPacking", "Charge", "DeviceBin", "DeviceOrder", "JobOrder", "Numbered", "Placed"]
 
 UNIT = 10**9
-"""Compute and cores are counted in billionths, so that sums are exact and do not depend on their order."""
+"""Compute and cores are integers in billionths, so that sums are exact and independent of their order."""
 
 _CLOSED = -1
-"""Compute offered by a device that no other job may join, not even one that asks for none."""
+"""Compute offered by a device that no other job may join, not even a job without compute."""
 
 Numbered = tuple[int, JobView]
-"""A job, and the negative of how many arrived before it: the oldest one has the highest number."""
+"""The negative number of earlier arrivals, and the job: the oldest job has the highest number."""
 
 _Need = tuple[str, int, int, int]
 """Kind of device, compute, memory and cores."""
 
 
 class JobOrder(IntEnum):
-    """Which job is placed first; the value multiplies its expected seconds on the fastest kind of device here."""
+    """Order of jobs; the value multiplies the expected seconds on the fastest kind of device in the cluster."""
 
     LONGEST = -1
     OLDEST = 0
@@ -37,7 +37,7 @@ class JobOrder(IntEnum):
 
 
 class DeviceOrder(IntEnum):
-    """On which of the devices that have room; the value multiplies their remaining compute."""
+    """Order of devices with room; the value multiplies their remaining compute."""
 
     WORST_FIT = -1
     FIRST_FIT = 0
@@ -46,7 +46,7 @@ class DeviceOrder(IntEnum):
 
 @dataclass(eq=False, slots=True)
 class _NodeBins:
-    """A node: what is left of its cores, and its healthy devices."""
+    """A node: its remaining cores, and its healthy devices."""
 
     cores: int
     slots: list["DeviceBin"] = field(default_factory=list)
@@ -54,18 +54,18 @@ class _NodeBins:
 
 @dataclass(eq=False, slots=True)
 class DeviceBin:
-    """A healthy device, and what is left of it.
+    """A healthy device with its remaining resources.
 
     Args:
-        devices: its name, as an action gives it.
-        kind: of the device.
-        position: its place in the cluster, which breaks ties.
-        host: its node.
-        compute: that may still be promised.
-        memory: free bytes.
-        jobs: how many it holds.
-        whole: how many of them hold other devices too, and let nobody else in.
-        entry: how it stands on the queue of its kind.
+        devices: Name of the device, as a tuple for actions.
+        kind: Kind of the device.
+        position: Place in the cluster, which breaks ties.
+        host: Node of the device.
+        compute: Remaining compute.
+        memory: Free bytes.
+        jobs: Number of jobs on the device.
+        whole: Number of jobs that also hold other devices; such a device admits no other job.
+        entry: Entry in the queue of its kind.
     """
 
     devices: tuple[str]
@@ -81,14 +81,14 @@ class DeviceBin:
 
 @dataclass(eq=False, slots=True)
 class _Line:
-    """The jobs that wait with the very same demand: whether there is room for one of them is asked once for all.
+    """Waiting jobs with the same demand object, so that room is checked once for all of them.
 
     Args:
-        demand: theirs.
-        rank: the lowest has its turn first, the older one of equals.
-        needs: what a job takes, for each kind of device that is here.
-        jobs: the oldest is the last.
-        entries: how it stands on the queue of each kind it needs, once it is known to fit nowhere.
+        demand: Demand of the jobs.
+        rank: The lowest rank is placed first; the older job wins a tie.
+        needs: Resources of a job on each kind of device in the cluster.
+        jobs: The jobs, the oldest last.
+        entries: Entries in the queues of its kinds, if the line fits nowhere.
     """
 
     demand: Mapping[str, Demand]
@@ -99,7 +99,7 @@ class _Line:
 
 
 class Charge(NamedTuple):
-    """What a job holds: a device, unless that is unhealthy, and of it and its node compute, memory and cores."""
+    """Resources of a job: a device (None if unhealthy), its node, and the compute, memory and cores taken of them."""
 
     slot: DeviceBin | None
     host: _NodeBins
@@ -110,27 +110,27 @@ class Charge(NamedTuple):
 
 
 Placed = tuple[Numbered, DeviceBin, _Need]
-"""A job that is to begin, where, and what it takes there; plain, for they are many."""
+"""A placed job, its device and its resources there; a plain tuple, since there are many."""
 
 
 class BinPacking:
-    """Remaining compute, memory and cores of a cluster, and the lines of jobs that wait for them.
+    """Remaining compute, memory and cores of a cluster, and the lines of waiting jobs.
 
-    What no device has room for can be begun only on one where room was freed since. So a decision looks at the jobs
-    that are new and, for each freed device, at the first in order of those that fit there: not at all that wait.
+    A job that fitted nowhere can be placed only on a device with freed resources. So a decision checks only the new
+    jobs and, for each freed device, the first jobs in order that fit there.
 
     Args:
-        cluster: as it is.
-        job_order: which job is placed first; the older one of equals.
-        device_order: on which device; the first in the cluster of equals.
-        exclusive: a device holds one job at a time.
+        cluster: The current cluster.
+        job_order: Order of jobs; the older job wins a tie.
+        device_order: Order of devices; the first device in the cluster wins a tie.
+        exclusive: Whether a device holds one job at a time.
     """
 
     def __init__(
         self, cluster: Cluster, job_order: JobOrder, device_order: DeviceOrder, *, exclusive: bool = False
     ) -> None:
         self.waiting = 0
-        """How many jobs are in the lines."""
+        """Number of waiting jobs."""
         self._job_order = int(job_order)
         self._device_order = int(device_order)
         self._exclusive = exclusive
@@ -154,7 +154,7 @@ class BinPacking:
         self._settled: dict[str, IndexedQueue[_Line]] = {kind: IndexedQueue() for kind in standing}
 
     def load(self, jobs: Iterable[Numbered]) -> None:
-        """Charge the devices of jobs that run, and line up all others; once, at the beginning, oldest first."""
+        """Charge the devices of running jobs, and line up all others; called once, with the oldest job first."""
         running, lines = JobState.RUNNING, self._lines
         for numbered in jobs:
             job = numbered[1]
@@ -169,7 +169,7 @@ class BinPacking:
             line.jobs.reverse()
 
     def charges(self, job: JobView) -> tuple[Charge, ...]:
-        """What a job holds; nothing of devices that are gone."""
+        """Resources that a job holds, without removed devices."""
         held = []
         for name in job.devices:
             if name in self._places:
@@ -180,12 +180,12 @@ class BinPacking:
         return tuple(held)
 
     def charge(self, placed: Placed) -> Charge:
-        """What a job that `decide` placed holds."""
+        """Resources of a job that `decide` placed."""
         _, slot, (_, compute, memory, cores) = placed
         return Charge(slot, slot.host, compute, memory, cores)
 
     def take(self, charge: Charge) -> None:
-        """Reduce what is left."""
+        """Reduce the remaining resources."""
         slot, host, compute, memory, cores, whole = charge
         host.cores -= cores
         if slot is not None:
@@ -193,7 +193,7 @@ class BinPacking:
             self._reduce(slot, compute, memory)
 
     def free(self, charge: Charge) -> None:
-        """Undo `take`; jobs that fitted nowhere may fit now."""
+        """Undo `take`; waiting jobs may fit on the freed devices."""
         slot, host, compute, memory, cores, whole = charge
         host.cores += cores
         if slot is not None:
@@ -206,7 +206,7 @@ class BinPacking:
             self._freed[freed.position] = freed
 
     def join(self, numbered: Numbered) -> None:
-        """Line up a job."""
+        """Add a job to its line."""
         demand = numbered[1].demand
         line = self._lines.get(id(demand)) or self._open(demand)
         insort(line.jobs, numbered, key=_number)
@@ -215,14 +215,14 @@ class BinPacking:
             self._settle(line)
 
     def leave(self, numbered: Numbered) -> None:
-        """Take a job, as it was given, out of its line."""
+        """Remove a job, in the view that was added, from its line."""
         line = self._lines[id(numbered[1].demand)]
         del line.jobs[bisect_left(line.jobs, numbered[0], key=_number)]
         self.waiting -= 1
         self._close_or_settle(line)
 
     def decide(self) -> list[Placed]:
-        """Place every job that there is room for, in order, and charge it."""
+        """Place and charge every job that fits, in order."""
         placed: list[Placed] = []
         queue = [_turn(line) for line in self._untried if line.jobs]
         queue.sort()
@@ -238,7 +238,7 @@ class BinPacking:
                     heapreplace(calling, (*wanted[:2], slot.position, slot))
                 else:
                     found = self._place(wanted[5])
-                    assert found is not None, f"{slot.devices[0]} has room for a job that there is no room for"
+                    assert found is not None, f"a job that fits on {slot.devices[0]} was not placed"
                     placed.append(found)
                     self._close_or_settle(wanted[5])
                 continue
@@ -255,13 +255,13 @@ class BinPacking:
         return placed
 
     def settle(self) -> None:
-        """After a decision, note of the jobs that it looked at and did not place that they fit nowhere."""
+        """After a decision, mark the lines that it could not place as fitting nowhere."""
         if self._untried:
             self._settle(*self._untried)
         self._untried = []
 
     def _open(self, demand: Mapping[str, Demand]) -> _Line:
-        """A line for jobs of this demand, found again by the mapping's identity."""
+        """A new line for jobs of this demand, identified by the identity of the mapping."""
         here = [(kind, ask) for kind, ask in demand.items() if kind in self._devices]
         seconds = min([ask.seconds for _, ask in here], default=0.0)
         needs = tuple([(kind, round(ask.compute * UNIT), ask.memory, round(ask.cores * UNIT)) for kind, ask in here])
@@ -271,14 +271,14 @@ class BinPacking:
         return line
 
     def _close_or_settle(self, line: _Line) -> None:
-        """After a job has left it: forget an empty line, or put it where its oldest job now belongs."""
+        """After a job has left its line: remove an empty line, or sort the line by its oldest job."""
         if line.entries:
             self._settle(line)
         if not line.jobs:
             del self._lines[id(line.demand)]
 
     def _settle(self, *lines: _Line) -> None:
-        """Put lines on the shelves where they belong now; an empty one on none."""
+        """Update the entries of lines in the queues; an empty line has none."""
         standing: dict[str, list[Entry[_Line]]] = {kind: [] for kind in self._settled}
         for line in lines:
             for need, entry in zip(line.needs, line.entries, strict=False):
@@ -293,7 +293,7 @@ class BinPacking:
             self._settled[kind].extend(entries)
 
     def _calling(self) -> list[tuple[float, int, int, DeviceBin]]:
-        """A heap of the freed devices, by rank and arrival of the first settled job that fits there."""
+        """Heap of the freed devices, by rank and arrival of the first settled job that fits there."""
         calls = [(self._wanted(slot), slot) for slot in self._freed.values()]
         self._freed = {}
         heap = [(*wanted[:2], slot.position, slot) for wanted, slot in calls if wanted is not None]
@@ -301,11 +301,11 @@ class BinPacking:
         return heap
 
     def _wanted(self, slot: DeviceBin) -> Entry[_Line] | None:
-        """The first of the settled lines with jobs that fit on a device."""
+        """The first settled line whose jobs fit on a device."""
         return self._settled[slot.kind].first(-slot.entry[2], slot.memory, slot.host.cores)
 
     def _place(self, line: _Line) -> Placed | None:
-        """Put the oldest job of a line on the first device in order that has room; None if there is no room."""
+        """Place the oldest job of a line on the first device in order with room; None if there is no room."""
         best: tuple[Entry[DeviceBin], _Need] | None = None
         for need in line.needs:
             entry = self._fitting(need)
@@ -329,25 +329,25 @@ class BinPacking:
         kind, compute, memory, cores = need
         queue = self._devices[kind]
         entry = queue.first(-compute, -memory, -cores)
-        while entry is not None and entry[5].host.cores < cores:  # taken by jobs on other devices of the node
+        while entry is not None and entry[5].host.cores < cores:  # jobs on other devices of the node took cores
             self._move(entry[5])
             entry = queue.first(-compute, -memory, -cores)
         return entry
 
     def _move(self, slot: DeviceBin) -> None:
-        """Put a device where it belongs now."""
+        """Update the entry of a device in its queue."""
         before = slot.entry
         self._devices[slot.kind].replace(before, self._stand(slot))
 
     def _stand(self, slot: DeviceBin) -> Entry[DeviceBin]:
-        """How a device stands on its queue; what it offers is, negated, what it asks for."""
+        """The entry of a device in its queue: its offers count, negated, as requests."""
         offer = _CLOSED if slot.whole or (self._exclusive and slot.jobs) else slot.compute
         slot.entry = entry = (self._device_order * offer, slot.position, -offer, -slot.memory, -slot.host.cores, slot)
         return entry
 
 
 def _turn(line: _Line) -> tuple[float, int, _Line]:
-    """Sorts lines so that the next to have a turn is the last."""
+    """Sort key of lines, with the next line last."""
     return (-line.rank, line.jobs[-1][0], line)
 
 

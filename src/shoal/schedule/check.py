@@ -1,7 +1,7 @@
-"""Holds a plan against the rules of the `Policy` contract."""
+"""Checks of plans: against the `Policy` contract, and for actions that must wait until jobs have left their devices."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import inf, isfinite
 
 from shoal.core.device import Cluster, Device, Node
@@ -9,7 +9,7 @@ from shoal.core.errors import PolicyError
 from shoal.schedule.action import Action, JobState, Plan, Resize, Resume, Start, Stop, Suspend
 from shoal.schedule.base import JobView
 
-__all__ = ["HeldResources", "Places", "check_plan"]
+__all__ = ["FeasiblePlan", "check_plan", "feasible"]
 
 _ROUNDING = 1e-6
 
@@ -20,29 +20,29 @@ _LEGAL: Mapping[type, tuple[JobState, ...]] = {
     Resize: (JobState.RUNNING,),
     Stop: (JobState.RUNNING, JobState.SUSPENDED),
 }
-"""The states in which a job may meet an action."""
+"""Legal states of a job for each action."""
 
-Places = Mapping[str, tuple[Node, Device]]
+_Places = Mapping[str, tuple[Node, Device]]
 
 
 def check_plan(plan: Plan, jobs: Sequence[JobView], cluster: Cluster, now: float) -> None:
-    """Accept a legal plan.
+    """Check that a plan is legal.
 
-    Actions are taken in order, so a job may use what an earlier action of the plan has freed. Limits are checked where
-    an action places a job: devices that were too full before are not held against a plan that leaves them alone.
+    Actions are taken in order, so a job may use resources that an earlier action of the plan has freed. Limits are
+    checked only on devices on which an action places a job; other devices may be overfull.
 
     Args:
-        plan: what a policy returned.
-        jobs: what it was given.
-        cluster: what it was given.
-        now: what it was given.
+        plan: Result of the policy.
+        jobs: Jobs given to the policy.
+        cluster: Cluster given to the policy.
+        now: Time given to the policy.
 
     Raises:
-        PolicyError: names the action and the rule or limit it breaks.
+        PolicyError: The plan is illegal; the message names the action and the broken rule or limit.
     """
     state = {job.id: job for job in jobs}
     places = cluster.places
-    held = HeldResources(jobs, places)
+    held = _HeldResources(jobs, places)
     for action in plan.actions:
         job = state.get(action.job)
         if job is None:
@@ -58,11 +58,11 @@ def check_plan(plan: Plan, jobs: Sequence[JobView], cluster: Cluster, now: float
             held.check(action, name)
     _check_refusals(plan, {job.id for job in state.values() if not job.devices})
     if plan.wake is not None and not now < plan.wake < inf:
-        raise PolicyError(f"the plan asks to be woken at {plan.wake!r} s, which is no time after now, {now!r} s")
+        raise PolicyError(f"`wake` must be finite and after now, {now!r} s, got {plan.wake!r} s")
 
 
-def _after(action: Action, job: JobView, places: Places) -> JobView:
-    """The job as the action leaves it."""
+def _after(action: Action, job: JobView, places: _Places) -> JobView:
+    """The view of the job after the action."""
     legal = _LEGAL[type(action)]
     if job.state not in legal:
         raise PolicyError(f"{action} names a job that is {job.state}; it must be {' or '.join(legal)}")
@@ -86,12 +86,12 @@ def _check_width(action: Start | Resume | Resize, job: JobView) -> None:
     if len(action.devices) > 1:
         raise PolicyError(f"{action} gives a share of several devices; a job of several devices has all of each")
     if job.scaling.sharing == 1:
-        raise PolicyError(f"{action} gives a share to a job that takes what its demand says")
+        raise PolicyError(f"{action} gives a share to a job that cannot share; leave `share` out")
     if not (action.share > 0 and isfinite(action.share)):
         raise PolicyError(f"{action} gives a share that is not above 0 and finite")
 
 
-def _check_device(action: Action, name: str, job: JobView, places: Places) -> None:
+def _check_device(action: Action, name: str, job: JobView, places: _Places) -> None:
     if name not in places:
         raise PolicyError(f"{action} names a device that does not exist; there are {', '.join(places)}")
     _, device = places[name]
@@ -101,34 +101,34 @@ def _check_device(action: Action, name: str, job: JobView, places: Places) -> No
         raise PolicyError(f"{action}: the job cannot run on {device.kind}, only on {', '.join(job.demand)}")
 
 
-class HeldResources:
-    """Which jobs hold which devices, and the sums of what they take."""
+class _HeldResources:
+    """The jobs on each device, and the sums of their demands."""
 
-    def __init__(self, jobs: Sequence[JobView], places: Places) -> None:
+    def __init__(self, jobs: Sequence[JobView], places: _Places) -> None:
         self._places = places
         self._on: dict[str, dict[str, JobView]] = {}
         for job in jobs:
             self.add(job)
 
     def add(self, job: JobView) -> None:
-        """Let a job have its devices."""
+        """Add a job to its devices."""
         for name in job.devices:
             if name in self._places:
                 self._on.setdefault(name, {})[job.id] = job
 
     def remove(self, job: JobView) -> None:
-        """Let a job give its devices up."""
+        """Remove a job from its devices."""
         for name in job.devices:
             if name in self._on:
                 del self._on[name][job.id]
 
     def check(self, action: Action, name: str) -> None:
-        """Hold a device, and the cores of its node, against their limits."""
+        """Check the limits of a device and the cores of its node."""
         if excess := self.excess(name):
             raise PolicyError(f"{action}: {excess}")
 
     def excess(self, name: str) -> str:
-        """What is too much on a device, or of the cores of its node; empty if nothing is."""
+        """The exceeded limit of a device or of its node, in words; empty if there is none."""
         node, device = self._places[name]
         here = self._on.get(name, {}).values()
         if len(here) > 1 and (wide := next((job for job in here if len(job.devices) > 1), None)):
@@ -151,7 +151,7 @@ class HeldResources:
 
 
 def _check_refusals(plan: Plan, unplaced: set[str]) -> None:
-    """Exactly one refusal, with a reason, for every job that stays off the devices, and for no other."""
+    """Check that every job without a device, and no other job, has exactly one refusal with a reason."""
     refused: set[str] = set()
     for refusal in plan.refusals:
         if refusal.job not in unplaced:
@@ -163,3 +163,60 @@ def _check_refusals(plan: Plan, unplaced: set[str]) -> None:
         refused.add(refusal.job)
     if forgotten := sorted(unplaced - refused):
         raise PolicyError(f"job {forgotten[0]!r} neither runs nor is refused; every other job needs a refusal")
+
+
+@dataclass(frozen=True)
+class FeasiblePlan:
+    """The part of a plan that can be done at once.
+
+    Args:
+        actions: Feasible actions, in order.
+        later: Id of a job that the plan places but that must wait -> reason.
+    """
+
+    actions: tuple[Action, ...]
+    later: dict[str, str]
+
+
+def feasible(plan: Plan, jobs: Sequence[JobView], cluster: Cluster, leaving: Collection[str]) -> FeasiblePlan:
+    """Split a plan into actions that are feasible at once and jobs that must wait.
+
+    A live job leaves its device only at its next step, and keeps its resources until then. So a job that is to get
+    these resources waits for the next plan, which is made once they are free; no device or node is ever overfull.
+
+    Args:
+        plan: A legal plan.
+        jobs: Jobs given to the policy.
+        cluster: Cluster given to the policy.
+        leaving: Ids of jobs with an open request to leave.
+    """
+    views = {job.id: job for job in jobs}
+    held = _HeldResources(jobs, cluster.places)
+    closed = {name: job.id for job in jobs if job.id in leaving for name in job.devices}
+    actions: list[Action] = []
+    later: dict[str, str] = {}
+    for action in plan.actions:
+        before = views[action.job]
+        if isinstance(action, (Suspend, Stop)) or not _stays(action, before):
+            closed.update(dict.fromkeys(before.devices, before.id))
+            actions.append(action)
+            continue
+        after = replace(before, state=JobState.RUNNING, devices=action.devices, share=action.share)
+        if before.state is not JobState.RUNNING and (name := next(filter(closed.get, action.devices), None)):
+            later[action.job] = f"waits until {closed[name]} has left {name}"
+            continue
+        held.remove(before)
+        held.add(after)
+        if excess := next(filter(None, map(held.excess, action.devices)), ""):
+            held.remove(after)
+            held.add(before)
+            if before.state is not JobState.RUNNING:
+                later[action.job] = f"waits until others have left their devices: {excess}"
+            continue
+        actions.append(action)
+    return FeasiblePlan(tuple(actions), later)
+
+
+def _stays(action: Start | Resume | Resize, job: JobView) -> bool:
+    """Whether the action leaves a running job on its devices; a job that moves must leave them first."""
+    return not isinstance(action, Resize) or action.devices == job.devices

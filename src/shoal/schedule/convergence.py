@@ -1,4 +1,4 @@
-"""The fastest convergence first (Hermes)."""
+"""The convergence policy: time-sharing, the fastest convergence first (Hermes)."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from shoal.core.event import TurnStats
 from shoal.schedule.action import JobState, Refusal
 from shoal.schedule.base import JobView
 from shoal.schedule.ledger import Ledger
-from shoal.schedule.time_sharing import TimeSharing, holds
+from shoal.schedule.time_sharing import TimeSharing, holds, middle_loss
 
 __all__ = ["Convergence", "convergence"]
 
@@ -20,22 +20,22 @@ __all__ = ["Convergence", "convergence"]
 class Convergence(TimeSharing):
     """On each device, the job whose loss fell fastest in its last quantum runs (Hermes, Algorithms 1 to 3).
 
-    Global placement: the oldest job first, each into the queue of the device with the fewest jobs, if that has fewer
-    than G_thres; the rest wait. A job stays in its queue, since its state lies on that device, unless the device is
-    lost. Node scheduling: see `TimeSharing`, with C_j(i) as the priority.
+    Global placement: the oldest job first, each into the queue of the device with the fewest jobs, if it has fewer than
+    G_thres; the rest waits. A job stays in its queue, since its state is on that device, unless the device is lost.
+    Node scheduling: see `TimeSharing`, with C_j(i) as the priority.
 
-    The slope rewards trials that start badly: on real curves this policy often is slower than `fifo`. It is kept as it
-    was published; see `Promise`.
+    The slope favours trials that start badly: on real curves this policy is often slower than `fifo`. It is kept as
+    published; see `ExpectedFinish`.
 
     Args:
-        quantum: seconds of a turn.
+        quantum: Seconds of a turn.
         jobs_per_device: G_thres.
-        per_second: C_j per second instead of per iteration, for jobs whose iterations take unequally long.
-        milestones: parts by which the loss has to have fallen since the first quantum, rising; with each one reached,
-            a job's turns are a quantum longer. Hermes leaves them to the user.
+        per_second: Whether C_j is per second instead of per iteration, for jobs with different iteration times.
+        milestones: Rising parts of the first loss; for each part by which the loss has fallen, the turns of the job are
+            one quantum longer. Hermes leaves them to the user.
 
     Raises:
-        PolicyError: a setting is out of range.
+        PolicyError: A setting is out of range.
     """
 
     jobs_per_device: int = 4
@@ -55,14 +55,14 @@ class Convergence(TimeSharing):
         return [convergence(job.quanta, per_second=self.per_second) for job in jobs]
 
     def turn(self, job: JobView) -> float:
-        """A quantum, and one more for each milestone that the loss has reached."""
+        """One quantum, plus one for each milestone that the loss has reached."""
         if not self.milestones or not job.quanta:
             return self.quantum
-        first, newest = _loss(job.quanta[0]), _loss(job.quanta[-1])
+        first, newest = middle_loss(job.quanta[0]), middle_loss(job.quanta[-1])
         return self.quantum * (1 + sum(first - newest >= part * first > 0 for part in self.milestones))
 
     def homes(self, jobs: Sequence[JobView], cluster: Cluster) -> Mapping[str, str]:
-        """Job -> the device whose queue it is in (Algorithms 1 and 2: of devices with equally many, the first)."""
+        """Job -> device of its queue (Algorithms 1 and 2; the first device wins a tie)."""
         places = {device.name: (node, device) for node, device in cluster if device.healthy}
         count = dict.fromkeys(places, 0)
         homes: dict[str, str] = {}
@@ -87,7 +87,7 @@ class Convergence(TimeSharing):
         return homes
 
     def refusal(self, job: JobView, home: str | None, ledger: Ledger) -> Refusal:
-        """Whether it waits for its turn, for a place in a queue, or in vain."""
+        """Reason: the job waits for its turn or for a place in a queue, or cannot run."""
         if home is not None or job.devices:
             return Refusal(job.id, f"waits for its turn on {home or job.devices[0]}")
         if any(holds(room.node, room.device, job) for room in ledger.rooms):
@@ -102,14 +102,9 @@ def convergence(quanta: Sequence[TurnStats], *, per_second: bool = False) -> flo
     loss_j(i) = (max L_j(i) + min L_j(i)) / 2.
 
     Args:
-        quanta: at least one.
-        per_second: divide by the seconds of the quantum, not by its number of losses.
+        quanta: Quanta of the job, at least one.
+        per_second: Whether to divide by the seconds of the quantum instead of its number of losses.
     """
     newest = quanta[-1]
-    fallen = newest.highest - newest.lowest if len(quanta) == 1 else _loss(quanta[-2]) - _loss(newest)
+    fallen = newest.highest - newest.lowest if len(quanta) == 1 else middle_loss(quanta[-2]) - middle_loss(newest)
     return fallen / (newest.seconds if per_second else newest.steps)
-
-
-def _loss(quantum: TurnStats) -> float:
-    """loss_j(i), in the middle of the fluctuation."""
-    return (quantum.highest + quantum.lowest) / 2

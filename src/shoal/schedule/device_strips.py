@@ -1,4 +1,4 @@
-"""Devices as strips of width 1, and the jobs that lie on them: what a plan of widths is worked out on."""
+"""Layout of jobs on devices as strips of width 1, on which `WaterFilling` builds a plan of widths."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -6,38 +6,36 @@ from dataclasses import dataclass
 from shoal.core.device import Cluster, Device
 from shoal.schedule.action import JobState
 from shoal.schedule.base import JobView
+from shoal.schedule.ledger import ROUNDING
 
-__all__ = ["ROUNDING", "DeviceStrips", "StripPlacement"]
-
-ROUNDING = 1e-9
-"""Widths and cores that sum to the limit may exceed it by this."""
+__all__ = ["DeviceStrips", "StripPlacement"]
 
 
 @dataclass(frozen=True)
 class StripPlacement:
-    """Where a job lies.
+    """Place of a job.
 
     Args:
-        devices: names, in order.
-        width: in devices: how many there are, or the part of one that it has.
+        devices: Names of its devices, in order.
+        width: Number of its devices, or its part of a single device.
     """
 
     devices: tuple[str, ...]
     width: float
 
     def same(self, other: "StripPlacement") -> bool:
-        """Whether they are one place, but for rounding."""
+        """Whether both places are equal, except for rounding."""
         return self.devices == other.devices and abs(self.width - other.width) <= ROUNDING
 
 
 class DeviceStrips:
-    """Every healthy device as a strip of width 1 (Fluid, section 4.1), memory and cores beside it.
+    """Every healthy device as a strip of width 1 (Fluid, section 4.1), with its memory and cores.
 
     A job that runs without a share, or on several devices, fills each of its devices.
 
     Args:
-        cluster: as it is.
-        jobs: those that run are laid where they are.
+        cluster: The current cluster.
+        jobs: All jobs; running jobs are placed on their devices.
     """
 
     def __init__(self, cluster: Cluster, jobs: Iterable[JobView]) -> None:
@@ -61,18 +59,18 @@ class DeviceStrips:
         return StripPlacement(job.devices, min(1.0, job.share / _whole(device)))
 
     def put(self, job: JobView, place: StripPlacement) -> None:
-        """Lay a job that lies nowhere."""
+        """Place a job that has no place."""
         self._charge(job, place, 1)
         self.places[job.id] = place
 
     def lift(self, job: JobView) -> StripPlacement:
-        """Take a job away from where it lies."""
+        """Remove a job from its place, and return the place."""
         place = self.places.pop(job.id)
         self._charge(job, place, -1)
         return place
 
     def move(self, job: JobView, place: StripPlacement) -> None:
-        """Lay a job elsewhere."""
+        """Move a job to another place."""
         self.lift(job)
         self.put(job, place)
 
@@ -92,7 +90,7 @@ class DeviceStrips:
                 del self._on[name][job.id]
 
     def free(self, name: str) -> float:
-        """The part of a device that nobody has."""
+        """Free part of a device."""
         return 1.0 if not self._on[name] else max(0.0, self._free[name])
 
     def here(self, name: str) -> Sequence[JobView]:
@@ -104,7 +102,7 @@ class DeviceStrips:
         return [name for name, jobs in self._on.items() if not jobs]
 
     def fits(self, job: JobView, place: StripPlacement) -> bool:
-        """Whether a job that lies nowhere could lie there."""
+        """Whether a job without a place fits on a place."""
         cores: dict[str, float] = {}
         for name in place.devices:
             demand = job.demand.get(self._kind[name])
@@ -126,14 +124,14 @@ class DeviceStrips:
         )
 
     def seconds(self, job: JobView, place: StripPlacement) -> float:
-        """h(i, w): how long the job still takes there; of several kinds of devices, the slowest counts."""
+        """h(i, w): seconds left of the job on a place; of several kinds of devices, the slowest counts."""
         alone = max(job.demand[self._kind[name]].seconds for name in place.devices)
         return alone * job.scaling.factor(place.width)
 
     def whole(self, job: JobView, most: int, keep: Sequence[str] = ()) -> StripPlacement | None:
-        """The idle devices of one kind, at most so many, on which the job ends soonest; None if it fits on none.
+        """At most `most` idle devices of one kind on which the job ends soonest; None if it fits on none.
 
-        Those that it is to keep come first, then those of the node that has most of them: it is spread over few nodes.
+        Devices in `keep` come first, then devices of the node with most idle ones, so that few nodes are used.
         """
         fitting: dict[str, dict[str, list[str]]] = {}
         for name in self.idle():
@@ -153,9 +151,9 @@ class DeviceStrips:
         return min(places, key=lambda place: self.seconds(job, place), default=None)
 
     def part(self, job: JobView, width: float) -> StripPlacement | None:
-        """That part of the least loaded device; None if no device has it left.
+        """A part of the given width on the device with the largest free part; None if it fits on no device.
 
-        Of devices that are equally free, the one with the least work on it, then the one that is fastest for the job.
+        The device with the least work, then the fastest device for the job, wins a tie.
         """
         able = [
             name
@@ -171,7 +169,7 @@ class DeviceStrips:
         return sum(job.demand[self._kind[name]].seconds for job in self._on[name].values())
 
     def share(self, job: JobView, place: StripPlacement) -> float | None:
-        """The share that an action has to name for a place."""
+        """The share that an action names for a place; None if it names none."""
         if len(place.devices) > 1 or job.scaling.sharing == 1:
             return None
         device = self.devices[place.devices[0]]
@@ -181,5 +179,5 @@ class DeviceStrips:
 
 
 def _whole(device: Device) -> float:
-    """Compute that a width of 1 stands for: devices are not oversubscribed, but may promise less than they have."""
+    """Compute of width 1: no oversubscription, but a device may promise less than it has."""
     return min(device.compute, device.capacity)

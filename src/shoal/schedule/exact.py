@@ -1,4 +1,4 @@
-"""The multiple knapsack solved exactly, as a mixed-integer linear program (HyperSack, section 3)."""
+"""The exact policy: the multiple knapsack as a mixed-integer linear program (HyperSack, section 3)."""
 
 import ctypes
 import os
@@ -17,24 +17,23 @@ from shoal.core.errors import PolicyError
 from shoal.schedule.action import JobState, Plan, Resume, Start
 from shoal.schedule.base import JobView, Policy
 from shoal.schedule.knapsack import WFD
-from shoal.schedule.ledger import Capacity, Ledger, begin
-from shoal.schedule.refusals import Refusals
+from shoal.schedule.ledger import Capacity, Ledger, Refusals, begin
 
 __all__ = ["Exact"]
 
 _log = getLogger(__name__)
 
 _LENGTH_WEIGHT = 1e-5
-"""What the longest job is worth above one of no length, in compute of a device; it decides between equal sums."""
+"""Extra value of the longest job over a job of no length, in compute of a device; it breaks ties of equal sums."""
 
 _Asked = tuple[tuple[str, Demand], ...]
-"""A demand, by kind of device in the order of their names."""
+"""A demand: kinds of devices with their demands, sorted by name."""
 
 
 @final
 @dataclass(frozen=True)
 class Exact(Policy):
-    """Puts as much compute in use as the devices can hold.
+    """Uses as much compute of the devices as possible.
 
     With x(s, d) the number of jobs of demand s that begin on device d, it maximises Σ c(s, d) x(s, d) subject to
 
@@ -43,18 +42,18 @@ class Exact(Policy):
     3. Σ_s m(s, d) x(s, d) ≤ the memory left of d;
     4. Σ_{d of n} Σ_s q(s, d) x(s, d) ≤ the cores left of node n.
 
-    HyperSack has a variable for each job; one for all jobs of equal demand says the same, without the symmetry that
-    keeps a solver busy. Longer jobs are worth a little more. HiGHS solves it, through `scipy.optimize.milp`. Where the
-    solver's tolerance would exceed a limit the job is left out, and what then still fits is placed by worst fit
-    decreasing.
+    HyperSack has one variable per job; one variable for all jobs of equal demand is equivalent, without the symmetry
+    that slows down a solver. Longer jobs have a slightly larger value. HiGHS solves the program, through
+    `scipy.optimize.milp`. A job that would exceed a limit by the tolerance of the solver is left out. Jobs that still
+    fit after that are placed by worst fit decreasing.
 
-    It is a measure for the other policies: it takes seconds where they take a part of a millisecond, and when the time
-    limit ends it, what it answers depends on the speed of the machine.
+    This policy is a reference for the others: it takes seconds instead of a fraction of a millisecond, and at the time
+    limit its result depends on the speed of the machine.
 
     Args:
-        seconds: time limit of the solver; then its best placement so far is used. If it has none, a warning is logged,
-            and the plan is that of worst fit decreasing.
-        gap: relative difference to the upper bound at which a placement is good enough.
+        seconds: Time limit of the solver, after which its best placement so far is used. If there is none, a warning is
+            logged, and the plan is that of worst fit decreasing.
+        gap: Relative difference to the upper bound at which a placement is good enough.
 
     Raises:
         PolicyError: scipy is not installed, `seconds` is not above 0, or `gap` is negative.
@@ -94,7 +93,7 @@ class Exact(Policy):
         return Plan(begun, Refusals(len(rest.refusals), lambda: jobs, begun, cluster))
 
     def _solve(self, pairs: Sequence["_Pair"], ledger: Ledger) -> list[int]:
-        """How many jobs of each pair's demand begin on its device."""
+        """Number of jobs of each pair's demand that start on its device."""
         try:
             import numpy as np
             from scipy.optimize import Bounds, LinearConstraint, milp
@@ -111,12 +110,12 @@ class Exact(Policy):
                 (("memory", room), ask.memory, room.memory),
                 (("cores", room.node.name), ask.cores, ledger.cores(room.node)),
             ):
-                if amount > 0:  # each limit as a part of what is left, for memory and compute differ by 10 to the 10
+                if amount > 0:  # relative to the limit, since memory and compute differ by 10^10
                     entries.append((amount / left, rows.setdefault(limit, len(rows)), column))
         parts, of_rows, of_columns = zip(*entries, strict=True)
         longest = max(pair.ask.seconds for pair in pairs) or 1.0
         worth = np.array([pair.ask.compute + _LENGTH_WEIGHT * (1 + pair.ask.seconds / longest) for pair in pairs])
-        with _told_as_an_error():
+        with _stdout_to_stderr():
             result = milp(
                 -worth,
                 integrality=np.ones(len(pairs)),
@@ -135,8 +134,8 @@ class Exact(Policy):
 
 
 @contextmanager
-def _told_as_an_error() -> Iterator[None]:
-    """Within, what is printed goes to standard error: HiGHS prints a line now and then, whatever it is asked."""
+def _stdout_to_stderr() -> Iterator[None]:
+    """Redirect standard output to standard error, since HiGHS prints lines regardless of its options."""
     buffers = ctypes.CDLL(None)
     sys.stdout.flush()
     buffers.fflush(None)
@@ -151,7 +150,7 @@ def _told_as_an_error() -> Iterator[None]:
 
 
 class _Pair(NamedTuple):
-    """A demand, a device that has room for it, what it asks there, and how many jobs ask for it."""
+    """A demand, a device with room for it, the demand on its kind, and the number of jobs with this demand."""
 
     asked: _Asked
     room: Capacity
@@ -160,7 +159,7 @@ class _Pair(NamedTuple):
 
 
 def _after(actions: Sequence[Start | Resume], jobs: Sequence[JobView]) -> list[JobView]:
-    """The jobs as the actions leave them."""
+    """The views of the jobs after the actions."""
     devices = {action.job: action.devices for action in actions}
     return [
         replace(job, state=JobState.RUNNING, devices=devices[job.id], share=None) if job.id in devices else job

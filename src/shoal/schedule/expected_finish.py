@@ -1,4 +1,4 @@
-"""The trial that is expected to get there soonest first."""
+"""The expected-finish policy: time-sharing, the job that is expected to reach the goal soonest first."""
 
 from bisect import bisect_right
 from collections import defaultdict
@@ -12,27 +12,27 @@ from typing import final
 from shoal.core.errors import PolicyError
 from shoal.core.event import TurnStats
 from shoal.schedule.base import JobView
-from shoal.schedule.time_sharing import TimeSharing
+from shoal.schedule.time_sharing import TimeSharing, middle_loss
 
 __all__ = ["ExpectedFinish", "Trend", "trend"]
 
 _INSTANT = 1e-9
-"""Least seconds that a job counts as having run, where the logarithm of its time is asked for."""
+"""Least run time in seconds, so that its logarithm is finite."""
 
 _FAR = 50.0
-"""Exponent from which on a time is too far away to tell from others."""
+"""Largest exponent; longer times count as equal."""
 
 
 @dataclass(frozen=True)
 class Trend:
-    """Where a job's loss stands and how it falls.
+    """Level and slope of the loss of a job.
 
     Args:
-        start: loss at the beginning.
-        level: loss now.
-        slope: how much it falls while the time that the job has run grows e-fold; not below 0.
-        ran: seconds that it has trained for.
-        left: seconds of training before it.
+        start: Loss at the beginning.
+        level: Current loss.
+        slope: Fall of the loss while the run time grows e-fold; at least 0.
+        ran: Seconds trained.
+        left: Seconds of training left.
     """
 
     start: float
@@ -45,36 +45,34 @@ class Trend:
 @final
 @dataclass(frozen=True)
 class ExpectedFinish(TimeSharing):
-    """The job that is expected to reach the goal soonest runs, and no job is written off before it had its time.
+    """The job that is expected to reach the goal soonest runs, and no job is given up before it had enough time.
 
-    A loss that falls as a power of time falls nearly evenly in the logarithm of time (compare Domhan et al., IJCAI
+    A loss that falls as a power of time falls nearly linearly in the logarithm of time (compare Domhan et al., IJCAI
     2015), so each trend is extended as loss(t) = level - (slope + doubt) ln(t / ran). All losses count as reductions
-    from the median start of all jobs, in units of the greatest one so far.
+    from the median start of all jobs, in units of the largest reduction so far.
 
-    - Level against the others: the goal is a part of the greatest reduction that any job has reached, or that the most
-      promising one will have reached at its end, by its slope alone. What other jobs of its study start from, reach and
-      end at is all that is known of good and bad.
-    - Trend: time to the goal is ran · (exp((goal - reduction) / (slope + doubt)) - 1).
-    - Uncertainty: `doubt` is a slope that any job may yet show. A flat job is expected to need a multiple of the time
-      that it has had already, so those that have had least are tried first, each for longer than the last time: among
-      hopeless ones a late starter is found, at no more than a fixed part of the time.
-    - A job that is at the goal has only its end to reach: the time it has left counts. It yields to those that are
-      nearly there.
-    - Cost of switching: for the running job, `switch_seconds` less.
-    - Noise: a quantum counts by the middle of its highest and lowest loss, as in Hermes, and the slope is taken from
-      the half of its time that lies behind the job to now.
+    - Goal: a part of the largest reduction that any job has reached, or that the most promising job will have reached
+      at its end, by its slope alone. Only the other jobs of the study show which losses are good.
+    - Trend: the time to the goal is ran · (exp((goal - reduction) / (slope + doubt)) - 1).
+    - Uncertainty: `doubt` is a slope that any job may still show. A flat job is expected to need a multiple of its run
+      time so far, so jobs with the least run time are tried first, each for longer than before: late starters among
+      flat jobs are found, at no more than a fixed part of the time.
+    - After the goal: the remaining time of the job counts. So it yields to jobs that are close to the goal.
+    - Cost of switching: the running job counts with `switch_seconds` less.
+    - Noise: a quantum counts by the middle of its highest and lowest loss, as in Hermes, and the slope is taken over
+      the second half of the run time.
 
-    This is shortest remaining processing time first, which is what makes the mean time to the goal least on one device
-    when the times are known (Schrage 1968). A loss that is not finite counts as never getting there.
+    This is shortest remaining processing time first, which minimises the mean time to the goal on one device if the
+    times are known (Schrage 1968). A job with a loss that is not finite never reaches the goal.
 
     Args:
-        quantum: seconds of a turn.
-        goal: part of the expected best reduction at which a trial has got there; Hermes measures time to 0.9.
-        doubt: slope that any job may yet show, in units of the greatest reduction so far. All of 0.05 to 0.2 do well
-            on real curves.
+        quantum: Seconds of a turn.
+        goal: Part of the expected best reduction that counts as the goal; Hermes measures the time to 0.9.
+        doubt: Slope that any job may still show, in units of the largest reduction so far. All values from 0.05 to 0.2
+            do well on real curves.
 
     Raises:
-        PolicyError: a setting is out of range.
+        PolicyError: A setting is out of range.
     """
 
     goal: float = 0.9
@@ -88,7 +86,7 @@ class ExpectedFinish(TimeSharing):
             raise PolicyError(f"`doubt` must be above 0 and finite, got {self.doubt!r}")
 
     def priorities(self, jobs: Sequence[JobView], now: float) -> Sequence[float]:
-        """Seconds until the job gets there, the fewer the better."""
+        """Negative expected seconds until each job reaches the goal."""
         seconds: dict[str, float] = {}
         studies: dict[str | None, list[JobView]] = defaultdict(list)
         for job in jobs:
@@ -102,11 +100,11 @@ class ExpectedFinish(TimeSharing):
         return [(job.switch_seconds if job.devices else 0.0) - seconds[job.id] for job in jobs]
 
     def seconds(self, trends: Sequence[Trend | None], best: float = inf) -> list[float]:
-        """Expected seconds of each job of a study until it gets there; inf for a job without a trend.
+        """Expected seconds until each job of a study reaches the goal; inf for a job without a trend.
 
         Args:
-            trends: of its jobs.
-            best: the lowest loss that was ever measured in it.
+            trends: Trends of the jobs of the study.
+            best: Lowest loss measured in the study.
         """
         known = [each for each in trends if each is not None]
         if not known:
@@ -132,26 +130,22 @@ class ExpectedFinish(TimeSharing):
 
 
 def trend(quanta: Sequence[TurnStats], left: float) -> Trend | None:
-    """What a job's turns say of its loss; None if one that counts was not finite.
+    """The trend of a job from its quanta; None if one of the losses used is not finite.
 
     Args:
-        quanta: at least one.
-        left: seconds of training before the job.
+        quanta: Quanta of the job, at least one.
+        left: Seconds of training left.
     """
     times = list(accumulate(quantum.seconds for quantum in quanta))
     ran = max(times[-1], _INSTANT)
     start = quanta[0].highest
-    level = _middle(quanta[-1])
+    level = middle_loss(quanta[-1])
     behind = bisect_right(times, ran / 2) - 1
     if behind >= 0:
-        then, before = times[behind], _middle(quanta[behind])
+        then, before = times[behind], middle_loss(quanta[behind])
     else:
         then, before = times[0] / quanta[0].steps, start
     if not (isfinite(start) and isfinite(level) and isfinite(before)):
         return None
     slope = max(0.0, before - level) / log(ran / then) if 0 < then < ran else 0.0
     return Trend(start, level, slope, ran, left)
-
-
-def _middle(quantum: TurnStats) -> float:
-    return (quantum.highest + quantum.lowest) / 2

@@ -1,4 +1,4 @@
-"""Things in order, found by what they ask."""
+"""Ordered queue with search by requested amounts of compute, memory and cores."""
 
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable, Sequence
@@ -10,27 +10,27 @@ __all__ = ["Entry", "IndexedQueue"]
 T = TypeVar("T")
 
 Entry = tuple[float, int, int, int, int, T]
-"""Rank, a number of its own that breaks ties of rank, what it asks of compute, memory and cores, and the thing."""
+"""Rank, a unique number that breaks ties, requested compute, memory and cores, and the item."""
 
 _BLOCK = 128
-"""Entries a block is made with; it is split at twice as many."""
+"""Initial number of entries of a block; a block is split at twice as many."""
 
 _Amounts = tuple[float, float, float]
 
 _NOTHING = (float("-inf"),) * 3
-"""A lower bound of anything."""
+"""Lower bound of all amounts."""
 
 
 class IndexedQueue(Generic[T]):
-    """Entries in order of their rank; finds the first one that asks no more than is offered.
+    """Entries in order of their rank; finds the first one whose requested amounts are within an offer.
 
-    The entries lie in blocks, each with a lower bound of the three amounts in it, so most of those that ask too much
-    are passed by a block at a time. A bound may be too low after an entry has gone; it is made exact by the first look
-    that finds nothing in the block. A block begins where its first entry stood when it was made, which may have gone.
+    The entries are in blocks, each with a lower bound of its three amounts, so a search skips whole blocks. A bound may
+    be too low after an entry was removed; the first search without a match in the block makes it exact. A block starts
+    at the position of its initial first entry, which may have been removed.
 
     Args:
-        entries: to begin with, in any order.
-        rising: none asks for less compute than the one before it, so the first that asks too much ends a search.
+        entries: Initial entries in any order.
+        rising: Whether requested compute never falls along the order, so that the first excess ends a search.
     """
 
     def __init__(self, entries: Iterable[Entry[T]] = (), *, rising: bool = False) -> None:
@@ -38,7 +38,7 @@ class IndexedQueue(Generic[T]):
         self._cut(sorted(entries))
 
     def first(self, compute: int, memory: int, cores: int) -> Entry[T] | None:
-        """The first entry of which no amount is above these; None if there is none."""
+        """The first entry with no amount above these; None if there is none."""
         for index, bound in enumerate(self._bounds):
             if bound[0] > compute or bound[1] > memory or bound[2] > cores:
                 if self._rising and bound[0] > compute:
@@ -53,7 +53,7 @@ class IndexedQueue(Generic[T]):
         return None
 
     def add(self, entry: Entry[T]) -> None:
-        """Put an entry in its place."""
+        """Add an entry."""
         index = bisect_right(self._starts, entry) if self._starts else 0
         block = self._blocks[index]
         insort(block, entry)
@@ -64,7 +64,7 @@ class IndexedQueue(Generic[T]):
             self._split(index)
 
     def extend(self, entries: Sequence[Entry[T]]) -> None:
-        """Put entries in their places."""
+        """Add entries."""
         if len(entries) > _BLOCK:
             self._cut(sorted(chain(*self._blocks, entries)))
         else:
@@ -72,7 +72,7 @@ class IndexedQueue(Generic[T]):
                 self.add(entry)
 
     def remove(self, entry: Entry[T]) -> None:
-        """Take away an entry that is there."""
+        """Remove an existing entry."""
         index = bisect_right(self._starts, entry) if self._starts else 0
         block = self._blocks[index]
         del block[bisect_left(block, entry)]
@@ -81,7 +81,7 @@ class IndexedQueue(Generic[T]):
             del self._blocks[index], self._bounds[index], self._exact[index], self._starts[max(index - 1, 0)]
 
     def replace(self, entry: Entry[T], by: Entry[T]) -> None:
-        """Take away an entry that is there, and put another in its own place."""
+        """Remove an existing entry, and add another one."""
         if self._starts:
             self.remove(entry)
             self.add(by)
@@ -93,7 +93,7 @@ class IndexedQueue(Generic[T]):
         self._exact[0] = False
 
     def _cut(self, ordered: list[Entry[T]]) -> None:
-        """Make blocks of all entries."""
+        """Build the blocks from all entries."""
         self._blocks = [ordered[i : i + _BLOCK] for i in range(0, len(ordered), _BLOCK)] or [[]]
         self._bounds = [_least(block) for block in self._blocks]
         self._exact = [True] * len(self._blocks)

@@ -1,4 +1,4 @@
-"""Jobs on devices they share, as a multiple knapsack (HyperSack, section 3): the greedy heuristics."""
+"""Knapsack policies: greedy packing of jobs onto devices (HyperSack, section 3), and one job per device in order."""
 
 from collections.abc import Callable, Iterable, Sequence
 from itertools import count
@@ -8,25 +8,25 @@ from shoal.core.device import Cluster
 from shoal.schedule.action import JobState, Plan, Resume, Start
 from shoal.schedule.base import Changes, JobView, Policy, Session
 from shoal.schedule.bin_packing import BinPacking, Charge, DeviceOrder, JobOrder, Numbered, Placed
-from shoal.schedule.refusals import Refusals
+from shoal.schedule.ledger import Refusals
 
-__all__ = ["FF", "FFD", "WF", "WFD", "Knapsack"]
+__all__ = ["FF", "FFD", "WF", "WFD", "BestFit", "Fifo", "Knapsack", "ShortestFirst"]
 
 
 class Knapsack(Policy):
-    """Puts one job after the other on a device that has room for it; a subclass says in which order.
+    """Places jobs one after another on a device with room; a subclass sets the order of jobs and devices.
 
-    Compute may be promised up to a device's capacity; its memory and the cores of its node are hard. What remains is
-    reduced by every assignment, and a job that fits nowhere waits without holding up the jobs behind it. Jobs that run
-    stay where they are; a suspended one is resumed as if it were to be started.
+    Compute may be promised up to the capacity of a device; its memory and the cores of its node are hard limits. A job
+    that fits nowhere waits, and does not hold up the jobs behind it. Running jobs stay where they are; a suspended job
+    is placed like a waiting one.
     """
 
     jobs: ClassVar[JobOrder]
-    """By expected seconds on their fastest device, or oldest first; of equals the older one."""
+    """Order of jobs: by expected seconds on the fastest kind of device, or by age; the older job wins a tie."""
     devices: ClassVar[DeviceOrder]
-    """By remaining compute, or in the cluster's order; of equals the first."""
+    """Order of devices: by remaining compute, or as in the cluster; the first device wins a tie."""
     exclusive: ClassVar[bool] = False
-    """A device holds one job at a time."""
+    """Whether a device holds one job at a time."""
 
     @final
     def plan(self, jobs: Sequence[JobView], cluster: Cluster, now: float) -> Plan:
@@ -41,19 +41,19 @@ class Knapsack(Policy):
         return _KnapsackSession(self, cluster)
 
     def packing(self, cluster: Cluster) -> BinPacking:
-        """Books of a cluster without jobs, kept in this policy's order."""
+        """An empty cluster, with the job and device order of this policy."""
         return BinPacking(cluster, self.jobs, self.devices, exclusive=self.exclusive)
 
     def answer(
         self, placed: Iterable[Placed], waiting: int, jobs: Callable[[], Sequence[JobView]], cluster: Cluster
     ) -> Plan:
-        """The plan that begins the jobs that were placed.
+        """The plan that starts or resumes the placed jobs.
 
         Args:
-            placed: in order.
-            waiting: how many jobs are left.
-            jobs: gives all jobs, oldest first, if the refusals are looked at.
-            cluster: as it is.
+            placed: Placed jobs in order.
+            waiting: Number of jobs that are not placed.
+            jobs: Source of all jobs, oldest first; called on access to the refusals.
+            cluster: The current cluster.
         """
         suspended = JobState.SUSPENDED
         actions = tuple(
@@ -64,7 +64,7 @@ class Knapsack(Policy):
 
 @final
 class FF(Knapsack):
-    """First fit: the oldest job first, each on the first device that it fits on."""
+    """First fit: the oldest job first, each on the first device with room."""
 
     jobs = JobOrder.OLDEST
     devices = DeviceOrder.FIRST_FIT
@@ -72,7 +72,7 @@ class FF(Knapsack):
 
 @final
 class FFD(Knapsack):
-    """First fit decreasing: the longest job first, each on the first device that it fits on."""
+    """First fit decreasing: the longest job first, each on the first device with room."""
 
     jobs = JobOrder.LONGEST
     devices = DeviceOrder.FIRST_FIT
@@ -94,11 +94,47 @@ class WFD(Knapsack):
     devices = DeviceOrder.WORST_FIT
 
 
-class _KnapsackSession(Session):
-    """Keeps the books between decisions.
+@final
+class Fifo(Knapsack):
+    """First in, first out: the oldest job first, each alone on the first idle device with room.
 
-    What a plan begins is charged at once. If the next changes tell the job to run as planned, that stands; otherwise it
-    is undone.
+    This is the baseline of HyperSack, without sharing. A job that fits no idle device does not hold up the jobs behind
+    it, since trials do not depend on each other.
+    """
+
+    jobs = JobOrder.OLDEST
+    devices = DeviceOrder.FIRST_FIT
+    exclusive = True
+
+
+@final
+class ShortestFirst(Knapsack):
+    """Shortest job first, each alone on the first idle device with room.
+
+    On one device without arrivals this gives the least mean completion time (W. E. Smith, 1956).
+    """
+
+    jobs = JobOrder.SHORTEST
+    devices = DeviceOrder.FIRST_FIT
+    exclusive = True
+
+
+@final
+class BestFit(Knapsack):
+    """Best fit: the oldest job first, each on the device with room and the least remaining compute.
+
+    It keeps devices empty for large jobs, while worst fit balances the load.
+    """
+
+    jobs = JobOrder.OLDEST
+    devices = DeviceOrder.BEST_FIT
+
+
+class _KnapsackSession(Session):
+    """Session that keeps the remaining resources between decisions.
+
+    A plan charges its jobs at once. If the next changes show a job running as planned, the charge stays; else it is
+    undone.
     """
 
     def __init__(self, policy: Knapsack, cluster: Cluster) -> None:
@@ -124,7 +160,7 @@ class _KnapsackSession(Session):
         return [job for _, job in self._jobs.values()]
 
     def _begin_anew(self, changes: Changes) -> None:
-        """Enter all jobs into empty books."""
+        """Charge all jobs to an empty cluster."""
         for job in changes.jobs:
             self._number(job)
         for name in changes.ended:
@@ -137,7 +173,7 @@ class _KnapsackSession(Session):
 
     def _update(self, changes: Changes) -> None:
         for job in changes.jobs:
-            self._tell(job)
+            self._update_job(job)
         for name in changes.ended:
             self._withdraw(name)
             del self._jobs[name]
@@ -145,7 +181,7 @@ class _KnapsackSession(Session):
             self._packing.free(self._packing.charge(placed))
             self._packing.join(placed[0])
 
-    def _tell(self, job: JobView) -> None:
+    def _update_job(self, job: JobView) -> None:
         charges = self._packing.charges(job)
         placed = self._begun.get(job.id)
         if placed is not None and charges == (self._packing.charge(placed),):
@@ -163,13 +199,13 @@ class _KnapsackSession(Session):
             self._held[job.id] = charges
 
     def _number(self, job: JobView) -> Numbered:
-        """Note a job as it is now; it keeps its number."""
+        """Store the new view of a job under its number."""
         known = self._jobs.get(job.id)
         numbered = self._jobs[job.id] = (next(self._numbers) if known is None else known[0], job)
         return numbered
 
     def _withdraw(self, name: str) -> None:
-        """Free what a job holds, or was to hold, or take it out of its line."""
+        """Free the resources of a running or placed job, or remove a waiting job from its line."""
         numbered = self._jobs[name]
         if (placed := self._begun.pop(name, None)) is not None:
             self._packing.free(self._packing.charge(placed))

@@ -1,30 +1,32 @@
-"""What is left of a cluster while a plan is made, and why a job does not fit into it."""
+"""Ledger of the remaining resources of a cluster while a plan is made, and the reasons of jobs that do not fit."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import overload
 
 from shoal.core.device import Cluster, Device, Node
 from shoal.schedule.action import JobState, Refusal, Resume, Start
 from shoal.schedule.base import JobView
 
-__all__ = ["ROUNDING", "Capacity", "Ledger", "begin", "bytes_text", "no_device"]
+__all__ = ["ROUNDING", "Capacity", "Ledger", "Refusals", "begin", "bytes_text", "no_device"]
 
 ROUNDING = 1e-9
-"""Fractions of compute and of cores that sum to the limit may exceed it by this."""
+"""Sums of compute, widths and cores may exceed their limit by this."""
 
 
 @dataclass(eq=False)
 class Capacity:
-    """What is left of one healthy device.
+    """Remaining resources of one healthy device.
 
     Args:
-        device: the device.
-        node: the node it belongs to.
-        position: its place in the cluster, which breaks ties.
-        compute: that may still be promised.
-        memory: free bytes.
-        jobs: how many it holds.
-        whole: whether one of them holds other devices too, and lets nobody else in.
+        device: The device.
+        node: Node of the device.
+        position: Place in the cluster, which breaks ties.
+        compute: Remaining compute.
+        memory: Free bytes.
+        jobs: Number of jobs on the device.
+        whole: Whether one of them also holds other devices; the device then admits no other job.
     """
 
     device: Device
@@ -40,9 +42,9 @@ class Ledger:
     """Remaining compute and memory of every healthy device, and cores of every node.
 
     Args:
-        cluster: as it is.
-        jobs: those that hold devices are charged at once.
-        exclusive: a device holds one job at a time.
+        cluster: The current cluster.
+        jobs: All jobs; those that hold devices are charged.
+        exclusive: Whether a device holds one job at a time.
     """
 
     def __init__(self, cluster: Cluster, jobs: Sequence[JobView], *, exclusive: bool = False) -> None:
@@ -64,7 +66,7 @@ class Ledger:
                     self._cores[node.name] -= job.demand[device.kind].cores
 
     def fits(self, job: JobView, room: Capacity) -> bool:
-        """Whether the job can start there now."""
+        """Whether the job can start on the device now."""
         demand = job.demand.get(room.device.kind)
         return (
             demand is not None
@@ -79,7 +81,7 @@ class Ledger:
         self.charge(replace(job, devices=(room.device.name,)), room)
 
     def charge(self, job: JobView, room: Capacity) -> None:
-        """Charge a device that the job holds, and its node, with what it takes there."""
+        """Charge a device, and its node, with the demand of a job that holds it."""
         demand = job.demand[room.device.kind]
         room.compute -= job.compute(room.device)
         room.memory -= demand.memory
@@ -92,7 +94,7 @@ class Ledger:
         return self._cores[node.name]
 
     def refusal(self, job: JobView) -> Refusal:
-        """Why the job, which fits nowhere now, has to wait."""
+        """Refusal of a job that fits nowhere now, with its reason."""
         return Refusal(job.id, self._reason(job))
 
     def _reason(self, job: JobView) -> str:
@@ -115,11 +117,11 @@ class Ledger:
         return self._shortage(job, max(open_rooms, key=lambda room: room.memory))
 
     def _closed(self, room: Capacity) -> bool:
-        """Whether those who hold it let no other in."""
+        """Whether the jobs on the device exclude another one."""
         return room.whole or (self.exclusive and room.jobs > 0)
 
     def _busy(self, job: JobView, room: Capacity) -> bool:
-        """Whether its compute, or its one place, is taken."""
+        """Whether the compute of the device, or its only place, is taken."""
         if self._closed(room):
             return True
         return job.demand[room.device.kind].compute > room.compute + ROUNDING
@@ -134,20 +136,89 @@ class Ledger:
         return f"needs {demand.cores:.3g} CPU cores, node {room.node.name} has {free:.3g} free"
 
 
+class Refusals(Sequence[Refusal]):
+    """The refusals of all jobs that a plan leaves waiting or suspended, oldest first; computed on first access.
+
+    Jobs with the same demand object get the same reason.
+
+    Args:
+        count: Number of refusals.
+        jobs: Source of all jobs given to the policy, oldest first.
+        actions: Actions of the plan, each of which starts or resumes a job on one device.
+        cluster: Cluster given to the policy.
+        exclusive: Whether a device holds one job at a time.
+    """
+
+    def __init__(
+        self,
+        count: int,
+        jobs: Callable[[], Sequence[JobView]],
+        actions: Sequence[Start | Resume],
+        cluster: Cluster,
+        *,
+        exclusive: bool = False,
+    ) -> None:
+        self._count = count
+        self._jobs = jobs
+        self._actions = actions
+        self._cluster = cluster
+        self._exclusive = exclusive
+
+    @cached_property
+    def _made(self) -> tuple[Refusal, ...]:
+        jobs = self._jobs()
+        ledger = Ledger(self._cluster, jobs, exclusive=self._exclusive)
+        rooms = {room.device.name: room for room in ledger.rooms}
+        begun = {action.job: rooms[action.devices[0]] for action in self._actions}
+        waiting: list[JobView] = []
+        for job in jobs:
+            if job.id in begun:
+                ledger.take(job, begun[job.id])
+            elif job.state is not JobState.RUNNING:
+                waiting.append(job)
+        alike = {id(job.demand): job for job in waiting}
+        reasons = {demand: ledger.refusal(job).reason for demand, job in alike.items()}
+        return tuple(Refusal(job.id, reasons[id(job.demand)]) for job in waiting)
+
+    @overload
+    def __getitem__(self, index: int) -> Refusal: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Refusal]: ...
+    def __getitem__(self, index: int | slice) -> Refusal | Sequence[Refusal]:
+        return self._made[index]
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[Refusal]:
+        return iter(self._made)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, (tuple, list, Refusals)):
+            return NotImplemented
+        return self._made == tuple(other)
+
+    def __hash__(self) -> int:
+        return hash(self._made)
+
+    def __repr__(self) -> str:
+        return repr(self._made)
+
+
 def begin(job: JobView, room: Capacity) -> Start | Resume:
-    """Start or resume a job, as it needs, on a device."""
+    """The action that starts a waiting job, or resumes a suspended one, on a device."""
     kind = Resume if job.state is JobState.SUSPENDED else Start
     return kind(job.id, (room.device.name,))
 
 
 def no_device(cluster: Cluster) -> str:
-    """Why a job waits where no device is healthy: what is the matter with each."""
+    """Reason of all jobs without a healthy device, with the note of each device."""
     notes = ", ".join(f"{device.name} {device.note}" for _, device in cluster if device.note)
     return f"no healthy device: {notes}" if notes else "no healthy device"
 
 
 def _excess(job: JobView, room: Capacity) -> str:
-    """What the job asks beyond the whole of a device and its node; empty when it would fit there alone."""
+    """The demand of a job that exceeds an empty device or its node, in words; empty if the job would fit alone."""
     demand, device, node = job.demand[room.device.kind], room.device, room.node
     if demand.memory > device.memory:
         return f"needs {bytes_text(demand.memory)}, the largest device {device.name} has {bytes_text(device.memory)}"
@@ -170,5 +241,5 @@ def _listed(kinds: Sequence[str]) -> str:
 
 
 def bytes_text(count: int) -> str:
-    """Bytes in gigabytes or megabytes, as 9.1 GB or 350 MB."""
+    """Bytes as text in gigabytes or megabytes: 9.1 GB, 350 MB."""
     return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.0f} MB"

@@ -1,4 +1,4 @@
-"""How many times the compute of each kind of device may be promised, found from measured speeds (HyperSack: r)."""
+"""Tuner of oversubscription: the ratio of promised to available compute of each kind of device (HyperSack: r)."""
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -12,7 +12,7 @@ __all__ = ["OversubscriptionTuner"]
 
 @dataclass(frozen=True)
 class _Level:
-    """What was seen at one ratio: means of the compute promised, and of the part of it that was delivered."""
+    """Measurement at one ratio: mean promised compute, and mean delivered compute."""
 
     ratio: float
     promised: float
@@ -21,15 +21,15 @@ class _Level:
 
 @dataclass
 class _Climb:
-    """Where the search for the ratio of one kind stands.
+    """State of the search for the ratio of one kind.
 
     Args:
-        ratio: in force.
-        step: to the next ratio.
-        base: the best level so far; None: not measured yet.
-        rose: whether the base was reached by a step up, so that what is below it is known to be worse.
-        resting: settled, and only watching.
-        seen: (promised, delivered), newest last, of the ratio in force.
+        ratio: Current ratio.
+        step: Step to the next ratio.
+        base: Best level so far; None: not measured yet.
+        rose: Whether the base was reached by a step up, so that lower ratios are known to be worse.
+        resting: Whether the ratio is settled and only observed.
+        seen: Observations (promised, delivered) at the current ratio, newest last.
     """
 
     ratio: float
@@ -41,36 +41,35 @@ class _Climb:
 
 
 class OversubscriptionTuner:
-    """Finds the ratio of each kind of device by climbing, while jobs run.
+    """Finds the ratio of each kind of device by hill climbing, while jobs run.
 
-    A job of demand c that runs at a fraction v of its speed alone is delivered c · v of compute. Promised compute that
-    the device has is delivered; beyond that, one job more takes from the others, by degrees on real devices, until what
-    is delivered stays or falls. While jobs wait, anything delivered in addition is gained. So a ratio is widened as
-    long as more than a quarter (`worth`) of what is promised in addition is delivered, and narrowed when less than a
-    quarter of what that takes away was. When neither holds the step is halved, and in the end the ratio rests for a
-    while. Then both directions are tried again, with the first step: the workload may have changed.
+    A job of demand c that runs at a fraction v of its speed alone receives c · v of compute. Promised compute that the
+    device has is delivered; beyond it, one more job slows the others, gradually on real devices, until the delivered
+    compute stays or falls. While jobs wait, all additional delivered compute is a gain. So a ratio is widened
+    while more than a quarter (`worth`) of the additional promised compute is delivered, and narrowed if that loses less
+    than a quarter of the removed promised compute. If neither holds the step is halved, and finally the ratio rests for
+    a while. Then both directions are tried again with the first step, since the workload may have changed.
 
-    What counts is speed alone against speed together. A utilisation counter does not tell: NVML's is the part of the
-    time in which any kernel ran, however little of the chip that used, and may be near 100 % for each of three jobs
-    that do not slow each other down. If demands are such readings, they are too large, and the ratio makes up for it.
+    The tuner compares speed alone with speed together. A utilisation counter is not sufficient: NVML's is the part of
+    the time in which any kernel ran, however small, and may be near 100 % for each of three jobs that do not slow each
+    other down. Demands from such counters are too large, and the ratio compensates for that.
 
-    The same observations in the same order give the same ratios. With devices that can deliver up to 4 times what is
+    Equal observations in equal order give equal ratios. With devices that can deliver up to 4 times the compute
     promised at a ratio of 1, and the default settings, a ratio is settled after at most 120 observations of a kind, as
-    long as jobs wait to fill what is promised.
+    long as waiting jobs fill the promised compute.
 
     Args:
-        window: observations of which a ratio is judged; more of them stand more noise.
-        step: by which a ratio is changed first.
-        finest: least step.
-        most: greatest ratio that is tried.
-        worth: fraction of what is promised in addition that has to be delivered; less of it can be told from noise less
-            surely.
-        margin: by how much more, or less, than `worth` must be delivered before the ratio moves (hysteresis).
-        rest: windows for which a settled ratio is left alone.
-        kinds: of devices whose ratio is looked for, what is observed of others being ignored; None: of all.
+        window: Observations per decision; more tolerate more noise.
+        step: First change of a ratio.
+        finest: Least change of a ratio.
+        most: Largest ratio.
+        worth: Part of the additional promised compute that must be delivered; small parts are lost in noise.
+        margin: Difference to `worth` from which the ratio moves (hysteresis).
+        rest: Windows for which a settled ratio stays.
+        kinds: Kinds of devices to tune; observations of other kinds are ignored; None: all kinds.
 
     Raises:
-        PolicyError: a setting is impossible.
+        PolicyError: A setting is impossible.
     """
 
     def __init__(
@@ -102,23 +101,23 @@ class OversubscriptionTuner:
 
     @property
     def ratios(self) -> Mapping[str, float]:
-        """Device kind -> the ratio to use now, of the kinds that were observed."""
+        """Device kind -> current ratio, for the observed kinds."""
         return {kind: climb.ratio for kind, climb in self._climbs.items()}
 
     def ratio(self, kind: str) -> float:
-        """The ratio to use now; 1 for a kind of which nothing was observed."""
+        """The current ratio of a kind; 1 without observations."""
         return self._climbs[kind].ratio if kind in self._climbs else 1.0
 
     def settled(self, kind: str) -> bool:
-        """Whether the ratio of a kind is found, as far as one can know."""
+        """Whether the ratio of a kind is settled."""
         return kind in self._climbs and self._climbs[kind].resting
 
     def tunes(self, kind: str) -> bool:
-        """Whether the ratio of a kind is looked for."""
+        """Whether the ratio of a kind is tuned."""
         return self._kinds is None or kind in self._kinds
 
     def apply(self, cluster: Cluster) -> Cluster:
-        """The cluster with the ratio to use now on every device of the kinds that are tuned."""
+        """The cluster with the current ratio on every device of a tuned kind."""
         if not any(self.tunes(device.kind) for _, device in cluster):
             return cluster
         return Cluster(
@@ -128,16 +127,16 @@ class OversubscriptionTuner:
         )
 
     def observe(self, kind: str, jobs: Iterable[tuple[float, float]]) -> None:
-        """Tell what one device did for its jobs under the present ratio.
+        """Record the demands and speeds of the jobs on one device under the current ratio.
 
-        Devices that have room left because no job waits for it say nothing of a higher ratio, and do no harm.
+        Devices with room left, for lack of waiting jobs, give no information on a higher ratio, and do no harm.
 
         Args:
-            kind: of the device.
-            jobs: demand of each job on it, and its measured throughput as a fraction of that alone.
+            kind: Kind of the device.
+            jobs: Demand of each job, and its measured throughput as a fraction of its throughput alone.
 
         Raises:
-            PolicyError: a demand or a speed is negative or not finite.
+            PolicyError: A demand or a speed is negative or not finite.
         """
         pairs = list(jobs)
         for demand, speed in pairs:
@@ -156,7 +155,7 @@ class OversubscriptionTuner:
         return replace(device, oversubscription=self.ratio(device.kind)) if self.tunes(device.kind) else device
 
     def _judge(self, climb: _Climb) -> None:
-        """Decide what a full window means, and which ratio comes next."""
+        """Evaluate a full window, and choose the next ratio."""
         newest = climb.seen[-self._window :]
         level = _Level(climb.ratio, fmean(p for p, _ in newest), fmean(d for _, d in newest))
         climb.seen.clear()
@@ -171,7 +170,7 @@ class OversubscriptionTuner:
     def _judge_wider(self, climb: _Climb, base: _Level, level: _Level) -> None:
         extra = level.promised - base.promised
         if extra < self._finest / 2 and level.ratio + climb.step <= min(base.ratio + 1, self._most):
-            climb.ratio += climb.step  # no job fitted into what was added; one that takes a whole device would at + 1
+            climb.ratio += climb.step  # no job fitted into the addition; a job of a whole device fits at + 1
         elif extra >= self._finest / 2 and level.delivered - base.delivered > (self._worth + self._margin) * extra:
             climb.rose = True
             self._widen(climb, level)
@@ -186,7 +185,7 @@ class OversubscriptionTuner:
             self._refine(climb, base)
 
     def _widen(self, climb: _Climb, base: _Level) -> None:
-        """Try a wider ratio than this."""
+        """Try a larger ratio."""
         climb.base = base
         if base.ratio + climb.step <= self._most:
             climb.ratio = base.ratio + climb.step
@@ -194,7 +193,7 @@ class OversubscriptionTuner:
             self._narrow(climb, base)
 
     def _narrow(self, climb: _Climb, base: _Level) -> None:
-        """Try a narrower ratio than this, unless it is known to be worse."""
+        """Try a smaller ratio, unless it is known to be worse."""
         climb.base = base
         if not climb.rose and base.ratio - climb.step >= 1:
             climb.ratio = base.ratio - climb.step
@@ -202,7 +201,7 @@ class OversubscriptionTuner:
             self._refine(climb, base)
 
     def _refine(self, climb: _Climb, base: _Level) -> None:
-        """Neither direction is better: look closer, or rest."""
+        """Neither direction is better: halve the step, or rest."""
         climb.base, climb.rose = base, False
         if climb.step / 2 >= self._finest:
             climb.step /= 2

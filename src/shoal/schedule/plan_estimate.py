@@ -1,4 +1,4 @@
-"""What may be expected of a plan: when its jobs end, by the costs that were measured."""
+"""Estimate of a plan: expected end of its jobs, from measured costs."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,13 +15,13 @@ __all__ = ["PlanEstimate", "plan_estimate"]
 
 @dataclass(frozen=True)
 class PlanEstimate:
-    """Expectations of a plan; inf where no job would run.
+    """Expected times of a plan; inf if no job would run.
 
     Args:
-        makespan: seconds until the last job ends.
-        mean_completion: mean seconds until a job ends.
-        wait: mean seconds until a job that gets no device now has one; 0 if there is none.
-        rate: seconds of training alone on a device that are done in a second.
+        makespan: Seconds until the last job ends.
+        mean_completion: Mean seconds until a job ends.
+        wait: Mean seconds until a waiting job gets a device; 0 if no job waits.
+        rate: Seconds of training alone on a device that are done per second.
     """
 
     makespan: float
@@ -32,7 +32,7 @@ class PlanEstimate:
 
 @dataclass(frozen=True)
 class _DeviceLoad:
-    """Devices that a job has after the plan, its share of the one, and what coming there costs it, in seconds."""
+    """Devices of a job after the plan, its share of a single device, and the cost of its move in seconds."""
 
     devices: tuple[Device, ...]
     share: float | None
@@ -41,16 +41,16 @@ class _DeviceLoad:
 
 @dataclass(eq=False)
 class _Crowd:
-    """Jobs on one device, each of which has done as much as the others while they were there together.
+    """Jobs on one device that share its processor equally.
 
     Args:
-        kind: of the device.
-        compute: of it; 0: nobody slows anybody down, as where a job has several devices to itself.
-        jobs: a heap: seconds of training that have been done when one ends, its compute, what these seconds are to
-            those that it takes alone on the whole device, and whether its compute is a share that it was given.
-        promised: compute of all.
-        done: seconds of training that each would have behind it that is here from the start.
-        now: when that was true.
+        kind: Kind of the device.
+        compute: Compute of the device; 0: no slow-down, for a job with several devices of its own.
+        jobs: Heap of jobs: value of `done` at the end of the job, its compute, its seconds over those alone on the
+            whole device, and whether its compute is a given share.
+        promised: Compute of all jobs.
+        done: Seconds of training of a job that was present from the start.
+        now: Time of `done`.
     """
 
     kind: str
@@ -62,21 +62,21 @@ class _Crowd:
 
     @property
     def stretch(self) -> float:
-        """How many times as long as alone everything takes here."""
+        """Slow-down of all jobs over a single job."""
         return max(1.0, self.promised / self.compute) if self.compute > 0 else 1.0
 
     @property
     def next(self) -> float:
-        """When the first of them ends."""
+        """Time at which the next job ends."""
         return self.now + (self.jobs[0][0] - self.done) * self.stretch
 
     def begin(self, seconds: float, compute: float, factor: float, shares: bool) -> None:
-        """A job comes."""
+        """Add a job."""
         heappush(self.jobs, (self.done + seconds * factor, compute, factor, shares))
         self.promised += compute
 
     def end(self) -> tuple[float, float, bool]:
-        """The first of them ends; its compute, its factor, and whether it was given a share."""
+        """End the next job, and return its compute, its factor, and whether it had a given share."""
         self.now, (self.done, compute, factor, shares) = self.next, self.jobs[0]
         heappop(self.jobs)
         self.promised -= compute
@@ -84,17 +84,17 @@ class _Crowd:
 
 
 def plan_estimate(plan: Plan, jobs: Sequence[JobView], cluster: Cluster) -> PlanEstimate:
-    """List scheduling (R. L. Graham, 1966) on what the plan hands out, the jobs on a device sharing its processor.
+    """Estimate a plan by list scheduling (R. L. Graham, 1966), with the jobs on a device sharing its processor.
 
-    A job that runs after the plan has to do h(w) times its seconds, h being `Scaling.factor`, and what its move costs.
-    On a device on which more is promised than it has, all are that many times slower; when one ends the others become
-    faster. Each job that waits follows the first one to end, the longest first, in its place. That it might not fit, or
-    be given more later, is left out of account.
+    A job that runs after the plan takes h(w) times its seconds, with h = `Scaling.factor`, plus the cost of its move.
+    On an overcommitted device all jobs slow down in proportion; when one ends the others speed up. Each waiting job,
+    the longest first, takes the place of the next job to end. Whether it fits, or gets more resources later, is
+    ignored.
 
     Args:
-        plan: to be judged.
-        jobs: that it was made of; those that can run on no healthy device do not count.
-        cluster: that it was made of.
+        plan: The plan.
+        jobs: Jobs given to the policy; jobs that can run on no healthy device do not count.
+        cluster: Cluster given to the policy.
     """
     devices = {device.name: device for _, device in cluster if device.healthy}
     kinds = {device.kind for device in devices.values()}
@@ -139,7 +139,7 @@ def plan_estimate(plan: Plan, jobs: Sequence[JobView], cluster: Cluster) -> Plan
 
 
 def _held(plan: Plan, jobs: Sequence[JobView], devices: Mapping[str, Device]) -> dict[str, _DeviceLoad]:
-    """Who has what after the plan; devices that are gone or not healthy are nobody's."""
+    """Devices of each job after the plan, without removed and unhealthy devices."""
     actions = {action.job: action for action in plan.actions}
     held: dict[str, _DeviceLoad] = {}
     for job in jobs:
@@ -158,7 +158,7 @@ def _held(plan: Plan, jobs: Sequence[JobView], devices: Mapping[str, Device]) ->
 
 
 def _factor(job: JobView, place: _DeviceLoad) -> float:
-    """How many times as long as on one device of its own what it has to do takes."""
+    """Time of a job on its devices over its time alone on one device."""
     if len(place.devices) > 1:
         return job.scaling.factor(len(place.devices))
     device = place.devices[0]

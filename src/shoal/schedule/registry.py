@@ -1,4 +1,4 @@
-"""The policies by name."""
+"""Registry of policies: name to class, and `make_policy`."""
 
 from collections.abc import Mapping
 from difflib import get_close_matches
@@ -6,15 +6,11 @@ from difflib import get_close_matches
 from shoal.core.errors import PolicyError
 from shoal.schedule.auto import Auto, check_objective
 from shoal.schedule.base import Policy
-from shoal.schedule.best_fit import BestFit
 from shoal.schedule.convergence import Convergence
 from shoal.schedule.exact import Exact
 from shoal.schedule.expected_finish import ExpectedFinish
-from shoal.schedule.fifo import Fifo
-from shoal.schedule.knapsack import FF, FFD, WF, WFD
-from shoal.schedule.round_robin import RoundRobin
-from shoal.schedule.shortest_first import ShortestFirst
-from shoal.schedule.slaq import Slaq
+from shoal.schedule.knapsack import FF, FFD, WF, WFD, BestFit, Fifo, ShortestFirst
+from shoal.schedule.time_sharing import RoundRobin, Slaq
 from shoal.schedule.water_filling import WaterFilling
 
 __all__ = ["POLICIES", "make_policy", "unknown"]
@@ -38,14 +34,14 @@ POLICIES: Mapping[str, type[Policy]] = {
 
 
 def make_policy(policy: str | Policy, objective: str = "makespan") -> Policy:
-    """The policy of that name; a policy is returned as it is.
+    """The policy of this name; a policy object is returned unchanged.
 
     Args:
-        policy: a name of `POLICIES`, or a policy.
-        objective: what counts, for `auto`; the others do not look at it.
+        policy: A name of `POLICIES`, or a policy.
+        objective: Objective of `auto`; the other policies ignore it.
 
     Raises:
-        PolicyError: there is no such policy, or no such objective.
+        PolicyError: There is no such policy, or no such objective.
     """
     if isinstance(policy, Policy):
         return policy
@@ -58,12 +54,12 @@ def make_policy(policy: str | Policy, objective: str = "makespan") -> Policy:
 
 
 def unknown(what: str, name: object, known: Mapping[str, object]) -> str:
-    """In words that there is nothing of that name, and what there is.
+    """Error message for an unknown name, with the known names.
 
     Args:
-        what: "policy", as the argument is called; the class is called so too.
-        name: that was given.
-        known: by name.
+        what: Name of the argument and, capitalised, of the class: "policy".
+        name: The unknown name.
+        known: Registry by name.
     """
     close = get_close_matches(str(name), known, n=1)
     hint = f" (did you mean {close[0]!r}?)" if close else ""

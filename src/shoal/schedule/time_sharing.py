@@ -1,4 +1,4 @@
-"""Jobs that take turns on a device: what the time-sharing policies have in common."""
+"""Time-sharing of devices: the base of policies in which jobs take turns, and the policies round robin and SLAQ."""
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
@@ -8,50 +8,52 @@ from typing import final
 
 from shoal.core.device import Cluster, Device, Node
 from shoal.core.errors import PolicyError
+from shoal.core.event import TurnStats
 from shoal.schedule.action import JobState, Plan, Refusal, Suspend
 from shoal.schedule.base import JobView, Policy
 from shoal.schedule.ledger import ROUNDING, Capacity, Ledger, begin
 
-__all__ = ["QUANTUM", "TimeSharing", "holds", "require_positive"]
+__all__ = ["QUANTUM", "RoundRobin", "Slaq", "TimeSharing", "holds", "middle_loss"]
 
 QUANTUM = 10.0
-"""Seconds of a turn, where nobody says."""
+"""Default seconds of a turn."""
 
 
 @dataclass(frozen=True)
 class TimeSharing(Policy):
-    """One running job a device; those that wait are suspended, or have not been started yet (Hermes, section 3.3).
+    """One running job per device; other jobs wait or are suspended (Hermes, section 3.3).
 
-    A job that has begun keeps its device for a quantum. From then on it competes with those that wait, whenever the
-    policy is asked and at least at the end of each quantum, and the one of highest priority has the device; of equals
-    the running one, then the oldest. Jobs that were never measured go before all others, oldest first.
+    A started job keeps its device for a quantum. Then it competes with the waiting jobs at every plan, at least at the
+    end of each quantum. The job with the highest priority gets the device; the running job wins a tie, then the oldest.
+    Jobs without measured losses go before all others, oldest first.
 
-    A device with one job alone takes turns. Jobs that are not `preemptible`, hold a share or several devices, or lie on
-    a device beside others are left where they are. With jobs that can never be suspended this is first in, first out.
+    Only a device with a single job takes turns. Jobs that are not `preemptible`, hold a share or several devices, or
+    share their device stay where they are. If no job can be suspended, this is first in, first out.
 
-    A subclass says what the priority is.
+    A subclass defines the priority.
 
     Args:
-        quantum: seconds of a turn, beside those that resuming the job takes.
+        quantum: Seconds of a turn, without the seconds for resuming the job.
 
     Raises:
-        PolicyError: the quantum is not above 0 and finite.
+        PolicyError: The quantum is not above 0 and finite.
     """
 
     quantum: float = QUANTUM
 
     def __post_init__(self) -> None:
-        require_positive("quantum", self.quantum)
+        if not isinstance(self.quantum, int | float) or not (self.quantum > 0 and isfinite(self.quantum)):
+            raise PolicyError(f"`quantum` must be above 0 s and finite, got {self.quantum!r}")
 
     @abstractmethod
     def priorities(self, jobs: Sequence[JobView], now: float) -> Sequence[float]:
-        """One number for each of these jobs, which have all been measured; the highest runs, NaN counts as the lowest.
+        """One number for each of these measured jobs; the highest runs, NaN counts as the lowest.
 
-        A job that takes its turn is running; the others wait or are suspended.
+        A job in its turn is running; the others wait or are suspended.
         """
 
     def is_measured(self, job: JobView) -> bool:
-        """Whether the job can be compared; one that runs keeps its device until then."""
+        """Whether the job has measurements for a comparison; a running job keeps its device until then."""
         return bool(job.quanta)
 
     def turn(self, job: JobView) -> float:
@@ -59,16 +61,16 @@ class TimeSharing(Policy):
         return self.quantum
 
     def homes(self, jobs: Sequence[JobView], cluster: Cluster) -> Mapping[str, str] | None:
-        """Job -> the device whose queue it is in; a job that is absent is in none. None: there is one queue for all."""
+        """Job -> device of its queue, or None for one common queue. An absent job is in no queue."""
         return None
 
     def refusal(self, job: JobView, home: str | None, ledger: Ledger) -> Refusal:
-        """Why a job waits.
+        """Refusal of a waiting job.
 
         Args:
-            job: which waits.
-            home: the device whose queue it is in, or None.
-            ledger: what is left of the cluster.
+            job: The waiting job.
+            home: Device of its queue, or None.
+            ledger: Remaining resources of the cluster.
         """
         return ledger.refusal(job)
 
@@ -122,7 +124,7 @@ class TimeSharing(Policy):
         return Plan(actions, refusals, max(min(ends), nextafter(now, inf)) if off and ends else None)
 
     def _order(self, candidates: Sequence[JobView], now: float) -> list[JobView]:
-        """Those that compete, the first to have a device first."""
+        """The competing jobs, the first to get a device first."""
         measured = [job for job in candidates if self.is_measured(job)]
         value = dict(zip([job.id for job in measured], self.priorities(measured, now), strict=True))
 
@@ -133,23 +135,65 @@ class TimeSharing(Policy):
         return sorted(candidates, key=key)
 
     def _is_over(self, job: JobView, now: float) -> bool:
-        """Whether its turn is."""
+        """Whether the turn of a job is over."""
         return self.is_measured(job) and now - _began(job, now) >= self.turn(job) * (1 - ROUNDING)
 
     def _next_end(self, job: JobView, now: float) -> float:
-        """When a running job has had another whole turn, after `now`."""
+        """Time after `now` at which a running job has completed another turn."""
         turn, began = self.turn(job), _began(job, now)
         return began + turn * (max(0, floor((now - began) / turn + ROUNDING)) + 1)
 
 
+@final
+@dataclass(frozen=True)
+class RoundRobin(TimeSharing):
+    """The job with the longest wait, since its arrival or its last turn, has the next turn.
+
+    This is the time-sharing of Gandiva (Xiao et al., OSDI 2018) as Hermes compares with it, whose quantum is the
+    default. It ignores losses.
+
+    Args:
+        quantum: Seconds of a turn.
+    """
+
+    quantum: float = 30.0
+
+    def priorities(self, jobs: Sequence[JobView], now: float) -> Sequence[float]:
+        """Seconds of waiting; a running job comes last."""
+        return [-inf if job.devices else now - job.since for job in jobs]
+
+    def is_measured(self, job: JobView) -> bool:
+        """Always true, since only time counts."""
+        return True
+
+
+@final
+@dataclass(frozen=True)
+class Slaq(TimeSharing):
+    """The job with the highest newest loss runs.
+
+    This is SLAQ (Zhang et al., SoCC 2017) as Hermes compares with it (section 4.2), whose quantum is the default: the
+    quality still to be gained on one device counts, not the gain in the next quantum that SLAQ itself predicts.
+
+    Args:
+        quantum: Seconds of a turn.
+    """
+
+    quantum: float = 30.0
+
+    def priorities(self, jobs: Sequence[JobView], now: float) -> Sequence[float]:
+        """The newest loss."""
+        return [job.quanta[-1].last for job in jobs]
+
+
 def _began(job: JobView, now: float) -> float:
-    """When the turns of a running job began: after the switch, if it has run before."""
+    """Start of the turns of a running job: after the switch, if it has run before."""
     resumed = job.ran > (now - job.since) * (1 + ROUNDING)
     return job.since + (job.switch_seconds if resumed else 0.0)
 
 
 def _taking_turns(jobs: Sequence[JobView], cluster: Cluster) -> list[JobView]:
-    """Running jobs that may be put off their one device, which they have to themselves."""
+    """Preemptible running jobs that are alone on a single healthy device."""
     healthy = {device.name for _, device in cluster if device.healthy}
     on: dict[str, int] = {}
     for job in jobs:
@@ -167,12 +211,12 @@ def _taking_turns(jobs: Sequence[JobView], cluster: Cluster) -> list[JobView]:
 
 
 def _preference(job: JobView, room: Capacity, occupied: Mapping[str, int]) -> tuple[float, float, int]:
-    """The less the better: an idle device, the fastest first; then that of the running job of lowest priority."""
+    """Sort key of a device: idle devices by speed, then devices by the priority of their job, the lowest first."""
     return -occupied.get(room.device.name, inf), job.demand[room.device.kind].seconds, room.position
 
 
 def holds(node: Node, device: Device, job: JobView) -> bool:
-    """Whether a device has room for the job when nothing else is there."""
+    """Whether the job fits on the empty device."""
     demand = job.demand.get(device.kind)
     return (
         demand is not None
@@ -182,11 +226,6 @@ def holds(node: Node, device: Device, job: JobView) -> bool:
     )
 
 
-def require_positive(name: str, value: float) -> None:
-    """Refuse what is no length of time.
-
-    Raises:
-        PolicyError: the value is not above 0 and finite.
-    """
-    if not isinstance(value, int | float) or not (value > 0 and isfinite(value)):
-        raise PolicyError(f"`{name}` must be above 0 s and finite, got {value!r}")
+def middle_loss(quantum: TurnStats) -> float:
+    """loss_j(i) of Hermes: the middle of the highest and the lowest loss of a quantum."""
+    return (quantum.highest + quantum.lowest) / 2

@@ -1,37 +1,37 @@
-"""Jobs that share a device or grow over several, so that a group of trials ends soon (Fluid)."""
+"""The water-filling policy: jobs share a device or spread over several, so that groups of trials end soon (Fluid)."""
 
+import heapq
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from math import floor
 from typing import final
 
 from shoal.core.device import Cluster, Device, Node
+from shoal.cost.scaling import Scaling
 from shoal.schedule.action import Action, JobState, Plan, Resize, Resume, Start
 from shoal.schedule.base import JobView, Policy
-from shoal.schedule.device_strips import ROUNDING, DeviceStrips
-from shoal.schedule.dynamic_fluid import resize, share_out
-from shoal.schedule.refusals import Refusals
-from shoal.schedule.static_fluid import due_widths, lay
+from shoal.schedule.device_strips import DeviceStrips, StripPlacement
+from shoal.schedule.ledger import ROUNDING, Refusals
 
-__all__ = ["WaterFilling"]
+__all__ = ["WaterFilling", "due_widths", "fill_up"]
 
 
 @final
 class WaterFilling(Policy):
     """Fluid's water-filling: the more work a trial has left, the more devices it gets, from 1/c of one up to d.
 
-    1. StaticFluid lays the waiting jobs of each TrialGroup, the group that came first first, on what is idle. Jobs of
-       no group that run on the same kinds of device are one group.
-    2. DynamicFluid gives all jobs the widths that they are due on the whole cluster, where that is worth a resize: it
-       makes room while jobs wait, and spreads them over what is idle when none does.
-    3. What is left of a shared device is divided among the jobs on it.
+    1. StaticFluid places the waiting jobs of each TrialGroup on idle resources, the oldest group first. Jobs without a
+       group that run on the same kinds of devices are one group.
+    2. DynamicFluid gives all jobs their due widths on the whole cluster, where that is worth a resize: it makes room
+       while jobs wait, and spreads jobs over idle devices if none waits.
+    3. The rest of a shared device is divided among its jobs.
 
-    A width below 1 is a share of a device, at most c of which are on one; a width from 1 on is whole devices of one
-    kind, which the job has to itself. So a job that is neither to share nor to grow, c = d = 1, gets a device of its
-    own, and devices are not oversubscribed. Jobs that are not preemptible stay as they are, as do those on devices
-    that are gone or not healthy.
+    A width below 1 is a share of a device, with at most c shares per device; a width from 1 on is whole devices of one
+    kind, which the job has to itself. So a job with c = d = 1 gets a device of its own, and devices are not
+    oversubscribed. Jobs that are not preemptible, and jobs on removed or unhealthy devices, stay as they are.
 
     Beyond the paper: parts of devices count as idle; devices that rounding down would leave idle go to the trial that
-    would end last; scaling down is undone as far as nobody takes what it frees.
+    would end last; scaling down is undone as far as no job takes the freed devices.
     """
 
     def plan(self, jobs: Sequence[JobView], cluster: Cluster, now: float) -> Plan:
@@ -50,15 +50,194 @@ class WaterFilling(Policy):
                 [job.scaling for job in group],
                 sum(layout.free(name) for name in names),
             )
-            lay(layout, group, {job.id: width for job, width in zip(group, widths, strict=True)}, seconds)
+            _lay(layout, group, {job.id: width for job, width in zip(group, widths, strict=True)}, seconds)
         movable = [job for job in jobs if job.id in layout.places and _may_move(job, layout)]
         left = [job for job in waiting if job.id not in layout.places]
         if movable:
             names = dict.fromkeys(device.name for job in (*movable, *left) for device in usable[job.id])
-            resize(layout, movable, left, seconds, _devices(layout, movable, names))
-        share_out(layout, {job.id: job for job in jobs if job.id in layout.places and _may_move(job, layout)}, before)
+            _resize(layout, movable, left, seconds, _devices(layout, movable, names))
+        _share_out(layout, {job.id: job for job in jobs if job.id in layout.places and _may_move(job, layout)}, before)
         actions = tuple(_actions(jobs, DeviceStrips(cluster, jobs), layout))
         return Plan(actions, _refusals(jobs, actions, cluster))
+
+
+def due_widths(seconds: Sequence[float], scalings: Sequence[Scaling], devices: float) -> list[float]:
+    """Width of each trial in proportion to its work (Fluid, Algorithm 1: StaticFluid).
+
+    w_i = min(max(⌊h_{i,1} / Σ_j h_{j,1} · n⌋, 1/c), d); if no trial has a known time, all parts are equal.
+
+    Args:
+        seconds: h_{i,1}, seconds left of each trial alone on one device.
+        scalings: c and d of each trial.
+        devices: n, number of devices to divide, including parts of devices.
+    """
+    total = sum(seconds)
+    parts = [each / total for each in seconds] if total > 0 else [1 / len(seconds)] * len(seconds)
+    return [
+        float(min(max(floor(part * devices + ROUNDING), 1 / scaling.sharing), scaling.devices))
+        for part, scaling in zip(parts, scalings, strict=True)
+    ]
+
+
+def fill_up(
+    widths: Sequence[float], seconds: Sequence[float], scalings: Sequence[Scaling], devices: float
+) -> list[float]:
+    """Widths including the devices that rounding down has left over, one at a time to the trial that would end last.
+
+    A trial grows from a part of a device to a whole one, two, and so on; it gets no device that would not speed it up.
+
+    Args:
+        widths: Due width of each trial; see `due_widths`.
+        seconds: h_{i,1} of each trial.
+        scalings: h(w) and d of each trial.
+        devices: n.
+    """
+    found = list(widths)
+    spare = devices - sum(found)
+    heap = [(-seconds[i] * scalings[i].factor(width), i) for i, width in enumerate(found)]
+    heapq.heapify(heap)
+    while heap and spare > ROUNDING:
+        _, i = heapq.heappop(heap)
+        width, scaling = found[i], scalings[i]
+        wider = 1.0 if width < 1 else width + 1
+        if wider <= scaling.devices and wider - width <= spare + ROUNDING:
+            time = scaling.factor(wider)
+            if time < scaling.factor(width):
+                spare -= wider - width
+                found[i] = wider
+                heapq.heappush(heap, (-seconds[i] * time, i))
+    return found
+
+
+def _lay(
+    layout: DeviceStrips, jobs: Sequence[JobView], widths: Mapping[str, float], seconds: Mapping[str, float]
+) -> None:
+    """Place jobs in non-increasing width, the longer job first in a tie, on the least loaded devices.
+
+    A job gets fewer devices than due if there are not enough, and a part of at least 1/c if no device is idle. A job
+    that fits nowhere is left out.
+
+    Args:
+        layout: The layout to change.
+        jobs: Jobs without a place.
+        widths: Job -> due width.
+        seconds: Job -> h_{i,1}.
+    """
+    for job in sorted(jobs, key=lambda job: (-widths[job.id], -seconds[job.id])):
+        place = _place(layout, job, widths[job.id])
+        if place is not None:
+            layout.put(job, place)
+
+
+def _place(layout: DeviceStrips, job: JobView, width: float) -> StripPlacement | None:
+    if width >= 1 and (place := layout.whole(job, int(width))) is not None:
+        return place
+    if job.scaling.sharing == 1:
+        return None
+    return layout.part(job, 1 / job.scaling.sharing)
+
+
+def _resize(
+    layout: DeviceStrips,
+    movable: Sequence[JobView],
+    waiting: Sequence[JobView],
+    seconds: Mapping[str, float],
+    devices: float,
+) -> None:
+    """Give all jobs their due widths, where the gain exceeds the cost (Fluid, Algorithm 2: DynamicFluid).
+
+    - Scale down if w' < w and w' (h(w') + ε) < w h(w): less device time in total.
+    - Place waiting jobs on the freed resources.
+    - Scale up if w' > w and h(w') + ε < h(w).
+    - Give a job that was scaled down its free devices back.
+
+    If no job waits, widths are filled up (`fill_up`). A job that this plan starts pays no ε.
+
+    Args:
+        layout: The layout to change.
+        movable: Placed jobs that may be moved.
+        waiting: Jobs without a place.
+        seconds: Job -> h_{i,1}.
+        devices: n, number of devices without those of jobs that may not be moved.
+    """
+    jobs = sorted([*movable, *waiting], key=lambda job: -seconds[job.id])
+    times, scalings = [seconds[job.id] for job in jobs], [job.scaling for job in jobs]
+    widths = due_widths(times, scalings, devices)
+    if not waiting:
+        widths = fill_up(widths, times, scalings, devices)
+    due = {job.id: width for job, width in zip(jobs, widths, strict=True)}
+    before = dict(layout.places)
+    on = [job for job in jobs if job.id in before]
+    narrowed = [job for job in on if _narrow(layout, job, due[job.id])]
+    _lay(layout, waiting, due, seconds)
+    for job in on:
+        _grow(layout, job, due[job.id])
+    for job in narrowed:
+        _restore(layout, job, before[job.id])
+
+
+def _narrow(layout: DeviceStrips, job: JobView, width: float) -> bool:
+    old = layout.places[job.id]
+    if not width < old.width - ROUNDING:
+        return False
+    new = StripPlacement(old.devices[: max(1, floor(width))], width)
+    layout.lift(job)
+    saves = layout.fits(job, new) and (
+        new.width * (layout.seconds(job, new) + _cost(job)) < old.width * layout.seconds(job, old)
+    )
+    layout.put(job, new if saves else old)
+    return saves
+
+
+def _grow(layout: DeviceStrips, job: JobView, width: float) -> None:
+    old = layout.places[job.id]
+    if width < 1 or width <= old.width + ROUNDING:
+        return
+    layout.lift(job)
+    new = layout.whole(job, int(width), keep=old.devices)
+    gains = new is not None and layout.seconds(job, new) + _cost(job) < layout.seconds(job, old)
+    layout.put(job, new if new is not None and gains else old)
+
+
+def _restore(layout: DeviceStrips, job: JobView, before: StripPlacement) -> None:
+    now = layout.lift(job)
+    idle = set(layout.idle())
+    left = tuple(name for name in before.devices if name in idle)
+    candidates = (before, StripPlacement(left, float(len(left))), now)
+    layout.put(job, next(place for place in candidates if place.devices and layout.fits(job, place)))
+
+
+def _share_out(layout: DeviceStrips, movable: Mapping[str, JobView], before: Mapping[str, StripPlacement]) -> None:
+    """Divide the rest of every shared device equally among its jobs, where the gain exceeds the cost.
+
+    Args:
+        layout: The layout to change.
+        movable: Placed jobs that may be moved, by id.
+        before: Job -> current place.
+    """
+    for name in layout.devices:
+        here = [job for job in layout.here(name) if job.id in movable and job.scaling.sharing > 1]
+        free = layout.free(name)
+        if not here or free <= ROUNDING:
+            continue
+        gaining = [job for job in here if _widened_gains(layout, job, free / len(here), before.get(job.id))]
+        for job in gaining:
+            place = layout.places[job.id]
+            layout.move(job, StripPlacement(place.devices, min(1.0, place.width + free / len(gaining))))
+
+
+def _widened_gains(layout: DeviceStrips, job: JobView, extra: float, before: StripPlacement | None) -> bool:
+    """Whether `extra` more of its device is worth a resize; a job that is started or resized anyway pays nothing."""
+    place = layout.places[job.id]
+    if before is None or not place.same(before):
+        return True
+    wider = StripPlacement(place.devices, min(1.0, place.width + extra))
+    return layout.seconds(job, wider) + _cost(job) < layout.seconds(job, place)
+
+
+def _cost(job: JobView) -> float:
+    """ε: the cost of a resize; 0 for a job that does not run."""
+    return job.scaling.resize_seconds if job.state is JobState.RUNNING else 0.0
 
 
 _PLACING: Mapping[JobState, type[Start] | type[Resume] | type[Resize]] = {
@@ -69,7 +248,7 @@ _PLACING: Mapping[JobState, type[Start] | type[Resume] | type[Resize]] = {
 
 
 def _usable(job: JobView, cluster: Cluster) -> list[Device]:
-    """Healthy devices that the job could run on if they were empty."""
+    """Healthy devices on which the job would fit alone."""
     return [device for node, device in cluster if device.healthy and _fits_alone(job, node, device)]
 
 
@@ -84,7 +263,7 @@ def _fits_alone(job: JobView, node: Node, device: Device) -> bool:
 
 
 def _groups(jobs: Sequence[JobView]) -> list[list[JobView]]:
-    """Jobs by TrialGroup, in the order of the oldest job of each."""
+    """Jobs by TrialGroup, in the order of the oldest job of each group."""
     groups: dict[Hashable, list[JobView]] = {}
     for job in jobs:
         key = tuple(sorted(job.demand)) if job.group is None else job.group
@@ -99,7 +278,7 @@ def _may_move(job: JobView, layout: DeviceStrips) -> bool:
 
 
 def _devices(layout: DeviceStrips, movable: Sequence[JobView], names: Iterable[str]) -> float:
-    """How many of these devices are not taken by jobs that may not be moved."""
+    """Number of these devices, including parts, without those of jobs that may not be moved."""
     free = {name: layout.free(name) for name in names}
     for job in movable:
         place = layout.places[job.id]
@@ -110,9 +289,9 @@ def _devices(layout: DeviceStrips, movable: Sequence[JobView], names: Iterable[s
 
 
 def _actions(jobs: Sequence[JobView], now: DeviceStrips, then: DeviceStrips) -> Iterator[Action]:
-    """What leads from one layout to the other, in an order in which every place is free when it is taken.
+    """Actions that change one layout into the other, in an order in which every place is free when it is taken.
 
-    Jobs only ever go to what others have left, so there is such an order.
+    Such an order exists, since jobs only move to resources that other jobs have left.
     """
     pending = [
         job
@@ -137,7 +316,7 @@ def _actions(jobs: Sequence[JobView], now: DeviceStrips, then: DeviceStrips) -> 
 
 
 def _refusals(jobs: Sequence[JobView], actions: Sequence[Action], cluster: Cluster) -> Refusals:
-    """Reasons of the jobs that are not begun: a device that others are on counts as busy."""
+    """Refusals of the jobs without a place; a device with any job counts as busy."""
     placed = {action.job: action for action in actions if isinstance(action, (Start, Resume, Resize))}
     count = sum(job.state is not JobState.RUNNING and job.id not in placed for job in jobs)
 
@@ -153,7 +332,7 @@ def _refusals(jobs: Sequence[JobView], actions: Sequence[Action], cluster: Clust
 
 
 def _asking(job: JobView) -> JobView:
-    """The job as it asks for a device: one that may share has no compute that it must have."""
+    """The view of a job for its refusal: a waiting job that may share needs no fixed compute."""
     if job.state is JobState.RUNNING or job.scaling.sharing == 1:
         return job
     return replace(job, demand={kind: replace(demand, compute=0.0) for kind, demand in job.demand.items()})

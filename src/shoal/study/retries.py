@@ -7,7 +7,7 @@ from shoal.core.array import Array
 from shoal.core.cause import cause_of, log_of
 from shoal.core.device import Device
 from shoal.core.event import ArrayFailed, Ended, Outcome
-from shoal.planner.resource_limit import ResourceLimit
+from shoal.planner.partition import ResourceLimit
 from shoal.schedule.ledger import bytes_text
 from shoal.study.study_failures import FirstFailures
 from shoal.study.trials import TrialRecord, TrialTable

@@ -8,7 +8,7 @@ from heapq import heappop, heappush
 from shoal.core.array import Member
 from shoal.core.job import Job, Purpose
 from shoal.core.trial import FIRST_ADDED, Decision, Report, Trial, TrialState
-from shoal.planner.resource_limit import ResourceLimit
+from shoal.planner.partition import ResourceLimit
 
 __all__ = ["TrialRecord", "TrialTable", "retried_through"]
 

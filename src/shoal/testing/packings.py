@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 from shoal.core.errors import PackError
 from shoal.planner.packing.base import Candidate, Packing, PackingContext
-from shoal.planner.packing.check import check_groups
+from shoal.planner.packing.groups import check_groups
 
 __all__ = ["check_packing"]
 

@@ -17,8 +17,7 @@ from torch.utils import _pytree as pytree
 from shoal.core.demand import Profile
 from shoal.core.errors import FusionError
 from shoal.core.trial import step_seed
-from shoal.cost.compiling import repays
-from shoal.cost.estimate import fused_gain
+from shoal.cost.estimate import fused_gain, repays
 from shoal.data.tracked_config import MembersConfig
 from shoal.fuse.api import fuse
 from shoal.fuse.array import ModelArray

@@ -1,13 +1,11 @@
-"""Which arrays share a process: the contract of a packing, and the packings (pack_opt of Pack)."""
+"""Packing: which arrays share a process. The contract of a packing, and the packings (pack_opt of Pack)."""
 
 from shoal.planner.packing.base import Candidate, Packing, PackingContext
-from shoal.planner.packing.batch_size import BatchSize
-from shoal.planner.packing.check import check_groups
+from shoal.planner.packing.baselines import BatchSize, NoPacking, RandomPacking
 from shoal.planner.packing.cost import Cost
+from shoal.planner.packing.groups import check_groups
 from shoal.planner.packing.knn import KNN
-from shoal.planner.packing.no_packing import NoPacking
 from shoal.planner.packing.prediction import Prediction, predicted
-from shoal.planner.packing.random import RandomPacking
 from shoal.planner.packing.registry import PACKINGS, make_packing
 
 __all__ = [

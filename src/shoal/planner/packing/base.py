@@ -15,16 +15,16 @@ class Candidate:
     """An array that may share a process with others.
 
     Args:
-        array: with at least one member.
-        seconds: expected in a process of its own, without starting it; with what is expected to follow, where that
-            comes back to the process.
-        fetching: of these, spent on fetching and preparing samples.
-        memory: bytes that it adds to a process.
-        base: bytes of the process itself, before any array; of several candidates the most counts.
-        tail: seconds of what can only follow it, wherever that is done (the delivery time of J. Carlier, 1982).
+        array: An array with at least one member.
+        seconds: Expected seconds in a process of its own, without the start; including the training that follows, if
+            that returns to the process.
+        fetching: Part of these seconds for fetching and preparing samples.
+        memory: Bytes that the array adds to a process.
+        base: Bytes of the process before any array; the largest value of a group counts.
+        tail: Seconds of training that follows the array on any device (the delivery time of J. Carlier, 1982).
 
     Raises:
-        ValueError: an amount is negative, or more seconds are spent on fetching than there are.
+        ValueError: An amount is negative, or `fetching` exceeds `seconds`.
     """
 
     array: Array
@@ -42,8 +42,8 @@ class Candidate:
                 raise ValueError(f"a candidate's `{name}` must be finite and not negative, got {getattr(self, name)!r}")
         if not 0 <= self.fetching <= self.seconds:
             raise ValueError(
-                f"a candidate's `fetching` is a part of its seconds, {self.seconds!r}, got {self.fetching!r}; "
-                "give at least 0 and at most that"
+                f"a candidate's `fetching` must be at least 0 and at most its seconds, {self.seconds!r}, "
+                f"got {self.fetching!r}"
             )
         for name in ("memory", "base"):
             if getattr(self, name) < 0:
@@ -51,27 +51,26 @@ class Candidate:
 
     @property
     def key(self) -> FusionKey:
-        """Of its array."""
+        """Key of the array."""
         return self.array.key
 
 
 @dataclass(frozen=True)
 class PackingContext:
-    """Where the candidates are to run, and what is known of them together.
+    """The devices for the candidates, and measurements of pairs of them.
 
     Args:
-        loads: expected seconds until each healthy device is free, 0 for an idle one; at least one.
-        memory: bytes of the smallest device.
-        start: seconds that any job costs beside its steps (dispatch, first batch).
-        pack_speeds: two keys, or one for two arrays of it -> steps of both in one process over the sum of each by
-            itself, as measured; below 1 is a gain. Pairs that were never measured are absent.
-        axes: name of a parameter whose values have an order, such as "optimizer.momentum" -> its values in that order.
-            Of a parameter that is not there the values that candidates have are put in order if all are numbers, else
-            they are equal or not.
-        seed: of whatever is drawn at random.
+        loads: Expected seconds until each healthy device is free, 0 for an idle one; at least one.
+        memory: Bytes of the smallest device.
+        start: Fixed overhead of a job in seconds (dispatch, first batch).
+        pack_speeds: Two keys, or one key for two arrays of it -> measured seconds of the steps of both in one process,
+            over the sum of each alone; below 1 is a gain. Unmeasured pairs are absent.
+        axes: Name of a parameter with ordered values, such as "optimizer.momentum" -> its values in order. The values
+            of other parameters are sorted if all are numbers; else they are only equal or different.
+        seed: Seed of random choices.
 
     Raises:
-        ValueError: there is no device, or an amount is impossible.
+        ValueError: There is no device, or an amount is impossible.
     """
 
     loads: tuple[float, ...]
@@ -93,52 +92,53 @@ class PackingContext:
             raise ValueError(f"`memory` must not be negative, got {self.memory!r}")
         for pair, pack_speed in self.pack_speeds.items():
             if not (pack_speed > 0 and isfinite(pack_speed)):
-                raise ValueError(f"a pace must be finite and above 0, got {pack_speed!r} of {sorted(map(str, pair))}")
+                raise ValueError(
+                    f"a pack speed must be finite and above 0, got {pack_speed!r} of {sorted(map(str, pair))}"
+                )
 
     def pack_speed(self, one: FusionKey, other: FusionKey) -> float | None:
-        """Of an array of each in one process; None if that was never measured."""
+        """Pack speed of an array of each key; None if it was never measured."""
         return self.pack_speeds.get(frozenset((one, other)))
 
 
 class Packing(ABC):
     """Decides which arrays share a process, before a policy decides which process runs where (pack_opt of Pack).
 
-    The planner calls `pack` before it asks the policy: in each turn once for each set of arrays that wait, read the
-    same data and are known on the same kinds of devices. Arrays that must run by themselves are left out: they were
-    never measured, train by themselves, or failed in company. After the policy has answered, the planner calls `suits`
-    for arrays that found no device and running jobs that have room.
+    The planner calls `pack` before it asks the policy: in each turn once for each set of waiting arrays that read the
+    same data and have profiles on the same kinds of devices. Arrays that must run alone are left out: arrays without a
+    profile, opaque arrays, and arrays that failed in a shared job. After the policy has answered, the planner calls
+    `suits` for arrays without a device and running jobs with room.
 
     A packing is a pure function of the arguments of `pack`: no clock, no I/O, no state between calls, no randomness but
     `PackingContext.seed`.
 
     What `pack` may return:
 
-    - Every candidate is in exactly one group, in the order in which it was given; groups come in the order of their
-      first candidates.
-    - All arrays of a group have the same `key.data`: they are fed by one stream.
-    - The most `base` of a group and the sum of its `memory` are at most `PackingContext.memory`, unless it has one
+    - Every candidate is in exactly one group, in the given order; groups are in the order of their first candidates.
+    - All arrays of a group have the same `key.data`, since one stream feeds them.
+    - The largest `base` of a group plus the sum of its `memory` is at most `PackingContext.memory`, unless it has one
       candidate.
 
-    `check_groups` holds an answer against these rules, and the planner runs it on every answer. An illegal answer is a
-    `PackError`. That, or whatever `pack` or `suits` raises, ends the run; all that was reported is recorded, and
-    `resume` goes on, also with another packing.
+    The planner checks every answer with `check_groups`, which raises a `PackError` for an illegal one. This error, and
+    any error of `pack` or `suits`, ends the run. All reports are recorded, and `resume` continues, also with another
+    packing.
 
     `shoal.testing.check_packing` checks this contract.
     """
 
     @abstractmethod
     def pack(self, candidates: Sequence[Candidate], context: PackingContext) -> list[tuple[Candidate, ...]]:
-        """Put candidates that are to share a process into one group; any number of candidates, none included."""
+        """Put candidates that are to share a process into one group; there may be no candidates."""
 
     def suits(self, incoming: Candidate, present: Sequence[Candidate], context: PackingContext) -> bool:
-        """Whether a candidate is to come into a process in which others are.
+        """Whether a running process admits a waiting candidate.
 
-        By default, if it would have been put together with one of them.
+        By default, whether `pack` puts it into a group with a present candidate.
 
         Args:
-            incoming: that waits.
-            present: what the process still trains, at least one.
-            context: of its device.
+            incoming: The waiting candidate.
+            present: The candidates that the process still trains, at least one.
+            context: The context with the device of the process.
         """
         groups = self.pack([*present, incoming], context)
         return any(len(group) > 1 and any(each is incoming for each in group) for group in groups)

@@ -1,4 +1,4 @@
-"""Candidates in a row in which those that suit each other stand together, to be cut into groups."""
+"""Order of candidates with matching candidates next to each other, and its cuts into groups."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from shoal.planner.packing.base import Candidate, PackingContext
 __all__ = ["CandidateOrder", "Partition"]
 
 _GROWING = 3
-"""Groups that may still grow, of which the next candidate in the row joins the one that saves most by it."""
+"""Number of newest groups that may still grow; the next candidate joins the one with the largest saving."""
 
 
 @dataclass(frozen=True)
@@ -18,9 +18,9 @@ class Partition:
     """Candidates in groups.
 
     Args:
-        groups: places of candidates.
-        lengths: predicted seconds of each group.
-        tails: seconds by which what follows a group ends after it, if nothing waits.
+        groups: Places of the candidates of each group.
+        lengths: Predicted seconds of each group.
+        tails: Seconds from the end of each group to the end of the training that follows, if nothing waits.
     """
 
     groups: list[list[int]]
@@ -30,8 +30,7 @@ class Partition:
 
 @dataclass(eq=False, slots=True)
 class _Item:
-    """A candidate in numbers: seconds by itself, of which some start it, some fetch and the others are its steps; the
-    most epochs of a member, and seconds of what follows."""
+    """Amounts of a candidate; `alone` is its start, fetching and steps, `epochs` the largest number of a member."""
 
     place: int
     kind: int
@@ -46,18 +45,18 @@ class _Item:
 
 @dataclass(eq=False, slots=True)
 class _ItemGroup:
-    """Items of one data in one process.
+    """Items of one data set in one process.
 
     Args:
-        items: at least one.
-        apart: seconds of the items one after another, each by itself.
-        together: predicted seconds.
-        fetching: the most of an item.
-        steps: of all items, each by itself.
-        memory: bytes of all items.
-        base: the most of an item.
-        kinds: kind -> how many of the items are of it.
-        change: sum over all pairs of their measured pace less 1.
+        items: The items, at least one.
+        apart: Seconds of the items one after another, each alone.
+        together: Predicted seconds in one process.
+        fetching: Largest fetching time of an item.
+        steps: Seconds of the steps of all items, each alone.
+        memory: Bytes of all items.
+        base: Largest base memory of an item.
+        kinds: Kind -> number of items of this kind.
+        change: Sum over all pairs of their measured pack speed minus 1.
     """
 
     items: list[_Item]
@@ -72,18 +71,18 @@ class _ItemGroup:
 
     @classmethod
     def of(cls, item: _Item) -> "_ItemGroup":
-        """One by itself."""
+        """A group of one item."""
         alone = (item.alone, item.alone, item.fetching, item.steps, item.memory, item.base)
         return cls([item], *alone, kinds={item.kind: 1})
 
     def tail(self, start: float) -> float:
-        """By how much what follows any item ends after the group. All are abreast, epoch by epoch: those of fewer ones
-        are done before it is.
+        """Seconds from the end of the group to the end of all training that follows its items. The items train each
+        epoch together, so items with fewer epochs end before the group.
 
         Args:
-            start: seconds that any job costs.
+            start: Fixed overhead of a job in seconds.
         """
-        tails: dict[int, float] = {}  # the longest, by epochs after which it begins
+        tails: dict[int, float] = {}  # longest tail by the epochs after which it begins
         for item in self.items:
             if item.tail:
                 tails[item.epochs] = max(item.tail, tails.get(item.epochs, 0.0))
@@ -98,7 +97,7 @@ class _ItemGroup:
         return last - self.together
 
     def add(self, item: _Item, together: float, change: float) -> None:
-        """Let it in; what the group then takes, and the change of its pace, are known already."""
+        """Add an item; `together` and `change` are the values of the group with it."""
         self.items.append(item)
         self.apart += item.alone
         self.together = together
@@ -111,15 +110,15 @@ class _ItemGroup:
 
 
 class CandidateOrder:
-    """Puts candidates in a row, and cuts it into groups of any length.
+    """Sorts candidates, and cuts the order into groups of any length.
 
-    Those of the same data stand together, within them those whose keys gain from each other, within these those that
-    fetch longest: a group fetches as long as the longest of it, so the others should save as much.
+    Candidates are sorted by data set, then by keys that gain from each other, then by fetching time: a group fetches as
+    long as its longest candidate, so candidates of similar fetching times save most.
 
     Args:
-        candidates: any number.
-        context: what is known of them together.
-        worth: part of its time that a group must save.
+        candidates: Any number of candidates.
+        context: The packing context.
+        worth: Part of its time that a group must save.
     """
 
     def __init__(self, candidates: Sequence[Candidate], context: PackingContext, worth: float) -> None:
@@ -136,17 +135,17 @@ class CandidateOrder:
         self._streams = list(streams.values())
 
     def single(self) -> Partition:
-        """Each candidate by itself."""
+        """One group per candidate."""
         items = self._items
         return Partition(
             [[item.place] for item in items], [item.alone for item in items], [item.tail for item in items]
         )
 
     def cut(self, longest: float = inf) -> Partition:
-        """Groups that are worth it and take at most so many seconds.
+        """Worthwhile groups of at most `longest` seconds.
 
-        Who comes next in the row joins one of the newest groups, if it saves a part of its time that is worth it there,
-        or else begins one.
+        The next candidate in the order joins one of the newest groups if that saves enough of its time, else it begins
+        a new group.
         """
         groups: list[list[int]] = []
         lengths: list[float] = []
@@ -163,8 +162,8 @@ class CandidateOrder:
         return Partition(groups, lengths, tails)
 
     def joined(self, places: Iterable[int]) -> tuple[float, float] | None:
-        """Predicted seconds of a group of candidates, and its tail; None if they cannot share a process, or it is not
-        worth it.
+        """Predicted seconds and tail of a group of candidates; None if they cannot share a process, or save too
+        little.
         """
         first, *others = (self._items[place] for place in places)
         group = _ItemGroup.of(first)
@@ -175,7 +174,7 @@ class CandidateOrder:
         return (group.together, group.tail(self._start)) if self._is_worth_it(group) else None
 
     def _grown(self, stream: Sequence[_Item], longest: float) -> list[_ItemGroup]:
-        """Groups of items of the same data."""
+        """Groups of items of the same data set."""
         done: list[_ItemGroup] = []
         growing: list[_ItemGroup] = []
         for item in stream:
@@ -203,7 +202,7 @@ class CandidateOrder:
         return len(group.items) == 1 or group.apart - group.together >= self._worth * group.apart
 
     def _joint(self, group: _ItemGroup, item: _Item) -> tuple[float, float]:
-        """Predicted seconds of a group with the item, and the change of its pace."""
+        """Predicted seconds and `change` of a group with the item."""
         change, near, kinds = group.change, self._changes[item.kind], group.kinds
         if near:
             for kind in near if len(near) < len(kinds) else kinds:
@@ -229,19 +228,19 @@ def _item(place: int, candidate: Candidate, context: PackingContext, kinds: dict
 
 
 def _changes(kinds: Mapping[FusionKey, int], context: PackingContext) -> list[dict[int, float]]:
-    """For each kind, those that it was measured with and their pace less 1."""
+    """For each kind: the kinds measured with it -> their pack speed minus 1."""
     changes: list[dict[int, float]] = [{} for _ in kinds]
     for pair, pack_speed in context.pack_speeds.items():
-        one, other = (numbers := [kinds.get(key) for key in pair])[0], numbers[-1]  # the same for a pair of one key
+        one, other = (numbers := [kinds.get(key) for key in pair])[0], numbers[-1]  # equal for a pair of one key
         if one is not None and other is not None:
             changes[one][other] = changes[other][one] = pack_speed - 1
     return changes
 
 
 def _ranks(items: Sequence[_Item], changes: Sequence[Mapping[int, float]]) -> list[tuple[float, int, int]]:
-    """Of each kind where it stands: those that gain from each other in a chain, the pair that gains most first.
+    """Sort key of each kind. Kinds that gain from each other form a chain, the pair with the largest gain first.
 
-    Chains come by the item of theirs that fetches longest, and so do kinds of which nothing is known.
+    Chains and unmeasured kinds are sorted by their longest fetching time.
     """
     chains = [[kind] for kind in range(len(changes))]
     gains = sorted(

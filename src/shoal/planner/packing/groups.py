@@ -1,28 +1,29 @@
-"""Groups as places of candidates: who still fits, and the groups in the order that is asked for."""
+"""Groups of candidates: the memory of a group, filling a group, the required order, and the check of an answer."""
 
 from collections.abc import Iterable, Sequence
 
+from shoal.core.errors import PackError
 from shoal.planner.packing.base import Candidate, PackingContext
 
-__all__ = ["arranged", "filled", "needed"]
+__all__ = ["arranged", "check_groups", "filled", "needed"]
 
 
 def needed(group: Sequence[Candidate]) -> int:
-    """Bytes that candidates take in one process."""
+    """Bytes of a process with these candidates."""
     return max(each.base for each in group) + sum(each.memory for each in group)
 
 
 def filled(
     first: int, others: Iterable[int], candidates: Sequence[Candidate], context: PackingContext, size: int | None = None
 ) -> list[int]:
-    """A candidate and those of the others, in their order, that share its data and still fit; who does not is skipped.
+    """A group of one candidate and, in order, the others that have its data and still fit; the rest is skipped.
 
     Args:
-        first: place of the candidate that every group of its own may be.
-        others: places of who may join it, the most wanted first.
-        candidates: all.
-        context: for the memory.
-        size: most candidates of a group.
+        first: Place of the first candidate.
+        others: Places of further candidates, the best first.
+        candidates: All candidates.
+        context: The context with the available memory.
+        size: Largest number of candidates of the group, or None.
     """
     group = [first]
     base, memory = candidates[first].base, candidates[first].memory
@@ -40,5 +41,65 @@ def filled(
 
 
 def arranged(groups: Iterable[Iterable[int]], candidates: Sequence[Candidate]) -> list[tuple[Candidate, ...]]:
-    """The candidates at these places, each group in their order, the groups in the order of their first ones."""
+    """The candidates at these places, in the order that `Packing` requires within and between groups."""
     return [tuple(candidates[place] for place in group) for group in sorted(sorted(group) for group in groups)]
+
+
+def check_groups(
+    groups: Sequence[Sequence[Candidate]], candidates: Sequence[Candidate], context: PackingContext
+) -> None:
+    """Check groups against the rules that `Packing` states.
+
+    Args:
+        groups: Answer of the packing.
+        candidates: Candidates given to the packing.
+        context: Context given to the packing.
+
+    Raises:
+        PackError: The groups are illegal; the message says why.
+    """
+    if not isinstance(groups, Sequence) or not all(isinstance(group, Sequence) for group in groups):
+        raise PackError(f"a packing must return a list of groups of the candidates that it was given, got {groups!r}")
+    for stranger in (each for group in groups for each in group if not isinstance(each, Candidate)):
+        raise PackError(f"a group must hold candidates that the packing was given, got {stranger!r}")
+    places: dict[int, list[int]] = {}
+    for place, candidate in enumerate(candidates):
+        places.setdefault(id(candidate), []).append(place)
+    for free in places.values():
+        free.reverse()
+    firsts: list[int] = []
+    for group in groups:
+        if not group:
+            raise PackError("a group is empty; leave it out")
+        taken: list[int] = []
+        for candidate in group:
+            if not places.get(id(candidate)):
+                raise PackError(f"{_named(candidate)} is in two groups, or was never given")
+            taken.append(places[id(candidate)].pop())
+        if taken != sorted(taken):
+            raise PackError(f"the group of {_named(group[0])} is not in the order in which it was given")
+        firsts.append(taken[0])
+        _check_group(group, context)
+    left = [candidate for candidate in candidates if places[id(candidate)]]
+    if left:
+        raise PackError(f"{_named(left[0])} is in no group")
+    if firsts != sorted(firsts):
+        raise PackError("the groups are not in the order of their first candidates")
+
+
+def _check_group(group: Sequence[Candidate], context: PackingContext) -> None:
+    """Check the data and the memory of one group."""
+    if len(group) == 1:
+        return
+    streams = {candidate.key.data for candidate in group}
+    if len(streams) > 1:
+        raise PackError(f"the group of {_named(group[0])} needs {len(streams)} streams of data; a process has one")
+    if needed(group) > context.memory:
+        raise PackError(
+            f"the group of {_named(group[0])} needs {needed(group)} bytes, the smallest device has {context.memory}"
+        )
+
+
+def _named(candidate: Candidate) -> str:
+    numbers = ", ".join(str(member.trial.number) for member in candidate.array.members)
+    return f"the array of trial {numbers}"

@@ -1,4 +1,4 @@
-"""What sharing a process is expected to save."""
+"""Predicted times of groups of arrays in one process, and the makespan of jobs on devices."""
 
 import heapq
 from collections import Counter
@@ -15,11 +15,11 @@ __all__ = ["Prediction", "makespan", "predicted", "seconds_abreast"]
 
 @dataclass(frozen=True)
 class Prediction:
-    """Of a group of candidates.
+    """Predicted times of a group of candidates.
 
     Args:
-        apart: seconds of all of them, one after another, each in a process of its own; T_s(Seq) of Pack.
-        together: seconds in one process; T_s(Pack).
+        apart: Seconds of all candidates one after another, each in a process of its own; T_s(Seq) of Pack.
+        together: Seconds in one process; T_s(Pack).
     """
 
     apart: float
@@ -27,25 +27,27 @@ class Prediction:
 
     @property
     def impv(self) -> float:
-        """The part of the time that is saved, (T_s(Seq) - T_s(Pack)) / T_s(Seq); below 0 where time is lost."""
+        """Saved part of the time, (T_s(Seq) - T_s(Pack)) / T_s(Seq); below 0 if time is lost."""
         return (self.apart - self.together) / self.apart if self.apart else 0.0
 
 
 def predicted(group: Sequence[Candidate], context: PackingContext) -> Prediction:
-    """What a group is expected to take and to save.
+    """Predict the times of a group.
 
-    With s the start, f the seconds of fetching and c = seconds - f of each: apart are Σ (s + f + c), together
-    s + max f + p Σ c. Samples are fetched and prepared once, for the one that needs most of that; p is the mean over
-    all pairs of their measured pace, 1 for a pair that was never measured.
+    With s the start, f the seconds of fetching and c = seconds - f of each candidate: apart is Σ (s + f + c), together
+    is s + max f + p Σ c. Samples are fetched and prepared once, for the candidate with the largest f; p is the mean
+    measured pack speed over all pairs, 1 for an unmeasured pair.
     """
     apart = sum(context.start + candidate.seconds for candidate in group)
     fetching = max(candidate.fetching for candidate in group)
     steps = sum(candidate.seconds - candidate.fetching for candidate in group)
-    return Prediction(apart, context.start + fetching + _pace([candidate.key for candidate in group], context) * steps)
+    return Prediction(
+        apart, context.start + fetching + _mean_pack_speed([candidate.key for candidate in group], context) * steps
+    )
 
 
 def seconds_abreast(group: Sequence[Candidate], epochs: int | None = None) -> float:
-    """What so many epochs, or all, take candidates that keep abreast, epoch by epoch, in a process that runs."""
+    """Seconds of so many epochs, or of all, for candidates that train each epoch together in a running process."""
     lengths = [max(1, *each.array.epochs) for each in group]
     done = [min(1.0, epochs / length) if epochs else 1.0 for length in lengths]
     steps = sum((each.seconds - each.fetching) * part for each, part in zip(group, done, strict=True))
@@ -56,13 +58,13 @@ def makespan(lengths: Sequence[float], loads: Sequence[float], tails: Sequence[f
     """Seconds until all jobs are done, the longest first, each on the device that is free first (LPT; Graham 1969).
 
     Args:
-        lengths: seconds of each job.
-        loads: seconds until each device is free.
-        tails: seconds of what follows each job and takes no device, if anything does; a job is as long as with that.
+        lengths: Seconds of each job.
+        loads: Seconds until each device is free.
+        tails: Seconds after each job that need no device, or empty; jobs are ordered by length plus tail.
     """
     ordered = sorted(loads)
     last = ordered[-1]
-    heap = ordered[: len(lengths)]  # no job comes to any other
+    heap = ordered[: len(lengths)]  # the other devices get no job
     paths = list(map(add, lengths, tails)) if tails else lengths
     for path, length in sorted(zip(paths, lengths, strict=True), reverse=True):
         begins = heapq.heapreplace(heap, heap[0] + length)
@@ -70,8 +72,8 @@ def makespan(lengths: Sequence[float], loads: Sequence[float], tails: Sequence[f
     return last
 
 
-def _pace(keys: Sequence[FusionKey], context: PackingContext) -> float:
-    """Mean over all pairs of a group."""
+def _mean_pack_speed(keys: Sequence[FusionKey], context: PackingContext) -> float:
+    """Mean pack speed over all pairs of a group."""
     if len(keys) < 2 or not context.pack_speeds:
         return 1.0
     count = Counter(keys)

@@ -1,14 +1,12 @@
-"""The packings by name."""
+"""Registry of packings: name to class, and `make_packing`."""
 
 from collections.abc import Mapping
 
 from shoal.core.errors import PackError
 from shoal.planner.packing.base import Packing
-from shoal.planner.packing.batch_size import BatchSize
+from shoal.planner.packing.baselines import BatchSize, NoPacking, RandomPacking
 from shoal.planner.packing.cost import Cost
 from shoal.planner.packing.knn import KNN
-from shoal.planner.packing.no_packing import NoPacking
-from shoal.planner.packing.random import RandomPacking
 from shoal.schedule.registry import unknown
 
 __all__ = ["PACKINGS", "make_packing"]
@@ -23,10 +21,10 @@ PACKINGS: Mapping[str, type[Packing]] = {
 
 
 def make_packing(packing: str | Packing) -> Packing:
-    """The packing of that name; a packing is returned as it is.
+    """The packing of this name; a packing object is returned unchanged.
 
     Raises:
-        PackError: there is no such packing.
+        PackError: There is no such packing.
     """
     if isinstance(packing, Packing):
         return packing
