@@ -11,8 +11,7 @@ import mps_fakes as fakes
 import psutil
 import pytest
 
-from shoal.cluster.mps import COMMAND, MpsDaemon
-from shoal.cluster.mps_directory import default_directory
+from shoal.cluster.mps import COMMAND, MpsDaemon, default_directory
 from shoal.cluster.mps_limits import can_share, pinned_limit
 from shoal.core.demand import Demand
 from shoal.core.device import Device

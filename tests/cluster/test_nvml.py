@@ -8,9 +8,8 @@ import pynvml
 import pytest
 from nvml_samples import GB, Card, FakeNvml, divided, instance
 
-from shoal.cluster.gpu import Gpu
 from shoal.cluster.monitor import Holder
-from shoal.cluster.nvml import Listing, gpus, named, visible
+from shoal.cluster.nvml import Gpu, Listing, gpus, named, visible
 
 LOST = pynvml.NVMLError_GpuIsLost
 FORBIDDEN = pynvml.NVMLError_NoPermission

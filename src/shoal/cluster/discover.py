@@ -5,10 +5,8 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from shoal.cluster.gpu import Gpu
-from shoal.cluster.machine import Machine, ThisMachine
-from shoal.cluster.nvml import Listing, named
-from shoal.cluster.torch_devices import Accelerator
+from shoal.cluster.machine import Accelerator, Machine, ThisMachine
+from shoal.cluster.nvml import Gpu, Listing, named
 from shoal.core.device import Cluster, Device, Node
 from shoal.core.errors import DeviceError
 

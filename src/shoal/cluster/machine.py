@@ -1,7 +1,10 @@
-"""What a machine has, behind a protocol, so that tests can invent one."""
+"""Cores, threads, memory and accelerators of a machine, behind a protocol, so that tests can invent one."""
 
+import json
 import os
 import platform
+import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,10 +13,24 @@ from typing import Protocol
 import psutil
 
 from shoal.cluster.nvml import Listing, gpus, visible
-from shoal.cluster.threads import threads
-from shoal.cluster.torch_devices import Accelerator, torch_devices
+from shoal.core.errors import DeviceError
 
-__all__ = ["Machine", "ThisMachine", "control_group_limits"]
+__all__ = ["Accelerator", "Machine", "ThisMachine", "control_group_limits", "threads", "torch_devices"]
+
+
+@dataclass(frozen=True)
+class Accelerator:
+    """A device that is neither of NVIDIA's nor a CPU.
+
+    Args:
+        name: as torch calls it: "mps:0", "xpu:1".
+        model: "Apple M2", "Intel(R) Data Center GPU Max 1100".
+        memory: bytes that programs may hold.
+    """
+
+    name: str
+    model: str
+    memory: int
 
 
 class Machine(Protocol):
@@ -57,7 +74,7 @@ class ThisMachine:
         return allowed if quota is None else max(1, min(allowed, int(quota)))
 
     def threads(self, cores: int) -> int:
-        """As of `shoal.cluster.threads`."""
+        """As of `shoal.cluster.machine`."""
         return threads(cores)
 
     def memory(self) -> int:
@@ -94,3 +111,33 @@ def control_group_limits(root: Path) -> tuple[float | None, int | None]:
         text = file.read_text().strip()
         memory = None if text == "max" else int(text)
     return cores, memory
+
+
+def threads(cores: int) -> int:
+    """As many as a device has cores, but no more than `OMP_NUM_THREADS` allows, read as torch itself reads it."""
+    allowed = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    return min(cores, max(1, int(allowed))) if allowed.isdecimal() else cores
+
+
+_QUESTIONS = {
+    "mps": "[(torch.backends.mps.get_name(), torch.mps.recommended_max_memory())] "
+    "if torch.backends.mps.is_available() else []",
+    "xpu": "[(torch.xpu.get_device_name(i), torch.xpu.get_device_properties(i).total_memory) "
+    "for i in range(torch.xpu.device_count())]",
+}
+"""By type, an expression that lists the model and the bytes of each device."""
+
+
+def torch_devices(sort: str) -> tuple[Accelerator, ...]:
+    """The devices of a type, "mps" or "xpu"; takes as long as an import of torch.
+
+    Raises:
+        DeviceError: torch cannot be asked.
+    """
+    code = f"import json, torch; print(json.dumps({_QUESTIONS[sort]}))"
+    asked = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    if asked.returncode:
+        why = (asked.stderr.strip().splitlines() or [f"exit status {asked.returncode}"])[-1]
+        raise DeviceError(f"torch cannot be asked for devices of type {sort!r}: {why}; use devices='cpu'")
+    found = json.loads(asked.stdout.splitlines()[-1])
+    return tuple(Accelerator(f"{sort}:{index}", *each) for index, each in enumerate(found))

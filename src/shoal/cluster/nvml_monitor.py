@@ -4,8 +4,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from shoal.cluster.gpu import Gpu, binding, read_gpu, trouble
 from shoal.cluster.monitor import Condition, Holder
+from shoal.cluster.nvml import Gpu, binding, read_gpu, trouble
 from shoal.cluster.processes import descends, is_visible
 from shoal.core.device import Cluster, Device
 

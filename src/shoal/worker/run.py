@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from shoal.cluster.threads import threads
+from shoal.cluster.machine import threads
 from shoal.core.device import Device
 from shoal.core.errors import UnusableTaskError
 from shoal.core.event import Event, Profiled, SignaturesFound
@@ -61,7 +61,7 @@ def prepare(device: Device, worker_context: WorkerContext) -> tuple[WorkerState,
 
 
 def _place(device: Device) -> torch.device:
-    """What torch calls the device in this process; "cuda:0" where it sees no other (see `shoal.backends.binding`)."""
+    """What torch calls the device here; "cuda:0" where the process sees no other (see `shoal.backends.gpu_sharing`)."""
     if device.uuid and os.environ.get("CUDA_VISIBLE_DEVICES") == device.uuid:
         return torch.device("cuda:0")
     return torch.device(device.torch_name)
