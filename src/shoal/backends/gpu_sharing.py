@@ -1,22 +1,23 @@
-"""How jobs share a GPU in space: as clients of its MPS daemon, or plainly side by side."""
+"""How jobs share a GPU: as clients of its MPS daemon, or plainly; the environment variables that bind a process."""
 
 import difflib
 import logging
+import os
 import shutil
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 
 from shoal.backends.base import Ended, Event, Outcome, PackSpeedMeasured, Profiled, Reported
-from shoal.backends.binding import Binding, alone_on, client_on
 from shoal.backends.mps_clients import AGAIN_SECONDS, LOOK_SECONDS, MpsClient, SharedGpu
 from shoal.cluster.mps import COMMAND, MpsDaemon
-from shoal.cluster.mps_limits import can_share
+from shoal.cluster.mps_limits import can_share, pinned_limit
 from shoal.core.device import Cluster, Device
 from shoal.core.errors import BackendError, MpsError
 from shoal.core.job import Job, Purpose
 
-__all__ = ["SHARINGS", "GpuSharing", "check_sharing"]
+__all__ = ["SHARINGS", "Binding", "GpuSharing", "check_sharing"]
+
 
 SHARINGS: dict[str, str] = {
     "auto": "by MPS where that can be started, else plain",
@@ -25,8 +26,10 @@ SHARINGS: dict[str, str] = {
 }
 """How jobs on one GPU share it, by name."""
 
+
 _MOST_FAILURES = 3
 """So often in a row a daemon is begun anew without a job that reports in between."""
+
 
 _log = logging.getLogger("shoal.backends")
 
@@ -61,6 +64,29 @@ def check_sharing(name: object, cluster: Cluster, *, processes: bool) -> None:
             f"sharing='mps' needs {COMMAND!r}, which is not on PATH; it comes with NVIDIA's driver for Linux. Install "
             "it, or use sharing='plain'"
         )
+
+
+@dataclass(frozen=True)
+class Binding:
+    """The variables of a process, which are the same for all of its life.
+
+    CUDA reads them once, at its first call, and MPS takes the limits when a client connects. So a process does another
+    job only if that has the same binding.
+
+    Args:
+        variables: names to values; of a CPU slot none.
+    """
+
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def is_client(self) -> bool:
+        """Whether the process is to be a client of an MPS daemon."""
+        return "CUDA_MPS_PIPE_DIRECTORY" in self.variables
+
+    def apply(self) -> None:
+        """Put the variables into force in this process, before anything in it uses CUDA."""
+        os.environ.update(self.variables)
 
 
 class GpuSharing:
@@ -104,13 +130,13 @@ class GpuSharing:
             BackendError: it is to have one, and cannot.
         """
         if self.name == "plain" or not can_share(device) or device.name in self._plain:
-            return alone_on(device)
+            return _alone_on(device)
         try:
             gpu = self._ready(device)
         except MpsError as error:
             self._give_up(device.name, str(error), error)
-            return alone_on(device)
-        return client_on(device, gpu.daemon, job)
+            return _alone_on(device)
+        return _client_on(device, gpu.daemon, job)
 
     def client(self, binding: Binding, device: Device) -> MpsClient | None:
         """To be kept with a new process, if it is to be a client."""
@@ -178,6 +204,20 @@ class GpuSharing:
             raise BackendError(f"{device} cannot be shared by MPS: {reason}") from cause
         _log.warning("jobs on %s share it without MPS: %s", device, reason)
         self._plain.add(device)
+
+
+def _alone_on(device: Device) -> Binding:
+    """To a device as if the process had it to itself; a GPU is the only one it sees, as "cuda:0"."""
+    return Binding({"CUDA_VISIBLE_DEVICES": device.uuid} if device.uuid else {})
+
+
+def _client_on(device: Device, daemon: MpsDaemon, job: Job) -> Binding:
+    """To a share of a GPU: what the job was promised of it, all where nothing is known of the job."""
+    if job.demand is None:
+        return Binding(daemon.environment())
+    share = min(1.0, job.demand.compute / device.compute) if device.compute else 1.0
+    limit = pinned_limit(job.demand, device) if job.demand.memory else None  # 0 says that nothing is known
+    return Binding(daemon.environment(share, limit))
 
 
 def _blames_mps(message: str) -> bool:

@@ -11,8 +11,7 @@ from itertools import count
 from multiprocessing.connection import Connection, wait
 
 from shoal.backends.base import Backend, Ended, Event, Outcome, WorkerContext
-from shoal.backends.binding import Binding
-from shoal.backends.gpu_sharing import GpuSharing
+from shoal.backends.gpu_sharing import Binding, GpuSharing
 from shoal.backends.launcher import Exit, ForkServer
 from shoal.backends.mps_clients import MpsClient
 from shoal.backends.process import CHANGE, JOB, REUSABLE, STOP, Hello

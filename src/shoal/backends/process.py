@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
 from shoal.backends.base import Ended, Event, Heartbeat, Outcome, WorkerContext
-from shoal.backends.binding import Binding
+from shoal.backends.gpu_sharing import Binding
 from shoal.backends.run_job import resolve, run_job
 from shoal.core.device import Device
 from shoal.core.job import Job, log_path
