@@ -12,9 +12,6 @@ from typing import Annotated, Any
 import typer
 
 from shoal import api
-from shoal.cli import devices as devices_command
-from shoal.cli import study as study_command
-from shoal.cli import trial as trial_command
 from shoal.cli.command import (
     AlgorithmName,
     CommandRequest,
@@ -25,8 +22,10 @@ from shoal.cli.command import (
     TimeLimit,
     Trials,
     run_command,
+    run_script,
 )
-from shoal.cli.history import app as history
+from shoal.cli.devices import app as devices_app
+from shoal.cli.interventions import policy, study_app, trial_app
 from shoal.cli.options import (
     AsJson,
     Backend,
@@ -42,11 +41,9 @@ from shoal.cli.options import (
     print_table,
     say,
 )
-from shoal.cli.policy import policy
-from shoal.cli.profile import profile
+from shoal.cli.profile import history_app, profile
 from shoal.cli.report import report
 from shoal.cli.rerun import rerun
-from shoal.cli.script import run_script
 from shoal.cli.simulate import simulate
 from shoal.core.errors import ShoalError, StudyFailedError, StudyInterrupted, TaskChangedError
 from shoal.journal.requests import pending
@@ -141,13 +138,13 @@ def run(
 
 
 app.command()(profile)
-app.add_typer(devices_command.app, name="devices")
+app.add_typer(devices_app, name="devices")
 app.command()(report)
 app.command()(rerun)
-app.add_typer(history, name="history")
-app.add_typer(trial_command.app, name="trial")
+app.add_typer(history_app, name="history")
+app.add_typer(trial_app, name="trial")
 app.command()(policy)
-app.add_typer(study_command.app, name="study")
+app.add_typer(study_app, name="study")
 
 
 @app.command()

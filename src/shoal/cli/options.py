@@ -2,22 +2,24 @@
 
 import json
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console, RenderableType
 
 from shoal.backends.gpu_sharing import SHARINGS
 from shoal.backends.registry import BACKENDS
+from shoal.journal.view import JournalView
 from shoal.planner.packing.registry import PACKINGS
+from shoal.remedy import command
 from shoal.reporting.text import shown
 from shoal.schedule.registry import POLICIES
 
 __all__ = [
     *("AsJson", "Backend", "Devices", "File", "Packing", "Policy", "Program", "Script", "Sharing", "StudyDirectory"),
-    *("all_of", "device_list", "one_of", "print_json", "print_table", "say"),
+    *("all_of", "device_list", "one_of", "print_json", "print_table", "say", "say_when"),
 ]
 
 _PIPE_WIDTH = 200
@@ -95,3 +97,20 @@ def print_json(value: object) -> None:
 def say(line: str) -> None:
     """Tell the user something that is no result."""
     typer.echo(f"shoal: {shown(line, lines=True)}", err=True)
+
+
+def say_when(directory: Path, what: str, told: Mapping[str, Any], as_json: bool) -> None:
+    """Say whether a request is carried out now, or when the study goes on.
+
+    Args:
+        directory: Directory of the study.
+        what: The request: "trial 3 will be paused".
+        told: The same for programs.
+        as_json: Whether to print `told` as JSON instead.
+    """
+    with JournalView.read(directory) as journal:
+        runs = journal.writer() is not None
+    if as_json:
+        print_json({"directory": str(directory), **told, "runs": runs})
+        return
+    say(f"{what} now" if runs else f"{what} once a process runs the study: {command('resume', directory)}")

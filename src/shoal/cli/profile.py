@@ -1,4 +1,4 @@
-"""The command that says before a search what its configurations cost, and whether sharing pays."""
+"""`shoal profile` measures the cost of a search before it runs; `shoal history` shows and clears measurements."""
 
 import sys
 from contextlib import nullcontext, redirect_stdout
@@ -8,16 +8,26 @@ from typing import Annotated, Any
 import typer
 
 from shoal import api
+from shoal.cli.command import run_script
 from shoal.cli.options import AsJson, Devices, File, Packing, Script, device_list, print_json, print_table, say
-from shoal.cli.script import run_script
 from shoal.core.errors import ShoalError
-from shoal.cost.history import History, environment
+from shoal.cost.history import History, environment, forget, history_path, records
 from shoal.dry_run.request import dry_run_request
 from shoal.reporting.drawing import check_drawing
 from shoal.reporting.dry_run_plot import draw_dry_run
 from shoal.reporting.dry_run_table import DryRunTable, dry_run_json
+from shoal.reporting.history_table import history_table, origins_table, record_json
 
-__all__ = ["profile"]
+__all__ = ["history_app", "profile"]
+
+history_app = typer.Typer(
+    help="What is known of jobs on this machine: show it, or clear it.",
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+_Kind = Annotated[str | None, typer.Option(help="Only on this kind of device.")]
+_Structure = Annotated[str | None, typer.Option(help="Only of structures whose digest begins so.")]
 
 
 def profile(
@@ -73,3 +83,44 @@ def profile(
         title = f"{file.name}: {wanted.spec['task']}, {found.trials} configurations on {found.device.name}"
         draw_dry_run(found, plot, title)
         say(f"drawn in {plot}")
+
+
+@history_app.callback()
+def _show(context: typer.Context, as_json: AsJson = False) -> None:
+    """What was measured of jobs on this machine, in all studies: a study measures only what is not there.
+
+    A line for each structure, batch size and kind of device: milliseconds of a training step by the members in it,
+    memory per member and of the process without any, compute and cores in use, and how many times as long a step takes
+    while members are at different epochs. What other versions of Python, torch or Shoal measured stands below, marked,
+    and is not used. A structure is shown by the beginning of its digest, and below it so is its data where the same
+    structure was measured with several. Below the table stand, for each structure, its data then, and batch size, the
+    tasks that it came from with the parameters that all its trials agreed on, and why only one number of members was
+    measured where that is so.
+    """
+    if context.invoked_subcommand is not None:
+        return
+    path, mine = history_path(), environment()
+    found = sorted(records(path), key=lambda record: record.environment != mine)
+    if as_json:
+        print_json({"path": str(path), "environment": mine, "records": [record_json(record, mine) for record in found]})
+        return
+    if found:
+        print_table(history_table(found, mine))
+        origins = origins_table(found)
+        if origins.row_count:
+            typer.echo()
+            print_table(origins)
+    typer.echo(f"{'in' if found else 'nothing is known yet in'} {path}")
+
+
+@history_app.command("clear")
+def _clear(kind: _Kind = None, structure: _Structure = None) -> None:
+    """Forget what was measured, all of it or what the options name: studies measure it anew."""
+    path = history_path()
+    known = records(path)
+    if kind is not None and kind not in (kinds := sorted({record.kind for record in known})):
+        raise ShoalError(f"nothing is known of the kind {kind!r}; known are {', '.join(map(repr, kinds)) or 'none'}")
+    if structure is not None and not any(record.structure.startswith(structure) for record in known):
+        raise ShoalError(f"nothing is known of a structure that begins with {structure!r}; see: shoal history")
+    profiles, pack_speeds = forget(path, kind=kind, structure=structure)
+    say(f"removed {profiles} measurements of structures and {pack_speeds} of structures in one process from {path}")
