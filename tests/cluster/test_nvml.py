@@ -77,7 +77,7 @@ def test_a_gpu_that_cannot_be_used_is_listed_with_the_reason(nvml, card, reason)
     ("error", "reason"),
     [
         pytest.param(LOST, "has fallen off the bus", id="lost"),
-        pytest.param(FORBIDDEN, "may not be looked at by this user (no permission for NVML)", id="forbidden"),
+        pytest.param(FORBIDDEN, "cannot be read by this user (no permission for NVML)", id="forbidden"),
         pytest.param(pynvml.NVMLError_Unknown, "cannot be read by NVML: Unknown Error", id="unknown"),
     ],
 )

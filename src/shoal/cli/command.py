@@ -36,9 +36,7 @@ __all__ = [
     "run_script",
 ]
 
-
 _PANEL = "With --space"
-
 
 SpaceFile = Annotated[
     Path | None,
@@ -51,15 +49,12 @@ SpaceFile = Annotated[
     ),
 ]
 
-
 Metric = Annotated[str | None, typer.Option(help="The reported value to compare trials by.", rich_help_panel=_PANEL)]
-
 
 Mode = Annotated[
     str | None,
     typer.Option(callback=one_of(("min", "max")), help="Which end of it is good: min, max.", rich_help_panel=_PANEL),
 ]
-
 
 AlgorithmName = Annotated[
     str | None,
@@ -71,35 +66,31 @@ AlgorithmName = Annotated[
     ),
 ]
 
-
 Trials = Annotated[int | None, typer.Option(min=1, help="How many are tried.", rich_help_panel=_PANEL)]
-
 
 Epochs = Annotated[
     int | None, typer.Option(min=1, help="Reports that a trial may make at most.", rich_help_panel=_PANEL)
 ]
-
 
 TimeLimit = Annotated[
     float | None,
     typer.Option(help=f"Seconds without a report; by default {TIME_LIMIT:g}.", rich_help_panel=_PANEL),
 ]
 
-
 _RANGE = {"low", "high", "log", "step"}
 
 
 def run_script(file: Path, arguments: Sequence[str]) -> None:
-    """Run a file as `__main__`; it is the last thing this process does.
+    """Run a file as `__main__`, as the last action of this process.
 
-    It finds `sys.argv[1:]`, `sys.path[0]` and `__file__` as under `python FILE ARGUMENTS`, and an exception that leaves
-    it is shown as there: the traceback begins in the file, not in what runs it.
+    `sys.argv[1:]`, `sys.path[0]` and `__file__` are those of `python FILE ARGUMENTS`. So is the traceback of an
+    exception: it begins in the file.
 
     Args:
-        file: to run.
-        arguments: what it finds in `sys.argv[1:]`.
+        file: The file.
+        arguments: Its `sys.argv[1:]`.
     """
-    here()  # where it is gone, an import of torch ends the process, and says something else
+    here()  # without a working directory an import of torch ends the process, with a misleading error
     path = str(absolute(file))
     sys.argv[1:] = arguments
     sys.path[0] = str(file.resolve().parent)
@@ -115,7 +106,7 @@ def run_script(file: Path, arguments: Sequence[str]) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class CommandRequest:
-    """What the options of `_PANEL` say; None where they do not."""
+    """The options of `_PANEL`; None for missing options."""
 
     space: Path | None
     metric: str | None
@@ -126,10 +117,10 @@ class CommandRequest:
     time_limit: float | None
 
     def check_unused(self) -> None:
-        """Refuse these options where a Python file is run.
+        """Refuse these options for a Python file.
 
         Raises:
-            typer.BadParameter: one is there.
+            typer.BadParameter: An option is given.
         """
         for name, value in dataclasses.asdict(self).items():
             if value is not None:
@@ -137,15 +128,15 @@ class CommandRequest:
 
 
 def run_command(asked: CommandRequest, line: Sequence[str]) -> None:
-    """Run a study of a command.
+    """Run a study of a program.
 
     Args:
-        asked: its space and how to search that.
-        line: the program and its arguments.
+        asked: Search space and search of the study.
+        line: The program and its arguments.
 
     Raises:
-        typer.BadParameter: an option is missing, or goes without the algorithm.
-        ShoalError: as of `tune`.
+        typer.BadParameter: An option is missing, or does not fit the algorithm.
+        ShoalError: An error of `tune`.
     """
     for name in ("metric", "mode", "epochs"):
         if getattr(asked, name) is None:
@@ -157,13 +148,13 @@ def run_command(asked: CommandRequest, line: Sequence[str]) -> None:
     command = Command(tuple(line), (asked.metric,), here(), limit)
     algorithm = _algorithm(asked.algorithm or "random", {"trials": asked.trials, "epochs": asked.epochs})
     for name in command.check(space):
-        say(f"the command does not name {{{name}}}, so trials differ in it for nothing")
+        say(f"the command does not name {{{name}}}, so its values have no effect")
     mode: Any = asked.mode
     api.tune(command, space, metric=asked.metric, mode=mode, algorithm=algorithm, time_limit=limit)
 
 
 def _algorithm(name: str, given: Mapping[str, int | None]) -> Algorithm:
-    """An algorithm by its name, with the numbers of trials and epochs that it is to have."""
+    """Make the algorithm of a name, with the given numbers of trials and epochs."""
     kind = ALGORITHMS[name]
     known = {field.name: field for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
     settings: dict[str, Any] = {"max_epochs" if "max_epochs" in known else "epochs": given["epochs"]}
@@ -177,15 +168,15 @@ def _algorithm(name: str, given: Mapping[str, int | None]) -> Algorithm:
 
 
 def read_space(file: Path) -> Space:
-    """The space that a file describes.
+    """Read the search space of a TOML file.
 
-    `lr = {low = 1e-4, high = 1e-1, log = true}` is a range of floats, `layers = {low = 1, high = 8}` one of integers,
-    `high` included; `step` leaves out what is between. `width = [64, 128]` is a choice, whose options may be tables
-    with parameters of their own. Any other table nests parameters, `{value = [1, 2]}` is a list that is not chosen
-    from, and all else is a constant.
+    `lr = {low = 1e-4, high = 1e-1, log = true}` is a range of floats, `layers = {low = 1, high = 8}` a range of
+    integers with `high`; `step` is the distance of their values. `width = [64, 128]` is a choice, whose options may be
+    tables with parameters of their own. Any other table nests parameters, `{value = [1, 2]}` is a list as a value, and
+    all else is a constant.
 
     Raises:
-        SpaceError: the file is no TOML, or no space; names the file, the line, the key and the value.
+        SpaceError: The file is no TOML, or no space; names the file, the line, the key and the value.
     """
     whole = TomlLocation.of(file, SpaceError)
     parameters = {name: _parameter(value, whole / name) for name, value in whole.content.items()}
@@ -233,7 +224,7 @@ def _range(value: Mapping[str, Any], place: TomlLocation) -> Any:
 
 
 def _error(place: TomlLocation, fault: str) -> ShoalError:
-    """That something is wrong with the parameter there."""
+    """Return the error of a parameter at a place in a file."""
     name = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place.path).removeprefix(".")
     return place.error(f"`{name}`: {fault}")
 

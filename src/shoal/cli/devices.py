@@ -20,9 +20,9 @@ _Names = Annotated[list[str], typer.Argument(metavar="NAME...", help="Of devices
 
 @app.callback()
 def _devices(context: typer.Context, devices: Devices = None, as_json: AsJson = False) -> None:
-    """The devices of this machine: what they have, who uses them, whether they can take jobs.
+    """Show the devices of this machine: properties, programs on them, whether they can take jobs.
 
-    Shown are those that a study takes by itself, or those of --devices.
+    By default the devices that a study takes by itself, else those of --devices.
     """
     if context.invoked_subcommand is not None:
         return
@@ -37,13 +37,13 @@ def _devices(context: typer.Context, devices: Devices = None, as_json: AsJson = 
 
 @app.command()
 def add(names: _Names, study: _Study, as_json: AsJson = False) -> None:
-    """Let a study use more devices, also such as were removed before: at once if it runs, else once it is resumed."""
+    """Add devices to a study, also removed ones: at once if it runs, else once it is resumed."""
     _say(study, Study(study).add_devices(names), as_json)
 
 
 @app.command()
 def remove(names: _Names, study: _Study, as_json: AsJson = False) -> None:
-    """Take devices from a study: at once if it runs, else once it is resumed.
+    """Remove devices from a study: at once if it runs, else once it is resumed.
 
     Jobs on them save their trials and stop; the trials go on elsewhere.
     """

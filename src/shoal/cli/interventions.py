@@ -19,7 +19,6 @@ _HELP = {"help_option_names": ["-h", "--help"]}
 trial_app = typer.Typer(no_args_is_help=True, context_settings=_HELP)
 study_app = typer.Typer(no_args_is_help=True, context_settings=_HELP)
 
-
 _Values = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="NAME=VALUE", help="A value of its configuration: lr=0.01, optimizer.name=sgd."),
@@ -30,7 +29,7 @@ _Numbers = Annotated[list[int], typer.Argument(metavar="N...", help="Of trials."
 
 @trial_app.callback()
 def _trial() -> None:
-    """Single trials of a study, running or ended."""
+    """Change single trials of a study, running or ended."""
 
 
 @trial_app.command()
@@ -42,8 +41,8 @@ def retry(
 ) -> None:
     """Try failed trials again: at once if the study runs, else once it is resumed, also if it has ended.
 
-    A trial goes on from its newest checkpoint, or begins anew, up to the budget at which it failed. What it reports
-    counts in all tables and for the best trial. The algorithm is not told, as it has decided without that trial.
+    A trial goes on from its newest checkpoint, or from its start, up to the budget at which it failed. Its reports
+    count in all tables and for the best trial. The algorithm does not get them, as it has decided without that trial.
     """
     if bool(numbers) == failed:
         raise typer.BadParameter("Name the trials, or all that failed with --failed.", param_hint="N")
@@ -53,36 +52,36 @@ def retry(
 
 @trial_app.command("pause")
 def pause_trials(directory: StudyDirectory, numbers: _Numbers, as_json: AsJson = False) -> None:
-    """Let trials wait until they are resumed; one that is trained leaves its job at the next step, saved.
+    """Pause trials until they are resumed; a trial in training is saved and leaves its job at the next step.
 
-    Others that can only be compared with it wait for it. It stays paused when the study is stopped and goes on.
+    Trials that can only be compared with it wait for it. It stays paused when the study is stopped and goes on.
     """
     _say(directory, Study(directory).pause(numbers), "paused", as_json)
 
 
 @trial_app.command("resume")
 def resume_trials(directory: StudyDirectory, numbers: _Numbers, as_json: AsJson = False) -> None:
-    """Let trials that were paused go on where they left off."""
+    """Resume paused trials from where they stopped."""
     _say(directory, Study(directory).resume(numbers), "resumed", as_json)
 
 
 @trial_app.command()
 def stop(directory: StudyDirectory, numbers: _Numbers, as_json: AsJson = False) -> None:
-    """End trials for good; what they have reported counts, and the algorithm goes on as if they had failed."""
+    """End trials for good; their reports count, and the algorithm goes on as if they had failed."""
     _say(directory, Study(directory).stop(numbers), "stopped", as_json)
 
 
 @trial_app.command()
 def add(
     directory: StudyDirectory,
-    epochs: Annotated[int, typer.Option(min=1, help="That it is trained.")],
+    epochs: Annotated[int, typer.Option(min=1, help="Number of epochs to train.")],
     values: _Values = None,
     outside: _Outside = False,
     as_json: AsJson = False,
 ) -> None:
     """Train a configuration of your own, beside those of the algorithm; its number is 1000000 or above.
 
-    It counts in tables and for the best trial. The algorithm is not told.
+    It counts in tables and for the best trial. The algorithm does not get its reports.
     """
     nested = requests.changed({}, _parsed(values))
     config = Study(directory).add(nested, epochs, outside=outside)
@@ -95,15 +94,15 @@ def clone(
     number: Annotated[int, typer.Argument(metavar="N", help="Of a trial.")],
     values: _Values = None,
     epochs: Annotated[
-        int | None, typer.Option(min=1, help="Up to which it is trained; by default as far as trial N.")
+        int | None, typer.Option(min=1, help="Epoch up to which it is trained; by default as far as trial N.")
     ] = None,
-    anew: Annotated[bool, typer.Option("--anew", help="Begin with weights of its own.")] = False,
+    anew: Annotated[bool, typer.Option("--anew", help="Begin with new weights.")] = False,
     outside: _Outside = False,
     as_json: AsJson = False,
 ) -> None:
-    """Train a trial again with some values changed, from its weights at the end of an epoch or anew.
+    """Train a trial again with some values changed, from its weights at the end of an epoch or from new weights.
 
-    The clone is a trial of its own, as of shoal trial add.
+    The clone is a trial of its own, like one of shoal trial add.
     """
     (config,) = Study(directory).clone(number, _parsed(values), epochs=epochs, anew=anew, outside=outside)
     what = f"a clone of trial {number} with {config_text(config)} will be added"
@@ -112,26 +111,26 @@ def clone(
 
 @study_app.callback()
 def _study() -> None:
-    """A whole study that runs: pause it, let it go on, or end it early."""
+    """Pause, resume or end a whole study while it runs."""
 
 
 @study_app.command("pause")
 def pause_study(directory: StudyDirectory, as_json: AsJson = False) -> None:
-    """Let all jobs save their trials and free the devices; the process goes on, and waits for shoal study resume."""
+    """Let all jobs save their trials and free the devices; the process then waits for shoal study resume."""
     Study(directory).pause_study()
     say_when(directory, "the study will be paused", {}, as_json)
 
 
 @study_app.command("resume")
 def resume_study(directory: StudyDirectory, as_json: AsJson = False) -> None:
-    """Let a study that was paused go on. One that nobody runs goes on with shoal resume."""
+    """Resume a paused study. A study without a process goes on with shoal resume."""
     Study(directory).resume_study()
     say_when(directory, "the study will go on", {}, as_json)
 
 
 @study_app.command("end")
 def end_study(directory: StudyDirectory, as_json: AsJson = False) -> None:
-    """Let all jobs save their trials, and end the study as it is: open trials are stopped, none is proposed again."""
+    """Let all jobs save their trials, and end the study: open trials are stopped, and no trial is proposed again."""
     Study(directory).end_study()
     say_when(directory, "the study will end", {}, as_json)
 
@@ -141,13 +140,13 @@ def policy(
     name: Annotated[str, typer.Argument(metavar="NAME", callback=one_of(POLICIES), help=f"{', '.join(POLICIES)}.")],
     as_json: AsJson = False,
 ) -> None:
-    """Let another policy decide which job of a study runs where: from its next plan on, also when it is resumed."""
+    """Change the policy of a study, from its next plan on, also when it is resumed."""
     Study(directory).policy(name)
     say_when(directory, f"policy {name} will be followed", {"policy": name}, as_json)
 
 
 def _parsed(values: list[str] | None) -> dict[str, Any]:
-    """Name -> value of each "name=value"; a value is JSON, or else text as it stands."""
+    """Return the values of "name=value" by name; a value is JSON, or else plain text."""
     found: dict[str, Any] = {}
     for text in values or ():
         name, equals, value = text.partition("=")
@@ -161,6 +160,6 @@ def _parsed(values: list[str] | None) -> dict[str, Any]:
 
 
 def _say(directory: Path, asked: list[int], what: str, as_json: bool) -> None:
-    """Tell which trials it will be done with, and when."""
+    """Print the trials of a request, and when it is carried out."""
     named = f"trial{'s' if len(asked) > 1 else ''} {', '.join(map(str, asked))}"
     say_when(directory, f"{named} will be {what}", {"trials": asked}, as_json)

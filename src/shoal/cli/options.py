@@ -1,4 +1,4 @@
-"""Arguments and options that several commands have, and how all of them print."""
+"""Arguments and options of several commands, and the printing of all commands."""
 
 import json
 import sys
@@ -23,11 +23,11 @@ __all__ = [
 ]
 
 _PIPE_WIDTH = 200
-"""Of a table that no terminal limits, in characters."""
+"""Width of a table without a terminal, in characters."""
 
 
 def one_of(names: Collection[str]) -> Callable[[str | None], str | None]:
-    """A check of an option that is one of some names."""
+    """Return a check of an option with one of some names."""
 
     def check(value: str | None) -> str | None:
         if value is not None and value not in names:
@@ -38,7 +38,7 @@ def one_of(names: Collection[str]) -> Callable[[str | None], str | None]:
 
 
 def all_of(names: Collection[str]) -> Callable[[list[str] | None], list[str] | None]:
-    """A check of an option that may be given several times."""
+    """Return a check of an option that may be given several times, each with one of some names."""
     check = one_of(names)
 
     def check_all(values: list[str] | None) -> list[str] | None:
@@ -50,7 +50,7 @@ def all_of(names: Collection[str]) -> Callable[[list[str] | None], list[str] | N
 
 
 def device_list(value: str | None) -> str | list[str] | None:
-    """ "cuda:0,cuda:1" as the list that `tune` takes."""
+    """Return "cuda:0,cuda:1" as the list that `tune` takes."""
     return value.split(",") if value is not None and "," in value else value
 
 
@@ -61,7 +61,7 @@ Program = Annotated[
     str, typer.Argument(metavar="FILE", help="Python file that calls shoal.tune; or, with --space, a program after --.")
 ]
 Script = Annotated[
-    list[str] | None, typer.Argument(metavar="ARGS", help="Given to the file; options of its own after --.")
+    list[str] | None, typer.Argument(metavar="ARGS", help="Arguments of the file; its options after --.")
 ]
 StudyDirectory = Annotated[
     Path, typer.Argument(metavar="DIR", exists=True, file_okay=False, help="Directory of a study.")
@@ -84,7 +84,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs."
 
 
 def print_table(what: RenderableType) -> None:
-    """Print what rich can show, as wide as the terminal is."""
+    """Print a rich renderable at the width of the terminal."""
     console = Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH)
     console.print(what)
 
@@ -95,7 +95,7 @@ def print_json(value: object) -> None:
 
 
 def say(line: str) -> None:
-    """Tell the user something that is no result."""
+    """Print a line for the user on standard error."""
     typer.echo(f"shoal: {shown(line, lines=True)}", err=True)
 
 

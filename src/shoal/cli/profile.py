@@ -21,7 +21,7 @@ from shoal.reporting.history_table import history_table, origins_table, record_j
 __all__ = ["history_app", "profile"]
 
 history_app = typer.Typer(
-    help="What is known of jobs on this machine: show it, or clear it.",
+    help="Show or clear the measurements of jobs on this machine.",
     invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -40,16 +40,16 @@ def profile(
     seed: Annotated[int | None, typer.Option(help="Of the configurations and of all that is random.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say what a search would cost, and whether sharing pays, before it is run.
+    """Measure what a search would cost, and whether sharing pays, before it runs.
 
-    Runs a Python file up to its call of shoal.tune, which does not return: nothing is trained to an end, and no
-    directory made. A few configurations of its space are trained for some steps on the first device, and the planner
+    Runs a Python file up to its call of shoal.tune, which does not return: no trial is trained to its end, and no
+    directory is made. A few configurations of its space are trained for some steps on the first device, and the planner
     makes jobs of them as in a search: a row for each array, with seconds of a step, peak memory, the part of
-    preprocessing, the seconds of an epoch, and what decided. IMPV is the part of the time that sharing saves.
+    preprocessing, the seconds of an epoch, and the deciding rule. IMPV is the part of the time that sharing saves.
 
-    Options count instead of what the file gives to shoal.tune. What is measured goes into the job history, so a search
-    that follows does not measure it again. With --json what the file prints goes to standard error. The exit status is
-    1 if no configuration could be measured.
+    Options replace the arguments that the file gives to shoal.tune. The measurements go into the job history, so a
+    search does not measure them again. With --json the output of the file goes to standard error. The exit status is 1
+    if no configuration could be measured.
     """
     if plot is not None:
         check_drawing(plot, "a plot", "simulate")
@@ -87,15 +87,14 @@ def profile(
 
 @history_app.callback()
 def _show(context: typer.Context, as_json: AsJson = False) -> None:
-    """What was measured of jobs on this machine, in all studies: a study measures only what is not there.
+    """Show the measurements of jobs on this machine, from all studies; a study measures only what is missing.
 
-    A line for each structure, batch size and kind of device: milliseconds of a training step by the members in it,
-    memory per member and of the process without any, compute and cores in use, and how many times as long a step takes
-    while members are at different epochs. What other versions of Python, torch or Shoal measured stands below, marked,
-    and is not used. A structure is shown by the beginning of its digest, and below it so is its data where the same
-    structure was measured with several. Below the table stand, for each structure, its data then, and batch size, the
-    tasks that it came from with the parameters that all its trials agreed on, and why only one number of members was
-    measured where that is so.
+    A line for each structure, batch size and kind of device: milliseconds of a training step by the number of members,
+    memory per member and of the process without members, compute and cores in use, and how many times as long a step
+    takes while members are at different epochs. Measurements of other versions of Python, torch or Shoal are below,
+    marked, and are not used. A structure is shown by the beginning of its digest; so is its data, below it, if the
+    structure was measured with several. Below the table, for each structure, data and batch size: its tasks with the
+    parameters that all its trials agree on, and the reason if only one number of members was measured.
     """
     if context.invoked_subcommand is not None:
         return
@@ -110,17 +109,18 @@ def _show(context: typer.Context, as_json: AsJson = False) -> None:
         if origins.row_count:
             typer.echo()
             print_table(origins)
-    typer.echo(f"{'in' if found else 'nothing is known yet in'} {path}")
+    typer.echo(f"{'in' if found else 'no measurements yet in'} {path}")
 
 
 @history_app.command("clear")
 def _clear(kind: _Kind = None, structure: _Structure = None) -> None:
-    """Forget what was measured, all of it or what the options name: studies measure it anew."""
+    """Remove measurements, all or those of the options; studies measure them again."""
     path = history_path()
     known = records(path)
     if kind is not None and kind not in (kinds := sorted({record.kind for record in known})):
-        raise ShoalError(f"nothing is known of the kind {kind!r}; known are {', '.join(map(repr, kinds)) or 'none'}")
+        measured = ", ".join(map(repr, kinds)) or "none"
+        raise ShoalError(f"there are no measurements of the kind {kind!r}; measured kinds: {measured}")
     if structure is not None and not any(record.structure.startswith(structure) for record in known):
-        raise ShoalError(f"nothing is known of a structure that begins with {structure!r}; see: shoal history")
+        raise ShoalError(f"there are no measurements of a structure that begins with {structure!r}; see: shoal history")
     profiles, pack_speeds = forget(path, kind=kind, structure=structure)
     say(f"removed {profiles} measurements of structures and {pack_speeds} of structures in one process from {path}")

@@ -20,7 +20,7 @@ from shoal.simulate.scenario import DATA, Scenario, load
 __all__ = ["draw_gantt", "faults", "outcome_json", "outcomes_table", "simulate"]
 
 _HEADS = {"makespan": "makespan", "mean_completion": "mean job", "time_to_target": "to target"}
-"""Of what a scenario may be judged by; short, for eleven columns are to fit into a terminal."""
+"""Titles of the objectives of a scenario; short, so that eleven columns fit into a terminal."""
 
 
 def simulate(
@@ -36,10 +36,10 @@ def simulate(
     data: Annotated[Path, typer.Option(file_okay=False, help="Folder of the measured tables.")] = DATA,
     as_json: AsJson = False,
 ) -> None:
-    """What a search would take on a cluster, by policy, without running it.
+    """Simulate a search on a cluster under several policies, without running it.
 
-    The file describes machines, studies and events. Without --policy it also says which policies are compared. The
-    exit status is 1 if jobs did not end under one of them.
+    The file describes machines, studies and events. Without --policy it also names the compared policies. The exit
+    status is 1 if jobs did not end under one of them.
     """
     if gantt is not None:
         check_drawing(gantt, "a Gantt chart", "simulate")
@@ -59,9 +59,9 @@ def simulate(
 
 
 def outcomes_table(scenario: Scenario, outcomes: Mapping[str, SimulationResult]) -> Table:
-    """A row for each policy; the scenario's objective is marked, and the best value of it where most jobs ended.
+    """Return a table with a row for each policy; the scenario's objective is marked, and its best value.
 
-    Where ratios of oversubscription were found, a line below says which.
+    The ratios of oversubscription that a tuner has found are in a line below.
     """
     table = Table(
         title=escape(f"{scenario.name}: {scenario.description}"), title_justify="left", box=None, collapse_padding=True
@@ -102,7 +102,7 @@ def _ratios(oversubscription: Mapping[str, float]) -> str:
 
 
 def faults(outcomes: Mapping[str, SimulationResult]) -> list[str]:
-    """For each policy under which jobs did not end: how many, and why the first of them did not."""
+    """Return a line for each policy under which jobs did not end: their number, and the reason of the first."""
     lines = []
     for policy, outcome in outcomes.items():
         if outcome.waiting:
@@ -112,7 +112,7 @@ def faults(outcomes: Mapping[str, SimulationResult]) -> list[str]:
 
 
 def outcome_json(scenario: Scenario, policy: str, outcome: SimulationResult) -> dict[str, Any]:
-    """Everything that a program may want to know; times in seconds, None where no job came so far."""
+    """Return all figures of a result for programs; times in seconds, None if no job came so far."""
     figures = {
         name: value if isfinite(value := getattr(outcome, name)) else None
         for name in ("makespan", "mean_completion", "p95_completion", "time_to_target", "mean_occupancy")
@@ -123,7 +123,7 @@ def outcome_json(scenario: Scenario, policy: str, outcome: SimulationResult) -> 
 
 
 def _seconds(value: float) -> str:
-    """As 34.2 s, 12:05 minutes or 3:20:00 hours, or - if there is no such time."""
+    """Format seconds as 34.2 s, 12:05 minutes or 3:20:00 hours, or - if there is no such time."""
     if not isfinite(value):
         return "-"
     if value < 60:
@@ -134,12 +134,12 @@ def _seconds(value: float) -> str:
 
 
 def draw_gantt(outcomes: Mapping[str, SimulationResult], path: Path, title: str) -> None:
-    """Draw who was where and when, and the occupancy below: one panel of each for every policy.
+    """Draw the jobs on all devices over time, and the occupancy below, for every policy.
 
     Args:
-        outcomes: by the policy's name.
-        path: a file that `check_drawing` accepts.
-        title: over all.
+        outcomes: Results by name of the policy.
+        path: File that `check_drawing` accepts.
+        title: Title of the chart.
     """
     from matplotlib import colormaps
     from matplotlib.figure import Figure

@@ -1,4 +1,4 @@
-"""The machines a study may use: nodes, their devices, how they are found, and what becomes of them."""
+"""The machines of a study: discovery, health and sharing of their devices."""
 
 from shoal.cluster.discover import Inventory, discover, take_inventory
 from shoal.cluster.machine import Accelerator, Machine, ThisMachine

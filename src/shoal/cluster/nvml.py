@@ -13,19 +13,19 @@ __all__ = ["Gpu", "Listing", "binding", "gpus", "named", "read_gpu", "trouble", 
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU, or an instance of one that MIG divides.
+    """A GPU or a MIG instance, as NVML describes it at one moment.
 
     Args:
-        uuid: "GPU-..." or "MIG-...", the same in every process and container; "" of a GPU that NVML cannot reach.
-        model: "NVIDIA H200", "NVIDIA H200 MIG 1g.18gb"; "unknown" where NVML cannot say.
-        memory: bytes that programs may hold; what the driver keeps for itself is not among them.
-        index: of the GPU in NVML's order, which is that of the PCI bus; an instance has that of its GPU.
-        free: bytes that nobody holds.
-        compute_mode: "default", "exclusive process" or "prohibited"; "" where NVML does not say.
-        utilisation: percent of the last moment in which anything ran on it; None where NVML does not say.
-        holders: all programs on it.
-        uncorrected: ECC errors that could not be corrected, since the driver was loaded.
-        reason: why no job can use it; "" if one can.
+        uuid: "GPU-..." or "MIG-...", the same in every process and container; "" if NVML cannot reach the GPU.
+        model: "NVIDIA H200", "NVIDIA H200 MIG 1g.18gb"; "unknown" if NVML does not report it.
+        memory: Memory for programs, in bytes, without the memory of the driver.
+        index: Index in NVML's order, which is that of the PCI bus; an instance has the index of its GPU.
+        free: Free memory, in bytes.
+        compute_mode: "default", "exclusive process" or "prohibited"; "" if NVML does not report it.
+        utilisation: Percent of the last sampling period with a running kernel; None if NVML does not report it.
+        holders: All programs on it.
+        uncorrected: Number of uncorrected ECC errors since the start of the driver.
+        reason: Reason why no job can use it; "" if jobs can.
     """
 
     uuid: str
@@ -41,18 +41,18 @@ class Gpu:
 
     @property
     def is_instance(self) -> bool:
-        """Whether it is an instance that MIG made, with memory and compute of its own."""
+        """Whether it is a MIG instance, with memory and compute of its own."""
         return self.uuid.startswith("MIG-")
 
 
 @dataclass(frozen=True)
 class Listing:
-    """The GPUs that were found.
+    """The GPUs of a machine.
 
     Args:
-        gpus: those that can be used, and those that cannot with the reason.
-        absence: why there are none; "" if there are.
-        trouble: whether there should be some, as a driver is there that fails.
+        gpus: Usable and unusable GPUs, the latter with their reasons.
+        absence: Reason why there are none; "" if there are some.
+        trouble: Whether a driver is installed and fails.
     """
 
     gpus: tuple[Gpu, ...] = ()
@@ -61,7 +61,7 @@ class Listing:
 
 
 def gpus() -> Listing:
-    """All GPUs in NVML's order; instead of a GPU that MIG divides, its instances."""
+    """List all GPUs in NVML's order; the instances of a GPU in place of the GPU if MIG is on."""
     try:
         import pynvml
     except ImportError:
@@ -83,15 +83,15 @@ def gpus() -> Listing:
 
 
 def visible(present: Listing, setting: str | None) -> Listing:
-    """The GPUs that `CUDA_VISIBLE_DEVICES` leaves, in its order.
+    """Select the GPUs that `CUDA_VISIBLE_DEVICES` names, in its order.
 
-    As in CUDA, the list ends before the first entry that names no GPU. The index of a GPU that MIG divides stands for
-    all its instances.
+    As in CUDA, the list ends before the first entry that names no GPU. The index of a GPU with MIG stands for all its
+    instances.
 
     Args:
-        present: all GPUs, in the order of the PCI bus. With GPUs of different models CUDA counts in that order only
+        present: All GPUs, in the order of the PCI bus. With GPUs of different models CUDA counts in that order only
             under `CUDA_DEVICE_ORDER=PCI_BUS_ID`.
-        setting: the variable's value: indices or the beginnings of UUIDs, of instances too, separated by commas; None
+        setting: Value of the variable: indices or beginnings of UUIDs, also of instances, separated by commas; None
             when unset.
     """
     if setting is None or not present.gpus:
@@ -111,7 +111,7 @@ def visible(present: Listing, setting: str | None) -> Listing:
 
 
 def named(present: Sequence[Gpu]) -> dict[str, Gpu]:
-    """The GPUs by the names of their devices: "cuda:0" ... for whole ones, "mig:0" ... for instances."""
+    """Return the GPUs by the names of their devices: "cuda:0" ... for whole GPUs, "mig:0" ... for instances."""
     whole = [gpu for gpu in present if not gpu.is_instance]
     parts = [gpu for gpu in present if gpu.is_instance]
     return {
@@ -121,11 +121,11 @@ def named(present: Sequence[Gpu]) -> dict[str, Gpu]:
 
 @contextmanager
 def binding() -> Iterator[Any]:
-    """The module `pynvml` while NVML is at work.
+    """Initialise NVML, yield the module `pynvml`, and shut NVML down.
 
     Raises:
-        ImportError: the package is not there.
-        pynvml.NVMLError: NVML cannot be begun.
+        ImportError: The package is not installed.
+        pynvml.NVMLError: NVML cannot be initialised.
     """
     import pynvml
 
@@ -137,11 +137,11 @@ def binding() -> Iterator[Any]:
 
 
 def read_gpu(nvml: Any, handle: Any) -> Gpu:
-    """All that NVML tells of a GPU or an instance; where it fails, what it told before, and the reason.
+    """Read a GPU or an instance; after an error of NVML, return the data read before it, and the reason.
 
     Args:
-        nvml: the module.
-        handle: of the GPU or the instance.
+        nvml: The module `pynvml`.
+        handle: Handle of the GPU or the instance.
     """
     gpu = Gpu("")
     try:
@@ -164,19 +164,19 @@ def read_gpu(nvml: Any, handle: Any) -> Gpu:
 
 
 def trouble(nvml: Any, error: Exception) -> str:
-    """An error of NVML's about a GPU in the words of a reason."""
+    """Return an error of NVML about a GPU as a reason."""
     match error:
         case nvml.NVMLError_GpuIsLost():
             return "has fallen off the bus"
         case nvml.NVMLError_ResetRequired():
             return "needs a reset"
         case nvml.NVMLError_NoPermission():
-            return "may not be looked at by this user (no permission for NVML)"
+            return "cannot be read by this user (no permission for NVML)"
     return f"cannot be read by NVML: {error}"
 
 
 def _at(nvml: Any, index: int) -> list[Gpu]:
-    """The GPU with an index in NVML's order, or its instances."""
+    """Read the GPU with an index in NVML's order, or its instances."""
     try:
         handle = nvml.nvmlDeviceGetHandleByIndex(index)
         made = _instances(nvml, handle)
@@ -186,26 +186,26 @@ def _at(nvml: Any, index: int) -> list[Gpu]:
 
 
 def _instances(nvml: Any, handle: Any) -> list[Any] | None:
-    """The handles of a GPU's instances; None if MIG is off.
+    """Return the handles of a GPU's instances; None if MIG is off.
 
     Raises:
-        pynvml.NVMLError: the GPU cannot be read.
+        pynvml.NVMLError: The GPU cannot be read.
     """
     try:
         now, _ = nvml.nvmlDeviceGetMigMode(handle)
-    except nvml.NVMLError_NotSupported:  # as most GPUs answer
+    except nvml.NVMLError_NotSupported:  # most GPUs
         return None
     if now != nvml.NVML_DEVICE_MIG_ENABLE:
         return None
     found = []
     for place in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
-        with suppress(nvml.NVMLError_NotFound):  # a place for which no instance was made
+        with suppress(nvml.NVMLError_NotFound):  # a place without an instance
             found.append(nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, place))
     return found
 
 
-def _told(nvml: Any, function: str, *arguments: Any) -> Any:
-    """What NVML answers; None where this GPU, instance, driver or user has no such answer."""
+def _query(nvml: Any, function: str, *arguments: Any) -> Any:
+    """Call a function of NVML; return None if this GPU, instance, driver or user has no result of it."""
     try:
         return getattr(nvml, function)(*arguments)
     except (
@@ -218,22 +218,22 @@ def _told(nvml: Any, function: str, *arguments: Any) -> Any:
 
 
 def _model(nvml: Any, handle: Any, whole: Any) -> str:
-    """An instance's name holds that of its GPU and its profile, whether or not the driver writes both."""
+    """Return the name; that of an instance contains its GPU and its profile, also if the driver leaves out the GPU."""
     model, name = nvml.nvmlDeviceGetName(whole), nvml.nvmlDeviceGetName(handle)
     return name if name.startswith(model) else f"{model} {name}"
 
 
 def _memory(nvml: Any, handle: Any) -> tuple[int, int]:
-    """(bytes that programs may hold, bytes that nobody holds)."""
-    full = _told(nvml, "nvmlDeviceGetMemoryInfo", handle, nvml.nvmlMemory_v2)
+    """Return (memory for programs, free memory), in bytes."""
+    full = _query(nvml, "nvmlDeviceGetMemoryInfo", handle, nvml.nvmlMemory_v2)
     if full is not None:
         return int(full.total - full.reserved), int(full.free)
-    plain = nvml.nvmlDeviceGetMemoryInfo(handle)  # of a driver that does not tell what it keeps for itself
+    plain = nvml.nvmlDeviceGetMemoryInfo(handle)  # of a driver that does not report its own memory
     return int(plain.total), int(plain.free)
 
 
 def _sharing(nvml: Any, handle: Any, whole: Any) -> int:
-    """How many compute instances share the memory of this one's GPU instance."""
+    """Return the number of compute instances that share the memory of this one's GPU instance."""
     own = nvml.nvmlDeviceGetGpuInstanceId(handle)
     return [nvml.nvmlDeviceGetGpuInstanceId(each) for each in _instances(nvml, whole) or ()].count(own) or 1
 
@@ -244,19 +244,19 @@ def _compute_mode(nvml: Any, handle: Any) -> str:
         nvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS: "exclusive process",
         nvml.NVML_COMPUTEMODE_PROHIBITED: "prohibited",
     }
-    return names.get(_told(nvml, "nvmlDeviceGetComputeMode", handle), "")
+    return names.get(_query(nvml, "nvmlDeviceGetComputeMode", handle), "")
 
 
 def _utilisation(nvml: Any, handle: Any) -> int | None:
-    rates = _told(nvml, "nvmlDeviceGetUtilizationRates", handle)
+    rates = _query(nvml, "nvmlDeviceGetUtilizationRates", handle)
     return None if rates is None else int(rates.gpu)
 
 
 def _holders(nvml: Any, handle: Any) -> tuple[Holder, ...]:
-    """Programs that compute, clients of MPS and those that draw: NVML lists each sort apart, some in two lists."""
+    """List compute programs, clients of MPS and graphics programs; NVML has a list of each, and some are in two."""
     found: dict[int, int | None] = {}
     for sort in ("Compute", "MPSCompute", "Graphics"):
-        for process in _told(nvml, f"nvmlDeviceGet{sort}RunningProcesses_v3", handle) or ():
+        for process in _query(nvml, f"nvmlDeviceGet{sort}RunningProcesses_v3", handle) or ():
             before, now = found.get(process.pid), process.usedGpuMemory
             found[process.pid] = before if now is None else max(before or 0, int(now))
     return tuple(Holder(pid, program(pid), memory) for pid, memory in found.items())
@@ -264,14 +264,14 @@ def _holders(nvml: Any, handle: Any) -> tuple[Holder, ...]:
 
 def _uncorrected(nvml: Any, handle: Any) -> int:
     kinds = (nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC)
-    return int(_told(nvml, "nvmlDeviceGetTotalEccErrors", handle, *kinds) or 0)
+    return int(_query(nvml, "nvmlDeviceGetTotalEccErrors", handle, *kinds) or 0)
 
 
 def _flaw(nvml: Any, handle: Any, gpu: Gpu) -> str:
-    """Why no job can use a GPU that can be read."""
+    """Return the reason why no job can use a readable GPU; "" if jobs can."""
     if gpu.compute_mode == "prohibited":
         return "compute mode prohibited"
-    *_, beyond_repair = _told(nvml, "nvmlDeviceGetRemappedRows", handle) or (0,)
+    *_, beyond_repair = _query(nvml, "nvmlDeviceGetRemappedRows", handle) or (0,)
     if beyond_repair:
         return "ECC errors that cannot be corrected"
     if not gpu.is_instance and (made := _instances(nvml, handle)) is not None:
