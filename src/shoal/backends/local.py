@@ -137,7 +137,9 @@ class Local(Backend):
         for number, worker in idle.items():
             if worker.binding != binding:  # it holds memory of the device without use
                 self._retire(number)
-        worker = self._fork(device, binding)
+        number = next(self._numbers)
+        worker = _Worker(self._server.fork(number), device.name, binding, self._sharing.client(binding, device))
+        self._workers[number] = worker
         self._sharing.begin(worker.client, job)
         worker.take(job.id)
         worker.send(message)
@@ -193,12 +195,6 @@ class Local(Backend):
 
     def _worker_of(self, job: str) -> _Worker | None:
         return next((worker for worker in self._workers.values() if worker.job == job), None)
-
-    def _fork(self, device: Device, binding: Binding) -> _Worker:
-        number = next(self._numbers)
-        worker = _Worker(self._server.fork(number), device.name, binding, self._sharing.client(binding, device))
-        self._workers[number] = worker
-        return worker
 
     def _retire(self, number: int) -> None:
         """End an idle worker: it exits when its connection closes."""

@@ -97,8 +97,8 @@ def _chosen(names: Sequence[str], machine: Machine) -> Inventory:
     for name in names:
         if name == "cpu" or name.startswith("cpu:"):
             raise DeviceError(
-                f"device {name!r} is not understood in a list; slots of the CPU are a study's only devices, and asked "
-                "for by their number, as in 'cpu:2'"
+                f"device {name!r} is not understood in a list; a study has either CPU slots or other devices, and CPU "
+                "slots are requested by their number, as in 'cpu:2'"
             )
         if not _NAME.fullmatch(name):
             raise DeviceError(f"device {name!r} is not understood; `devices` is {_FORMS}")

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, final
 
@@ -169,13 +169,9 @@ class SimulatedWorkload(Algorithm, Workload):
         self._known: list[tuple[int, int]] = []  # number of a trial -> index of its source, and its number there
         self._numbers: dict[tuple[int, int], int] = {}
         self._begin = [min(source.arrivals) for source in sources]
-        self._structures = {each.name: each for source in sources for each in source.structures}
-        self._keys = {name: FusionKey(name, "", 1) for name in self._structures}
-
-    @property
-    def keys(self) -> Mapping[FusionKey, SimulatedModel]:
+        self.keys = {FusionKey(each.name, "", 1): each for source in sources for each in source.structures}
         """The structures of all trials by fusion key."""
-        return {self._keys[name]: structure for name, structure in self._structures.items()}
+        self._keys = {key.structure: key for key in self.keys}
 
     def begin(self, problem: Problem) -> None:
         """Do nothing: the algorithms are bound already."""
@@ -216,7 +212,7 @@ class SimulatedWorkload(Algorithm, Workload):
 
     def profile(self, key: FusionKey, kind: str) -> Profile:
         """Return the cost from the scenario; on a kind without one, more memory than any device has."""
-        profiles = self._structures[key.structure].profiles
+        profiles = self.keys[key].profiles
         return profiles.get(kind) or replace(next(iter(profiles.values())), member_memory=_TOO_MUCH)
 
     def report(self, trial: Trial, epoch: int) -> Report:
@@ -230,7 +226,7 @@ class SimulatedWorkload(Algorithm, Workload):
 
     def start_seconds(self, job: Job) -> float:
         """Return the maximum over the arrays of the job."""
-        mine: Iterable[SimulatedModel] = [self._structures[array.key.structure] for array in job.arrays]
+        mine = [self.keys[array.key] for array in job.arrays]
         return max(each.switch_seconds if job.resumes else each.start_seconds for each in mine)
 
     def _as_mine(self, trial: Trial, place: int) -> Trial:
