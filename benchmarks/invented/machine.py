@@ -23,7 +23,8 @@ from invented import task  # noqa: E402
 from shoal.backends.gpu_sharing import GpuSharing  # noqa: E402
 from shoal.backends.local import Local  # noqa: E402
 from shoal.backends.mps_clients import SharedGpu  # noqa: E402
-from shoal.cluster.mps import COMMAND, MpsDaemon, is_alive  # noqa: E402
+from shoal.cluster.mps import COMMAND, MpsDaemon  # noqa: E402
+from shoal.cluster.processes import is_alive  # noqa: E402
 from shoal.core.device import Cluster, Device, Node  # noqa: E402
 from shoal.core.event import Event  # noqa: E402
 from shoal.core.job import Job, Purpose, WorkerContext  # noqa: E402

@@ -11,8 +11,7 @@ import mps_fakes as fakes
 import psutil
 import pytest
 
-from shoal.cluster.mps import COMMAND, MpsDaemon
-from shoal.cluster.mps_directory import default_directory
+from shoal.cluster.mps import COMMAND, MpsDaemon, default_directory
 from shoal.cluster.mps_limits import can_share, pinned_limit
 from shoal.core.demand import Demand
 from shoal.core.device import Device
@@ -72,7 +71,7 @@ def test_its_life(place: Path, command: str) -> None:
     assert gone(server)
     assert not mine.alive()
     mine.stop()
-    with pytest.raises(MpsError, match=r"did not do 'get_server_list': exit status 1, 'Cannot find MPS control"):
+    with pytest.raises(MpsError, match=r"failed at 'get_server_list': exit status 1, 'Cannot find MPS control"):
         mine.servers()
 
 
@@ -226,16 +225,16 @@ class TestBadInput:
 
     def test_it_may_not_be_run(self, place: Path, command: str) -> None:
         Path(command).chmod(0o644)
-        with pytest.raises(MpsError, match=r"may not be run here: .*Permission denied.*have it allowed"):
+        with pytest.raises(MpsError, match=r"may not be run here: .*Permission denied.*ask the administrator"):
             daemon(place, command).start()
 
     @pytest.mark.parametrize(
         ("wrong", "message"),
         [
             pytest.param(
-                "forbidden", r"cannot start: exit status 1, 'Permission denied.*have it allowed", id="forbidden"
+                "forbidden", r"cannot start: exit status 1, 'Permission denied.*ask the administrator", id="forbidden"
             ),
-            pytest.param("short-lived", "has started and gone; its log: ", id="ends at once"),
+            pytest.param("short-lived", "ended right after its start; its log: ", id="ends at once"),
         ],
     )
     def test_it_does_not_start(
@@ -251,7 +250,7 @@ class TestBadInput:
         mine.start()
         monkeypatch.setenv("FAKE_MPS", "silent")
         mine._control._patience = 0.2
-        with pytest.raises(MpsError, match=r"did not heed b'get_server_list.n' within 0.2 s"):
+        with pytest.raises(MpsError, match=r"did not answer b'get_server_list.n' within 0.2 s"):
             mine.servers()
         process = pid_of(mine)
         mine.stop()
@@ -289,7 +288,7 @@ class TestBadInput:
         (place / "gpu").mkdir()
         monkeypatch.setattr(os, "geteuid", lambda: 4711)
         with pytest.raises(
-            MpsError, match=rf"{place} belongs to user {os.getuid()}, so the MPS daemon in it is not ours"
+            MpsError, match=rf"{place} belongs to user {os.getuid()}, so the MPS daemon in it cannot be used"
         ):
             daemon(place, command).start()
 

@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from shoal.cli.app import app
-from shoal.cli.space_file import read_space
+from shoal.cli.command import read_space
 from shoal.core.errors import SpaceError
 from shoal.core.space import Constant, Space, choice, loguniform, randint, uniform
 

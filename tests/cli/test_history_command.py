@@ -138,7 +138,7 @@ def test_as_json(known):
 
 def test_nothing_is_known_yet(tmp_path):
     done = shoal()
-    assert (done.exit_code, done.stdout) == (0, f"nothing is known yet in {tmp_path / 'history-5.sqlite'}\n")
+    assert (done.exit_code, done.stdout) == (0, f"no measurements yet in {tmp_path / 'history-5.sqlite'}\n")
     assert json.loads(shoal("--json").stdout)["records"] == []
 
 
@@ -160,8 +160,8 @@ def test_clear_says_how_much_it_removed(known, options, removed, left):
 @pytest.mark.parametrize(
     ("options", "hint"),
     [
-        (["--kind", "cpu"], "nothing is known of the kind 'cpu'; known are 'NVIDIA [H200]', 'cpu/1'"),
-        (["--structure", "77"], "nothing is known of a structure that begins with '77'; see: shoal history"),
+        (["--kind", "cpu"], "there are no measurements of the kind 'cpu'; measured kinds: 'NVIDIA [H200]', 'cpu/1'"),
+        (["--structure", "77"], "there are no measurements of a structure that begins with '77'; see: shoal history"),
     ],
 )
 def test_what_is_not_known_cannot_be_cleared(known, options, hint):

@@ -8,9 +8,8 @@ import pynvml
 import pytest
 from nvml_samples import GB, Card, FakeNvml, divided, instance
 
-from shoal.cluster.gpu import Gpu
 from shoal.cluster.monitor import Holder
-from shoal.cluster.nvml import Listing, gpus, named, visible
+from shoal.cluster.nvml import Gpu, Listing, gpus, named, visible
 
 LOST = pynvml.NVMLError_GpuIsLost
 FORBIDDEN = pynvml.NVMLError_NoPermission
@@ -78,7 +77,7 @@ def test_a_gpu_that_cannot_be_used_is_listed_with_the_reason(nvml, card, reason)
     ("error", "reason"),
     [
         pytest.param(LOST, "has fallen off the bus", id="lost"),
-        pytest.param(FORBIDDEN, "may not be looked at by this user (no permission for NVML)", id="forbidden"),
+        pytest.param(FORBIDDEN, "cannot be read by this user (no permission for NVML)", id="forbidden"),
         pytest.param(pynvml.NVMLError_Unknown, "cannot be read by NVML: Unknown Error", id="unknown"),
     ],
 )

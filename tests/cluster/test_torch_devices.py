@@ -2,8 +2,7 @@
 
 import pytest
 
-from shoal.cluster.machine import ThisMachine
-from shoal.cluster.torch_devices import Accelerator, torch_devices
+from shoal.cluster.machine import Accelerator, ThisMachine, torch_devices
 from shoal.core.errors import DeviceError
 
 TORCH = """

@@ -8,8 +8,7 @@ import pytest
 from rich.console import Console
 from simulate_samples import cluster, simulation, structure
 
-from shoal.cli.gantt import draw_gantt
-from shoal.cli.simulate import faults, outcome_json, outcomes_table
+from shoal.cli.simulate import draw_gantt, faults, outcome_json, outcomes_table
 from shoal.schedule import WFD, Fifo
 from shoal.simulate.run import ClusterEvent
 from shoal.simulate.scenario import Scenario

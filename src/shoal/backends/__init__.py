@@ -1,4 +1,4 @@
-"""What carries jobs to processes and their reports back."""
+"""Back ends: they start jobs in processes and return the events of the jobs."""
 
 from shoal.backends.base import (
     Backend,

@@ -1,4 +1,4 @@
-"""The contract of a back end: what carries jobs to processes and their reports back."""
+"""The contract of a back end, which starts jobs in processes and returns their events."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
@@ -42,97 +42,95 @@ __all__ = [
     "WorkerContext",
 ]
 
-
 Runner = Callable[[Job, Device, WorkerContext, JobControl], Iterator[Event]]
-"""Does a job: `run(job, device, worker_context, control)` yields events; exceptions are the back end's to translate.
+"""Runs a job: `run(job, device, worker_context, control)` yields events; the back end translates exceptions.
 
-It asks `control.stopping()` between steps and, when that is true, checkpoints and returns. The back end adds `Ended`.
-It calls `control.beat()` as long as it makes progress: one that stays silent for too long is killed, if it has a
-process of its own. It may look for `control.changes()`; a member of theirs that it has not reported on when it returns
-counts as not trained. Of those that leave while it trains them it says `MembersLeft`; until then, or its end, it has
-them.
+A runner calls `control.stopping()` between steps and, if the result is true, checkpoints and returns. The back end
+adds `Ended`. A runner calls `control.beat()` while it makes progress: a job in a process of its own is killed if it
+is silent for too long. A runner may read `control.changes()`. A joined member without a report counts as not trained
+when the runner returns. The runner yields `MembersLeft` for members that leave during training; until then, or until
+the end of the job, the engine takes them to be in the job.
 """
 
 
 class Backend(ABC):
-    """Starts jobs on devices and says what became of them.
+    """Starts jobs on devices and returns their events.
 
-    Calls, all from one thread; none but `poll` waits for a job:
+    The engine calls, from one thread; only `poll` may wait for a job:
 
     1. The constructor, once for each run of a study; it must not wait for workers.
     2. `start` for every `StartJob`, and between two turns of the loop `change`, `stop`, `kill`, `vacate` and `inherit`
-       for the other commands. A job may have ended before such a call reaches it: then the call does nothing.
+       for the other commands. If the job has ended before the call, the call does nothing.
     3. `poll` in each turn of the loop, until each job has `Ended`.
     4. `close`, also after an exception.
 
-    What `poll` may return: the events of a job in the order in which its runner yielded them, none twice and none left
-    out, then exactly one `Ended`, then none. Events of different jobs may be interleaved in any way.
+    `poll` may return the events of a job only in the order in which its runner yielded them, each exactly once, then
+    exactly one `Ended`, then no more. Events of different jobs may be interleaved in any way.
 
-    What may be raised: `start` a `BackendError` where the back end is closed, a job of that id runs, or the device
-    cannot be used as asked; `poll` a `BackendError` where no job can run any more. A failure of user code, of a process
-    or of memory ends only the job it happened in, as an `Ended` with that outcome, never as an exception of `poll`. Any
-    exception ends the run.
+    `start` may raise a `BackendError` if the back end is closed, if a job of that id runs, or if the device cannot be
+    used as requested; `poll` if no job can run any more. A failure of user code, of a process or of memory ends only
+    its own job, as an `Ended` with that outcome, and is never an exception of `poll`. Any exception ends the run.
 
-    To suspend a job is to stop it. To resume it is to start one with its members, whose `resumes` names it: a process
-    that had the first is the best place for it.
+    To suspend a job, the engine stops it. To resume it, the engine starts a job with the same members, whose `resumes`
+    is the id of the first job; the process of the first job is the best place for it.
 
     `shoal.testing.check_backend` checks this contract. `shoal.backends.run_job.run_job` runs a job and makes its
     `Ended`.
     """
 
     concurrent: ClassVar[bool] = True
-    """Whether jobs run at the same time, so that those on one device slow each other down."""
+    """Whether jobs run at the same time, so that jobs on one device slow each other down."""
     elastic: ClassVar[bool] = True
-    """Whether `change` reaches the jobs, and arrays may hold members that stand at different epochs."""
+    """Whether jobs receive `change`, and whether arrays may hold members at different epochs."""
 
     def __init__(self, worker_context: WorkerContext) -> None:
         self.worker_context = worker_context
 
     @property
     def starting(self) -> bool:
-        """Whether what its workers need is being started or imported, so that no job can do anything yet."""
+        """Whether the start or the imports of the workers are under way, so that no job can make progress yet."""
         return False
 
     @abstractmethod
     def start(self, job: Job, device: Device) -> None:
-        """Begin a job on a device and return at once."""
+        """Start a job on a device and return at once."""
 
     @abstractmethod
     def stop(self, job: str) -> None:
-        """Ask a job to checkpoint and end; `Ended` follows. A job that has ended already is left alone."""
+        """Ask a job to checkpoint and end; `Ended` follows. After the end of the job, do nothing."""
 
     @abstractmethod
     def kill(self, job: str) -> None:
-        """End a job at once, without a checkpoint, whatever it is at; `Ended` follows, as of a crash.
+        """End a job at once, without a checkpoint; `Ended` follows, as after a crash.
 
-        A job that has ended already is left alone.
+        After the end of the job, do nothing.
         """
 
     def vacate(self, device: str) -> None:  # noqa: B027  (most keep nothing there)
-        """Free what is kept for later jobs on a device that holds none: it is lost, or others are to have it."""
+        """Free what is kept on a device for later jobs. No job runs there: the device is lost, or taken away."""
 
     @abstractmethod
     def change(self, job: str, change: JobUpdate) -> None:
-        """Let members of a job leave, or others join. A job that has ended already is left alone."""
+        """Remove members from a job, or add members. After the end of the job, do nothing."""
 
     def inherit(self, directory: Path, trial: Trial) -> None:
-        """Give a trial that begins as a copy the checkpoint of its origin, before that one trains on.
+        """Copy the checkpoint of the origin to a trial that begins as a copy, before the origin trains on.
 
         By default workers keep checkpoints in files below the study's directory.
 
         Args:
-            directory: of the study.
-            trial: if it has no origin, or has a checkpoint already, nothing is done.
+            directory: Directory of the study.
+            trial: The copy; nothing is done if it has no origin, or if it has a checkpoint already.
 
         Raises:
-            CheckpointError: the origin has no checkpoint at the end of that epoch any more, or never had one.
+            CheckpointError: The origin has no checkpoint at the end of that epoch.
         """
         inherit(directory, trial)
 
     @abstractmethod
     def poll(self, timeout: float) -> list[Event]:
-        """Events since the last call, in the order they happened; waits up to `timeout` seconds for the first."""
+        """Return the events since the last call, in their order; wait up to `timeout` seconds for the first."""
 
     @abstractmethod
     def close(self) -> None:
-        """End everything that still runs, without a checkpoint, and free all processes. May be called twice."""
+        """End all running jobs without a checkpoint, and free all processes. May be called twice."""

@@ -1,24 +1,24 @@
-"""The process that has imported torch and the runner once, and forks a worker whenever the engine asks.
+"""The fork server process: it imports torch and the runner once, and forks a worker for each request of the engine.
 
-Why not the standard library's `multiprocessing` "forkserver": its children import the user's `__main__` again, which
-trains once more where a script has no `if __name__ == "__main__"` guard and fails where there is no file (a notebook);
-its server is one per process, so its settings would be shared with the user's own pools; and it drops an ImportError of
-a preloaded module. Here the task arrives as bytes, nothing imports `__main__`, and the engine learns the exit status of
-every worker from the one process that can wait for it.
+The standard library's `multiprocessing` "forkserver" is not suitable: its children import the user's `__main__` again,
+which trains once more if a script has no `if __name__ == "__main__"` guard and fails if there is no file (a notebook).
+Its server is one per process, so the user's own pools would share its settings. It drops an ImportError of a preloaded
+module. Here the task arrives as bytes, nothing imports `__main__`, and the server, the parent of all workers, reports
+the exit status of each to the engine.
 
-The engine holds one end of the control socket; this process, the other:
+The engine and this process hold the two ends of the control socket:
 
-- engine to server: a `REQUEST` with the worker's number, and the worker's end of its connection as a file descriptor;
-  one without a descriptor asks for the end of that worker, and of all that it started;
-- of number `STUDY`, it begins a study: its descriptors are a file with a pickled `Setup`, and the log for what the
-  server prints; one without descriptors ends the study, with all its workers;
-- server to engine: a `NOTICE` of number `STUDY` when the server has begun or ended a study, and one when a worker has
-  ended.
+- Engine to server: a `REQUEST` with the worker's number, and the worker's end of its connection as a file descriptor.
+  A request without a descriptor kills that worker and all processes that it started.
+- A request of number `STUDY` begins a study: its descriptors are a file with a pickled `Setup`, and the log for the
+  output of the server. Without descriptors it ends the study and all its workers.
+- Server to engine: a `NOTICE` of number `STUDY` when the server has begun or ended a study, and a notice when a worker
+  has ended.
 
-A server outlives its study, so that the next one of the same process need not import torch again; without a study for
-`IDLE_SECONDS`, it exits. User code runs in workers only, so a study leaves nothing behind in the server.
+A server outlives its study, so that the next study of the same process need not import torch again. It exits after
+`IDLE_SECONDS` without a study. User code runs in workers only, so a study leaves no state in the server.
 
-End of file on that socket means the engine is gone: the server kills all its workers and exits. It has a session of its
+At end of file on the socket the engine has ended: the server kills all its workers and exits. It has a session of its
 own, so a Ctrl-C or hang-up of the terminal reaches the engine alone. It stays single-threaded, as `fork` needs.
 """
 
@@ -49,20 +49,20 @@ NOTICE = struct.Struct("!QQq")
 """A worker's number; its pid and its status as of `waitpid`, or pid 0 and the errno of the fork that failed."""
 
 STUDY = 0
-"""In place of a worker's number: the request or notice is about a study."""
+"""Number of a request or notice about a study."""
 
 IDLE_SECONDS = 300.0
-"""Without a study, after which a server exits."""
+"""Time without a study after which a server exits."""
 
 
 @dataclass(frozen=True)
 class Setup:
-    """What a server is to know of a study.
+    """The settings of a study for its server.
 
     Args:
         argv: `sys.argv` of the engine.
-        directory: working directory of the engine; "" if it was removed.
-        worker_context: for all workers.
+        directory: Working directory of the engine; "" if it was removed.
+        worker_context: Context of all workers.
     """
 
     argv: list[str]
@@ -71,12 +71,12 @@ class Setup:
 
 
 def main() -> None:
-    """Serve one study after another until the engine is gone; the program's argument is the control socket's number."""
+    """Serve one study after another until the engine ends; the program's argument is the control socket's number."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with socket.socket(fileno=int(sys.argv[1])) as control:
         control.set_inheritable(False)
         _Server(control).serve()
-    os._exit(0)  # nothing is left to flush, and taking torch down in order takes a sixth of a second
+    os._exit(0)  # no output is left to flush, and an orderly exit with torch takes a sixth of a second
 
 
 class _Server:
@@ -89,7 +89,7 @@ class _Server:
         self._wakeup, self._alarm = socket.socketpair()
 
     def serve(self) -> None:
-        """Fork and reap until the control socket ends; leaves no child behind."""
+        """Fork and reap until the control socket closes; leave no child behind."""
         self._wakeup.setblocking(False)
         self._alarm.setblocking(False)
         signal.set_wakeup_fd(self._alarm.fileno(), warn_on_full_buffer=False)
@@ -105,7 +105,7 @@ class _Server:
             self._alarm.close()
 
     def _turn(self) -> bool:
-        """Wait for something and handle it; whether to go on."""
+        """Wait for a request or for the end of a child, and handle it; return whether to go on."""
         ready = wait([self._control, self._wakeup], IDLE_SECONDS if self._worker_context is None else None)
         if self._wakeup in ready:
             self._wakeup.recv(4096)
@@ -126,26 +126,26 @@ class _Server:
         return bool(ready)
 
     def _begin(self, setup: int, log: int) -> None:
-        """Begin a study: import what its workers need, which SIGTERM ends."""
+        """Begin a study: import the modules of its workers; SIGTERM may end that."""
         _print_to(log)
         with open(setup, "rb") as file:
             study: Setup = pickle.load(file)
         sys.argv[:] = study.argv
         try:
             os.chdir(study.directory)
-        except OSError:  # it was removed, or is closed to this user; oneMKL cannot be loaded from such a directory
+        except OSError:  # removed, or closed to this user; oneMKL cannot be loaded from such a directory
             os.chdir("/")
         sys.path_importer_cache.clear()  # relative directories were those of the last study
-        gc.disable()  # importing torch makes much and frees nothing: looking for garbage takes a fifth of its time
+        gc.disable()  # an import of torch allocates much and frees nothing: collections take a fifth of its time
         resolve(study.worker_context.runner)
         gc.enable()
-        gc.freeze()  # what is alive now stays out of the workers' collections, and so on pages they share
+        gc.freeze()  # objects alive now are not collected by workers, so their pages stay shared
         self._worker_context = study.worker_context
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the end of the control socket ends the server, and in order
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # from now on the closed control socket ends the server, in order
         self._control.sendall(NOTICE.pack(STUDY, os.getpid(), 0))
 
     def _end(self) -> None:
-        """End the study, if there is one, and its workers; its directory, and where its engine was, may then go."""
+        """End the study, if there is one, and its workers; its directory may be removed after that."""
         self._kill_all()
         _print_to(os.open(os.devnull, os.O_WRONLY))
         os.chdir("/")
@@ -154,7 +154,7 @@ class _Server:
         self._control.sendall(NOTICE.pack(STUDY, os.getpid(), 0))
 
     def _kill(self, number: int) -> None:
-        """Kill a worker, if there is one of that number; its end is told as any other."""
+        """Kill the worker of a number, if it exists; a notice of its end follows."""
         for pid, mine in self._numbers.items():
             if mine == number:
                 _kill_tree(pid)
@@ -169,13 +169,13 @@ class _Server:
             if pid == 0:
                 self._become_worker(descriptor)
             self._numbers[pid] = number
-            # The child does the same; whoever comes first, the group exists before it is ever killed.
+            # The child does the same, so that the group exists before the first kill, whichever process runs first.
             with suppress(ProcessLookupError, PermissionError):
                 os.setpgid(pid, pid)
         os.close(descriptor)
 
     def _become_worker(self, descriptor: int) -> None:
-        """Work in the child and never return to the server's loop."""
+        """Run the worker in the child process; never return to the server's loop."""
         status = 1
         try:
             os.setpgid(0, 0)
@@ -193,7 +193,7 @@ class _Server:
             os._exit(status)
 
     def _reap(self) -> None:
-        """Tell the engine of every child that has ended, after ending what the child started."""
+        """Kill the group of every child that has ended, and send the engine a notice."""
         while self._numbers:
             pid, status = os.waitpid(-1, os.WNOHANG)
             if pid == 0:
@@ -212,20 +212,20 @@ class _Server:
 
 
 def _print_to(file: int) -> None:
-    """Let what this process prints go to a file descriptor, which is closed."""
+    """Redirect the output of this process to a file descriptor, and close the descriptor."""
     for printed in (1, 2):
         os.dup2(file, printed)
     os.close(file)
 
 
 def _kill_tree(pid: int) -> None:
-    """Kill a child, its group, and what it has started in groups of their own; it is not reaped yet."""
+    """Kill a child that is not reaped yet, its group, and its descendants in other groups."""
     tree = family(pid)
     _kill_group(pid)
     kill(tree)
 
 
 def _kill_group(pid: int) -> None:
-    # PermissionError is what macOS says of a group in which only zombies are left.
+    # macOS raises PermissionError for a group of zombies only.
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)

@@ -1,46 +1,46 @@
-"""How jobs share a GPU in space: as clients of its MPS daemon, or plainly side by side."""
+"""How jobs share a GPU: as clients of its MPS daemon, or plainly; the environment variables that bind a process."""
 
 import difflib
 import logging
+import os
 import shutil
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 
 from shoal.backends.base import Ended, Event, Outcome, PackSpeedMeasured, Profiled, Reported
-from shoal.backends.binding import Binding, alone_on, client_on
 from shoal.backends.mps_clients import AGAIN_SECONDS, LOOK_SECONDS, MpsClient, SharedGpu
 from shoal.cluster.mps import COMMAND, MpsDaemon
-from shoal.cluster.mps_limits import can_share
+from shoal.cluster.mps_limits import can_share, pinned_limit
 from shoal.core.device import Cluster, Device
 from shoal.core.errors import BackendError, MpsError
 from shoal.core.job import Job, Purpose
 
-__all__ = ["SHARINGS", "GpuSharing", "check_sharing"]
+__all__ = ["SHARINGS", "Binding", "GpuSharing", "check_sharing"]
 
 SHARINGS: dict[str, str] = {
-    "auto": "by MPS where that can be started, else plain",
-    "mps": "by MPS, with a share and a memory limit for each job; an error where that cannot be",
+    "auto": "by MPS if that can be started, else plain",
+    "mps": "by MPS, with a share and a memory limit for each job; an error if that is impossible",
     "plain": "side by side, each with all of the GPU in turn",
 }
-"""How jobs on one GPU share it, by name."""
+"""Names of the ways in which jobs share one GPU."""
 
 _MOST_FAILURES = 3
-"""So often in a row a daemon is begun anew without a job that reports in between."""
+"""Limit of failures of MPS in a row without a job that reports in between."""
 
 _log = logging.getLogger("shoal.backends")
 
 
 def check_sharing(name: object, cluster: Cluster, *, processes: bool) -> None:
-    """Look at a setting before there is anything to lose.
+    """Check the `sharing` of a study before the study begins.
 
     Args:
-        name: of the setting.
-        cluster: the devices of the study.
-        processes: whether the back end gives every job a process of its own.
+        name: Name of the setting.
+        cluster: Devices of the study.
+        processes: Whether the back end gives every job a process of its own.
 
     Raises:
-        BackendError: there is no such setting, or it cannot be had there.
+        BackendError: There is no such setting, or the devices or the back end do not support it.
     """
     if not isinstance(name, str) or name not in SHARINGS:
         nearest = difflib.get_close_matches(str(name), SHARINGS, n=1)
@@ -63,17 +63,41 @@ def check_sharing(name: object, cluster: Cluster, *, processes: bool) -> None:
         )
 
 
-class GpuSharing:
-    """Binds the jobs of a back end to their devices, and keeps an eye on those that share one by MPS.
+@dataclass(frozen=True)
+class Binding:
+    """Environment variables that bind a worker process to its device until the process ends.
 
-    A daemon is begun for the first job on its GPU and ended by `close`. One that dies is begun anew for the next job.
+    CUDA reads them once, at its first call, and MPS takes the limits when a client connects. So a process takes another
+    job only if that job has the same binding.
 
     Args:
-        name: of the setting.
-        daemon: makes the daemon of a GPU from its UUID.
-        clock: seconds that only go forward.
-        shared_gpu: makes what watches one GPU.
-        pause: seconds of a wait for events after which `check` is to be called again.
+        variables: Variables by name; none for a CPU slot.
+    """
+
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def is_client(self) -> bool:
+        """Whether the process is to be a client of an MPS daemon."""
+        return "CUDA_MPS_PIPE_DIRECTORY" in self.variables
+
+    def apply(self) -> None:
+        """Set the variables in this process, before its first use of CUDA."""
+        os.environ.update(self.variables)
+
+
+class GpuSharing:
+    """Binds the jobs of a back end to their devices, and monitors the clients of MPS.
+
+    The daemon of a GPU starts with the first job on it and ends with `close`. After its death it starts again with the
+    next job.
+
+    Args:
+        name: Name of the setting, a key of `SHARINGS`.
+        daemon: Maker of the daemon of a GPU, from the UUID of the GPU.
+        clock: Monotonic clock, in seconds.
+        shared_gpu: Maker of the monitor of one GPU.
+        pause: Seconds between two calls of `check`.
     """
 
     def __init__(
@@ -90,46 +114,46 @@ class GpuSharing:
         self._shared_gpu = shared_gpu
         self._pause = pause
         self._gpus: dict[str, SharedGpu] = {}
-        self._plain: set[str] = set()  # GPUs that could not be shared by MPS
+        self._plain: set[str] = set()  # GPUs on which MPS failed
 
     @property
     def pause(self) -> float:
-        """Longest time between two calls of `check`, in seconds."""
+        """Longest time between two calls of `check`, in seconds; inf if no GPU is shared by MPS."""
         return self._pause if self._gpus else float("inf")
 
     def bind(self, job: Job, device: Device) -> Binding:
-        """What ties the process of a job to its device; starts the daemon of a GPU that is to have one.
+        """Return the binding of a job to its device; start the daemon of the GPU if there is to be one.
 
         Raises:
-            BackendError: it is to have one, and cannot.
+            BackendError: The setting is "mps", and the daemon cannot start.
         """
         if self.name == "plain" or not can_share(device) or device.name in self._plain:
-            return alone_on(device)
+            return _alone_on(device)
         try:
             gpu = self._ready(device)
         except MpsError as error:
             self._give_up(device.name, str(error), error)
-            return alone_on(device)
-        return client_on(device, gpu.daemon, job)
+            return _alone_on(device)
+        return _client_on(device, gpu.daemon, job)
 
     def client(self, binding: Binding, device: Device) -> MpsClient | None:
-        """To be kept with a new process, if it is to be a client."""
+        """Return the client state of a new process; None without MPS."""
         return MpsClient(device.name) if binding.is_client else None
 
     def begin(self, client: MpsClient | None, job: Job) -> None:
-        """Note what that process is given to do."""
+        """Note the start of a job in the process of a client."""
         if client is not None and not client.busy and job.purpose is not Purpose.SURVEY:
             client.busy = True
             client.next_look = self._clock() + AGAIN_SECONDS
 
     def on_event(self, client: MpsClient | None, event: Event) -> None:
-        """Note what a job in that process says."""
+        """Note an event of a job in the process of a client."""
         gpu = self._gpus.get(client.device) if client is not None else None
         if client is not None and gpu is not None and isinstance(event, Reported | Profiled | PackSpeedMeasured):
             gpu.on_event(client)
 
     def judged(self, client: MpsClient | None, end: Ended) -> Ended:
-        """The failure of a job in that process; what CUDA says of MPS is not the fault of the user's code."""
+        """Return the end of a job; an exception of CUDA about MPS becomes `LOST`, as user code did not cause it."""
         gpu = self._gpus.get(client.device) if client is not None else None
         if gpu is None or end.outcome is not Outcome.RAISED or not _blames_mps(end.message):
             return end
@@ -138,7 +162,7 @@ class GpuSharing:
         return replace(end, outcome=Outcome.LOST, message=message)
 
     def check(self, mps_clients: Iterable[MpsClient]) -> dict[MpsClient, str]:
-        """The processes that have to end, and why."""
+        """Return the clients whose processes must end, with the reasons."""
         if not self._gpus:
             return {}
         now = self._clock()
@@ -149,30 +173,30 @@ class GpuSharing:
         return reasons
 
     def close(self) -> None:
-        """End the daemons; their clients are gone by now. May be called twice."""
+        """End the daemons, after their clients. May be called twice."""
         while self._gpus:
             self._gpus.popitem()[1].daemon.stop()
 
     def _ready(self, device: Device) -> SharedGpu:
-        """The GPU with a daemon that runs.
+        """Return the GPU with a running daemon.
 
         Raises:
-            MpsError: there cannot be one, or it does not stay, or its clients do not reach it.
+            MpsError: The daemon cannot start, or MPS has failed too often.
         """
         gpu = self._gpus.get(device.name)
         if gpu is None:
             gpu = self._gpus[device.name] = self._shared_gpu(device.name, self._daemon(device.uuid))
         elif gpu.failures > _MOST_FAILURES or (gpu.failures and not gpu.proven and self.name == "auto"):
-            # Where no job has ever got on with MPS, the next would be lost for nothing.
+            # If no job has ever worked with MPS, the next would be lost, too.
             raise MpsError(f"MPS has failed {gpu.failures} times in a row; log: {gpu.daemon.log}")
         gpu.start()
         return gpu
 
     def _give_up(self, device: str, reason: str, cause: MpsError) -> None:
-        """Go on without MPS on a GPU.
+        """Share a GPU without MPS from now on.
 
         Raises:
-            BackendError: that is not allowed.
+            BackendError: The setting is "mps".
         """
         if self.name == "mps":
             raise BackendError(f"{device} cannot be shared by MPS: {reason}") from cause
@@ -180,6 +204,20 @@ class GpuSharing:
         self._plain.add(device)
 
 
+def _alone_on(device: Device) -> Binding:
+    """Return the binding to a device without MPS; a GPU is the only visible one, as "cuda:0"."""
+    return Binding({"CUDA_VISIBLE_DEVICES": device.uuid} if device.uuid else {})
+
+
+def _client_on(device: Device, daemon: MpsDaemon, job: Job) -> Binding:
+    """Return the binding to a share of a GPU: the demand of the job, or all of the GPU if the demand is unknown."""
+    if job.demand is None:
+        return Binding(daemon.environment())
+    share = min(1.0, job.demand.compute / device.compute) if device.compute else 1.0
+    limit = pinned_limit(job.demand, device) if job.demand.memory else None  # 0: unknown
+    return Binding(daemon.environment(share, limit))
+
+
 def _blames_mps(message: str) -> bool:
-    """Whether an error is one of CUDA's own about MPS, numbers 805 to 810 of `cudaError_t`."""
+    """Whether a message is a CUDA error about MPS, numbers 805 to 810 of `cudaError_t`."""
     return "CUDA error" in message and "MPS" in message

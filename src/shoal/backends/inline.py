@@ -1,4 +1,4 @@
-"""Jobs in the calling process: for debuggers, tests and machines where one process is enough."""
+"""The back end that runs jobs in the calling process: for debuggers, tests and machines with one process."""
 
 import time
 from collections import deque
@@ -17,7 +17,7 @@ __all__ = ["Inline"]
 
 @dataclass(frozen=True)
 class _InlineJob:
-    """A job under way."""
+    """A running job."""
 
     job: str
     events: Generator[Event, None, None]
@@ -25,10 +25,10 @@ class _InlineJob:
 
 
 class Inline(Backend):
-    """Runs jobs in turn, one event a `poll`, in the thread that polls.
+    """Runs jobs in turn, one event for each `poll`, in the thread that calls `poll`.
 
-    A crash of user code is a crash of the caller, and `poll` takes as long as the next event does, whatever its
-    timeout. Several jobs are interleaved event by event.
+    A crash of user code is a crash of the caller. `poll` runs until the next event, whatever its timeout. Several jobs
+    are interleaved event by event.
     """
 
     concurrent = False
@@ -41,36 +41,36 @@ class Inline(Backend):
         self._closed = False
 
     def start(self, job: Job, device: Device) -> None:
-        """Take a job in; its first step is done by a later `poll`."""
+        """Add a job; a later `poll` runs its first step."""
         if self._closed:
             raise BackendError(f"job {job.id!r} cannot start: the back end is closed")
         if any(run.job == job.id for run in self._runs):
             raise BackendError(f"job {job.id!r} cannot start: a job of that id is running")
         control = JobControl(prompt=True)
-        # `run_job` is a generator: nothing of the job runs before it is asked for the first event.
+        # `run_job` is a generator: the job does not run before its first event is requested.
         self._runs.append(_InlineJob(job.id, run_job(self._runner, job, device, self.worker_context, control), control))
 
     def stop(self, job: str) -> None:
-        """Let a job's `stopping` be true from its next step on."""
+        """Make `stopping` true for a job from its next step on."""
         for run in self._runs:
             if run.job == job:
                 run.control.stop()
 
     def kill(self, job: str) -> None:
-        """Drop a job where it stands; `finally` blocks of the runner still free what it holds."""
+        """Drop a job at once; `finally` blocks of the runner still free its resources."""
         for run in [run for run in self._runs if run.job == job]:
             self._runs.remove(run)
             run.events.close()
             self._ended.append(Ended(job, Outcome.CRASHED, "was ended in the middle of its work"))
 
     def change(self, job: str, change: JobUpdate) -> None:
-        """Let a job see the change at its next step."""
+        """Pass a change to a job, for its next step."""
         for run in self._runs:
             if run.job == job:
                 run.control.change(change)
 
     def poll(self, timeout: float) -> list[Event]:
-        """Work on the job whose turn it is until it has one event; with no job at all, sleep for the timeout."""
+        """Run the job at the head of the queue until its next event; without any job, sleep for the timeout."""
         if self._ended:
             events, self._ended = self._ended, []
             return events
@@ -90,7 +90,7 @@ class Inline(Backend):
         return [event]
 
     def close(self) -> None:
-        """Drop all jobs where they stand; `finally` blocks of the runner still free what they hold."""
+        """Drop all jobs at once; `finally` blocks of the runner still free their resources."""
         self._closed = True
         self._ended.clear()
         while self._runs:

@@ -1,4 +1,4 @@
-"""The engine's side of the fork server: starting it, asking it for workers, hearing of their ends."""
+"""The engine's side of the fork server: it starts the server, requests workers and receives their exits."""
 
 import json
 import os
@@ -26,11 +26,11 @@ _BOOTSTRAP = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[2]); from shoal.backends.forkserver import main; main()"
 )
 _GRACE_SECONDS = 10.0
-"""How long a server may take to kill its workers before it is killed itself."""
+"""Time in which a server must kill its workers; after that it is killed itself."""
 
 _ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(256 << 20)}
-"""For glibc, which else gives the memory of a step's tensors back to the kernel after each step, to be cleared anew in
-the next: that takes a tenth of the time of a step of 32 small models, and more where tensors are some megabytes."""
+"""Settings of glibc. With its defaults glibc returns the memory of a step's tensors to the kernel after each step, and
+the kernel clears it again for the next: a tenth of the time of a step of 32 small models, more with larger tensors."""
 
 
 @dataclass(frozen=True)
@@ -38,9 +38,9 @@ class Exit:
     """The end of a worker process.
 
     Args:
-        number: as `ForkServer.fork` was given it.
-        pid: of the process; 0 if it could not be forked.
-        reason: the exit in words: "was killed by SIGKILL (out of memory?)".
+        number: Number of the worker, as in `ForkServer.fork`.
+        pid: Id of the process; 0 if the fork failed.
+        reason: The exit in words: "was killed by SIGKILL (out of memory?)".
     """
 
     number: int
@@ -52,9 +52,9 @@ class _Process:
     """A server process and the socket to it; both end with this object.
 
     Args:
-        path: for its modules.
-        environment: its variables.
-        log: for what it prints until it serves a study.
+        path: Module search path of the process.
+        environment: Environment variables of the process.
+        log: File for its output until it serves a study.
     """
 
     def __init__(self, path: list[str], environment: dict[str, str], log: IO[bytes]) -> None:
@@ -77,7 +77,7 @@ class _Process:
         _PROCESSES.add(self)
 
     def rests(self) -> bool:
-        """Have it end its study and all workers, and say whether it has, so that it can serve another study."""
+        """Ask it to end its study and all workers; return whether it did, and can serve another study."""
         try:
             self.control.settimeout(_GRACE_SECONDS)
             self.control.sendall(REQUEST.pack(STUDY))
@@ -86,7 +86,7 @@ class _Process:
                 if number == STUDY:
                     self.control.settimeout(None)
                     return True
-        except OSError:  # it is gone, or does not answer
+        except OSError:  # it has ended, or does not answer
             pass
         return False
 
@@ -95,7 +95,7 @@ class _Process:
         return self._process.wait()
 
     def disown(self) -> None:
-        """Leave it to another process: this one is a fork of its engine."""
+        """Close the socket and leave the process alone: the caller is a fork of the engine."""
         self.close.detach()
         self.control.close()
 
@@ -103,12 +103,12 @@ class _Process:
 class ForkServer:
     """The server process of a study.
 
-    Making one returns at once, while the process imports torch. Requests made before it is ready wait in its socket.
-    The process that the last study has left serves this one, unless the environment, the module path, the
-    umask or the CPU affinity has changed.
+    The constructor returns at once, while the process imports torch. Requests before that wait in its socket. The
+    process of the last study serves this one, unless the environment, the module path, the umask or the CPU affinity
+    has changed.
 
     Args:
-        worker_context: for all its workers.
+        worker_context: Context of all its workers.
     """
 
     def __init__(self, worker_context: WorkerContext) -> None:
@@ -116,7 +116,7 @@ class ForkServer:
         self.log.parent.mkdir(parents=True, exist_ok=True)
         self.ready = False
         self._closed = False
-        # A file and not a pipe: a task of any size is handed over without waiting for the reader.
+        # A file and not a pipe: a task of any size is passed on without a wait for the reader.
         with self.log.open("ab") as log, tempfile.TemporaryFile() as setup:
             pickle.dump(Setup(sys.argv, _directory(), worker_context), setup)
             setup.seek(0)
@@ -126,18 +126,18 @@ class ForkServer:
 
     @property
     def pid(self) -> int:
-        """Of the process."""
+        """Id of the process."""
         return self._process.pid
 
     @property
     def control(self) -> socket.socket:
-        """Can be read when there is something to `next_exit`."""
+        """The socket to the process; readable when `next_exit` would not block."""
         return self._process.control
 
     def fork(self, number: int) -> Connection:
-        """Ask for a worker and return the connection to it, which may be used at once.
+        """Request a worker and return the connection to it, which may be used at once.
 
-        Of a server that is gone it is closed at the other end; `next_exit` is where that is noticed.
+        If the server has ended, the other end of the connection is closed, and `next_exit` raises.
         """
         ours, theirs = Pipe()
         with theirs, suppress(BrokenPipeError, ConnectionResetError):
@@ -145,15 +145,15 @@ class ForkServer:
         return ours
 
     def kill(self, number: int) -> None:
-        """Ask for the end of a worker and of all that it started; its exit follows, if it was still there."""
+        """Request the kill of a worker and of its descendants; its exit follows, if it was still running."""
         with suppress(BrokenPipeError, ConnectionResetError):
             self.control.sendall(REQUEST.pack(number))
 
     def next_exit(self) -> Exit | None:
-        """The next notice, if it is a worker's end; blocks until there is one.
+        """Wait for the next notice; return the exit of a worker, or None for a notice about the study.
 
         Raises:
-            EOFError: the server is gone.
+            EOFError: The server has ended.
         """
         try:
             data = self.control.recv(NOTICE.size, socket.MSG_WAITALL)
@@ -170,11 +170,11 @@ class ForkServer:
         return Exit(number, pid, describe_status(os.waitstatus_to_exitcode(status)))
 
     def wait(self) -> str:
-        """Wait for the end of a server that is gone or going, and say how it ended."""
+        """Wait for the end of the server process, and return it in words."""
         return describe_status(self._process.wait())
 
     def close(self) -> None:
-        """End all workers, and leave the process to the next study if it is in order; may be called twice."""
+        """End all workers, and keep the process for the next study if it answers; may be called twice."""
         if self._closed:
             return
         self._closed = True
@@ -185,7 +185,7 @@ class ForkServer:
 
 
 def describe_status(status: int) -> str:
-    """An exit status in words; negative ones are signals, as in `subprocess`."""
+    """Return an exit status in words; a negative status is a signal, as in `subprocess`."""
     if status >= 0:
         return f"exited with status {status}"
     if status == -signal.SIGKILL:
@@ -195,7 +195,7 @@ def describe_status(status: int) -> str:
 
 def _shut(process: subprocess.Popen[bytes], control: socket.socket) -> None:
     control.close()
-    process.terminate()  # heeded only while it imports; after that the closed socket ends it
+    process.terminate()  # effective only during its imports; after that the closed socket ends it
     try:
         process.wait(_GRACE_SECONDS)
     except subprocess.TimeoutExpired:
@@ -205,11 +205,11 @@ def _shut(process: subprocess.Popen[bytes], control: socket.socket) -> None:
 
 _PROCESSES: weakref.WeakSet[_Process] = weakref.WeakSet()
 _LEFT: deque[_Process] = deque(maxlen=1)
-"""The process that the last study has left; one that is displaced ends."""
+"""The process of the last study; a process that is pushed out of the queue ends."""
 
 
 def _process(log: IO[bytes]) -> _Process:
-    """The process that is left, if it was started alike and is still there, or a new one."""
+    """Return the process of the last study if it was started alike and still answers, else a new one."""
     path, environment = [entry or _directory() for entry in sys.path], dict(os.environ)
     with suppress(IndexError):
         left = _LEFT.pop()
@@ -221,14 +221,14 @@ def _process(log: IO[bytes]) -> _Process:
 
 
 def _inherited() -> tuple[object, ...]:
-    """What else of this process its children have, and a study may depend on: the cores, and who may read its files."""
+    """Return the other inherited properties that a study may depend on: umask and CPU affinity."""
     umask = os.umask(0o077)
     os.umask(umask)
     return umask, os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
 
 
 def _directory() -> str:
-    """The working directory; "" if it was removed."""
+    """Return the working directory; "" if it was removed."""
     try:
         return os.getcwd()
     except FileNotFoundError:
@@ -241,6 +241,6 @@ def _disown_all() -> None:
     _LEFT.clear()
 
 
-# A fork of the engine (a DataLoader's worker, a user's pool) would keep the control socket open, and so the server and
-# its workers alive, after the engine was killed.
+# Otherwise a fork of the engine (a DataLoader's worker, a user's pool) keeps the control socket open after the engine
+# is killed, and so the server and its workers alive.
 os.register_at_fork(after_in_child=_disown_all)

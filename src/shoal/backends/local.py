@@ -1,7 +1,8 @@
-"""One process per running job on this machine, forked from a server that has torch imported.
+"""The local back end: one process for each running job on this machine, forked from a server that has torch imported.
 
-A fresh worker takes some ten milliseconds. One whose job ended well is kept for the next job on its device, with its
-data sets and imports warm, and takes about a millisecond. `forkserver` says why the standard library's is not used.
+A new worker starts in some ten milliseconds. A worker whose job ended well is kept for the next job on its device, with
+data sets and imports in memory, and starts it in about a millisecond. `forkserver` says why the server of the standard
+library is not used.
 """
 
 import pickle
@@ -11,8 +12,7 @@ from itertools import count
 from multiprocessing.connection import Connection, wait
 
 from shoal.backends.base import Backend, Ended, Event, Outcome, WorkerContext
-from shoal.backends.binding import Binding
-from shoal.backends.gpu_sharing import GpuSharing
+from shoal.backends.gpu_sharing import Binding, GpuSharing
 from shoal.backends.launcher import Exit, ForkServer
 from shoal.backends.mps_clients import MpsClient
 from shoal.backends.process import CHANGE, JOB, REUSABLE, STOP, Hello
@@ -24,31 +24,31 @@ from shoal.core.job import Job, JobUpdate, log_path
 __all__ = ["Local"]
 
 _LOG_LINES = 20
-"""Lines of the server's log that an error shows."""
+"""Number of lines of the server's log in an error."""
 
 _KILLED, _MOST_KILLS = "was killed by", 5
-"""How the end of a server that a signal killed is told, and how many in a row may come before a job ends well."""
+"""Beginning of the exit of a server in words if a signal killed it; limit of such exits without a finished job."""
 
 _DEATH_SECONDS = 10.0
-"""For the workers of a dead server, which hold its devices, once they are killed."""
+"""Longest wait for the end of a killed worker of a dead server; until then the worker holds its device."""
 
 
 @dataclass(eq=False)
 class _Worker:
-    """A worker process as the engine knows it.
+    """The engine's record of a worker process.
 
     Args:
-        connection: to the process.
-        device: name of the only device it ever works on.
-        binding: what ties it to that device.
-        client: what is known of it where it shares a GPU by MPS.
-        pid: of the process; 0 until it has said so.
-        began: when, as `created` tells it.
-        job: what it works on; None while it is idle.
-        listening: whether more events may come.
-        verdict: the end of a job that failed, held back until the process has freed its device.
-        had: ids of the jobs that it has worked on.
-        doomed: whether it was told to be killed; it gets no other job.
+        connection: Connection to the process.
+        device: Name of the only device of the process.
+        binding: Environment variables that bind it to the device.
+        client: State of the process as a client of MPS; None without MPS.
+        pid: Id of the process; 0 until its first message.
+        began: Start time of the process, as of `created`.
+        job: Id of its job; None while it is idle.
+        listening: Whether more events may arrive.
+        verdict: End of a failed job, held back until the process has freed its device.
+        had: Ids of all its jobs.
+        doomed: Whether its kill was requested; it gets no other job.
     """
 
     connection: Connection
@@ -64,7 +64,7 @@ class _Worker:
     doomed: bool = False
 
     def send(self, message: bytes) -> bool:
-        """Send, and say whether there was still a process to send to; its exit is told by the server."""
+        """Send a message; return False if the process has ended. The server reports its exit."""
         try:
             self.connection.send_bytes(message)
         except (BrokenPipeError, ConnectionResetError):
@@ -72,12 +72,12 @@ class _Worker:
         return True
 
     def take(self, job: str) -> None:
-        """Work on a job from now on."""
+        """Note the job as the current one."""
         self.job = job
         self.had.add(job)
 
     def receive(self) -> Event | None:
-        """The next event, waiting for a message; None if that is no event, or none will come."""
+        """Wait for a message; return its event, or None if it is no event or the connection is closed."""
         try:
             message: Event | Hello = self.connection.recv()
         except (EOFError, OSError):
@@ -95,32 +95,32 @@ class Local(Backend):
     """Runs each job in a worker process of its own.
 
     Args:
-        worker_context: of the study.
-        sharing: how jobs share a GPU; by default as the workplace says.
+        worker_context: Context of the workers of the study.
+        sharing: Binding of jobs to GPUs; by default that of `worker_context.sharing`.
     """
 
     def __init__(self, worker_context: WorkerContext, sharing: GpuSharing | None = None) -> None:
         super().__init__(worker_context)
         self._sharing = sharing if sharing is not None else GpuSharing(worker_context.sharing)
         self._server = ForkServer(worker_context)
-        self._kills = 0  # of servers since a job ended well
-        self._late: list[Event] = []  # for the next poll, since this one raises
+        self._kills = 0  # kills of servers since a job ended well
+        self._late: list[Event] = []  # for the next poll, if a poll raises
         self._numbers = count(1)
         self._workers: dict[int, _Worker] = {}
         self._closed = False
 
     @property
     def starting(self) -> bool:
-        """Whether the process that forks workers is importing what they need."""
+        """Whether the server is still importing the modules of its workers."""
         return not self._server.ready
 
     def start(self, job: Job, device: Device) -> None:
-        """Give the job to an idle worker that is bound to the device as the job needs it, or to a new one.
+        """Give the job to an idle worker with the same binding to the device, or to a new worker.
 
-        Best is one that had the job which it resumes.
+        The worker of the job that it resumes comes first.
 
         Raises:
-            BackendError: the back end is closed, a job of that id is running, or the device cannot be shared as asked.
+            BackendError: The back end is closed, a job of that id runs, or the device cannot be shared as requested.
         """
         if self._closed:
             raise BackendError(f"job {job.id!r} cannot start: the back end is closed")
@@ -135,28 +135,30 @@ class Local(Backend):
                 worker.take(job.id)
                 return
         for number, worker in idle.items():
-            if worker.binding != binding:  # it would hold memory of the device for nothing
+            if worker.binding != binding:  # it holds memory of the device without use
                 self._retire(number)
-        worker = self._fork(device, binding)
+        number = next(self._numbers)
+        worker = _Worker(self._server.fork(number), device.name, binding, self._sharing.client(binding, device))
+        self._workers[number] = worker
         self._sharing.begin(worker.client, job)
         worker.take(job.id)
         worker.send(message)
 
     def stop(self, job: str) -> None:
-        """Make the job's `stopping` true."""
+        """Send the request to stop to the job's worker."""
         worker = self._worker_of(job)
         if worker is not None:
             worker.send(STOP)
 
     def kill(self, job: str) -> None:
-        """Kill the job's worker, and all that it started."""
+        """Kill the job's worker and its descendants."""
         for number, worker in self._workers.items():
             if worker.job == job:
                 worker.doomed = True
                 self._server.kill(number)
 
     def vacate(self, device: str) -> None:
-        """Let the idle workers of the device exit."""
+        """End the idle workers of the device."""
         for number in [number for number, x in self._workers.items() if x.job is None and x.device == device]:
             self._retire(number)
 
@@ -167,10 +169,10 @@ class Local(Backend):
             worker.send(CHANGE + pickle.dumps(change))
 
     def poll(self, timeout: float) -> list[Event]:
-        """Events since the last call, in order; waits up to `timeout` seconds for the first.
+        """Return the events since the last call, in order; wait up to `timeout` seconds for the first.
 
         Raises:
-            BackendError: the server could not import the runner, or is killed again and again. The jobs' ends follow.
+            BackendError: The server cannot import the runner, or is killed repeatedly. The ends of the jobs follow.
         """
         deadline = time.monotonic() + timeout
         while not self._closed:
@@ -183,7 +185,7 @@ class Local(Backend):
         return []
 
     def close(self) -> None:
-        """Kill the server and all workers, and wait until they are gone."""
+        """End the workers and the daemons; keep the server for the next study, or end it."""
         self._closed = True
         for worker in self._workers.values():
             worker.connection.close()
@@ -194,18 +196,12 @@ class Local(Backend):
     def _worker_of(self, job: str) -> _Worker | None:
         return next((worker for worker in self._workers.values() if worker.job == job), None)
 
-    def _fork(self, device: Device, binding: Binding) -> _Worker:
-        number = next(self._numbers)
-        worker = _Worker(self._server.fork(number), device.name, binding, self._sharing.client(binding, device))
-        self._workers[number] = worker
-        return worker
-
     def _retire(self, number: int) -> None:
-        """Let an idle worker go: it exits when its connection ends."""
+        """End an idle worker: it exits when its connection closes."""
         self._workers.pop(number).connection.close()
 
     def _evict(self) -> None:
-        """Kill the workers whose share of a GPU does not hold; their jobs end when the processes are gone."""
+        """Kill the workers whose MPS limits do not hold; their jobs end when the processes have ended."""
         reasons = self._sharing.check([worker.client for worker in self._workers.values() if worker.client is not None])
         for number, worker in list(self._workers.items()) if reasons else ():
             if worker.client is None or worker.client not in reasons or worker.verdict is not None:
@@ -218,30 +214,31 @@ class Local(Backend):
                 worker.verdict = Ended(worker.job, Outcome.LOST, f"{reasons[worker.client]}\nLog: {log}")
 
     def _collect(self, timeout: float) -> list[Event]:
-        """What one wait brings: at most one event of each worker, and one notice of the server."""
+        """Wait once; return at most one event of each worker, and the events of at most one notice of the server."""
         self._evict()
-        speakers = {worker.connection: worker for worker in self._workers.values() if worker.listening}
-        ready = wait([*speakers, self._server.control], min(timeout, self._sharing.pause))
+        connections = {worker.connection: worker for worker in self._workers.values() if worker.listening}
+        ready = wait([*connections, self._server.control], min(timeout, self._sharing.pause))
         events: list[Event] = []
-        # Events before notices: what a worker sent before it died comes before its end.
-        for connection, worker in speakers.items():
+        # Events before notices: the events that a worker sent come before the end of its job.
+        for connection, worker in connections.items():
             if connection in ready:
-                events += self._hear(worker)
+                events += self._receive(worker)
         if self._server.control in ready:
             try:
                 notice = self._server.next_exit()
             except EOFError:
                 events += self._replace_server()
             else:
-                events += self._bury(notice) if notice is not None else []
+                events += self._on_exit(notice) if notice is not None else []
         return events
 
-    def _hear(self, worker: _Worker) -> list[Event]:
+    def _receive(self, worker: _Worker) -> list[Event]:
+        """Return the next event of a worker; none for the end of a failed job, which is held back."""
         event = worker.receive()
         if event is None:
             return []
         if isinstance(event, Ended):
-            if worker.verdict is not None:  # it has been killed, for which there is a reason already
+            if worker.verdict is not None:  # the reason of its kill counts
                 return []
             if event.outcome not in REUSABLE:
                 worker.verdict = self._sharing.judged(worker.client, event)
@@ -251,25 +248,25 @@ class Local(Backend):
         self._sharing.on_event(worker.client, event)
         return [event]
 
-    def _bury(self, end: Exit) -> list[Event]:
-        """The last events of a worker whose process is gone."""
+    def _on_exit(self, end: Exit) -> list[Event]:
+        """Remove a worker whose process has ended; return its last events."""
         worker = self._workers.pop(end.number, None)
         if worker is None:
             return []
-        return self._last_words(worker, Outcome.CRASHED, f"worker process {end.pid} {end.reason}")
+        return self._final_events(worker, Outcome.CRASHED, f"worker process {end.pid} {end.reason}")
 
-    def _last_words(self, worker: _Worker, outcome: Outcome, reason: str) -> list[Event]:
-        """The events of a worker whose process is gone, and the end of its job.
+    def _final_events(self, worker: _Worker, outcome: Outcome, reason: str) -> list[Event]:
+        """Return the remaining events of a worker whose process has ended, and the end of its job.
 
         Args:
-            worker: of which nothing more is known from now on.
-            outcome: of a job that has not told its end itself.
-            reason: of that, in words.
+            worker: The worker; its connection is closed.
+            outcome: Outcome of its job if the job has not ended by itself.
+            reason: Reason of that outcome.
         """
         events: list[Event] = []
-        # Not until end of file: a process that the worker left behind may hold its end open.
+        # Not until end of file: a descendant of the worker may hold its end open.
         while worker.listening and worker.connection.poll():
-            events += self._hear(worker)
+            events += self._receive(worker)
         worker.connection.close()
         if worker.verdict is not None:
             events.append(worker.verdict)
@@ -279,13 +276,13 @@ class Local(Backend):
         return events
 
     def _replace_server(self) -> list[Event]:
-        """The last events of all workers of a server that died, and a new server.
+        """End all workers of a server that died, start a new server, and return the last events of the workers.
 
-        Nobody would collect its workers or clear up behind them, so they end too; that is no fault of their trials. A
-        job that it was yet to fork a worker for ends likewise.
+        No other process could reap the workers or kill their descendants, so they end too, as `ORPHANED`: that is not
+        a failure of their trials. A job without a forked worker ends likewise.
 
         Raises:
-            BackendError: it died before it was ready, so a new one would too; or was killed again and again.
+            BackendError: The server died before it was ready, or servers are killed repeatedly.
         """
         reason = self._server.wait()
         self._kills += 1
@@ -294,7 +291,7 @@ class Local(Backend):
             _, worker = self._workers.popitem()
             if worker.pid:
                 end(worker.pid, worker.began, _DEATH_SECONDS)
-            events += self._last_words(worker, Outcome.ORPHANED, f"the server of its worker process {reason}")
+            events += self._final_events(worker, Outcome.ORPHANED, f"the server of its worker process {reason}")
         if self._kills >= _MOST_KILLS or (not self._server.ready and _KILLED not in reason):
             self._late = events
             often = f", as {self._kills} in a row have, and no job ended in between" if self._kills > 1 else ""

@@ -1,30 +1,30 @@
-"""The worker processes that share a GPU by MPS: whether each is a client, and whether what it is a client of lives."""
+"""Monitors the worker processes that share a GPU by MPS: whether each is a client, and whether its daemon is alive."""
 
 import os
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-from shoal.cluster.mps import MpsDaemon, is_alive
-from shoal.cluster.processes import family
+from shoal.cluster.mps import MpsDaemon
+from shoal.cluster.processes import family, is_alive
 from shoal.core.errors import MpsError
 
 __all__ = ["AGAIN_SECONDS", "LOOK_SECONDS", "MpsClient", "SharedGpu"]
 
 LOOK_SECONDS = 1.0
-"""Between two looks at whether the daemon and its servers live."""
+"""Time between two checks of the daemon and its servers."""
 
 AGAIN_SECONDS = 10.0
-"""Between two looks for a process that has reported nothing and is not among the clients."""
+"""Time between two checks of a process that has reported nothing and is not among the clients."""
 
 _MOST_MISSES = 3
-"""So often in a row such a process may hold the GPU without being a client: it may just be connecting."""
+"""Number of checks at which such a process may use the GPU without being a client, as it may be connecting."""
 
 _INCIDENT_SECONDS = 10.0
-"""Failures that follow one another more closely have one cause: a server takes all its clients along."""
+"""Failures within this time count as one: with a server all its clients fail."""
 
 _DEVICE_FILE = "/dev/nvidia-uvm"
-"""Open in every process that has initialised CUDA, a client of MPS or not."""
+"""Open in every process that has initialised CUDA, with or without MPS."""
 
 
 @dataclass(eq=False)
@@ -32,13 +32,13 @@ class MpsClient:
     """A worker process on a shared GPU.
 
     Args:
-        device: name of the GPU.
-        pid: of the process; 0 until it has said so.
-        busy: whether it was given a job that computes on the device, a survey may not.
-        reported: whether a job of it has shown results of the device.
-        verified: whether it, or a process that it started, was among the clients.
-        misses: looks at which it held the GPU and was not.
-        next_look: when it is looked for next.
+        device: Name of the GPU.
+        pid: Id of the process; 0 until its first message.
+        busy: Whether it has had a job that computes on the device; a survey need not.
+        reported: Whether a job of it has reported results of the device.
+        verified: Whether it, or a descendant of it, was among the clients.
+        misses: Number of checks at which it used the GPU without being a client.
+        next_look: Time of its next check.
     """
 
     device: str
@@ -50,24 +50,24 @@ class MpsClient:
     next_look: float = 0.0
 
     def due(self, now: float) -> bool:
-        """Whether it is to be looked for."""
+        """Whether it is to be checked at `now` (seconds)."""
         return self.busy and bool(self.pid) and not self.verified and now >= self.next_look
 
 
 class SharedGpu:
-    """One GPU with its daemon, begun by `start`.
+    """One GPU and its daemon, which `start` starts.
 
     Args:
-        device: name of the GPU.
-        daemon: of it.
-        device_file: how the names of the files begin that a process has open if it uses a GPU.
+        device: Name of the GPU.
+        daemon: Its MPS daemon.
+        device_file: Beginning of the paths of files that a process has open if it uses a GPU.
     """
 
     def __init__(self, device: str, daemon: MpsDaemon, device_file: str = _DEVICE_FILE) -> None:
         self.device = device
         self.daemon = daemon
         self.failures = 0  # in a row, without a client that reported in between
-        self.proven = False  # whether there ever was such a client
+        self.proven = False  # whether a client has ever reported
         self._device_file = device_file
         self._runs = False
         self._servers: frozenset[int] = frozenset()
@@ -75,10 +75,10 @@ class SharedGpu:
         self._failed = float("-inf")
 
     def start(self) -> None:
-        """Make sure that there is a daemon.
+        """Start the daemon if it does not run.
 
         Raises:
-            MpsError: there cannot be one.
+            MpsError: The daemon cannot start.
         """
         if not (self._runs and self.daemon.alive()):
             self.daemon.start()
@@ -86,11 +86,11 @@ class SharedGpu:
             self._servers = frozenset()
 
     def check(self, mps_clients: Collection[MpsClient], now: float) -> dict[MpsClient, str]:
-        """The processes that have to end, and why: all if the daemon or a server is dead, else those that escaped it.
+        """Return the processes that must end, with reasons: all if the daemon or a server is dead, else non-clients.
 
         Args:
-            mps_clients: all processes that are bound to this GPU.
-            now: seconds of a clock that only goes forward.
+            mps_clients: All processes that are bound to this GPU.
+            now: Seconds of a monotonic clock.
         """
         due = [client for client in mps_clients if client.due(now)]
         if not self._runs or not (due or now >= self._next_look):
@@ -122,7 +122,7 @@ class SharedGpu:
         return dict.fromkeys(reached, f"MPS {what} of {self.device} died{how}; log: {self.daemon.log}")
 
     def _look_for(self, client: MpsClient, clients: Collection[int], now: float) -> str | None:
-        """Why a process has to end, if it has."""
+        """Check a process; return the reason if it must end, else None."""
         pids = {process.pid for process in family(client.pid)}
         if not pids.isdisjoint(clients):
             client.verified = True
@@ -130,7 +130,7 @@ class SharedGpu:
             return None
         client.next_look = now + AGAIN_SECONDS
         if not any(_has_open(pid, self._device_file) for pid in pids):
-            return None  # it does not use the GPU so far, or is gone
+            return None  # it does not use the GPU yet, or has ended
         client.misses += 1
         if not client.reported and client.misses < _MOST_MISSES:
             return None
@@ -141,13 +141,13 @@ class SharedGpu:
         )
 
     def fail(self, now: float) -> None:
-        """Note that MPS has failed a job."""
+        """Note a failure of MPS."""
         if now > self._failed + _INCIDENT_SECONDS:
             self.failures += 1
         self._failed = now
 
     def on_event(self, client: MpsClient) -> None:
-        """A job of that process has shown results of the device, so that it must be a client by now."""
+        """Note results of the device from the process, which must be a client by now."""
         if not client.reported:
             client.reported = True
             client.next_look = 0.0
@@ -161,12 +161,12 @@ class SharedGpu:
 
 
 def _has_open(pid: int, beginning: str) -> bool:
-    """Whether a process has a file open whose path begins so; of one that is gone or hidden nothing is known."""
+    """Whether a process has a file open whose path begins so; False if it has ended or is hidden."""
     for entry in _entries(Path(f"/proc/{pid}/fd")):
         try:
             if os.readlink(entry).startswith(beginning):
                 return True
-        except OSError:  # closed meanwhile
+        except OSError:  # closed in the meantime
             continue
     return False
 

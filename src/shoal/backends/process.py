@@ -1,4 +1,4 @@
-"""What a worker process does: one job after another until one fails or the engine is gone."""
+"""The main function of a worker process: one job after another until one fails or the engine has ended."""
 
 import faulthandler
 import os
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
 from shoal.backends.base import Ended, Event, Heartbeat, Outcome, WorkerContext
-from shoal.backends.binding import Binding
+from shoal.backends.gpu_sharing import Binding
 from shoal.backends.run_job import resolve, run_job
 from shoal.core.device import Device
 from shoal.core.job import Job, log_path
@@ -20,13 +20,13 @@ from shoal.worker.control import JobControl
 __all__ = ["CHANGE", "JOB", "REUSABLE", "STOP", "Hello", "work"]
 
 REUSABLE = frozenset({Outcome.FINISHED, Outcome.STOPPED})
-"""Outcomes after which a process is fit for another job; after any other it exits."""
+"""Outcomes after which a process takes another job; after any other outcome it exits."""
 
 STOP, CHANGE, JOB = b"s", b"c", b"j"
-"""First byte of a message: to stop the current job; for it, a pickled `Change`; a pickled (Binding, Job, Device)."""
+"""First byte of a message: stop the current job; a pickled `JobUpdate` for it; a pickled (Binding, Job, Device)."""
 
 BEAT_SECONDS = 1.0
-"""Between two looks whether a job makes progress."""
+"""Time between two checks of whether a job makes progress."""
 
 _ORPHANED = 75
 """Exit status of a worker without an engine."""
@@ -37,7 +37,7 @@ class Hello:
     """The first message of a worker.
 
     Args:
-        pid: of its process.
+        pid: Id of its process.
     """
 
     pid: int
@@ -47,7 +47,7 @@ _Inbox = queue.SimpleQueue[tuple[bytes, JobControl]]
 
 
 def work(connection: Connection, worker_context: WorkerContext) -> None:
-    """Do the jobs that come over the connection and send back their events; returns after the first that fails."""
+    """Run the jobs that arrive over the connection and send back their events; return after the first failed job."""
     faulthandler.enable()
     inbox: _Inbox = queue.SimpleQueue()
     voice = _EventSender(connection)
@@ -68,7 +68,7 @@ def work(connection: Connection, worker_context: WorkerContext) -> None:
 
 
 def _listen(connection: Connection, inbox: _Inbox) -> None:
-    """Fill the inbox; end the process, whatever it is at, when the engine's end of the connection closes."""
+    """Fill the inbox; end the process at once when the engine's end of the connection closes."""
     control = JobControl()
     while True:
         try:
@@ -86,10 +86,10 @@ def _listen(connection: Connection, inbox: _Inbox) -> None:
 
 
 class _EventSender:
-    """Tells the engine what happens, from whatever thread, and once a second that the job makes progress, if it does.
+    """Sends events to the engine, from any thread, and once a second a heartbeat if the job makes progress.
 
     Args:
-        connection: to the engine.
+        connection: Connection to the engine.
     """
 
     def __init__(self, connection: Connection) -> None:
@@ -99,25 +99,25 @@ class _EventSender:
         self._control = JobControl()
 
     def begin(self, job: str, control: JobControl) -> None:
-        """A job is about to be done."""
+        """Note the start of a job."""
         with self._lock:
             self._job, self._control = job, control
 
     def send_event(self, event: Event | Hello) -> None:
-        """Send an event; after a job's end nothing more is said of it."""
+        """Send an event; after the `Ended` of a job, no heartbeat of it follows."""
         with self._lock:
             if isinstance(event, Ended):
                 self._job = None
             self._send(event)
 
     def beat(self) -> None:
-        """Look at the job for ever."""
-        heard = 0
+        """Send heartbeats of the current job for ever."""
+        seen = 0
         while True:
             time.sleep(BEAT_SECONDS)
             with self._lock:
-                if self._job is not None and self._control.beats != heard:
-                    heard = self._control.beats
+                if self._job is not None and self._control.beats != seen:
+                    seen = self._control.beats
                     self._send(Heartbeat(self._job, self._control.settled))
 
     def _send(self, event: Event | Hello) -> None:
@@ -128,7 +128,7 @@ class _EventSender:
 
 
 def _run(job: Job, device: Device, worker_context: WorkerContext, control: JobControl) -> Iterator[Event]:
-    """The runner, with all output of the process going to the job's log, that of C++ libraries too."""
+    """Call the runner with all output of the process, also that of C++ libraries, in the job's log."""
     log = log_path(worker_context.directory, job.id)
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as file:

@@ -17,19 +17,19 @@ BACKENDS: dict[str, type[Backend]] = {
 
 
 def make_backend(name: str, worker_context: WorkerContext) -> Backend:
-    """The back end of that name, ready for jobs.
+    """Make the back end of a name, ready for jobs.
 
     Raises:
-        BackendError: no back end has that name.
+        BackendError: No back end has that name.
     """
     return backend_class(name)(worker_context)
 
 
 def backend_class(name: str) -> type[Backend]:
-    """The back end of that name.
+    """Return the class of the back end of a name.
 
     Raises:
-        BackendError: no back end has it.
+        BackendError: No back end has that name.
     """
     if name in BACKENDS:
         return BACKENDS[name]

@@ -1,4 +1,4 @@
-"""One job from its first event to its `Ended`, in whatever process it runs."""
+"""Runs one job from its first event to its `Ended`, in any process."""
 
 import importlib
 from collections.abc import Generator
@@ -17,7 +17,7 @@ def resolve(path: str) -> Runner:
     """Import the runner that "module:function" names.
 
     Raises:
-        BackendError: the path has another form, or names nothing that can be called.
+        BackendError: The path has another form, or names nothing that can be called.
     """
     module, _, function = path.partition(":")
     if not module or not function:
@@ -34,11 +34,10 @@ def resolve(path: str) -> Runner:
 def run_job(
     runner: Runner, job: Job, device: Device, worker_context: WorkerContext, control: JobControl
 ) -> Generator[Event, None, None]:
-    """What the runner yields, then exactly one `Ended`.
+    """Yield the events of the runner, then exactly one `Ended`.
 
-    A job whose runner saw that it is to stop ends as stopped, one that returned before it looked has finished.
-    `SystemExit` is a failure of the job like any exception; KeyboardInterrupt goes through to whoever is at the
-    keyboard.
+    The job ends as stopped if its runner noticed the request to stop, else as finished. `SystemExit` is a failure of
+    the job like any exception. KeyboardInterrupt is passed on to the caller.
     """
     try:
         yield from runner(job, device, worker_context, control)

@@ -1,9 +1,9 @@
-"""A back end under a virtual clock: jobs take the seconds that a workload says, and nobody waits for them."""
+"""The virtual back end: jobs take the seconds of a workload on a virtual clock, without a process or a wait."""
 
 import heapq
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from math import inf
 from pathlib import Path
@@ -23,43 +23,43 @@ from shoal.cost.estimate import compute, seconds
 __all__ = ["START_SECONDS", "SlowDown", "Virtual", "VirtualJob", "Workload", "fair"]
 
 _Life = Iterator[tuple[float, bool]]
-"""What a job does: seconds until it says something, alone on its device, and whether others slow it down meanwhile."""
+"""Course of a job: seconds until its next events, alone on its device, and whether other jobs slow it down there."""
 
 START_SECONDS = 0.1
-"""From when a process is started until it does anything."""
+"""Time from the start of a process to its first action."""
 SURVEY_SECONDS = 0.02
-"""For which the model of one trial is looked at."""
+"""Time of a survey of the model of one trial."""
 PROFILE_SECONDS = 0.3
-"""For which one array is measured."""
+"""Time of the measurement of one array."""
 STOP_SECONDS = 0.05
-"""From when a job is asked to stop until it has saved its trials."""
+"""Time from the request to stop until a job has saved its trials."""
 
 
 class Workload(Protocol):
-    """What trials are and cost, and what they report: functions of their arguments alone.
+    """Keys, costs and reports of trials, as functions of the arguments alone.
 
-    Thus a study measures the same numbers however often its jobs are killed and its trials trained again.
+    So a study measures the same numbers however often its jobs are killed and its trials are trained again.
     """
 
     def key(self, trial: Trial) -> FusionKey:
-        """What trials agree on that can share an array."""
+        """Return the fusion key of a trial."""
 
     def profile(self, key: FusionKey, kind: str) -> Profile:
-        """What an array of a key costs on a kind of device."""
+        """Return the cost of an array of a key on a kind of device."""
 
     def report(self, trial: Trial, epoch: int) -> Report:
-        """What a trial reports after an epoch: RUNNING, or FAILED where it ends by itself."""
+        """Return the report of a trial after an epoch: RUNNING, or FAILED if the trial ends by itself."""
 
     def error(self, trial: Trial, epoch: int) -> str:
-        """What user code raises in that epoch of a trial, which takes its array along; "" where nothing is wrong."""
+        """Return the exception of user code in an epoch of a trial, with which its array fails; "" without one."""
         return ""
 
     def losses(self, trial: Trial, epoch: int) -> Sequence[float]:
-        """The training losses of that epoch's steps; by default its first metric."""
+        """Return the training losses of the steps of an epoch; by default its first metric."""
         return [next(iter(self.report(trial, epoch).metrics.values()))]
 
     def start_seconds(self, job: Job) -> float:
-        """From when a job that trains is started, or goes on after it was suspended, to its first step."""
+        """Return the seconds from the start, or the resumption, of a training job to its first step."""
         return START_SECONDS
 
 
@@ -68,10 +68,10 @@ class _VirtualArray:
     """An array in a job.
 
     Args:
-        key: of its members.
-        profile: of the key where it runs.
-        members: by number of the trial.
-        epochs: that each has behind it.
+        key: Key of its members.
+        profile: Profile of the key on the device of the job.
+        members: Members by number of their trials.
+        epochs: Finished epochs of each member.
     """
 
     key: FusionKey
@@ -82,23 +82,22 @@ class _VirtualArray:
 
 @dataclass(eq=False)
 class VirtualJob:
-    """A job on a device; for reading.
+    """A job on a device; read-only for all but `Virtual`.
 
     Args:
-        job: as it was started.
-        device: that it is on; its helpers are named by the job.
-        lanes: its arrays; they take turns, the first one is next.
-        joining: who comes in at the end of the epoch.
-        saved: when its trials were saved last, in seconds of the virtual clock.
-        hangs: it does nothing any more, and does not end.
-        over: it has ended.
-        life: what it does, as what it takes between what it says.
-        stage: how often that was scheduled; what the heap has of earlier times is void.
-        left: seconds, alone on its device, until it says something again.
-        since: when that was true.
-        works: whether others on its device slow it down meanwhile.
-        ahead: seconds of its epoch after that.
-        speed: in company, as a fraction of that alone on one device.
+        job: The job as it was started.
+        device: Its device; the job itself names its helpers.
+        lanes: Its arrays, which take turns; the first one is next.
+        joining: Arrays that join at the end of the epoch.
+        saved: Time of its last checkpoint, in seconds of the virtual clock.
+        hangs: Whether it makes no progress any more and never ends.
+        life: Its course.
+        entry: Number of its valid entry in the heap; entries with other numbers are void.
+        left: Seconds until its next events at `since`, alone on its device.
+        since: Time at which `left` was computed.
+        works: Whether other jobs on its device slow it down meanwhile.
+        ahead: Seconds of its epoch after its next events.
+        speed: Its speed as a fraction of that alone on one device.
     """
 
     job: Job
@@ -107,9 +106,8 @@ class VirtualJob:
     joining: list[Array] = field(default_factory=list)
     saved: float = 0.0
     hangs: bool = False
-    over: bool = False
     life: _Life = field(default_factory=lambda: iter(()))
-    stage: int = 0
+    entry: int = -1
     left: float = inf
     since: float = 0.0
     works: bool = False
@@ -118,60 +116,72 @@ class VirtualJob:
 
     @property
     def trials(self) -> set[int]:
-        """Numbers of those that it trains or is about to."""
+        """Numbers of the trials in its arrays and of the joining ones."""
         joining = (member.trial.number for array in self.joining for member in array.members)
         return {number for lane in self.lanes for number in lane.members}.union(joining)
 
+    def epochs(self, trials: Collection[int]) -> dict[int, int]:
+        """Return the finished epochs by number, of the given trials in its arrays."""
+        return {number: lane.epochs[number] for lane in self.lanes for number in lane.members.keys() & trials}
+
+    def progress(self, now: float) -> dict[int, float]:
+        """Return the finished part of the epoch for each member of the array in training; {} outside epochs."""
+        lane = self.lanes[-1] if self.works and self.lanes else None
+        whole = seconds(lane.profile, [1] * len(lane.members)) if lane is not None and lane.members else 0.0
+        if lane is None or whole <= 0:
+            return {}
+        left = self.left - (now - self.since) * self.speed + self.ahead
+        return dict.fromkeys(lane.members, max(0.0, 1 - left / whole))
+
     @property
     def memory(self) -> int:
-        """Bytes that its arrays take of the device, in one process."""
+        """Bytes of the device that its arrays use in one process."""
         trained = [lane for lane in self.lanes if lane.members]
         base = max((lane.profile.base_memory for lane in trained), default=0)
         return base + sum(len(lane.members) * lane.profile.member_memory for lane in trained)
 
     @property
     def asked(self) -> float:
-        """Compute that it asks for: that of the array that takes most, as they take turns."""
+        """Compute that it needs: the maximum of its arrays, as they take turns."""
         return max((compute(array.profile) for array in self.job.arrays if array.profile is not None), default=1.0)
 
     @property
     def share(self) -> float | None:
-        """Compute that a policy has given to it, where that is not what it asks for (see `JobView.share`)."""
+        """Compute that the policy gave it; None if that is what it needs (see `JobView.share`)."""
         promised = self.job.demand
         return None if promised is None or abs(promised.compute - self.asked) < _ROUNDING else promised.compute
 
 
 SlowDown = Callable[[Device, Sequence[VirtualJob]], Sequence[float]]
-"""Speed of each job as a fraction of its speed alone on the whole device, of all that train there, in their order."""
+"""Returns the speeds of all jobs that train on a device, in their order, as fractions of their speeds alone on it."""
 
 _ROUNDING = 1e-6
 
 
 def fair(device: Device, jobs: Sequence[VirtualJob]) -> Sequence[float]:
-    """Jobs run at full speed while what they are promised is there, and in proportion beyond."""
+    """Return full speed while the demands of the jobs fit the device, else speeds in proportion to it."""
     asked = sum(job.job.demand.compute for job in jobs if job.job.demand is not None)
     return [min(1.0, device.compute / asked) if asked else 1.0] * len(jobs)
 
 
 class Virtual(Backend):
-    """Runs jobs on devices that exist only in a virtual clock, which `poll` moves.
+    """Runs jobs on devices that exist only on a virtual clock, which `poll` advances.
 
-    There is no process, no waiting and no randomness. What is to come is a heap in time, so that a poll costs the
-    logarithm of the number of jobs, whatever that is.
+    There is no process, no wait and no randomness. Coming events are in a heap ordered by time, so a poll costs the
+    logarithm of the number of jobs.
 
-    A worker is modelled as far as its study can see it: a checkpoint of each trial at the end of its stretch, every
-    `checkpoint_seconds` at the end of an epoch, and where a job stands when it is stopped; epochs that are trained anew
-    from an older one, and reports again; members that leave at once and join at the end of an epoch; arrays whose
-    errors leave the others alone.
+    A worker is modelled as far as its study observes it. It saves each trial when the trial reaches its target, every
+    `checkpoint_seconds` at the end of an epoch, and when the job is stopped. A trial with an older checkpoint trains
+    and reports its epochs again. Members leave at once and join at the end of an epoch. An error ends only its array.
 
     Args:
-        worker_context: of which only `checkpoint_seconds` counts.
-        workload: what trials are and cost.
-        checkpoints: number of a trial -> epochs of its newest checkpoint; what earlier back ends of the study left.
-        now: seconds, where the clock begins.
-        beat_seconds: in which a job says at least once that it makes progress.
-        slowdown: how fast jobs are that share a device; asked whenever one comes or goes.
-        tick: seconds from the first thing said in which `poll` gathers what else is.
+        worker_context: Context of the workers, of which only `checkpoint_seconds` is used.
+        workload: Keys, costs and reports of the trials.
+        checkpoints: Epochs of the newest checkpoint by number of the trial, from earlier back ends of the study.
+        now: Start of the clock, in seconds.
+        beat_seconds: Longest time of work between two events of a job.
+        slowdown: Speeds of jobs that share a device; called for each start and end of a job there.
+        tick: Seconds after the first event in which `poll` collects further events.
     """
 
     def __init__(
@@ -188,16 +198,16 @@ class Virtual(Backend):
         self.now = now
         """Seconds of the virtual clock."""
         self.jobs: dict[str, VirtualJob] = {}
-        """Those that have not ended, by id; for reading."""
+        """Running jobs by id; read-only."""
         self._workload = workload
         self._beat_seconds, self._slowdown, self._tick = beat_seconds, slowdown, tick
         self._checkpoints = {} if checkpoints is None else checkpoints
-        self._heap: list[tuple[float, int, VirtualJob, int]] = []
-        self._order = count()
+        self._heap: list[tuple[float, int, VirtualJob]] = []
+        self._entries = count()
         self._said: list[Event] = []
         self._started: set[str] = set()
-        self._begun: dict[int, float] = {}  # number of a trial that was stopped -> part of its next epoch that is done
-        self._on: dict[str, dict[str, VirtualJob]] = {}  # those that train, by device
+        self._begun: dict[int, float] = {}  # number of a stopped trial -> finished part of its next epoch
+        self._on: dict[str, dict[str, VirtualJob]] = {}  # training jobs by device
         self._closed = False
 
     def clock(self) -> float:
@@ -205,7 +215,7 @@ class Virtual(Backend):
         return self.now
 
     def start(self, job: Job, device: Device) -> None:
-        """Take a job in."""
+        """Start a job."""
         if self._closed:
             raise BackendError(f"job {job.id!r} cannot start: the back end is closed")
         if job.id in self._started:
@@ -216,26 +226,28 @@ class Virtual(Backend):
             mine.joining += job.arrays
             self._on.setdefault(device.name, {})[job.id] = mine
             self._settle(device)
-        self._go_on(mine, self._life(mine))
+        mine.life = self._life(mine)
+        self._advance(mine)
 
     def stop(self, job: str) -> None:
-        """Let a job save its trials and end, shortly."""
+        """Let a job save its trials and end after `STOP_SECONDS`."""
         mine = self.jobs.get(job)
         if mine is not None and not mine.hangs:
-            self._keep(mine)
-            self._go_on(mine, self._stopping(mine))
+            self._begun.update(mine.progress(self.now))
+            mine.life = self._stopping(mine)
+            self._advance(mine)
 
     def kill(self, job: str) -> None:
-        """End a job where it stands."""
+        """End a job at once."""
         self.fail(job, Outcome.CRASHED, "was killed")
 
     def change(self, job: str, change: JobUpdate) -> None:
-        """Let members leave now, saved, others join at the end of the epoch, and trials be looked at now."""
+        """Save and remove members now, add others at the end of the epoch, and find the keys of trials now."""
         mine = self.jobs.get(job)
         if mine is None or mine.hangs:
             return
         if gone := change.leave & mine.trials:
-            self._save(mine, gone)
+            self._checkpoints.update(mine.epochs(gone))
             for lane in mine.lanes:
                 lane.members = {number: each for number, each in lane.members.items() if number not in gone}
             mine.joining = list(remove_members(mine.joining, gone))
@@ -245,10 +257,10 @@ class Virtual(Backend):
             self._said.append(base.SignaturesFound(job, {x.number: self._workload.key(x) for x in change.look}))
 
     def inherit(self, directory: Path, trial: Trial) -> None:
-        """Give a trial that begins as a copy the checkpoint of its origin.
+        """Copy the checkpoint of the origin to a trial that begins as a copy.
 
         Raises:
-            CheckpointError: the origin has trained on, or has none.
+            CheckpointError: The origin has trained on, or has no checkpoint.
         """
         origin = trial.origin
         if origin is None or trial.number in self._checkpoints:
@@ -261,14 +273,14 @@ class Virtual(Backend):
         self._checkpoints[trial.number] = origin.epoch
 
     def poll(self, timeout: float) -> list[Event]:
-        """What was said; if that is nothing, what is said next, within the timeout on the virtual clock.
+        """Return pending events, or else advance the clock by at most the timeout to the next events.
 
-        With nothing to come and no end to the timeout, the clock stays.
+        Without coming events and with an infinite timeout, the clock stays.
         """
         until = self.now + (min(self._tick, timeout) if self._said else timeout)
         while self._heap and self._heap[0][0] <= until:
-            at, _, job, stage = heapq.heappop(self._heap)
-            if job.over or job.hangs or job.stage != stage:
+            at, entry, job = heapq.heappop(self._heap)
+            if job.entry != entry or job.hangs:
                 continue
             self.now = at
             job.left = 0.0
@@ -282,11 +294,11 @@ class Virtual(Backend):
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is to come."""
-        return not self._said and all(job.over or job.stage != stage for _, _, job, stage in self._heap)
+        """Whether no event is pending or coming."""
+        return not self._said and not any(job.entry == entry for _, entry, job in self._heap)
 
     def close(self) -> None:
-        """End all jobs where they stand; nothing more is said of them."""
+        """End all jobs at once, without events."""
         self._closed = True
         for job in list(self.jobs.values()):
             self._end(job)
@@ -294,13 +306,13 @@ class Virtual(Backend):
         self._heap.clear()
 
     def fail(self, job: str, outcome: Outcome, message: str) -> None:
-        """A job ends badly, at once; one that has ended is left alone."""
+        """Let a job fail at once; after the end of the job, do nothing."""
         if (mine := self.jobs.get(job)) is not None:
             self._end(mine)
             self._said.append(base.Ended(job, outcome, message))
 
     def fail_array(self, job: str, trials: Collection[int], outcome: Outcome, message: str) -> None:
-        """An array of a job, that with these trials, fails; the job goes on if it has others, else it ends so."""
+        """Let the array with these trials fail; the job goes on if it has other arrays, else it fails."""
         mine = self.jobs[job]
         failed = [lane for lane in mine.lanes if lane.members.keys() & set(trials)]
         if any(lane.members for lane in mine.lanes if lane not in failed):
@@ -312,30 +324,25 @@ class Virtual(Backend):
             self.fail(job, outcome, message)
 
     def hang(self, job: str) -> None:
-        """A job does nothing more, and has to be killed."""
+        """Let a job make no progress from now on, until it is killed."""
         if (mine := self.jobs.get(job)) is not None:
             mine.hangs = True
 
-    def _go_on(self, job: VirtualJob, life: _Life) -> None:
-        """From now on a job does this, and nothing of what it would have done."""
-        job.life = life
-        self._advance(job)
-
     def _advance(self, job: VirtualJob) -> None:
-        """Let a job come to where it next takes time."""
+        """Run a job up to its next step that takes time."""
         job.left, job.works = next(job.life, (inf, False))
         job.since = self.now
         self._schedule(job)
 
     def _schedule(self, job: VirtualJob) -> None:
-        """Say when a job has done what is left, at the speed that it has."""
-        job.stage += 1
+        """Put the next step of a job in the heap, at the current speed of the job."""
+        job.entry = next(self._entries)
         speed = job.speed if job.works else 1.0
         if speed > 0 and job.left < inf:
-            heapq.heappush(self._heap, (self.now + job.left / speed, next(self._order), job, job.stage))
+            heapq.heappush(self._heap, (self.now + job.left / speed, job.entry, job))
 
     def _settle(self, device: Device) -> None:
-        """Give all jobs on a device the speed that they have from now on."""
+        """Set the speeds of all jobs on a device, from now on."""
         if not (here := list(self._on.get(device.name, {}).values())):
             return
         wide = len(here) == 1 and here[0].job.helpers
@@ -349,20 +356,21 @@ class Virtual(Backend):
                 self._schedule(job)
 
     def _end(self, job: VirtualJob) -> None:
-        job.over = True
+        job.entry = -1
         del self.jobs[job.job.id]
         if self._on.get(job.device.name, {}).pop(job.job.id, None) is not None:
             self._settle(job.device)
 
     def _life(self, job: VirtualJob) -> _Life:
-        """All that a job does, as what it takes between what it says."""
+        """Course of a job from its start to its end."""
         name = job.job.id
         starts = self._workload.start_seconds(job.job) if job.job.purpose is Purpose.TRAIN else START_SECONDS
         yield starts, False
         match job.job.purpose:
             case Purpose.SURVEY:
                 yield from self._works(job, SURVEY_SECONDS * len(job.job.members), settled=False)
-                self._said.append(base.SignaturesFound(name, {x.trial.number: self._key(x) for x in job.job.members}))
+                keys = {member.trial.number: self._workload.key(member.trial) for member in job.job.members}
+                self._said.append(base.SignaturesFound(name, keys))
             case Purpose.PROFILE:
                 for array in job.job.arrays:
                     yield PROFILE_SECONDS, False
@@ -370,37 +378,42 @@ class Virtual(Backend):
                     self._said.append(base.Profiled(name, array.key, profile))
             case Purpose.TRAIN:
                 yield from self._train(job)
-        if not job.over:
+        if name in self.jobs:
             self._end(job)
             self._said.append(base.Ended(name, Outcome.FINISHED))
 
     def _stopping(self, job: VirtualJob) -> _Life:
+        """Course of a job that is stopped."""
         yield STOP_SECONDS, False
-        self._save(job, job.trials)
+        self._checkpoints.update(job.epochs(job.trials))
         self._end(job)
         self._said.append(base.Ended(job.job.id, Outcome.STOPPED))
 
     def _train(self, job: VirtualJob) -> _Life:
-        """An epoch of one array after the other, until nobody is left."""
+        """Course of a training job: an epoch of one array after the other, until no member is left."""
         self._take_in(job)
         self._said.append(base.Heartbeat(job.job.id, settled=True))
         measured = False
-        while job.lanes and not job.over:
+        while job.lanes:
             lane = job.lanes[0]
             job.lanes.rotate(-1)
             began, done = self.now, min(self._begun.pop(number, 0.0) for number in lane.members)
             takes = seconds(lane.profile, [1] * len(lane.members)) * (1 - done)
             yield from self._works(job, takes, settled=True)
             self._end_epoch(job, lane, self.now - began)
-            if job.over:
+            if job.job.id not in self.jobs:
                 return
             if not measured:
                 measured = True
-                self._measure(job)
+                members = {lane.key: len(lane.members) for lane in job.lanes if lane.members}
+                if members:
+                    self._said.append(base.MemoryMeasured(job.job.id, members, job.memory))
+                if len(members) > 1:
+                    self._said.append(base.PackSpeedMeasured(job.job.id, tuple(members), 1.0))
             self._take_in(job)
 
     def _works(self, job: VirtualJob, takes: float, *, settled: bool) -> _Life:
-        """Work in which a job only says that it makes progress."""
+        """Course of work of `takes` seconds, with heartbeats."""
         while takes > self._beat_seconds:
             takes -= self._beat_seconds
             job.ahead = takes
@@ -410,7 +423,7 @@ class Virtual(Backend):
         yield takes, True
 
     def _end_epoch(self, job: VirtualJob, lane: _VirtualArray, took: float) -> None:
-        """Members of an array report an epoch, or it fails."""
+        """Report an epoch of the members of an array, or let the array fail."""
         members = list(lane.members.items())
         trials = {number: member.trial for number, member in members}
         for number, member in members:
@@ -433,16 +446,16 @@ class Virtual(Backend):
             turn = TurnStats(max(losses), min(losses), losses[-1], len(losses), took)
             self._said.append(base.Reported(job.job.id, tuple(reports), turn))
         if self.now - job.saved >= self.worker_context.checkpoint_seconds:
-            self._save(job, job.trials)
+            self._checkpoints.update(job.epochs(job.trials))
             job.saved = self.now
 
     def _take_in(self, job: VirtualJob) -> None:
-        """Let members in, from where their checkpoints are; who is further than its study knows reports that again."""
+        """Add joining members at the epochs of their checkpoints; repeat reports that the study does not have."""
         joining, job.joining = job.joining, []
         for array in joining:
             lane = next((lane for lane in job.lanes if lane.key == array.key and not array.apart), None)
             if lane is None:
-                key = self._key(array.members[0])  # its study may know none
+                key = self._workload.key(array.members[0].trial)  # the study may not have one
                 lane = _VirtualArray(array.key, self._workload.profile(key, job.device.kind))
                 job.lanes.append(lane)
             for member in array.members:
@@ -450,44 +463,16 @@ class Virtual(Backend):
                 epoch = self._checkpoints.get(number, trial.start)
                 again = range(member.start + 1, min(epoch, member.target) + 1)
                 if reports := [self._workload.report(trial, x) for x in again]:
-                    self._said.append(base.Reported(job.job.id, tuple(_as_of(x, member.target) for x in reports)))
+                    state = TrialState.PAUSED if epoch >= member.target else TrialState.RUNNING
+                    reports = [replace(x, state=TrialState.RUNNING, reason="") for x in reports]
+                    reports[-1] = replace(reports[-1], state=state)
+                    self._said.append(base.Reported(job.job.id, tuple(reports)))
                 if epoch < member.target:
                     lane.members[number], lane.epochs[number] = member, epoch
         job.lanes = deque(lane for lane in job.lanes if lane.members)
 
-    def _measure(self, job: VirtualJob) -> None:
-        """What a job finds out of itself when it has trained for a while."""
-        members = {lane.key: len(lane.members) for lane in job.lanes if lane.members}
-        if members:
-            self._said.append(base.MemoryMeasured(job.job.id, members, job.memory))
-        if len(members) > 1:
-            self._said.append(base.PackSpeedMeasured(job.job.id, tuple(members), 1.0))
-
-    def _save(self, job: VirtualJob, trials: Collection[int]) -> None:
-        for lane in job.lanes:
-            self._checkpoints.update((number, lane.epochs[number]) for number in lane.members.keys() & trials)
-
-    def _keep(self, job: VirtualJob) -> None:
-        """A job that is stopped saves its array in the middle of an epoch."""
-        if not (job.works and job.lanes):
-            return
-        lane = job.lanes[-1]
-        whole = seconds(lane.profile, [1] * len(lane.members)) if lane.members else 0.0
-        if whole > 0:
-            left = job.left - (self.now - job.since) * job.speed + job.ahead
-            self._begun.update(dict.fromkeys(lane.members, max(0.0, 1 - left / whole)))
-
-    def _key(self, member: Member) -> FusionKey:
-        return self._workload.key(member.trial)
-
 
 def _spread(job: VirtualJob) -> float:
-    """Speed of a job on several devices, as a multiple of that on one; its profiles say how many it may have."""
+    """Return the speed of a job on several devices as a multiple of that on one, from its profiles."""
     devices = 1 + len(job.job.helpers)
     return min(1 / array.profile.spreading[devices] for array in job.job.arrays if array.profile is not None)
-
-
-def _as_of(report: Report, target: int) -> Report:
-    """A report that is made again, for a stretch that ends there."""
-    state = TrialState.PAUSED if report.epoch >= target else TrialState.RUNNING
-    return Report(report.trial, report.epoch, report.metrics, report.seconds, state)

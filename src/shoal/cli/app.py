@@ -1,4 +1,4 @@
-"""The commands and what they print: results on standard output, everything else on standard error."""
+"""The commands of `shoal`: they print results on standard output, everything else on standard error."""
 
 import sys
 import time
@@ -12,9 +12,6 @@ from typing import Annotated, Any
 import typer
 
 from shoal import api
-from shoal.cli import devices as devices_command
-from shoal.cli import study as study_command
-from shoal.cli import trial as trial_command
 from shoal.cli.command import (
     AlgorithmName,
     CommandRequest,
@@ -25,8 +22,10 @@ from shoal.cli.command import (
     TimeLimit,
     Trials,
     run_command,
+    run_script,
 )
-from shoal.cli.history import app as history
+from shoal.cli.devices import app as devices_app
+from shoal.cli.interventions import policy, study_app, trial_app
 from shoal.cli.options import (
     AsJson,
     Backend,
@@ -42,11 +41,9 @@ from shoal.cli.options import (
     print_table,
     say,
 )
-from shoal.cli.policy import policy
-from shoal.cli.profile import profile
+from shoal.cli.profile import history_app, profile
 from shoal.cli.report import report
 from shoal.cli.rerun import rerun
-from shoal.cli.script import run_script
 from shoal.cli.simulate import simulate
 from shoal.core.errors import ShoalError, StudyFailedError, StudyInterrupted, TaskChangedError
 from shoal.journal.requests import pending
@@ -95,13 +92,13 @@ def _shoal(
 def run(
     file: Program,
     arguments: Script = None,
-    directory: Annotated[Path | None, typer.Option(help="Of the study, new.")] = None,
+    directory: Annotated[Path | None, typer.Option(help="New directory for the study.")] = None,
     devices: Devices = None,
     policy: Policy = None,
     packing: Packing = None,
     backend: Backend = None,
     sharing: Sharing = None,
-    seed: Annotated[int | None, typer.Option(help="Of everything that is random.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of all random numbers.")] = None,
     space: SpaceFile = None,
     metric: Metric = None,
     mode: Mode = None,
@@ -113,8 +110,8 @@ def run(
 ) -> None:
     """Run a Python file that calls shoal.tune; or, with --space, search the arguments of any program.
 
-    Options count instead of what the file gives to shoal.tune. With --json the study shows no progress, what the file
-    prints goes to standard error, and standard output ends with one line of JSON: the study.
+    Options replace the arguments that the file gives to shoal.tune. With --json the study shows no progress, the output
+    of the file goes to standard error, and standard output ends with one line of JSON: the study.
     """
     asked = CommandRequest(space, metric, mode, algorithm, trials, epochs, time_limit)
     if space is None:
@@ -141,13 +138,13 @@ def run(
 
 
 app.command()(profile)
-app.add_typer(devices_command.app, name="devices")
+app.add_typer(devices_app, name="devices")
 app.command()(report)
 app.command()(rerun)
-app.add_typer(history, name="history")
-app.add_typer(trial_command.app, name="trial")
+app.add_typer(history_app, name="history")
+app.add_typer(trial_app, name="trial")
 app.command()(policy)
-app.add_typer(study_command.app, name="study")
+app.add_typer(study_app, name="study")
 
 
 @app.command()
@@ -159,14 +156,14 @@ def resume(
     backend: Backend = None,
     sharing: Sharing = None,
     accept_changes: Annotated[
-        bool, typer.Option("--accept-changes", help="Go on although the task was edited; the journal notes it.")
+        bool, typer.Option("--accept-changes", help="Go on with an edited task; the journal notes it.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Go on with a study that was stopped or killed, or that has failed trials to try again (shoal trial retry).
 
-    Options count instead of the study's own. This runs code that the study's directory holds, the pickled task and
-    algorithm: go on with studies of people you trust only. Looking (status, trials, best, report) runs none.
+    Options replace the study's own. This runs code from the study's directory, the pickled task and algorithm: go on
+    only with studies of people you trust. The commands status, trials, best and report run no code of the study.
     """
     here()  # as of `run_script`
     with _stoppable([directory], as_json):
@@ -200,11 +197,11 @@ def status(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """How far a study is: what runs, what waits and why, the best so far, the time left.
+    """Show the progress of a study: running jobs, waiting trials with reasons, the best so far, the time left.
 
     Below, as soon as there are values, a map of the space: the best value and the trials' states by two searched
-    parameters. Without --axes these are the two that explain most so far: of the variance of the trials' ranks, by the
-    means at their values. With --json it is the grid over all parameters, or over those of --axes.
+    parameters. Without --axes these are the two parameters whose means explain most of the variance of the trials'
+    ranks. With --json it is the grid over all parameters, or over those of --axes.
     """
     with JournalView.read(directory) as journal:
         now = snapshot(journal, time.time())
@@ -245,12 +242,12 @@ def status(
 @app.command()
 def trials(
     directory: StudyDirectory,
-    limit: Annotated[int | None, typer.Option(min=1, help="Only so many, the best ones.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Number of trials to show, the best ones.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """All trials of a study, the best first.
+    """List all trials of a study, the best first.
 
-    Of several metrics, those first that no other trial dominates, marked with a star.
+    With several metrics, trials that no other trial dominates come first, marked with a star.
     """
     with JournalView.read(directory) as journal:
         goals = journal.objectives
@@ -269,9 +266,9 @@ def trials(
 
 @app.command()
 def best(directory: StudyDirectory, as_json: AsJson = False) -> None:
-    """The best trial of a study: its config, its metrics and its newest checkpoint.
+    """Show the best trial of a study: its config, its metrics and its newest checkpoint.
 
-    Of several metrics, all trials that no other dominates; with --json a list.
+    With several metrics, all trials that no other trial dominates; with --json a list.
     """
     with JournalView.read(directory) as journal:
         runs = journal.writer() is not None
@@ -302,14 +299,14 @@ def mirror(
     storage: Annotated[
         str, typer.Argument(metavar="STORAGE", help="sqlite:///optuna.db, or a file for Optuna's JournalStorage.")
     ],
-    name: Annotated[str | None, typer.Option(help="Of the study of Optuna's; by default that of DIR.")] = None,
-    interval: Annotated[float, typer.Option(min=0.01, help="Seconds between two looks.")] = 1.0,
+    name: Annotated[str | None, typer.Option(help="Name of the Optuna study; by default that of DIR.")] = None,
+    interval: Annotated[float, typer.Option(min=0.01, help="Seconds between two updates.")] = 1.0,
     as_json: AsJson = False,
 ) -> None:
-    """Show a study in Optuna's dashboard while it runs: keep a study of Optuna's up to date until nobody runs it.
+    """Show a study in Optuna's dashboard: update an Optuna study until no process runs the study.
 
-    Look with: optuna-dashboard STORAGE. Called again, it goes on in the same study of Optuna's. There a trial that has
-    failed stays so, also when it is tried again.
+    Look with: optuna-dashboard STORAGE. Called again, it goes on in the same Optuna study. There a failed trial stays
+    failed, also if it is tried again.
     """
     found = Study(directory)
     try:
@@ -332,9 +329,9 @@ app.command()(simulate)
 
 @contextmanager
 def _stoppable(directories: Sequence[Path], as_json: bool) -> Iterator[None]:
-    """Let a Ctrl-C within end this process with the command that goes on with the last of these studies.
+    """On a Ctrl-C within, print the command that resumes the last of these studies, and end the process.
 
-    With --json the last one is printed also then, and when its trials failed.
+    With --json print the last study also then, and when its trials failed.
     """
     try:
         yield
@@ -353,7 +350,7 @@ def _stoppable(directories: Sequence[Path], as_json: bool) -> Iterator[None]:
 
 
 def _conclude(directory: Path, as_json: bool) -> None:
-    """Say where the study is."""
+    """Print the study, or the command that shows it."""
     if as_json:
         _print_study(directory)
     else:
@@ -366,10 +363,10 @@ def _print_study(directory: Path) -> None:
 
 
 def _projected(grid: StudyGrid, axes: str) -> StudyGrid:
-    """The grid by the axes that a user names.
+    """Return the grid over the axes of a user.
 
     Raises:
-        typer.BadParameter: there are others, or too many.
+        typer.BadParameter: An axis does not exist, or there are too many.
     """
     names = [name.strip() for name in axes.split(",")]
     if len(names) > 2:
@@ -381,7 +378,7 @@ def _projected(grid: StudyGrid, axes: str) -> StudyGrid:
 
 
 def _newest_checkpoint(directory: Path, trial: int) -> Path | None:
-    """By name alone: reading them would need torch."""
+    """Return the newest checkpoint of a trial by its file name, as reading it would need torch."""
     own = (path / "files" for path in published(directory, trial))
     return next(iter(checkpoints(directory, trial)), None) or next(own, None)
 

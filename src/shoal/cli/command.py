@@ -1,8 +1,12 @@
-"""`shoal run --space FILE -- COMMAND`: a study of any program."""
+"""What `shoal run` runs: a Python file, or with `--space FILE -- COMMAND` a study of any program."""
 
 import dataclasses
+import runpy
+import sys
+import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import TracebackType
 from typing import Annotated, Any
 
 import typer
@@ -11,9 +15,12 @@ from shoal import api
 from shoal.algorithms.base import Algorithm
 from shoal.algorithms.registry import ALGORITHMS
 from shoal.cli.options import one_of, say
-from shoal.cli.space_file import read_space
+from shoal.core.domain import LogRandInt
+from shoal.core.errors import ShoalError, SpaceError
+from shoal.core.space import Constant, Space, choice, is_number, loguniform, quniform, randint, uniform
 from shoal.opaque import TIME_LIMIT, Command
-from shoal.paths import here
+from shoal.paths import absolute, here
+from shoal.toml_file import TomlLocation
 
 __all__ = [
     "AlgorithmName",
@@ -24,7 +31,9 @@ __all__ = [
     "SpaceFile",
     "TimeLimit",
     "Trials",
+    "read_space",
     "run_command",
+    "run_script",
 ]
 
 _PANEL = "With --space"
@@ -39,11 +48,14 @@ SpaceFile = Annotated[
         rich_help_panel=_PANEL,
     ),
 ]
+
 Metric = Annotated[str | None, typer.Option(help="The reported value to compare trials by.", rich_help_panel=_PANEL)]
+
 Mode = Annotated[
     str | None,
     typer.Option(callback=one_of(("min", "max")), help="Which end of it is good: min, max.", rich_help_panel=_PANEL),
 ]
+
 AlgorithmName = Annotated[
     str | None,
     typer.Option(
@@ -53,19 +65,48 @@ AlgorithmName = Annotated[
         rich_help_panel=_PANEL,
     ),
 ]
+
 Trials = Annotated[int | None, typer.Option(min=1, help="How many are tried.", rich_help_panel=_PANEL)]
+
 Epochs = Annotated[
     int | None, typer.Option(min=1, help="Reports that a trial may make at most.", rich_help_panel=_PANEL)
 ]
+
 TimeLimit = Annotated[
     float | None,
     typer.Option(help=f"Seconds without a report; by default {TIME_LIMIT:g}.", rich_help_panel=_PANEL),
 ]
 
+_RANGE = {"low", "high", "log", "step"}
+
+
+def run_script(file: Path, arguments: Sequence[str]) -> None:
+    """Run a file as `__main__`, as the last action of this process.
+
+    `sys.argv[1:]`, `sys.path[0]` and `__file__` are those of `python FILE ARGUMENTS`. So is the traceback of an
+    exception: it begins in the file.
+
+    Args:
+        file: The file.
+        arguments: Its `sys.argv[1:]`.
+    """
+    here()  # without a working directory an import of torch ends the process, with a misleading error
+    path = str(absolute(file))
+    sys.argv[1:] = arguments
+    sys.path[0] = str(file.resolve().parent)
+
+    def show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        while trace is not None and trace.tb_frame.f_code.co_filename != path:
+            trace = trace.tb_next
+        traceback.print_exception(kind, error, trace)
+
+    sys.excepthook = show
+    runpy.run_path(path, run_name="__main__")
+
 
 @dataclasses.dataclass(frozen=True)
 class CommandRequest:
-    """What the options of `_PANEL` say; None where they do not."""
+    """The options of `_PANEL`; None for missing options."""
 
     space: Path | None
     metric: str | None
@@ -76,10 +117,10 @@ class CommandRequest:
     time_limit: float | None
 
     def check_unused(self) -> None:
-        """Refuse these options where a Python file is run.
+        """Refuse these options for a Python file.
 
         Raises:
-            typer.BadParameter: one is there.
+            typer.BadParameter: An option is given.
         """
         for name, value in dataclasses.asdict(self).items():
             if value is not None:
@@ -87,15 +128,15 @@ class CommandRequest:
 
 
 def run_command(asked: CommandRequest, line: Sequence[str]) -> None:
-    """Run a study of a command.
+    """Run a study of a program.
 
     Args:
-        asked: its space and how to search that.
-        line: the program and its arguments.
+        asked: Search space and search of the study.
+        line: The program and its arguments.
 
     Raises:
-        typer.BadParameter: an option is missing, or goes without the algorithm.
-        ShoalError: as of `tune`.
+        typer.BadParameter: An option is missing, or does not fit the algorithm.
+        ShoalError: An error of `tune`.
     """
     for name in ("metric", "mode", "epochs"):
         if getattr(asked, name) is None:
@@ -107,13 +148,13 @@ def run_command(asked: CommandRequest, line: Sequence[str]) -> None:
     command = Command(tuple(line), (asked.metric,), here(), limit)
     algorithm = _algorithm(asked.algorithm or "random", {"trials": asked.trials, "epochs": asked.epochs})
     for name in command.check(space):
-        say(f"the command does not name {{{name}}}, so trials differ in it for nothing")
+        say(f"the command does not name {{{name}}}, so its values have no effect")
     mode: Any = asked.mode
     api.tune(command, space, metric=asked.metric, mode=mode, algorithm=algorithm, time_limit=limit)
 
 
 def _algorithm(name: str, given: Mapping[str, int | None]) -> Algorithm:
-    """An algorithm by its name, with the numbers of trials and epochs that it is to have."""
+    """Make the algorithm of a name, with the given numbers of trials and epochs."""
     kind = ALGORITHMS[name]
     known = {field.name: field for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
     settings: dict[str, Any] = {"max_epochs" if "max_epochs" in known else "epochs": given["epochs"]}
@@ -124,3 +165,69 @@ def _algorithm(name: str, given: Mapping[str, int | None]) -> Algorithm:
     elif given["trials"] is not None:
         raise typer.BadParameter(f"{name} finds their number by itself", param_hint="--trials")
     return kind(**settings)
+
+
+def read_space(file: Path) -> Space:
+    """Read the search space of a TOML file.
+
+    `lr = {low = 1e-4, high = 1e-1, log = true}` is a range of floats, `layers = {low = 1, high = 8}` a range of
+    integers with `high`; `step` is the distance of their values. `width = [64, 128]` is a choice, whose options may be
+    tables with parameters of their own. Any other table nests parameters, `{value = [1, 2]}` is a list as a value, and
+    all else is a constant.
+
+    Raises:
+        SpaceError: The file is no TOML, or no space; names the file, the line, the key and the value.
+    """
+    whole = TomlLocation.of(file, SpaceError)
+    parameters = {name: _parameter(value, whole / name) for name, value in whole.content.items()}
+    try:
+        return Space(parameters)
+    except SpaceError as error:
+        raise SpaceError(f"{file}: {error}") from error
+
+
+def _parameter(value: Any, place: TomlLocation) -> Any:
+    if isinstance(value, list):
+        if any(isinstance(option, list) for option in value):
+            raise _error(
+                place,
+                "a list is a choice of its items, and an item that is a list itself could be a value or a choice; "
+                f"write {{value = [...]}} for a list that is a value, got {value!r}",
+            )
+        return choice([_parameter(option, place / i) for i, option in enumerate(value)])
+    if not isinstance(value, dict):
+        return value
+    if value.keys() == {"value"}:
+        return Constant(value["value"])
+    if not value.keys() & {"low", "high"}:
+        return {name: _parameter(inner, place / name) for name, inner in value.items()}
+    return _range(value, place)
+
+
+def _range(value: Mapping[str, Any], place: TomlLocation) -> Any:
+    if odd := value.keys() - _RANGE:
+        raise _error(place, f"a range has {', '.join(sorted(_RANGE))}, got {sorted(odd)[0]!r}")
+    for name in ("low", "high"):
+        if not is_number(value.get(name)):
+            raise _error(place, f"a range has a number for `low` and for `high`, got {dict(value)!r}")
+    low, high, log, step = value["low"], value["high"], value.get("log", False), value.get("step")
+    if not isinstance(log, bool):
+        raise _error(place, f"`log` must be true or false, got {log!r}")
+    if step is not None and (log or not is_number(step)):
+        raise _error(place, f"`step` must be a number, and goes without `log`, got {dict(value)!r}")
+    whole = isinstance(low, int) and isinstance(high, int)
+    if step is not None:
+        return choice(list(range(low, high + 1, step))) if whole and _is_step(step) else quniform(low, high, step)
+    if whole:
+        return LogRandInt(low, high + 1) if log else randint(low, high + 1)
+    return loguniform(low, high) if log else uniform(low, high)
+
+
+def _error(place: TomlLocation, fault: str) -> ShoalError:
+    """Return the error of a parameter at a place in a file."""
+    name = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place.path).removeprefix(".")
+    return place.error(f"`{name}`: {fault}")
+
+
+def _is_step(step: object) -> bool:
+    return isinstance(step, int) and step > 0

@@ -1,4 +1,4 @@
-"""Where the command line begins: a first word to the user, then the imports."""
+"""The entry point of the command line: it prints a first line before the slow imports."""
 
 import os
 import sys
@@ -10,10 +10,10 @@ __all__ = ["main"]
 
 
 def main() -> None:
-    """Run the command line of this process; an error of Shoal is one line, and exit status 1."""
+    """Run the command line of this process; print an error of Shoal as one line, with exit status 1."""
     if _says_so(sys.argv[1:]):
         print("shoal: starting", file=sys.stderr, flush=True)
-    from shoal.cli.app import app  # half a second, of which the user should know what it is
+    from shoal.cli.app import app  # takes half a second, hence the line above
     from shoal.reporting.text import shown
 
     try:
@@ -26,6 +26,6 @@ def main() -> None:
 
 
 def _says_so(arguments: Sequence[str]) -> bool:
-    """Whether a study is begun whose progress is shown."""
+    """Whether the command starts a study and shows its progress."""
     own = arguments[: arguments.index("--")] if "--" in arguments else arguments
     return own[:1] == ["run"] and len(own) > 1 and not {"--json", "-h", "--help"} & set(own)

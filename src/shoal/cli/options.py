@@ -1,31 +1,33 @@
-"""Arguments and options that several commands have, and how all of them print."""
+"""Arguments and options of several commands, and the printing of all commands."""
 
 import json
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console, RenderableType
 
 from shoal.backends.gpu_sharing import SHARINGS
 from shoal.backends.registry import BACKENDS
+from shoal.journal.view import JournalView
 from shoal.planner.packing.registry import PACKINGS
+from shoal.remedy import command
 from shoal.reporting.text import shown
 from shoal.schedule.registry import POLICIES
 
 __all__ = [
     *("AsJson", "Backend", "Devices", "File", "Packing", "Policy", "Program", "Script", "Sharing", "StudyDirectory"),
-    *("all_of", "device_list", "one_of", "print_json", "print_table", "say"),
+    *("all_of", "device_list", "one_of", "print_json", "print_table", "say", "say_when"),
 ]
 
 _PIPE_WIDTH = 200
-"""Of a table that no terminal limits, in characters."""
+"""Width of a table without a terminal, in characters."""
 
 
 def one_of(names: Collection[str]) -> Callable[[str | None], str | None]:
-    """A check of an option that is one of some names."""
+    """Return a check of an option with one of some names."""
 
     def check(value: str | None) -> str | None:
         if value is not None and value not in names:
@@ -36,7 +38,7 @@ def one_of(names: Collection[str]) -> Callable[[str | None], str | None]:
 
 
 def all_of(names: Collection[str]) -> Callable[[list[str] | None], list[str] | None]:
-    """A check of an option that may be given several times."""
+    """Return a check of an option that may be given several times, each with one of some names."""
     check = one_of(names)
 
     def check_all(values: list[str] | None) -> list[str] | None:
@@ -48,7 +50,7 @@ def all_of(names: Collection[str]) -> Callable[[list[str] | None], list[str] | N
 
 
 def device_list(value: str | None) -> str | list[str] | None:
-    """ "cuda:0,cuda:1" as the list that `tune` takes."""
+    """Return "cuda:0,cuda:1" as the list that `tune` takes."""
     return value.split(",") if value is not None and "," in value else value
 
 
@@ -59,7 +61,7 @@ Program = Annotated[
     str, typer.Argument(metavar="FILE", help="Python file that calls shoal.tune; or, with --space, a program after --.")
 ]
 Script = Annotated[
-    list[str] | None, typer.Argument(metavar="ARGS", help="Given to the file; options of its own after --.")
+    list[str] | None, typer.Argument(metavar="ARGS", help="Arguments of the file; its options after --.")
 ]
 StudyDirectory = Annotated[
     Path, typer.Argument(metavar="DIR", exists=True, file_okay=False, help="Directory of a study.")
@@ -82,7 +84,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs."
 
 
 def print_table(what: RenderableType) -> None:
-    """Print what rich can show, as wide as the terminal is."""
+    """Print a rich renderable at the width of the terminal."""
     console = Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH)
     console.print(what)
 
@@ -93,5 +95,22 @@ def print_json(value: object) -> None:
 
 
 def say(line: str) -> None:
-    """Tell the user something that is no result."""
+    """Print a line for the user on standard error."""
     typer.echo(f"shoal: {shown(line, lines=True)}", err=True)
+
+
+def say_when(directory: Path, what: str, told: Mapping[str, Any], as_json: bool) -> None:
+    """Say whether a request is carried out now, or when the study goes on.
+
+    Args:
+        directory: Directory of the study.
+        what: The request: "trial 3 will be paused".
+        told: The same for programs.
+        as_json: Whether to print `told` as JSON instead.
+    """
+    with JournalView.read(directory) as journal:
+        runs = journal.writer() is not None
+    if as_json:
+        print_json({"directory": str(directory), **told, "runs": runs})
+        return
+    say(f"{what} now" if runs else f"{what} once a process runs the study: {command('resume', directory)}")

@@ -1,4 +1,4 @@
-"""The command that draws what each device of a study did, and writes it down for a browser."""
+"""`shoal report`: write the timeline of a study's devices, and an HTML page with it."""
 
 import os
 import time
@@ -28,12 +28,12 @@ def report(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """What each device of a study did and when, the best trials, and what failed and why.
+    """Report what each device of a study did and when, the best trials, and failures with reasons.
 
-    Draws a timeline of every device: jobs as bars, with the trials in them, coloured by the structure that they train;
-    above it the best value so far. Without --output a page and the timeline are written below DIR/report or, where you
-    may not write there, below the working directory. Works on a study that is running, too. With --json the same is
-    printed, and drawn only where --output says so.
+    Draws a timeline of every device: jobs as bars, with their trials, coloured by structure; above it the best value so
+    far. Without --output a page and the timeline are written below DIR/report or, without permission to write there,
+    below the working directory. Works on a running study, too. With --json the report is printed, and drawn only with
+    --output.
     """
     if output is not None:
         check_drawing(output, _WHAT, "report", (".html", *PICTURES))
@@ -62,7 +62,7 @@ def _write(study: Overview, path: Path) -> Path:
 
 
 def _folder(directory: Path) -> Path:
-    """Below the study or, where this process may not write there, below the working directory."""
+    """Return the folder below the study or, without permission to write there, below the working directory."""
     own = directory / "report"
     if os.access(own if own.exists() else directory, os.W_OK):
         return own

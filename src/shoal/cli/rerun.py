@@ -1,4 +1,4 @@
-"""The command that trains a trial once more and compares."""
+"""`shoal rerun`: train a trial again and compare its metrics with the recorded ones."""
 
 import sys
 from contextlib import nullcontext, redirect_stdout
@@ -21,17 +21,17 @@ def rerun(
     devices: Devices = None,
     as_json: AsJson = False,
 ) -> None:
-    """Train one trial again, alone, and say how far its metrics are from those that the study recorded.
+    """Train one trial again, alone, and compare its metrics with those that the study recorded.
 
     The trial is trained from its start for as many epochs as it has reported, in this process, on the first of the
-    study's devices or of --devices, with its own seed, order of samples and random numbers. Nothing in DIR is changed.
-    This runs code that the study's directory holds, the pickled task: rerun trials of people you trust only. A class of
-    a module is imported as it is now; files of the task that were edited since the study last ran are named.
+    study's devices or of --devices, with its own seed, order of samples and random numbers. DIR is not changed. This
+    runs code from the study's directory, the pickled task: rerun only trials of people you trust. A class of a module
+    is imported as it is now; files of the task that were edited since the last run of the study are named.
 
-    Shown is, for each metric, the largest relative difference over the epochs. In float64 it is that of rounding; in
-    float32, on another device or with another number of threads rounding is coarser or different, and training that is
-    chaotic makes more of it: see docs/fusion.md. With --json both curves are printed, and what the task prints goes to
-    standard error.
+    For each metric the largest relative difference over the epochs is shown. In float64 it comes from rounding. In
+    float32, on another device or with another number of threads rounding is coarser or different, and chaotic training
+    amplifies it: see docs/fusion.md. With --json both curves are printed, and the output of the task goes to standard
+    error.
     """
     here()  # as of `run_script`
     with JournalView.read(directory) as journal:

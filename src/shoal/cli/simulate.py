@@ -1,4 +1,4 @@
-"""The command that simulates a scenario, and how it shows what came of that."""
+"""`shoal simulate`: run a scenario, and show the results as a table, as JSON and as a Gantt chart."""
 
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -10,18 +10,17 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from shoal.cli.gantt import draw_gantt
 from shoal.cli.options import AsJson, all_of, print_json, print_table, say
-from shoal.reporting.drawing import check_drawing
+from shoal.reporting.drawing import check_drawing, lanes, literal, save
 from shoal.schedule.auto import OBJECTIVES
 from shoal.schedule.registry import POLICIES
 from shoal.simulate.result import SimulationResult
 from shoal.simulate.scenario import DATA, Scenario, load
 
-__all__ = ["faults", "outcome_json", "outcomes_table", "simulate"]
+__all__ = ["draw_gantt", "faults", "outcome_json", "outcomes_table", "simulate"]
 
 _HEADS = {"makespan": "makespan", "mean_completion": "mean job", "time_to_target": "to target"}
-"""Of what a scenario may be judged by; short, for eleven columns are to fit into a terminal."""
+"""Titles of the objectives of a scenario; short, so that eleven columns fit into a terminal."""
 
 
 def simulate(
@@ -37,10 +36,10 @@ def simulate(
     data: Annotated[Path, typer.Option(file_okay=False, help="Folder of the measured tables.")] = DATA,
     as_json: AsJson = False,
 ) -> None:
-    """What a search would take on a cluster, by policy, without running it.
+    """Simulate a search on a cluster under several policies, without running it.
 
-    The file describes machines, studies and events. Without --policy it also says which policies are compared. The
-    exit status is 1 if jobs did not end under one of them.
+    The file describes machines, studies and events. Without --policy it also names the compared policies. The exit
+    status is 1 if jobs did not end under one of them.
     """
     if gantt is not None:
         check_drawing(gantt, "a Gantt chart", "simulate")
@@ -60,9 +59,9 @@ def simulate(
 
 
 def outcomes_table(scenario: Scenario, outcomes: Mapping[str, SimulationResult]) -> Table:
-    """A row for each policy; the scenario's objective is marked, and the best value of it where most jobs ended.
+    """Return a table with a row for each policy; the scenario's objective is marked, and its best value.
 
-    Where ratios of oversubscription were found, a line below says which.
+    The ratios of oversubscription that a tuner has found are in a line below.
     """
     table = Table(
         title=escape(f"{scenario.name}: {scenario.description}"), title_justify="left", box=None, collapse_padding=True
@@ -103,7 +102,7 @@ def _ratios(oversubscription: Mapping[str, float]) -> str:
 
 
 def faults(outcomes: Mapping[str, SimulationResult]) -> list[str]:
-    """For each policy under which jobs did not end: how many, and why the first of them did not."""
+    """Return a line for each policy under which jobs did not end: their number, and the reason of the first."""
     lines = []
     for policy, outcome in outcomes.items():
         if outcome.waiting:
@@ -113,7 +112,7 @@ def faults(outcomes: Mapping[str, SimulationResult]) -> list[str]:
 
 
 def outcome_json(scenario: Scenario, policy: str, outcome: SimulationResult) -> dict[str, Any]:
-    """Everything that a program may want to know; times in seconds, None where no job came so far."""
+    """Return all figures of a result for programs; times in seconds, None if no job came so far."""
     figures = {
         name: value if isfinite(value := getattr(outcome, name)) else None
         for name in ("makespan", "mean_completion", "p95_completion", "time_to_target", "mean_occupancy")
@@ -124,7 +123,7 @@ def outcome_json(scenario: Scenario, policy: str, outcome: SimulationResult) -> 
 
 
 def _seconds(value: float) -> str:
-    """As 34.2 s, 12:05 minutes or 3:20:00 hours, or - if there is no such time."""
+    """Format seconds as 34.2 s, 12:05 minutes or 3:20:00 hours, or - if there is no such time."""
     if not isfinite(value):
         return "-"
     if value < 60:
@@ -132,3 +131,51 @@ def _seconds(value: float) -> str:
     minutes, seconds = divmod(round(value), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
+
+
+def draw_gantt(outcomes: Mapping[str, SimulationResult], path: Path, title: str) -> None:
+    """Draw the jobs on all devices over time, and the occupancy below, for every policy.
+
+    Args:
+        outcomes: Results by name of the policy.
+        path: File that `check_drawing` accepts.
+        title: Title of the chart.
+    """
+    from matplotlib import colormaps
+    from matplotlib.figure import Figure
+
+    devices = sorted({stay.device for outcome in outcomes.values() for stay in outcome.intervals})
+    end = max((stay.end for outcome in outcomes.values() for stay in outcome.intervals), default=1.0)
+    tall = min(20.0, max(1.5, 0.3 * len(devices)))
+    figure = Figure(figsize=(11, len(outcomes) * (tall + 1.4) + 0.6), layout="constrained")
+    axes = figure.subplots(
+        2 * len(outcomes), 1, squeeze=False, sharex=True, height_ratios=[tall, 0.8] * len(outcomes)
+    ).ravel()
+    colours = colormaps["tab20"].colors  # type: ignore[attr-defined]
+    for index, (policy, outcome) in enumerate(outcomes.items()):
+        chart, used = axes[2 * index : 2 * index + 2]
+        shade = {job: colours[number % len(colours)] for number, job in enumerate(outcome.arrivals)}
+        for row, device in enumerate(devices):
+            here = [stay for stay in outcome.intervals if stay.device == device]
+            for lane, count, stay in lanes(here):
+                height = 0.9 / count
+                chart.broken_barh(
+                    [(stay.begin, stay.end - stay.begin)],
+                    (row - 0.45 + lane * height, height),
+                    facecolors=shade[stay.trial],
+                    edgecolor="white",
+                    linewidth=0.3,
+                )
+        labels = [literal(device) for device in devices]
+        chart.set_yticks(range(len(devices)), labels, fontsize=7 if len(devices) < 40 else 3)
+        chart.set_ylim(len(devices) - 0.5, -0.5)
+        told = f"makespan {outcome.makespan:,.0f} s" if outcome.completion else "no job ended"
+        chart.set_title(f"{policy}: {told}", fontsize=10, loc="left")
+        times = [*(time for time, _ in outcome.occupancy), end]
+        used.stairs([value for _, value in outcome.occupancy], times, fill=True, color="0.6")
+        used.set_ylim(0, 1)
+        used.set_ylabel("in use", fontsize=8)
+        used.set_xlim(0, end)
+    axes[-1].set_xlabel("seconds")
+    figure.suptitle(literal(title), fontsize=10)
+    save(figure, path, "the chart")

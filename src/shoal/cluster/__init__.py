@@ -1,12 +1,10 @@
-"""The machines a study may use: nodes, their devices, how they are found, and what becomes of them."""
+"""The machines of a study: discovery, health and sharing of their devices."""
 
 from shoal.cluster.discover import Inventory, discover, take_inventory
-from shoal.cluster.gpu import Gpu
-from shoal.cluster.machine import Machine, ThisMachine
+from shoal.cluster.machine import Accelerator, Machine, ThisMachine
 from shoal.cluster.monitor import Condition, Holder, Monitor
-from shoal.cluster.nvml import Listing
+from shoal.cluster.nvml import Gpu, Listing
 from shoal.cluster.nvml_monitor import NvmlMonitor
-from shoal.cluster.torch_devices import Accelerator
 from shoal.core.device import Cluster, Device, Node
 
 __all__ = [

@@ -1,14 +1,12 @@
-"""From what a user wrote for `devices` to a cluster."""
+"""Device discovery: from the argument `devices` of a user to a cluster."""
 
 import logging
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from shoal.cluster.gpu import Gpu
-from shoal.cluster.machine import Machine, ThisMachine
-from shoal.cluster.nvml import Listing, named
-from shoal.cluster.torch_devices import Accelerator
+from shoal.cluster.machine import Accelerator, Machine, ThisMachine
+from shoal.cluster.nvml import Gpu, Listing, named
 from shoal.core.device import Cluster, Device, Node
 from shoal.core.errors import DeviceError
 
@@ -24,13 +22,13 @@ _FORMS = "'auto', 'cpu', 'cpu:N', 'cuda', 'mig', 'mps', 'xpu', or a list of 'cud
 
 @dataclass(frozen=True)
 class Inventory:
-    """Devices that were asked for, whether or not they can take jobs.
+    """The requested devices, whether or not they can take jobs.
 
     Args:
-        cluster: the devices.
-        gpus: what NVML tells of those of NVIDIA's, by device name.
-        absence: why no GPU was found; "" if one was, or none was looked for.
-        trouble: whether one should have been found, as a driver is there that fails.
+        cluster: The devices.
+        gpus: NVML's data of the NVIDIA GPUs, by device name.
+        absence: Reason why no GPU was found; "" if one was found, or none was requested.
+        trouble: Whether a driver is installed and fails.
     """
 
     cluster: Cluster
@@ -40,20 +38,20 @@ class Inventory:
 
 
 def discover(devices: str | Sequence[str] = "auto", machine: Machine | None = None) -> Cluster:
-    """The devices of this machine that a study may use, as a cluster of one node.
+    """Find the devices of this machine that a study may use, as a cluster of one node.
 
-    The kind of a CPU slot holds the number of threads that a job has there ("cpu/2"), which is that of its cores unless
-    `OMP_NUM_THREADS` allows fewer: the same job is measured anew where it gets another number of threads. Memory is
-    what the devices have in all; what other programs hold comes and goes. Some of the devices may be unhealthy for now.
+    The kind of a CPU slot contains the number of threads of a job there ("cpu/2"): its cores, unless `OMP_NUM_THREADS`
+    allows fewer. So a job is measured again with another number of threads. Memory is the total of a device, including
+    the memory of other programs, which varies. Some of the devices may be unhealthy.
 
     Args:
-        devices: "auto" (all GPUs and instances of GPUs; without any Apple's; else one CPU slot per core), "cpu" (one
-            slot per core), "cpu:N" (N slots that share cores and memory evenly), "cuda" (all GPUs), "cuda:1", "mig"
-            (all instances that MIG made), "mig:0", "mps", "xpu", or a list such as ["cuda:0", "mig:2"].
-        machine: where to look.
+        devices: "auto" (all GPUs and MIG instances; else Apple's; else one CPU slot per core), "cpu" (one slot per
+            core), "cpu:N" (N slots that share cores and memory evenly), "cuda" (all GPUs), "cuda:1", "mig" (all MIG
+            instances), "mig:0", "mps", "xpu", or a list such as ["cuda:0", "mig:2"].
+        machine: The machine; by default this one.
 
     Raises:
-        DeviceError: a device does not exist here, is named twice, the name means nothing, or none of them is healthy.
+        DeviceError: A device does not exist, is named twice, has an invalid name, or no device is healthy.
     """
     found = take_inventory(devices, machine)
     if found.trouble:
@@ -67,10 +65,10 @@ def discover(devices: str | Sequence[str] = "auto", machine: Machine | None = No
 
 
 def take_inventory(devices: str | Sequence[str] = "auto", machine: Machine | None = None) -> Inventory:
-    """As `discover`, with all that is known of GPUs; not one of them need be healthy.
+    """Find devices as `discover` does, with NVML's data of GPUs; no device need be healthy.
 
     Raises:
-        DeviceError: a device does not exist here, is named twice, or the name means nothing.
+        DeviceError: A device does not exist, is named twice, or has an invalid name.
     """
     machine = machine if machine is not None else ThisMachine()
     names = [devices] if isinstance(devices, str) else list(devices)
@@ -95,12 +93,12 @@ def _automatic(machine: Machine) -> Inventory:
 
 
 def _chosen(names: Sequence[str], machine: Machine) -> Inventory:
-    """The devices that are named, in the order of their naming."""
+    """Return the named devices, in the order of their names."""
     for name in names:
         if name == "cpu" or name.startswith("cpu:"):
             raise DeviceError(
-                f"device {name!r} is not understood in a list; slots of the CPU are a study's only devices, and asked "
-                "for by their number, as in 'cpu:2'"
+                f"device {name!r} is not understood in a list; a study has either CPU slots or other devices, and CPU "
+                "slots are requested by their number, as in 'cpu:2'"
             )
         if not _NAME.fullmatch(name):
             raise DeviceError(f"device {name!r} is not understood; `devices` is {_FORMS}")
@@ -147,7 +145,7 @@ def _of_other(accelerator: Accelerator) -> Device:
 
 
 def _cluster(devices: Sequence[Device], machine: Machine) -> Cluster:
-    """The machine with these devices, among which its cores are divided evenly."""
+    """Return the machine with these devices, and its cores divided evenly among them."""
     cores = machine.cores()
     threads = max(1, cores // len(devices))
     return Cluster(

@@ -1,4 +1,4 @@
-"""What becomes of a study's devices while it runs."""
+"""Monitoring of a study's devices: their health, and other programs on them."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -14,10 +14,9 @@ class Holder:
     """A program that holds memory of a device.
 
     Args:
-        pid: of its process, as the driver counts it: in a container that may be the host's number. 0 stands for all
-            those that the driver does not name.
-        name: of the program; "pid 1234" where the process cannot be seen from here.
-        memory: bytes of the device; None where the driver does not say.
+        pid: Process id of the driver, which may be the host's in a container; 0 for programs without names.
+        name: Name of the program; "pid 1234" if the process is not visible.
+        memory: Memory on the device, in bytes; None if the driver does not report it.
     """
 
     pid: int
@@ -27,12 +26,12 @@ class Holder:
 
 @dataclass(frozen=True)
 class Condition:
-    """A device at one moment.
+    """The condition of a device at one moment.
 
     Args:
-        healthy: whether it can take jobs.
-        reason: why not: "has fallen off the bus", "compute mode prohibited".
-        holders: programs of others on it, and the bytes they hold.
+        healthy: Whether it can take jobs.
+        reason: Reason if not: "has fallen off the bus", "compute mode prohibited".
+        holders: Programs on it that are not the study's.
     """
 
     healthy: bool = True
@@ -41,14 +40,14 @@ class Condition:
 
 
 class Monitor(Protocol):
-    """What the engine asks every few seconds."""
+    """Reports the conditions of devices; the engine calls it every few seconds."""
 
     def watch(self, cluster: Cluster) -> None:
-        """From now on look at these devices; none of the study's jobs runs on one that was not looked at before."""
+        """Monitor these devices from now on; no job of the study runs yet on a device that is new."""
 
     def look(self, own: Collection[int]) -> Mapping[str, Condition]:
-        """The condition of every device by its name; a device that is lost is a condition, never an error.
+        """Return the condition of every device by name; a lost device is a condition, never an error.
 
         Args:
-            own: process ids of the study's workers and of the engine; their children are the study's own, too.
+            own: Process ids of the study's workers and of the engine; their descendants are the study's, too.
         """

@@ -1,55 +1,161 @@
-"""One MPS daemon for each GPU: starting it, asking it for its clients, ending it.
+"""One MPS daemon for each GPU: its directory and lock, its start, its clients, its end.
 
-With NVIDIA's Multi-Process Service the kernels of several processes run on a GPU at the same time. A CUDA program that
-is started with a daemon's pipe directory in its environment becomes a client of the server that the daemon starts for
-its first client. A fault ends all clients of a server, so every GPU has a daemon and a server of its own. A program
-whose pipe directory is wrong runs without MPS and without limits, and nobody says so: `clients` tells.
+With NVIDIA's Multi-Process Service the kernels of several processes run on a GPU at the same time. A CUDA program with
+a daemon's pipe directory in its environment becomes a client of the server that the daemon starts for its first client.
+A fault ends all clients of a server, so every GPU has a daemon and a server of its own. A program with a wrong pipe
+directory runs without MPS and without limits, and without an error: only the list of `clients` shows it.
 
 Source: NVIDIA, "Multi-Process Service", appendix "Tools and Interface Reference"; HyperSack, Orchestrator.
 """
 
+import hashlib
 import math
 import os
 import subprocess
 import tempfile
 import time
 import weakref
-from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
 
-from shoal.cluster.mps_directory import MpsDirectory, default_directory
-from shoal.cluster.processes import kill
+from shoal.cluster.process_lock import ProcessLock
+from shoal.cluster.processes import kill, remaining
 from shoal.core.errors import MpsError
 
-__all__ = ["COMMAND", "MpsDaemon", "is_alive"]
+__all__ = ["COMMAND", "MpsDaemon", "MpsDirectory", "default_directory"]
 
 COMMAND = "nvidia-cuda-mps-control"
-"""Starts a daemon, and hands lines of its standard input to one that runs."""
+"""The control program: it starts a daemon, and sends lines of its standard input to a running one."""
 
 _PLAIN = "or share the GPU without MPS: sharing='plain'"
 
 _PAUSE_SECONDS = 0.02
 
 _LIMITS = ("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT")
-"""Variables that a daemon would hand on to all of its clients; a memory limit that names a GPU that the server does not
-see would also drop all others."""
+"""Variables that a daemon passes on to all its clients. A memory limit for a GPU that is not visible to the server also
+drops all other limits."""
+
+_LONGEST_PIPE = 80
+"""Longest path of a pipe directory, in bytes: a UNIX socket's path has at most 108, and MPS adds names to it."""
+
+_LOCK = "users.lock"
+
+
+class MpsDirectory:
+    """The directory of a daemon's pipes and logs. Each study that uses the daemon holds a lock there while it lives.
+
+    Args:
+        path: Path of the directory of one GPU; `enter` creates it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.pipe = path / "pipe"
+        self.log = path / "log"
+        self._lock: ProcessLock | None = None
+
+    def enter(self, patience: float) -> bool:
+        """Take the lock; return whether no other study holds it. Other studies then wait until `share`.
+
+        Args:
+            patience: Seconds to wait for another study that is starting the daemon.
+
+        Raises:
+            MpsError: The path is too long, cannot be created, or belongs to another user, or the wait was too long.
+        """
+        if self._lock is None:
+            self._make()
+            self._lock = ProcessLock(self.path / _LOCK)
+        if self.alone():
+            return True
+        deadline = time.monotonic() + patience
+        while not self._lock.shared():  # the failed attempt has released the lock
+            if time.monotonic() > deadline:
+                self.leave()
+                raise MpsError(
+                    f"another process has been starting the MPS daemon of {self.path} for more than {patience:g} s; "
+                    "wait for it or end it, or share the GPU without MPS: sharing='plain'"
+                )
+            time.sleep(_PAUSE_SECONDS)
+        return False
+
+    def claim(self) -> bool:
+        """Take the lock if no study holds it, and keep other studies out until `leave`; return whether it was taken."""
+        try:
+            self._lock = ProcessLock(self.path / _LOCK, os.O_RDWR)
+        except FileNotFoundError:  # never used, or no such directory
+            return False
+        if not self.alone():
+            self.leave()
+        return self.entered
+
+    def alone(self) -> bool:
+        """Whether no other study holds the lock; other studies are then kept out until `share` or `leave`."""
+        assert self._lock is not None
+        return self._lock.exclusive()
+
+    def others(self) -> list["MpsDirectory"]:
+        """Return the directories of other GPUs beside it."""
+        return [MpsDirectory(lock.parent) for lock in self.path.parent.glob(f"*/{_LOCK}") if lock.parent != self.path]
+
+    def share(self) -> None:
+        """Let other studies take the lock."""
+        if self._lock is not None:
+            self._lock.shared(wait=True)
+
+    def leave(self) -> None:
+        """Release the lock; may be called twice."""
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+
+    @property
+    def entered(self) -> bool:
+        """Whether this study holds the lock."""
+        return self._lock is not None
+
+    def _make(self) -> None:
+        if len(os.fsencode(self.pipe)) > _LONGEST_PIPE:
+            raise MpsError(
+                f"the pipe directory {self.pipe} has {len(os.fsencode(self.pipe))} bytes, MPS takes at most "
+                f"{_LONGEST_PIPE}; let the variable TMPDIR name a directory with a shorter path, such as /tmp"
+            )
+        try:
+            for each in (self.path.parent, self.path, self.pipe, self.log):
+                each.mkdir(mode=0o700, exist_ok=True)
+        except OSError as error:
+            raise MpsError(
+                f"the directory {self.path} of an MPS daemon cannot be made: {error}; remove what is there, or let the "
+                "variable TMPDIR name another place"
+            ) from error
+        for each in (self.path.parent, self.path):
+            if (owner := each.lstat().st_uid) != os.geteuid():
+                raise MpsError(
+                    f"{each} belongs to user {owner}, so the MPS daemon in it cannot be used; have it removed, let "
+                    "the variable TMPDIR name another place, or share the GPU without MPS: sharing='plain'"
+                )
+
+
+def default_directory(uuid: str) -> Path:
+    """Return the directory of the daemon of a GPU: a short path, the same for all studies of a user."""
+    digest = hashlib.sha256(uuid.encode()).hexdigest()[:12]
+    return Path(tempfile.gettempdir()) / f"shoal-mps-{os.geteuid()}" / digest
 
 
 class MpsDaemon:
     """The daemon of a GPU, with a directory of its own, which all studies of this user share.
 
-    What a killed engine has left is found there, ended, and begun anew.
+    A daemon of a killed engine is found there, ended, and started again.
 
     Args:
-        uuid: of the GPU, "GPU-...": numbers mean something else to a server than to its clients.
-        directory: for pipes and logs, of this GPU alone; by default `default_directory`.
-        command: the control program.
-        patience: seconds that it may take to do as it is told.
+        uuid: UUID of the GPU, "GPU-...", as indices differ between a server and its clients.
+        directory: Directory of pipes and logs of this GPU; by default `default_directory`.
+        command: The control program.
+        patience: Longest time of a command, in seconds.
 
     Raises:
-        MpsError: the UUID is none of a whole GPU.
+        MpsError: The UUID is not that of a whole GPU.
     """
 
     def __init__(
@@ -65,14 +171,14 @@ class MpsDaemon:
 
     @property
     def log(self) -> Path:
-        """The file to which the daemon writes; `server.log` lies beside it."""
+        """Log of the daemon; `server.log` is beside it."""
         return self.directory.log / "control.log"
 
     def start(self) -> None:
-        """Begin the daemon; called again, begin it anew. One that other studies use too is left as it is.
+        """Start the daemon, or restart it if no other study uses it.
 
         Raises:
-            MpsError: it is not installed, forbidden, cannot start, or is not ours to use.
+            MpsError: It is not installed, is not permitted, cannot start, or belongs to another user.
         """
         alone = self.directory.enter(self._patience)
         try:
@@ -84,9 +190,9 @@ class MpsDaemon:
             self.directory.share()
 
     def stop(self) -> None:
-        """Use the daemon no more, and end it and its servers unless other studies use them; may be called twice.
+        """Release the daemon, and end it and its servers unless other studies use them; may be called twice.
 
-        So are those of other GPUs that nobody uses: what a killed engine has left, and the next one did not need.
+        Also end unused daemons of other GPUs, which a killed engine has left.
         """
         _leave(self._control)
         for directory in self.directory.others():
@@ -94,42 +200,42 @@ class MpsDaemon:
                 _leave(self._control.beside(directory))
 
     def alive(self) -> bool:
-        """Whether its process runs; costs no control call."""
+        """Whether its process runs; needs no control call."""
         return self._control.process() is not None
 
     def servers(self) -> list[int]:
-        """The ids of the server processes: one from the first client on.
+        """Return the ids of the server processes: one after the first client has connected.
 
         Raises:
-            MpsError: the daemon does not answer.
+            MpsError: The daemon does not answer.
         """
         return self._control.ask_numbers("get_server_list")
 
     def clients(self) -> dict[int, frozenset[int]]:
-        """The id of each server process, with those of the processes that are its clients.
+        """Return the process ids of the clients of each server, by the id of the server.
 
         Raises:
-            MpsError: the daemon does not answer, or a server has just gone.
+            MpsError: The daemon does not answer, or a server has just ended.
         """
         return {server: frozenset(self._control.ask_numbers(f"get_client_list {server}")) for server in self.servers()}
 
     def environment(self, share: float = 1.0, memory: int | None = None) -> dict[str, str]:
-        """The variables with which a process becomes a client, before CUDA is initialised in it.
+        """Return the variables that make a process a client, if set before CUDA is initialised.
 
         Args:
-            share: of the GPU's compute that it may use at most.
-            memory: bytes that it may take at most; None: all.
+            share: Largest fraction of the GPU's compute.
+            memory: Memory limit in bytes; None: no limit.
         """
         percentage = min(100, max(1, math.ceil(100 * share)))
         variables = self._control.place | {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(percentage)}
         if memory is not None:
-            # The client sees one device, number 0. Any other number would drop the limit without a word.
+            # The client sees one device, number 0. With any other number the limit is dropped without an error.
             variables["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] = f"0={max(1, memory // 2**20)}M"
         return variables
 
 
 class _Control:
-    """The control program with the environment that names one daemon to it."""
+    """The control program with the environment of one daemon."""
 
     def __init__(self, uuid: str, directory: MpsDirectory, command: str, patience: float) -> None:
         self.directory = directory
@@ -143,12 +249,12 @@ class _Control:
         self._patience = patience
 
     def beside(self, directory: MpsDirectory) -> "_Control":
-        """Of the daemon in another directory; what it is asked does not depend on its GPU."""
+        """Return the control of the daemon in another directory; its GPU does not matter to `end`."""
         return _Control(self.place["CUDA_VISIBLE_DEVICES"], directory, self._command, self._patience)
 
     def launch(self) -> None:
-        """Start the daemon and wait until it has its place."""
-        # Into a file: the daemon keeps the standard output that it is given, and a pipe would not end before it does.
+        """Start the daemon and wait for its process."""
+        # Into a file: the daemon keeps its standard output open, and a pipe would not end before the daemon.
         with tempfile.TemporaryFile() as output:
             status = self._run(["-d"], stdout=output, stdin=subprocess.DEVNULL).returncode
             output.seek(0)
@@ -157,23 +263,23 @@ class _Control:
             deadline = time.monotonic() + self._patience
             while self.process() is None:
                 if time.monotonic() > deadline:
-                    raise MpsError(f"{self._whose} has started and gone; its log: {self.directory.log}; {_PLAIN}")
+                    raise MpsError(f"{self._name} ended right after its start; its log: {self.directory.log}; {_PLAIN}")
                 time.sleep(_PAUSE_SECONDS)
-        elif self.process() is None:  # else another study has been quicker
+        elif self.process() is None:  # else another study has started it first
             raise MpsError(self._refusal(status, said))
 
     def process(self) -> psutil.Process | None:
-        """Of the daemon, if it runs."""
+        """Return the process of the daemon, if it runs."""
         try:
             process = psutil.Process(int((self.directory.pipe / f"{COMMAND}.pid").read_text()))
-            # The number may long be another program's.
+            # The id may be that of another program by now.
             is_daemon = any(COMMAND in word for word in process.cmdline())
             return process if is_daemon and process.status() != psutil.STATUS_ZOMBIE else None
         except (OSError, ValueError, psutil.NoSuchProcess, psutil.AccessDenied):
             return None
 
     def end(self) -> None:
-        """End the daemon and its servers, in order if it heeds, else by force."""
+        """End the daemon and its servers: by its command, else by a kill."""
         daemon = self.process()
         if daemon is None:
             return
@@ -182,33 +288,33 @@ class _Control:
             self.ask("quit")
         except psutil.NoSuchProcess:
             return
-        except MpsError:  # it is beyond orders
-            remaining = processes
+        except MpsError:  # it does not answer
+            running = processes
         else:
-            remaining = _outlast(processes, self._patience)
-        kill(remaining)
-        _outlast(remaining, self._patience)
+            running = remaining(processes, self._patience)
+        kill(running)
+        remaining(running, self._patience)
 
     def ask_numbers(self, line: str) -> list[int]:
-        """The process ids that a command prints, one a line."""
+        """Return the process ids that a command prints, one on each line."""
         answer = self.ask(line).split()
         if not all(word.isdecimal() for word in answer):
-            raise MpsError(f"{self._whose} answers {' '.join(answer)!r} to {line!r}; its log: {self.directory.log}")
+            raise MpsError(f"{self._name} answers {' '.join(answer)!r} to {line!r}; its log: {self.directory.log}")
         return [int(word) for word in answer]
 
     def ask(self, line: str) -> str:
-        """What the daemon answers to a line."""
+        """Send a line to the daemon and return its answer."""
         done = self._run([], input=f"{line}\n".encode(), stdout=subprocess.PIPE)
         said = done.stdout.decode(errors="replace").strip()
         if done.returncode != 0:
             raise MpsError(
-                f"{self._whose} did not do {line!r}: exit status {done.returncode}, {said!r}; its log: "
+                f"{self._name} failed at {line!r}: exit status {done.returncode}, {said!r}; its log: "
                 f"{self.directory.log}"
             )
         return said
 
     def _run(self, arguments: list[str], **streams: object) -> "subprocess.CompletedProcess[bytes]":
-        # A session of its own: a Ctrl-C of the terminal is for the engine.
+        # A session of its own, as a Ctrl-C of the terminal is for the engine only.
         inherited = {name: value for name, value in os.environ.items() if name not in _LIMITS}
         try:
             return subprocess.run(  # type: ignore[call-overload, no-any-return]
@@ -227,12 +333,13 @@ class _Control:
             ) from error
         except OSError as error:
             raise MpsError(
-                f"{self._command!r} may not be run here: {error}; have it allowed by who runs this machine, {_PLAIN}"
+                f"{self._command!r} may not be run here: {error}; ask the administrator of this machine to allow it, "
+                f"{_PLAIN}"
             ) from error
         except subprocess.TimeoutExpired as error:
             what = " ".join(arguments) or streams["input"]
             raise MpsError(
-                f"{self._whose} did not heed {what!r} within {self._patience:g} s; its log: {self.directory.log}"
+                f"{self._name} did not answer {what!r} within {self._patience:g} s; its log: {self.directory.log}"
             ) from error
 
     def _refusal(self, status: int, said: str) -> str:
@@ -241,32 +348,16 @@ class _Control:
                 f"another MPS daemon has taken the pipe directory {self.directory.pipe}; end it with: echo quit | "
                 f"CUDA_MPS_PIPE_DIRECTORY={self.directory.pipe} {self._command}, {_PLAIN}"
             )
-        remedy = "see its log" if "permi" not in said.lower() else "have it allowed by who runs this machine"
-        return f"{self._whose} cannot start: exit status {status}, {said!r}; {remedy} ({self.directory.log}), {_PLAIN}"
+        remedy = "see its log" if "permi" not in said.lower() else "ask the administrator of this machine to allow it"
+        return f"{self._name} cannot start: exit status {status}, {said!r}; {remedy} ({self.directory.log}), {_PLAIN}"
 
     @property
-    def _whose(self) -> str:
+    def _name(self) -> str:
         return f"the MPS daemon of {self.place['CUDA_VISIBLE_DEVICES']}"
 
 
-def _outlast(processes: Sequence[psutil.Process], seconds: float) -> list[psutil.Process]:
-    """Those that still run after some seconds; a zombie does not, which in a container nobody may ever reap."""
-    deadline = time.monotonic() + seconds
-    while (running := [process for process in processes if is_alive(process.pid)]) and time.monotonic() < deadline:
-        time.sleep(_PAUSE_SECONDS)
-    return running
-
-
-def is_alive(pid: int) -> bool:
-    """Whether a process runs, and is no zombie."""
-    try:
-        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return False
-
-
 def _leave(control: _Control) -> None:
-    if os.getpid() != control.owner:  # a fork of the engine, which has copies of all it holds
+    if os.getpid() != control.owner:  # a fork of the engine, which has copies of its objects
         return
     directory = control.directory
     try:

@@ -1,31 +1,31 @@
-"""Watches GPUs through NVML."""
+"""The monitor that reads the conditions of GPUs through NVML."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from shoal.cluster.gpu import Gpu, binding, read_gpu, trouble
 from shoal.cluster.monitor import Condition, Holder
+from shoal.cluster.nvml import Gpu, binding, read_gpu, trouble
 from shoal.cluster.processes import descends, is_visible
 from shoal.core.device import Cluster, Device
 
 __all__ = ["NvmlMonitor"]
 
 _MPS_SERVER = "nvidia-cuda-mps-server"
-"""It holds little, and what its clients hold is listed with them; the study's own does not descend from its engine."""
+"""It holds little memory itself; NVML lists its clients. The study's own server does not descend from its engine."""
 
 _UNNAMED = 2**30
-"""Bytes that may be held with no program named for them, as contexts and the driver's books take some."""
+"""Bytes that may be in use without a named program, by contexts and the driver."""
 
 
 @dataclass
 class _Before:
-    """A GPU as it was before any job of the study ran there.
+    """The state of a GPU before the first job of the study on it.
 
     Args:
-        pids: of the programs on it.
-        unnamed: bytes held for which NVML named no program: in many containers it names none.
-        uncorrected: ECC errors.
+        pids: Process ids of the programs on it.
+        unnamed: Bytes in use without a named program; in many containers NVML names none.
+        uncorrected: Number of uncorrected ECC errors.
     """
 
     pids: frozenset[int]
@@ -34,13 +34,13 @@ class _Before:
 
 
 class NvmlMonitor:
-    """The monitor of a cluster of this machine; CPU slots, and devices that NVML could not tell of, stay as they are.
+    """Monitors a cluster of this machine; the conditions of CPU slots and devices that NVML cannot read do not change.
 
-    In a container NVML may list the host's process ids, or none. So a process that cannot be seen from here counts as
-    another's only if it was on the GPU before the study's jobs; those that came later may be the study's own.
+    In a container NVML may list the host's process ids, or none. So a process that is not visible counts as foreign
+    only if it was on the GPU before the study's jobs; a later one may be the study's own.
 
     Args:
-        cluster: whose devices are watched; none of the study's jobs runs there yet.
+        cluster: Cluster of the monitored devices; no job of the study runs there yet.
     """
 
     def __init__(self, cluster: Cluster) -> None:
@@ -50,17 +50,17 @@ class NvmlMonitor:
         self.watch(cluster)
 
     def watch(self, cluster: Cluster) -> None:
-        """From now on watch these devices.
+        """Monitor these devices from now on.
 
         Args:
-            cluster: none of the study's jobs runs on those of its devices that were not watched until now.
+            cluster: Cluster of the devices; no job of the study runs yet on a device that is new.
         """
         self._devices = tuple(device for _, device in cluster)
         if new := [device for device in self._watched() if device.uuid not in self._before]:
             self._last |= self._look(new, ())
 
     def look(self, own: Collection[int]) -> Mapping[str, Condition]:
-        """See `Monitor`."""
+        """Return the condition of every device by name; see `Monitor`."""
         seen = {each.name: Condition(each.healthy, each.note) for each in self._devices}
         if watched := self._watched():
             seen |= self._look(watched, own)
@@ -68,7 +68,7 @@ class NvmlMonitor:
         return seen
 
     def _watched(self) -> list[Device]:
-        """Devices that NVML knows, and of which it told what they are; others would be no use if they came back."""
+        """Return the devices that NVML could read at the start; the others stay unusable."""
         return [device for device in self._devices if device.uuid and device.memory]
 
     def _look(self, devices: Collection[Device], own: Collection[int]) -> Mapping[str, Condition]:
@@ -79,7 +79,7 @@ class NvmlMonitor:
                 return {device.name: self._condition(device, _gpu(nvml, device), own) for device in devices}
         except (pynvml.NVMLError_DriverNotLoaded, pynvml.NVMLError_LibraryNotFound):
             return {device.name: Condition(False, "the NVIDIA driver is gone") for device in devices}
-        except pynvml.NVMLError:  # as while the driver is updated: what runs goes on, and nothing new is known
+        except pynvml.NVMLError:  # as during an update of the driver: the last conditions stay
             return {each.name: self._last.get(each.name, Condition(each.healthy, each.note)) for each in devices}
 
     def _condition(self, device: Device, gpu: Gpu, own: Collection[int]) -> Condition:
@@ -106,7 +106,7 @@ class NvmlMonitor:
 
 
 def _gpu(nvml: Any, device: Device) -> Gpu:
-    """The device as it is now, under whatever index."""
+    """Read the device by its UUID, as its index may change."""
     try:
         handle = nvml.nvmlDeviceGetHandleByUUID(device.uuid)
     except nvml.NVMLError_NotFound:

@@ -1,4 +1,4 @@
-"""A lock on a file that vanishes with its process, however that dies, and that no child process keeps."""
+"""A file lock that ends with its process, also after a kill, and that no child process inherits."""
 
 import fcntl
 import os
@@ -9,19 +9,19 @@ __all__ = ["ProcessLock"]
 
 
 class ProcessLock:
-    """An flock on a file or directory, to be taken and given back by one process.
+    """An flock on a file or directory, taken and released by one process.
 
-    The lock belongs to the open file, which every fork of the process shares: it would outlive the process for as long
-    as one of its forks (a worker of a DataLoader, of a user's pool) lives. So a fork closes its copy first of all; what
-    is started by `exec` never has one.
+    The lock belongs to the open file, which every fork of the process shares. Without precaution it would stay while a
+    fork (a worker of a DataLoader, of a user's pool) lives. So a fork closes its copy at once; a program started by
+    `exec` never has one.
 
     Args:
-        path: of the file.
-        flags: as of `os.open`; by default the file is made if need be.
-        mode: of a file that is made.
+        path: Path of the file.
+        flags: Flags of `os.open`; by default the file is created if it does not exist.
+        mode: Mode of a created file.
 
     Raises:
-        OSError: the file cannot be opened.
+        OSError: The file cannot be opened.
     """
 
     def __init__(self, path: Path, flags: int = os.O_RDWR | os.O_CREAT, mode: int = 0o600) -> None:
@@ -30,28 +30,28 @@ class ProcessLock:
 
     @property
     def file(self) -> int:
-        """The descriptor of the file, for as long as it is not released."""
+        """Descriptor of the file, until the release."""
         assert self._file is not None
         return self._file
 
     def exclusive(self, *, wait: bool = False) -> bool:
-        """Let nobody else hold it; false if somebody does. What was held before is given up in either case.
+        """Take the lock alone; return False if another process holds it. A shared lock held before is lost either way.
 
         Args:
-            wait: until nobody else does.
+            wait: Whether to wait for the release by all other processes.
         """
         return self._take(fcntl.LOCK_EX, wait)
 
     def shared(self, *, wait: bool = False) -> bool:
-        """Hold it beside others who share it; false if one holds it alone.
+        """Take the lock together with other processes; return False if one holds it alone.
 
         Args:
-            wait: until nobody holds it alone.
+            wait: Whether to wait for the release by the process that holds it alone.
         """
         return self._take(fcntl.LOCK_SH, wait)
 
     def release(self) -> None:
-        """Give it back and close the file; may be called twice."""
+        """Release the lock and close the file; may be called twice."""
         if self._file is not None:
             os.close(self._file)
             self._file = None
@@ -68,7 +68,7 @@ _OPEN: weakref.WeakSet[ProcessLock] = weakref.WeakSet()
 
 
 def _release_all() -> None:
-    """In a fork: closing a copy of the descriptor leaves the lock to the process that took it."""
+    """Close the descriptors in a fork, which does not release the locks of the parent."""
     for lock in list(_OPEN):
         lock.release()
 

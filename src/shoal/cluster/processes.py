@@ -1,18 +1,19 @@
-"""Processes of this machine: what they run, whose they are, and their ends."""
+"""Processes of this machine: names, descent, start times, and kills of process trees."""
 
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 
 import psutil
 
-__all__ = ["created", "descends", "end", "family", "is_visible", "kill", "program"]
+__all__ = ["created", "descends", "end", "family", "is_alive", "is_visible", "kill", "program", "remaining"]
 
 _LOOK_SECONDS = 0.01
+"""Time between two checks of running processes."""
 
 
 def program(pid: int) -> str:
-    """The name of the program; "pid 1234" where the process has ended or cannot be seen, as from within a container."""
+    """Return the name of the program; "pid 1234" if the process has ended or is not visible, as in a container."""
     try:
         return psutil.Process(pid).name() or f"pid {pid}"
     except psutil.Error:
@@ -20,22 +21,22 @@ def program(pid: int) -> str:
 
 
 def is_visible(pid: int) -> bool:
-    """Whether there is such a process as seen from here."""
+    """Whether a process exists and is visible."""
     return psutil.pid_exists(pid)
 
 
 def descends(pid: int, own: Collection[int]) -> bool:
-    """Whether a process is one of these, or a child of one, or a child's child."""
+    """Whether a process is one of these, or a descendant of one."""
     if pid in own:
         return True
     try:
         return any(parent.pid in own for parent in psutil.Process(pid).parents())
-    except psutil.Error:  # it has ended, or cannot be seen
+    except psutil.Error:  # it has ended, or is not visible
         return False
 
 
 def family(pid: int) -> list[psutil.Process]:
-    """A process, those that it has started, and those that they have; none if it is gone."""
+    """Return a process and its descendants; none if it has ended."""
     try:
         process = psutil.Process(pid)
         return [process, *process.children(recursive=True)]
@@ -44,17 +45,14 @@ def family(pid: int) -> list[psutil.Process]:
 
 
 def kill(processes: Iterable[psutil.Process]) -> None:
-    """Kill those that are still there."""
+    """Kill the processes that are still running."""
     for process in processes:
         with suppress(psutil.NoSuchProcess):
             process.kill()
 
 
 def created(pid: int) -> float:
-    """When a process began, in seconds since 1970: its number may be another's later, this tells them apart.
-
-    It is 0 where there is no such process.
-    """
+    """Return the start time of a process in seconds since 1970, as its id may be used again; 0 if it does not exist."""
     try:
         return psutil.Process(pid).create_time()
     except psutil.NoSuchProcess:
@@ -62,23 +60,32 @@ def created(pid: int) -> float:
 
 
 def end(pid: int, began: float, seconds: float) -> None:
-    """Kill a process that need not be a child of this one, and all that it started; wait until they do nothing more.
+    """Kill a process, which need not be a child, and its descendants; wait for their ends.
 
     Args:
-        pid: its number.
-        began: as `created` told it; another process that has its number by now is left alone.
-        seconds: longest wait.
+        pid: Id of the process.
+        began: Start time, as of `created`; a later process with the same id is not killed.
+        seconds: Longest wait.
     """
     tree = family(pid) if created(pid) == began else []
     kill(tree)
+    remaining(tree, seconds)
+
+
+def remaining(processes: Sequence[psutil.Process], seconds: float) -> list[psutil.Process]:
+    """Wait up to some seconds for the ends of processes; return those that still run.
+
+    A zombie counts as ended, as in a container it may never be reaped.
+    """
     deadline = time.monotonic() + seconds
-    while any(map(_works, tree)) and time.monotonic() < deadline:
+    while (running := [x for x in processes if x.is_running() and is_alive(x.pid)]) and time.monotonic() < deadline:
         time.sleep(_LOOK_SECONDS)
+    return running
 
 
-def _works(process: psutil.Process) -> bool:
-    """Whether it is there, and no zombie that nobody collects."""
+def is_alive(pid: int) -> bool:
+    """Whether a process runs and is no zombie."""
     try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return False

@@ -1,4 +1,4 @@
-"""Temporary directories of processes that may be killed: the next run removes what dead ones have left."""
+"""Temporary directories of processes that may be killed: the next run removes those of dead processes."""
 
 import os
 import shutil
@@ -13,13 +13,13 @@ from shoal.cluster.process_lock import ProcessLock
 __all__ = ["TemporaryFolder", "remove_abandoned"]
 
 _LONGEST = 60
-"""Bytes of a path to which the name of a directory and of a socket in it are added; 107 in all are allowed."""
+"""Longest path in bytes, before the names of a directory and of a socket in it; a socket's path may have 107 bytes."""
 
 
 class TemporaryFolder:
-    """A new directory of this process alone, with a short path; removed by `close`, or by whoever runs Shoal next.
+    """A new directory of this process, with a short path; `close`, or the next run of Shoal, removes it.
 
-    Its process holds a lock on it, by which others know that it is in use.
+    Its process holds a lock on it, which marks it as in use.
     """
 
     def __init__(self) -> None:
@@ -27,7 +27,7 @@ class TemporaryFolder:
             self.path = Path(tempfile.mkdtemp(prefix=_prefix(), dir=_place()))
             try:
                 self._lock = _lock(self.path)
-            except FileNotFoundError:  # it was taken for abandoned before it was locked
+            except FileNotFoundError:  # another process removed it as abandoned before the lock
                 continue
             self._lock.exclusive(wait=True)
             if self.path.exists():
@@ -43,20 +43,20 @@ class TemporaryFolder:
         self.close()
 
     def close(self) -> None:
-        """Remove it; may be called twice."""
+        """Remove the directory; may be called twice."""
         shutil.rmtree(self.path, ignore_errors=True)
         self._lock.release()
 
 
 def remove_abandoned() -> None:
-    """Remove the directories that killed processes of this user have left; those of living ones are locked."""
+    """Remove the directories of killed processes of this user; those of running processes are locked."""
     for path in _place().glob(f"{_prefix()}*"):
         try:
             found = path.lstat()
             if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
                 continue
             lock = _lock(path)
-        except OSError:  # somebody else has removed it, or it cannot be: no reason not to run
+        except OSError:  # another process has removed it, or it cannot be removed
             continue
         if lock.exclusive():
             shutil.rmtree(path, ignore_errors=True)
@@ -64,7 +64,7 @@ def remove_abandoned() -> None:
 
 
 def _place() -> Path:
-    """Where temporary directories are, unless sockets in them would have longer paths than there may be."""
+    """Return the folder of temporary directories; /tmp if sockets in the usual one would have too long paths."""
     place = tempfile.gettempdir()
     return Path(place if len(os.fsencode(place)) <= _LONGEST else "/tmp")
 
@@ -74,5 +74,5 @@ def _prefix() -> str:
 
 
 def _lock(path: Path) -> ProcessLock:
-    """Raises FileNotFoundError where there is no such directory."""
+    """Open the lock of a directory; raise FileNotFoundError if the directory does not exist."""
     return ProcessLock(path / "lock")  # a file and not the directory: NFS locks only what is open for writing

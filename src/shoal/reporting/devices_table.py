@@ -7,8 +7,8 @@ from rich.table import Table
 from rich.text import Text
 
 from shoal.cluster.discover import Inventory
-from shoal.cluster.gpu import Gpu
 from shoal.cluster.monitor import Holder
+from shoal.cluster.nvml import Gpu
 from shoal.core.device import Device
 from shoal.schedule.ledger import bytes_text
 

@@ -1,1 +1,1 @@
-"""What would a search take? Scenarios, simulated with the same policies and algorithms as live."""
+"""The simulator: scenarios of searches on a cluster, with the engine, policies and algorithms of live studies."""

@@ -1,4 +1,4 @@
-"""Training losses of simulated trials: by a formula, or those of real ones."""
+"""Training losses of simulated trials: from a formula, or recorded ones."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -16,17 +16,17 @@ __all__ = ["CurveSet", "Curves", "Decay", "RealCurves", "read_task"]
 
 CURVES_FILE = "taskset_curves_8.npz"
 STEPS = 10
-"""Losses in an epoch; of real curves, in the interval between two recorded ones."""
+"""Number of losses in an epoch; of recorded curves, in the interval between two losses."""
 
 
 class Curves(ABC):
-    """What the trials of a search measure; `target` is the loss that counts as reached, or None."""
+    """The losses of the trials of a search; `target` is the loss to reach, or None."""
 
     target: float | None = None
 
     @abstractmethod
     def losses(self, trial: Trial, begin: int, end: int) -> Sequence[float]:
-        """`STEPS` losses for each epoch after `begin`, up to and with `end`."""
+        """Return `STEPS` losses for each epoch after `begin`, up to and with `end`."""
 
 
 @final
@@ -34,16 +34,16 @@ class Curves(ABC):
 class Decay(Curves):
     """loss(t) = floor + (start - floor) (1 + t)^-rate, t in epochs; floor and rate are drawn for each trial.
 
-    A power law, as learning curves tend to be (Domhan et al. 2015); floors uniform in [0, start/2], rates in [0.2, 1].
+    A power law, as usual for learning curves (Domhan et al. 2015); floors uniform in [0, start/2], rates in [0.2, 1].
 
     Args:
-        start: loss before training.
+        start: Loss before training.
     """
 
     start: float = 2.3
 
     def losses(self, trial: Trial, begin: int, end: int) -> Sequence[float]:
-        """Along the trial's own curve."""
+        """Return the losses of the trial's own curve."""
         rng = Random(derive_seed(trial.seed, "curve"))
         floor, rate = rng.uniform(0, self.start / 2), rng.uniform(0.2, 1.0)
         steps = range(begin * STEPS + 1, end * STEPS + 1)
@@ -52,16 +52,16 @@ class Decay(Curves):
 
 @final
 class RealCurves(Curves):
-    """Every trial has a real curve, one recorded interval an epoch; beyond its end the last loss stays.
+    """Recorded curves, one for each trial, with one recorded interval an epoch; after the end the last loss stays.
 
     Args:
-        task: whose curves.
-        seed: decides who gets which.
-        trials: of the search, if `good` is given.
-        good: so many reach the target, at places that the seed decides (Hermes's bins); None: whoever is drawn.
+        task: Task of the curves.
+        seed: Seed of the assignment of curves to trials.
+        trials: Number of trials of the search, if `good` is given.
+        good: Number of trials that reach the target, in random order (Hermes's bins); None: each draws any curve.
 
     Raises:
-        ScenarioError: there are not so many curves that reach the target, or that do not.
+        ScenarioError: Too few curves reach the target, or too few miss it.
     """
 
     def __init__(self, task: "CurveSet", seed: int, trials: int | None = None, good: int | None = None) -> None:
@@ -78,7 +78,7 @@ class RealCurves(Curves):
             rng.shuffle(self._bin)
 
     def losses(self, trial: Trial, begin: int, end: int) -> Sequence[float]:
-        """Along the trial's curve, linear between recorded losses."""
+        """Return the losses of the trial's curve, linear between recorded losses."""
         if self._bin:
             curve = self._task.curves[self._bin[trial.number % len(self._bin)]]
         else:
@@ -92,11 +92,11 @@ class RealCurves(Curves):
 
 @dataclass(frozen=True)
 class CurveSet:
-    """The usable training curves of a task, and the loss that is 90 % of the best reduction away from the start.
+    """The usable training curves of a task, and a target at 90 % of the best reduction of the loss.
 
     Args:
-        curves: of finite losses below 5 that begin below 10.
-        target: start - 0.9 (start - best), start being the median first loss, best the 1st percentile of the minima.
+        curves: Curves of finite losses below 5 that begin below 10.
+        target: start - 0.9 (start - best), where start is the median first loss, best the 1st percentile of minima.
     """
 
     curves: Sequence[Sequence[float]]
@@ -104,7 +104,7 @@ class CurveSet:
 
     @classmethod
     def of(cls, curves: Sequence[Sequence[float]]) -> "CurveSet":
-        """From curves that are usable."""
+        """Make the set from usable curves."""
         minima = sorted(min(curve) for curve in curves)
         best = minima[round(0.01 * (len(minima) - 1))]
         start = median(curve[0] for curve in curves)
@@ -112,10 +112,10 @@ class CurveSet:
 
 
 def read_task(data: Path, number: int) -> CurveSet:
-    """A task of TaskSet, of `taskset_curves_8.npz`.
+    """Read a task of TaskSet from `taskset_curves_8.npz`.
 
     Raises:
-        ScenarioError: the file is not there, or has no such task.
+        ScenarioError: The file does not exist, or has no such task.
     """
     import numpy as np
 

@@ -1,4 +1,4 @@
-"""Reads a scenario file into dataclasses."""
+"""Reads a TOML scenario file into dataclasses, with checks of keys, types and limits."""
 
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -15,7 +15,7 @@ __all__ = ["Limits", "Table", "read_toml", "reading"]
 
 
 class Limits(NamedTuple):
-    """Of a number, `Annotated[float, Limits(0)]`; beyond 10^12 it is a mistake, and sums are no longer exact."""
+    """Limits of a number, `Annotated[float, Limits(0)]`; above 10^12 sums are no longer exact."""
 
     least: float
     most: float = 1e12
@@ -26,16 +26,16 @@ class Limits(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """A table of a file. The other fields of a subclass are its keys, their types what is valid.
+    """A table of a file. The other fields of a subclass are its keys, and their types are the valid values.
 
-    Types are str, bool, int, float (an integer will do), `Annotated` with `Limits` or with the names that a string may
-    be, tuples of such (lists that are not empty; one value will do), mappings from any keys, Tables, and unions.
+    Types are str, bool, int, float (or an integer), `Annotated` with `Limits` or with the valid strings, tuples of
+    these (non-empty lists, or one value), mappings from any keys, Tables, and unions.
     """
 
     place: TomlLocation = field(repr=False, compare=False)
 
     def error(self, key: str, fault: str) -> ShoalError:
-        """That something is wrong with the value of a key."""
+        """Return the error of the value of a key."""
         return (self.place / key).error(fault)
 
 
@@ -43,10 +43,10 @@ _T = TypeVar("_T", bound=Table)
 
 
 def read_toml(path: Path, kind: type[_T]) -> _T:
-    """A file as a Table; where it `extends` another, with those keys of the other that it has not itself.
+    """Read a file as a Table; if it `extends` another file, keys that it lacks come from the other.
 
     Raises:
-        ScenarioError: it cannot be read, says something that is not valid, or extends a file that extends another.
+        ScenarioError: It cannot be read, has an invalid key or value, or extends a file that extends another.
     """
     place = TomlLocation.of(path, ScenarioError)
     if (name := place.content.get("extends")) is not None:
@@ -64,10 +64,10 @@ def read_toml(path: Path, kind: type[_T]) -> _T:
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Within, a table of measurements is read, and what is wrong with it is told as that.
+    """Turn errors from reading a table of measurements within into a `ScenarioError`.
 
     Raises:
-        ScenarioError: it is not there, or is not what it should be.
+        ScenarioError: The file does not exist, or is not such a table.
     """
     if not path.is_file():
         needs = "is not there, and this scenario needs it; name the folder of the tables with --data DIR"
@@ -91,7 +91,7 @@ def _table(kind: type[_T], content: Mapping[str, Any], place: TomlLocation) -> _
 
 
 def _read(kind: Any, value: Any, place: TomlLocation) -> Any:
-    """A value as what it should be, a type or a union of some."""
+    """Read a value as a type or a union of types."""
     union = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
     options = [option for option in union if option is not NoneType]
     for option in options:
@@ -113,11 +113,12 @@ def _read(kind: Any, value: Any, place: TomlLocation) -> Any:
 
 
 def _names(option: Any) -> Collection[str]:
-    """Those that a string may be."""
+    """Return the valid strings of a type."""
     return get_args(option)[1] if get_origin(option) is Annotated and get_args(option)[0] is str else ()
 
 
 def _words(option: Any) -> str:
+    """Describe a type for an error."""
     if names := _names(option):
         return " or ".join(map(repr, names))
     if get_origin(option) is Annotated:

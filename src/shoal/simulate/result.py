@@ -1,4 +1,4 @@
-"""What a simulation finds."""
+"""The result of a simulation: completion times, use of the devices, and costs of decisions."""
 
 import math
 from collections import Counter, defaultdict
@@ -15,15 +15,15 @@ __all__ = ["Interval", "SimulationResult"]
 
 @dataclass(frozen=True)
 class Interval:
-    """A stay of a job on a device.
+    """The stay of a job on a device.
 
     Args:
-        trial: its first one.
-        trials: how many it has.
-        device: name.
-        begin: seconds.
-        end: seconds.
-        compute: that it was promised there, in units of `Demand.compute`.
+        trial: Label of its first trial.
+        trials: Number of its trials.
+        device: Name of the device.
+        begin: Start, in seconds.
+        end: End, in seconds.
+        compute: Compute that it was promised there, in units of `Demand.compute`.
     """
 
     trial: str
@@ -36,22 +36,22 @@ class Interval:
 
 @dataclass
 class SimulationResult:
-    """What came of a simulation; equal for equal seeds, but for the time that decisions took.
+    """The result of a simulation; equal for equal seeds, except for the real time of decisions.
 
     A stretch is a trial up to one of its budgets.
 
     Args:
-        arrivals: stretch -> seconds at which it was asked for; of all.
-        completion: stretch -> seconds at which it ended.
-        reached: trial -> seconds at which its loss came to its target, of those that did.
-        waiting: stretch -> why it had not ended when nothing more could happen.
-        intervals: which job was where, in the order of their ends.
-        clusters: (seconds, the devices from then on).
-        decisions: how often the policy was asked.
-        switches: how often a job was suspended, stopped or lost its device.
-        oversubscription: device kind -> the ratio in force at the end, of the kinds that a tuner has observed.
-        decision_seconds: real time of all decisions.
-        longest_decision: real time of the slowest one, in seconds.
+        arrivals: Proposal of each stretch, in seconds.
+        completion: End of each stretch that ended, in seconds.
+        reached: Time at which the loss of a trial reached its target, in seconds.
+        waiting: Reason of each stretch that had not ended when no event was left.
+        intervals: Stays of jobs on devices, in the order of their ends.
+        clusters: (seconds, devices from then on).
+        decisions: Number of decisions of the policy.
+        switches: Number of times that a job was suspended, stopped or lost its device.
+        oversubscription: Ratio at the end, by kind of device, of the kinds that a tuner has observed.
+        decision_seconds: Real time of all decisions.
+        longest_decision: Real time of the slowest decision, in seconds.
     """
 
     arrivals: dict[str, float] = field(default_factory=dict)
@@ -68,7 +68,7 @@ class SimulationResult:
 
     @property
     def makespan(self) -> float:
-        """Seconds from the first arrival to the last end; inf if nothing ended."""
+        """Seconds from the first arrival to the last end; inf if no stretch ended."""
         return max(self.completion.values()) - min(self.arrivals.values()) if self.completion else math.inf
 
     @property
@@ -84,17 +84,17 @@ class SimulationResult:
 
     @property
     def time_to_target(self) -> float:
-        """Mean seconds from the arrival of a trial that reached its target until it did; inf if none has."""
+        """Mean seconds from the arrival of a trial until it reached its target; inf if none has."""
         return fmean(at - self.arrivals[trial] for trial, at in self.reached.items()) if self.reached else math.inf
 
     @property
     def device_seconds(self) -> float:
-        """During which devices held jobs, over all devices."""
+        """Seconds with jobs, summed over all devices."""
         return self._used[1]
 
     @property
     def occupancy(self) -> Sequence[tuple[float, float]]:
-        """(seconds, part of the compute of all healthy devices that is asked for), at every change."""
+        """(seconds, fraction of the compute of all healthy devices in demand), at every change."""
         return self._used[0]
 
     @cached_property
@@ -125,7 +125,7 @@ class SimulationResult:
 
     @property
     def mean_occupancy(self) -> float:
-        """Occupancy, averaged over the time from the first arrival to the last end; 0 if there is no such time."""
+        """Mean occupancy from the first arrival to the last end; 0 if there is no such time."""
         if not self.completion or not self.makespan:
             return 0.0
         end = max(self.completion.values())
@@ -134,10 +134,10 @@ class SimulationResult:
         return area / self.makespan
 
     def rank(self, objective: str) -> tuple[int, float]:
-        """By which outcomes of one scenario are compared, the less the better: what did not end comes first.
+        """Return the rank among results of one scenario, lower is better: first the number of unended stretches.
 
         Args:
-            objective: the property that counts among outcomes of which as much ended.
+            objective: Name of the property that decides between equal numbers.
         """
         return len(self.arrivals) - len(self.completion), getattr(self, objective)
 

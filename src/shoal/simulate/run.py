@@ -1,4 +1,4 @@
-"""Simulates a study: the state machine of a live one, over a virtual back end and a virtual clock."""
+"""The simulation of a study: the state machine of a live study with a virtual back end and a virtual clock."""
 
 import time
 from collections import deque
@@ -38,22 +38,22 @@ from shoal.study.state import Given
 __all__ = ["ClusterEvent", "Simulation"]
 
 _ROUNDS = 1000
-"""Turns at one moment, beside one for each trial, after which a policy is taken to start what it stops for ever."""
+"""Limit of turns at one moment, in addition to one for each trial; beyond it the policy starts and stops for ever."""
 
 
 @dataclass(frozen=True)
 class ClusterEvent:
-    """Devices that come or go.
+    """A change of the cluster.
 
-    Jobs on a device that fails go on elsewhere from their last checkpoints; those on one that is removed are stopped
-    after a checkpoint.
+    Jobs on a failed device go on elsewhere from their last checkpoints; jobs on a removed device are stopped after a
+    checkpoint.
 
     Args:
-        at: seconds from the start of the simulation.
-        failed: names of devices that do not answer from now on.
-        restored: names of devices that answer again.
-        removed: names of devices that a user takes away.
-        added: nodes that join the cluster.
+        at: Seconds from the start of the simulation.
+        failed: Names of devices that fail.
+        restored: Names of devices that work again.
+        removed: Names of devices that a user removes.
+        added: Nodes that a user adds.
     """
 
     at: float
@@ -64,20 +64,20 @@ class ClusterEvent:
 
 
 class Simulation:
-    """One study, from its beginning to where nothing more can happen.
+    """The simulation of one study, from its start until no event is left.
 
     Args:
-        searches: what is tried, and what it takes.
-        cluster: at the start.
-        policy: decides which job runs where.
-        slowdown: how fast jobs are that share a device.
-        events: changes of the cluster.
-        tuner: finds how many times the compute of devices may be promised; by default it leaves them as they are.
-        grouping: decides which arrays share a process.
-        fuse: whether trials may share an array.
-        measured: whether what trials take is known beforehand; else their models are looked at and measured first.
-        checkpoint_seconds: between two checkpoints of a job, which are made at the ends of epochs.
-        tick: seconds whose events are one turn of the engine's loop; see `Virtual`.
+        searches: Algorithms of the study, and costs and losses of its trials.
+        cluster: Devices at the start.
+        policy: Policy that places the jobs.
+        slowdown: Speeds of jobs that share a device.
+        events: Changes of the cluster.
+        tuner: Tuner of the oversubscription of devices; by default oversubscription stays as it is.
+        grouping: Grouping of arrays into jobs.
+        fuse: Whether trials may share an array.
+        measured: Whether the costs of trials are known at the start; else signatures and profiles come first.
+        checkpoint_seconds: Seconds between two checkpoints of a job, at ends of epochs.
+        tick: Seconds whose events are one turn of the engine's loop; see `Virtual`.
     """
 
     def __init__(
@@ -98,7 +98,8 @@ class Simulation:
         directory = Path("simulated")
         worker_context = WorkerContext(directory, b"", checkpoint_seconds=checkpoint_seconds)
         self._world = Virtual(worker_context, searches, beat_seconds=inf, slowdown=slowdown, tick=tick)
-        self._searches, self._policy = searches, _TimedPolicy(policy)
+        self._outcome = SimulationResult(clusters=[(0.0, cluster)])
+        self._searches, self._policy = searches, _TimedPolicy(policy, self._outcome)
         self._events = deque(sorted(events, key=lambda event: event.at))
         self._arrivals = deque(sorted({at for source in searches.sources for at in source.arrivals}))
         self._tuner = tuner or OversubscriptionTuner(kinds=())
@@ -125,16 +126,15 @@ class Simulation:
             )
         )
         self._lost: dict[str, Condition] = {}
-        self._stretches: dict[int, str] = {}  # of the trials that are being trained or wait for that, by number
+        self._stretches: dict[int, str] = {}  # current stretches of training and waiting trials, by number
         self._running: dict[str, tuple[command.JobStarted, float]] = {}
-        self._outcome = SimulationResult(clusters=[(0.0, cluster)])
 
     def run(self) -> SimulationResult:
-        """Go on until all is decided, or nothing more can happen.
+        """Run until the study is finished, or no event is left.
 
         Raises:
-            PolicyError: the policy made an illegal plan, or stops what it starts for ever.
-            ScenarioError: a table of measurements knows nothing of a job.
+            PolicyError: The policy made an illegal plan, or starts and stops jobs for ever.
+            ScenarioError: A table of measurements has no row for a job.
         """
         then, rounds, was_stuck, state = -1.0, 0, False, self._core.state
         while not state.finished:
@@ -153,23 +153,18 @@ class Simulation:
             until = min(coming, max(state.planner.wake, now + LEAST_SECONDS))
             for event in self._world.poll(until - now):
                 self._happen(event)
-        waiting = {name: state.trials[number].reason or "makes no progress" for number, name in self._stretches.items()}
-        return replace(
-            self._outcome,
-            waiting=waiting,
-            oversubscription=dict(self._tuner.ratios),
-            decisions=self._policy.asked,
-            decision_seconds=self._policy.seconds,
-            longest_decision=self._policy.longest,
-        )
+        for number, name in self._stretches.items():
+            self._outcome.waiting[name] = state.trials[number].reason or "makes no progress"
+        self._outcome.oversubscription.update(self._tuner.ratios)
+        return self._outcome
 
     def _may_plan(self) -> bool:
-        """Whether there is anything to plan; a study with nothing to do that is not finished would be at fault."""
+        """Whether there are trials to plan for, now or never; before an arrival, an idle study would be an error."""
         state = self._core.state
         return not self._arrivals or bool(state.running) or state.trials.has_waiting()
 
     def _arrive(self, now: float) -> None:
-        """Let what comes now be there: searches, and changes of the cluster."""
+        """Begin the searches, and apply the changes of the cluster, that are due."""
         self._searches.now = now
         while self._arrivals and self._arrivals[0] <= now:
             self._arrivals.popleft()
@@ -187,11 +182,11 @@ class Simulation:
                 self._happen(DevicesSeen(dict(self._lost)))
 
     def _happen(self, event: Event) -> bool:
-        """Let an event happen; whether anything was done about it."""
+        """Pass an event to the state machine and carry out its commands; return whether a job was affected."""
         state = self._core.state
         try:
             step = self._core.step(event, self._world.now)
-        except DeviceError:  # what waits can never start; the outcome tells why
+        except DeviceError:  # waiting trials can never start; the result has the reasons
             step = state.step
         for record in step.records:
             self._note(record, self._world.now)
@@ -202,7 +197,7 @@ class Simulation:
         return any(isinstance(order, acts) for order in step.commands)
 
     def _note(self, record: command.Record, now: float) -> None:
-        """Keep what a step records, as far as the outcome tells of it."""
+        """Add a record of a step to the result."""
         outcome = self._outcome
         match record:
             case command.GroupsProposed():
@@ -237,7 +232,7 @@ class Simulation:
             self._outcome.completion[name] = now
 
     def _leave(self, job: str, now: float) -> None:
-        """A job has left its devices."""
+        """Note that a job has left its devices."""
         started, began = self._running.pop(job)
         members, demand = started.job.members, started.job.demand
         label = self._searches.label(members[0].trial.number)
@@ -247,21 +242,22 @@ class Simulation:
 
 
 class _TimedPolicy(Policy):
-    """A policy, and what it takes to decide."""
+    """A policy whose decisions are counted and timed in a result."""
 
-    def __init__(self, policy: Policy) -> None:
-        self.policy = policy
-        self.asked, self.seconds, self.longest = 0, 0.0, 0.0
+    def __init__(self, policy: Policy, result: SimulationResult) -> None:
+        self.policy, self._result = policy, result
 
     def plan(self, jobs: Sequence[JobView], cluster: Cluster, now: float) -> Plan:
         began = time.perf_counter()
         plan = self.policy.plan(jobs, cluster, now)
         took = time.perf_counter() - began
-        self.asked, self.seconds, self.longest = self.asked + 1, self.seconds + took, max(self.longest, took)
+        self._result.decisions += 1
+        self._result.decision_seconds += took
+        self._result.longest_decision = max(self._result.longest_decision, took)
         return plan
 
 
 def _found(whole: Cluster, devices: str | Sequence[str]) -> Cluster:
-    """The devices of these names."""
+    """Return the devices of these names."""
     nodes = (replace(x, devices=tuple(d for d in x.devices if d.name in devices)) for x in whole.nodes)
     return Cluster(tuple(node for node in nodes if node.devices))

@@ -1,4 +1,4 @@
-"""A scenario: a cluster, what is to be done on it, and what happens to it."""
+"""A scenario: a cluster, the studies and jobs on it, and its changes, loaded from a TOML file."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
@@ -24,23 +24,23 @@ from shoal.simulate.workload import SimulatedWorkload, TrialSource
 __all__ = ["DATA", "Scenario", "ScenarioTable", "load"]
 
 DATA = Path("../shared/data")
-"""Folder of the measured tables, relative to the repository root, where commands are run."""
+"""Folder of the measured tables, relative to the repository root."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Settings:
-    """What a file says of a scenario as a whole, in the words in which it says so.
+    """Settings of a scenario as a whole, with the keys of the file.
 
     Args:
-        description: in a line.
-        policies: that are compared unless others are asked for.
-        slowdown: name of the slow-down model.
-        objective: what counts, a name of `OBJECTIVES` and property of `SimulationResult`.
-        fuse: whether trials may share an array.
-        packing: name of what decides which arrays share a process.
-        measured: see `Simulation`.
-        checkpoint_every: seconds between two checkpoints of a job.
-        tick: see `Simulation`.
+        description: Description in one line.
+        policies: Policies to compare by default.
+        slowdown: Name of the slow-down model.
+        objective: Name of `OBJECTIVES`, a property of `SimulationResult`.
+        fuse: Whether trials may share an array.
+        packing: Name of the packing of arrays into jobs.
+        measured: Whether the costs of trials are known at the start; see `Simulation`.
+        checkpoint_every: Seconds between two checkpoints of a job.
+        tick: Seconds of one turn; see `Simulation`.
     """
 
     description: str = ""
@@ -56,7 +56,7 @@ class _Settings:
 
 @dataclass(frozen=True, kw_only=True)
 class ScenarioTable(_Settings, Table):
-    """The top of a file."""
+    """The top-level table of a file."""
 
     extends: str = ""
     seed: Annotated[int, Limits(0)] = 0
@@ -69,15 +69,15 @@ class ScenarioTable(_Settings, Table):
 
 @dataclass(frozen=True, kw_only=True)
 class Scenario(_Settings):
-    """All that a simulation needs but the policy.
+    """All inputs of a simulation except the policy.
 
     Args:
-        name: of the file.
-        cluster: at the start.
-        sources: where trials come from.
-        events: changes of the cluster.
-        data: folder of the measured tables.
-        tuned: kinds of devices whose oversubscription is found while a simulation runs.
+        name: Name of the file.
+        cluster: Devices at the start.
+        sources: Sources of the trials.
+        events: Changes of the cluster.
+        data: Folder of the measured tables.
+        tuned: Kinds of devices whose oversubscription a tuner finds during a simulation.
     """
 
     name: str
@@ -88,10 +88,10 @@ class Scenario(_Settings):
     tuned: tuple[str, ...] = ()
 
     def simulate(self, policy: str | Policy) -> SimulationResult:
-        """What comes of a policy.
+        """Simulate the scenario under a policy.
 
         Raises:
-            PolicyError: there is no such policy, or it made an illegal plan.
+            PolicyError: There is no such policy, or it made an illegal plan.
         """
         searches = SimulatedWorkload(self.sources)
         structures = {structure.name: structure for structure in searches.keys.values()}
@@ -114,12 +114,12 @@ def load(path: Path, data: Path = DATA, seed: int | None = None) -> Scenario:
     """Read a scenario file; docs/simulate.md describes it.
 
     Args:
-        path: of the TOML file.
-        data: folder of the measured tables.
-        seed: counts instead of the file's own.
+        path: Path of the TOML file.
+        data: Folder of the measured tables.
+        seed: Seed in place of the file's own.
 
     Raises:
-        ScenarioError: it cannot be simulated; the error names the file, the line, the key and the nearest valid one.
+        ScenarioError: The file is invalid; the error names the file, the line, the key and the nearest valid one.
     """
     file = read_toml(path, ScenarioTable)
     seed = file.seed if seed is None else seed

@@ -1,4 +1,4 @@
-"""How much jobs slow each other down on a shared device: measured tables, measured demands, or not at all."""
+"""Slow-down models of jobs on a shared device: by measured curves, by demands, or none."""
 
 import csv
 from collections.abc import Callable, Mapping, Sequence
@@ -22,12 +22,12 @@ SHARES_FILE = "a100_mig_slices.csv"
 
 @dataclass(frozen=True)
 class Curve:
-    """A workload's speed by its share of an A100, measured on slices of it (MISO's measurements).
+    """A workload's speed by its share of an A100, measured on MIG slices (MISO's measurements).
 
     Args:
-        points: (share, seconds of an iteration) by rising share, those that were measured; the last share is 1.
-        memory: peak bytes.
-        utilisation: fraction of the time in which its kernels ran, alone on the whole device (SM utilisation).
+        points: Measured (share, seconds of an iteration) by rising share; the last share is 1.
+        memory: Peak memory, in bytes.
+        utilisation: Fraction of the time with running kernels, alone on the whole device (SM utilisation).
     """
 
     points: tuple[tuple[float, float], ...]
@@ -36,14 +36,14 @@ class Curve:
 
     @property
     def seconds(self) -> float:
-        """Of an iteration alone on the whole device."""
+        """Seconds of an iteration alone on the whole device."""
         return self.points[-1][1]
 
     @cached_property
     def speeds(self) -> tuple[tuple[float, float], ...]:
         """(share, speed as a fraction of that on the whole device), from (0, 0) on, never falling.
 
-        Noise makes a few workloads a little faster on a slice than on the whole; that counts as the whole's speed.
+        By noise a few workloads are slightly faster on a slice than on the whole device; their speeds are cut to 1.
         """
         rising = [(0.0, 0.0)]
         for share, seconds in self.points:
@@ -51,7 +51,7 @@ class Curve:
         return tuple(rising)
 
     def speed(self, share: float) -> float:
-        """At any share: linear between what was measured, and down to 0 at none."""
+        """Return the speed at a share: linear between the measured shares, and down to 0 at share 0."""
         for (low, below), (high, above) in pairwise(self.speeds):
             if share <= high:
                 return below + (above - below) * (share - low) / (high - low)
@@ -59,15 +59,15 @@ class Curve:
 
     @cached_property
     def useful(self) -> float:
-        """The least share at which it runs at full speed."""
+        """Smallest share with full speed."""
         return next(share for share, speed in self.speeds if speed >= 1.0)
 
 
 def read_curves(data: Path) -> dict[str, Curve]:
-    """The measured workloads of `a100_mig_slices.csv` by name and batch size, "resnet/64".
+    """Read the measured workloads of `a100_mig_slices.csv` by name and batch size, "resnet/64".
 
     Raises:
-        ScenarioError: the file is not there.
+        ScenarioError: The file does not exist, or is damaged.
     """
     path = data / SHARES_FILE
     with reading(path), path.open(encoding="utf-8", newline="") as file:
@@ -81,13 +81,13 @@ def _curve(row: Mapping[str, str]) -> Curve:
 
 
 def allocate(weights: Sequence[float], bounds: Sequence[float], total: float) -> list[float]:
-    """Divide `total` in proportion to weights, nobody getting more than its bound, and nothing left that one could use.
+    """Divide `total` in proportion to weights, up to the bound of each, and among the others beyond that.
 
-    Weights are not negative; where all are 0 they count as equal.
+    Weights are not negative; if all are 0, they count as equal.
     """
     weights = weights if any(weights) else [1.0] * len(weights)
     order = [index for index, weight in enumerate(weights) if weight > 0]
-    order.sort(key=lambda index: bounds[index] / weights[index])  # who is bounded soonest
+    order.sort(key=lambda index: bounds[index] / weights[index])  # the first to reach its bound
     shares = [0.0] * len(weights)
     for place, index in enumerate(order):
         part = weights[index] / sum(weights[other] for other in order[place:])
@@ -97,11 +97,11 @@ def allocate(weights: Sequence[float], bounds: Sequence[float], total: float) ->
 
 
 def shares(structures: Mapping[str, SimulatedModel], data: Path) -> SlowDown:
-    """Measured share curves: a job with share s of a device runs at Curve.speed(s).
+    """Return the model of measured curves: a job with share s of a device runs at Curve.speed(s).
 
-    Jobs on one device divide its compute in proportion to their demands. None gets more than it can use, nor more than
-    the share that the policy gave it (of MPS: an upper bound). The curves are of an A100; on other devices they are
-    taken to have the same shape.
+    Jobs on one device divide its compute in proportion to their demands. Each gets at most what it can use, and at most
+    the share that the policy gave it (with MPS: an upper bound). The curves are of an A100; on other devices the same
+    shape is assumed.
     """
     curves = read_curves(data)
     rows = {name: _row(curves, structure) for name, structure in structures.items()}
@@ -117,10 +117,10 @@ def shares(structures: Mapping[str, SimulatedModel], data: Path) -> SlowDown:
 
 
 def demands(structures: Mapping[str, SimulatedModel], data: Path) -> SlowDown:
-    """Measured demands: at full speed while the compute asked for is there, in proportion to what is there beyond that.
+    """Return the model of demands: full speed while the demands fit the device, else speeds in proportion to it.
 
-    A job's compute is the knee of its curve. A share that the policy gave is what the job asks for; below a whole
-    device it costs what the job's alpha says.
+    A job's compute is the knee of its curve. A share from the policy replaces the demand of the job; below a whole
+    device the job's alpha is its cost.
     """
     part = none(structures, data)
 
@@ -133,9 +133,9 @@ def demands(structures: Mapping[str, SimulatedModel], data: Path) -> SlowDown:
 
 
 def none(structures: Mapping[str, SimulatedModel], data: Path) -> SlowDown:
-    """Nobody slows anybody down, but a share below a whole device costs what the job's alpha says (Fluid: h).
+    """Return the model without slow-down, except that the job's alpha is the cost of a share below a device (Fluid: h).
 
-    Of a device on which every job was given a share, what nobody was given is divided in proportion.
+    If every job on a device has a share, the rest of the device is divided in proportion.
     """
 
     def speeds(device: Device, jobs: Sequence[VirtualJob]) -> Sequence[float]:
@@ -152,18 +152,18 @@ def none(structures: Mapping[str, SimulatedModel], data: Path) -> SlowDown:
 
 SLOWDOWNS: Mapping[str, Callable[[Mapping[str, SimulatedModel], Path], SlowDown]]
 SLOWDOWNS = {"none": none, "demands": demands, "shares": shares}
-"""Every model by its name, made from the structures of a scenario by name and the folder of the tables."""
+"""Makers of the models by name, from the structures of a scenario by name and the folder of the tables."""
 
 
 def _part(job: VirtualJob, alpha: float | None, width: float) -> float:
-    """Speed of a job on that part of a device."""
+    """Return the speed of a job on a part of a device."""
     if alpha is None:
         return min(1.0, width / job.asked) if job.asked else 1.0
     return 1 / Scaling(alpha).factor(min(1.0, width))
 
 
 def _structure(job: VirtualJob) -> str:
-    """Of a job, by its first array: what they take of a device together is what one of them takes at a time."""
+    """Return the structure of the first array of a job, as its arrays take turns on the device."""
     return job.job.arrays[0].key.structure
 
 

@@ -1,4 +1,4 @@
-"""The tables of a scenario file: machines, models, studies, jobs, events; docs/simulate.md describes their keys."""
+"""The tables of a scenario file: nodes, models, studies, jobs, events; docs/simulate.md describes their keys."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -6,7 +6,7 @@ from inspect import signature
 from itertools import count
 from pathlib import Path
 from random import Random
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 from shoal.algorithms.registry import ALGORITHMS
 from shoal.backends.virtual import START_SECONDS
@@ -26,14 +26,13 @@ from shoal.toml_file import unknown
 
 __all__ = ["EventTable", "JobTable", "ModelTable", "NodeTable", "StudyTable", "profile", "read_events", "read_nodes"]
 
-_T = TypeVar("_T")
 GB = 10**9
 MANY = 10**6
-"""Most devices, jobs or epochs that one table may ask for."""
+"""Limit of devices, jobs or epochs of one table."""
 _ALL = 10**6
-"""Cores of a device: a job may use all that its node has."""
+"""Cores of a device: a job may use all cores of its node."""
 _SHORT = 8
-"""Digits of a digest that are shown."""
+"""Number of digits of a digest in an error."""
 
 Amount = Annotated[float, Limits(0)]
 Fraction = Annotated[float, Limits(0, 1)]
@@ -46,7 +45,7 @@ Setting = Annotated[int, Limits(0, MANY)] | Annotated[float, Limits(0, MANY)] | 
 
 @dataclass(frozen=True, kw_only=True)
 class NodeTable(Table):
-    """[[nodes]]: machines, `count` equal ones."""
+    """[[nodes]]: `count` equal machines."""
 
     kind: str
     devices: Annotated[int, Limits(1, 100)]
@@ -58,7 +57,7 @@ class NodeTable(Table):
 
 
 def read_nodes(tables: Iterable[NodeTable], taken: set[str]) -> tuple[Node, ...]:
-    """The machines, called as they are named or node0, node1, ...; `taken` are all names so far, and added to."""
+    """Make the nodes, with their names or node0, node1, ...; add their names to `taken`, the names so far."""
     nodes: list[Node] = []
     for table in tables:
         ratio = 1.0 if isinstance(table.oversubscription, str) else table.oversubscription
@@ -75,20 +74,20 @@ def read_nodes(tables: Iterable[NodeTable], taken: set[str]) -> tuple[Node, ...]
 
 
 def _named(node: Node) -> dict[str, tuple[str, ...]]:
-    """What a node and its devices are called, each with the devices that are meant."""
+    """Return the devices by the names of a node and of its devices."""
     names = tuple(device.name for device in node.devices)
     return {node.name: names, **{name: (name,) for name in names}}
 
 
 def profile(seconds: float, compute: float, memory: int, cores: float, fused: Mapping[int, float]) -> Profile:
-    """Of a structure, by what one trial takes.
+    """Make the profile of a structure from the costs of one trial.
 
     Args:
-        seconds: of an epoch.
-        compute: fraction of a device.
-        memory: bytes.
-        cores: CPU cores.
-        fused: members of an array -> how many times as long an epoch of all of them takes.
+        seconds: Seconds of an epoch.
+        compute: Fraction of a device.
+        memory: Memory, in bytes.
+        cores: Number of CPU cores.
+        fused: Time of an epoch of an array as a multiple of that of one trial, by number of members.
     """
     steps = {1: seconds, **{members: seconds * factor for members, factor in fused.items()}}
     return Profile(
@@ -96,20 +95,20 @@ def profile(seconds: float, compute: float, memory: int, cores: float, fused: Ma
     )
 
 
-def _slower(takes: Profile, factor: float, **more: Any) -> Profile:
-    """Where everything takes so many times as long; `more` are other fields of the profile."""
+def _slower(takes: Profile, factor: float) -> Profile:
+    """Return the profile with all times multiplied by a factor."""
     steps = {members: seconds * factor for members, seconds in takes.step_seconds.items()}
-    return replace(takes, step_seconds=steps, **more)
+    return replace(takes, step_seconds=steps)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelTable(Table):
-    """[[models]]: what a trial of a model takes, for each batch size.
+    """[[models]]: the costs of a trial of a model, for each batch size.
 
-    `epoch_seconds`, `compute` and `memory_gb` say it, each as one number or as one for each batch size. Or `workloads`
-    names a row of `a100_mig_slices.csv` for each batch size, and `samples` the length of an epoch: its compute is the
-    measured SM utilisation alone, what HyperSack's sampler records. Or `profile` names what studies have measured.
-    `kinds` gives the speed of devices, `fused` what an array of several takes.
+    Either `epoch_seconds`, `compute` and `memory_gb`, each one number or one for each batch size. Or `workloads`, a row
+    of `a100_mig_slices.csv` for each batch size, and `samples`, the length of an epoch: its compute is the measured SM
+    utilisation alone, which HyperSack's sampler records. Or `profile`, the name of a measured profile. `kinds` are the
+    speeds of devices, `fused` the times of arrays.
     """
 
     name: str
@@ -125,7 +124,12 @@ class ModelTable(Table):
     fused: Mapping[str, Positive] = field(default_factory=dict)
 
     def structures(self, kinds: Sequence[str], data: Path) -> list[SimulatedModel]:
-        """One for each batch size, on a cluster of such kinds of devices; `data` is the folder of measured tables."""
+        """Return a structure for each batch size, on a cluster of these kinds of devices.
+
+        Args:
+            kinds: Kinds of devices of the cluster.
+            data: Folder of the measured tables.
+        """
         if self.profile is not None:
             return self._profiled(self.profile, kinds)
         if wrong := [key for key in self.fused if not (key.isdecimal() and 2 <= int(key) <= MANY)]:
@@ -151,7 +155,7 @@ class ModelTable(Table):
         return structures
 
     def _each(self, key: str, default: Sequence[Any]) -> Sequence[Any]:
-        """What the file says for each batch size, or else what follows from something else."""
+        """Return the values of a key for all batch sizes, by default those computed from other keys."""
         values: tuple[Any, ...] = tuple(getattr(self, key) or default)
         sizes = len(self.batch_sizes)
         if not values:
@@ -161,7 +165,7 @@ class ModelTable(Table):
         return values * sizes if len(values) == 1 else values
 
     def _profiled(self, asked: str, kinds: Sequence[str]) -> list[SimulatedModel]:
-        """What studies have measured; other kinds in units of that which was measured, the first of several by name."""
+        """Return measured structures; speeds of other kinds are relative to the measured kind, the first by name."""
         if self != ModelTable(place=self.place, name=self.name, profile=asked, kinds=self.kinds):
             raise self.error("profile", "beside a `profile` there may be `name` and `kinds`; the rest was measured")
         structure, _, data = asked.partition("/")
@@ -190,14 +194,14 @@ class ModelTable(Table):
 
 
 def _check_kinds(table: Table, named: Iterable[str], kinds: Sequence[str]) -> None:
-    """Refuse kinds of which the cluster never has one."""
+    """Refuse kinds without a device in the cluster."""
     if named and not {*named} & {*kinds}:
         raise table.error("kinds", f"no device is one of {', '.join(named)}; the devices are {', '.join(kinds)}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class _CostTable(Table):
-    """What jobs of a study, or of one [[jobs]], have in common."""
+    """Costs of all jobs of a study, or of one [[jobs]]."""
 
     alpha: Factor | None = None
     beta: Factor = 1.0
@@ -207,7 +211,7 @@ class _CostTable(Table):
     switch_seconds: Amount | None = None
 
     def with_costs(self, structure: SimulatedModel, name: str) -> SimulatedModel:
-        """A structure under a name of its own, with these costs."""
+        """Return a structure with these costs under another name."""
         scaling = Scaling(Scaling.alpha if self.alpha is None else self.alpha, self.beta)
         crowding = {jobs: scaling.factor(1 / jobs) for jobs in range(2, self.sharing + 1)}
         spreading = {width: scaling.factor(width) for width in range(2, self.max_devices + 1)}
@@ -221,7 +225,7 @@ class _CostTable(Table):
 
 @dataclass(frozen=True, kw_only=True)
 class CurvesTable(Table):
-    """`curves` of a study: real ones of TaskSet, of which so many reach the target."""
+    """`curves` of a study: recorded curves of TaskSet, of which `good` reach the target."""
 
     task: Annotated[int, Limits(0)]
     good: Annotated[int, Limits(0)] | None = None
@@ -229,7 +233,7 @@ class CurvesTable(Table):
 
 @dataclass(frozen=True, kw_only=True)
 class StudyTable(_CostTable):
-    """[[studies]]: searches; `epochs` is a grid of every model, batch size and learning rate."""
+    """[[studies]]: searches; with `epochs` a grid of every model, batch size and learning rate."""
 
     name: str = ""
     models: tuple[str, ...] = ()
@@ -240,7 +244,7 @@ class StudyTable(_CostTable):
     arrival: Amount = 0.0
 
     def search(self, models: Mapping[str, Sequence[SimulatedModel]], data: Path, seed: int) -> SimulatedStudy:
-        """The search of some models, by name, with the seed of the scenario."""
+        """Return the search over the models of this study, with the seed of the scenario."""
         chosen = self.models or tuple(models)
         for model in chosen:
             if model not in models:
@@ -264,7 +268,7 @@ class StudyTable(_CostTable):
         return SimulatedStudy(self.name, mine, self.learning_rates, (name, settings), (self.arrival,), curves, own_seed)
 
     def _settings(self) -> tuple[str, dict[str, Any]]:
-        """Name and settings of the algorithm."""
+        """Return the name and the settings of the algorithm."""
         if (self.algorithm is None) == (self.epochs is None):
             raise self.error("epochs", "give either `epochs`, for a grid, or `algorithm = { name = ... }`")
         settings: dict[str, Any] = {**(self.algorithm or {"name": "grid", "epochs": self.epochs})}
@@ -285,7 +289,7 @@ class StudyTable(_CostTable):
 
 @dataclass(frozen=True, kw_only=True)
 class Range(Table):
-    """Of an amount that is drawn, every value as likely."""
+    """A range from which an amount is drawn uniformly."""
 
     low: Amount
     high: Amount
@@ -293,7 +297,7 @@ class Range(Table):
 
 @dataclass(frozen=True, kw_only=True)
 class RangeOfDevice(Range):
-    """Likewise of fractions of a device."""
+    """A range of fractions of a device."""
 
     low: Fraction
     high: Fraction
@@ -305,9 +309,9 @@ Drawn = Range | tuple[Amount, ...]
 
 @dataclass(frozen=True, kw_only=True)
 class JobTable(_CostTable):
-    """[[jobs]]: jobs without a search, `count` each, whose amounts are drawn where several are given.
+    """[[jobs]]: `count` jobs without a search; amounts are drawn if several are given.
 
-    The seconds are those of all `epochs` together.
+    `seconds` is the time of all `epochs` together.
     """
 
     seconds: Drawn
@@ -323,7 +327,7 @@ class JobTable(_CostTable):
     workload: str = ""
 
     def jobs(self, kinds: Sequence[str], seed: int) -> ListedJobs:
-        """The jobs, drawn from the seed of the scenario, on a cluster of such kinds of devices."""
+        """Return the jobs, drawn with the seed of the scenario, on a cluster of these kinds of devices."""
         _check_kinds(self, self.kinds, kinds)
         rng = Random(derive_seed(seed, "jobs", self.name))
         structures, arrivals = [], []
@@ -347,7 +351,7 @@ def _drawn(amount: Drawn, rng: Random) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class EventTable(Table):
-    """[[events]]: what fails, is restored or removed by name, and what is added."""
+    """[[events]]: names of nodes or devices that fail, are restored or removed, and added nodes."""
 
     at: Amount
     fail: tuple[str, ...] = ()
@@ -356,7 +360,7 @@ class EventTable(Table):
     add: tuple[NodeTable, ...] = ()
 
     def meant(self, key: str, devices: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
-        """The devices that are called so, or whose nodes are; `devices` are those of each name."""
+        """Return the devices that a key names, themselves or by their nodes; `devices` are those of each name."""
         names: tuple[str, ...] = getattr(self, key)
         for name in names:
             if name not in devices:
@@ -365,7 +369,7 @@ class EventTable(Table):
 
 
 def read_events(tables: Iterable[EventTable], cluster: Cluster, taken: set[str]) -> tuple[ClusterEvent, ...]:
-    """Changes of a cluster, in the order in which they happen; see `read_nodes`."""
+    """Return the changes of a cluster in the order of time; `taken` is that of `read_nodes`."""
     devices = {name: mine for node in cluster.nodes for name, mine in _named(node).items()}
     events: list[ClusterEvent] = []
     for table in sorted(tables, key=lambda table: table.at):

@@ -1,8 +1,8 @@
-"""What is searched in a scenario: the algorithms at work, and what their trials take and measure."""
+"""The workload of a scenario: its algorithms, and the costs and losses of their trials."""
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, final
 
@@ -19,20 +19,20 @@ from shoal.simulate.curves import Curves, Decay
 __all__ = ["ListedJobs", "SimulatedModel", "SimulatedStudy", "SimulatedWorkload", "TrialSource"]
 
 _TOO_MUCH = 10**18
-"""Bytes."""
+"""Memory above that of any device, in bytes."""
 
 
 @dataclass(frozen=True)
 class SimulatedModel:
-    """A model with a batch size in one study: what its trials agree on, so that they can share an array.
+    """A model with a batch size in one study; its trials can share an array.
 
     Args:
-        name: unique in the scenario.
-        profiles: device kind -> what it costs there; it cannot run on others.
-        workload: its row in the tables of a slow-down model, or empty.
-        alpha: overhead of sharing a device (Fluid); None: a share costs nothing that is not below what it asks for.
-        start_seconds: from when a job is started to its first step.
-        switch_seconds: what suspending and resuming one costs together; paid when it is resumed.
+        name: Name, unique in the scenario.
+        profiles: Costs by kind of device; it cannot run on other kinds.
+        workload: Its row in the table of a slow-down model, or empty.
+        alpha: Overhead of sharing a device (Fluid); None: only a share below its demand has a cost.
+        start_seconds: Seconds from the start of a job to its first step.
+        switch_seconds: Seconds of a suspension and resumption together, spent at the resumption.
     """
 
     name: str
@@ -44,9 +44,9 @@ class SimulatedModel:
 
 
 class TrialSource(ABC):
-    """Where trials come from: `name` and those of its structures are unique in the scenario.
+    """A source of trials: its `name` and the names of its structures are unique in the scenario.
 
-    They minimise the last loss of their curves; `arrivals` are seconds from the start at which some of them come.
+    Trials minimise the last loss of their curves; `arrivals` are the seconds from the start at which some arrive.
     """
 
     name: str
@@ -56,25 +56,25 @@ class TrialSource(ABC):
 
     @abstractmethod
     def algorithm(self, clock: Callable[[], float]) -> Algorithm:
-        """At its beginning, bound; it is asked nothing before its first arrival."""
+        """Return a new, bound algorithm; it is not called before the first arrival."""
 
     def structure(self, trial: Trial) -> SimulatedModel:
-        """What a trial is an instance of."""
+        """Return the structure of a trial."""
         return self.structures[trial.config["structure"]]
 
 
 @dataclass(frozen=True)
 class SimulatedStudy(TrialSource):
-    """One study: an algorithm, and the space that it searches.
+    """One study: an algorithm and its search space.
 
     Args:
-        name: of the study.
-        structures: that the trials are drawn from.
-        learning_rates: how many there are to each structure; they cost nothing but trials.
-        settings: name and settings of the algorithm.
-        arrivals: when it begins.
-        curves: what the trials measure.
-        seed: of the study.
+        name: Name of the study.
+        structures: Structures of its trials.
+        learning_rates: Number of learning rates of each structure; they only multiply the trials.
+        settings: Name and settings of the algorithm.
+        arrivals: Start of the study, in seconds.
+        curves: Losses of the trials.
+        seed: Seed of the study.
     """
 
     name: str
@@ -86,7 +86,7 @@ class SimulatedStudy(TrialSource):
     seed: int = 0
 
     def algorithm(self, clock: Callable[[], float]) -> Algorithm:
-        """The algorithm, bound to models and learning rates."""
+        """Return the algorithm, bound to structures and learning rates."""
         name, settings = self.settings
         made = ALGORITHMS[name](**settings)
         structures, rates = range(len(self.structures)), range(self.learning_rates)
@@ -100,12 +100,12 @@ class ListedJobs(TrialSource):
     """Jobs without a search, each a trial with a structure of its own.
 
     Args:
-        name: of all of them.
-        structures: of each.
-        arrivals: when each comes.
-        group: name of the TrialGroup that those are that come together, or "" where each is by itself.
-        curves: what they measure.
-        epochs: that each is trained; at the end of one it reports.
+        name: Name of the list.
+        structures: Structure of each job.
+        arrivals: Arrival of each job, in seconds.
+        group: Name of the TrialGroup of jobs that arrive together; "" for a group of each job.
+        curves: Losses of the jobs.
+        epochs: Number of epochs of each job; it reports after each.
     """
 
     name: str
@@ -116,13 +116,13 @@ class ListedJobs(TrialSource):
     epochs: int = 1
 
     def algorithm(self, clock: Callable[[], float]) -> Algorithm:
-        """One that asks for what has come."""
+        """Return an algorithm that proposes the jobs at their arrivals."""
         return _FixedTrials(self, clock)
 
 
 @final
 class _FixedTrials(Algorithm):
-    """Asks for what of a list has arrived."""
+    """Proposes the jobs of a list that have arrived."""
 
     def __init__(self, listed: ListedJobs, clock: Callable[[], float]) -> None:
         self._group, self._budget = listed.group, Budget(listed.epochs)
@@ -152,36 +152,32 @@ class _FixedTrials(Algorithm):
 
 @final
 class SimulatedWorkload(Algorithm, Workload):
-    """All that is searched as one study: its algorithm, and what its trials take.
+    """All sources of trials as the algorithm and the workload of one study.
 
-    Its trials have the numbers of the study in the order in which they are asked for, whichever source they come from.
+    Trials are numbered in the order of their proposals, over all sources.
 
     Args:
-        sources: at their beginning.
+        sources: The sources, at their start.
     """
 
     def __init__(self, sources: Sequence[TrialSource]) -> None:
         self.now = 0.0
-        """Seconds; what arrives later is not asked for."""
+        """Seconds; sources that arrive later are not called."""
         self.sources = tuple(sources)
-        """Where its trials come from."""
+        """Sources of the trials."""
         self._algorithms = [source.algorithm(lambda: self.now) for source in sources]
-        self._known: list[tuple[int, int]] = []  # number of a trial -> the place of its source, and its number there
+        self._known: list[tuple[int, int]] = []  # number of a trial -> index of its source, and its number there
         self._numbers: dict[tuple[int, int], int] = {}
         self._begin = [min(source.arrivals) for source in sources]
-        self._structures = {each.name: each for source in sources for each in source.structures}
-        self._keys = {name: FusionKey(name, "", 1) for name in self._structures}
-
-    @property
-    def keys(self) -> Mapping[FusionKey, SimulatedModel]:
-        """The structures of all trials, by what those of one agree on."""
-        return {self._keys[name]: structure for name, structure in self._structures.items()}
+        self.keys = {FusionKey(each.name, "", 1): each for source in sources for each in source.structures}
+        """The structures of all trials by fusion key."""
+        self._keys = {key.structure: key for key in self.keys}
 
     def begin(self, problem: Problem) -> None:
-        """Nothing to be got ready."""
+        """Do nothing: the algorithms are bound already."""
 
     def next_groups(self, free: int) -> list[TrialGroup]:
-        """What those want that have come."""
+        """Return the groups of the algorithms that have arrived."""
         groups: list[TrialGroup] = []
         for place, (source, algorithm) in enumerate(zip(self.sources, self._algorithms, strict=True)):
             if self._begin[place] <= self.now:
@@ -191,50 +187,50 @@ class SimulatedWorkload(Algorithm, Workload):
         return groups
 
     def observe(self, report: Report) -> list[Decision]:
-        """What the one decides whose trial it is."""
+        """Return the decisions of the algorithm of the trial."""
         place, number = self._known[report.trial]
         decisions = self._algorithms[place].observe(replace(report, trial=number))
         return [replace(each, trial=self._numbers[place, each.trial]) for each in decisions]
 
     @property
     def finished(self) -> bool:
-        """Whether all are."""
+        """Whether all algorithms are finished."""
         return all(algorithm.finished for algorithm in self._algorithms)
 
     def source(self, trial: int) -> TrialSource:
-        """Where a trial of the study comes from."""
+        """Return the source of a trial of the study."""
         return self.sources[self._known[trial][0]]
 
     def label(self, trial: int) -> str:
-        """A trial in words."""
+        """Return the label of a trial: its source and its number there."""
         place, number = self._known[trial]
         return f"{self.sources[place].name}/{number}"
 
     def key(self, trial: Trial) -> FusionKey:
-        """Its structure."""
+        """Return the key of the structure of a trial."""
         return self._keys[self.source(trial.number).structure(trial).name]
 
     def profile(self, key: FusionKey, kind: str) -> Profile:
-        """As the scenario says; on a kind that it does not name, more memory than any device has."""
-        profiles = self._structures[key.structure].profiles
+        """Return the cost from the scenario; on a kind without one, more memory than any device has."""
+        profiles = self.keys[key].profiles
         return profiles.get(kind) or replace(next(iter(profiles.values())), member_memory=_TOO_MUCH)
 
     def report(self, trial: Trial, epoch: int) -> Report:
-        """The last loss of the epoch."""
+        """Return a report with the last loss of the epoch."""
         return Report(trial.number, epoch, {"loss": self.losses(trial, epoch)[-1]})
 
     def losses(self, trial: Trial, epoch: int) -> Sequence[float]:
-        """Those of the epoch on the trial's curve."""
+        """Return the losses of the epoch on the trial's curve."""
         place, number = self._known[trial.number]
         return self.sources[place].curves.losses(replace(trial, number=number), epoch - 1, epoch)
 
     def start_seconds(self, job: Job) -> float:
-        """Of a job of several arrays, the most that one takes."""
-        mine: Iterable[SimulatedModel] = [self._structures[array.key.structure] for array in job.arrays]
+        """Return the maximum over the arrays of the job."""
+        mine = [self.keys[array.key] for array in job.arrays]
         return max(each.switch_seconds if job.resumes else each.start_seconds for each in mine)
 
     def _as_mine(self, trial: Trial, place: int) -> Trial:
-        """A trial of the source at a place, under its number in the study."""
+        """Return a trial of the source at an index, with its number in the study."""
         number = self._numbers.setdefault((place, trial.number), len(self._known))
         if number == len(self._known):
             self._known.append((place, trial.number))

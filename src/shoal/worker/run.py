@@ -12,8 +12,8 @@ import torch._compile
 from torch.optim import Optimizer
 from torch.optim.optimizer import _use_grad_for_differentiable
 
+from shoal.cluster.machine import threads
 from shoal.cluster.temporary import TemporaryFolder
-from shoal.cluster.threads import threads
 from shoal.core.array import Array, FusionKey, Member
 from shoal.core.device import Device
 from shoal.core.errors import UnusableTaskError
@@ -94,7 +94,7 @@ def prepare(device: Device, worker_context: WorkerContext) -> tuple[WorkerState,
 
 
 def _place(device: Device) -> torch.device:
-    """The device in this process: "cuda:0" if it sees only that one (see `shoal.backends.binding`)."""
+    """The device in this process: "cuda:0" if it sees only that one (see `shoal.backends.gpu_sharing`)."""
     if device.uuid and os.environ.get("CUDA_VISIBLE_DEVICES") == device.uuid:
         return torch.device("cuda:0")
     return torch.device(device.torch_name)

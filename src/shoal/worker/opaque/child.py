@@ -11,8 +11,8 @@ from typing import BinaryIO
 
 import psutil
 
+from shoal.cluster.machine import threads
 from shoal.cluster.processes import family, kill
-from shoal.cluster.threads import threads
 from shoal.core.device import Device
 from shoal.core.trial import Trial
 from shoal.opaque import Command, Opaque

@@ -7,7 +7,7 @@ from typing import Any
 
 import psutil
 
-from shoal.cluster.threads import threads
+from shoal.cluster.machine import threads
 from shoal.core.demand import Profile
 from shoal.core.device import Device
 from shoal.worker.opaque.child import visible_device

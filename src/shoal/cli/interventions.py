@@ -1,0 +1,165 @@
+"""`shoal trial`, `shoal study` and `shoal policy`: requests of users to a study, also while it runs."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from shoal.cli.options import AsJson, StudyDirectory, one_of, say_when
+from shoal.reporting.text import config_text
+from shoal.results import Study
+from shoal.schedule.registry import POLICIES
+from shoal.study import requests
+
+__all__ = ["policy", "study_app", "trial_app"]
+
+_HELP = {"help_option_names": ["-h", "--help"]}
+
+trial_app = typer.Typer(no_args_is_help=True, context_settings=_HELP)
+study_app = typer.Typer(no_args_is_help=True, context_settings=_HELP)
+
+_Values = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="NAME=VALUE", help="A value of its configuration: lr=0.01, optimizer.name=sgd."),
+]
+_Outside = Annotated[bool, typer.Option("--outside", help="Allow values that are not in the space; that is noted.")]
+_Numbers = Annotated[list[int], typer.Argument(metavar="N...", help="Of trials.")]
+
+
+@trial_app.callback()
+def _trial() -> None:
+    """Change single trials of a study, running or ended."""
+
+
+@trial_app.command()
+def retry(
+    directory: StudyDirectory,
+    numbers: Annotated[list[int] | None, typer.Argument(metavar="N", help="Of trials that failed.")] = None,
+    failed: Annotated[bool, typer.Option("--failed", help="All that have failed.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Try failed trials again: at once if the study runs, else once it is resumed, also if it has ended.
+
+    A trial goes on from its newest checkpoint, or from its start, up to the budget at which it failed. Its reports
+    count in all tables and for the best trial. The algorithm does not get them, as it has decided without that trial.
+    """
+    if bool(numbers) == failed:
+        raise typer.BadParameter("Name the trials, or all that failed with --failed.", param_hint="N")
+    asked = Study(directory).retry(None if failed else numbers)
+    _say(directory, asked, "tried again", as_json)
+
+
+@trial_app.command("pause")
+def pause_trials(directory: StudyDirectory, numbers: _Numbers, as_json: AsJson = False) -> None:
+    """Pause trials until they are resumed; a trial in training is saved and leaves its job at the next step.
+
+    Trials that can only be compared with it wait for it. It stays paused when the study is stopped and goes on.
+    """
+    _say(directory, Study(directory).pause(numbers), "paused", as_json)
+
+
+@trial_app.command("resume")
+def resume_trials(directory: StudyDirectory, numbers: _Numbers, as_json: AsJson = False) -> None:
+    """Resume paused trials from where they stopped."""
+    _say(directory, Study(directory).resume(numbers), "resumed", as_json)
+
+
+@trial_app.command()
+def stop(directory: StudyDirectory, numbers: _Numbers, as_json: AsJson = False) -> None:
+    """End trials for good; their reports count, and the algorithm goes on as if they had failed."""
+    _say(directory, Study(directory).stop(numbers), "stopped", as_json)
+
+
+@trial_app.command()
+def add(
+    directory: StudyDirectory,
+    epochs: Annotated[int, typer.Option(min=1, help="Number of epochs to train.")],
+    values: _Values = None,
+    outside: _Outside = False,
+    as_json: AsJson = False,
+) -> None:
+    """Train a configuration of your own, beside those of the algorithm; its number is 1000000 or above.
+
+    It counts in tables and for the best trial. The algorithm does not get its reports.
+    """
+    nested = requests.changed({}, _parsed(values))
+    config = Study(directory).add(nested, epochs, outside=outside)
+    say_when(directory, f"a trial with {config_text(config)} will be added", {"config": config}, as_json)
+
+
+@trial_app.command()
+def clone(
+    directory: StudyDirectory,
+    number: Annotated[int, typer.Argument(metavar="N", help="Of a trial.")],
+    values: _Values = None,
+    epochs: Annotated[
+        int | None, typer.Option(min=1, help="Epoch up to which it is trained; by default as far as trial N.")
+    ] = None,
+    anew: Annotated[bool, typer.Option("--anew", help="Begin with new weights.")] = False,
+    outside: _Outside = False,
+    as_json: AsJson = False,
+) -> None:
+    """Train a trial again with some values changed, from its weights at the end of an epoch or from new weights.
+
+    The clone is a trial of its own, like one of shoal trial add.
+    """
+    (config,) = Study(directory).clone(number, _parsed(values), epochs=epochs, anew=anew, outside=outside)
+    what = f"a clone of trial {number} with {config_text(config)} will be added"
+    say_when(directory, what, {"source": number, "config": config}, as_json)
+
+
+@study_app.callback()
+def _study() -> None:
+    """Pause, resume or end a whole study while it runs."""
+
+
+@study_app.command("pause")
+def pause_study(directory: StudyDirectory, as_json: AsJson = False) -> None:
+    """Let all jobs save their trials and free the devices; the process then waits for shoal study resume."""
+    Study(directory).pause_study()
+    say_when(directory, "the study will be paused", {}, as_json)
+
+
+@study_app.command("resume")
+def resume_study(directory: StudyDirectory, as_json: AsJson = False) -> None:
+    """Resume a paused study. A study without a process goes on with shoal resume."""
+    Study(directory).resume_study()
+    say_when(directory, "the study will go on", {}, as_json)
+
+
+@study_app.command("end")
+def end_study(directory: StudyDirectory, as_json: AsJson = False) -> None:
+    """Let all jobs save their trials, and end the study: open trials are stopped, and no trial is proposed again."""
+    Study(directory).end_study()
+    say_when(directory, "the study will end", {}, as_json)
+
+
+def policy(
+    directory: StudyDirectory,
+    name: Annotated[str, typer.Argument(metavar="NAME", callback=one_of(POLICIES), help=f"{', '.join(POLICIES)}.")],
+    as_json: AsJson = False,
+) -> None:
+    """Change the policy of a study, from its next plan on, also when it is resumed."""
+    Study(directory).policy(name)
+    say_when(directory, f"policy {name} will be followed", {"policy": name}, as_json)
+
+
+def _parsed(values: list[str] | None) -> dict[str, Any]:
+    """Return the values of "name=value" by name; a value is JSON, or else plain text."""
+    found: dict[str, Any] = {}
+    for text in values or ():
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise typer.BadParameter(f"{text!r} is not NAME=VALUE, such as lr=0.01", param_hint="--set")
+        try:
+            found[name] = json.loads(value)
+        except json.JSONDecodeError:
+            found[name] = value
+    return found
+
+
+def _say(directory: Path, asked: list[int], what: str, as_json: bool) -> None:
+    """Print the trials of a request, and when it is carried out."""
+    named = f"trial{'s' if len(asked) > 1 else ''} {', '.join(map(str, asked))}"
+    say_when(directory, f"{named} will be {what}", {"trials": asked}, as_json)
