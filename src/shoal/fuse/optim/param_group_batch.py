@@ -10,11 +10,9 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from shoal.fuse.optim.functions import FunctionCalls
-from shoal.fuse.optim.kernels import KernelCalls
-from shoal.fuse.optim.param_state import ParamState
+from shoal.fuse.optim.lowerings import FunctionCalls, KernelCalls
+from shoal.fuse.optim.param_state import ParamState, StackedParam
 from shoal.fuse.optim.rule import KernelRule, Numbers, UpdateRule, unreadable
-from shoal.fuse.optim.stacked_param import StackedParam
 from shoal.fuse.rows import joined
 
 __all__ = ["Lowering", "ParamGroupBatch"]

@@ -6,13 +6,8 @@ from typing import Any
 import torch
 from torch.optim.optimizer import Optimizer, _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
-from shoal.fuse.optim.adadelta import Adadelta
-from shoal.fuse.optim.adagrad import Adagrad
-from shoal.fuse.optim.adam import Adam
-from shoal.fuse.optim.adamax import Adamax
-from shoal.fuse.optim.nadam import NAdam
-from shoal.fuse.optim.radam import RAdam
-from shoal.fuse.optim.rmsprop import RMSprop
+from shoal.fuse.optim.adagrad import Adadelta, Adagrad, RMSprop
+from shoal.fuse.optim.adam import Adam, Adamax, NAdam, RAdam
 from shoal.fuse.optim.rule import KernelRule, UpdateRule
 from shoal.fuse.optim.sgd import SGD
 

@@ -1,12 +1,16 @@
-"""Functions of each channel by itself: B joins the channels where that copies nothing, else the batch."""
+"""Functions of each channel by itself: pooling, padding, interpolation.
+
+B joins the channels where that copies nothing, else the batch.
+"""
 
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from shoal.fuse.rules.base import Layout, Rule, channel_major, merge_channels, split_channels
+from shoal.fuse.rules.base import Layout, Rule, channel_major, merge_channels, named, split_channels
 from shoal.fuse.stacked import Stacked
 
 __all__ = ["RULES", "by_planes", "by_samples"]
@@ -44,7 +48,38 @@ def _interpolate(func: Any, input: Any, *args: Any, **kwargs: Any) -> Any:
     return by_planes(func, input, *args, **kwargs) if isinstance(input, Stacked) else NotImplemented
 
 
+_NAMES = (
+    "max_pool{}d",
+    "avg_pool{}d",
+    "lp_pool{}d",
+    "adaptive_max_pool{}d",
+    "adaptive_avg_pool{}d",
+    "max_pool{}d_with_indices",
+    "adaptive_max_pool{}d_with_indices",
+)
+
+
+def _pool(func: Any, input: Any, *args: Any, **kwargs: Any) -> Any:
+    samples = input.dim() - _SPATIAL[func] - 1
+    if not isinstance(input, Stacked) or samples not in (0, 1):
+        return NotImplemented
+    if any(isinstance(value, Tensor) for value in (*args, *kwargs.values())):
+        return NotImplemented
+    if samples:
+        return by_planes(func, input, *args, **kwargs)
+    return pytree.tree_map_only(Tensor, Stacked, func(input.whole, *args, **kwargs))  # one sample: B is its batch
+
+
+_SPATIAL = {
+    func: spatial
+    for spatial in (1, 2, 3)
+    for name in _NAMES
+    for func in named(name.format(spatial), torch, F, torch._C._nn)
+}
+
+
 RULES = (
     Rule.direct(_pad, F.pad, gives=Layout.CHANNEL_MAJOR),
     Rule.direct(_interpolate, F.interpolate, gives=Layout.CHANNEL_MAJOR),
+    Rule.direct(_pool, *_SPATIAL, gives=Layout.CHANNEL_MAJOR),
 )

@@ -1,13 +1,13 @@
-"""Recurrent layers and cells: all members' steps at once, or one member after another, whichever is faster here.
+"""Recurrent layers and cells: all members at once, or one member after another, whichever is faster.
 
-Torch's own function of one member has a fused kernel on some devices and for some types (oneDNN's LSTM, cuDNN), and
-takes its steps one by one elsewhere. Layers run one after another, so that dropout between them is each member's own.
+Torch's function for one member has a fused kernel on some devices and for some types (oneDNN's LSTM, cuDNN), and runs
+step by step elsewhere. Layers run one after another, so that each member has its own dropout between them.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,11 +16,137 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 from shoal.fuse.autotune import fastest
 from shoal.fuse.rules.base import Rule
 from shoal.fuse.rules.dropout import drop
-from shoal.fuse.rules.unroll import CELLS, Weights, cell_input, unroll
 from shoal.fuse.stacked import Stacked, count
 from shoal.fuse.warning_filters import HiddenWarning
 
 __all__ = ["RULES"]
+
+_State = tuple[Tensor, ...]
+"""(h,), or (h, c) of an LSTM: [B, N, R] and [B, N, H]."""
+
+
+@dataclass(frozen=True)
+class _Weights:
+    """All members' weights of G gates of H units, of one direction of one layer or of a cell.
+
+    Args:
+        input: [B, G*H, I].
+        hidden: [B, G*H, R].
+        input_bias: [B, G*H].
+        hidden_bias: [B, G*H].
+        projection: of an LSTM's output h, [B, R, H]; without it R = H.
+    """
+
+    input: Tensor
+    hidden: Tensor
+    input_bias: Tensor | None = None
+    hidden_bias: Tensor | None = None
+    projection: Tensor | None = None
+
+    @classmethod
+    def of(cls, flat: tuple[Tensor, ...], biased: bool) -> "_Weights":
+        """Weights in the order in which torch's functions take them."""
+        if biased:
+            return cls(*flat)
+        weights = cls(*flat[:2])
+        return replace(weights, projection=flat[2]) if len(flat) > 2 else weights
+
+
+class _RecurrentCell(NamedTuple):
+    """How a recurrent layer takes a step.
+
+    Args:
+        step: the gates' part that comes of the input, [B, N, G*H], the state before, the weights -> the state after.
+        sums_biases: both biases are added to the same sum, so both may go in with the input.
+    """
+
+    step: Callable[[Tensor, _State, _Weights], _State]
+    sums_biases: bool
+
+
+def _unroll(
+    cell: _RecurrentCell, x: Tensor, state: _State, weights: _Weights, time: int, reverse: bool
+) -> tuple[Tensor, _State]:
+    """Run a layer in one direction.
+
+    Args:
+        cell: its kind.
+        x: [B, T, N, I], or [B, N, T, I].
+        state: before the first step.
+        weights: of all members.
+        time: the axis of T, 1 or 2.
+        reverse: from the last step to the first.
+
+    Returns:
+        h of every step, like `x` but for its last axis, R; and the state after the last step.
+    """
+    steps = list(torch.unflatten(_cell_input(cell, x.flatten(1, 2), weights), 1, x.shape[1:3]).unbind(time))
+    if reverse:
+        steps.reverse()
+    outputs = []
+    for gates in steps:
+        state = cell.step(gates, state, weights)
+        outputs.append(state[0])
+    if reverse:
+        outputs.reverse()
+    return torch.stack(outputs, time), state
+
+
+def _cell_input(cell: _RecurrentCell, x: Tensor, weights: _Weights) -> Tensor:
+    """The part of the gates that comes of the input: [B, N, I] -> [B, N, G*H]."""
+    bias = weights.input_bias
+    if bias is not None and weights.hidden_bias is not None and cell.sums_biases:
+        bias = bias + weights.hidden_bias
+    return _affine(x, weights.input, bias)
+
+
+def _affine(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    turned = weight.transpose(1, 2)
+    return torch.bmm(x, turned) if bias is None else torch.baddbmm(bias.unsqueeze(1), x, turned)
+
+
+def _lstm(gates: Tensor, state: _State, weights: _Weights) -> _State:
+    """c' = f c + i g and h' = o tanh(c'); Hochreiter and Schmidhuber (1997), as torch has it.
+
+    With a projection, h' = W_hr (o tanh(c')); Sak et al. (2014).
+    """
+    h, c = state
+    i, f, g, o = torch.baddbmm(gates, h, weights.hidden.transpose(1, 2)).chunk(4, -1)
+    c = torch.addcmul(torch.sigmoid(f) * c, torch.sigmoid(i), torch.tanh(g))
+    h = torch.sigmoid(o) * torch.tanh(c)
+    if weights.projection is not None:
+        h = torch.bmm(h, weights.projection.transpose(1, 2))
+    return h, c
+
+
+def _gru(gates: Tensor, state: _State, weights: _Weights) -> _State:
+    """h' = (1 - z) n + z h with n = tanh(W_in x + b_in + r (W_hn h + b_hn)); Cho et al. (2014), as torch has it."""
+    (h,) = state
+    units = h.shape[-1]
+    of_input, new_of_input = torch.split(gates, [2 * units, units], -1)
+    of_hidden, new_of_hidden = torch.split(_affine(h, weights.hidden, weights.hidden_bias), [2 * units, units], -1)
+    r, z = torch.sigmoid(of_input + of_hidden).chunk(2, -1)
+    n = torch.tanh(torch.addcmul(new_of_input, r, new_of_hidden))
+    return (torch.addcmul(n, z, h - n),)
+
+
+def _elman(activation: Callable[[Tensor], Tensor]) -> Callable[[Tensor, _State, _Weights], _State]:
+    """h' = activation(W_ih x + b_ih + W_hh h + b_hh); Elman (1990)."""
+
+    def step(gates: Tensor, state: _State, weights: _Weights) -> _State:
+        return (activation(torch.baddbmm(gates, state[0], weights.hidden.transpose(1, 2))),)
+
+    return step
+
+
+_CELLS = {
+    "lstm": _RecurrentCell(_lstm, sums_biases=True),
+    "gru": _RecurrentCell(_gru, sums_biases=False),
+    "rnn_tanh": _RecurrentCell(_elman(torch.tanh), sums_biases=True),
+    "rnn_relu": _RecurrentCell(_elman(torch.relu), sums_biases=True),
+}
+"""By the names of torch's functions."""
+
 
 _Tensors = tuple[Tensor, ...]
 
@@ -61,10 +187,10 @@ class _Layer:
         each = len(weights) // directions
         outputs, finals = [], []
         for d in range(directions):
-            own = Weights.of(weights[d * each : (d + 1) * each], self.biased)
+            own = _Weights.of(weights[d * each : (d + 1) * each], self.biased)
             before = tuple(state[:, d] for state in states)
             time = 2 if self.batch_first else 1
-            output, after = unroll(CELLS[self.func.__name__], x, before, own, time, reverse=d == 1)
+            output, after = _unroll(_CELLS[self.func.__name__], x, before, own, time, reverse=d == 1)
             outputs.append(output)
             finals.append(after)
         output = torch.cat(outputs, -1) if self.bidirectional else outputs[0]
@@ -163,10 +289,10 @@ def _cell(func: Any, input: Any, hx: Any, w_ih: Any, w_hh: Any, b_ih: Any = None
 
 def _cell_batched(func: Callable[..., Any], x: Tensor, *rest: Tensor) -> _Tensors:
     """All members' step: x [B, N, I], states [B, N, H] and weights [B, ...] -> states."""
-    cell = CELLS[func.__name__.removesuffix("_cell")]
+    cell = _CELLS[func.__name__.removesuffix("_cell")]
     states = 2 if func is torch.lstm_cell else 1
-    weights = Weights.of(rest[states:], biased=len(rest) > states + 2)
-    return cell.step(cell_input(cell, x, weights), rest[:states], weights)
+    weights = _Weights.of(rest[states:], biased=len(rest) > states + 2)
+    return cell.step(_cell_input(cell, x, weights), rest[:states], weights)
 
 
 def _cell_alone(func: Callable[..., Any], x: Tensor, *rest: Tensor) -> _Tensors:

@@ -1,6 +1,10 @@
-"""Functions that rearrange axes or put tensors together."""
+"""Functions that rearrange axes, join tensors, split them and index them.
+
+Tensors as indices are left to vmap.
+"""
 
 from collections.abc import Sequence
+from types import EllipsisType, NoneType
 from typing import Any
 
 import torch
@@ -9,8 +13,9 @@ from torch import Tensor
 from shoal.fuse.aliasing import note_copy
 from shoal.fuse.rules.axes import axis, axis_of
 from shoal.fuse.rules.base import Rule, named
-from shoal.fuse.rules.elementwise import raise_rank
-from shoal.fuse.stacked import Stacked, count
+from shoal.fuse.rules.elementwise import align, elementwise, raise_rank
+from shoal.fuse.rules.meta import agreed
+from shoal.fuse.stacked import NeedsMemberError, Stacked, count
 
 __all__ = ["RULES"]
 
@@ -130,6 +135,64 @@ def _iterate(func: Any, x: Stacked) -> Any:
 
 
 _MATRIX_TURN = Tensor.mT.__get__  # type: ignore[attr-defined]
+
+
+_BASIC = {int, slice, NoneType, EllipsisType}
+
+
+def _basic(key: Any) -> tuple[Any, ...] | None:
+    """An index of numbers, slices, new axes and an ellipsis, or None; a tensor as an end must be one number."""
+    parts = tuple(map(_plain, key)) if type(key) is tuple else (_plain(key),)
+    return parts if all(type(part) in _BASIC for part in parts) else None
+
+
+def _plain(part: Any) -> Any:
+    """A slice with ends that all members agree on."""
+    if type(part) is slice:
+        ends = (part.start, part.stop, part.step)
+        if any(isinstance(end, Tensor) for end in ends):
+            return slice(*(agreed(end) if isinstance(end, Tensor) else end for end in ends))
+    return part
+
+
+def _get(func: Any, x: Any, key: Any) -> Any:
+    basic = _basic(key)
+    if basic is None:
+        return NotImplemented
+    return Stacked(x.whole[(slice(None), *basic)]) if isinstance(x, Stacked) else x[basic]
+
+
+def _set(func: Any, x: Any, key: Any, value: Any) -> Any:
+    if not isinstance(x, Stacked):
+        raise NeedsMemberError("an assignment to a part of a tensor that all members share")
+    if isinstance(key, Tensor) and key.dtype == torch.bool and key.dim() and not isinstance(value, Tensor):
+        mask = key.whole if isinstance(key, Stacked) else key.unsqueeze(0)
+        x.whole.masked_fill_(mask.reshape(*mask.shape, *[1] * (x.dim() - key.dim())), value)
+        return None
+    basic = _basic(key)
+    if basic is None:
+        return NotImplemented
+    part = x.whole[(slice(None), *basic)]
+    data = align((Stacked(part), value))
+    if data is None or data[0].dim() != part.dim():
+        return NotImplemented
+    part.copy_(data[1]) if isinstance(value, Tensor) else part.fill_(value)
+    return None
+
+
+def _select(func: Any, x: Stacked, dim: int, index: Any) -> Any:
+    return Stacked(x.whole.select(axis(x, dim), index)) if isinstance(index, int) else NotImplemented
+
+
+def _narrow(func: Any, x: Stacked, dim: int, start: Any, length: int) -> Any:
+    return Stacked(x.whole.narrow(axis(x, dim), start, length)) if isinstance(start, int) else NotImplemented
+
+
+def _where(func: Any, condition: Any, input: Any = None, other: Any = None) -> Any:
+    """The condition alone asks where it holds, which is each member's own."""
+    return NotImplemented if input is None else elementwise(func, condition, input, other)
+
+
 RULES = (
     Rule.direct(_reshape, *named("view reshape")),
     Rule.direct(_reshape_as, *named("view_as reshape_as")),
@@ -146,4 +209,9 @@ RULES = (
     Rule.direct(_pieces, *named("chunk split")),
     Rule.direct(_unbind, *named("unbind")),
     Rule.direct(_iterate, Tensor.__iter__),
+    Rule.direct(_get, Tensor.__getitem__),
+    Rule.direct(_set, Tensor.__setitem__),
+    Rule.direct(_select, *named("select")),
+    Rule.direct(_narrow, *named("narrow")),
+    Rule.direct(_where, *named("where")),
 )
