@@ -7,7 +7,7 @@ from typing import Any, ClassVar, final
 import torch
 from torch import Tensor
 
-from shoal.fuse.optim.rule import KernelRule, Numbers, Tensors, UpdateRule, approach_, decayed
+from shoal.fuse.optim.rule import KernelRule, Numbers, Tensors, UpdateRule, approach_, average_squares_, decayed
 
 __all__ = ["Adadelta", "Adagrad", "RMSprop"]
 
@@ -20,7 +20,7 @@ class Adagrad(KernelRule):
     Duchi, Hazan & Singer, "Adaptive Subgradient Methods for Online Learning and Stochastic Optimization", 2011.
 
     Args:
-        maximize: go up instead of down.
+        maximize: Whether to ascend instead of descend.
     """
 
     settings: ClassVar[tuple[str, ...]] = ("lr", "lr_decay", "eps", "weight_decay", "maximize", "differentiable")
@@ -42,7 +42,7 @@ class Adagrad(KernelRule):
         return ("sum",)
 
     def begin(self, defaults: Mapping[str, Any]) -> float:
-        """An optimizer fills in `sum` when it is made; this is for parameters that are added to it later."""
+        """The initial `sum` of parameters added later; an optimizer initialises those of its constructor itself."""
         return float(defaults["initial_accumulator_value"])
 
     def constants(self, numbers: Tensor) -> Sequence[Tensor]:
@@ -56,7 +56,7 @@ class Adagrad(KernelRule):
         return (lr / (1 + (torch.stack(list(steps)) - 1) * lr_decay),)
 
     def update(self, params: Tensors, grads: Tensors, moments: Sequence[Tensors], numbers: Sequence[Tensors]) -> None:
-        """The rule on stacked tensors."""
+        """Apply the formula to stacked tensors."""
         (squares,) = moments
         decay, eps, step_size = numbers
         g = decayed(grads, params, decay, self.maximize)
@@ -65,14 +65,10 @@ class Adagrad(KernelRule):
         torch._foreach_add_(denominator, eps)
         torch._foreach_addcdiv_(params, torch._foreach_mul(g, step_size), denominator, value=-1)
 
-    def has_kernel(self, numbers: Sequence[Numbers]) -> bool:
-        """Always."""
-        return True
-
     def kernel(
         self, params: Tensors, grads: Tensors, moments: Sequence[Tensors], steps: Tensors, numbers: Numbers
     ) -> None:
-        """The rule by `torch._fused_adagrad_`."""
+        """Call `torch._fused_adagrad_`."""
         lr, lr_decay, eps, decay = numbers
         torch._fused_adagrad_(
             params,
@@ -95,7 +91,7 @@ class Adadelta(UpdateRule):
     Zeiler, arXiv:1212.5701.
 
     Args:
-        maximize: go up instead of down.
+        maximize: Whether to ascend instead of descend.
     """
 
     settings: ClassVar[tuple[str, ...]] = ("lr", "rho", "eps", "weight_decay", "maximize", "differentiable")
@@ -122,20 +118,18 @@ class Adadelta(UpdateRule):
         return lr, rho, 1 - rho, eps, decay
 
     def update(self, params: Tensors, grads: Tensors, moments: Sequence[Tensors], numbers: Sequence[Tensors]) -> None:
-        """The rule on stacked tensors."""
+        """Apply the formula to stacked tensors."""
         squares, changes = moments
         lr, rho, weight, eps, decay = numbers
         g = decayed(grads, params, decay, self.maximize)
-        torch._foreach_mul_(squares, rho)
-        torch._foreach_addcmul_(squares, torch._foreach_mul(g, weight), g)
+        average_squares_(squares, g, rho, weight)
         root = torch._foreach_add(squares, eps)
         torch._foreach_sqrt_(root)
         delta = torch._foreach_add(changes, eps)
         torch._foreach_sqrt_(delta)
         torch._foreach_div_(delta, root)
         torch._foreach_mul_(delta, g)
-        torch._foreach_mul_(changes, rho)
-        torch._foreach_addcmul_(changes, torch._foreach_mul(delta, weight), delta)
+        average_squares_(changes, delta, rho, weight)
         torch._foreach_addcmul_(params, delta, lr, value=-1)
 
 
@@ -145,12 +139,12 @@ class RMSprop(UpdateRule):
     """v = αv + (1 - α)g²;  b = μb + g / (√v + ε);  p = p - γb, where g = ±grad + λp.
 
     Hinton, lecture 6e of "Neural Networks for Machine Learning", 2012; centered: the variance v - a², with
-    a = αa + (1 - α)g, in place of v (Graves, arXiv:1308.0850).
+    a = αa + (1 - α)g, replaces v (Graves, arXiv:1308.0850).
 
     Args:
-        momentum: whether there is any (μ > 0); without it b is not kept.
-        centered: divide by the variance instead of the mean square.
-        maximize: go up instead of down.
+        momentum: Whether μ > 0; without momentum the state has no b.
+        centered: Whether to divide by the variance instead of the mean square.
+        maximize: Whether to ascend instead of descend.
     """
 
     settings: ClassVar[tuple[str, ...]] = (
@@ -182,12 +176,11 @@ class RMSprop(UpdateRule):
         return lr, alpha, 1 - alpha, eps, decay, momentum
 
     def update(self, params: Tensors, grads: Tensors, moments: Sequence[Tensors], numbers: Sequence[Tensors]) -> None:
-        """The rule on stacked tensors."""
+        """Apply the formula to stacked tensors."""
         squares, *others = moments
         lr, alpha, weight, eps, decay, momentum = numbers
         g = decayed(grads, params, decay, self.maximize)
-        torch._foreach_mul_(squares, alpha)
-        torch._foreach_addcmul_(squares, torch._foreach_mul(g, weight), g)
+        average_squares_(squares, g, alpha, weight)
         spread = squares
         if self.centered:
             mean = others[-1]

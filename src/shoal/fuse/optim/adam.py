@@ -7,7 +7,7 @@ from typing import Any, ClassVar, final
 import torch
 from torch import Tensor
 
-from shoal.fuse.optim.rule import KernelRule, Numbers, Tensors, UpdateRule, approach_, decayed
+from shoal.fuse.optim.rule import KernelRule, Numbers, Tensors, UpdateRule, approach_, average_squares_, decayed
 
 __all__ = ["Adam", "Adamax", "NAdam", "RAdam"]
 
@@ -18,12 +18,12 @@ class Adam(KernelRule):
     """m = β₁m + (1 - β₁)g;  v = β₂v + (1 - β₂)g²;  p = p - γ/(1 - β₁ᵗ) · m / (√v / √(1 - β₂ᵗ) + ε).
 
     g = ±grad + λp (Kingma & Ba, arXiv:1412.6980); decoupled: g = ±grad and first p = (1 - γλ)p (Loshchilov & Hutter,
-    arXiv:1711.05101); AMSGrad: the largest v so far in place of v (Reddi et al., arXiv:1904.09237).
+    arXiv:1711.05101); AMSGrad: the largest v so far replaces v (Reddi et al., arXiv:1904.09237).
 
     Args:
-        amsgrad: divide by the largest second moment so far.
-        maximize: go up instead of down.
-        decoupled: decay the weights apart from the gradient, as AdamW does.
+        amsgrad: Whether to divide by the largest second moment so far.
+        maximize: Whether to ascend instead of descend.
+        decoupled: Whether weight decay is separate from the gradient, as in AdamW.
     """
 
     settings: ClassVar[tuple[str, ...]] = (
@@ -60,17 +60,12 @@ class Adam(KernelRule):
         return lr / (1 - beta1**t), (1 - beta2**t).sqrt()
 
     def update(self, params: Tensors, grads: Tensors, moments: Sequence[Tensors], numbers: Sequence[Tensors]) -> None:
-        """The rule on stacked tensors."""
+        """Apply the formula to stacked tensors."""
         m, v, *largest = moments
         decay, weight1, beta2, weight2, eps, step_size, root = numbers
-        if self.decoupled:
-            torch._foreach_mul_(params, decay)
-            g = torch._foreach_neg(grads) if self.maximize else grads
-        else:
-            g = decayed(grads, params, decay, self.maximize)
+        g = _gradient(grads, params, decay, self.maximize, self.decoupled)
         approach_(m, g, weight1)
-        torch._foreach_mul_(v, beta2)
-        torch._foreach_addcmul_(v, torch._foreach_mul(g, weight2), g)
+        average_squares_(v, g, beta2, weight2)
         if self.amsgrad:
             torch._foreach_maximum_(largest[0], v)
         denominator = torch._foreach_sqrt(largest[0] if self.amsgrad else v)
@@ -78,14 +73,10 @@ class Adam(KernelRule):
         torch._foreach_add_(denominator, eps)
         torch._foreach_addcdiv_(params, torch._foreach_mul(m, step_size), denominator, value=-1)
 
-    def has_kernel(self, numbers: Sequence[Numbers]) -> bool:
-        """Always."""
-        return True
-
     def kernel(
         self, params: Tensors, grads: Tensors, moments: Sequence[Tensors], steps: Tensors, numbers: Numbers
     ) -> None:
-        """The rule by `torch._fused_adam_` or `torch._fused_adamw_`."""
+        """Call `torch._fused_adam_` or `torch._fused_adamw_`."""
         lr, beta1, beta2, eps, decay = numbers
         kernel = torch._fused_adamw_ if self.decoupled else torch._fused_adam_
         kernel(
@@ -113,7 +104,7 @@ class Adamax(UpdateRule):
     Kingma & Ba, arXiv:1412.6980, section 7.1.
 
     Args:
-        maximize: go up instead of down.
+        maximize: Whether to ascend instead of descend.
     """
 
     settings: ClassVar[tuple[str, ...]] = ("lr", "betas", "eps", "weight_decay", "maximize", "differentiable")
@@ -144,7 +135,7 @@ class Adamax(UpdateRule):
         return (lr / (1 - beta1 ** torch.stack(list(steps))),)
 
     def update(self, params: Tensors, grads: Tensors, moments: Sequence[Tensors], numbers: Sequence[Tensors]) -> None:
-        """The rule on stacked tensors."""
+        """Apply the formula to stacked tensors."""
         m, u = moments
         decay, weight1, beta2, eps, step_size = numbers
         g = decayed(grads, params, decay, self.maximize)
@@ -159,7 +150,7 @@ class Adamax(UpdateRule):
 @final
 @dataclass(frozen=True)
 class NAdam(UpdateRule):
-    """Adam whose momentum, after a schedule of its own, looks ahead as Nesterov's does.
+    """Adam with Nesterov momentum, whose coefficient μ follows a schedule.
 
     m = β₁m + (1 - β₁)g;  v = β₂v + (1 - β₂)g²;  μₜ = β₁(1 - ½ 0.96^(tψ));  Π = μ₁ ··· μₜ;
     p = p - γ ((1 - μₜ)/(1 - Π) · g + μₜ₊₁/(1 - Π μₜ₊₁) · m) / (√(v / (1 - β₂ᵗ)) + ε)
@@ -168,8 +159,8 @@ class NAdam(UpdateRule):
     2016.
 
     Args:
-        maximize: go up instead of down.
-        decoupled: decay the weights apart from the gradient.
+        maximize: Whether to ascend instead of descend.
+        decoupled: Whether weight decay is separate from the gradient.
     """
 
     settings: ClassVar[tuple[str, ...]] = (
@@ -212,17 +203,12 @@ class NAdam(UpdateRule):
         return (1 - beta2**t).sqrt(), of_g, of_m
 
     def update(self, params: Tensors, grads: Tensors, moments: Sequence[Tensors], numbers: Sequence[Tensors]) -> None:
-        """The rule on stacked tensors."""
+        """Apply the formula to stacked tensors."""
         m, v = moments
         decay, weight1, beta2, weight2, eps, root, of_g, of_m = numbers
-        if self.decoupled:
-            torch._foreach_mul_(params, decay)
-            g = torch._foreach_neg(grads) if self.maximize else grads
-        else:
-            g = decayed(grads, params, decay, self.maximize)
+        g = _gradient(grads, params, decay, self.maximize, self.decoupled)
         approach_(m, g, weight1)
-        torch._foreach_mul_(v, beta2)
-        torch._foreach_addcmul_(v, torch._foreach_mul(g, weight2), g)
+        average_squares_(v, g, beta2, weight2)
         denominator = torch._foreach_sqrt(v)
         torch._foreach_div_(denominator, root)
         torch._foreach_add_(denominator, eps)
@@ -234,7 +220,7 @@ class NAdam(UpdateRule):
 @final
 @dataclass(frozen=True)
 class RAdam(UpdateRule):
-    """Adam that goes without its second moment as long as that has too large a variance.
+    """Adam without the second moment while the variance of that moment is too large.
 
     m = β₁m + (1 - β₁)g;  v = β₂v + (1 - β₂)g²;  ρ∞ = 2/(1 - β₂) - 1;  ρ = ρ∞ - 2t β₂ᵗ / (1 - β₂ᵗ);
     p = p - γ/(1 - β₁ᵗ) · r √(1 - β₂ᵗ) · m / (√v + ε), where r² = (ρ - 4)(ρ - 2)ρ∞ / ((ρ∞ - 4)(ρ∞ - 2)ρ), if ρ > 5,
@@ -243,8 +229,8 @@ class RAdam(UpdateRule):
     g = ±grad + λp, or decoupled: g = ±grad and first p = (1 - γλ)p. Liu et al., arXiv:1908.03265.
 
     Args:
-        maximize: go up instead of down.
-        decoupled: decay the weights apart from the gradient.
+        maximize: Whether to ascend instead of descend.
+        decoupled: Whether weight decay is separate from the gradient.
     """
 
     settings: ClassVar[tuple[str, ...]] = (
@@ -274,30 +260,41 @@ class RAdam(UpdateRule):
         return 1 - lr * decay if self.decoupled else decay, 1 - beta1, beta2, 1 - beta2
 
     def schedule(self, numbers: Tensor, steps: Sequence[Tensor], products: Sequence[Tensor]) -> Sequence[Tensor]:
-        """The size of a step, and what makes the denominator √v + ε, or 1, of √v: an upper limit and a summand."""
+        """The step size, then an upper limit and a summand that turn √v into the denominator √v + ε, or into 1."""
         lr, beta1, beta2, eps, _ = numbers.unbind()
         t = torch.stack(list(steps))
-        left = 1 - beta2**t
+        correction = 1 - beta2**t
         longest = 2 / (1 - beta2) - 1
-        length = longest - 2 * t * beta2**t / left
+        length = longest - 2 * t * beta2**t / correction
         rectified = length > 5
         square = (length - 4) * (length - 2) * longest / ((longest - 4) * (longest - 2) * length)
-        step_size = lr / (1 - beta1**t) * torch.where(rectified, (square * left).sqrt(), 1.0)
+        step_size = lr / (1 - beta1**t) * torch.where(rectified, (square * correction).sqrt(), 1.0)
         return step_size, torch.where(rectified, torch.inf, 0.0), torch.where(rectified, eps, 1.0)
 
     def update(self, params: Tensors, grads: Tensors, moments: Sequence[Tensors], numbers: Sequence[Tensors]) -> None:
-        """The rule on stacked tensors."""
+        """Apply the formula to stacked tensors."""
         m, v = moments
         decay, weight1, beta2, weight2, step_size, limit, offset = numbers
-        if self.decoupled:
-            torch._foreach_mul_(params, decay)
-            g = torch._foreach_neg(grads) if self.maximize else grads
-        else:
-            g = decayed(grads, params, decay, self.maximize)
+        g = _gradient(grads, params, decay, self.maximize, self.decoupled)
         approach_(m, g, weight1)
-        torch._foreach_mul_(v, beta2)
-        torch._foreach_addcmul_(v, torch._foreach_mul(g, weight2), g)
+        average_squares_(v, g, beta2, weight2)
         denominator = torch._foreach_sqrt(v)
         torch._foreach_minimum_(denominator, limit)
         torch._foreach_add_(denominator, offset)
         torch._foreach_addcdiv_(params, torch._foreach_mul(m, step_size), denominator, value=-1)
+
+
+def _gradient(grads: Tensors, params: Tensors, decay: Tensors, maximize: bool, decoupled: bool) -> Tensors:
+    """g = ±grad + λp; decoupled: g = ±grad, after p = (1 - γλ)p in place.
+
+    Args:
+        grads: Gradients, [B, *shape] each.
+        params: Parameters, shaped as `grads`.
+        decay: λ, or 1 - γλ if decoupled.
+        maximize: Whether to ascend instead of descend.
+        decoupled: Whether weight decay is separate from the gradient.
+    """
+    if not decoupled:
+        return decayed(grads, params, decay, maximize)
+    torch._foreach_mul_(params, decay)
+    return torch._foreach_neg(grads) if maximize else grads

@@ -16,10 +16,10 @@ __all__ = ["FunctionCalls", "KernelCalls", "update"]
 
 @dataclass(frozen=True)
 class _KernelArguments:
-    """What a kernel takes for some consecutive members; see `KernelRule.kernel`.
+    """Arguments of a kernel call for some consecutive members; see `KernelRule.kernel`.
 
     Args:
-        first: index of the first of them.
+        first: Index of the first of these members.
     """
 
     first: int
@@ -29,28 +29,28 @@ class _KernelArguments:
 
 
 class KernelCalls:
-    """The calls that update some parameters.
+    """Updates parameters by torch's fused kernels: one call per run of members with equal numbers and steps.
 
     Args:
-        rule: of all members.
-        parts: the parameters, whose state has been begun.
+        rule: Rule of all members.
+        parts: Parameters, with their state opened.
     """
 
     def __init__(self, rule: KernelRule, parts: Sequence[ParamState]) -> None:
         self._rule = rule
         self._parts = parts
         done = list(zip(*(part.steps.tolist() for part in parts if part.steps is not None), strict=True))
-        self._alike = [a == b for a, b in pairwise(done)]  # which stays so: all members step together
+        self._alike = [a == b for a, b in pairwise(done)]  # constant, since all members step together
         self._calls: dict[tuple[int, ...], list[_KernelArguments]] = {}
         self._numbers: Sequence[Numbers] | None = None
         self._lengths: tuple[int, ...] = ()
 
     def step(self, grads: Sequence[Tensor], numbers: Sequence[Numbers]) -> None:
-        """Update the parameters, whose steps have been counted.
+        """Update the parameters; the caller has counted the step already.
 
         Args:
-            grads: of each parameter, [B, *shape].
-            numbers: of each member.
+            grads: Gradient of each parameter, [B, *shape].
+            numbers: Numbers of each member.
         """
         if numbers is not self._numbers:
             self._numbers, self._lengths = numbers, self._divided(numbers)
@@ -63,7 +63,7 @@ class KernelCalls:
             self._rule.kernel(call.params, mine, call.moments, call.steps, numbers[call.first])
 
     def _divided(self, numbers: Sequence[Numbers]) -> tuple[int, ...]:
-        """How many members each call can update: consecutive ones of equal numbers and as many updates."""
+        """Number of members per call: consecutive members with equal numbers and equal counts of updates."""
         alike = self._alike or [True] * (len(numbers) - 1)
         starts = [0, *(b for b, same in enumerate(alike, start=1) if not same or numbers[b] != numbers[b - 1])]
         return tuple(end - start for start, end in pairwise([*starts, len(numbers)]))
@@ -81,27 +81,27 @@ class KernelCalls:
 
 
 def _rows_of_calls(stacked: Tensor, lengths: Sequence[int]) -> Sequence[Tensor]:
-    """The rows of each call; all of them as they are, which no view has to be made for."""
+    """The rows of each call; for a single call the tensor itself, which saves a view."""
     return [stacked] if len(lengths) == 1 else flat(stacked).split_with_sizes(lengths)
 
 
 _CACHED = 2**18
-"""Elements of a portion on the CPU. A rule walks over them a dozen times, which out of main memory costs several times
-as much; many small portions cost calls."""
+"""Elements of a portion on the CPU. A rule reads them about a dozen times, which takes several times as long from main
+memory as from cache. Smaller portions cost more calls."""
 
 _Place = tuple[int, slice, slice]
-"""A parameter's index, and members and elements of it."""
+"""Index of a parameter, slice of its members, slice of their elements."""
 
 
 @dataclass(eq=False)
 class _Portion:
-    """Parameters, or pieces of some, that are updated together.
+    """Parameters, or pieces of parameters, that one sequence of calls updates.
 
     Args:
-        places: where they are.
-        params: members' elements, [b, n] each.
-        moments: for each moment of the rule a list as `params`.
-        constants: for each constant of the rule a list as `params`.
+        places: Place of each piece.
+        params: Elements of each piece, [b, n].
+        moments: One list as `params` for each moment of the rule.
+        constants: One list as `params` for each constant of the rule.
     """
 
     places: list[_Place]
@@ -110,7 +110,7 @@ class _Portion:
     constants: list[Tensors] = field(default_factory=list)
 
     def spread(self, numbers: Sequence[Sequence[Tensor]]) -> list[Tensors]:
-        """Numbers of all members, for each a list over all parameters of [B], for the pieces of this portion."""
+        """Select and broadcast the numbers of this portion; each number is a list over all parameters, [B] each."""
         return [
             [_spread(number[i][rows], param) for (i, rows, _), param in zip(self.places, self.params, strict=True)]
             for number in numbers
@@ -118,11 +118,11 @@ class _Portion:
 
 
 class FunctionCalls:
-    """The calls that update some parameters of all members.
+    """Updates parameters by multi-tensor functions of stacked tensors, in portions that fit the processor's cache.
 
     Args:
-        rule: of all members.
-        parts: the parameters, whose state has been begun.
+        rule: Rule of all members.
+        parts: Parameters, with their state opened.
     """
 
     def __init__(self, rule: UpdateRule, parts: Sequence[ParamState]) -> None:
@@ -136,11 +136,11 @@ class FunctionCalls:
         self._table = torch.empty(0)
 
     def step(self, grads: Sequence[Tensor], numbers: Sequence[Numbers]) -> None:
-        """Update the parameters, whose steps have been counted.
+        """Update the parameters; the caller has counted the step already.
 
         Args:
-            grads: of each parameter, [B, *shape].
-            numbers: of each member.
+            grads: Gradient of each parameter, [B, *shape].
+            numbers: Numbers of each member.
         """
         if numbers != self._numbers:
             self._take(numbers)
@@ -162,15 +162,15 @@ class FunctionCalls:
 def update(
     rule: UpdateRule, params: Tensors, grads: Tensors, moments: Sequence[Tensors], numbers: Tensor, constants: int
 ) -> None:
-    """One update by stacked tensors, in place; a pure function of them otherwise, which `make_fx` can trace.
+    """Update stacked tensors in place, without other side effects, so that `make_fx` can trace the update.
 
     Args:
-        rule: of all members.
-        params: P of them, [B, *shape] each.
-        grads: as `params`.
-        moments: of each parameter: those of the rule.
-        numbers: the rule's constants, then for each entry of its schedule one row for each parameter, [R, B].
-        constants: how many there are.
+        rule: Rule of all members.
+        params: P parameters, [B, *shape] each.
+        grads: Gradients, shaped as `params`.
+        moments: The moments of each parameter, in the order of the rule.
+        numbers: The rule's constants, then for each entry of its schedule one row per parameter, [R, B].
+        constants: Number of constants of the rule.
     """
     rows, count = list(numbers.unbind()), len(params)
     entries = [[row] * count for row in rows[:constants]]
@@ -198,7 +198,7 @@ def _divide(parts: Sequence[ParamState]) -> list[_Portion]:
 
 
 def _pieces(shapes: Sequence[tuple[int, ...]], limit: int) -> Iterator[_Place]:
-    """Every parameter, [B, n], by as many members at a time as the limit allows, or one, and that one by pieces."""
+    """Split parameters [B, n] into as many whole members as the limit allows, or into pieces of one member."""
     for i, (members, count) in enumerate(shapes):
         some = max(1, limit // max(1, count))
         for first in range(0, members, some):
@@ -209,7 +209,7 @@ def _pieces(shapes: Sequence[tuple[int, ...]], limit: int) -> Iterator[_Place]:
 def _apply(
     rule: UpdateRule, params: Tensors, grads: Tensors, moments: Sequence[Tensors], numbers: Sequence[Tensors]
 ) -> None:
-    """`UpdateRule.update`, computed in float32 where the tensors are of half precision."""
+    """Call `UpdateRule.update`, in float32 if a parameter has half precision."""
     if all(param.dtype.itemsize >= 4 for param in params):
         rule.update(params, grads, moments, numbers)
         return
@@ -225,5 +225,5 @@ def _widen(tensor: Tensor) -> Tensor:
 
 
 def _spread(number: Tensor, like: Tensor) -> Tensor:
-    """A number of each member, [B], to be broadcast against `like`, [B, *shape], in the type that is computed in."""
+    """A number of each member, [B], shaped to broadcast against `like`, [B, *shape], in the type of computation."""
     return number.to(torch.promote_types(like.dtype, torch.float32)).view(-1, *[1] * (like.dim() - 1))

@@ -1,4 +1,4 @@
-"""Optimizer steps that members take by themselves: one optimizer, or one after another in an array."""
+"""Optimizers that step by themselves, without a fused rule: a single one, or the members of an array in turn."""
 
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -17,26 +17,25 @@ from shoal.fuse.optim.table import steps_as_made
 __all__ = ["MemberLoop", "OwnUpdate"]
 
 _KERNELS = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
-"""By exact class: a subclass may do anything in its `step`."""
+"""Exact classes; the `step` of a subclass may do anything."""
 
 _DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 _ZERO_GRAD = Optimizer.zero_grad
 _HOOKS = Optimizer.profile_hook_step(_KERNELS[0].step).__code__
 _NO_GRAD = _use_grad_for_differentiable(_KERNELS[0].step).__code__
-"""Code of the two wrappers around each `step` of torch: hooks and profiler, then gradients and compiler."""
+"""Code of the two wrappers around each `step` in torch: hooks and profiler, then gradients and compiler."""
 
 
 class OwnUpdate:
-    """Lets an optimizer step.
+    """The step of one optimizer by itself, with torch's fused kernel where it has one.
 
-    Where neither `foreach` nor `fused` was asked for, torch loops over the parameters of a CPU, which takes ten times
-    as long for small ones as a fused kernel does. The optimizer is told to use that for its own step, and is as it was
-    before and after it. What torch does around a step for hooks, its profiler and its compiler takes as long again as
-    the kernel: where there are none of these, the step alone is called.
+    If neither `foreach` nor `fused` is set, torch loops over parameters on the CPU, which takes ten times as long for
+    small parameters as a fused kernel. The optimizer is set to `fused` for the duration of its step. Torch's wrappers
+    around a step, for hooks, profiler and compiler, take as long as the kernel: they are skipped if none is in use.
 
     Args:
-        optimizer: any of torch's or of the user's.
+        optimizer: Any optimizer of torch or of the user.
     """
 
     def __init__(self, optimizer: Optimizer) -> None:
@@ -46,7 +45,7 @@ class OwnUpdate:
         self._bare: Callable[..., Any] | None = None
 
     def zero_grad(self) -> None:
-        """Drop the gradients, as the optimizer's `zero_grad` does."""
+        """Set the gradients to None, as the optimizer's `zero_grad` does."""
         optimizer = self._optimizer
         replaced = type(optimizer).zero_grad is not _ZERO_GRAD or "zero_grad" in vars(optimizer)
         if replaced or _profiler_enabled():
@@ -57,8 +56,8 @@ class OwnUpdate:
                 each.grad = None
 
     def __call__(self) -> None:
-        """One step."""
-        if self._has_kernel is None:  # not before: lazy parameters have no shape until a model has run
+        """Do one step of the optimizer."""
+        if self._has_kernel is None:  # only now: lazy parameters have no shape before the first forward pass
             params = [each for group in self._optimizer.param_groups for each in group["params"]]
             self._has_kernel = all(
                 each.dtype in _DTYPES and torch.empty_like(each).stride() == each.stride() for each in params
@@ -76,7 +75,7 @@ class OwnUpdate:
                 group["fused"] = None
 
     def _step(self, as_made: bool) -> None:
-        """Let the optimizer step; `as_made`: as torch's class does, with no hooks."""
+        """Do the step, without torch's wrappers if `as_made`: a step of torch's class without hooks."""
         optimizer = self._optimizer
         if not as_made or optimizer.defaults["differentiable"] or _profiler_enabled():
             optimizer.step()
@@ -87,13 +86,13 @@ class OwnUpdate:
         if self._bare is None:
             optimizer.step()
             return
-        if "step" in vars(optimizer):  # a scheduler's, which looks for this
+        if "step" in vars(optimizer):  # wrapped by a scheduler, which checks this attribute
             optimizer._opt_called = True  # type: ignore[attr-defined]
         with torch.no_grad():
             self._bare(optimizer)
 
     def _by_kernel(self, group: dict[str, Any]) -> bool:
-        """Whether the kernel does what the loop would; that of SGD begins momentum for all or none."""
+        """Whether kernel and loop compute the same; SGD's kernel starts momentum for all parameters or none."""
         if group["fused"] is not None or group["foreach"] is not None or group["differentiable"]:
             return False
         if group.get("capturable"):
@@ -110,32 +109,32 @@ class OwnUpdate:
 
 
 def _bare(step: Any) -> Callable[..., Any] | None:
-    """A class's `step` without what torch wraps it in; None where anything else is around it."""
+    """A class's `step` without torch's wrappers; None if there is any other wrapper."""
     if getattr(step, "__code__", None) is _HOOKS:
         step = step.__wrapped__
     return step.__wrapped__ if getattr(step, "__code__", None) is _NO_GRAD else None
 
 
 def _is_countable(parameter: Tensor, count: object) -> bool:
-    """Whether a kernel can read a parameter's count of updates: a GPU's reads float32 in its own memory only."""
+    """Whether a GPU kernel can read a parameter's count of updates: it needs float32 on the device."""
     if not isinstance(count, Tensor):
         return True
     return count.device == parameter.device and count.dtype == torch.float32
 
 
 class MemberLoop:
-    """Optimizers without a fused rule, one after another.
+    """Optimizers without a fused rule: any class, any hook, one after another.
 
-    Each is lent its rows of the gradients and updates its own parameters, which are views of the array's, along with
-    those that no other member has. Its state stays its own.
+    Each optimizer gets its rows of the gradients for its step and updates its own parameters, which are views of the
+    array's. Its state is not stacked.
 
     Args:
-        members: the optimizers.
-        start: index of the first of them in the array.
-        columns: each member's parameters.
+        members: Optimizers of consecutive members.
+        start: Index in the array of the first member.
+        columns: Parameters of each member.
 
     Raises:
-        FusionError: an optimizer needs a closure, which would run one member alone, or sparse gradients.
+        FusionError: An optimizer needs a closure, which would run a single member, or sparse gradients.
     """
 
     def __init__(self, members: Sequence[Optimizer], start: int, columns: Sequence[Sequence[StackedParam]]) -> None:
@@ -156,17 +155,17 @@ class MemberLoop:
                 )
 
     def refresh(self) -> bool:
-        """Nothing is kept of the members' parameter groups, so nothing grows old."""
+        """Always true: nothing read from the members' parameter groups is stored."""
         return True
 
     def step(self, missing: Mapping[Tensor, Collection[int]]) -> None:
-        """Let every member step.
+        """Do the step of every member.
 
         Args:
-            missing: as for `ParamGroupBatch.step`.
+            missing: Members without gradients, as in `ParamGroupBatch.step`.
 
         Raises:
-            FusionError: an optimizer put its parameters elsewhere in memory, so that they left the array.
+            FusionError: An optimizer moved its parameters in memory, out of the array.
         """
         for b, (member, columns) in enumerate(zip(self._members, self._columns, strict=True), self._start):
             for column in columns:
