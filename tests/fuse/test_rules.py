@@ -123,7 +123,7 @@ def recurrent(name: str) -> dict[str, Case]:
 
 
 CASES: dict[str, Mapping[str, Case]] = {
-    "elementwise same_element": ONE,
+    "elementwise _same_element": ONE,
     "elementwise elementwise": SEVERAL,
     "elementwise _clamp": SEVERAL,
     "elementwise _prelu": {

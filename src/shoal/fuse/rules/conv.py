@@ -17,19 +17,19 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from shoal.fuse.autotune import fastest
-from shoal.fuse.rules.base import Layout, Rule, merge_channels, split_channels
+from shoal.fuse.rules.base import Layout, Rule, merge_channels, split_channels, whole
 from shoal.fuse.stacked import Stacked
 
 __all__ = ["RULES"]
 
 _Run = Callable[[Tensor, Tensor, Tensor | None, int], Tensor]
-"""A convolution by (input, weight, bias, groups), with all other options given."""
+"""A convolution as a function of (input, weight, bias, groups), with all other options fixed."""
 
-_Way = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+_Lowering = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 """All members' convolutions: [B, N, C, ...], [B, *weight] and [B, O] -> [B, N, O, ...]."""
 
 _SMALL = 2**20
-"""Multiplications of a member, about."""
+"""Multiplications of a member, approximately."""
 
 
 def _conv(
@@ -72,7 +72,7 @@ def _conv_transposed(
         return func(x, w, b, stride, padding, output_padding, groups, dilation)  # type: ignore[no-any-return]
 
     settings = (*map(_fixed, (stride, padding, output_padding, dilation)), groups)
-    return _all(func.__name__, run, input, weight, bias, settings, None, _outputs_second)
+    return _all(func.__name__, run, input, weight, bias, settings, None, merge_channels)
 
 
 def _all(
@@ -82,35 +82,35 @@ def _all(
     weight: Any,
     bias: Any,
     settings: tuple[Any, ...],
-    columns: _Way | None,
+    columns: _Lowering | None,
     merge_weights: Callable[[Tensor], Tensor],
 ) -> Any:
-    """A convolution of all members, whichever arguments they share; its groups are the last of the settings."""
+    """A convolution of all members, whichever arguments are shared; the last of `settings` is its groups."""
     groups = settings[-1]
     if not isinstance(weight, Stacked):
         return _under_shared_weight(run, groups, input, weight, bias)
     w = weight.whole
-    b = None if bias is None else bias.whole if isinstance(bias, Stacked) else bias.expand(len(w), *bias.shape)
+    b = None if bias is None else whole(bias, len(w))
     if not isinstance(input, Stacked) and groups == 1:
-        shared: dict[str, _Way] = {
+        shared: dict[str, _Lowering] = {
             "one": partial(_of_shared_input, run, merge_weights),
             "loop": lambda x, w, b: _loop(run, groups, x.expand(len(w), *x.shape), w, b),
         }
         return Stacked(fastest(name, shared, (input, w, b), settings))
-    x = input.whole if isinstance(input, Stacked) else input.expand(len(w), *input.shape)
-    ways: dict[str, _Way] = {"grouped": partial(_grouped, run, groups)}
+    x = whole(input, len(w))
+    lowerings: dict[str, _Lowering] = {"grouped": partial(_grouped, run, groups)}
     if columns is not None:
-        ways["bmm"] = columns
+        lowerings["bmm"] = columns
     loop = partial(_loop, run, groups)
-    ways = {"loop": loop, **ways} if _uneven(x, w, groups) else {**ways, "loop": loop}
-    return Stacked(fastest(name, ways, (x, w, b), settings))
+    lowerings = {"loop": loop, **lowerings} if _uneven(x, w, groups) else {**lowerings, "loop": loop}
+    return Stacked(fastest(name, lowerings, (x, w, b), settings))
 
 
 def _uneven(x: Tensor, w: Tensor, groups: int) -> bool:
-    """Does the loop seem best, unless it is measured?
+    """Whether the loop is the default lowering, to use without a measurement.
 
-    On a CPU oneDNN's kernels hold blocks of 8 channels, and groups that do not fill them take up to twice the time,
-    which tells in all but small convolutions.
+    On a CPU, oneDNN's kernels process blocks of 8 channels. Groups that do not fill a block take up to twice the time,
+    which matters in all but small convolutions.
     """
     if x.device.type != "cpu" or groups > 1 or not (w.shape[1] % 8 or w.shape[2] % 8):
         return False
@@ -163,13 +163,8 @@ def _outputs_first(w: Tensor) -> Tensor:
     return w.flatten(0, 1)
 
 
-def _outputs_second(w: Tensor) -> Tensor:
-    """[B, C, O, ...] -> [C, B*O, ...]."""
-    return w.transpose(0, 1).flatten(1, 2)
-
-
 def _elements(input: Tensor, weight: Any) -> int:
-    """Of all members' inputs."""
+    """Number of elements of all members' inputs."""
     return input.numel() * (len(weight.whole) if isinstance(weight, Stacked) else 1)
 
 
@@ -181,23 +176,25 @@ _LOWERINGS: dict[str, Callable[..., Any]] = {"grouped": _grouped, "one": _of_sha
 
 
 _MOST_ELEMENTS = 2**24
-"""Of columns: K windows of an input take K times its memory."""
+"""Limit of elements of the columns: K windows of an input take K times its memory."""
 
 
 def _samples_lead(data: Tensor) -> bool:
-    """Does [B, N, C, ...] lie in memory as [N, B, C, ...], which is channel-major?"""
+    """Whether [B, N, C, ...] lies in memory as [N, B, C, ...], which is channel-major."""
     return not data.is_contiguous() and data.transpose(0, 1).is_contiguous()
 
 
 @dataclass(frozen=True)
 class _ConvWindow:
-    """Where the kernel of a convolution without groups stands, one number for each axis of space, one or two of them.
+    """The windows of a convolution without groups, for matrix products of weights with columns (im2col).
+
+    The columns are the windows of the input, written side by side. Each field has one number per spatial axis.
 
     Args:
-        kernel: its size.
-        stride: steps between windows.
-        padding: zeros on either side.
-        dilation: steps within a window.
+        kernel: Size of the kernel.
+        stride: Steps between windows.
+        padding: Zeros on either side.
+        dilation: Steps within a window.
     """
 
     kernel: Sequence[int]
@@ -213,7 +210,7 @@ class _ConvWindow:
         padding: str | int | Sequence[int],
         dilation: int | Sequence[int],
     ) -> "_ConvWindow | None":
-        """The window of a convolution's options, or None where this module has no way: 3-d kernels, uneven padding."""
+        """The windows for a convolution's options; None for unsupported ones: 3-d kernels, uneven padding."""
         steps, widths = _each_axis(stride, len(kernel)), _each_axis(dilation, len(kernel))
         if padding == "same":
             spans = [width * (size - 1) for width, size in zip(widths, kernel, strict=True)]
@@ -227,28 +224,28 @@ class _ConvWindow:
 
     @property
     def pointwise(self) -> bool:
-        """The columns are the input itself."""
+        """Whether the columns equal the input."""
         ones = (*self.kernel, *self.stride)
         return all(size == 1 for size in ones) and not any(self.padding)
 
     def places(self, space: Sequence[int]) -> list[int]:
-        """How many windows there are along each axis of an input of size `space`."""
+        """Number of windows along each axis of an input of size `space`."""
         return [
             (size + 2 * zeros - width * (kernel - 1) - 1) // step + 1
             for size, kernel, step, zeros, width in self._axes(space)
         ]
 
     def small(self, inputs: int) -> bool:
-        """Can an input of so many elements be written out as columns?"""
+        """Whether the columns of an input with `inputs` elements are below the memory limit."""
         return self.pointwise or inputs * math.prod(self.kernel) <= _MOST_ELEMENTS * math.prod(self.stride)
 
     def convolve(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """All members' convolutions.
+        """Compute all members' convolutions.
 
         Args:
-            x: [B, N, C, *S].
-            weight: [B, O, C, *kernel].
-            bias: [B, O].
+            x: Input, [B, N, C, *S].
+            weight: Weights, [B, O, C, *kernel].
+            bias: Biases, [B, O], or None.
 
         Returns:
             [B, N, O, *places], channel-major if `x` is.
@@ -265,7 +262,7 @@ class _ConvWindow:
         return torch.unflatten(F.unfold(images, *self._planar()), 0, x.shape[:2])
 
     def _planar(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-        """Kernel, dilation, padding and stride in two dimensions, as `unfold` takes them."""
+        """Kernel, dilation, padding and stride in two dimensions, as `F.unfold` takes them."""
         lead = 2 - len(self.kernel)
         return (
             (*[1] * lead, *self.kernel),
@@ -287,8 +284,8 @@ def _each_axis(value: int | Sequence[int], axes: int) -> list[int]:
 def _product(weight: Tensor, columns: Tensor) -> Tensor:
     """[B, O, K] times [B, N, K, L] -> [B, N, O, L].
 
-    As a product for each sample, which repeats the weights, or for each member, which transposes the columns:
-    whichever moves less.
+    Computed as one product per sample, which repeats the weights, or one per member, which transposes the columns:
+    whichever moves less memory.
     """
     outputs, length = weight.shape[1], columns.shape[3]
     if length < outputs:
@@ -300,7 +297,7 @@ def _product(weight: Tensor, columns: Tensor) -> Tensor:
 
 
 def _shifted(out: Tensor, bias: Tensor | None) -> Tensor:
-    """[B, N, O, L] plus [B, O], in the type of the former."""
+    """[B, N, O, L] plus [B, O], in the type of `out`."""
     return out if bias is None else out + bias.to(out.dtype)[:, None, :, None]
 
 

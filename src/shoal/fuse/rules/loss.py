@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from shoal.fuse.rules.base import Rule
+from shoal.fuse.rules.base import Rule, whole
 from shoal.fuse.rules.elementwise import align
 from shoal.fuse.stacked import Stacked, count
 
@@ -14,7 +14,7 @@ __all__ = ["RULES"]
 
 
 def _reduced(values: Tensor, reduction: str) -> Tensor:
-    """Losses [B, ...] as each member's one, [B]; or as they are, if `reduction` is "none"."""
+    """Reduce losses [B, ...] within each member to [B]; unchanged if `reduction` is "none"."""
     if reduction == "none":
         return values
     flat = values.reshape(len(values), -1)
@@ -57,7 +57,7 @@ def _per_element(
 
 
 _WEIGHTED = (F.binary_cross_entropy, F.binary_cross_entropy_with_logits)
-"""Those that multiply by weights before the mean is taken."""
+"""Losses with weights, which multiply before the reduction."""
 
 _PER_ELEMENT = (
     F.mse_loss,
@@ -83,13 +83,13 @@ def _class_loss(
     reduction: str = "mean",
     label_smoothing: Any = 0.0,
 ) -> Any:
-    """`cross_entropy` and `nll_loss`."""
+    """Run `cross_entropy` and `nll_loss`."""
     if size_average is not None or reduce is not None or not input.dim():
         return NotImplemented
     members = count((input, target, weight, label_smoothing)) or 1
-    x = input.whole if isinstance(input, Stacked) else input.expand(members, *input.shape)
+    x = whole(input, members)
     y = target.whole if isinstance(target, Stacked) else target.unsqueeze(0)
-    alone = input.dim() == 1  # no axis N
+    alone = input.dim() == 1  # without the axis N
     if alone:
         x, y = x.unsqueeze(1), y.unsqueeze(1)
     if isinstance(weight, Stacked) or isinstance(label_smoothing, Tensor):
@@ -103,14 +103,14 @@ def _class_loss(
         losses = func(x.flatten(0, 1), flat, weight, ignore_index=ignore_index, reduction="none", **options)
         losses = losses.view(*x.shape[:2], *losses.shape[1:])
     if reduction == "mean" and not y.is_floating_point():
-        exact = torch.promote_types(losses.dtype, torch.float32)  # a sum of half numbers may exceed the largest one
+        exact = torch.promote_types(losses.dtype, torch.float32)  # a sum of half-precision numbers may overflow
         mean = losses.flatten(1).sum(1, dtype=exact) / _weight_sum(y, weight, ignore_index, exact)
         return Stacked(mean.to(losses.dtype))
     return Stacked(losses.squeeze(1) if alone and reduction == "none" else _reduced(losses, reduction))
 
 
 def _covers(x: Tensor, y: Tensor, weight: Any, ignore_index: int, smoothing: Any) -> bool:
-    """Whether these are arguments that torch would accept of one member, and any tensor of smoothings is of floats."""
+    """Whether torch accepts these arguments for one member, and any tensor of smoothings holds Python floats."""
     if isinstance(smoothing, Tensor):
         numbers = smoothing.numbers if isinstance(smoothing, Stacked) else None
         if numbers is None or not all(0 <= number <= 1 for number in numbers):
@@ -123,19 +123,19 @@ def _covers(x: Tensor, y: Tensor, weight: Any, ignore_index: int, smoothing: Any
 
 
 def _own_weights(log_shares: Tensor, y: Tensor, weight: Any, ignore_index: int, smoothing: Any) -> Tensor:
-    """Losses per sample where the members differ in class weights w or smoothing ε.
+    """Losses per sample if members differ in class weights w or smoothing ε.
 
-    That is (1 - ε) Σ_c y_c w_c (-log p_c) + ε / C Σ_c w_c (-log p_c), where a label y is a y_c of one.
+    (1 - ε) Σ_c y_c w_c (-log p_c) + ε / C Σ_c w_c (-log p_c), where a label y stands for y_c = 1.
 
     Args:
-        log_shares: log p, [B, N, C, ...].
-        y: labels [B or 1, N, ...], or shares [B or 1, N, C, ...].
-        weight: w, [C], or None.
-        ignore_index: of labels that do not count.
-        smoothing: ε.
+        log_shares: Log probabilities log p, [B, N, C, ...].
+        y: Labels [B or 1, N, ...], or probabilities [B or 1, N, C, ...].
+        weight: Class weights w, [C], or None.
+        ignore_index: Label to ignore.
+        smoothing: Label smoothing ε.
 
     Returns:
-        [B, N, ...].
+        Losses, [B, N, ...].
     """
     costs = -log_shares
     trailing = [1] * (costs.dim() - 3)
@@ -151,14 +151,14 @@ def _own_weights(log_shares: Tensor, y: Tensor, weight: Any, ignore_index: int, 
     if isinstance(smoothing, Stacked):
         rate = smoothing.whole.to(losses).view(-1, 1, *trailing)
         smooth = (1 - rate) * losses + rate * costs.mean(2)
-        losses = torch.where(rate > 0, smooth, losses)  # 0 · inf, where a logit is -inf, is nothing
+        losses = torch.where(rate > 0, smooth, losses)  # avoids 0 · inf where a logit is -inf
     elif smoothing:
         losses = (1 - smoothing) * losses + smoothing * costs.mean(2)
     return losses if ignored is None else losses.masked_fill(ignored, 0)
 
 
 def _weight_sum(y: Tensor, weight: Any, ignore_index: int, dtype: torch.dtype) -> Tensor:
-    """What the labels [B or 1, N, ...] count for in a mean, [B or 1]: class weights, and nothing where ignored."""
+    """Divisor of a mean over labels [B or 1, N, ...], [B or 1]: the sum of class weights without ignored labels."""
     labels = y.flatten(1)
     counted = labels != ignore_index
     if weight is None:

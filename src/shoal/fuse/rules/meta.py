@@ -42,7 +42,7 @@ def _memory(func: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _reshaped(func: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
-    """Which the view that user code holds cannot follow."""
+    """Refuse: the view that user code holds keeps its shape."""
     raise NeedsMemberError(f"{func.__name__} changes the shape of one member's tensor")
 
 
@@ -57,10 +57,10 @@ def _set_data(func: Any, x: Stacked, value: Any) -> None:
 
 
 def agreed(x: Any) -> Any:
-    """The number that all members hold.
+    """The value of a one-element tensor that is equal in all members.
 
     Raises:
-        NeedsMemberError: they hold different ones.
+        NeedsMemberError: The members' values differ.
     """
     if not isinstance(x, Stacked):
         return x.tolist()
@@ -78,7 +78,7 @@ def _list(func: Any, x: Stacked) -> Any:
 
 
 def _format(func: Any, x: Stacked, spec: str) -> str:
-    """In a message, all members' numbers."""
+    """Format the numbers of all members, as for a message."""
     if x.dim() > 0:
         return format(repr(x), spec)
     return f"[{', '.join(format(value, spec) for value in x.whole.tolist())}]"
@@ -99,7 +99,7 @@ _AS_ONE = (
 
 
 def _in_order(data: Tensor, *args: Any, **kwargs: Any) -> bool:
-    """What `is_contiguous` is for a member alone, of [B, *shape]: its strides are those of all, without B's share."""
+    """Result of `is_contiguous` for one member of [B, *shape], whose strides do not include the factor B."""
     members, step = data.shape[0], data.stride(0)
     strides = [
         stride // members if 0 < step < stride and stride % members == 0 else stride for stride in data.stride()[1:]
@@ -112,7 +112,7 @@ def _is_contiguous(func: Any, x: Stacked, *args: Any, **kwargs: Any) -> bool:
 
 
 def _contiguous(func: Any, x: Stacked, memory_format: torch.memory_format = torch.contiguous_format) -> Any:
-    """The tensor itself where a member alone is given it back."""
+    """Return the tensor itself if torch does so for one member."""
     data = x.whole
     if memory_format is torch.contiguous_format:
         if data.is_contiguous() or _in_order(data):

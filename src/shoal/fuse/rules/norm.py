@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from shoal.fuse.autotune import fastest
-from shoal.fuse.rules.base import Layout, Rule, channel_major, merge_channels, split_channels
+from shoal.fuse.rules.base import Layout, Rule, channel_major, merge_channels, split_channels, whole
 from shoal.fuse.rules.channelwise import by_samples
 from shoal.fuse.stacked import NeedsMemberError, Stacked, count
 
@@ -20,18 +20,18 @@ def _of_channels(normalise: Callable[..., Tensor], input: Any, columns: tuple[An
     """Apply a normalisation to [N, B*C, ...].
 
     Args:
-        normalise: takes the input and the columns, plain.
-        input: of members, [N, C, ...].
-        columns: statistics and weights of channels, [C] or None.
-        apart: samples do not touch each other; those of all members can be one batch if all share the columns.
-        eps: declined if the members have one each, which no kernel takes.
+        normalise: Function of the input and the columns, all plain tensors.
+        input: Input, [N, C, ...] per member.
+        columns: Statistics and weights of the channels, [C] per member or None.
+        apart: Whether samples are independent, so that all members can be one batch if they share the columns.
+        eps: Epsilon; declined if members differ in it, since no kernel supports that.
     """
     if isinstance(eps, Stacked):
         return NotImplemented
     members = count((input, *columns))
-    if members is None:  # the only thing of the members' own is a momentum
+    if members is None:  # members differ only in the momentum
         return NotImplemented
-    data = input.whole if isinstance(input, Stacked) else input.expand(members, *input.shape)
+    data = whole(input, members)
     if apart and not channel_major(data) and not any(isinstance(column, Stacked) for column in columns):
         return by_samples(normalise, input, *columns)
     out = normalise(merge_channels(data), *(_flat(column, members) for column in columns))
@@ -39,7 +39,7 @@ def _of_channels(normalise: Callable[..., Tensor], input: Any, columns: tuple[An
 
 
 def _flat(column: Any, members: int) -> Tensor | None:
-    """[B, C] -> [B*C], a view, for statistics are written to; a shared [C] is repeated."""
+    """[B, C] -> [B*C], a view, since the kernel writes to statistics; a shared [C] is repeated."""
     if column is None:
         return None
     return column.whole.view(-1) if isinstance(column, Stacked) else column.repeat(members)
@@ -128,11 +128,11 @@ def _group_norm(
 
 
 _LARGE = 2**13
-"""Elements of a member. Below, all at once has always been faster than a loop, and looking up costs more."""
+"""Elements of a member. Below this number, all at once is always faster than the loop, and needs no lookup."""
 
 
 def _at_once(x: Tensor, weight: Any, bias: Any, shape: Sequence[int], eps: float) -> Tensor:
-    """Scale and shift [B, 1, ..., *shape], or what broadcasts to it, and not both of them None."""
+    """Layer norm of all members; scale and shift broadcast to [B, 1, ..., *shape], and one of them may be None."""
     out = F.layer_norm(x, shape, eps=eps)
     if weight is None or bias is None:
         scaled: Tensor = out + bias if weight is None else out * weight
@@ -142,7 +142,7 @@ def _at_once(x: Tensor, weight: Any, bias: Any, shape: Sequence[int], eps: float
 
 
 def _loop(x: Tensor, weight: Tensor, bias: Tensor | None, shape: Sequence[int], eps: float) -> Tensor:
-    """Scale and shift of each member's own."""
+    """Layer norm of one member after another, each with its own scale and shift."""
     columns = [[None] * len(x) if t is None else t.reshape(len(x), *shape).unbind(0) for t in (weight, bias)]
     return torch.stack([F.layer_norm(own, shape, w, b, eps) for own, w, b in zip(x.unbind(0), *columns, strict=True)])
 
@@ -166,12 +166,12 @@ def _layer_norm(
     own = isinstance(weight, Stacked) and (bias is None or isinstance(bias, Stacked)) and isinstance(input, Stacked)
     if not own or input.numel() < _LARGE:
         return Stacked(_at_once(*tensors, shape, eps))
-    ways = {"at once": partial(_at_once, shape=shape, eps=eps), "loop": partial(_loop, shape=shape, eps=eps)}
-    return Stacked(fastest("layer_norm", ways, tensors, (shape, eps)))
+    lowerings = {"at once": partial(_at_once, shape=shape, eps=eps), "loop": partial(_loop, shape=shape, eps=eps)}
+    return Stacked(fastest("layer_norm", lowerings, tensors, (shape, eps)))
 
 
 def _over_lead(value: Any, like: Tensor) -> Any:
-    """[B, *E] -> [B, 1, ..., *E], to be broadcast over all but the normalised axes; what is shared stays as it is."""
+    """[B, *E] -> [B, 1, ..., *E], which broadcasts over the other axes; a shared value stays unchanged."""
     if not isinstance(value, Stacked):
         return value
     data = value.whole

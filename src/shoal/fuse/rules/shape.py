@@ -12,7 +12,7 @@ from torch import Tensor
 
 from shoal.fuse.aliasing import note_copy
 from shoal.fuse.rules.axes import axis, axis_of
-from shoal.fuse.rules.base import Rule, named
+from shoal.fuse.rules.base import Rule, named, whole
 from shoal.fuse.rules.elementwise import align, elementwise, raise_rank
 from shoal.fuse.rules.meta import agreed
 from shoal.fuse.stacked import NeedsMemberError, Stacked, count
@@ -21,7 +21,7 @@ __all__ = ["RULES"]
 
 
 def _sizes(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, ...] | None:
-    """The `*sizes` of view or permute, given apart or as one sequence."""
+    """The `*sizes` of view or permute, from separate arguments or one sequence; None if not integers."""
     sizes = args or tuple(kwargs.values())
     if len(sizes) == 1 and isinstance(sizes[0], (tuple, list)):
         sizes = tuple(sizes[0])
@@ -111,11 +111,11 @@ def _join(func: Any, tensors: Any, dim: int = 0, **kwargs: Any) -> Any:
         return NotImplemented
     members = count(tensors) or 1
     if func is not torch.stack:
-        full = [t for t in tensors if t.shape != (0,)]  # which torch passes over, whatever the others' shape
+        full = [t for t in tensors if t.shape != (0,)]  # torch ignores empty ones, whatever the shape of the others
         tensors = full if full and {t.dtype for t in full} == {t.dtype for t in tensors} else tensors
-    whole = [t.whole if isinstance(t, Stacked) else t.expand(members, *t.shape) for t in tensors]
-    rank = whole[0].dim() - (0 if func is torch.stack else 1)
-    return Stacked(func(whole, axis_of(dim, rank)))
+    stacked = [whole(t, members) for t in tensors]
+    rank = stacked[0].dim() - (0 if func is torch.stack else 1)
+    return Stacked(func(stacked, axis_of(dim, rank)))
 
 
 def _pieces(func: Any, x: Stacked, size: Any = None, dim: int = 0, **kwargs: Any) -> Any:
@@ -141,13 +141,13 @@ _BASIC = {int, slice, NoneType, EllipsisType}
 
 
 def _basic(key: Any) -> tuple[Any, ...] | None:
-    """An index of numbers, slices, new axes and an ellipsis, or None; a tensor as an end must be one number."""
+    """An index of numbers, slices, new axes and an ellipsis, else None; tensors as ends become numbers."""
     parts = tuple(map(_plain, key)) if type(key) is tuple else (_plain(key),)
     return parts if all(type(part) in _BASIC for part in parts) else None
 
 
 def _plain(part: Any) -> Any:
-    """A slice with ends that all members agree on."""
+    """A slice whose tensor ends are replaced by the number that all members agree on."""
     if type(part) is slice:
         ends = (part.start, part.stop, part.step)
         if any(isinstance(end, Tensor) for end in ends):
@@ -189,7 +189,7 @@ def _narrow(func: Any, x: Stacked, dim: int, start: Any, length: int) -> Any:
 
 
 def _where(func: Any, condition: Any, input: Any = None, other: Any = None) -> Any:
-    """The condition alone asks where it holds, which is each member's own."""
+    """Elementwise with three arguments; a condition alone gives indices, whose number differs between members."""
     return NotImplemented if input is None else elementwise(func, condition, input, other)
 
 
