@@ -16,6 +16,17 @@ from shoal.fuse.stacked import Stacked
 __all__ = ["RULES", "by_samples"]
 
 
+_POOLING = (
+    "max_pool{}d",
+    "avg_pool{}d",
+    "lp_pool{}d",
+    "adaptive_max_pool{}d",
+    "adaptive_avg_pool{}d",
+    "max_pool{}d_with_indices",
+    "adaptive_max_pool{}d_with_indices",
+)
+
+
 def _by_planes(func: Any, input: Stacked, *args: Any, **kwargs: Any) -> Any:
     """Apply a function of each channel, or of each group of adjacent channels, to members' [N, C, ...]."""
     data = input.whole
@@ -46,17 +57,6 @@ def _pad(func: Any, input: Any, pad: Any, mode: str = "constant", value: Any = N
 
 def _interpolate(func: Any, input: Any, *args: Any, **kwargs: Any) -> Any:
     return _by_planes(func, input, *args, **kwargs) if isinstance(input, Stacked) else NotImplemented
-
-
-_POOLING = (
-    "max_pool{}d",
-    "avg_pool{}d",
-    "lp_pool{}d",
-    "adaptive_max_pool{}d",
-    "adaptive_avg_pool{}d",
-    "max_pool{}d_with_indices",
-    "adaptive_max_pool{}d_with_indices",
-)
 
 
 def _pool(func: Any, input: Any, *args: Any, **kwargs: Any) -> Any:

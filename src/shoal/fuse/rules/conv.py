@@ -31,6 +31,9 @@ _Lowering = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 _SMALL = 2**20
 """Multiplications of a member, approximately."""
 
+_MOST_ELEMENTS = 2**24
+"""Limit of elements of the columns: K windows of an input take K times its memory."""
+
 
 def _conv(
     func: Any,
@@ -102,11 +105,11 @@ def _all(
     if columns is not None:
         lowerings["bmm"] = columns
     loop = partial(_loop, run, groups)
-    lowerings = {"loop": loop, **lowerings} if _uneven(x, w, groups) else {**lowerings, "loop": loop}
+    lowerings = {"loop": loop, **lowerings} if _prefers_loop(x, w, groups) else {**lowerings, "loop": loop}
     return Stacked(fastest(name, lowerings, (x, w, b), settings))
 
 
-def _uneven(x: Tensor, w: Tensor, groups: int) -> bool:
+def _prefers_loop(x: Tensor, w: Tensor, groups: int) -> bool:
     """Whether the loop is the default lowering, to use without a measurement.
 
     On a CPU, oneDNN's kernels process blocks of 8 channels. Groups that do not fill a block take up to twice the time,
@@ -172,13 +175,6 @@ def _fixed(value: Any) -> Hashable:
     return tuple(value) if isinstance(value, list) else value
 
 
-_LOWERINGS: dict[str, Callable[..., Any]] = {"grouped": _grouped, "one": _of_shared_input, "loop": _loop}
-
-
-_MOST_ELEMENTS = 2**24
-"""Limit of elements of the columns: K windows of an input take K times its memory."""
-
-
 def _samples_lead(data: Tensor) -> bool:
     """Whether [B, N, C, ...] lies in memory as [N, B, C, ...], which is channel-major."""
     return not data.is_contiguous() and data.transpose(0, 1).is_contiguous()
@@ -232,7 +228,9 @@ class _ConvWindow:
         """Number of windows along each axis of an input of size `space`."""
         return [
             (size + 2 * zeros - width * (kernel - 1) - 1) // step + 1
-            for size, kernel, step, zeros, width in self._axes(space)
+            for size, kernel, step, zeros, width in zip(
+                space, self.kernel, self.stride, self.padding, self.dilation, strict=True
+            )
         ]
 
     def small(self, inputs: int) -> bool:
@@ -252,7 +250,9 @@ class _ConvWindow:
         """
         columns = self._unfold(x.transpose(0, 1)).transpose(0, 1) if _samples_lead(x) else self._unfold(x)
         out = _product(weight.flatten(2), columns)
-        return torch.unflatten(_shifted(out, bias), 3, self.places(x.shape[3:]))
+        if bias is not None:
+            out = out + bias.to(out.dtype)[:, None, :, None]
+        return torch.unflatten(out, 3, self.places(x.shape[3:]))
 
     def _unfold(self, x: Tensor) -> Tensor:
         """[P, Q, C, *S] -> [P, Q, C*K, L], for L windows of K elements."""
@@ -270,9 +270,6 @@ class _ConvWindow:
             (*[0] * lead, *self.padding),
             (*[1] * lead, *self.stride),
         )
-
-    def _axes(self, space: Sequence[int]) -> list[tuple[int, ...]]:
-        return list(zip(space, self.kernel, self.stride, self.padding, self.dilation, strict=True))
 
 
 def _each_axis(value: int | Sequence[int], axes: int) -> list[int]:
@@ -296,11 +293,7 @@ def _product(weight: Tensor, columns: Tensor) -> Tensor:
     return weight.unsqueeze(1) @ columns
 
 
-def _shifted(out: Tensor, bias: Tensor | None) -> Tensor:
-    """[B, N, O, L] plus [B, O], in the type of `out`."""
-    return out if bias is None else out + bias.to(out.dtype)[:, None, :, None]
-
-
+_LOWERINGS: dict[str, Callable[..., Any]] = {"grouped": _grouped, "one": _of_shared_input, "loop": _loop}
 RULES = (
     Rule(
         (F.conv1d, F.conv2d, F.conv3d),

@@ -101,7 +101,7 @@ def elementwise(func: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _of_one_rank(args: tuple[Any, ...]) -> list[Any] | None:
-    """The data, if members' tensors have one rank and shared tensors a lower one, so that none needs alignment."""
+    """The data, if members' tensors have one rank and shared tensors no higher one, so that none needs alignment."""
     data = []
     rank = shared = 0
     for value in args:

@@ -15,6 +15,9 @@ from shoal.fuse.stacked import NeedsMemberError, Stacked, count
 
 __all__ = ["RULES"]
 
+_LARGE = 2**13
+"""Elements of a member. Below this number, all at once is always faster than the loop, and needs no lookup."""
+
 
 def _of_channels(normalise: Callable[..., Tensor], input: Any, columns: tuple[Any, ...], apart: bool, eps: Any) -> Any:
     """Apply a normalisation to [N, B*C, ...].
@@ -125,10 +128,6 @@ def _group_norm(
         return F.group_norm(x, num_groups * (x.shape[1] // channels), scale, shift, eps)
 
     return _of_channels(normalise, input, (weight, bias), True, eps)
-
-
-_LARGE = 2**13
-"""Elements of a member. Below this number, all at once is always faster than the loop, and needs no lookup."""
 
 
 def _at_once(x: Tensor, weight: Any, bias: Any, shape: Sequence[int], eps: float) -> Tensor:

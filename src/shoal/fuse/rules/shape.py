@@ -18,6 +18,7 @@ from shoal.fuse.rules.meta import agreed
 from shoal.fuse.stacked import NeedsMemberError, Stacked, count
 
 __all__ = ["RULES"]
+_BASIC = {int, slice, NoneType, EllipsisType}
 
 
 def _sizes(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, ...] | None:
@@ -134,12 +135,6 @@ def _iterate(func: Any, x: Stacked) -> Any:
     return iter(_unbind(func, x))
 
 
-_MATRIX_TURN = Tensor.mT.__get__  # type: ignore[attr-defined]
-
-
-_BASIC = {int, slice, NoneType, EllipsisType}
-
-
 def _basic(key: Any) -> tuple[Any, ...] | None:
     """An index of numbers, slices, new axes and an ellipsis, else None; tensors as ends become numbers."""
     parts = tuple(map(_plain, key)) if type(key) is tuple else (_plain(key),)
@@ -193,6 +188,7 @@ def _where(func: Any, condition: Any, input: Any = None, other: Any = None) -> A
     return NotImplemented if input is None else elementwise(func, condition, input, other)
 
 
+_MATRIX_TURN = Tensor.mT.__get__  # type: ignore[attr-defined]
 RULES = (
     Rule.direct(_reshape, *named("view reshape")),
     Rule.direct(_reshape_as, *named("view_as reshape_as")),
