@@ -42,9 +42,9 @@ class Rule:
     `declines`, then one of the lowerings. Without a rule, and if the rule declines, a function runs by
     `torch.func.vmap`, or for one member after another if vmap fails. A rule therefore affects speed alone.
 
-    Legal results: the members' own results, with their own gradients. A rule writes to no argument and draws no random
-    numbers. Legal exceptions: a lowering may raise what torch raises for wrong arguments; the function then runs for
-    one member after another, so that the message is torch's own. `torch.OutOfMemoryError` and `FusionError` propagate.
+    A rule may return only the members' own results, with their own gradients. It writes to no argument and draws no
+    random numbers. A lowering may raise what torch raises for wrong arguments; the function then runs for one member
+    after another, so that the message is torch's own. `torch.OutOfMemoryError` and `FusionError` propagate.
 
     `shoal.testing.check_rule` checks this contract.
 
