@@ -10,7 +10,7 @@ from torch.optim import SGD, Adam, Optimizer, SparseAdam
 from shoal.core.errors import FusionError
 from shoal.fuse.api import fuse
 from shoal.fuse.optim.fused import fuse_optimizers
-from shoal.fuse.optim.loop import MemberLoop
+from shoal.fuse.optim.own_update import MemberLoop
 from shoal.fuse.optim.param_group_batch import ParamGroupBatch
 
 

@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 from shoal.core.errors import FusionError
 from shoal.fuse.api import fuse
-from shoal.fuse.optim import functions
+from shoal.fuse.optim import lowerings
 from shoal.fuse.optim.fused import fuse_optimizers
 
 ONE_OF_EACH = (
@@ -113,7 +113,7 @@ def test_parameters_in_another_order_of_memory(lowering: Any) -> None:
 @pytest.mark.parametrize("name", ["adam-numbers", "nadam", "rmsprop-centered", "sgd-momentum"])
 def test_portions(name: str, limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Parameters of 12, 3, 1 and 2 elements, five members."""
-    monkeypatch.setattr(functions, "_CACHED", limit)
+    monkeypatch.setattr(lowerings, "_CACHED", limit)
     twins = Twins(RULES[name], 5, lowering="elementwise")
     twins.step(3)
     twins.check()

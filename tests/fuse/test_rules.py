@@ -78,6 +78,16 @@ SHAPE: dict[str, Case] = {
     "list": lambda f: f([n(2, 3), n(2, 3)], 1),
     "pieces": lambda f: f(n(4, 3), 2, 0),
 }
+INDEX: dict[str, Case] = {
+    "number": lambda f: f(n(4, 3), 0, 1),
+    "range": lambda f: f(n(4, 3), 0, 1, 2),
+    "choice": lambda f: f(b(2, 3), n(2, 3), n(3)),
+    "choice of a number": lambda f: f(n(2, 3), b(2, 3), 0.5),
+}
+MEMORY: dict[str, Case] = {
+    "alone": lambda f: f(n(2, 3, 4)),
+    "type": lambda f: f(n(2, 3), torch.float32),
+}
 IMAGE: dict[str, Case] = {
     "image": lambda f: f(n(2, 4, 6, 4), 2),
     "volume": lambda f: f(n(2, 4, 4, 3, 4), 2),
@@ -113,7 +123,7 @@ def recurrent(name: str) -> dict[str, Case]:
 
 
 CASES: dict[str, Mapping[str, Case]] = {
-    "elementwise same_element": ONE,
+    "elementwise _same_element": ONE,
     "elementwise elementwise": SEVERAL,
     "elementwise _clamp": SEVERAL,
     "elementwise _prelu": {
@@ -132,7 +142,9 @@ CASES: dict[str, Mapping[str, Case]] = {
         "integer": lambda f: f(torch.tensor(2)),
         "pair": lambda f: f(n(2), n(2)),
     },
-    "memory": {"alone": lambda f: f(n(2, 3, 4)), "type": lambda f: f(n(2, 3), torch.float32)},
+    "meta _is_contiguous": MEMORY,
+    "meta _contiguous": MEMORY,
+    "meta _to": MEMORY,
     "axes": {
         "all": lambda f: f(n(2, 3, 4)),
         "truths": lambda f: f(b(2, 3)),
@@ -142,24 +154,21 @@ CASES: dict[str, Mapping[str, Case]] = {
         "number": lambda f: f(n(), 0),
     },
     "shape": SHAPE,
-    "index _get": {
+    "shape _get": {
         "number": lambda f: f(n(2, 3), 1),
         "slices": lambda f: f(n(4, 3), (slice(1, None, 2), None, ..., 0)),
         "places": lambda f: f(n(4, 3), i(4, 2)),
         "later": lambda f: f(n(4, 3), (slice(None), i(3, 2))),
     },
-    "index _set": {
+    "shape _set": {
         "slice": lambda f: f(n(4, 3), slice(1, 3), n(3)),
         "places": lambda f: f(n(4, 3), torch.tensor([2, 0]), n(2, 3)),
         "places later": lambda f: f(n(3, 3), (slice(None), torch.tensor([2, 0, 1])), n(3, 3)),
         "mask": lambda f: f(n(4, 3), b(4, 3), 0.0),
     },
-    "index": {
-        "number": lambda f: f(n(4, 3), 0, 1),
-        "range": lambda f: f(n(4, 3), 0, 1, 2),
-        "choice": lambda f: f(b(2, 3), n(2, 3), n(3)),
-        "choice of a number": lambda f: f(n(2, 3), b(2, 3), 0.5),
-    },
+    "shape _select": INDEX,
+    "shape _narrow": INDEX,
+    "shape _where": INDEX,
     "linear _linear": {
         "matrix": lambda f: f(n(3, 4), n(5, 4), n(5)),
         "deep": lambda f: f(n(2, 3, 4), n(5, 4)),
@@ -176,7 +185,7 @@ CASES: dict[str, Mapping[str, Case]] = {
     },
     "conv": CONV,
     "norm": NORM,
-    "layer_norm": {
+    "norm _layer_norm": {
         "both": lambda f: f(n(2, 3, 4), (4,), n(4), n(4)),
         "scale": lambda f: f(n(2, 3, 4), (3, 4), n(3, 4)),
         "neither": lambda f: f(n(2, 4), (4,)),
@@ -188,12 +197,12 @@ CASES: dict[str, Mapping[str, Case]] = {
         "weighted": lambda f: f(i(5, 2, 3), n(5, 4), per_sample_weights=n(2, 3), mode="sum"),
         "bags": lambda f: f(i(5, 6), n(5, 4), torch.tensor([0, 2, 5])),
     },
-    "planes": {
+    "channelwise": {
         **IMAGE,
         "pad": lambda f: f(n(2, 4, 5, 5), (1, 1, 2, 1)),
         "reflection": lambda f: f(n(2, 4, 5, 5), (1, 1, 2, 1), mode="reflect"),
     },
-    "pooling": IMAGE,
+    "channelwise _pool": IMAGE,
     "dropout": {
         "training": lambda f: f(n(2, 3, 4, 4), 0.4, True),
         "evaluation": lambda f: f(n(2, 3, 4), 0.4, False),
@@ -213,7 +222,7 @@ CASES: dict[str, Mapping[str, Case]] = {
         "none": lambda f: f(p(3, 2), p(3, 2), reduction="none"),
         "weights": lambda f: f(p(3, 2), p(3, 2), weight=p(2)),
     },
-    "classes": {
+    "loss _class_loss": {
         "labels": lambda f: f(n(3, 4), i(4, 3)),
         "weights": lambda f: f(n(3, 4), i(4, 3), p(4), reduction="sum"),
         "pixels": lambda f: f(n(2, 4, 3), i(4, 2, 3), ignore_index=1),
@@ -262,7 +271,7 @@ def cases_of(key: str, func: Any) -> Mapping[str, Case]:
     name = func.__name__
     if key == "recurrent":
         return recurrent(name)
-    if key == "pooling":
+    if key == "channelwise _pool":
         kind = {"1d": "sequence", "2d": "image", "3d": "volume"}[
             next(axes for axes in ("1d", "2d", "3d") if axes in name)
         ]

@@ -1,4 +1,4 @@
-"""Optimizers of an array: every member's own, run as one."""
+"""Fused optimizers: one step for the optimizers of all members of an array."""
 
 from shoal.fuse.optim.fused import FusedOptimizer, fuse_optimizers
 from shoal.fuse.optim.traced import TracedStep

@@ -1,4 +1,4 @@
-"""Adagrad, the rule of `torch.optim.Adagrad`."""
+"""The update rules of `torch.optim.Adagrad`, `Adadelta` and `RMSprop`."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -7,9 +7,9 @@ from typing import Any, ClassVar, final
 import torch
 from torch import Tensor
 
-from shoal.fuse.optim.rule import KernelRule, Numbers, Tensors, decayed
+from shoal.fuse.optim.rule import KernelRule, Numbers, Tensors, UpdateRule, approach_, average_squares_, decayed
 
-__all__ = ["Adagrad"]
+__all__ = ["Adadelta", "Adagrad", "RMSprop"]
 
 
 @final
@@ -20,7 +20,7 @@ class Adagrad(KernelRule):
     Duchi, Hazan & Singer, "Adaptive Subgradient Methods for Online Learning and Stochastic Optimization", 2011.
 
     Args:
-        maximize: go up instead of down.
+        maximize: Whether to ascend instead of descend.
     """
 
     settings: ClassVar[tuple[str, ...]] = ("lr", "lr_decay", "eps", "weight_decay", "maximize", "differentiable")
@@ -42,7 +42,7 @@ class Adagrad(KernelRule):
         return ("sum",)
 
     def begin(self, defaults: Mapping[str, Any]) -> float:
-        """An optimizer fills in `sum` when it is made; this is for parameters that are added to it later."""
+        """The initial `sum` of parameters added later; an optimizer initialises those of its constructor itself."""
         return float(defaults["initial_accumulator_value"])
 
     def constants(self, numbers: Tensor) -> Sequence[Tensor]:
@@ -56,7 +56,7 @@ class Adagrad(KernelRule):
         return (lr / (1 + (torch.stack(list(steps)) - 1) * lr_decay),)
 
     def update(self, params: Tensors, grads: Tensors, moments: Sequence[Tensors], numbers: Sequence[Tensors]) -> None:
-        """The rule on stacked tensors."""
+        """Apply the formula to stacked tensors."""
         (squares,) = moments
         decay, eps, step_size = numbers
         g = decayed(grads, params, decay, self.maximize)
@@ -65,14 +65,10 @@ class Adagrad(KernelRule):
         torch._foreach_add_(denominator, eps)
         torch._foreach_addcdiv_(params, torch._foreach_mul(g, step_size), denominator, value=-1)
 
-    def has_kernel(self, numbers: Sequence[Numbers]) -> bool:
-        """Always."""
-        return True
-
     def kernel(
         self, params: Tensors, grads: Tensors, moments: Sequence[Tensors], steps: Tensors, numbers: Numbers
     ) -> None:
-        """The rule by `torch._fused_adagrad_`."""
+        """Call `torch._fused_adagrad_`."""
         lr, lr_decay, eps, decay = numbers
         torch._fused_adagrad_(
             params,
@@ -85,3 +81,117 @@ class Adagrad(KernelRule):
             eps=eps,
             maximize=self.maximize,
         )
+
+
+@final
+@dataclass(frozen=True)
+class Adadelta(UpdateRule):
+    """v = ρv + (1 - ρ)g²;  δ = √(u + ε) / √(v + ε) · g;  u = ρu + (1 - ρ)δ²;  p = p - γδ, where g = ±grad + λp.
+
+    Zeiler, arXiv:1212.5701.
+
+    Args:
+        maximize: Whether to ascend instead of descend.
+    """
+
+    settings: ClassVar[tuple[str, ...]] = ("lr", "rho", "eps", "weight_decay", "maximize", "differentiable")
+
+    maximize: bool
+
+    @classmethod
+    def parse(cls, settings: Sequence[Any]) -> "tuple[Adadelta, Numbers] | None":
+        """Numbers: learning rate γ, ρ, ε, weight decay λ."""
+        *numbers, maximize, differentiable = settings
+        if differentiable:
+            return None
+        lr, rho, eps, decay = map(float, numbers)
+        return cls(bool(maximize)), (lr, rho, eps, decay)
+
+    @property
+    def moments(self) -> tuple[str, ...]:
+        """The running averages v and u."""
+        return ("square_avg", "acc_delta")
+
+    def constants(self, numbers: Tensor) -> Sequence[Tensor]:
+        """γ, ρ, 1 - ρ, ε, λ."""
+        lr, rho, eps, decay = numbers.unbind()
+        return lr, rho, 1 - rho, eps, decay
+
+    def update(self, params: Tensors, grads: Tensors, moments: Sequence[Tensors], numbers: Sequence[Tensors]) -> None:
+        """Apply the formula to stacked tensors."""
+        squares, changes = moments
+        lr, rho, weight, eps, decay = numbers
+        g = decayed(grads, params, decay, self.maximize)
+        average_squares_(squares, g, rho, weight)
+        root = torch._foreach_add(squares, eps)
+        torch._foreach_sqrt_(root)
+        delta = torch._foreach_add(changes, eps)
+        torch._foreach_sqrt_(delta)
+        torch._foreach_div_(delta, root)
+        torch._foreach_mul_(delta, g)
+        average_squares_(changes, delta, rho, weight)
+        torch._foreach_addcmul_(params, delta, lr, value=-1)
+
+
+@final
+@dataclass(frozen=True)
+class RMSprop(UpdateRule):
+    """v = αv + (1 - α)g²;  b = μb + g / (√v + ε);  p = p - γb, where g = ±grad + λp.
+
+    Hinton, lecture 6e of "Neural Networks for Machine Learning", 2012; centered: the variance v - a², with
+    a = αa + (1 - α)g, replaces v (Graves, arXiv:1308.0850).
+
+    Args:
+        momentum: Whether μ > 0; without momentum the state has no b.
+        centered: Whether to divide by the variance instead of the mean square.
+        maximize: Whether to ascend instead of descend.
+    """
+
+    settings: ClassVar[tuple[str, ...]] = (
+        *("lr", "alpha", "eps", "weight_decay", "momentum", "centered", "maximize", "differentiable"),
+    )
+
+    momentum: bool
+    centered: bool
+    maximize: bool
+
+    @classmethod
+    def parse(cls, settings: Sequence[Any]) -> "tuple[RMSprop, Numbers] | None":
+        """Numbers: learning rate γ, α, ε, weight decay λ, momentum μ."""
+        *numbers, centered, maximize, differentiable = settings
+        if differentiable:
+            return None
+        lr, alpha, eps, decay, momentum = map(float, numbers)
+        return cls(momentum > 0, bool(centered), bool(maximize)), (lr, alpha, eps, decay, momentum)
+
+    @property
+    def moments(self) -> tuple[str, ...]:
+        """The running average v, the buffer b and the mean gradient a."""
+        momentum = ("momentum_buffer",) if self.momentum else ()
+        return ("square_avg", *momentum, "grad_avg") if self.centered else ("square_avg", *momentum)
+
+    def constants(self, numbers: Tensor) -> Sequence[Tensor]:
+        """γ, α, 1 - α, ε, λ, μ."""
+        lr, alpha, eps, decay, momentum = numbers.unbind()
+        return lr, alpha, 1 - alpha, eps, decay, momentum
+
+    def update(self, params: Tensors, grads: Tensors, moments: Sequence[Tensors], numbers: Sequence[Tensors]) -> None:
+        """Apply the formula to stacked tensors."""
+        squares, *others = moments
+        lr, alpha, weight, eps, decay, momentum = numbers
+        g = decayed(grads, params, decay, self.maximize)
+        average_squares_(squares, g, alpha, weight)
+        spread = squares
+        if self.centered:
+            mean = others[-1]
+            approach_(mean, g, weight)
+            spread = torch._foreach_addcmul(squares, mean, mean, value=-1)
+        denominator = torch._foreach_sqrt(spread)
+        torch._foreach_add_(denominator, eps)
+        if self.momentum:
+            buffer = others[0]
+            torch._foreach_mul_(buffer, momentum)
+            torch._foreach_addcdiv_(buffer, g, denominator)
+            torch._foreach_addcmul_(params, buffer, lr, value=-1)
+        else:
+            torch._foreach_addcdiv_(params, torch._foreach_mul(g, lr), denominator, value=-1)

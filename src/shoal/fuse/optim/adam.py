@@ -1,4 +1,4 @@
-"""Adam and AdamW, the rule of `torch.optim.Adam` and `torch.optim.AdamW`."""
+"""Adam and its variants: the update rules of `torch.optim.Adam`, `AdamW`, `Adamax`, `NAdam` and `RAdam`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,9 +7,9 @@ from typing import Any, ClassVar, final
 import torch
 from torch import Tensor
 
-from shoal.fuse.optim.rule import KernelRule, Numbers, Tensors, approach_, decayed
+from shoal.fuse.optim.rule import KernelRule, Numbers, Tensors, UpdateRule, approach_, average_squares_, decayed
 
-__all__ = ["Adam"]
+__all__ = ["Adam", "Adamax", "NAdam", "RAdam"]
 
 
 @final
@@ -18,12 +18,12 @@ class Adam(KernelRule):
     """m = β₁m + (1 - β₁)g;  v = β₂v + (1 - β₂)g²;  p = p - γ/(1 - β₁ᵗ) · m / (√v / √(1 - β₂ᵗ) + ε).
 
     g = ±grad + λp (Kingma & Ba, arXiv:1412.6980); decoupled: g = ±grad and first p = (1 - γλ)p (Loshchilov & Hutter,
-    arXiv:1711.05101); AMSGrad: the largest v so far in place of v (Reddi et al., arXiv:1904.09237).
+    arXiv:1711.05101); AMSGrad: the largest v so far replaces v (Reddi et al., arXiv:1904.09237).
 
     Args:
-        amsgrad: divide by the largest second moment so far.
-        maximize: go up instead of down.
-        decoupled: decay the weights apart from the gradient, as AdamW does.
+        amsgrad: Whether to divide by the largest second moment so far.
+        maximize: Whether to ascend instead of descend.
+        decoupled: Whether weight decay is separate from the gradient, as in AdamW.
     """
 
     settings: ClassVar[tuple[str, ...]] = (
@@ -60,17 +60,12 @@ class Adam(KernelRule):
         return lr / (1 - beta1**t), (1 - beta2**t).sqrt()
 
     def update(self, params: Tensors, grads: Tensors, moments: Sequence[Tensors], numbers: Sequence[Tensors]) -> None:
-        """The rule on stacked tensors."""
+        """Apply the formula to stacked tensors."""
         m, v, *largest = moments
         decay, weight1, beta2, weight2, eps, step_size, root = numbers
-        if self.decoupled:
-            torch._foreach_mul_(params, decay)
-            g = torch._foreach_neg(grads) if self.maximize else grads
-        else:
-            g = decayed(grads, params, decay, self.maximize)
+        g = _gradient(grads, params, decay, self.maximize, self.decoupled)
         approach_(m, g, weight1)
-        torch._foreach_mul_(v, beta2)
-        torch._foreach_addcmul_(v, torch._foreach_mul(g, weight2), g)
+        average_squares_(v, g, beta2, weight2)
         if self.amsgrad:
             torch._foreach_maximum_(largest[0], v)
         denominator = torch._foreach_sqrt(largest[0] if self.amsgrad else v)
@@ -78,14 +73,10 @@ class Adam(KernelRule):
         torch._foreach_add_(denominator, eps)
         torch._foreach_addcdiv_(params, torch._foreach_mul(m, step_size), denominator, value=-1)
 
-    def has_kernel(self, numbers: Sequence[Numbers]) -> bool:
-        """Always."""
-        return True
-
     def kernel(
         self, params: Tensors, grads: Tensors, moments: Sequence[Tensors], steps: Tensors, numbers: Numbers
     ) -> None:
-        """The rule by `torch._fused_adam_` or `torch._fused_adamw_`."""
+        """Call `torch._fused_adam_` or `torch._fused_adamw_`."""
         lr, beta1, beta2, eps, decay = numbers
         kernel = torch._fused_adamw_ if self.decoupled else torch._fused_adam_
         kernel(
@@ -103,3 +94,207 @@ class Adam(KernelRule):
             amsgrad=self.amsgrad,
             maximize=self.maximize,
         )
+
+
+@final
+@dataclass(frozen=True)
+class Adamax(UpdateRule):
+    """m = β₁m + (1 - β₁)g;  u = max(β₂u, |g| + ε);  p = p - γ/(1 - β₁ᵗ) · m / u, where g = ±grad + λp.
+
+    Kingma & Ba, arXiv:1412.6980, section 7.1.
+
+    Args:
+        maximize: Whether to ascend instead of descend.
+    """
+
+    settings: ClassVar[tuple[str, ...]] = ("lr", "betas", "eps", "weight_decay", "maximize", "differentiable")
+
+    maximize: bool
+
+    @classmethod
+    def parse(cls, settings: Sequence[Any]) -> "tuple[Adamax, Numbers] | None":
+        """Numbers: learning rate γ, β₁, β₂, ε, weight decay λ."""
+        lr, (beta1, beta2), eps, decay, maximize, differentiable = settings
+        if differentiable:
+            return None
+        return cls(bool(maximize)), (float(lr), float(beta1), float(beta2), float(eps), float(decay))
+
+    @property
+    def moments(self) -> tuple[str, ...]:
+        """The first moment m and the largest gradient u."""
+        return ("exp_avg", "exp_inf")
+
+    def constants(self, numbers: Tensor) -> Sequence[Tensor]:
+        """λ, 1 - β₁, β₂, ε."""
+        _, beta1, beta2, eps, decay = numbers.unbind()
+        return decay, 1 - beta1, beta2, eps
+
+    def schedule(self, numbers: Tensor, steps: Sequence[Tensor], products: Sequence[Tensor]) -> Sequence[Tensor]:
+        """γ/(1 - β₁ᵗ)."""
+        lr, beta1, *_ = numbers.unbind()
+        return (lr / (1 - beta1 ** torch.stack(list(steps))),)
+
+    def update(self, params: Tensors, grads: Tensors, moments: Sequence[Tensors], numbers: Sequence[Tensors]) -> None:
+        """Apply the formula to stacked tensors."""
+        m, u = moments
+        decay, weight1, beta2, eps, step_size = numbers
+        g = decayed(grads, params, decay, self.maximize)
+        approach_(m, g, weight1)
+        torch._foreach_mul_(u, beta2)
+        size = torch._foreach_abs(g)
+        torch._foreach_add_(size, eps)
+        torch._foreach_maximum_(u, size)
+        torch._foreach_addcdiv_(params, torch._foreach_mul(m, step_size), u, value=-1)
+
+
+@final
+@dataclass(frozen=True)
+class NAdam(UpdateRule):
+    """Adam with Nesterov momentum, whose coefficient μ follows a schedule.
+
+    m = β₁m + (1 - β₁)g;  v = β₂v + (1 - β₂)g²;  μₜ = β₁(1 - ½ 0.96^(tψ));  Π = μ₁ ··· μₜ;
+    p = p - γ ((1 - μₜ)/(1 - Π) · g + μₜ₊₁/(1 - Π μₜ₊₁) · m) / (√(v / (1 - β₂ᵗ)) + ε)
+
+    g = ±grad + λp, or decoupled: g = ±grad and first p = (1 - γλ)p. Dozat, "Incorporating Nesterov Momentum into Adam",
+    2016.
+
+    Args:
+        maximize: Whether to ascend instead of descend.
+        decoupled: Whether weight decay is separate from the gradient.
+    """
+
+    settings: ClassVar[tuple[str, ...]] = (
+        *("lr", "betas", "eps", "weight_decay", "momentum_decay"),
+        *("maximize", "decoupled_weight_decay", "differentiable"),
+    )
+    product: ClassVar[str | None] = "mu_product"
+
+    maximize: bool
+    decoupled: bool
+
+    @classmethod
+    def parse(cls, settings: Sequence[Any]) -> "tuple[NAdam, Numbers] | None":
+        """Numbers: learning rate γ, β₁, β₂, ε, weight decay λ, momentum decay ψ."""
+        lr, (beta1, beta2), eps, decay, momentum_decay, maximize, decoupled, differentiable = settings
+        if differentiable:
+            return None
+        numbers = (float(lr), float(beta1), float(beta2), float(eps), float(decay), float(momentum_decay))
+        return cls(bool(maximize), bool(decoupled)), numbers
+
+    @property
+    def moments(self) -> tuple[str, ...]:
+        """The moments m and v."""
+        return ("exp_avg", "exp_avg_sq")
+
+    def constants(self, numbers: Tensor) -> Sequence[Tensor]:
+        """λ or 1 - γλ, 1 - β₁, β₂, 1 - β₂, ε."""
+        lr, beta1, beta2, eps, decay, _ = numbers.unbind()
+        return 1 - lr * decay if self.decoupled else decay, 1 - beta1, beta2, 1 - beta2, eps
+
+    def schedule(self, numbers: Tensor, steps: Sequence[Tensor], products: Sequence[Tensor]) -> Sequence[Tensor]:
+        """√(1 - β₂ᵗ), and the factors γ(1 - μₜ)/(1 - Π) of g and γμₜ₊₁/(1 - Π μₜ₊₁) of m."""
+        lr, beta1, beta2, _, _, momentum_decay = numbers.unbind()
+        t = torch.stack(list(steps))
+        mu = beta1 * (1 - 0.5 * 0.96 ** (t * momentum_decay))
+        following = beta1 * (1 - 0.5 * 0.96 ** ((t + 1) * momentum_decay))
+        torch._foreach_mul_(list(products), mu.to(products[0].dtype).unbind())
+        product = torch.stack(list(products)).to(mu)
+        of_g, of_m = lr * (1 - mu) / (1 - product), lr * following / (1 - product * following)
+        return (1 - beta2**t).sqrt(), of_g, of_m
+
+    def update(self, params: Tensors, grads: Tensors, moments: Sequence[Tensors], numbers: Sequence[Tensors]) -> None:
+        """Apply the formula to stacked tensors."""
+        m, v = moments
+        decay, weight1, beta2, weight2, eps, root, of_g, of_m = numbers
+        g = _gradient(grads, params, decay, self.maximize, self.decoupled)
+        approach_(m, g, weight1)
+        average_squares_(v, g, beta2, weight2)
+        denominator = torch._foreach_sqrt(v)
+        torch._foreach_div_(denominator, root)
+        torch._foreach_add_(denominator, eps)
+        numerator = torch._foreach_mul(g, of_g)
+        torch._foreach_addcmul_(numerator, m, of_m)
+        torch._foreach_addcdiv_(params, numerator, denominator, value=-1)
+
+
+@final
+@dataclass(frozen=True)
+class RAdam(UpdateRule):
+    """Adam without the second moment while the variance of that moment is too large.
+
+    m = β₁m + (1 - β₁)g;  v = β₂v + (1 - β₂)g²;  ρ∞ = 2/(1 - β₂) - 1;  ρ = ρ∞ - 2t β₂ᵗ / (1 - β₂ᵗ);
+    p = p - γ/(1 - β₁ᵗ) · r √(1 - β₂ᵗ) · m / (√v + ε), where r² = (ρ - 4)(ρ - 2)ρ∞ / ((ρ∞ - 4)(ρ∞ - 2)ρ), if ρ > 5,
+    p = p - γ/(1 - β₁ᵗ) · m otherwise
+
+    g = ±grad + λp, or decoupled: g = ±grad and first p = (1 - γλ)p. Liu et al., arXiv:1908.03265.
+
+    Args:
+        maximize: Whether to ascend instead of descend.
+        decoupled: Whether weight decay is separate from the gradient.
+    """
+
+    settings: ClassVar[tuple[str, ...]] = (
+        *("lr", "betas", "eps", "weight_decay", "maximize", "decoupled_weight_decay", "differentiable"),
+    )
+
+    maximize: bool
+    decoupled: bool
+
+    @classmethod
+    def parse(cls, settings: Sequence[Any]) -> "tuple[RAdam, Numbers] | None":
+        """Numbers: learning rate γ, β₁, β₂, ε, weight decay λ."""
+        lr, (beta1, beta2), eps, decay, maximize, decoupled, differentiable = settings
+        if differentiable:
+            return None
+        numbers = (float(lr), float(beta1), float(beta2), float(eps), float(decay))
+        return cls(bool(maximize), bool(decoupled)), numbers
+
+    @property
+    def moments(self) -> tuple[str, ...]:
+        """The moments m and v."""
+        return ("exp_avg", "exp_avg_sq")
+
+    def constants(self, numbers: Tensor) -> Sequence[Tensor]:
+        """λ or 1 - γλ, 1 - β₁, β₂, 1 - β₂."""
+        lr, beta1, beta2, _, decay = numbers.unbind()
+        return 1 - lr * decay if self.decoupled else decay, 1 - beta1, beta2, 1 - beta2
+
+    def schedule(self, numbers: Tensor, steps: Sequence[Tensor], products: Sequence[Tensor]) -> Sequence[Tensor]:
+        """The step size, then an upper limit and a summand that turn √v into the denominator √v + ε, or into 1."""
+        lr, beta1, beta2, eps, _ = numbers.unbind()
+        t = torch.stack(list(steps))
+        correction = 1 - beta2**t
+        longest = 2 / (1 - beta2) - 1
+        length = longest - 2 * t * beta2**t / correction
+        rectified = length > 5
+        square = (length - 4) * (length - 2) * longest / ((longest - 4) * (longest - 2) * length)
+        step_size = lr / (1 - beta1**t) * torch.where(rectified, (square * correction).sqrt(), 1.0)
+        return step_size, torch.where(rectified, torch.inf, 0.0), torch.where(rectified, eps, 1.0)
+
+    def update(self, params: Tensors, grads: Tensors, moments: Sequence[Tensors], numbers: Sequence[Tensors]) -> None:
+        """Apply the formula to stacked tensors."""
+        m, v = moments
+        decay, weight1, beta2, weight2, step_size, limit, offset = numbers
+        g = _gradient(grads, params, decay, self.maximize, self.decoupled)
+        approach_(m, g, weight1)
+        average_squares_(v, g, beta2, weight2)
+        denominator = torch._foreach_sqrt(v)
+        torch._foreach_minimum_(denominator, limit)
+        torch._foreach_add_(denominator, offset)
+        torch._foreach_addcdiv_(params, torch._foreach_mul(m, step_size), denominator, value=-1)
+
+
+def _gradient(grads: Tensors, params: Tensors, decay: Tensors, maximize: bool, decoupled: bool) -> Tensors:
+    """g = ±grad + λp; decoupled: g = ±grad, after p = (1 - γλ)p in place.
+
+    Args:
+        grads: Gradients, [B, *shape] each.
+        params: Parameters, shaped as `grads`.
+        decay: λ, or 1 - γλ if decoupled.
+        maximize: Whether to ascend instead of descend.
+        decoupled: Whether weight decay is separate from the gradient.
+    """
+    if not decoupled:
+        return decayed(grads, params, decay, maximize)
+    torch._foreach_mul_(params, decay)
+    return torch._foreach_neg(grads) if maximize else grads

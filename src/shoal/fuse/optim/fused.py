@@ -1,7 +1,7 @@
-"""The members' optimizers as one."""
+"""The fused optimizer of an array: it steps the optimizers of all members together."""
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from itertools import chain
+from itertools import chain, groupby
 from operator import is_
 from typing import Any
 
@@ -12,37 +12,37 @@ from shoal.core.errors import FusionError
 from shoal.fuse.array import ModelArray
 from shoal.fuse.checks import listed
 from shoal.fuse.missing_grads import forget, missing
-from shoal.fuse.optim.layout import arrange, owned
-from shoal.fuse.optim.own_update import OwnUpdate
+from shoal.fuse.optim.own_update import MemberLoop, OwnUpdate
 from shoal.fuse.optim.param_group_batch import Lowering, ParamGroupBatch
-from shoal.fuse.optim.stacked_param import StackedParam
-from shoal.fuse.optim.table import steps_as_made
+from shoal.fuse.optim.param_state import StackedParam
+from shoal.fuse.optim.rule import UpdateRule, unreadable
+from shoal.fuse.optim.table import rule_of, steps_as_made
 from shoal.fuse.optim.traced import TracedStep, trace
 
 __all__ = ["FusedOptimizer", "fuse_optimizers"]
 
 
 class FusedOptimizer:
-    """B optimizers that step at once, each with its own hyper-parameters.
+    """B optimizers that step together, each with its own hyper-parameters.
 
-    Gradients are those of the array's stacked parameters, and of the members' own in submodules in which they differ.
-    Frozen parameters that the array keeps once have none, and may be in an optimizer or not.
+    It reads the gradients of the array's stacked parameters, and of the members' own parameters in submodules in which
+    members differ. Frozen parameters that the array keeps once have no gradient; an optimizer may contain them or not.
 
-    The members stay ordinary torch optimizers: their `param_groups` are read at every step, so LR schedulers work on
-    them as always; their `state` is made of views of the stacked state, so `state_dict()` is always up to date, and
-    `load_state_dict()` and `add_param_group()` are noticed at the next step. Only their own `step` is to be left alone.
-    The number of updates that Adam keeps lies on the parameters' device, as with `capturable=True`.
+    The members stay ordinary torch optimizers. Their `param_groups` are read at every step, so LR schedulers work
+    unchanged. Their `state` consists of views of the stacked state, so `state_dict()` is always up to date, and
+    `load_state_dict()` and `add_param_group()` take effect at the next step. Do not call their own `step`.
+    The count of updates that Adam stores lies on the parameters' device, as with `capturable=True`.
 
     Args:
-        members: see `fuse_optimizers`.
-        array: of the members' models.
-        lowering: see `fuse_optimizers`.
+        members: See `fuse_optimizers`.
+        array: Array of the members' models.
+        lowering: See `fuse_optimizers`.
     """
 
     def __init__(self, members: Sequence[Optimizer], array: ModelArray, lowering: Lowering | None = None) -> None:
         self.members = tuple(members)
         self.version = 0
-        """Grows when something other than a number has changed; a `traced` step of before is then out of date."""
+        """Incremented when more than numbers changed; `traced` steps of an earlier version are out of date."""
         self.array = array
         self._sized: list[int] | None = None
         self._lowering: Lowering | None = lowering
@@ -50,7 +50,7 @@ class FusedOptimizer:
         self._arrange()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Drop the gradients of all parameters that a member updates, or make them zero."""
+        """Set the gradients of all parameters that a member updates to None, or to zero."""
         self.array.check_present()
         if self._sizes() != self._sized:
             self._arrange(self._skipped)
@@ -62,14 +62,14 @@ class FusedOptimizer:
         forget(self._params)
 
     def step(self, closure: None = None, skip: Collection[int] = ()) -> None:
-        """Update every member's parameters that have gradients.
+        """Update all members' parameters that have gradients.
 
         Args:
-            closure: torch's optimizers have one here; must be None.
-            skip: indices of members whose parameters and state stay as they are.
+            closure: Must be None; present for compatibility with torch's optimizers.
+            skip: Indices of members whose parameters and state stay unchanged.
 
         Raises:
-            FusionError: a closure was given, a gradient is sparse, or an optimizer moved its parameters in memory.
+            FusionError: `closure` is not None, a gradient is sparse, or an optimizer moved its parameters in memory.
         """
         if closure is not None:
             raise FusionError("an array's optimizer takes no closure; compute the gradients before `step()`")
@@ -89,13 +89,13 @@ class FusedOptimizer:
             self._arrange(self._skipped)
 
     def traced(self, params: Sequence[Tensor] | None = None) -> TracedStep | None:
-        """The step as a function of tensors, or None if a member's optimizer must do some of it by itself.
+        """The step as a function of tensors, or None if the optimizer of a member must step by itself.
 
-        To be called right before the first step that is traced: it begins the state of the parameters. Before each
-        run of the trace call `refresh`, and compare `version`; after it, `mark_stepped`.
+        Call it right before the first traced step, since it initialises the state of the parameters. Before each run
+        of the trace call `refresh` and compare `version`; after each run call `mark_stepped`.
 
         Args:
-            params: stacked parameters that the step will have gradients of; by default those that require one.
+            params: Stacked parameters with a gradient in this step; None: all that require one.
         """
         if self._skipped:
             self._arrange()
@@ -108,53 +108,53 @@ class FusedOptimizer:
         return traced
 
     def step_each(self, uneven: bool) -> None:
-        """Let the members step by themselves, with the gradients that their own parameters have.
+        """Do the steps of the members one by one, with the gradients of their own parameters.
 
         Args:
-            uneven: whether some members have no gradient of a parameter of which others have one.
+            uneven: Whether some members lack a gradient of a parameter of which others have one.
         """
         if uneven or self._moved():
-            self._sized = None  # so that the state, of which more than numbers changes, is taken over anew
+            self._sized = None  # stack the state anew: more than its numbers changes
         for update in self._updates:
             update()
 
     def mark_stepped(self) -> None:
-        """Let LR schedulers, which warn if no step came before them, know of it."""
+        """Record the step for LR schedulers, which warn if no optimizer step precedes theirs."""
         for member in self.members:
             member._opt_called = True  # type: ignore[attr-defined]
 
     def unfuse(self) -> list[Optimizer]:
-        """The members themselves, with their current settings and state."""
+        """The members' optimizers, with their current settings and state."""
         return list(self.members)
 
     def _moved(self) -> bool:
-        """Whether parameters have moved between groups, or the state of some has been dropped."""
+        """Whether parameters changed groups, or the state of some was deleted."""
         if self._sizes() != self._sized or self._states_kept() != self._kept:
             return True
         return not all(map(is_, self._grouped(), self._order))
 
     def _grouped(self) -> Iterator[Tensor]:
-        """Every member's parameters, in the order of its groups."""
+        """Parameters of all members, in the order of their groups."""
         return chain.from_iterable(group["params"] for member in self.members for group in member.param_groups)
 
     def _sizes(self) -> list[int]:
         return [len(group["params"]) for member in self.members for group in member.param_groups]
 
     def _states_kept(self) -> list[int]:
-        """Of how many parameters each member has state."""
+        """Number of parameters with state of each member."""
         return [len(member.state) for member in self.members]
 
     def _arrange(self, skipped: Collection[int] = ()) -> None:
         self._skipped = frozenset(skipped)
         columns = [StackedParam(*column) for column in self.array.columns()]
         columns += [StackedParam(path, own, [own], b) for path, b, own in self.array.apart()]
-        groups = owned(self.members, columns, self.array)
+        groups = _owned(self.members, columns, self.array)
         used = sorted({i for member in groups for group in member for i in group})
         self._params = [columns[i].stacked for i in used]
-        self._units = arrange(self.members, columns, groups, self._lowering, self._skipped)
+        self._units = _make_units(self.members, columns, groups, self._lowering, self._skipped)
         for unit in self._units:
             unit.refresh()
-        self._states = [member.state for member in self.members]  # kept alive, so that no other takes its address
+        self._states = [member.state for member in self.members]  # kept alive, so that no other object gets the same id
         self._kept = self._states_kept()
         self._order = list(self._grouped())
         self._sized = self._sizes()
@@ -162,7 +162,7 @@ class FusedOptimizer:
         self.version += 1
 
     def _look(self) -> list[Any]:
-        """All that the arrangement depends on, but for the rules, which the units look after."""
+        """All that the arrangement depends on, except the rules, which the units check in `refresh`."""
         seen: list[Any] = [self.array.version]
         for member in self.members:
             seen += (id(member.state), steps_as_made(member))
@@ -173,21 +173,21 @@ class FusedOptimizer:
 def fuse_optimizers(
     optimizers: Iterable[Optimizer], array: ModelArray, *, lowering: Lowering | None = None
 ) -> FusedOptimizer:
-    """Make one optimizer of the members' own.
+    """Fuse the members' optimizers into one.
 
-    `SGD`, `Adam`, `AdamW`, `Adamax`, `NAdam`, `RAdam`, `Adagrad`, `Adadelta` and `RMSprop` have fused rules; members of
-    other classes, with step hooks, with another function in the place of `step` or with `differentiable=True` step one
-    after another. `foreach`, `fused` and `capturable` choose between torch's implementations and are not looked at; a
-    tensor among the numbers is read as a number.
+    `SGD`, `Adam`, `AdamW`, `Adamax`, `NAdam`, `RAdam`, `Adagrad`, `Adadelta` and `RMSprop` have fused rules. Members of
+    other classes, with step hooks, with a replaced `step` or with `differentiable=True` step one after another.
+    `foreach`, `fused` and `capturable` choose between torch's implementations and are ignored. A tensor among the
+    numbers is read as a number.
 
     Args:
-        optimizers: one for each of `array.members`, made from that member's parameters (all or some), with any state.
-        array: the fused models.
-        lowering: "kernels" or "elementwise", instead of what is faster on the device; both give the same numbers.
+        optimizers: One optimizer per member of `array.members`, of all or some of its parameters, with any state.
+        array: The fused models.
+        lowering: "kernels" or "elementwise"; None: the faster one on the device. Both give the same numbers.
 
     Raises:
-        FusionError: not one optimizer for each member, one that updates another model's parameters, or one that
-            needs a closure or sparse gradients.
+        FusionError: The number of optimizers is not that of the members, an optimizer updates parameters of another
+            model, or an optimizer needs a closure or sparse gradients.
     """
     if not isinstance(array, ModelArray):
         raise FusionError(
@@ -202,3 +202,97 @@ def fuse_optimizers(
     if len(members) != len(array):
         raise FusionError(f"an array of {len(array)} members needs as many optimizers, got {len(members)}")
     return FusedOptimizer(members, array, lowering)
+
+
+def _make_units(
+    members: Sequence[Optimizer],
+    columns: Sequence[StackedParam],
+    groups: Sequence[Sequence[tuple[int, ...]]],
+    lowering: Lowering | None,
+    skipped: Collection[int],
+) -> list[ParamGroupBatch | MemberLoop]:
+    """Divide the members into runs whose optimizers differ in numbers alone, and each run into one batch per group.
+
+    Args:
+        members: One optimizer per member of the array.
+        columns: Parameters of the array, including those of a single member.
+        groups: Indices of the columns of each member and group; see `_owned`.
+        lowering: See `ParamGroupBatch`.
+        skipped: Members to leave out.
+    """
+    units: list[ParamGroupBatch | MemberLoop] = []
+    shared = [[tuple(i for i in group if columns[i].member is None) for group in mine] for mine in groups]
+    layouts = [_rules(b, member, mine) for b, (member, mine) in enumerate(zip(members, shared, strict=True))]
+    for (left_out, layout), run in groupby(range(len(members)), key=lambda b: (b in skipped, layouts[b])):
+        if left_out:
+            continue
+        indices = list(run)
+        start, chosen = indices[0], [members[b] for b in indices]
+        if layout is None:
+            each = [[columns[i] for group in shared[b] for i in group] for b in indices]
+            units.append(MemberLoop(chosen, start, each))
+            continue
+        for number, (rule, mine) in enumerate(layout):
+            if mine:
+                units.append(ParamGroupBatch(rule, chosen, start, number, [columns[i] for i in mine], lowering))
+            for b in indices:
+                if alone := [columns[i] for i in groups[b][number] if columns[i].member == b]:
+                    units.append(ParamGroupBatch(rule, [members[b]], b, number, alone, lowering))
+    return units
+
+
+def _owned(
+    members: Sequence[Optimizer], columns: Sequence[StackedParam], array: ModelArray
+) -> list[list[tuple[int, ...]]]:
+    """Indices of the columns that each member's optimizer updates, per parameter group.
+
+    Frozen parameters that the array keeps once are left out, since no step updates them.
+
+    Raises:
+        FusionError: An optimizer updates a tensor of another model; the message names the member and the parameter.
+    """
+    home: dict[int, tuple[int, str, int | None]] = {}
+    for i, column in enumerate(columns):
+        home |= {id(own): (b, column.path, i) for b, own in enumerate(column.own, start=column.member or 0)}
+    for path, _, frozen in array.shared():
+        home |= {id(own): (b, path, None) for b, own in enumerate(frozen)}
+    groups = []
+    for b, member in enumerate(members):
+        mine = []
+        for number, group in enumerate(member.param_groups):
+            places = [_place(home.get(id(param)), b, number, k) for k, param in enumerate(group["params"])]
+            mine.append(tuple(i for i in places if i is not None))
+        groups.append(mine)
+    return groups
+
+
+def _place(found: tuple[int, str, int | None] | None, b: int, group: int, position: int) -> int | None:
+    """The column of a parameter in a group of member b; None for a frozen parameter."""
+    if found is None:
+        raise FusionError(
+            f"the optimizer of member {b} updates a tensor that is no parameter of its model (parameter "
+            f"{position} of group {group}); make it from the model's own parameters()"
+        )
+    owner, path, column = found
+    if owner != b:
+        raise FusionError(
+            f"the optimizer of member {b} updates {path!r} of member {owner}; "
+            "give the optimizers in the order of the array's members"
+        )
+    return column
+
+
+def _rules(
+    b: int, member: Optimizer, groups: Sequence[tuple[int, ...]]
+) -> tuple[tuple[UpdateRule, tuple[int, ...]], ...] | None:
+    """Rule and columns of each group, which agree in members updated together; None: the member steps by itself."""
+    layout = []
+    for number, (group, columns) in enumerate(zip(member.param_groups, groups, strict=True)):
+        try:
+            rule = rule_of(member, group)
+        except (KeyError, TypeError, ValueError) as error:
+            raise unreadable(b, number, group, error) from error
+        if rule is None:
+            return None
+        layout.append((rule, columns))
+    return tuple(layout)

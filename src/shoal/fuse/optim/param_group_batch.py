@@ -1,4 +1,4 @@
-"""Members that one rule updates together: their numbers, their state, and the choice between the two lowerings."""
+"""One parameter group of consecutive members, updated together by one rule and one of two lowerings."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,35 +10,34 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from shoal.fuse.optim.functions import FunctionCalls
-from shoal.fuse.optim.kernels import KernelCalls
-from shoal.fuse.optim.param_state import ParamState
+from shoal.fuse.optim.lowerings import FunctionCalls, KernelCalls
+from shoal.fuse.optim.param_state import ParamState, StackedParam
 from shoal.fuse.optim.rule import KernelRule, Numbers, UpdateRule, unreadable
-from shoal.fuse.optim.stacked_param import StackedParam
 from shoal.fuse.rows import joined
 
 __all__ = ["Lowering", "ParamGroupBatch"]
 
 Lowering = Literal["kernels", "elementwise"]
-"""Torch's fused kernels, one call for members of equal numbers, or multi-tensor functions of stacked tensors."""
+"""Torch's fused kernels, one call for members with equal numbers, or multi-tensor functions of stacked tensors."""
 
 _KERNEL_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 _CALLED, _SHARED, _FUNCTIONS, _WALKED = 1.6e-6, 2.5e-6, 33e-6, 1.2e-9
-"""Seconds, for each parameter: of a kernel that is called, or is shared out among threads; of the functions that do the
-same once for all members, and what their walks over memory take more for each element."""
-
+"""Seconds per parameter: a kernel call on one thread, a kernel call on several threads, the functions for all members,
+and the additional memory traffic of these functions per element."""
 
 _MOST_LIVE = 64
-"""Sets of parameters that have had gradients together and are remembered."""
+"""Most sets of parameters with gradients whose `_ActiveParams` are cached."""
 
 
 @dataclass(frozen=True)
 class _ActiveParams:
-    """Parameters that have gradients, and what updates them.
+    """Parameters that have gradients, and the calls that update them.
 
     Args:
-        steps: their counts of updates, each [B], or all of them in one.
+        parts: The parameters.
+        steps: Counts of updates: one tensor [B] per parameter, or one tensor for all.
+        calls: The lowering of the update.
     """
 
     parts: Sequence[ParamState]
@@ -47,18 +46,18 @@ class _ActiveParams:
 
 
 class ParamGroupBatch:
-    """Consecutive members' parameters of one group, under one rule.
+    """One parameter group of consecutive members under one rule.
 
-    State is stacked, and the members' own state is made of views of its rows. It is taken over from the members, or
-    begun, when a parameter has its first gradient, as torch does.
+    State is stacked, and the members' own state consists of views of its rows. As in torch, a parameter's state is
+    initialised, or taken from the members, at its first gradient.
 
     Args:
-        rule: of all members.
-        members: the optimizers.
-        start: index of the first of them in the array.
-        group: index of their parameter group.
-        columns: at least one parameter; all of the members', or all of one member alone.
-        lowering: what to use where both are possible; by default what is faster there.
+        rule: Rule of all members.
+        members: Optimizers of the members.
+        start: Index in the array of the first member.
+        group: Index of the parameter group in each optimizer.
+        columns: At least one parameter; either all are of all members, or all are of one single member.
+        lowering: Lowering to use where both are possible; None: the faster one.
     """
 
     def __init__(
@@ -89,7 +88,7 @@ class ParamGroupBatch:
         )
 
     def rows(self, stacked: Tensor) -> Tensor:
-        """The batch of groups's rows of an array's tensor; complex numbers as pairs of real ones."""
+        """The members' rows of a tensor of the array; complex numbers as pairs of real ones."""
         if self._alone:
             stacked = stacked.unsqueeze(0)
         elif len(stacked) != len(self._members):
@@ -100,7 +99,7 @@ class ParamGroupBatch:
         """Read the members' parameter groups anew.
 
         Returns:
-            Whether they still follow the batch of groups's rule.
+            Whether all groups still follow the rule of this batch.
         """
         groups = [member.param_groups[self._group] for member in self._members]
         try:
@@ -129,7 +128,7 @@ class ParamGroupBatch:
             raise unreadable(self._rows.start + b, self._group, group, error) from error
 
     def numbers(self) -> Tensor:
-        """The members' numbers, [K, B] float64, in a tensor that `refresh` keeps up to date."""
+        """The members' numbers, [K, B] float64, in a tensor that `refresh` updates in place."""
         if self._table is None:
             numbers = torch.tensor(self._numbers, dtype=torch.float64)
             self._table = numbers.T.contiguous().to(self.parts[0].param.device)
@@ -140,7 +139,7 @@ class ParamGroupBatch:
         """Update every parameter that has a gradient.
 
         Args:
-            missing: members that have none of a stacked parameter of which others have one; theirs stays as it is.
+            missing: Stacked parameter -> members without a gradient of it; their parameter and state stay unchanged.
         """
         found = [part.column.grad() for part in self.parts]
         places = tuple(i for i, grad in enumerate(found) if grad is not None)
@@ -148,7 +147,7 @@ class ParamGroupBatch:
             return
         live = self._live.get((self._kernels, places))
         if live is None:
-            if len(self._live) >= _MOST_LIVE:  # of models that leave out other layers at each step
+            if len(self._live) >= _MOST_LIVE:  # in models that skip different layers at each step
                 self._live.clear()
             live = self._live[self._kernels, places] = self._begun([self.parts[i] for i in places])
         present = [grad for grad in found if grad is not None]
@@ -160,12 +159,12 @@ class ParamGroupBatch:
         if kept:
             for row, before in kept:
                 row.copy_(before)
-            self._live.clear()  # which takes it that members go on counting together
+            self._live.clear()  # these calls assume equal counts of updates in all members
             for part in live.parts:
                 part.close(self._members, self._without(part, missing))
 
     def _begun(self, parts: Sequence[ParamState]) -> "_ActiveParams":
-        """What an update of these parameters takes; if it is their first, it is counted as one for all of them."""
+        """Open the state of these parameters and prepare their update, with one shared count tensor if possible."""
         for part in parts:
             self.open(part)
         counted = [part for part in parts if part.steps is not None]
@@ -179,26 +178,26 @@ class ParamGroupBatch:
         return _ActiveParams(parts, steps, calls)
 
     def _rows_of(self, part: ParamState, missing: Mapping[Tensor, Collection[int]]) -> Iterator[Tensor]:
-        """A parameter, and the state of it, of members that have no gradient."""
+        """The parameter and state rows of the members that have no gradient."""
         for b in self._without(part, missing):
             yield from (tensor[b] for tensor in (part.param, *part.state))
 
     def _without(self, part: ParamState, missing: Mapping[Tensor, Collection[int]]) -> list[int]:
-        """Those of the batch of groups's members that have no gradient of a parameter."""
+        """Members of this batch, by index in it, that have no gradient of a parameter."""
         first, end = self._rows.start, self._rows.stop
         return [b - first for b in missing.get(part.column.stacked, ()) if first <= b < end]
 
     def open(self, part: ParamState) -> ParamState:
-        """A parameter with its state, which the first time is taken over from the members, or begun."""
+        """The parameter, after its state is taken from the members or initialised."""
         if part.steps is None and self.rule.moments:
             part.open(self.rule, self._members)
         return part
 
     def _kernel_rule(self) -> KernelRule | None:
-        """The rule, if its kernel is to be used.
+        """The rule if its kernel is the lowering to use, else None.
 
-        On the CPU functions win where a kernel would be called for many members and shared out among threads each time
-        for little work; elsewhere they are few, and a kernel for each member would be many.
+        On the CPU, functions are faster if the kernel would run once per member, each time on several threads for
+        little work. On other devices, functions need fewer launches than one kernel per member.
         """
         if not isinstance(self.rule, KernelRule) or not self.rule.has_kernel(self._numbers):
             return None
@@ -215,7 +214,7 @@ class ParamGroupBatch:
 
 
 def _plain(value: Any) -> Any:
-    """Settings that stay what they are when a tensor among them is changed in place."""
+    """A copy of settings in which tensors are floats, so that in-place changes of a tensor do not affect it."""
     if isinstance(value, (tuple, list)):
         return tuple(map(_plain, value))
     return float(value) if isinstance(value, Tensor) else value

@@ -1,4 +1,4 @@
-"""One parameter of some members, with their optimizers' state of it, stacked."""
+"""One parameter of an array, and the stacked optimizer state of it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -10,26 +10,55 @@ from torch.optim import Optimizer
 
 from shoal.core.errors import FusionError
 from shoal.fuse.optim.rule import UpdateRule
-from shoal.fuse.optim.stacked_param import StackedParam
 from shoal.fuse.rows import joined
 
-__all__ = ["ParamState", "flat"]
+__all__ = ["ParamState", "StackedParam", "flat"]
+
+
+@dataclass(frozen=True, eq=False)
+class StackedParam:
+    """One parameter of all members, or of a single member.
+
+    Args:
+        path: Name of the parameter, as in "layers.0.weight".
+        stacked: All members' values, [B, *shape], or those of a single member, [*shape]; receives the gradients.
+        own: The members' parameters, views of the rows of `stacked`; for a single member `stacked` itself.
+        member: Index of the single member, in a submodule in which members differ; None: all members.
+    """
+
+    path: str
+    stacked: Tensor
+    own: Sequence[Tensor]
+    member: int | None = None
+
+    def grad(self) -> Tensor | None:
+        """The gradients, in the shape of `stacked`.
+
+        Raises:
+            FusionError: The gradients are sparse.
+        """
+        grad = self.stacked.grad
+        if grad is not None and grad.layout is not torch.strided:
+            raise FusionError(
+                f"the gradient of {self.path!r} is sparse; make it dense (sparse=False) to fuse its model"
+            )
+        return grad
 
 
 @dataclass(eq=False)
 class ParamState:
-    """One parameter of a batch of groups's members.
+    """One parameter of the members of a `ParamGroupBatch`, with their optimizers' state.
 
     Args:
-        column: of the array.
-        own: the members' parameters.
-        param: the members' rows of the array's, [B, *shape]; complex numbers as pairs of real ones.
-        steps: number of updates, [B]; this and the rest is there from the first update on.
-        product: the rule's, [B], if it has one.
-        moments: the rule's, as `param`, in the same order of memory.
+        column: The parameter in the array.
+        own: The members' parameters.
+        param: The members' rows of the stacked parameter, [B, *shape]; complex numbers as pairs of real ones.
+        steps: Number of updates, [B]; None before the state is opened, when `product` and `moments` are empty.
+        product: The `product` of the rule, [B], in a list; empty if the rule has none.
+        moments: The moments of the rule, shaped as `param`, in its memory order.
 
     Raises:
-        FusionError: the members' rows do not fill their memory, in whatever order of axes.
+        FusionError: A member's row has gaps in memory.
     """
 
     column: StackedParam
@@ -46,13 +75,13 @@ class ParamState:
 
     @property
     def state(self) -> list[Tensor]:
-        """All that an update changes beside the parameter."""
+        """All tensors besides the parameter that an update changes."""
         return [] if self.steps is None else [self.steps, *self.product, *self.moments]
 
     def open(self, rule: UpdateRule, members: Sequence[Optimizer]) -> None:
-        """Take the state over from the members, or begin it where one has none; theirs is made of views then.
+        """Stack the members' state, or initialise it; the members' state then consists of views of its rows.
 
-        Rows of theirs that lie in one memory already, as those of an array do, are taken as they are.
+        Rows that already lie in one memory, such as those of an array, are not copied.
         """
         before = [member.state.get(param, {}) for member, param in zip(members, self.own, strict=True)]
         self._begun = [not mine for mine in before]
@@ -78,29 +107,29 @@ class ParamState:
 
     @property
     def new(self) -> bool:
-        """Whether no member has ever updated it."""
+        """Whether the state is initialised and no member has updated the parameter yet."""
         return self.steps is not None and all(self._begun) and not self.steps.any()
 
     def count_in(self, steps: Tensor, rule: UpdateRule, members: Sequence[Optimizer]) -> None:
-        """Let updates be counted in a tensor, [B], that holds the number of them already."""
+        """Count updates in `steps`, [B], which holds the current counts already."""
         self.steps = steps
         if rule.counts:
             for member, param, row in zip(members, self.own, steps.unbind(), strict=True):
                 member.state[param]["step"] = row
 
     def close(self, members: Sequence[Optimizer], without: Sequence[int]) -> None:
-        """Take the state away from those of some members that never were updated, if it was begun for others."""
+        """Delete the state of the members in `without` that have had no update; the next `open` stacks anew."""
         if self.steps is not None and (never := [b for b in without if self._begun[b] and not self.steps[b]]):
             for b in never:
                 del members[b].state[self.own[b]]
             self.steps = None
 
     def _taken_over(self, rows: Sequence[Tensor | None], begins: Sequence[float]) -> Tensor:
-        """The members' moments as one, in the order of memory of the parameter, which torch's kernels take for granted.
+        """Stack the members' moments in the memory order of the parameter, which torch's kernels assume.
 
         Args:
-            rows: of the members that have one.
-            begins: what is in it at first for those that have none.
+            rows: Moment of each member; None: the member has none.
+            begins: Initial value of each member.
         """
         like = torch.view_as_complex(self.param) if self.column.stacked.is_complex() else self.param
         if all(row is not None for row in rows):
@@ -116,17 +145,17 @@ class ParamState:
         return moment
 
     def ordered(self, grad: Tensor) -> Tensor:
-        """A gradient, [B, *shape], in the parameter's order of memory."""
+        """A gradient, [B, *shape], in the memory order of the parameter."""
         if grad.stride() == self._order:
             return grad
         return torch.empty_strided(self.param.shape, self._order, dtype=grad.dtype, device=grad.device).copy_(grad)
 
     def _numbers(self, values: Sequence[Any]) -> Tensor:
-        """[B], in the type that torch's optimizers count in, whatever `load_state_dict` has made of it."""
+        """Values as a tensor [B] of the type in which torch's optimizers count; `load_state_dict` may change it."""
         dtype = torch.float64 if torch.get_default_dtype() == torch.float64 else torch.float32
         return joined([torch.as_tensor(value, dtype=dtype, device=self.param.device).detach() for value in values])
 
 
 def flat(stacked: Tensor) -> Tensor:
-    """Dense rows [B, *shape] as [B, n], in the order of memory."""
+    """Dense rows [B, *shape] as [B, n], in memory order."""
     return stacked.as_strided((len(stacked), stacked[0].numel()), (stacked.stride(0), 1), stacked.storage_offset())

@@ -1,4 +1,4 @@
-"""The contract of an update rule: one formula over lists of tensors, and perhaps a kernel of torch's for it."""
+"""Base classes of optimizer update rules: a formula over lists of tensors, optionally with a fused torch kernel."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -9,68 +9,68 @@ from torch import Tensor
 
 from shoal.core.errors import FusionError
 
-__all__ = ["KernelRule", "Numbers", "Tensors", "UpdateRule", "approach_", "decayed", "unreadable"]
+__all__ = ["KernelRule", "Numbers", "Tensors", "UpdateRule", "approach_", "average_squares_", "decayed", "unreadable"]
 
 Numbers = tuple[float, ...]
-"""The numeric settings of one member's parameter group, in an order that its rule knows."""
+"""The numeric settings of one member's parameter group, in the order that `UpdateRule.parse` returns."""
 
 Tensors = list[Tensor] | tuple[Tensor, ...]
-"""One tensor for each parameter; what torch's multi-tensor functions, `torch._foreach_*`, take."""
+"""One tensor per parameter, as torch's multi-tensor functions `torch._foreach_*` take them."""
 
 
 class UpdateRule(ABC):
     """How an optimizer class updates parameters.
 
-    The fields of a rule are the settings that choose between formulas (`nesterov`, `amsgrad`); groups of equal rules
-    differ in numbers alone and are updated together. At every step a batch of groups of members counts the update, asks
-    for the `schedule` and calls `update`; it asks for the `constants` only when the members' numbers have changed. All
-    of it can be traced by `make_fx`.
+    The fields of a rule are the settings that choose between formulas (`nesterov`, `amsgrad`). Groups with equal rules
+    differ in numbers alone and are updated together. At every step a `ParamGroupBatch` counts the update, computes the
+    `schedule` and calls `update`. It computes the `constants` only after the members' numbers changed. `make_fx` can
+    trace all these methods.
     """
 
     settings: ClassVar[tuple[str, ...]]
-    """What is read of a member's parameter group; handed to `parse` in this order."""
+    """Keys read from a member's parameter group; `parse` takes their values in this order."""
 
     counts: ClassVar[bool] = True
-    """Whether a member's own state has the number of updates, under "step"."""
+    """Whether a member's state stores the number of updates under "step"."""
 
     product: ClassVar[str | None] = None
-    """Name of one more number that is kept for each parameter, if any; it begins at one."""
+    """State key of one more number per parameter, initially one; None for rules without one."""
 
     @classmethod
     @abstractmethod
     def parse(cls, settings: Sequence[Any]) -> tuple[Self, Numbers] | None:
-        """A group's rule and numbers, or None if only the member's own optimizer can do what it asks for."""
+        """The rule and numbers of a group, or None if the settings need the member's own `step`."""
 
     @property
     @abstractmethod
     def moments(self) -> tuple[str, ...]:
-        """Names of the state tensors that have the parameter's shape. Without any, no state is kept at all."""
+        """Names of the state tensors with the parameter's shape. A rule without moments has no state at all."""
 
     def begin(self, defaults: Mapping[str, Any]) -> float:
-        """What the moments of an optimizer with these defaults are filled with at first."""
+        """Initial value of the moments of an optimizer with these defaults."""
         return 0.0
 
     @abstractmethod
     def constants(self, numbers: Tensor) -> Sequence[Tensor]:
-        """What `update` needs of the members' numbers.
+        """Inputs of `update` that depend only on the members' numbers.
 
         Args:
-            numbers: [K, B] float64: the K numbers of every member.
+            numbers: K numbers of every member, [K, B] float64.
 
         Returns:
-            Some numbers of every member, [B] each.
+            One tensor [B] per constant.
         """
 
     def schedule(self, numbers: Tensor, steps: Sequence[Tensor], products: Sequence[Tensor]) -> Sequence[Tensor]:
-        """What `update` needs that depends on the number of updates so far, such as a correction of bias.
+        """Inputs of `update` that depend on the number of updates so far, such as a bias correction.
 
         Args:
-            numbers: [K, B] float64.
-            steps: number of updates of each of P parameters, this one included, [B] each.
-            products: of each parameter, [B] each, to be brought up to date in place; empty if the rule has none.
+            numbers: K numbers of every member, [K, B] float64.
+            steps: Number of updates of each of P parameters, including the current one, [B] each.
+            products: `product` of each parameter, [B] each, updated in place; empty if the rule has none.
 
         Returns:
-            Some numbers of every parameter and member, [P, B] each.
+            One tensor [P, B] per entry.
         """
         return ()
 
@@ -79,47 +79,53 @@ class UpdateRule(ABC):
         """Update parameters and moments in place.
 
         Args:
-            params: [B, *shape] each, real, float32 or wider.
-            grads: as `params`; not to be changed.
-            moments: for each name in `moments` a list as `params`.
-            numbers: the `constants`, then the `schedule`; for each a list as `params`, [B, 1, ...].
+            params: Parameters, [B, *shape] each, real, float32 or wider.
+            grads: Gradients, shaped as `params`; read only.
+            moments: One list as `params` for each name in `moments`.
+            numbers: The `constants`, then the `schedule`: one list as `params` each, of tensors [B, 1, ...].
         """
 
 
 class KernelRule(UpdateRule):
-    """A rule that torch has a fused kernel for."""
+    """An update rule for which torch has a fused kernel."""
 
-    @abstractmethod
     def has_kernel(self, numbers: Sequence[Numbers]) -> bool:
-        """Whether the kernel does the same for members with these numbers."""
+        """Whether the kernel computes the same as `update` for members with these numbers; by default always."""
+        return True
 
     @abstractmethod
     def kernel(
         self, params: Tensors, grads: Tensors, moments: Sequence[Tensors], steps: Tensors, numbers: Numbers
     ) -> None:
-        """Update, in place, all parameters of a member, or of several members that agree in numbers and steps.
+        """Update, in place, all parameters of one member, or of several with equal numbers and steps.
 
         Args:
-            params: dense.
-            grads: as `params`, and as dense.
-            moments: for each name in `moments` a list as `params`.
-            steps: number of updates of each parameter, this one included, 0-dim; empty without moments.
-            numbers: theirs.
+            params: Dense parameters.
+            grads: Dense gradients, shaped as `params`.
+            moments: One list as `params` for each name in `moments`.
+            steps: Number of updates of each parameter, including the current one, 0-dim; empty without moments.
+            numbers: Numbers of these members.
         """
 
 
 def approach_(averages: Tensors, values: Tensors, weights: Tensors) -> None:
-    """A = a + w(x - a), in place; `torch.lerp`, which compilers do not know for lists with weights of their own."""
+    """a = a + w(x - a), in place: `torch.lerp`, whose list form with one weight per tensor compilers do not support."""
     torch._foreach_addcmul_(averages, torch._foreach_sub(values, averages), weights)
 
 
+def average_squares_(averages: Tensors, values: Tensors, decays: Tensors, weights: Tensors) -> None:
+    """a = βa + wx², in place."""
+    torch._foreach_mul_(averages, decays)
+    torch._foreach_addcmul_(averages, torch._foreach_mul(values, weights), values)
+
+
 def decayed(grads: Tensors, params: Tensors, decay: Tensors, maximize: bool) -> Tensors:
-    """±g + λp: the gradient to go down, or up, with weight decay as a part of it."""
+    """±grad + λp: the gradient with weight decay, with its sign reversed to ascend."""
     return torch._foreach_addcmul(torch._foreach_neg(grads) if maximize else grads, decay, params)
 
 
 def unreadable(b: int, number: int, group: Mapping[str, Any], reason: Exception) -> FusionError:
-    """The error of a member whose group has settings that its rule cannot `parse`."""
+    """The error for a group of member b whose settings its rule cannot `parse`."""
     settings = {name: value for name, value in group.items() if name != "params"}
     return FusionError(
         f"the optimizer of member {b} has settings in group {number} that cannot be read, {settings}: "

@@ -1,4 +1,4 @@
-"""Stochastic gradient descent, the rule of `torch.optim.SGD`."""
+"""Stochastic gradient descent: the update rule of `torch.optim.SGD`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,12 +15,12 @@ __all__ = ["SGD"]
 @final
 @dataclass(frozen=True)
 class SGD(KernelRule):
-    """g = ±grad + λp;  b = μb + (1 - τ)g, b = g the first time;  p = p - γb, or p - γ(g + μb) with Nesterov.
+    """g = ±grad + λp;  b = μb + (1 - τ)g, first b = g;  p = p - γb, or p - γ(g + μb) with Nesterov.
 
     Args:
-        momentum: whether there is any (μ ≠ 0); without it no state is kept.
-        nesterov: look ahead by the momentum.
-        maximize: go up instead of down.
+        momentum: Whether μ ≠ 0; without momentum there is no state.
+        nesterov: Whether to use Nesterov momentum.
+        maximize: Whether to ascend instead of descend.
     """
 
     settings: ClassVar[tuple[str, ...]] = (
@@ -52,14 +52,14 @@ class SGD(KernelRule):
         return lr, decay, momentum
 
     def schedule(self, numbers: Tensor, steps: Sequence[Tensor], products: Sequence[Tensor]) -> Sequence[Tensor]:
-        """1 - τ, or 1 the first time."""
+        """1 - τ, or 1 at the first update."""
         if not self.momentum:
             return ()
         _, _, dampening, _ = numbers.unbind()
         return (1 - dampening * (torch.stack(list(steps)) > 1),)
 
     def update(self, params: Tensors, grads: Tensors, moments: Sequence[Tensors], numbers: Sequence[Tensors]) -> None:
-        """The rule on stacked tensors."""
+        """Apply the formula to stacked tensors."""
         lr, decay, momentum, *weight = numbers
         g = decayed(grads, params, decay, self.maximize)
         if self.momentum:
@@ -70,13 +70,13 @@ class SGD(KernelRule):
         torch._foreach_addcmul_(params, g, lr, value=-1)
 
     def has_kernel(self, numbers: Sequence[Numbers]) -> bool:
-        """Not with dampening: it leaves out the first update, which the kernel can only tell for all parameters."""
+        """False with dampening: it skips the first update, a flag the kernel takes for all parameters together."""
         return all(dampening == 0 for _, _, dampening, _ in numbers)
 
     def kernel(
         self, params: Tensors, grads: Tensors, moments: Sequence[Tensors], steps: Tensors, numbers: Numbers
     ) -> None:
-        """The rule by `torch._fused_sgd_`; a buffer of zeros makes b = g the first time."""
+        """Call `torch._fused_sgd_`; a buffer of zeros makes b = g at the first update."""
         lr, momentum, dampening, decay = numbers
         torch._fused_sgd_(
             params,

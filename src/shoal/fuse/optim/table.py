@@ -1,4 +1,4 @@
-"""The optimizer classes that have a fused rule."""
+"""Registry of the optimizer classes with a fused update rule."""
 
 from operator import itemgetter
 from typing import Any
@@ -6,13 +6,8 @@ from typing import Any
 import torch
 from torch.optim.optimizer import Optimizer, _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
-from shoal.fuse.optim.adadelta import Adadelta
-from shoal.fuse.optim.adagrad import Adagrad
-from shoal.fuse.optim.adam import Adam
-from shoal.fuse.optim.adamax import Adamax
-from shoal.fuse.optim.nadam import NAdam
-from shoal.fuse.optim.radam import RAdam
-from shoal.fuse.optim.rmsprop import RMSprop
+from shoal.fuse.optim.adagrad import Adadelta, Adagrad, RMSprop
+from shoal.fuse.optim.adam import Adam, Adamax, NAdam, RAdam
 from shoal.fuse.optim.rule import KernelRule, UpdateRule
 from shoal.fuse.optim.sgd import SGD
 
@@ -29,11 +24,11 @@ RULES: dict[type[Optimizer], type[UpdateRule]] = {
     torch.optim.Adadelta: Adadelta,
     torch.optim.RMSprop: RMSprop,
 }
-"""By exact class: a subclass may do anything in its `step`."""
+"""Exact class -> rule. A subclass has no rule, since its `step` may do anything."""
 
 
 def rule_of(optimizer: Optimizer, group: dict[str, Any]) -> UpdateRule | None:
-    """The rule for one of an optimizer's parameter groups, or None if the optimizer must step by itself."""
+    """The rule of one parameter group of an optimizer, or None if the optimizer must use its own `step`."""
     kind = RULES.get(type(optimizer))
     if kind is None or not steps_as_made(optimizer):
         return None
@@ -42,8 +37,9 @@ def rule_of(optimizer: Optimizer, group: dict[str, Any]) -> UpdateRule | None:
 
 
 def kernel_group_of(optimizer: Optimizer) -> str:
-    """Whom an optimizer may be in one array with at no loss of speed: all that follow a rule torch has a kernel for; of
-    others those of its class.
+    """Key of the optimizers that can share an array without loss of speed.
+
+    All optimizers whose rule has a torch kernel share one key; any other optimizer shares its key with its class.
     """
     kind = type(optimizer)
     if all(isinstance(rule_of(optimizer, group), KernelRule) for group in optimizer.param_groups):
@@ -52,8 +48,10 @@ def kernel_group_of(optimizer: Optimizer) -> str:
 
 
 def steps_as_made(optimizer: Optimizer) -> bool:
-    """Whether an optimizer's `step` is that of its class: with no hooks, those of all optimizers included, and nothing
-    in its place but what a scheduler puts there to see that it is called.
+    """Whether an optimizer's `step` is the unmodified method of its class.
+
+    It is not if there are hooks, of this optimizer or global, or if another function replaces it. The wrapper by which
+    an LR scheduler counts calls of `step` is allowed.
     """
     if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
         return False

@@ -1,4 +1,4 @@
-"""A fused optimizer's step as a function of tensors, for tracing."""
+"""The step of a fused optimizer as a function of tensors, for tracing and compilation."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from shoal.fuse.optim.functions import update
+from shoal.fuse.optim.lowerings import update
 from shoal.fuse.optim.param_group_batch import ParamGroupBatch
 from shoal.fuse.optim.param_state import ParamState
 
@@ -15,14 +15,13 @@ __all__ = ["TracedStep", "trace"]
 
 @dataclass(frozen=True, eq=False)
 class _Share:
-    """What one batch of groups has in a traced step.
+    """The part of one `ParamGroupBatch` in a traced step.
 
     Args:
-        param_batch: of members.
-        parts: its parameters, and their places among those of the step.
-        constants: that its rule has.
-        numbers: what its rule needs of every member: a row for each constant, then for each entry of its schedule one
-            for each parameter, [R, B].
+        param_batch: The batch.
+        parts: Its parameters, each with its index among `TracedStep.params`.
+        constants: Number of constants of its rule.
+        numbers: One row per constant of its rule, then for each entry of its schedule one row per parameter, [R, B].
     """
 
     param_batch: ParamGroupBatch
@@ -31,7 +30,7 @@ class _Share:
     numbers: Tensor
 
     def fill(self, steps: Sequence[Tensor], products: Sequence[Tensor]) -> None:
-        """Write the numbers of an update that is the last one counted in `steps`."""
+        """Write the numbers of the last update that `steps` counts."""
         rule, table = self.param_batch.rule, self.param_batch.numbers()
         rows = [*rule.constants(table), *(row for entry in rule.schedule(table, steps, products) for row in entry)]
         self.numbers.copy_(torch.stack(rows))
@@ -39,16 +38,16 @@ class _Share:
 
 @dataclass(frozen=True, eq=False)
 class TracedStep:
-    """What a traced step reads and writes, and the step itself.
+    """A traceable optimizer step, with the tensors that it reads and writes.
 
-    Powers of β and the like are small tensors, which `advance` computes outside of the trace: within it, a compiler
-    would compute them again for every element of a parameter.
+    `advance` computes small tensors, such as powers of β, outside of the trace: inside it, a compiler would compute
+    them again for every element of a parameter.
 
     Args:
-        params: stacked parameters, [B, *shape]; to be updated.
-        state: the moments, to be updated; what the members' own state shows.
-        numbers: of each batch of groups's members, [R, B] each; `advance` writes new values into these tensors.
-        shares: of the batches of groups.
+        params: Stacked parameters, [B, *shape] each, which the step updates.
+        state: Moments, which the step updates; the members' own state consists of views of them.
+        numbers: Numbers of each batch, [R, B] each, which `advance` updates in place.
+        shares: One share per batch.
     """
 
     params: list[Tensor]
@@ -58,7 +57,7 @@ class TracedStep:
 
     @torch.no_grad()
     def advance(self) -> None:
-        """Count an update, and bring the numbers up to date; before every run of the trace."""
+        """Count an update and compute its numbers; call it before every run of the trace."""
         for share in self.shares:
             steps = [part.steps for part, _ in share.parts if part.steps is not None]
             if steps:
@@ -71,10 +70,10 @@ class TracedStep:
         """Update `params` and `state` in place, by functions that `make_fx` can trace.
 
         Args:
-            params: these, or stand-ins of the same shapes; as `grads`, `state` and `numbers`.
-            grads: of `params`, in their order.
-            state: as `self.state`.
-            numbers: as `self.numbers`.
+            params: `self.params`, or other tensors of the same shapes, as all arguments.
+            grads: Gradients of `params`, in their order.
+            state: Moments, shaped as `self.state`.
+            numbers: Numbers, shaped as `self.numbers`.
         """
         left = iter(state)
         with torch.no_grad():
@@ -91,11 +90,11 @@ class TracedStep:
 
 
 def trace(param_batches: Sequence[ParamGroupBatch], params: Sequence[Tensor]) -> TracedStep:
-    """The step of some batches of groups on those of `params` that they own; begins the state of these.
+    """The traceable step of some batches on those of `params` that they own; opens the state of these parameters.
 
     Args:
-        param_batches: in any order.
-        params: stacked parameters that get gradients.
+        param_batches: Batches, in any order.
+        params: Stacked parameters that get gradients.
     """
     wanted = {id(param) for param in params}
     places: dict[int, int] = {}
@@ -119,7 +118,7 @@ def trace(param_batches: Sequence[ParamGroupBatch], params: Sequence[Tensor]) ->
 
 
 def _share(param_batch: ParamGroupBatch, parts: list[tuple[ParamState, int]]) -> _Share:
-    """With the numbers of the next update, which is not counted yet."""
+    """The share of a batch, with the numbers of the next update, which is not counted yet."""
     table = param_batch.numbers()
     steps = [part.steps + 1 for part, _ in parts if part.steps is not None]
     products = [part.product[0].clone() for part, _ in parts if part.product]

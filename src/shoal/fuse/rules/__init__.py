@@ -1,1 +1,1 @@
-"""What a torch function becomes for all members at once, one file per family."""
+"""Fusion rules: how a torch function runs for all members at once, one module per family."""

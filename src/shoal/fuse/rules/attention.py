@@ -1,4 +1,4 @@
-"""Attention with B folded into the batch."""
+"""Attention, with B folded into the batch axis."""
 
 import math
 from collections.abc import Sequence
@@ -56,7 +56,7 @@ def _attention(
 
 
 def _whole(value: Any, rank: int, members: int) -> Tensor:
-    """All members' data, [B, 1, ..., *shape], with axes of one for a member's tensor to have that rank."""
+    """All members' data, [B, 1, ..., *shape], with axes of one so that a member's tensor has rank `rank`."""
     if isinstance(value, Stacked):
         return raise_rank(value, rank)
     shared: Tensor = value.expand(members, *[1] * (rank - value.dim()), *value.shape)
@@ -64,12 +64,12 @@ def _whole(value: Any, rank: int, members: int) -> Tensor:
 
 
 def _folded(data: Tensor, lead: Sequence[int]) -> Tensor:
-    """[..., H, L, E] -> [prod(lead), H, L, E], a view where strides allow."""
+    """[..., H, L, E] -> [prod(lead), H, L, E], a view if strides allow."""
     return data.expand(*lead, *data.shape[-3:]).flatten(0, len(lead) - 1)
 
 
 def _weights(q: Tensor, k: Tensor, mask: Tensor | None, is_causal: bool, scale: float | None) -> Tensor:
-    """Softmax of the scaled scores, shape [B, ..., L, S]; only needed where dropout acts on it."""
+    """Softmax of the scaled scores, [B, ..., L, S]; needed only with dropout."""
     scores = (q * (1 / math.sqrt(q.shape[-1]) if scale is None else scale)) @ k.transpose(-1, -2)
     if is_causal:
         allowed = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()
@@ -77,11 +77,11 @@ def _weights(q: Tensor, k: Tensor, mask: Tensor | None, is_causal: bool, scale: 
     if mask is None:
         return scores.softmax(-1)
     scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
-    return torch._safe_softmax(scores, -1)  # zero, not NaN, where all is masked, as in torch's own attention
+    return torch._safe_softmax(scores, -1)  # zero instead of NaN in rows with all masked, as in torch's attention
 
 
 def _multi_head(func: Any, *args: Any, **kwargs: Any) -> Any:
-    """Torch's own Python code, whose parts have rules; where it draws, all members need scores of their own."""
+    """Run torch's Python code, whose functions have rules. With dropout, each member needs its own scores."""
     members = count((args, kwargs))
     if draws(func, args, kwargs) and members is not None and not isinstance(args[0], Stacked):
         args = (Stacked(args[0].expand(members, *args[0].shape)), *args[1:])
@@ -94,7 +94,7 @@ multi_head_parts = FunctionType(
     {**F.__dict__, "has_torch_function": lambda tensors: False},
     argdefs=F.multi_head_attention_forward.__defaults__,
 )
-"""`multi_head_attention_forward` without its question whether an argument overrides it."""
+"""`multi_head_attention_forward` without its check for `__torch_function__` overrides."""
 
 RULES = (
     Rule.direct(_attention, F.scaled_dot_product_attention),

@@ -1,4 +1,4 @@
-"""Functions along axes: the member's axis `d` is axis `d + 1` of all."""
+"""Reductions, softmax and cumulative functions along axes: a member's axis `d` is axis `d + 1` of the stack."""
 
 from typing import Any
 
@@ -8,23 +8,23 @@ from torch import Tensor
 from shoal.fuse.rules.base import Rule, named
 from shoal.fuse.stacked import Stacked
 
-__all__ = ["RULES", "axis"]
+__all__ = ["RULES", "axis", "axis_of"]
 
 
 def axis(x: Stacked, dim: int) -> int:
-    """Axis of all for a member's axis; IndexError as torch raises it."""
+    """Axis of the stacked tensor for a member's axis; raises torch's IndexError."""
     return axis_of(dim, max(x.dim(), 1))
 
 
 def axis_of(dim: int, rank: int) -> int:
-    """The same for a member of any rank."""
+    """As `axis`, for a member's tensor of rank `rank`."""
     if not -rank <= dim < rank:
         raise IndexError(f"Dimension out of range (expected to be in range of [{-rank}, {rank - 1}], but got {dim})")
     return dim % rank + 1
 
 
 def _over(func: Any, x: Any, dim: Any = None, *args: Any, **kwargs: Any) -> Any:
-    """Reductions and softmax: one axis, several, or all of them."""
+    """Apply a function along one axis, several axes, or all axes."""
     if not isinstance(x, Stacked) or any(isinstance(value, Tensor) for value in (*args, *kwargs.values())):
         return NotImplemented
     data = x.whole
@@ -34,7 +34,7 @@ def _over(func: Any, x: Any, dim: Any = None, *args: Any, **kwargs: Any) -> Any:
         result = func(data, tuple(axis(x, d) for d in dim), *args, **kwargs)
     elif dim is None and not args and func in _WHOLE and not kwargs.keys() - {"dtype"}:
         result = func(data.reshape(len(data), -1), 1, **kwargs)
-        if isinstance(result, tuple):  # max and min give indices along an axis, and none over all
+        if isinstance(result, tuple):  # over all axes, max and min return no indices
             result = result[0]
     else:
         return NotImplemented
@@ -48,7 +48,7 @@ def _softmax(func: Any, x: Any, dim: int | None = None, _stacklevel: int = 3, dt
 
 
 _WHOLE = dict.fromkeys(named("sum mean prod amax amin max min argmax argmin all any"))
-"""Reductions that may run over all axes at once; a dict, for the order of a set of functions differs by process."""
+"""Reductions that can run over all axes; a dict, since the order of a set differs between processes."""
 
 _ALONG = "std var logsumexp nansum median softmax log_softmax cumsum cumprod cummax cummin logcumsumexp"
 RULES = (

@@ -1,4 +1,4 @@
-"""The contract of a rule: how functions run for all members of an array at once."""
+"""The contract of a fusion rule: how torch functions run for all members of an array at once."""
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -18,16 +18,16 @@ from shoal.core.errors import FusionError
 from shoal.fuse.autotune import fastest
 from shoal.fuse.stacked import Stacked, count, stack
 
-__all__ = ["Layout", "Rule", "channel_major", "merge_channels", "named", "split_channels"]
+__all__ = ["Layout", "Rule", "channel_major", "merge_channels", "name_of", "named", "split_channels", "whole"]
 
 _log = logging.getLogger("shoal.fuse")
 
 Lowering = Callable[..., Any]
-"""The results of all members."""
+"""Called with all members' tensors, [B, *shape]; returns the results of all members, [B, ...]."""
 
 
 class Layout(Enum):
-    """How tensors [N, C, ...] of B members lie in memory; they are handed on as [B, N, C, ...] in either case."""
+    """Memory layout of B members' tensors [N, C, ...]; their shape is [B, N, C, ...] in either layout."""
 
     MODEL_MAJOR = "[B, N, C, ...]"
     CHANNEL_MAJOR = "[N, B*C, ...]"
@@ -37,36 +37,35 @@ class Layout(Enum):
 class Rule:
     """How some functions run for all members of an array at once.
 
-    `shoal.fuse.dispatch.dispatch` calls `run` instead of the function wherever an argument is each member's own: in any
-    thread, in the forward and the backward pass, in eager steps and while a step is traced. The default `run` first
-    asks `declines`, then calls one of the lowerings. Without a rule, and where the rule declines, a function runs by
-    `torch.func.vmap`, or for one member after another where vmap refuses it: so a rule is about speed alone.
+    `shoal.fuse.dispatch.dispatch` calls `run` instead of the function if members differ in an argument: in any thread,
+    in the forward and the backward pass, in eager steps and while a step is traced. The default `run` first calls
+    `declines`, then one of the lowerings. Without a rule, and if the rule declines, a function runs by
+    `torch.func.vmap`, or for one member after another if vmap fails. A rule therefore affects speed alone.
 
-    What it may return: the members' own results, with their own gradients. It writes to no argument and draws no random
-    numbers. What may be raised: a lowering may raise what torch raises of wrong arguments; the function then runs for
-    one member after another, so that the message is torch's own. `torch.OutOfMemoryError` and `FusionError` are passed
-    on.
+    A rule may return only the members' own results, with their own gradients. It writes to no argument and draws no
+    random numbers. A lowering may raise what torch raises for wrong arguments; the function then runs for one member
+    after another, so that the message is torch's own. `torch.OutOfMemoryError` and `FusionError` propagate.
 
     `shoal.testing.check_rule` checks this contract.
 
     Args:
-        functions: that have `__torch_function__` overrides: torch's own, an operator (`torch.library.custom_op`), or a
-            function decorated by `torch.overrides.wrap_torch_function`.
-        lowerings: ways to compute the same, by name, the default first. Each is called as the function is, with the
-            tensors of all members, [B, *shape], in the place of tensors (of one that they share a view), and returns
-            what the function does with tensors [B, ...]. The fastest one is taken, as measured once for each shape; one
-            member after another is always among them.
-        takes: memory layouts that the lowerings compute on. By default any, also views; of a single one they are given
-            tensors that are contiguous in it.
-        gives: the layout of results, of arguments of that layout; None promises nothing.
-        declines: called as the function is; tensors have one member's shape. A reason why the lowerings do not cover
-            such arguments, or None. Numbers in which members differ are always declined.
-        run: instead of all this, called with the function and its arguments, `Stacked` or shared by all members; for
-            rules whose ways depend on what is shared. Returns the members' result, `Stacked`, or NotImplemented to
-            decline, and raises nothing but `NeedsMemberError`: no result of all members at once can exist.
+        functions: Functions with `__torch_function__` overrides: torch's own, an operator (`torch.library.custom_op`),
+            or a function decorated by `torch.overrides.wrap_torch_function`.
+        lowerings: Name -> implementation of the function for all members, the default first. A lowering takes the
+            function's arguments, with tensors [B, *shape] in place of one member's tensors (for a shared tensor, an
+            expanded view), and returns the function's result with tensors [B, ...]. Each shape is measured once and
+            runs by the fastest lowering; a loop over the members is always a candidate.
+        takes: Memory layouts that the lowerings accept. By default any, including views; with a single layout, tensors
+            are made contiguous in it.
+        gives: Layout of the results for arguments of the same layout; None: no guarantee.
+        declines: Takes the function's arguments, with tensors of one member's shape. Returns a reason if the lowerings
+            do not cover these arguments, else None. Numbers in which members differ are always declined.
+        run: Replaces the lowerings in rules that depend on which arguments are shared. Takes the function and its
+            arguments, each `Stacked` or shared by all members. Returns the members' result, `Stacked`, or
+            NotImplemented to decline. Raises only `NeedsMemberError`, if no result for all members at once can exist.
 
     Raises:
-        FusionError: there is no function or no lowering, or a function that no array could ever see.
+        FusionError: There is no function or no lowering, or a function has no overrides.
     """
 
     functions: tuple[Any, ...]
@@ -85,7 +84,7 @@ class Rule:
 
     @classmethod
     def direct(cls, run: Callable[..., Any], *functions: Any, gives: Layout | None = None) -> "Rule":
-        """A rule with a `run` of its own, which is its only lowering and takes any layout."""
+        """A rule with a custom `run`, which is its only lowering and takes any layout."""
         return cls(functions, {"at once": run}, gives=gives, run=run)
 
     def _fastest(self, func: Any, *args: Any, **kwargs: Any) -> Any:
@@ -95,7 +94,7 @@ class Rule:
             return NotImplemented
         reason = None if self.declines is None else self.declines(*args, **kwargs)
         if reason is not None:
-            _say(f"the rule of {func} declines: {reason}")
+            _log_once(f"the rule of {func} declines: {reason}")
             return NotImplemented
         members = count(leaves) or 1
         places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
@@ -116,15 +115,15 @@ class Rule:
             results = stack([call(func, *row) for row in rows])
             return pytree.tree_map_only(Stacked, lambda result: result.whole, results)
 
-        ways: dict[str, Lowering] = {name: partial(call, lowering) for name, lowering in self.lowerings.items()}
-        ways.setdefault("loop", loop)
+        lowerings: dict[str, Lowering] = {name: partial(call, lowering) for name, lowering in self.lowerings.items()}
+        lowerings.setdefault("loop", loop)
         settings = tuple(repr(leaf) for leaf in leaves if not isinstance(leaf, Tensor))
-        result = fastest(name_of(func), ways, [self._data(leaves[i], members) for i in places], settings)
+        result = fastest(name_of(func), lowerings, [self._data(leaves[i], members) for i in places], settings)
         return pytree.tree_map_only(Tensor, Stacked, result)
 
     def _data(self, value: Tensor, members: int) -> Tensor:
-        """All members' data, [B, *shape], in a layout that the lowerings take."""
-        data = value.whole if isinstance(value, Stacked) else value.expand(members, *value.shape)
+        """All members' data, [B, *shape], in a layout that the lowerings accept."""
+        data = whole(value, members)
         if len(self.takes) > 1:
             return data
         if self.takes == (Layout.CHANNEL_MAJOR,) and data.dim() > 2:
@@ -133,18 +132,18 @@ class Rule:
 
 
 def name_of(func: Any) -> str:
-    """The name under which a function's lowerings are measured."""
+    """The name of a function in the tuning cache."""
     return str(getattr(func, "__name__", func))
 
 
 @lru_cache(maxsize=256)
-def _say(text: str) -> None:
-    """In the log, once."""
+def _log_once(text: str) -> None:
+    """Log a text the first time that it occurs."""
     _log.info(text)
 
 
 def _overridable(func: Any) -> Iterator[Any]:
-    """What an array sees when a function is called."""
+    """The functions that `__torch_function__` receives when a function is called."""
     if isinstance(func, type) and issubclass(func, torch.autograd.Function):
         raise FusionError(
             f"{func.__name__}.apply has no overrides; call it in a function decorated by "
@@ -163,19 +162,25 @@ def _overridable(func: Any) -> Iterator[Any]:
 
 
 def named(names: str, *homes: Any) -> tuple[Any, ...]:
-    """Torch's functions of some names, by default those of `torch` and the methods of `Tensor`, where they exist."""
+    """The existing functions with these names in `homes`, by default `torch` and `Tensor`."""
     pairs = [(home, name) for home in homes or (torch, Tensor) for name in names.split()]
     found = [getattr(home, name, None) for home, name in pairs if home is Tensor or not name.startswith("__")]
     return tuple(func for func in dict.fromkeys(found) if callable(func))  # `torch.float` is a type
 
 
+def whole(value: Any, members: int) -> Tensor:
+    """All members' data, [B, *shape]; a tensor that they share is expanded to a view."""
+    data: Tensor = value.whole if isinstance(value, Stacked) else value.expand(members, *value.shape)
+    return data
+
+
 def channel_major(data: Tensor) -> bool:
-    """Whether B and C are neighbours in the memory of [B, N, C, ...], so that [N, B*C, ...] is a view."""
+    """Whether B and C are adjacent in the memory of [B, N, C, ...], so that [N, B*C, ...] is a view."""
     return data.stride(0) == data.shape[2] * data.stride(2)
 
 
 def merge_channels(data: Tensor) -> Tensor:
-    """[B, N, C, ...] -> [N, B*C, ...]; a view where the memory is channel-major already."""
+    """[B, N, C, ...] -> [N, B*C, ...]; a view if the memory is channel-major."""
     return data.transpose(0, 1).flatten(1, 2)
 
 

@@ -1,19 +1,34 @@
-"""Functions of each channel by itself: B joins the channels where that copies nothing, else the batch."""
+"""Functions of each channel by itself: pooling, padding, interpolation.
+
+B joins the channels where that copies nothing, else the batch.
+"""
 
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from shoal.fuse.rules.base import Layout, Rule, channel_major, merge_channels, split_channels
+from shoal.fuse.rules.base import Layout, Rule, channel_major, merge_channels, named, split_channels
 from shoal.fuse.stacked import Stacked
 
-__all__ = ["RULES", "by_planes", "by_samples"]
+__all__ = ["RULES", "by_samples"]
 
 
-def by_planes(func: Any, input: Stacked, *args: Any, **kwargs: Any) -> Any:
-    """Apply a function that keeps channels apart, or takes whole runs of them, to members' [N, C, ...]."""
+_POOLING = (
+    "max_pool{}d",
+    "avg_pool{}d",
+    "lp_pool{}d",
+    "adaptive_max_pool{}d",
+    "adaptive_avg_pool{}d",
+    "max_pool{}d_with_indices",
+    "adaptive_max_pool{}d_with_indices",
+)
+
+
+def _by_planes(func: Any, input: Stacked, *args: Any, **kwargs: Any) -> Any:
+    """Apply a function of each channel, or of each group of adjacent channels, to members' [N, C, ...]."""
     data = input.whole
     if channel_major(data):
         members = len(data)
@@ -23,7 +38,7 @@ def by_planes(func: Any, input: Stacked, *args: Any, **kwargs: Any) -> Any:
 
 
 def by_samples(func: Any, input: Stacked, *args: Any, **kwargs: Any) -> Any:
-    """Apply a function that keeps samples apart to members' [N, ...]."""
+    """Apply a function of each sample to members' [N, ...]."""
     out = func(input.whole.flatten(0, 1), *args, **kwargs)
     shape = input.whole.shape[:2]
     return pytree.tree_map_only(Tensor, lambda part: Stacked(part.unflatten(0, shape)), out)
@@ -32,19 +47,39 @@ def by_samples(func: Any, input: Stacked, *args: Any, **kwargs: Any) -> Any:
 def _pad(func: Any, input: Any, pad: Any, mode: str = "constant", value: Any = None) -> Any:
     if not isinstance(input, Stacked) or isinstance(value, Tensor):
         return NotImplemented
-    padded = len(pad) // 2  # axes, counted from the last
+    padded = len(pad) // 2  # number of axes, from the last
     if padded <= input.dim() - 2:
-        return by_planes(func, input, pad, mode, value)
-    if padded == input.dim() - 1 or (mode == "constant" and padded == input.dim()):  # one sample: B is its batch
+        return _by_planes(func, input, pad, mode, value)
+    if padded == input.dim() - 1 or (mode == "constant" and padded == input.dim()):  # one sample: B is the batch axis
         return Stacked(func(input.whole, pad, mode, value))
     return NotImplemented
 
 
 def _interpolate(func: Any, input: Any, *args: Any, **kwargs: Any) -> Any:
-    return by_planes(func, input, *args, **kwargs) if isinstance(input, Stacked) else NotImplemented
+    return _by_planes(func, input, *args, **kwargs) if isinstance(input, Stacked) else NotImplemented
+
+
+def _pool(func: Any, input: Any, *args: Any, **kwargs: Any) -> Any:
+    samples = input.dim() - _SPATIAL[func] - 1
+    if not isinstance(input, Stacked) or samples not in (0, 1):
+        return NotImplemented
+    if any(isinstance(value, Tensor) for value in (*args, *kwargs.values())):
+        return NotImplemented
+    if samples:
+        return _by_planes(func, input, *args, **kwargs)
+    return pytree.tree_map_only(Tensor, Stacked, func(input.whole, *args, **kwargs))  # one sample: B is the batch axis
+
+
+_SPATIAL = {
+    func: spatial
+    for spatial in (1, 2, 3)
+    for name in _POOLING
+    for func in named(name.format(spatial), torch, F, torch._C._nn)
+}
 
 
 RULES = (
     Rule.direct(_pad, F.pad, gives=Layout.CHANNEL_MAJOR),
     Rule.direct(_interpolate, F.interpolate, gives=Layout.CHANNEL_MAJOR),
+    Rule.direct(_pool, *_SPATIAL, gives=Layout.CHANNEL_MAJOR),
 )

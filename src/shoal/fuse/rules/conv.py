@@ -1,12 +1,14 @@
-"""Convolutions of all members: one of B groups, batched matrix products, or a loop, whichever is the fastest here.
+"""Convolutions of all members: one with B groups, batched matrix products, or a loop, whichever is fastest.
 
-With members' own inputs the grouped form wants the channel-major layout [N, B*C, ...]; its result keeps that order in
-memory, and so do elementwise functions, norms and pooling on it, so a chain of convolutions transposes nothing. The
-other ways keep the layout of their input. An input that all members share takes one convolution of B·C outputs; under
-a weight that all share, B is folded into the batch.
+With an input of each member's own, the grouped form needs the channel-major layout [N, B*C, ...]. Its result keeps that
+order in memory, as do elementwise functions, norms and pooling of the result, so a chain of convolutions transposes
+nothing. The other lowerings keep the layout of their input. An input that all members share takes one convolution with
+B*C outputs. Under a shared weight, B is folded into the batch.
 """
 
-from collections.abc import Callable, Hashable
+import math
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -15,20 +17,22 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from shoal.fuse.autotune import fastest
-from shoal.fuse.rules.base import Layout, Rule, merge_channels, split_channels
-from shoal.fuse.rules.im2col import ConvWindow, samples_lead
+from shoal.fuse.rules.base import Layout, Rule, merge_channels, split_channels, whole
 from shoal.fuse.stacked import Stacked
 
 __all__ = ["RULES"]
 
 _Run = Callable[[Tensor, Tensor, Tensor | None, int], Tensor]
-"""A convolution by (input, weight, bias, groups), with all other options given."""
+"""A convolution as a function of (input, weight, bias, groups), with all other options fixed."""
 
-_Way = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+_Lowering = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 """All members' convolutions: [B, N, C, ...], [B, *weight] and [B, O] -> [B, N, O, ...]."""
 
 _SMALL = 2**20
-"""Multiplications of a member, about."""
+"""Multiplications of a member, approximately."""
+
+_MOST_ELEMENTS = 2**24
+"""Limit of elements of the columns: K windows of an input take K times its memory."""
 
 
 def _conv(
@@ -47,7 +51,7 @@ def _conv(
     def run(x: Tensor, w: Tensor, b: Tensor | None, groups: int) -> Tensor:
         return func(x, w, b, stride, padding, dilation, groups)  # type: ignore[no-any-return]
 
-    window = ConvWindow.of(weight.shape[2:], stride, padding, dilation) if groups == 1 else None
+    window = _ConvWindow.of(weight.shape[2:], stride, padding, dilation) if groups == 1 else None
     columns = window.convolve if window is not None and window.small(_elements(input, weight)) else None
     settings = (*map(_fixed, (stride, padding, dilation)), groups)
     return _all(func.__name__, run, input, weight, bias, settings, columns, _outputs_first)
@@ -71,7 +75,7 @@ def _conv_transposed(
         return func(x, w, b, stride, padding, output_padding, groups, dilation)  # type: ignore[no-any-return]
 
     settings = (*map(_fixed, (stride, padding, output_padding, dilation)), groups)
-    return _all(func.__name__, run, input, weight, bias, settings, None, _outputs_second)
+    return _all(func.__name__, run, input, weight, bias, settings, None, merge_channels)
 
 
 def _all(
@@ -81,35 +85,35 @@ def _all(
     weight: Any,
     bias: Any,
     settings: tuple[Any, ...],
-    columns: _Way | None,
+    columns: _Lowering | None,
     merge_weights: Callable[[Tensor], Tensor],
 ) -> Any:
-    """A convolution of all members, whichever arguments they share; its groups are the last of the settings."""
+    """A convolution of all members, whichever arguments are shared; the last of `settings` is its groups."""
     groups = settings[-1]
     if not isinstance(weight, Stacked):
         return _under_shared_weight(run, groups, input, weight, bias)
     w = weight.whole
-    b = None if bias is None else bias.whole if isinstance(bias, Stacked) else bias.expand(len(w), *bias.shape)
+    b = None if bias is None else whole(bias, len(w))
     if not isinstance(input, Stacked) and groups == 1:
-        shared: dict[str, _Way] = {
+        shared: dict[str, _Lowering] = {
             "one": partial(_of_shared_input, run, merge_weights),
             "loop": lambda x, w, b: _loop(run, groups, x.expand(len(w), *x.shape), w, b),
         }
         return Stacked(fastest(name, shared, (input, w, b), settings))
-    x = input.whole if isinstance(input, Stacked) else input.expand(len(w), *input.shape)
-    ways: dict[str, _Way] = {"grouped": partial(_grouped, run, groups)}
+    x = whole(input, len(w))
+    lowerings: dict[str, _Lowering] = {"grouped": partial(_grouped, run, groups)}
     if columns is not None:
-        ways["bmm"] = columns
+        lowerings["bmm"] = columns
     loop = partial(_loop, run, groups)
-    ways = {"loop": loop, **ways} if _uneven(x, w, groups) else {**ways, "loop": loop}
-    return Stacked(fastest(name, ways, (x, w, b), settings))
+    lowerings = {"loop": loop, **lowerings} if _prefers_loop(x, w, groups) else {**lowerings, "loop": loop}
+    return Stacked(fastest(name, lowerings, (x, w, b), settings))
 
 
-def _uneven(x: Tensor, w: Tensor, groups: int) -> bool:
-    """Does the loop seem best, unless it is measured?
+def _prefers_loop(x: Tensor, w: Tensor, groups: int) -> bool:
+    """Whether the loop is the default lowering, to use without a measurement.
 
-    On a CPU oneDNN's kernels hold blocks of 8 channels, and groups that do not fill them take up to twice the time,
-    which tells in all but small convolutions.
+    On a CPU, oneDNN's kernels process blocks of 8 channels. Groups that do not fill a block take up to twice the time,
+    which matters in all but small convolutions.
     """
     if x.device.type != "cpu" or groups > 1 or not (w.shape[1] % 8 or w.shape[2] % 8):
         return False
@@ -125,7 +129,7 @@ def _grouped(run: _Run, groups: int, x: Tensor, w: Tensor, b: Tensor | None) -> 
 def _loop(run: _Run, groups: int, x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
     biases = [None] * len(w) if b is None else b.unbind(0)
     own = [run(*row, groups) for row in zip(x.unbind(0), w.unbind(0), biases, strict=True)]
-    if samples_lead(x):
+    if _samples_lead(x):
         return torch.stack(own, 1).transpose(0, 1)
     if own[0].is_contiguous():
         return torch.stack(own)
@@ -145,7 +149,7 @@ def _under_shared_weight(run: _Run, groups: int, input: Any, weight: Tensor, bia
     if not isinstance(input, Stacked):
         out = run(input, weight, common, groups).unsqueeze(0)
     else:
-        turn = samples_lead(input.whole)
+        turn = _samples_lead(input.whole)
         x = input.whole.transpose(0, 1) if turn else input.whole
         out = torch.unflatten(run(x.flatten(0, 1), weight, common, groups), 0, x.shape[:2])
         out = out.transpose(0, 1) if turn else out
@@ -162,13 +166,8 @@ def _outputs_first(w: Tensor) -> Tensor:
     return w.flatten(0, 1)
 
 
-def _outputs_second(w: Tensor) -> Tensor:
-    """[B, C, O, ...] -> [C, B*O, ...]."""
-    return w.transpose(0, 1).flatten(1, 2)
-
-
 def _elements(input: Tensor, weight: Any) -> int:
-    """Of all members' inputs."""
+    """Number of elements of all members' inputs."""
     return input.numel() * (len(weight.whole) if isinstance(weight, Stacked) else 1)
 
 
@@ -176,11 +175,129 @@ def _fixed(value: Any) -> Hashable:
     return tuple(value) if isinstance(value, list) else value
 
 
+def _samples_lead(data: Tensor) -> bool:
+    """Whether [B, N, C, ...] lies in memory as [N, B, C, ...], which is channel-major."""
+    return not data.is_contiguous() and data.transpose(0, 1).is_contiguous()
+
+
+@dataclass(frozen=True)
+class _ConvWindow:
+    """The windows of a convolution without groups, for matrix products of weights with columns (im2col).
+
+    The columns are the windows of the input, written side by side. Each field has one number per spatial axis.
+
+    Args:
+        kernel: Size of the kernel.
+        stride: Steps between windows.
+        padding: Zeros on either side.
+        dilation: Steps within a window.
+    """
+
+    kernel: Sequence[int]
+    stride: Sequence[int]
+    padding: Sequence[int]
+    dilation: Sequence[int]
+
+    @classmethod
+    def of(
+        cls,
+        kernel: Sequence[int],
+        stride: int | Sequence[int],
+        padding: str | int | Sequence[int],
+        dilation: int | Sequence[int],
+    ) -> "_ConvWindow | None":
+        """The windows for a convolution's options; None for unsupported ones: 3-d kernels, uneven padding."""
+        steps, widths = _each_axis(stride, len(kernel)), _each_axis(dilation, len(kernel))
+        if padding == "same":
+            spans = [width * (size - 1) for width, size in zip(widths, kernel, strict=True)]
+            if any(span % 2 for span in spans):
+                return None
+            zeros = [span // 2 for span in spans]
+        else:
+            zeros = _each_axis(0 if isinstance(padding, str) else padding, len(kernel))
+        window = cls(kernel, steps, zeros, widths)
+        return window if len(kernel) < 3 or window.pointwise else None
+
+    @property
+    def pointwise(self) -> bool:
+        """Whether the columns equal the input."""
+        ones = (*self.kernel, *self.stride)
+        return all(size == 1 for size in ones) and not any(self.padding)
+
+    def places(self, space: Sequence[int]) -> list[int]:
+        """Number of windows along each axis of an input of size `space`."""
+        return [
+            (size + 2 * zeros - width * (kernel - 1) - 1) // step + 1
+            for size, kernel, step, zeros, width in zip(
+                space, self.kernel, self.stride, self.padding, self.dilation, strict=True
+            )
+        ]
+
+    def small(self, inputs: int) -> bool:
+        """Whether the columns of an input with `inputs` elements are below the memory limit."""
+        return self.pointwise or inputs * math.prod(self.kernel) <= _MOST_ELEMENTS * math.prod(self.stride)
+
+    def convolve(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """Compute all members' convolutions.
+
+        Args:
+            x: Input, [B, N, C, *S].
+            weight: Weights, [B, O, C, *kernel].
+            bias: Biases, [B, O], or None.
+
+        Returns:
+            [B, N, O, *places], channel-major if `x` is.
+        """
+        columns = self._unfold(x.transpose(0, 1)).transpose(0, 1) if _samples_lead(x) else self._unfold(x)
+        out = _product(weight.flatten(2), columns)
+        if bias is not None:
+            out = out + bias.to(out.dtype)[:, None, :, None]
+        return torch.unflatten(out, 3, self.places(x.shape[3:]))
+
+    def _unfold(self, x: Tensor) -> Tensor:
+        """[P, Q, C, *S] -> [P, Q, C*K, L], for L windows of K elements."""
+        if self.pointwise:
+            return x.flatten(3)
+        images = x.flatten(0, 1) if x.dim() == 5 else x.flatten(0, 1).unsqueeze(2)
+        return torch.unflatten(F.unfold(images, *self._planar()), 0, x.shape[:2])
+
+    def _planar(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+        """Kernel, dilation, padding and stride in two dimensions, as `F.unfold` takes them."""
+        lead = 2 - len(self.kernel)
+        return (
+            (*[1] * lead, *self.kernel),
+            (*[1] * lead, *self.dilation),
+            (*[0] * lead, *self.padding),
+            (*[1] * lead, *self.stride),
+        )
+
+
+def _each_axis(value: int | Sequence[int], axes: int) -> list[int]:
+    if isinstance(value, int):
+        return [value] * axes
+    return list(value) * axes if len(value) == 1 else list(value)
+
+
+def _product(weight: Tensor, columns: Tensor) -> Tensor:
+    """[B, O, K] times [B, N, K, L] -> [B, N, O, L].
+
+    Computed as one product per sample, which repeats the weights, or one per member, which transposes the columns:
+    whichever moves less memory.
+    """
+    outputs, length = weight.shape[1], columns.shape[3]
+    if length < outputs:
+        turned = columns.transpose(1, 2)
+        return torch.unflatten(weight @ turned.flatten(2), 2, turned.shape[2:]).transpose(1, 2)
+    if _samples_lead(columns):
+        return (weight @ columns.transpose(0, 1)).transpose(0, 1)
+    return weight.unsqueeze(1) @ columns
+
+
 _LOWERINGS: dict[str, Callable[..., Any]] = {"grouped": _grouped, "one": _of_shared_input, "loop": _loop}
 RULES = (
     Rule(
         (F.conv1d, F.conv2d, F.conv3d),
-        {**_LOWERINGS, "bmm": ConvWindow.convolve},
+        {**_LOWERINGS, "bmm": _ConvWindow.convolve},
         gives=Layout.CHANNEL_MAJOR,
         run=_conv,
     ),

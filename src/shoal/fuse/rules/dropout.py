@@ -1,4 +1,4 @@
-"""Dropout with each member's own mask and rate; see `shoal.fuse.randomness`."""
+"""Dropout, with a mask and a rate of each member; see `shoal.fuse.randomness`."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -9,22 +9,22 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from shoal.fuse.randomness import current, keep_mask
-from shoal.fuse.rules.base import Layout, Rule
+from shoal.fuse.rules.base import Layout, Rule, whole
 from shoal.fuse.stacked import Stacked
 
 __all__ = ["RULES", "drop"]
 
 _ALPHA = 1.7580993408473766
-"""Minus the value that SELU takes at minus infinity: what alpha dropout puts in place of what it drops."""
+"""Minus the limit of SELU at minus infinity; alpha dropout replaces dropped elements by -α."""
 
 
 def drop(data: Tensor, p: Any, mask_shape: Sequence[int]) -> Tensor:
-    """All members' data with elements zeroed at rate `p` and the others scaled by 1 / (1 - p).
+    """Zero elements of all members' data at rate `p` and scale the others by 1 / (1 - p).
 
     Args:
-        data: what is dropped, [B, *shape].
-        p: the rate, a float or stacked numbers.
-        mask_shape: of one member's mask; broadcasts to its data (channel dropout has ones).
+        data: All members' data, [B, *shape].
+        p: Dropout rate, a float or stacked numbers.
+        mask_shape: Shape of one member's mask, which broadcasts to its data (with ones for channel dropout).
     """
     rates = _rates(p)
     kept = _kept(data, rates, mask_shape)
@@ -33,9 +33,9 @@ def drop(data: Tensor, p: Any, mask_shape: Sequence[int]) -> Tensor:
 
 
 def _drop_alpha(data: Tensor, p: Any, mask_shape: Sequence[int]) -> Tensor:
-    """Alpha dropout: what is dropped becomes -α, then all is mapped by x -> a·x + a·α·p, which keeps mean and variance.
+    """Alpha dropout: set dropped elements to -α, then map all by x -> a·x + a·α·p, which keeps mean and variance.
 
-    With a = ((1 - p) (1 + p α²))^(-1/2); "Self-Normalizing Neural Networks", section 3. At a rate of 1 all is zero.
+    a = ((1 - p) (1 + p α²))^(-1/2); "Self-Normalizing Neural Networks", section 3. At p = 1 the result is zero.
     """
     rates = _rates(p)
     kept = _kept(data, rates, mask_shape)
@@ -48,12 +48,12 @@ def _drop_alpha(data: Tensor, p: Any, mask_shape: Sequence[int]) -> Tensor:
 
 
 def _rates(p: Any) -> tuple[float, ...]:
-    """One rate for all, or one for each."""
+    """One rate for all members, or one per member."""
     return (p.numbers or ()) if isinstance(p, Stacked) else (p,)
 
 
 def _kept(data: Tensor, rates: tuple[float, ...], mask_shape: Sequence[int]) -> Tensor:
-    """One where an element is kept, zero elsewhere, [B, *mask_shape]."""
+    """The mask, [B, *mask_shape]: one for kept elements, zero for dropped ones."""
     drawing = [rate > 0 for rate in rates] if len(rates) > 1 else None
     keys = current(len(data)).next(drawing)
     if rates == (1,):
@@ -62,19 +62,19 @@ def _kept(data: Tensor, rates: tuple[float, ...], mask_shape: Sequence[int]) -> 
 
 
 def _column(values: Sequence[float], data: Tensor) -> Any:
-    """A number for all members, or one for each as [B, 1, ...], to be broadcast over their data."""
+    """One number for all members, or one per member as [B, 1, ...], which broadcasts over the data."""
     if len(values) == 1:
         return values[0]
     return torch.tensor(values, dtype=torch.float64, device=data.device).view(-1, *[1] * (data.dim() - 1))
 
 
 def _dropout(zeroed: Callable[..., Tensor], channels: bool = False, idle: bool = False) -> Callable[..., Any]:
-    """A rule.
+    """Make the `run` of a dropout rule.
 
     Args:
-        zeroed: makes the result of data, rate and shape of a mask.
-        channels: whether those of one sample are dropped as a whole.
-        idle: the default of the argument `training` is to do nothing.
+        zeroed: Function of data, rate and mask shape that returns the result.
+        channels: Whether to drop whole channels of a sample.
+        idle: Whether `training` is False by default.
     """
 
     def rule(func: Any, input: Any, p: Any = 0.5, training: bool = not idle, inplace: bool = False) -> Any:
@@ -92,7 +92,7 @@ def _dropout(zeroed: Callable[..., Tensor], channels: bool = False, idle: bool =
             if input.dim() < lead:
                 return NotImplemented
             shape = shape[:lead] + (1,) * (len(shape) - lead)
-        data = input.whole if isinstance(input, Stacked) else input.expand(len(rates), *input.shape)
+        data = whole(input, len(rates))
         out = zeroed(data, p, shape)
         if inplace or func is torch.dropout_:
             data.copy_(out)
@@ -103,7 +103,7 @@ def _dropout(zeroed: Callable[..., Tensor], channels: bool = False, idle: bool =
 
 
 _ONE_SAMPLE = {F.dropout1d: 2, F.dropout3d: 4}
-"""The rank of an input that is one sample's; two-dimensional dropout takes any input as a batch."""
+"""Rank of an input without batch axis; `F.dropout2d` treats any input as a batch."""
 
 _plain = _dropout(drop)
 RULES = (

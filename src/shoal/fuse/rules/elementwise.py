@@ -1,4 +1,4 @@
-"""Functions of one element at a time: they run on all members' data as they are."""
+"""Elementwise functions: they run once on the stacked data of all members."""
 
 from typing import Any
 
@@ -6,10 +6,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from shoal.fuse.rules.base import Layout, Rule, named
+from shoal.fuse.rules.base import Layout, Rule, named, whole
 from shoal.fuse.stacked import Stacked, agree, count
 
-__all__ = ["RULES", "align", "elementwise", "like", "raise_rank", "same_element"]
+__all__ = ["RULES", "align", "elementwise", "like", "raise_rank"]
 
 _UNARY = """
     abs absolute neg negative positive sign sgn exp exp2 expm1 log log2 log10 log1p sqrt rsqrt square reciprocal sin cos
@@ -34,11 +34,11 @@ _NARY = """
 
 
 def align(values: tuple[Any, ...]) -> list[Any] | None:
-    """Data of all members, with axes put in after B so that members' shapes broadcast from the right, as torch's do.
+    """Insert axes after B in the data of all members, so that members' shapes broadcast from the right as in torch.
 
     Returns:
-        The arguments with every stacked tensor replaced by a plain one; or None where members' own type promotion, in
-        which a 0-dimensional tensor gives way, would differ from that of the data.
+        The arguments with every stacked tensor replaced by a plain one. None if torch would promote types differently
+        for one member, whose 0-dimensional tensor has the lower priority.
     """
     rank = 0
     dtypes = set()
@@ -58,7 +58,7 @@ def align(values: tuple[Any, ...]) -> list[Any] | None:
 
 
 def _with_float(values: tuple[Any, ...]) -> Tensor:
-    """An empty tensor of the type and on the device that a Python float takes on next to the other arguments."""
+    """An empty tensor with the type and device of a Python float combined with the other arguments."""
     tensors = [v for v in values if isinstance(v, Tensor) and not (isinstance(v, Stacked) and v.numbers is not None)]
     dtype = torch.get_default_dtype()
     for tensor in tensors:
@@ -73,14 +73,14 @@ def _raised(value: Stacked, rank: int, like: Tensor | None) -> Tensor:
 
 
 def raise_rank(value: Stacked, rank: int) -> Tensor:
-    """Data of all members as if each had `rank` axes, ones put in front of its own."""
+    """Data of all members with axes of one inserted after B, so that a member has `rank` axes."""
     data = value.whole
     missing = rank - data.dim() + 1
     return data.view(len(data), *[1] * missing, *data.shape[1:]) if missing else data
 
 
 def elementwise(func: Any, *args: Any, **kwargs: Any) -> Any:
-    """Apply a function of one element, its tensors positional, to the data of all members."""
+    """Apply an elementwise function, with its tensors as positional arguments, to the data of all members."""
     for value in kwargs.values() if kwargs else ():
         if isinstance(value, Tensor):
             return NotImplemented
@@ -95,22 +95,22 @@ def elementwise(func: Any, *args: Any, **kwargs: Any) -> Any:
         if data is None:
             return NotImplemented
     result = func(*data, **kwargs)
-    if result is NotImplemented:  # of a method for operators, which takes no more than two
+    if result is NotImplemented:  # from an operator's method, which takes at most two arguments
         return NotImplemented
     return args[0] if result is data[0] else Stacked(result)
 
 
 def _of_one_rank(args: tuple[Any, ...]) -> list[Any] | None:
-    """The data as they are, where members' tensors have one rank and what is shared no higher: nothing to align."""
+    """The data, if members' tensors have one rank and shared tensors no higher one, so that none needs alignment."""
     data = []
     rank = shared = 0
     for value in args:
         if isinstance(value, Stacked):
-            whole = value.whole
-            if rank not in (0, whole.dim()):
+            tensor = value.whole
+            if rank not in (0, tensor.dim()):
                 return None
-            rank = whole.dim()
-            data.append(whole)
+            rank = tensor.dim()
+            data.append(tensor)
         else:
             if isinstance(value, Tensor) and value.dim() > shared:
                 shared = value.dim()
@@ -119,7 +119,7 @@ def _of_one_rank(args: tuple[Any, ...]) -> list[Any] | None:
 
 
 def _on_numbers(name: str, args: tuple[Any, ...]) -> Any:
-    """What Python would do with the members' floats, if there are but numbers."""
+    """Apply Python's float operation for each member, if all arguments are numbers."""
     method = getattr(float, f"__{name.strip('_')}__", None)
     members = len(args[0].whole)
     columns = []
@@ -136,8 +136,8 @@ def _on_numbers(name: str, args: tuple[Any, ...]) -> Any:
     return Stacked.of_numbers(tuple(values)) if isinstance(values[0], float) else NotImplemented
 
 
-def same_element(func: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
-    """Apply a function of the elements of one tensor to the data of all members."""
+def _same_element(func: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
+    """Apply an elementwise function of one tensor to the data of all members."""
     for value in (*args, *kwargs.values()) if kwargs else args:
         if isinstance(value, Stacked):
             return NotImplemented
@@ -149,7 +149,7 @@ def same_element(func: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _clamp(func: Any, x: Any, min: Any = None, max: Any = None) -> Any:
-    """Limits are numbers, or tensors; autograd wants two of those to be of one shape."""
+    """Limits are numbers or tensors; autograd needs two tensor limits to have one shape."""
     aligned = align((x, min, max))
     if aligned is None:
         return NotImplemented
@@ -161,9 +161,9 @@ def _clamp(func: Any, x: Any, min: Any = None, max: Any = None) -> Any:
 
 
 def _prelu(func: Any, input: Any, weight: Any) -> Any:
-    """x where positive, w·x elsewhere: w is [1] or [C] and belongs to axis 1. The rule of vmap errs with a shared x."""
+    """x where positive, else w·x, with w [1] or [C] along axis 1. vmap's own rule is wrong for a shared x."""
     members = count((input, weight)) or 1
-    data = input.whole if isinstance(input, Stacked) else input.expand(members, *input.shape)
+    data = whole(input, members)
     slopes = weight.whole if isinstance(weight, Stacked) else weight.unsqueeze(0)
     if weight.numel() not in (1, input.shape[1] if input.dim() > 1 else 1):
         return NotImplemented
@@ -173,7 +173,7 @@ def _prelu(func: Any, input: Any, weight: Any) -> Any:
 
 
 def like(func: Any, x: Tensor, *args: Any, **kwargs: Any) -> Any:
-    """The other tensor says only which type and device."""
+    """Apply a function that reads only type and device of its other tensor."""
     kwargs.pop("memory_format", None)
     plain = [value.whole if isinstance(value, Stacked) else value for value in args]
     if not isinstance(x, Stacked):
@@ -190,7 +190,7 @@ _HOMES = (torch, Tensor, F)
 RULES = (
     Rule.direct(_clamp, *named(_with_in_place("clamp clip"), *_HOMES), gives=Layout.CHANNEL_MAJOR),
     Rule.direct(elementwise, *named(_with_in_place(_NARY), *_HOMES), gives=Layout.CHANNEL_MAJOR),
-    Rule.direct(same_element, *named(_with_in_place(_UNARY) + " detach", *_HOMES), gives=Layout.CHANNEL_MAJOR),
+    Rule.direct(_same_element, *named(_with_in_place(_UNARY) + " detach", *_HOMES), gives=Layout.CHANNEL_MAJOR),
     Rule.direct(_prelu, *named("prelu", *_HOMES), gives=Layout.CHANNEL_MAJOR),
     Rule.direct(like, *named(_LIKE, *_HOMES), gives=Layout.CHANNEL_MAJOR),
 )

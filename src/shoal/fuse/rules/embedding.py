@@ -1,4 +1,4 @@
-"""Embedding: one table of B·V rows, indices moved by b·V."""
+"""Embeddings: one table of B*V rows, with the indices of member b shifted by b*V."""
 
 from typing import Any
 
@@ -7,27 +7,27 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from shoal.core.errors import FusionError
-from shoal.fuse.rules.base import Rule
+from shoal.fuse.rules.base import Rule, whole
 from shoal.fuse.stacked import NeedsMemberError, Stacked, count
 
 __all__ = ["RULES"]
 
 
 def _table(weight: Any) -> Tensor:
-    """[B, V, E] -> [B*V, E], a view of contiguous data; a shared table [V, E] is one already."""
+    """[B, V, E] -> [B*V, E], a view of contiguous data; a shared table [V, E] stays unchanged."""
     return weight.whole.flatten(0, 1) if isinstance(weight, Stacked) else weight
 
 
 def _rows(input: Any, weight: Any) -> Tensor:
-    """Indices [*] of members, or [B, *] of all, as rows of the table, [B, *]."""
+    """Indices as rows of the table, [B, *]."""
     members = count((input, weight)) or 1
-    indices = input.whole if isinstance(input, Stacked) else input.expand(members, *input.shape)
+    indices = whole(input, members)
     if not isinstance(weight, Stacked):
         return indices
     rows = weight.shape[0]
     outside = (indices < 0) | (indices >= rows)
     offset = torch.arange(members, device=indices.device).mul_(rows).view(-1, *[1] * input.dim())
-    return (indices + offset).masked_fill(outside, -1)  # an error, not a row of the next member
+    return (indices + offset).masked_fill(outside, -1)  # -1 raises an error instead of reading the next member's row
 
 
 def _renormalise(table: Tensor, rows: Tensor, max_norm: float | None, norm_type: float) -> None:
@@ -44,12 +44,12 @@ def _refuse(weight: Any, max_norm: Any, sparse: bool) -> None:
 
 
 def _writable(weight: Any, max_norm: Any) -> bool:
-    """Whether what `_renormalise` writes to is the weight itself."""
+    """Whether `_renormalise` writes to the memory of the weight, not to a copy."""
     return max_norm is None or weight.whole.is_contiguous()
 
 
 def _are(input: Any, index: int) -> Tensor:
-    """Where the indices of all members, [B, *] or [1, *], are a certain one."""
+    """Mask of the indices that equal `index`, [B, *], or [1, *] for a shared input."""
     indices: Tensor = input.whole if isinstance(input, Stacked) else input.unsqueeze(0)
     return indices == index
 
@@ -70,7 +70,7 @@ def _embedding(
     table, rows = _table(weight), _rows(input, weight)
     _renormalise(table, rows, max_norm, norm_type)
     out = F.embedding(rows, table, scale_grad_by_freq=scale_grad_by_freq)
-    if padding_idx is not None:  # the rows of the padding index take no gradient: one row per member
+    if padding_idx is not None:  # the row of the padding index takes no gradient, in each member
         out = torch.where(_are(input, padding_idx % weight.shape[0]).unsqueeze(-1), out.detach(), out)
     return Stacked(out)
 
@@ -94,20 +94,20 @@ def _embedding_bag(
         return NotImplemented
     if input.dim() != (2 if offsets is None else 1):
         return NotImplemented
-    if scale_grad_by_freq:  # torch's kernel does not count by index; a member's gradient is what it is alone
+    if scale_grad_by_freq:  # torch's kernel does not count per index, so one table changes a member's gradient
         return NotImplemented
     members = count((input, weight, per_sample_weights)) or 1
     table, rows = _table(weight), _rows(input, weight)
     _renormalise(table, rows, max_norm, norm_type)
-    if padding_idx is not None:  # that of every member becomes the first one's: the kernel knows but one
+    if padding_idx is not None:  # map all members' padding index to the first one's: the kernel supports one
         padding_idx %= weight.shape[0]
         rows = rows.masked_fill(_are(input, padding_idx), padding_idx)
     rows = rows.expand(members, *input.shape).flatten(0, 1)
     scales = per_sample_weights
     if scales is not None:
-        scales = (scales.whole if isinstance(scales, Stacked) else scales.expand(members, *scales.shape)).flatten(0, 1)
+        scales = whole(scales, members).flatten(0, 1)
     starts = None
-    if offsets is not None:  # the last one, if it is included, says nothing but where all ends
+    if offsets is not None:  # the last offset, if included, is only the end of the last bag
         starts = _starts(offsets[:-1] if include_last_offset else offsets, members, len(input))
     out = F.embedding_bag(
         rows,
@@ -121,7 +121,7 @@ def _embedding_bag(
 
 
 def _starts(offsets: Tensor, members: int, length: int) -> Tensor:
-    """Where the bags of all members begin, [B*M], each having `length` indices."""
+    """Offsets of the bags of all members, [B*M], with `length` indices per member."""
     begin = torch.arange(members, device=offsets.device, dtype=offsets.dtype).mul_(length)
     return (begin.unsqueeze(1) + offsets).flatten()
 

@@ -1,6 +1,6 @@
-"""Gradients asked for within a function.
+"""Autograd functions called by user code: `backward`, `torch.autograd.grad`, `Tensor.grad`, hooks.
 
-Members do not touch each other's tensors, so the gradient of the sum of their values is each member's own.
+Members do not read each other's tensors, so the gradient of the sum over members consists of the members' gradients.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ __all__ = ["RULES"]
 
 def _of_all(func: Any, x: Any, *args: Any) -> Any:
     if not isinstance(x, Stacked):
-        raise NeedsMemberError("a tensor that all members share is to have a gradient, which each has of its own")
+        raise NeedsMemberError("a tensor that all members share cannot have one gradient for each member")
     result = func(x.whole, *args)
     return x if result is x.whole else result
 
@@ -39,7 +39,7 @@ def _hook(func: Any, x: Stacked, hook: Callable[[Tensor], Any]) -> Any:
 
 
 def _seed(x: Tensor, gradient: Any) -> Any:
-    """What the backward pass of all members starts from."""
+    """The gradient [B, ...] with which the backward pass of all members starts."""
     if not isinstance(x, Stacked):
         raise NeedsMemberError("a gradient of a tensor that all members share")
     if gradient is None:
@@ -64,20 +64,20 @@ def _backward(
 def _backward_of_several(
     func: Any, tensors: Any, grad_tensors: Any = None, *args: Any, inputs: Any = None, **kwargs: Any
 ) -> None:
-    """`torch.autograd.backward`."""
+    """Run `torch.autograd.backward`."""
     starts, given = _with_seeds(tensors, grad_tensors)
     func(starts, given, *args, inputs=None if inputs is None else [_whole(t) for t in _listed(inputs)], **kwargs)
 
 
 def _gradients(func: Any, outputs: Any, inputs: Any, grad_outputs: Any = None, *args: Any, **kwargs: Any) -> Any:
-    """`torch.autograd.grad`."""
+    """Run `torch.autograd.grad`."""
     starts, given = _with_seeds(outputs, grad_outputs)
     results = func(starts, [_whole(x) for x in _listed(inputs)], given, *args, **kwargs)
     return tuple(None if result is None else Stacked(result) for result in results)
 
 
 def _with_seeds(outputs: Any, gradients: Any) -> tuple[list[Tensor], list[Tensor]]:
-    """What several backward passes at once begin at, and with which gradients."""
+    """The stacked outputs of a joint backward pass, and the gradient of each."""
     starts = _listed(outputs)
     seeds = _listed(gradients) if gradients is not None else [None] * len(starts)
     given = [_seed(x, seed) for x, seed in zip(starts, seeds, strict=True)]

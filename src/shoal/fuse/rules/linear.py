@@ -1,4 +1,4 @@
-"""Linear maps and matrix products as batched matrix products over B, or as one product where an operand is shared."""
+"""Linear layers and matrix products: batched products over B, or one product if an operand is shared."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,20 +8,21 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from shoal.fuse.autotune import fastest
-from shoal.fuse.rules.base import Rule, named
+from shoal.fuse.rules.base import Rule, named, whole
 from shoal.fuse.rules.elementwise import raise_rank
 from shoal.fuse.stacked import Stacked
 
-__all__ = ["RULES"]
+__all__ = ["RULES", "batched_linear"]
 
-_Ways = dict[str, Callable[[Tensor, Tensor, Tensor | None], Tensor]]
-"""Of input, weight [B, O, F] and bias [B, O]; to [B, N, O]."""
+_Lowerings = dict[str, Callable[[Tensor, Tensor, Tensor | None], Tensor]]
+"""Name -> function of (input, weight [B, O, F], bias [B, O] or None), which returns [B, N, O]."""
 
 _LARGE = 2**22
-"""Multiplications of all members. Below, looking up the faster way costs more than it saves."""
+"""Multiplications of all members. Below this number, the lookup of the faster lowering costs more than it saves."""
 
 
-def _batched(x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
+def batched_linear(x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
+    """[B, N, F], [B, O, F] and [B, O] -> [B, N, O]."""
     turned = w.transpose(1, 2)
     return torch.bmm(x, turned) if b is None else torch.baddbmm(b.unsqueeze(1), x, turned)
 
@@ -32,14 +33,14 @@ def _loop(x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
 
 
 def _one_product(x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
-    """[N, F] times [F, B*O], since all members share the input."""
+    """[N, F] times [F, B*O] -> [B, N, O], for an input that all members share."""
     out = F.linear(x, w.flatten(0, 1), None if b is None else b.flatten())
     return out.view(len(x), len(w), -1).transpose(0, 1)
 
 
-_OWN: _Ways = {"baddbmm": _batched, "loop": _loop}
-_SHARED: _Ways = {
-    "baddbmm": lambda x, w, b: _batched(x.expand(len(w), *x.shape), w, b),
+_OWN: _Lowerings = {"baddbmm": batched_linear, "loop": _loop}
+_SHARED: _Lowerings = {
+    "baddbmm": lambda x, w, b: batched_linear(x.expand(len(w), *x.shape), w, b),
     "one": _one_product,
     "loop": lambda x, w, b: _loop(x.expand(len(w), *x.shape), w, b),
 }
@@ -56,7 +57,7 @@ def _linear(func: Any, input: Any, weight: Any, bias: Any = None) -> Any:
     if bias is None:
         b = None
     else:
-        b = bias.whole if isinstance(bias, Stacked) else bias.expand(members, *bias.shape)
+        b = whole(bias, members)
         if b.shape != (members, outputs):
             return NotImplemented
     flat = len(shape) == 2
@@ -65,12 +66,12 @@ def _linear(func: Any, input: Any, weight: Any, bias: Any = None) -> Any:
         out = fastest("linear", _SHARED, (x, w, b))
     else:
         x = input.whole if flat else input.whole.reshape(members, -1, features)
-        out = _batched(x, w, b) if x.numel() * outputs < _LARGE else fastest("linear", _OWN, (x, w, b))
+        out = batched_linear(x, w, b) if x.numel() * outputs < _LARGE else fastest("linear", _OWN, (x, w, b))
     return Stacked(out if flat else out.view(members, *shape[:-1], outputs))
 
 
 def _under_shared_weight(input: Any, weight: Tensor, bias: Any) -> Any:
-    """One product of all members' rows."""
+    """A linear layer with a shared weight: one product of all members' rows."""
     x = input.whole if isinstance(input, Stacked) else input
     if not isinstance(bias, Stacked):
         return Stacked(F.linear(x, weight, bias))
@@ -89,14 +90,14 @@ def _matmul(func: Any, a: Any, b: Any) -> Any:
 
 
 def _addmm(func: Any, input: Any, mat1: Any, mat2: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
-    """As a batched product; with a shared `mat2`, such as frozen weights, as one of all members' rows."""
+    """A batched product, or one product of all members' rows if `mat2` is shared, as frozen weights are."""
     if not input.dim() <= mat1.dim() == mat2.dim() == 2 or isinstance(beta, Tensor) or isinstance(alpha, Tensor):
         return NotImplemented
     if input.dim() < 2 and not isinstance(input, Stacked) and not isinstance(mat2, Stacked):
         rows = torch.addmm(input, mat1.whole.flatten(0, 1), mat2, beta=beta, alpha=alpha)
         return Stacked(torch.unflatten(rows, 0, mat1.whole.shape[:2]))
     members = next(len(t.whole) for t in (mat1, mat2, input) if isinstance(t, Stacked))
-    a, b = (t.whole if isinstance(t, Stacked) else t.expand(members, *t.shape) for t in (mat1, mat2))
+    a, b = (whole(t, members) for t in (mat1, mat2))
     added = raise_rank(input, 2) if isinstance(input, Stacked) else input
     return Stacked(torch.baddbmm(added, a, b, beta=beta, alpha=alpha))
 

@@ -1,11 +1,17 @@
-"""What does not compute: shapes, devices, and Python values made of tensors."""
+"""Tensor metadata and memory layout: shape, dtype, device, contiguity, conversion to Python values.
+
+A single member has no axis B. Where B lies next to an axis of the member in memory, as in [N, B*C, ...], the strides of
+the stacked tensor contain gaps that the member's tensor does not have.
+"""
 
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from shoal.fuse.aliasing import note_copy
 from shoal.fuse.rules.base import Rule, named
+from shoal.fuse.rules.elementwise import like
 from shoal.fuse.stacked import NeedsMemberError, Stacked, agree
 
 __all__ = ["RULES"]
@@ -36,7 +42,7 @@ def _memory(func: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _reshaped(func: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
-    """Which the view that user code holds cannot follow."""
+    """Refuse: the view that user code holds keeps its shape."""
     raise NeedsMemberError(f"{func.__name__} changes the shape of one member's tensor")
 
 
@@ -51,10 +57,10 @@ def _set_data(func: Any, x: Stacked, value: Any) -> None:
 
 
 def agreed(x: Any) -> Any:
-    """The number that all members hold.
+    """The value of a one-element tensor that is equal in all members.
 
     Raises:
-        NeedsMemberError: they hold different ones.
+        NeedsMemberError: The members' values differ.
     """
     if not isinstance(x, Stacked):
         return x.tolist()
@@ -72,7 +78,7 @@ def _list(func: Any, x: Stacked) -> Any:
 
 
 def _format(func: Any, x: Stacked, spec: str) -> str:
-    """In a message, all members' numbers."""
+    """Format the numbers of all members, as for a message."""
     if x.dim() > 0:
         return format(repr(x), spec)
     return f"[{', '.join(format(value, spec) for value in x.whole.tolist())}]"
@@ -90,6 +96,47 @@ _AS_ONE = (
     *named(_METHODS, Tensor),
     *(torch.is_floating_point, torch.is_complex, torch.numel),
 )
+
+
+def _in_order(data: Tensor, *args: Any, **kwargs: Any) -> bool:
+    """Result of `is_contiguous` for one member of [B, *shape], whose strides do not include the factor B."""
+    members, step = data.shape[0], data.stride(0)
+    strides = [
+        stride // members if 0 < step < stride and stride % members == 0 else stride for stride in data.stride()[1:]
+    ]
+    return torch.empty_strided(data.shape[1:], strides, device="meta").is_contiguous(*args, **kwargs)
+
+
+def _is_contiguous(func: Any, x: Stacked, *args: Any, **kwargs: Any) -> bool:
+    return _in_order(x.whole, *args, **kwargs)
+
+
+def _contiguous(func: Any, x: Stacked, memory_format: torch.memory_format = torch.contiguous_format) -> Any:
+    """Return the tensor itself if torch does so for one member."""
+    data = x.whole
+    if memory_format is torch.contiguous_format:
+        if data.is_contiguous() or _in_order(data):
+            return x
+        copied = data.contiguous()
+        note_copy(data, copied)
+        return Stacked(copied)
+    if x.dim() != _RANKS.get(memory_format):
+        return NotImplemented
+    if _in_order(data, memory_format=memory_format):
+        return x
+    return Stacked(data.movedim(2, -1).contiguous().movedim(-1, 2))
+
+
+def _to(func: Any, x: Any, *args: Any, memory_format: Any = torch.preserve_format, **kwargs: Any) -> Any:
+    result = like(func, x, *args, **kwargs)
+    if result is not x or not isinstance(x, Stacked) or memory_format is torch.preserve_format:
+        return result
+    return _contiguous(func, x, memory_format)
+
+
+_RANKS = {torch.channels_last: 4, torch.channels_last_3d: 5}
+
+
 RULES = (
     Rule.direct(_of_one_member, *_AS_ONE),
     Rule.direct(_memory, *named(_MEMORY, Tensor)),
@@ -104,4 +151,7 @@ RULES = (
     Rule.direct(_stride, Tensor.stride),
     Rule.direct(_data, Tensor.data.__get__),  # type: ignore[attr-defined]
     Rule.direct(_set_data, Tensor.data.__set__),  # type: ignore[attr-defined]
+    Rule.direct(_is_contiguous, Tensor.is_contiguous),
+    Rule.direct(_contiguous, Tensor.contiguous),
+    Rule.direct(_to, Tensor.to),
 )

@@ -1,35 +1,40 @@
-"""Normalisations of channels: those of all members are B·C channels of one."""
+"""Normalisations: batch, instance and group norm as one of B*C channels, layer norm with scale and shift per member."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from shoal.fuse.rules.base import Layout, Rule, channel_major, merge_channels, split_channels
+from shoal.fuse.autotune import fastest
+from shoal.fuse.rules.base import Layout, Rule, channel_major, merge_channels, split_channels, whole
 from shoal.fuse.rules.channelwise import by_samples
 from shoal.fuse.stacked import NeedsMemberError, Stacked, count
 
 __all__ = ["RULES"]
+
+_LARGE = 2**13
+"""Elements of a member. Below this number, all at once is always faster than the loop, and needs no lookup."""
 
 
 def _of_channels(normalise: Callable[..., Tensor], input: Any, columns: tuple[Any, ...], apart: bool, eps: Any) -> Any:
     """Apply a normalisation to [N, B*C, ...].
 
     Args:
-        normalise: takes the input and the columns, plain.
-        input: of members, [N, C, ...].
-        columns: statistics and weights of channels, [C] or None.
-        apart: samples do not touch each other; those of all members can be one batch if all share the columns.
-        eps: declined if the members have one each, which no kernel takes.
+        normalise: Function of the input and the columns, all plain tensors.
+        input: Input, [N, C, ...] per member.
+        columns: Statistics and weights of the channels, [C] per member or None.
+        apart: Whether samples are independent, so that all members can be one batch if they share the columns.
+        eps: Epsilon; declined if members differ in it, since no kernel supports that.
     """
     if isinstance(eps, Stacked):
         return NotImplemented
     members = count((input, *columns))
-    if members is None:  # the only thing of the members' own is a momentum
+    if members is None:  # members differ only in the momentum
         return NotImplemented
-    data = input.whole if isinstance(input, Stacked) else input.expand(members, *input.shape)
+    data = whole(input, members)
     if apart and not channel_major(data) and not any(isinstance(column, Stacked) for column in columns):
         return by_samples(normalise, input, *columns)
     out = normalise(merge_channels(data), *(_flat(column, members) for column in columns))
@@ -37,7 +42,7 @@ def _of_channels(normalise: Callable[..., Tensor], input: Any, columns: tuple[An
 
 
 def _flat(column: Any, members: int) -> Tensor | None:
-    """[B, C] -> [B*C], a view, for statistics are written to; a shared [C] is repeated."""
+    """[B, C] -> [B*C], a view, since the kernel writes to statistics; a shared [C] is repeated."""
     if column is None:
         return None
     return column.whole.view(-1) if isinstance(column, Stacked) else column.repeat(members)
@@ -125,8 +130,56 @@ def _group_norm(
     return _of_channels(normalise, input, (weight, bias), True, eps)
 
 
+def _at_once(x: Tensor, weight: Any, bias: Any, shape: Sequence[int], eps: float) -> Tensor:
+    """Layer norm of all members; scale and shift broadcast to [B, 1, ..., *shape], and one of them may be None."""
+    out = F.layer_norm(x, shape, eps=eps)
+    if weight is None or bias is None:
+        scaled: Tensor = out + bias if weight is None else out * weight
+    else:
+        scaled = torch.addcmul(bias, out, weight)
+    return scaled.to(out.dtype)
+
+
+def _loop(x: Tensor, weight: Tensor, bias: Tensor | None, shape: Sequence[int], eps: float) -> Tensor:
+    """Layer norm of one member after another, each with its own scale and shift."""
+    columns = [[None] * len(x) if t is None else t.reshape(len(x), *shape).unbind(0) for t in (weight, bias)]
+    return torch.stack([F.layer_norm(own, shape, w, b, eps) for own, w, b in zip(x.unbind(0), *columns, strict=True)])
+
+
+def _layer_norm(
+    func: Any,
+    input: Any,
+    normalized_shape: Any,
+    weight: Any = None,
+    bias: Any = None,
+    eps: Any = 1e-5,
+    cudnn_enable: bool = True,
+) -> Any:
+    if isinstance(eps, Stacked):
+        return NotImplemented
+    data = input.whole if isinstance(input, Stacked) else input
+    if not isinstance(weight, Stacked) and not isinstance(bias, Stacked):
+        return Stacked(F.layer_norm(data, normalized_shape, weight, bias, eps))
+    shape = tuple(normalized_shape)
+    tensors = (data, _over_lead(weight, input), _over_lead(bias, input))
+    own = isinstance(weight, Stacked) and (bias is None or isinstance(bias, Stacked)) and isinstance(input, Stacked)
+    if not own or input.numel() < _LARGE:
+        return Stacked(_at_once(*tensors, shape, eps))
+    lowerings = {"at once": partial(_at_once, shape=shape, eps=eps), "loop": partial(_loop, shape=shape, eps=eps)}
+    return Stacked(fastest("layer_norm", lowerings, tensors, (shape, eps)))
+
+
+def _over_lead(value: Any, like: Tensor) -> Any:
+    """[B, *E] -> [B, 1, ..., *E], which broadcasts over the other axes; a shared value stays unchanged."""
+    if not isinstance(value, Stacked):
+        return value
+    data = value.whole
+    return data.view(len(data), *[1] * (like.dim() - value.dim()), *data.shape[1:])
+
+
 RULES = (
     Rule.direct(_batch_norm, F.batch_norm, gives=Layout.CHANNEL_MAJOR),
     Rule.direct(_instance_norm, F.instance_norm, gives=Layout.CHANNEL_MAJOR),
     Rule.direct(_group_norm, F.group_norm, torch.group_norm, gives=Layout.CHANNEL_MAJOR),
+    Rule((F.layer_norm, torch.layer_norm), {"at once": _at_once, "loop": _loop}, run=_layer_norm),
 )

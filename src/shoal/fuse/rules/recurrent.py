@@ -1,46 +1,171 @@
-"""Recurrent layers and cells: all members' steps at once, or one member after another, whichever is faster here.
+"""Recurrent layers and cells: all members at once, or one member after another, whichever is faster.
 
-Torch's own function of one member has a fused kernel on some devices and for some types (oneDNN's LSTM, cuDNN), and
-takes its steps one by one elsewhere. Layers run one after another, so that dropout between them is each member's own.
+Torch's function for one member has a fused kernel on some devices and for some types (oneDNN's LSTM, cuDNN), and runs
+step by step elsewhere. Layers run one after another, so that each member has its own dropout between them.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from shoal.fuse.autotune import fastest
-from shoal.fuse.rules.base import Rule
+from shoal.fuse.rules.base import Rule, whole
 from shoal.fuse.rules.dropout import drop
-from shoal.fuse.rules.unroll import CELLS, Weights, cell_input, unroll
+from shoal.fuse.rules.linear import batched_linear
 from shoal.fuse.stacked import Stacked, count
 from shoal.fuse.warning_filters import HiddenWarning
 
 __all__ = ["RULES"]
 
+_State = tuple[Tensor, ...]
+"""(h,), or (h, c) of an LSTM: [B, N, R] and [B, N, H]."""
+
+
+@dataclass(frozen=True)
+class _Weights:
+    """All members' weights of a cell, or of one direction of one layer, with G gates of H units.
+
+    Args:
+        input: Weights of the input, [B, G*H, I].
+        hidden: Weights of the state h, [B, G*H, R].
+        input_bias: Bias of the input, [B, G*H].
+        hidden_bias: Bias of the state, [B, G*H].
+        projection: Projection of an LSTM's output h, [B, R, H]; without it R = H.
+    """
+
+    input: Tensor
+    hidden: Tensor
+    input_bias: Tensor | None = None
+    hidden_bias: Tensor | None = None
+    projection: Tensor | None = None
+
+    @classmethod
+    def of(cls, flat: tuple[Tensor, ...], biased: bool) -> "_Weights":
+        """Make weights from tensors in the order of torch's functions."""
+        if biased:
+            return cls(*flat)
+        weights = cls(*flat[:2])
+        return replace(weights, projection=flat[2]) if len(flat) > 2 else weights
+
+
+class _RecurrentCell(NamedTuple):
+    """One kind of recurrent cell.
+
+    Args:
+        step: Function of the input part of the gates, [B, N, G*H], the state and the weights; returns the next state.
+        sums_biases: Whether both biases are summands of one sum, so that both can be added to the input part.
+    """
+
+    step: Callable[[Tensor, _State, _Weights], _State]
+    sums_biases: bool
+
+
+def _unroll(
+    cell: _RecurrentCell, x: Tensor, state: _State, weights: _Weights, time: int, reverse: bool
+) -> tuple[Tensor, _State]:
+    """Run one direction of a layer, step by step, for all members at once.
+
+    Args:
+        cell: Kind of the layer.
+        x: Input, [B, T, N, I] or [B, N, T, I].
+        state: State before the first step.
+        weights: Weights of all members.
+        time: Axis of T, 1 or 2.
+        reverse: Whether to run from the last step to the first.
+
+    Returns:
+        h of every step, shaped as `x` except for the last axis R, and the state after the last step.
+    """
+    steps = list(torch.unflatten(_cell_input(cell, x.flatten(1, 2), weights), 1, x.shape[1:3]).unbind(time))
+    if reverse:
+        steps.reverse()
+    outputs = []
+    for gates in steps:
+        state = cell.step(gates, state, weights)
+        outputs.append(state[0])
+    if reverse:
+        outputs.reverse()
+    return torch.stack(outputs, time), state
+
+
+def _cell_input(cell: _RecurrentCell, x: Tensor, weights: _Weights) -> Tensor:
+    """The input part of the gates: [B, N, I] -> [B, N, G*H]."""
+    bias = weights.input_bias
+    if bias is not None and weights.hidden_bias is not None and cell.sums_biases:
+        bias = bias + weights.hidden_bias
+    return batched_linear(x, weights.input, bias)
+
+
+def _lstm(gates: Tensor, state: _State, weights: _Weights) -> _State:
+    """c' = f c + i g and h' = o tanh(c'); Hochreiter and Schmidhuber (1997), in torch's variant.
+
+    With a projection, h' = W_hr (o tanh(c')); Sak et al. (2014).
+    """
+    h, c = state
+    i, f, g, o = torch.baddbmm(gates, h, weights.hidden.transpose(1, 2)).chunk(4, -1)
+    c = torch.addcmul(torch.sigmoid(f) * c, torch.sigmoid(i), torch.tanh(g))
+    h = torch.sigmoid(o) * torch.tanh(c)
+    if weights.projection is not None:
+        h = torch.bmm(h, weights.projection.transpose(1, 2))
+    return h, c
+
+
+def _gru(gates: Tensor, state: _State, weights: _Weights) -> _State:
+    """h' = (1 - z) n + z h with n = tanh(W_in x + b_in + r (W_hn h + b_hn)); Cho et al. (2014), torch's variant."""
+    (h,) = state
+    units = h.shape[-1]
+    of_input, new_of_input = torch.split(gates, [2 * units, units], -1)
+    of_hidden, new_of_hidden = torch.split(
+        batched_linear(h, weights.hidden, weights.hidden_bias), [2 * units, units], -1
+    )
+    r, z = torch.sigmoid(of_input + of_hidden).chunk(2, -1)
+    n = torch.tanh(torch.addcmul(new_of_input, r, new_of_hidden))
+    return (torch.addcmul(n, z, h - n),)
+
+
+def _elman(activation: Callable[[Tensor], Tensor]) -> Callable[[Tensor, _State, _Weights], _State]:
+    """h' = activation(W_ih x + b_ih + W_hh h + b_hh); Elman (1990)."""
+
+    def step(gates: Tensor, state: _State, weights: _Weights) -> _State:
+        return (activation(torch.baddbmm(gates, state[0], weights.hidden.transpose(1, 2))),)
+
+    return step
+
+
+_CELLS = {
+    "lstm": _RecurrentCell(_lstm, sums_biases=True),
+    "gru": _RecurrentCell(_gru, sums_biases=False),
+    "rnn_tanh": _RecurrentCell(_elman(torch.tanh), sums_biases=True),
+    "rnn_relu": _RecurrentCell(_elman(torch.relu), sums_biases=True),
+}
+"""Name of the torch function -> its cell."""
+
+
 _Tensors = tuple[Tensor, ...]
 
 _scattered = HiddenWarning("RNN module weights are not part of single")
-"""They are rows of the array's."""
+"""A warning about the memory of weights, which here are rows of the stacked weights."""
 
 
 @dataclass(frozen=True)
 class _Layer:
     """One recurrent layer, in one direction or in both (D = 2).
 
-    Its ways take x, [B, T, N, I] or [B, N, T, I], the states, each [B, D, N, H], and the weights, each [B, ...] and in
-    torch's order. They return the outputs, like x but [..., D*H], and the states after the last step.
+    Its lowerings take x, [B, T, N, I] or [B, N, T, I], the states, each [B, D, N, H], and the weights, each [B, ...],
+    in torch's order. They return the outputs, shaped as x except for the last axis D*H, and the states after the last
+    step.
 
     Args:
-        func: torch's, of one member.
-        biased: the weights hold biases.
-        training: the member's mode, which decides what torch keeps for the backward pass.
-        bidirectional: D = 2.
-        batch_first: N comes before T.
+        func: Torch's function for one member.
+        biased: Whether the weights include biases.
+        training: Training mode, which decides what torch stores for the backward pass.
+        bidirectional: Whether D = 2.
+        batch_first: Whether N precedes T.
     """
 
     func: Callable[..., Any]
@@ -51,20 +176,20 @@ class _Layer:
 
     @property
     def states(self) -> int:
-        """How many there are: h, and the c of an LSTM."""
+        """Number of states: h, and for an LSTM c."""
         return 2 if self.func is torch.lstm else 1
 
     def batched(self, x: Tensor, *rest: Tensor) -> _Tensors:
-        """All members' steps at once."""
+        """Run all members at once."""
         states, weights = rest[: self.states], rest[self.states :]
         directions = 2 if self.bidirectional else 1
         each = len(weights) // directions
         outputs, finals = [], []
         for d in range(directions):
-            own = Weights.of(weights[d * each : (d + 1) * each], self.biased)
+            own = _Weights.of(weights[d * each : (d + 1) * each], self.biased)
             before = tuple(state[:, d] for state in states)
             time = 2 if self.batch_first else 1
-            output, after = unroll(CELLS[self.func.__name__], x, before, own, time, reverse=d == 1)
+            output, after = _unroll(_CELLS[self.func.__name__], x, before, own, time, reverse=d == 1)
             outputs.append(output)
             finals.append(after)
         output = torch.cat(outputs, -1) if self.bidirectional else outputs[0]
@@ -72,18 +197,18 @@ class _Layer:
         return (output.to(dtype), *(torch.stack(after, 1).to(dtype) for after in zip(*finals, strict=True)))
 
     def dtype(self, x: Tensor) -> torch.dtype | None:
-        """Of the results, where autocast casts all that goes into torch's function; None where it casts parts of it."""
+        """Type of the results if autocast casts all inputs of torch's function, else None."""
         device = x.device.type
         casts = torch.is_autocast_enabled(device) and (self.func is torch.lstm or device != "cpu")
         return torch.get_autocast_dtype(device) if casts and x.dtype != torch.float64 else None
 
     def loop(self, *tensors: Tensor) -> _Tensors:
-        """One member after another."""
+        """Run one member after another."""
         with _scattered():
             return _each_member(self.alone, *tensors)
 
     def folded(self, x: Tensor, *rest: Tensor) -> _Tensors:
-        """As one batch of B*N, where all members share the weights; these are as torch takes them, without B."""
+        """Run one batch of B*N with weights that all members share, in torch's shapes without B."""
         members = len(x)
         states, weights = rest[: self.states], rest[self.states :]
         sequences = x.flatten(0, 1) if self.batch_first else x.transpose(0, 1).flatten(1, 2)
@@ -94,7 +219,7 @@ class _Layer:
         return (torch.unflatten(output, 1, (members, -1)).transpose(0, 1), *unfolded)
 
     def alone(self, x: Tensor, *rest: Tensor) -> _Tensors:
-        """Torch's own, of one member."""
+        """Run torch's function for one member."""
         states, weights = rest[: self.states], rest[self.states :]
         hx = states if self.func is torch.lstm else states[0]
         modes = (self.training, self.bidirectional, self.batch_first)
@@ -120,11 +245,11 @@ def _layers(
         return NotImplemented
     members = count((input, hx, params, dropout)) or 1
     layer = _Layer(func, has_biases, train, bidirectional, batch_first)
-    states = [_whole(state, members) for state in (hx if func is torch.lstm else (hx,))]
+    states = [whole(state, members) for state in (hx if func is torch.lstm else (hx,))]
     dropped = train and (isinstance(dropout, Stacked) or dropout > 0)
     directions = 2 if bidirectional else 1
     each = len(params) // num_layers
-    x = _whole(input, members)
+    x = whole(input, members)
     finals = []
     for number in range(num_layers):
         before = [state.narrow(1, number * directions, directions) for state in states]
@@ -139,7 +264,7 @@ def _run_layer(layer: _Layer, x: Tensor, states: Sequence[Tensor], weights: Sequ
     if not any(isinstance(weight, Stacked) for weight in weights):
         return layer.folded(x, *states, *weights)
     settings = (layer.biased, layer.training, layer.bidirectional, layer.batch_first)
-    tensors = (x, *states, *(_whole(weight, len(x)) for weight in weights))
+    tensors = (x, *states, *(whole(weight, len(x)) for weight in weights))
     return _faster(layer.func.__name__, layer.batched, layer.loop, tensors, settings)
 
 
@@ -149,12 +274,12 @@ def _cell(func: Any, input: Any, hx: Any, w_ih: Any, w_hh: Any, b_ih: Any = None
     if any(state.dim() != 2 for state in (input, *states)) or (b_ih is None) != (b_hh is None):
         return NotImplemented
     members = count((input, states, weights)) or 1
-    x, *before = (_whole(value, members) for value in (input, *states))
+    x, *before = (whole(value, members) for value in (input, *states))
     if not any(isinstance(weight, Stacked) for weight in weights):
         after = _cell_alone(func, *(value.flatten(0, 1) for value in (x, *before)), *weights)
         after = tuple(torch.unflatten(state, 0, (members, -1)) for state in after)
     else:
-        tensors = (x, *before, *(_whole(weight, members) for weight in weights))
+        tensors = (x, *before, *(whole(weight, members) for weight in weights))
         loop = partial(_each_member, partial(_cell_alone, func))
         after = _faster(func.__name__, partial(_cell_batched, func), loop, tensors)
     result = tuple(map(Stacked, after))
@@ -162,15 +287,15 @@ def _cell(func: Any, input: Any, hx: Any, w_ih: Any, w_hh: Any, b_ih: Any = None
 
 
 def _cell_batched(func: Callable[..., Any], x: Tensor, *rest: Tensor) -> _Tensors:
-    """All members' step: x [B, N, I], states [B, N, H] and weights [B, ...] -> states."""
-    cell = CELLS[func.__name__.removesuffix("_cell")]
+    """One step of all members: x [B, N, I], states [B, N, H] and weights [B, ...] -> states."""
+    cell = _CELLS[func.__name__.removesuffix("_cell")]
     states = 2 if func is torch.lstm_cell else 1
-    weights = Weights.of(rest[states:], biased=len(rest) > states + 2)
-    return cell.step(cell_input(cell, x, weights), rest[:states], weights)
+    weights = _Weights.of(rest[states:], biased=len(rest) > states + 2)
+    return cell.step(_cell_input(cell, x, weights), rest[:states], weights)
 
 
 def _cell_alone(func: Callable[..., Any], x: Tensor, *rest: Tensor) -> _Tensors:
-    """Torch's own step of one member."""
+    """Run torch's step for one member."""
     if func is not torch.lstm_cell:
         return (func(x, *rest),)
     h, c, *weights = rest
@@ -185,10 +310,10 @@ def _faster(
     tensors: _Tensors,
     settings: tuple[bool, ...] = (),
 ) -> _Tensors:
-    """The faster way; in a trace always all members at once.
+    """Run the faster lowering; during a trace always `batched`.
 
-    There the steps of each member by itself make a graph that takes minutes to compile, and oneDNN's LSTM cannot be
-    traced at all, while one compiled step of all members has few kernels.
+    In a trace, the steps of each single member make a graph that takes minutes to compile, and oneDNN's LSTM cannot be
+    traced at all. A compiled step of all members has few kernels.
     """
     if _get_current_dispatch_mode() is not None:
         return batched(*tensors)
@@ -198,12 +323,6 @@ def _faster(
 def _each_member(alone: Callable[..., _Tensors], *tensors: Tensor) -> _Tensors:
     results = [alone(*own) for own in zip(*(tensor.unbind(0) for tensor in tensors), strict=True)]
     return tuple(torch.stack(column) for column in zip(*results, strict=True))
-
-
-def _whole(value: Any, members: int) -> Tensor:
-    """All members' data, [B, ...]; a shared value is repeated, as a view."""
-    data: Tensor = value.whole if isinstance(value, Stacked) else value.expand(members, *value.shape)
-    return data
 
 
 RULES = (

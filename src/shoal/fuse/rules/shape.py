@@ -1,6 +1,10 @@
-"""Functions that rearrange axes or put tensors together."""
+"""Functions that rearrange axes, join tensors, split them and index them.
+
+Tensors as indices are left to vmap.
+"""
 
 from collections.abc import Sequence
+from types import EllipsisType, NoneType
 from typing import Any
 
 import torch
@@ -8,15 +12,17 @@ from torch import Tensor
 
 from shoal.fuse.aliasing import note_copy
 from shoal.fuse.rules.axes import axis, axis_of
-from shoal.fuse.rules.base import Rule, named
-from shoal.fuse.rules.elementwise import raise_rank
-from shoal.fuse.stacked import Stacked, count
+from shoal.fuse.rules.base import Rule, named, whole
+from shoal.fuse.rules.elementwise import align, elementwise, raise_rank
+from shoal.fuse.rules.meta import agreed
+from shoal.fuse.stacked import NeedsMemberError, Stacked, count
 
 __all__ = ["RULES"]
+_BASIC = {int, slice, NoneType, EllipsisType}
 
 
 def _sizes(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, ...] | None:
-    """The `*sizes` of view or permute, given apart or as one sequence."""
+    """The `*sizes` of view or permute, from separate arguments or one sequence; None if not integers."""
     sizes = args or tuple(kwargs.values())
     if len(sizes) == 1 and isinstance(sizes[0], (tuple, list)):
         sizes = tuple(sizes[0])
@@ -106,11 +112,11 @@ def _join(func: Any, tensors: Any, dim: int = 0, **kwargs: Any) -> Any:
         return NotImplemented
     members = count(tensors) or 1
     if func is not torch.stack:
-        full = [t for t in tensors if t.shape != (0,)]  # which torch passes over, whatever the others' shape
+        full = [t for t in tensors if t.shape != (0,)]  # torch ignores empty ones, whatever the shape of the others
         tensors = full if full and {t.dtype for t in full} == {t.dtype for t in tensors} else tensors
-    whole = [t.whole if isinstance(t, Stacked) else t.expand(members, *t.shape) for t in tensors]
-    rank = whole[0].dim() - (0 if func is torch.stack else 1)
-    return Stacked(func(whole, axis_of(dim, rank)))
+    stacked = [whole(t, members) for t in tensors]
+    rank = stacked[0].dim() - (0 if func is torch.stack else 1)
+    return Stacked(func(stacked, axis_of(dim, rank)))
 
 
 def _pieces(func: Any, x: Stacked, size: Any = None, dim: int = 0, **kwargs: Any) -> Any:
@@ -127,6 +133,59 @@ def _unbind(func: Any, x: Stacked, dim: int = 0) -> Any:
 
 def _iterate(func: Any, x: Stacked) -> Any:
     return iter(_unbind(func, x))
+
+
+def _basic(key: Any) -> tuple[Any, ...] | None:
+    """An index of numbers, slices, new axes and an ellipsis, else None; tensors as ends become numbers."""
+    parts = tuple(map(_plain, key)) if type(key) is tuple else (_plain(key),)
+    return parts if all(type(part) in _BASIC for part in parts) else None
+
+
+def _plain(part: Any) -> Any:
+    """A slice whose tensor ends are replaced by the number that all members agree on."""
+    if type(part) is slice:
+        ends = (part.start, part.stop, part.step)
+        if any(isinstance(end, Tensor) for end in ends):
+            return slice(*(agreed(end) if isinstance(end, Tensor) else end for end in ends))
+    return part
+
+
+def _get(func: Any, x: Any, key: Any) -> Any:
+    basic = _basic(key)
+    if basic is None:
+        return NotImplemented
+    return Stacked(x.whole[(slice(None), *basic)]) if isinstance(x, Stacked) else x[basic]
+
+
+def _set(func: Any, x: Any, key: Any, value: Any) -> Any:
+    if not isinstance(x, Stacked):
+        raise NeedsMemberError("an assignment to a part of a tensor that all members share")
+    if isinstance(key, Tensor) and key.dtype == torch.bool and key.dim() and not isinstance(value, Tensor):
+        mask = key.whole if isinstance(key, Stacked) else key.unsqueeze(0)
+        x.whole.masked_fill_(mask.reshape(*mask.shape, *[1] * (x.dim() - key.dim())), value)
+        return None
+    basic = _basic(key)
+    if basic is None:
+        return NotImplemented
+    part = x.whole[(slice(None), *basic)]
+    data = align((Stacked(part), value))
+    if data is None or data[0].dim() != part.dim():
+        return NotImplemented
+    part.copy_(data[1]) if isinstance(value, Tensor) else part.fill_(value)
+    return None
+
+
+def _select(func: Any, x: Stacked, dim: int, index: Any) -> Any:
+    return Stacked(x.whole.select(axis(x, dim), index)) if isinstance(index, int) else NotImplemented
+
+
+def _narrow(func: Any, x: Stacked, dim: int, start: Any, length: int) -> Any:
+    return Stacked(x.whole.narrow(axis(x, dim), start, length)) if isinstance(start, int) else NotImplemented
+
+
+def _where(func: Any, condition: Any, input: Any = None, other: Any = None) -> Any:
+    """Elementwise with three arguments; a condition alone gives indices, whose number differs between members."""
+    return NotImplemented if input is None else elementwise(func, condition, input, other)
 
 
 _MATRIX_TURN = Tensor.mT.__get__  # type: ignore[attr-defined]
@@ -146,4 +205,9 @@ RULES = (
     Rule.direct(_pieces, *named("chunk split")),
     Rule.direct(_unbind, *named("unbind")),
     Rule.direct(_iterate, Tensor.__iter__),
+    Rule.direct(_get, Tensor.__getitem__),
+    Rule.direct(_set, Tensor.__setitem__),
+    Rule.direct(_select, *named("select")),
+    Rule.direct(_narrow, *named("narrow")),
+    Rule.direct(_where, *named("where")),
 )

@@ -1,4 +1,4 @@
-"""All rules, and those that users add."""
+"""Registry of the fusion rules, including those that users register."""
 
 from typing import Any
 
@@ -6,20 +6,15 @@ from shoal.fuse.rules import (
     attention,
     axes,
     channelwise,
-    classification_loss,
     conv,
     dropout,
     elementwise,
     embedding,
     gradient,
-    index,
-    layer_norm,
     linear,
     loss,
-    memory,
     meta,
     norm,
-    pooling,
     recurrent,
     shape,
 )
@@ -30,38 +25,33 @@ __all__ = ["FAMILIES", "RULES", "register_rule"]
 FAMILIES: dict[str, tuple[Rule, ...]] = {
     "elementwise": elementwise.RULES,
     "meta": meta.RULES,
-    "memory": memory.RULES,
     "gradient": gradient.RULES,
     "axes": axes.RULES,
     "shape": shape.RULES,
-    "index": index.RULES,
     "linear": linear.RULES,
     "conv": conv.RULES,
     "norm": norm.RULES,
-    "layer_norm": layer_norm.RULES,
     "embedding": embedding.RULES,
-    "planes": channelwise.RULES,
-    "pooling": pooling.RULES,
+    "channelwise": channelwise.RULES,
     "dropout": dropout.RULES,
     "attention": attention.RULES,
     "recurrent": recurrent.RULES,
     "loss": loss.RULES,
-    "classes": classification_loss.RULES,
 }
-"""By the name of their file."""
+"""Name of the module -> its rules."""
 
 RULES: dict[Any, Rule] = {
     function: rule for family in FAMILIES.values() for rule in family for function in rule.functions
 }
-"""By function."""
+"""Function -> its rule."""
 
 
 def register_rule(rule: Rule) -> None:
-    """Run functions by a rule, in this process, from now on; it takes the place of any other rule of theirs.
+    """Register a rule for its functions in this process; it replaces any other rule of these functions.
 
-    Register it in the module that defines the functions: the workers of a search import that module as well.
+    Register it in the module that defines the functions, since the workers of a search import that module as well.
 
     Args:
-        rule: that `shoal.testing.check_rule` has found to give what members have alone.
+        rule: A rule that passes `shoal.testing.check_rule`.
     """
     RULES.update(dict.fromkeys(rule.functions, rule))
