@@ -47,10 +47,9 @@ from shoal.planner.grouping import Grouping
 from shoal.planner.packing.base import Packing
 from shoal.planner.packing.registry import make_packing
 from shoal.remedy import command
-from shoal.reporting.progress import progress
+from shoal.reporting.failures import check_results
+from shoal.reporting.progress import batch_text, progress, summary
 from shoal.reporting.snapshot import Snapshot, snapshot
-from shoal.reporting.study_result import check_results
-from shoal.reporting.summary import batch_text, summary
 from shoal.reporting.text import epochs_text
 from shoal.results import Study
 from shoal.schedule.base import Policy

@@ -1,6 +1,8 @@
 """The trials of a study as a study of Optuna's, for its dashboard and its plots."""
 
 import json
+import threading
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,12 +16,16 @@ from shoal.core.space import Space
 from shoal.core.trial import Report, TrialState
 from shoal.journal.rows import TrialRow
 from shoal.journal.schema import FILE_NAME
+from shoal.journal.view import JournalView
 from shoal.reporting.ranking import values
 
 if TYPE_CHECKING:
     import optuna
 
-__all__ = ["attributes", "created", "curve", "frozen", "metrics", "opened", "optuna_study", "state"]
+__all__ = ["mirror", "optuna_study"]
+
+_MARK = "shoal"
+"""The attribute by which a mirror knows its study again."""
 
 
 def optuna_study(
@@ -29,7 +35,7 @@ def optuna_study(
     name: str,
     storage: "str | optuna.storages.BaseStorage | None" = None,
 ) -> "optuna.Study":
-    """A new study of Optuna's with all trials that have ended, in the order of their numbers; see `frozen`.
+    """A new study of Optuna's with all trials that have ended, in the order of their numbers; see `_frozen`.
 
     What has not ended is left out.
 
@@ -38,21 +44,53 @@ def optuna_study(
         space: that they come from.
         objectives: to be compared by; their metrics are an attribute of the new study.
         name: of the new study.
-        storage: as of `opened`; None: in memory.
+        storage: as of `_opened`; None: in memory.
 
     Raises:
         ShoalError: the storage cannot be used.
         optuna.exceptions.DuplicatedStudyError: the storage has a study of that name.
     """
-    study = created(None if storage is None else opened(storage), name, objectives)
-    study.set_user_attr("metric", metrics(objectives))
+    study = _created(None if storage is None else _opened(storage), name, objectives)
+    study.set_user_attr("metric", _metrics(objectives))
     for row, reports in trials:
         if row.state.final:
-            study.add_trial(frozen(row, reports, space, objectives))
+            study.add_trial(_frozen(row, reports, space, objectives))
     return study
 
 
-def opened(storage: "str | optuna.storages.BaseStorage") -> "optuna.storages.BaseStorage":
+def mirror(
+    directory: Path | str, storage: "str | optuna.storages.BaseStorage", name: str | None = None, interval: float = 1.0
+) -> "optuna.Study":
+    """Read a study's journal again and again, and write what is new to a study of Optuna's, until nobody runs it.
+
+    The trials there have the same numbers, so those that users have added are left out. What is in the storage is the
+    only memory, so that a mirror that was killed is followed by another. There must be one at a time. A trial that has
+    failed there stays so, also when it is tried again: Optuna changes no trial that has ended.
+
+    Args:
+        directory: of the study.
+        storage: as of `_opened`.
+        name: of the study there; by default that of the directory.
+        interval: seconds between two looks.
+
+    Raises:
+        JournalError: there is no study.
+        ShoalError: the storage cannot be used, or has another study of that name.
+    """
+    directory = Path(directory)
+    if isinstance(interval, bool) or not isinstance(interval, int | float) or not 0 < interval <= threading.TIMEOUT_MAX:
+        raise ShoalError(f"`interval` must be a number of seconds above 0, got {interval!r}")
+    with JournalView.read(directory) as journal:
+        follower = _Follower(journal, _opened(storage), name or directory.resolve().name)
+        while True:
+            running = journal.writer() is not None  # asked first: what it writes last is then seen by this look
+            follower.look()
+            if not running:
+                return follower.study
+            time.sleep(interval)
+
+
+def _opened(storage: "str | optuna.storages.BaseStorage") -> "optuna.storages.BaseStorage":
     """The storage of an address or a path.
 
     Args:
@@ -80,7 +118,7 @@ def opened(storage: "str | optuna.storages.BaseStorage") -> "optuna.storages.Bas
         return JournalStorage(JournalFileBackend(storage))
 
 
-def created(
+def _created(
     storage: "optuna.storages.BaseStorage | None",
     name: str,
     objectives: Sequence[Objective],
@@ -147,13 +185,13 @@ def _check_file(path: str) -> None:
         raise ValueError("the file is none of Optuna's")
 
 
-def metrics(objectives: Sequence[Objective]) -> str | list[str]:
+def _metrics(objectives: Sequence[Objective]) -> str | list[str]:
     """Their names as an attribute of a study."""
     names = [objective.metric for objective in objectives]
     return names if len(names) > 1 else names[0]
 
 
-def state(row: TrialRow, objectives: Sequence[Objective]) -> "optuna.trial.TrialState":
+def _state(row: TrialRow, objectives: Sequence[Objective]) -> "optuna.trial.TrialState":
     """Where a trial stands, in Optuna's words.
 
     One that was stopped is PRUNED, one that failed, or whose last value is NaN, is FAIL. One that has begun and not
@@ -169,7 +207,7 @@ def state(row: TrialRow, objectives: Sequence[Objective]) -> "optuna.trial.Trial
     return {TrialState.COMPLETE: There.COMPLETE, TrialState.STOPPED: There.PRUNED}.get(row.state, There.RUNNING)
 
 
-def curve(reports: Iterable[Report], objectives: Sequence[Objective]) -> dict[int, float]:
+def _curve(reports: Iterable[Report], objectives: Sequence[Objective]) -> dict[int, float]:
     """The metric at the end of each epoch; empty for several metrics, of which Optuna knows no curves."""
     if len(objectives) > 1:
         return {}
@@ -177,7 +215,7 @@ def curve(reports: Iterable[Report], objectives: Sequence[Objective]) -> dict[in
     return {report.epoch: report.metrics[metric] for report in reports if metric in report.metrics}
 
 
-def attributes(row: TrialRow) -> Mapping[str, Any]:
+def _attributes(row: TrialRow) -> Mapping[str, Any]:
     """What else there is to say of a trial: user attributes there."""
     return {
         "number": row.number,
@@ -188,7 +226,7 @@ def attributes(row: TrialRow) -> Mapping[str, Any]:
     }
 
 
-def frozen(
+def _frozen(
     row: TrialRow, reports: Iterable[Report], space: Space, objectives: Sequence[Objective]
 ) -> "optuna.trial.FrozenTrial":
     """A trial as Optuna has it.
@@ -207,7 +245,7 @@ def frozen(
 
     outside = bool(space.faults(row.config))  # a user has added it
     parameters = {} if outside else space.parameters(row.config)
-    there = state(row, objectives)
+    there = _state(row, objectives)
     shown = values(row, objectives) if there.is_finished() else None
     return optuna.trial.create_trial(
         state=there,
@@ -217,6 +255,72 @@ def frozen(
             for path, (domain, value) in parameters.items()
         },
         distributions={path: domain.to_optuna() for path, (domain, _) in parameters.items()},
-        intermediate_values=curve(reports, objectives),
-        user_attrs={**attributes(row), **({"config": dict(row.config)} if outside else {})},
+        intermediate_values=_curve(reports, objectives),
+        user_attrs={**_attributes(row), **({"config": dict(row.config)} if outside else {})},
     )
+
+
+class _Follower:
+    """Knows what of a study is in the storage.
+
+    Args:
+        journal: of the study.
+        storage: of Optuna's.
+        name: of the study there.
+
+    Raises:
+        ShoalError: the storage has another study of that name.
+    """
+
+    def __init__(self, journal: JournalView, storage: "optuna.storages.BaseStorage", name: str) -> None:
+        self._journal = journal
+        self._goals = journal.objectives
+        self._space = journal.space
+        self._storage = storage
+        first = journal.runs()[0]
+        mark = f"{first.started:.6f} {first.pid}"
+        self.study = _created(storage, name, self._goals, load_if_exists=True)
+        alike = self.study.directions == directions(self._goals)
+        if alike and _MARK not in self.study.user_attrs and not self.study.get_trials(deepcopy=False):
+            self.study.set_user_attr("metric", _metrics(self._goals))
+            self.study.set_user_attr(_MARK, mark)
+        elif self.study.user_attrs.get(_MARK) != mark:
+            raise ShoalError(f"the storage holds another study named {name!r}; choose another name for the mirror")
+        self._id = storage.get_study_id_from_name(name)
+        self._seen: dict[int, tuple[Any, ...]] = {}  # by number, how it stood when it was written last
+
+    def look(self) -> None:
+        """Write what is new."""
+        rows = (row for row in self._journal.trials() if not row.trial.is_added)
+        news = [row for row in rows if self._seen.get(row.number) != _standing(row)]
+        there = self.study.get_trials(deepcopy=False) if news else []
+        for row in news:
+            if row.number < len(there):
+                self._update(row, there[row.number])
+            else:
+                self.study.add_trial(_frozen(row, self._journal.curve(row.number), self._space, self._goals))
+            self._seen[row.number] = _standing(row)
+
+    def _update(self, row: TrialRow, there: "optuna.trial.FrozenTrial") -> None:
+        """Bring a trial in the storage up to date; its state comes last, for what has ended cannot be changed."""
+        from optuna.trial import TrialState as There
+
+        if there.state.is_finished():
+            return
+        trial, storage = self._storage.get_trial_id_from_study_id_trial_number(self._id, row.number), self._storage
+        now = _state(row, self._goals)
+        if there.state is There.WAITING and now is not There.WAITING:
+            storage.set_trial_state_values(trial, There.RUNNING)
+        for epoch, value in _curve(self._journal.curve(row.number), self._goals).items():
+            if epoch not in there.intermediate_values:
+                storage.set_trial_intermediate_value(trial, epoch, value)
+        for name, value in _attributes(row).items():
+            if there.user_attrs.get(name) != value:
+                storage.set_trial_user_attr(trial, name, value)
+        if now.is_finished():
+            storage.set_trial_state_values(trial, now, values(row, self._goals))
+
+
+def _standing(row: TrialRow) -> tuple[Any, ...]:
+    """What there is to be written anew of a trial when it changes."""
+    return row.state, row.epoch, row.reason

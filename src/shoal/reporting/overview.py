@@ -2,23 +2,30 @@
 
 import math
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Any
 
 from shoal.core.job import Purpose
 from shoal.core.objective import Objective
+from shoal.core.space import flatten
 from shoal.core.trial import TrialState
 from shoal.journal.rows import DeviceRow, JobRow, Reservation, Run, TrialRow
 from shoal.journal.view import JournalView
 from shoal.reporting.ranking import front, ranked
 from shoal.reporting.snapshot import Snapshot, snapshot
-from shoal.reporting.structures import structure_names
+from shoal.reporting.text import key_text, leaf_text
 
-__all__ = ["SHARES", "Bar", "Elapsed", "Overview", "Usage", "overview"]
+__all__ = ["SHARES", "Bar", "Elapsed", "Overview", "Usage", "overview", "structure_names"]
 
 SHARES = "used: share of the time with a job on the device; promised: mean share of its compute that jobs were promised"
 """What is said of the two numbers of a device."""
+
+_PARAMETERS = 3
+"""Named of a structure, at most."""
+_LACKING = object()
 
 
 class Elapsed:
@@ -210,3 +217,72 @@ def _add(sums: _Sums, held: Mapping[str, tuple[JobRow, float]], seconds: float) 
     for job, compute in held.values():
         sums.promised += compute * seconds
         sums.seconds[job.purpose] = sums.seconds.get(job.purpose, 0.0) + seconds / len(held)
+
+
+def structure_names(jobs: Iterable[JobRow], rows: Iterable[TrialRow]) -> dict[str, str]:
+    """A name for each structure, by the parameters that its trials agree on and those of others have otherwise.
+
+    A structure of which that is not known, or that is alone, has its digest or only its batch size; one whose
+    parameters are those of another has both.
+
+    Args:
+        jobs: of a study.
+        rows: its trials.
+
+    Returns:
+        `JobRow.keys` -> "width=64"; with the batch size where that differs, and is none of the parameters.
+    """
+    configs = {row.number: flatten(row.config) for row in rows}
+    members: dict[str, dict[int, None]] = {}
+    for job in jobs:
+        for key, trials in _members(job).items():
+            members.setdefault(key, {}).update(dict.fromkeys(trials))
+    if len(members) == 1:
+        return {key: f"batches of {_batch_size(key)}" for key in members}
+    agreed = {key: _agreed([configs[trial] for trial in trials if trial in configs]) for key, trials in members.items()}
+    differing = _differing([found for found in agreed.values() if found])
+    same_size = len({_batch_size(key) for key in members}) == 1
+    names = {}
+    for key, found in agreed.items():
+        mine = [name for name in differing if name in found]
+        shown = [f"{name}={leaf_text(found[name])}" for name in mine[:_PARAMETERS]] + ["…"] * (len(mine) > _PARAMETERS)
+        size = "" if same_size or "batch_size" in mine[:_PARAMETERS] else f", batches of {_batch_size(key)}"
+        names[key] = f"{' '.join(shown)}{size}" if shown else key_text(key)
+    count = Counter(names.values())
+    return {key: name if count[name] == 1 else f"{name} ({key_text(key)})" for key, name in names.items()}
+
+
+def _members(job: JobRow) -> Mapping[str, Sequence[int]]:
+    """The trials of each structure of a job; a journal of an older version says so only of a job that has one."""
+    if job.members:
+        return job.members
+    return dict.fromkeys(job.keys, job.trials if len(job.keys) == 1 else ())
+
+
+def _agreed(configs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The parameters that all of these have with one value."""
+    if not configs:
+        return {}
+    first, *others = configs
+    return {
+        name: value for name, value in first.items() if all(_same(value, other.get(name, _LACKING)) for other in others)
+    }
+
+
+def _differing(structures: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The parameters that structures do not all have with one value; floats last, for they seldom make a structure."""
+    names = dict.fromkeys(name for found in structures for name in found)
+    apart = [
+        name
+        for name in names
+        if not all(_same(structures[0].get(name, _LACKING), found.get(name, _LACKING)) for found in structures)
+    ]
+    return sorted(apart, key=lambda name: any(isinstance(found.get(name), float) for found in structures))
+
+
+def _same(one: object, other: object) -> bool:
+    return type(one) is type(other) and one == other
+
+
+def _batch_size(key: str) -> str:
+    return key.rpartition(" x ")[2]

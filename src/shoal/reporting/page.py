@@ -8,7 +8,7 @@ from typing import Any
 
 from shoal.core.errors import ShoalError
 from shoal.core.job import Purpose
-from shoal.reporting.device_text import cause_text, failing_json, failing_text
+from shoal.reporting.failures import cause_text, failing_json, failing_text
 from shoal.reporting.overview import SHARES, Overview, Usage
 from shoal.reporting.text import (
     best_text,

@@ -4,21 +4,25 @@ import sys
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from shoal.algorithms.base import Totals
 from shoal.core.job import Purpose
-from shoal.reporting.device_text import cause_lines, failing_text, unmeasured_lines
+from shoal.core.objective import objectives
+from shoal.core.space import Space
+from shoal.reporting.failures import cause_lines, failing_text, unmeasured_lines
 from shoal.reporting.snapshot import Best, Snapshot
 from shoal.reporting.table import status_table
 from shoal.reporting.text import best_text, duration, shown, states_text, trials_text
 
-__all__ = ["LineProgress", "LiveProgress", "Progress", "SilentProgress", "progress"]
+__all__ = ["LineProgress", "LiveProgress", "Progress", "SilentProgress", "batch_text", "progress", "summary"]
 
 _PHASES = {Purpose.SURVEY: "looking at the models of", Purpose.PROFILE: "measuring", Purpose.TRAIN: "training"}
 
@@ -242,6 +246,52 @@ def progress(take: Callable[[], Snapshot], *, silent: bool = False, console: Con
         return SilentProgress()
     console = console or Console(stderr=True)
     return LiveProgress(take, console) if console.is_terminal else LineProgress(take, console)
+
+
+def batch_text(space: Space, task: str | None) -> str:
+    """How many samples a step has, as far as the space says.
+
+    Args:
+        space: of the study.
+        task: name of the task if that has a `batch_size` of its own; else None.
+    """
+    if task is not None:
+        return f"batch size as {task}.batch_size says"
+    leaf = space.leaves().get("batch_size")
+    if leaf is None:
+        return "batch size 32 (default: the config has no batch_size)"
+    values = ", ".join(map(str, leaf.values))
+    missing = ", or 32 (default) where the config has no batch_size" if leaf.optional else ""
+    return f"batch size{'s' if len(leaf.values) > 1 else ''} {values}{missing}"
+
+
+def summary(study: Mapping[str, Any], devices: Sequence[str], directory: Path, done: str = "") -> list[str]:
+    """What is trained, how much of it, for what, with which batches, where; old journals do not know all of it.
+
+    Args:
+        study: as the journal has it.
+        devices: their names.
+        directory: of the study.
+        done: how far it is, if it is gone on with: "25 of 69 epochs".
+    """
+    unit = "reports" if study["opaque"] else "epochs"
+    told = study.get("totals")
+    much = "" if told is None else f" {_much(Totals(**told), unit)}, by"
+    goals = " and ".join(
+        f"{'maximises' if goal.mode == 'max' else 'minimises'} {goal.metric}"
+        for goal in objectives(study["metric"], study["mode"])
+    )
+    batches = f"{study['batches']}; " if study.get("batches") else ""
+    again = f"goes on after {done}; " if done else ""
+    return [
+        f"{study['task']}:{much} {study['algorithm']}; {goals}",
+        f"{batches}{', '.join(devices) or 'no device'}; {again}directory {directory}",
+    ]
+
+
+def _much(totals: Totals, unit: str) -> str:
+    most = f" to {totals.most}" if totals.most > totals.least else ""
+    return f"{trials_text(totals.trials)}, {totals.least}{most} {unit} in all"
 
 
 def _devices_text(snapshot: Snapshot) -> str:

@@ -15,7 +15,8 @@ from shoal.core.errors import ShoalError
 from shoal.core.trial import Report, Trial, TrialState
 from shoal.journal.rows import TrialRow
 from shoal.journal.view import JournalView
-from shoal.reporting.edits import Edited, edited, edited_json
+from shoal.reporting.snapshot import Edited, edited
+from shoal.reporting.table import edited_json
 from shoal.reporting.text import edited_text, finite, number, rounded
 from shoal.sources import edits
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from shoal.algorithms.base import Totals
 from shoal.core.cause import Cause, causes
@@ -10,10 +11,9 @@ from shoal.core.trial import Config, TrialState
 from shoal.journal.check import check_noted
 from shoal.journal.rows import DeviceRow, Intervention, JobRow, TrialRow
 from shoal.journal.view import JournalView
-from shoal.reporting.edits import Edited, edited
 from shoal.reporting.ranking import all_nan, front, ranked, values
 
-__all__ = ["Best", "DeviceUse", "Failing", "JobUse", "Snapshot", "snapshot"]
+__all__ = ["Best", "DeviceUse", "Edited", "Failing", "JobUse", "Snapshot", "edited", "snapshot"]
 
 
 @dataclass(frozen=True)
@@ -91,6 +91,23 @@ class Failing:
     job: JobRow | None
     retries: int | None = None
     runs: bool = True
+
+
+@dataclass(frozen=True)
+class Edited:
+    """Files of the task were found to be edited when the study went on, and that was accepted.
+
+    Args:
+        time: seconds since 1970.
+        files: path of each -> what had changed, in a line or as a unified diff.
+        open: numbers of the trials that had not ended.
+        next: number of the first trial that was proposed afterwards.
+    """
+
+    time: float
+    files: Mapping[str, str]
+    open: tuple[int, ...]
+    next: int
 
 
 @dataclass(frozen=True)
@@ -249,6 +266,16 @@ def snapshot(journal: JournalView, now: float, *, starting: bool = False) -> Sna
     rests = pid is None or seen.paused or seen.at_rest
     left = None if rests else _seconds_left(done - run.epochs, seen.epochs_total - done, elapsed)
     return replace(seen, seconds_left=left)
+
+
+def edited(study: Mapping[str, Any]) -> tuple[Edited, ...]:
+    """Every time that a study went on so, in order.
+
+    Args:
+        study: as of `JournalView.study`.
+    """
+    entries = study.get("edits", ())
+    return tuple(Edited(each["time"], each["files"], tuple(each["open"]), each["next"]) for each in entries)
 
 
 def _front(journal: JournalView) -> tuple[Best, ...]:

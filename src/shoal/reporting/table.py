@@ -1,32 +1,31 @@
 """Tables for the terminal, and the same as plain values for `--json`."""
 
+import math
 from collections.abc import Sequence, Set
 from dataclasses import asdict
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from shoal.core.errors import ShoalError
 from shoal.core.objective import Objective
 from shoal.core.space import flatten
 from shoal.core.trial import TrialState
-from shoal.journal.rows import TrialRow
-from shoal.reporting.device_text import (
+from shoal.journal.rows import Intervention, TrialRow
+from shoal.reporting.devices import device_json, device_lines
+from shoal.reporting.failures import (
     cause_json,
     cause_line,
     cause_lines,
-    device_json,
-    device_lines,
     failing_json,
     failing_lines,
     unmeasured_lines,
 )
-from shoal.reporting.edits import edited_json
-from shoal.reporting.interventions import intervention_json, intervention_text
 from shoal.reporting.ranking import front, ranked
-from shoal.reporting.snapshot import Best, Snapshot
+from shoal.reporting.snapshot import Best, Edited, Snapshot
 from shoal.reporting.text import (
     best_texts,
     config_text,
@@ -34,6 +33,7 @@ from shoal.reporting.text import (
     edited_text,
     epochs_text,
     finite,
+    intervention_text,
     leaf_text,
     number,
     shown,
@@ -43,13 +43,18 @@ from shoal.reporting.text import (
     trials_text,
 )
 
-__all__ = ["best_table", "snapshot_json", "status_table", "trial_json", "trials_table"]
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["best_table", "dataframe", "edited_json", "snapshot_json", "status_table", "trial_json", "trials_table"]
 
 _COLOURS = {
     TrialState.RUNNING: "cyan",
     TrialState.COMPLETE: "green",
     TrialState.FAILED: "red",
 }
+_LAST_COLUMNS = ("epochs", "seconds", "device", "array", "reason")
+"""The last columns of a data frame."""
 _BAR_WIDTH = 30
 _REASONS = 4
 _ASKED = 3
@@ -185,6 +190,53 @@ def trial_json(row: TrialRow, *, runs: bool = True) -> dict[str, Any]:
     }
 
 
+def dataframe(rows: Sequence[TrialRow], *, runs: bool = True) -> "pd.DataFrame":
+    """One row a trial.
+
+    Columns: `trial`, `state`, `config.<dotted name>` for every value in any config, each metric by its name (its last
+    value) and `<name>.best`, `epochs`, `seconds`, `device`, `array`, `reason`. A config value that a trial does not
+    have, like a metric it has not reported, is NaN. A metric that bears the name of another column, be it that of the
+    best of another metric, is called `metric.<name>`.
+
+    Args:
+        rows: as read from the journal.
+        runs: whether a process runs the study; if none does, what was running is "interrupted".
+
+    Raises:
+        ShoalError: pandas is not installed.
+    """
+    try:
+        import pandas as pd
+    except ModuleNotFoundError as error:
+        raise ShoalError("a data frame needs pandas. Install it with: pip install 'shoal[report]'") from error
+    configs = [{f"config.{name}": value for name, value in flatten(row.config).items()} for row in rows]
+    columns: dict[str, list[Any]] = {
+        "trial": [row.number for row in rows],
+        "state": [state_name(row.state, runs) for row in rows],
+    }
+    for name in _names(configs):
+        columns[name] = [config.get(name, math.nan) for config in configs]
+    metrics = _names([row.metrics for row in rows])
+    bests = {f"{name}.best" for name in metrics}
+    for name in metrics:
+        column = name
+        while column in columns or column in _LAST_COLUMNS or column in bests or f"{column}.best" in columns:
+            column = f"metric.{column}"
+        columns[column] = [row.metrics.get(name, math.nan) for row in rows]
+        columns[f"{column}.best"] = [row.best.get(name, math.nan) for row in rows]
+    columns["epochs"] = [row.epoch for row in rows]
+    columns["seconds"] = [row.seconds for row in rows]
+    columns["device"] = [row.device for row in rows]
+    columns["array"] = [row.job for row in rows]
+    columns["reason"] = [row.reason for row in rows]
+    return pd.DataFrame(columns)
+
+
+def _names(rows: Sequence[Any]) -> list[str]:
+    """All keys, in the order in which they first come."""
+    return list(dict.fromkeys(name for row in rows for name in row))
+
+
 def snapshot_json(snapshot: Snapshot) -> dict[str, Any]:
     """A study at one moment as plain values; numbers that JSON has no word for are None."""
     several = {} if isinstance(snapshot.metric, str) else {"front": [_best_json(best) for best in snapshot.front]}
@@ -210,11 +262,28 @@ def snapshot_json(snapshot: Snapshot) -> dict[str, Any]:
         "causes": [cause_json(cause) for cause in snapshot.causes],
         "note": snapshot.note,
         "edits": [edited_json(edit) for edit in snapshot.edits],
-        "interventions": [intervention_json(each) for each in snapshot.interventions],
+        "interventions": [_intervention_json(each) for each in snapshot.interventions],
         "paused": {"study": snapshot.paused, "trials": list(snapshot.held)},
         "failing": [failing_json(failing) for failing in snapshot.failing],
         "unmeasured": [cause_json(cause) for cause in snapshot.unmeasured],
         "devices": [device_json(use) for use in snapshot.devices],
+    }
+
+
+def edited_json(edit: Edited) -> dict[str, Any]:
+    """The same as plain values."""
+    return {"time": edit.time, "files": dict(edit.files), "open": list(edit.open), "next": edit.next}
+
+
+def _intervention_json(each: Intervention) -> dict[str, Any]:
+    """The same as plain values."""
+    return {
+        "time": each.time,
+        "verb": each.verb,
+        "trials": list(each.trials),
+        "devices": list(each.devices),
+        "text": each.text,
+        "refused": list(each.refused),
     }
 
 

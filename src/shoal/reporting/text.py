@@ -11,9 +11,8 @@ from typing import Any
 from shoal.core.request import Request
 from shoal.core.space import flatten
 from shoal.core.trial import Config, TrialState
-from shoal.reporting.edits import Edited
-from shoal.reporting.interventions import asked_text
-from shoal.reporting.snapshot import Best, Snapshot
+from shoal.journal.rows import Intervention
+from shoal.reporting.snapshot import Best, Edited, Snapshot
 
 __all__ = [
     "best_text",
@@ -23,6 +22,7 @@ __all__ = [
     "edited_text",
     "epochs_text",
     "finite",
+    "intervention_text",
     "key_text",
     "leaf_text",
     "number",
@@ -212,7 +212,24 @@ def request_text(request: Request) -> str:
     text = f"of trial {given['source']} " if "source" in given else ""
     if "config" in given:
         text += f"with {config_text(given['config'])} to epoch {given['epochs']}"
-    return asked_text(request.verb, request.trials, text or given.get("policy", "") or " ".join(request.devices))
+    return _asked_text(request.verb, request.trials, text or given.get("policy", "") or " ".join(request.devices))
+
+
+def intervention_text(each: Intervention) -> str:
+    """In a line: when, what was done, and what was not and why."""
+    when = time.strftime("%Y-%m-%d %H:%M", time.localtime(each.time))
+    anything = each.trials or each.devices or each.text or not each.refused
+    done = [_asked_text(each.verb, each.trials, each.text or " ".join(each.devices))] if anything else []
+    return f"{when} {'; '.join([*done, *(f'not done ({each.verb}): {why}' for why in each.refused)])}"
+
+
+def _asked_text(verb: str, trials: Sequence[int], text: str = "") -> str:
+    """What was asked for, in words: "pause trials 3, 7", "clone 1000000 of trial 3"."""
+    if verb == "clone":
+        return " ".join(filter(None, [verb, *map(str, trials), text]))
+    named = f" trial{'s' if len(trials) > 1 else ''} {', '.join(map(str, trials))}" if trials else ""
+    said = verb.removesuffix(" trial") if named else verb
+    return f"{said}{named}{f': {text}' if text and named else f' {text}' if text else ''}"
 
 
 def structure_text(structure: str) -> str:

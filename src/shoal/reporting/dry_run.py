@@ -1,7 +1,8 @@
-"""The table of a dry run before a search, and the same as plain values for `--json`."""
+"""The results of a dry run: table, plain values for `--json`, and bar chart."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -10,10 +11,11 @@ from rich.text import Text
 
 from shoal.core.space import flatten
 from shoal.dry_run.result import PLANS, DryRun, PlannedArray, percent
+from shoal.reporting.drawing import literal, save
 from shoal.reporting.text import leaf_text, rounded
 from shoal.schedule.ledger import bytes_text
 
-__all__ = ["DryRunTable", "dry_run_json", "seconds_text", "verdict"]
+__all__ = ["DryRunTable", "draw_dry_run", "dry_run_json", "seconds_text", "verdict"]
 
 _WIDE, _NARROW = 140, 80
 """Characters from which on reasons stand beside the figures, else below; and that figures need to stand unbroken."""
@@ -96,6 +98,38 @@ def dry_run_json(found: DryRun) -> dict[str, Any]:
         "pays": found.pays,
         "verdict": verdict(found),
     }
+
+
+def draw_dry_run(found: DryRun, path: Path, title: str) -> None:
+    """Draw a bar for each plan.
+
+    Args:
+        found: of one array at least.
+        path: a file that `check_drawing` accepts.
+        title: over all.
+
+    Raises:
+        ShoalError: the file cannot be written.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 3), layout="constrained")
+    axes = figure.subplots()
+    longest = max(found.totals.values())
+    unit, scale = ("s", 1.0) if longest >= 1 else ("ms", 1000.0)
+    for row, name in enumerate(PLANS):
+        seconds = found.totals[name]
+        axes.barh(row, scale * seconds, 0.75, color="#ee8866" if name == "chosen" else "#4477aa")
+        told = "" if name == "apart" else f", IMPV {percent(found.saves(name))}"
+        text = f"{seconds_text(seconds)}{told}"
+        axes.text(scale * (seconds + 0.008 * longest), row, text, va="center", fontsize=9)
+    axes.set_yticks(range(len(PLANS)), list(PLANS.values()), fontsize=9)
+    axes.invert_yaxis()
+    axes.set_xlim(0, 1.22 * scale * longest)
+    axes.set_xlabel(f"{unit} for one epoch of each trial")
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.suptitle(literal(f"{title}\n{verdict(found)}"), fontsize=10, x=0.01, ha="left", wrap=True)
+    save(figure, path, "the plot")
 
 
 def seconds_text(seconds: float) -> str:

@@ -1,45 +1,29 @@
-"""What devices do, and what becomes of trials that failed, in the words of `shoal status`."""
+"""Failed trials: their causes, what becomes of them, and the error of a study that failed."""
 
 from collections.abc import Sequence
 from typing import Any
 
-from shoal.core.cause import Cause
+from shoal.core.cause import Cause, causes
+from shoal.core.errors import StudyFailedError
 from shoal.core.event import Outcome
-from shoal.core.job import Purpose
 from shoal.core.trial import TrialState
-from shoal.reporting.snapshot import DeviceUse, Failing, JobUse
-from shoal.reporting.text import numbers_text, rate_text, shortened, shown, state_name, trials_text
-from shoal.schedule.ledger import bytes_text
+from shoal.journal.view import JournalView
+from shoal.remedy import after_mending, command
+from shoal.reporting.snapshot import Failing
+from shoal.reporting.text import numbers_text, shortened, shown, state_name, trials_text
 
 __all__ = [
-    *("cause_json", "cause_line", "cause_lines", "cause_text", "device_json", "device_lines"),
-    *("failing_json", "failing_lines", "failing_text", "unmeasured_lines"),
+    *("cause_json", "cause_line", "cause_lines", "cause_text", "check_results"),
+    *("failing_json", "failing_lines", "failing_text", "first_failed", "unmeasured_lines"),
 ]
 
-_VERBS = {Purpose.SURVEY: "looks at", Purpose.PROFILE: "measures", Purpose.TRAIN: "trains"}
 _TIMES = {1: "once", 2: "twice"}
 _CAUSES = 4
 """So many causes are named, a line each."""
 _TRIALS = 12
 """So many trials of a cause are named."""
-_JOBS = 8
-"""So many jobs of a device are shown, a line each, those that began first."""
 _FAILING = 4
 """So many trials that failed are told of, a line each."""
-
-
-def device_lines(use: DeviceUse, unit: str) -> list[str]:
-    """What a device is, how much of it is promised and what it runs; its jobs below if they are several.
-
-    Args:
-        use: of the device.
-        unit: see `Snapshot`.
-    """
-    jobs = [_job_text(job, unit) for job in use.jobs]
-    if others := use.jobs[_JOBS:]:
-        jobs[_JOBS:] = [f"{len(others)} more jobs, with {trials_text(sum(job.members for job in others))}"]
-    head = f"{use.device.kind}, {_state(use)}"
-    return [f"{head}: {jobs[0]}"] if len(jobs) == 1 else [head, *jobs]
 
 
 def cause_lines(found: Sequence[Cause]) -> list[str]:
@@ -105,33 +89,6 @@ def cause_text(outcome: str, cause: str) -> str:
     return f"{outcome}: {shortened(cause)}"
 
 
-def device_json(use: DeviceUse) -> dict[str, Any]:
-    """A device with its jobs as plain values; None for what is not known."""
-    device = use.device
-    return {
-        "device": device.name,
-        "kind": device.kind,
-        "node": device.node,
-        "healthy": device.healthy,
-        "reason": device.reason,
-        "memory": device.memory,
-        "promised": use.promised,
-        "occupancy": use.occupancy,
-        "jobs": [
-            {
-                "job": job.job,
-                "purpose": str(job.purpose),
-                "members": job.members,
-                "compute": job.compute,
-                "memory": job.memory,
-                "cores": job.cores,
-                "epochs_per_second": job.rate,
-            }
-            for job in use.jobs
-        ],
-    }
-
-
 def failing_json(failing: Failing) -> dict[str, Any]:
     """A trial that failed as plain values, with what happens next in words."""
     trial, job = failing.trial, failing.job
@@ -147,19 +104,47 @@ def failing_json(failing: Failing) -> dict[str, Any]:
     }
 
 
-def _state(use: DeviceUse) -> str:
-    if not use.device.healthy:
-        return f"not in use ({use.device.reason or 'not healthy'})"
-    if not use.jobs:
-        return "idle"
-    memory = "" if use.promised is None else f" and {_of_bytes(use.promised, use.device.memory)}"
-    return f"{use.occupancy:.0%} of it{memory} promised"
+def check_results(journal: JournalView) -> None:
+    """Refuse to hand back a study that brought nothing.
+
+    Args:
+        journal: of a study that has ended.
+
+    Raises:
+        StudyFailedError: every trial has failed.
+    """
+    count = journal.states()[TrialState.FAILED]
+    if not count or count < sum(journal.states().values()):
+        return
+    found = causes(journal.failed())
+    lines = "\n".join(f"  {line}" for line in cause_lines(found))
+    raise _failed(
+        journal,
+        f"{'the only trial' if count == 1 else f'all {count} trials'} failed:\n{lines}",
+        found[0],
+        f"Look at all of them with: {command('trials', journal.directory)}",
+        lost=True,
+    )
 
 
-def _of_bytes(part: int, whole: int) -> str:
-    return f"{bytes_text(part)} of {bytes_text(whole)}"
+def first_failed(cause: Cause, journal: JournalView) -> StudyFailedError:
+    """What a study ends with whose first trials fail alike.
+
+    Args:
+        cause: what they failed of.
+        journal: of the study, in which that is recorded.
+    """
+    return _failed(
+        journal,
+        f"{len(cause.trials)} trials failed alike, and no trial has reported anything:\n  {cause_line(cause)}",
+        cause,
+        "Nothing is lost: the other trials stay open. The study tries those first when it goes on, and ends so again "
+        "if as many of them fail alike.",
+        lost=journal.states()[TrialState.FAILED] > 0,
+    )
 
 
-def _job_text(job: JobUse, unit: str) -> str:
-    rate = "" if job.rate is None else f", {rate_text(job.rate, unit)}"
-    return f"{job.job} {_VERBS[job.purpose]} {trials_text(job.members)}{rate}"
+def _failed(journal: JournalView, what: str, cause: Cause, then: str, *, lost: bool) -> StudyFailedError:
+    remedy = after_mending(journal.directory, kept=journal.study.get("kept", False), lost=lost)
+    first = f"Trial {cause.trials[0]}: {cause.reason}"
+    return StudyFailedError(f"{what}\n\n{first}\n\n{then}\n{remedy}", journal.directory)

@@ -1,4 +1,4 @@
-"""The devices of a machine for the terminal, and as plain values for `--json`."""
+"""Devices as text, tables and plain values, for `shoal status` (of a study) and `shoal devices` (of the machine)."""
 
 from dataclasses import asdict
 from typing import Any
@@ -10,9 +10,57 @@ from shoal.cluster.discover import Inventory
 from shoal.cluster.gpu import Gpu
 from shoal.cluster.monitor import Holder
 from shoal.core.device import Device
+from shoal.core.job import Purpose
+from shoal.reporting.snapshot import DeviceUse, JobUse
+from shoal.reporting.text import rate_text, trials_text
 from shoal.schedule.ledger import bytes_text
 
-__all__ = ["devices_json", "devices_table"]
+__all__ = ["device_json", "device_lines", "devices_json", "devices_table"]
+
+_VERBS = {Purpose.SURVEY: "looks at", Purpose.PROFILE: "measures", Purpose.TRAIN: "trains"}
+_JOBS = 8
+"""So many jobs of a device are shown, a line each, those that began first."""
+
+
+def device_lines(use: DeviceUse, unit: str) -> list[str]:
+    """What a device is, how much of it is promised and what it runs; its jobs below if they are several.
+
+    Args:
+        use: of the device.
+        unit: see `Snapshot`.
+    """
+    jobs = [_job_text(job, unit) for job in use.jobs]
+    if others := use.jobs[_JOBS:]:
+        jobs[_JOBS:] = [f"{len(others)} more jobs, with {trials_text(sum(job.members for job in others))}"]
+    head = f"{use.device.kind}, {_state(use)}"
+    return [f"{head}: {jobs[0]}"] if len(jobs) == 1 else [head, *jobs]
+
+
+def device_json(use: DeviceUse) -> dict[str, Any]:
+    """A device with its jobs as plain values; None for what is not known."""
+    device = use.device
+    return {
+        "device": device.name,
+        "kind": device.kind,
+        "node": device.node,
+        "healthy": device.healthy,
+        "reason": device.reason,
+        "memory": device.memory,
+        "promised": use.promised,
+        "occupancy": use.occupancy,
+        "jobs": [
+            {
+                "job": job.job,
+                "purpose": str(job.purpose),
+                "members": job.members,
+                "compute": job.compute,
+                "memory": job.memory,
+                "cores": job.cores,
+                "epochs_per_second": job.rate,
+            }
+            for job in use.jobs
+        ],
+    }
 
 
 def devices_table(found: Inventory) -> Table:
@@ -54,13 +102,31 @@ def devices_json(found: Inventory) -> dict[str, Any]:
     return {
         "nodes": [{"name": node.name, "cores": node.cores} for node in found.cluster.nodes],
         "devices": [
-            {"node": node.name} | _device_json(device, found.gpus.get(device.name)) for node, device in found.cluster
+            {"node": node.name} | _found_json(device, found.gpus.get(device.name)) for node, device in found.cluster
         ],
         "no_gpu": found.absence or None,
     }
 
 
-def _device_json(device: Device, gpu: Gpu | None) -> dict[str, Any]:
+def _state(use: DeviceUse) -> str:
+    if not use.device.healthy:
+        return f"not in use ({use.device.reason or 'not healthy'})"
+    if not use.jobs:
+        return "idle"
+    memory = "" if use.promised is None else f" and {_of_bytes(use.promised, use.device.memory)}"
+    return f"{use.occupancy:.0%} of it{memory} promised"
+
+
+def _of_bytes(part: int, whole: int) -> str:
+    return f"{bytes_text(part)} of {bytes_text(whole)}"
+
+
+def _job_text(job: JobUse, unit: str) -> str:
+    rate = "" if job.rate is None else f", {rate_text(job.rate, unit)}"
+    return f"{job.job} {_VERBS[job.purpose]} {trials_text(job.members)}{rate}"
+
+
+def _found_json(device: Device, gpu: Gpu | None) -> dict[str, Any]:
     return {
         "name": device.name,
         "kind": device.kind,
