@@ -85,6 +85,8 @@ _MOVED = {
     "shoal.cluster.device": "shoal.core.device",
     "shoal.cost.demand": "shoal.core.demand",
     "shoal.study": "shoal.results",
+    "shoal.algorithms.bracketed": "shoal.algorithms.bracket",
+    "shoal.algorithms.kde": "shoal.algorithms.bohb",
     "shoal.planner.carrying_out": "shoal.planner.feasibility",
     "shoal.planner.limit": "shoal.planner.resource_limit",
     "shoal.planner.promises": "shoal.planner.reservations",

@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shoal.algorithms.base import Problem, check_trials, check_whole
-from shoal.algorithms.bracket import Bracket, Rung
-from shoal.algorithms.bracketed import BracketedAlgorithm
+from shoal.algorithms.bracket import Bracket, BracketedAlgorithm, Rung
 
 __all__ = ["Random"]
 

@@ -1,14 +1,24 @@
-"""What goes wrong when: from a seed."""
+"""Faults of the simulation: their random times, a journal whose disk fills up, a back end whose jobs fail."""
 
 import random
-from collections import Counter
-from collections.abc import Iterator
+from collections import Counter, deque
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
 
-from shoal.core.errors import StorageFullError
+from shoal.backends.base import Ended, Event, Outcome
+from shoal.backends.virtual import Virtual, VirtualJob
+from shoal.cluster.monitor import Condition, Holder
+from shoal.core.device import Cluster, Device
+from shoal.core.errors import BackendError, StorageFullError
+from shoal.core.job import Job, JobUpdate, Purpose, WorkerContext
+from shoal.core.trial import Trial
 from shoal.journal.writer import Journal
+from shoal.testing.invariants import InvariantViolation
+from shoal.testing.random_studies import RandomStudy
 
-__all__ = ["FAULTS", "Faults", "FaultyJournal", "Killed"]
+__all__ = ["FAULTS", "EngineRemains", "Faults", "FaultyBackend", "FaultyInelasticBackend", "FaultyJournal", "Killed"]
 
 FAULTS = {
     "kill": 0.004,
@@ -40,6 +50,9 @@ FAULTS = {
 
 MOST = 3
 """Of each, in a study, at most; so it ends."""
+
+LONGEST = 20_000
+"""Turns of one engine's loop, after which a study is taken not to end; some policies ask for one each 5 ms."""
 
 
 class Killed(BaseException):
@@ -108,3 +121,207 @@ class FaultyJournal(Journal):
             if faults.strikes("disk full"):
                 raise StorageFullError("the disk is full, as the simulation has it")
         faults.moment()
+
+
+@dataclass
+class EngineRemains:
+    """What is left when an engine has ended.
+
+    Args:
+        now: seconds of the virtual clock.
+        checkpoints: number of a trial -> epochs of its newest one.
+        conditions: name of a device that is lost, or held by others -> until when, and how it is.
+        started: ids of jobs.
+        asked: names of the requests of people.
+    """
+
+    now: float = 0.0
+    checkpoints: dict[int, int] = field(default_factory=dict)
+    conditions: dict[str, tuple[float, Condition]] = field(default_factory=dict)
+    started: set[str] = field(default_factory=set)
+    asked: list[str] = field(default_factory=list)
+
+
+class FaultyBackend(Virtual):
+    """Jobs that crash, hang and run out of memory, devices that come and go, and events that come late and in disorder.
+
+    Args:
+        study: whose jobs they are.
+        faults: what goes wrong.
+        remains: of earlier engines.
+        directory: of the study.
+    """
+
+    def __init__(
+        self,
+        study: RandomStudy,
+        faults: Faults,
+        remains: EngineRemains,
+        directory: Path,
+    ) -> None:
+        context = WorkerContext(directory, b"", checkpoint_seconds=study.checkpoint_seconds)
+        super().__init__(context, study.workload, remains.checkpoints, remains.now, beat_seconds=1.0)
+        self.open: set[str] = set()
+        """Jobs that were started, and of whose end the state machine has not been told."""
+        self._faults = faults
+        self._study = study
+        self._remains = remains
+        self._conditions = remains.conditions
+        self._polls = 0
+        self._late: dict[str, tuple[float, deque[Event]]] = {}
+
+    def start(self, job: Job, device: Device) -> None:
+        """Start it, if it can be."""
+        self._faults.moment()
+        if self._faults.strikes("start refused"):
+            raise BackendError(f"{job.id} cannot be started, as the simulation has it")
+        taught = {number: name for name, other in self.jobs.items() for number in other.trials}
+        if twice := taught.keys() & {x.trial.number for x in job.members if job.purpose is Purpose.TRAIN}:
+            raise InvariantViolation(
+                f"trial {min(twice)} is trained by {taught[min(twice)]}, and {job.id} starts with it"
+            )
+        if job.id in self._remains.started:
+            raise InvariantViolation(f"{job.id} starts, and an earlier engine had started another of that id")
+        super().start(job, device)
+        self.open.add(job.id)
+        self._remains.started.add(job.id)
+        if not self._condition(device.name).healthy:
+            self.fail(job.id, Outcome.CRASHED, "its device does not answer")
+        self._faults.moment()
+
+    def change(self, job: str, change: JobUpdate) -> None:
+        """Change it."""
+        with self._faults.moments():
+            joining = {member.trial.number for array in change.join for member in array.members}
+            for name, other in self.jobs.items():
+                if twice := joining & other.trials:
+                    raise InvariantViolation(f"trial {min(twice)} is trained by {name}, and joins {job}")
+            super().change(job, change)
+
+    def stop(self, job: str) -> None:
+        """Stop it."""
+        with self._faults.moments():
+            super().stop(job)
+
+    def kill(self, job: str) -> None:
+        """Kill it."""
+        with self._faults.moments():
+            super().kill(job)
+
+    def vacate(self, device: str) -> None:
+        """Free it; nothing may run there."""
+        with self._faults.moments():
+            if busy := [name for name, job in self.jobs.items() if device in (job.device.name, *job.job.helpers)]:
+                raise InvariantViolation(f"{device} is freed, and {busy[0]} runs there")
+            super().vacate(device)
+
+    def inherit(self, directory: Path, trial: Trial) -> None:
+        """Copy a checkpoint."""
+        with self._faults.moments():
+            super().inherit(directory, trial)
+
+    def poll(self, timeout: float) -> list[Event]:
+        """What was said, some of it late, twice, or in another order among jobs; and something may go wrong."""
+        self._polls += 1
+        if self._polls > LONGEST:
+            raise InvariantViolation(f"the study has not ended after {LONGEST} turns")
+        self._return_devices()
+        self._disturb()
+        said = self._in_time(super().poll(timeout))
+        if self._faults.strikes("reordered"):
+            said = self._reordered(said)
+        return said
+
+    def watch(self, cluster: Cluster) -> None:
+        """It is its own monitor."""
+
+    def look(self, own: Collection[int]) -> Mapping[str, Condition]:
+        """The conditions of the devices."""
+        return {name: condition for name, (_, condition) in self._conditions.items()}
+
+    def _condition(self, device: str) -> Condition:
+        return self._conditions.get(device, (0.0, Condition()))[1]
+
+    def _return_devices(self) -> None:
+        for name in [name for name, (until, _) in self._conditions.items() if until <= self.now]:
+            del self._conditions[name]
+
+    def _disturb(self) -> None:
+        faults, rng = self._faults, self._faults.random
+        working = [job for job in self.jobs.values() if not job.hangs]
+        if working and faults.strikes("crash"):
+            self.fail(self._one(working), Outcome.CRASHED, f"signal {len(faults.counted)}")
+        elif working and faults.strikes("disk full, of a job"):
+            self.fail(self._one(working), Outcome.STORAGE_FULL, "the disk is full, as the simulation has it")
+        elif working and faults.strikes("hang"):
+            self.hang(self._one(working))
+        elif working and faults.strikes("array fails"):
+            self._fail_array(rng.choice(working), Outcome.RAISED)
+        elif working and faults.strikes("out of memory"):
+            self._fail_array(rng.choice(working), Outcome.OUT_OF_MEMORY)
+        healthy = [device for _, device in self._study.cluster if device.name not in self._conditions]
+        if healthy and faults.strikes("device lost"):
+            self._lose(rng.choice(healthy).name)
+        elif healthy and faults.strikes("device held"):
+            device = rng.choice(healthy)
+            held = Condition(holders=(Holder(1, "python", rng.randint(1, device.memory)),))
+            self._conditions[device.name] = (self.now + rng.uniform(1, 8), held)
+
+    def _one(self, working: list[VirtualJob]) -> str:
+        return self._faults.random.choice(working).job.id
+
+    def _fail_array(self, job: VirtualJob, outcome: Outcome) -> None:
+        """An array of a job fails, by no fault of its own; or the job does."""
+        message = f"failure {sum(self._faults.counted.values())}"
+        lanes = [lane for lane in job.lanes if lane.members]
+        if not lanes:
+            self.fail(job.job.id, outcome, message)
+            return
+        self.fail_array(job.job.id, self._faults.random.choice(lanes).members.keys(), outcome, message)
+
+    def _lose(self, device: str) -> None:
+        """A device is lost for a while; its jobs die, or never come back."""
+        rng = self._faults.random
+        lost = Condition(healthy=False, reason="has fallen off the bus")
+        self._conditions[device] = (self.now + rng.uniform(1, 8), lost)
+        for job in [job.job.id for job in self.jobs.values() if job.device.name == device]:
+            if rng.random() < 0.5:
+                self.hang(job)
+            else:
+                self.fail(job, Outcome.CRASHED, "its device does not answer")
+
+    def _in_time(self, said: list[Event]) -> list[Event]:
+        """Those events that are delivered now; what a job says is not reordered, and its end is said once."""
+        now = [event for until, events in self._late.values() if until <= self.now for event in events]
+        self._late = {job: late for job, late in self._late.items() if late[0] > self.now}
+        for event in said:
+            if event.job not in self._late and self._faults.strikes("late"):
+                self._late[event.job] = (self.now + self._faults.random.uniform(0.1, 2.0), deque())
+            if event.job in self._late:
+                self._late[event.job][1].append(event)
+                continue
+            now.append(event)
+            if not isinstance(event, Ended) and self._faults.strikes("repeated"):
+                now.append(event)
+        return now
+
+    def _reordered(self, said: list[Event]) -> list[Event]:
+        """The events of one job after those of another, at random."""
+        by_job: dict[str, deque[Event]] = {}
+        for event in said:
+            by_job.setdefault(event.job, deque()).append(event)
+        order = [event.job for event in said]
+        self._faults.random.shuffle(order)
+        return [by_job[job].popleft() for job in order]
+
+
+class FaultyInelasticBackend(FaultyBackend):
+    """The same, where the members of a job cannot change."""
+
+    elastic = False
+
+    def change(self, job: str, change: JobUpdate) -> None:
+        """Those that are over may leave; nobody may join."""
+        if change.join or change.look:
+            raise InvariantViolation(f"{job} cannot be changed, and {change} was asked for")
+        super().change(job, change)

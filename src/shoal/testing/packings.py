@@ -26,7 +26,7 @@ def check_packing(make: Callable[[], Packing], *, examples: int = 200) -> None:
         from hypothesis import given, settings
     except ImportError as error:
         raise ImportError("check_packing needs hypothesis. Install it with: pip install hypothesis") from error
-    from shoal.testing.packing_contexts import packing_contexts
+    from shoal.testing.strategies import packing_contexts
 
     @settings(max_examples=examples, deadline=None, database=None, report_multiple_bugs=False)
     @given(packing_contexts())

@@ -29,7 +29,7 @@ def check_policy(make: Callable[[], Policy], *, examples: int = 200) -> None:
         from hypothesis import given, settings
     except ImportError as error:
         raise ImportError("check_policy needs hypothesis. Install it with: pip install hypothesis") from error
-    from shoal.testing.scheduling_problems import scheduling_problems
+    from shoal.testing.strategies import scheduling_problems
 
     @settings(max_examples=examples, deadline=None, database=None, report_multiple_bugs=False)
     @given(scheduling_problems())
