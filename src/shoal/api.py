@@ -41,7 +41,7 @@ from shoal.journal.check import check_study
 from shoal.journal.requests import pending
 from shoal.journal.view import JournalView
 from shoal.journal.writer import Journal
-from shoal.opaque import RUNNER, TIME_LIMIT, Command, opaque, source_files, structure
+from shoal.opaque import RUNNER, TIME_LIMIT, Command, Opaque, opaque, source_files, structure
 from shoal.paths import absolute, as_given, check_path
 from shoal.planner.grouping import Grouping
 from shoal.planner.packing.base import Packing
@@ -170,24 +170,18 @@ def tune(
     place = absolute(chosen["directory"] or _new_directory(str(spec["task"])))
     check_whole("retries", retries, least=0)
     check_hang_seconds(hang_seconds)
-    options = _RunOptions(
+    options = _run_options(
         Fleet(discover(chosen["devices"]), chosen["devices"]),
-        make_policy(chosen["policy"]),
-        make_packing(chosen["packing"]),
-        backend_class(chosen["backend"]),
+        chosen["policy"],
+        chosen["packing"],
+        chosen["backend"],
         chosen["sharing"],
         chosen["show_progress"],
     )
-    check_sharing(options.sharing, options.fleet.given, processes=options.backend.concurrent)
     plan = blueprint(algorithm)
     search = bound(plan, spec, Space.from_json(spec["space"]), algorithm)
     spec["totals"] = None if search.totals is None else asdict(search.totals)
-    content = pickled(task) if training is None else pickle.dumps(training)
-    spec["kept"] = is_kept(task)
-    home = type(task).__module__
-    project, files = modules_named(content, home) if training is None else source_files(training)
-    spec["project"], spec["sources"] = project and str(project), sources(files)
-    spec["batches"] = batch_text(space, own_batch_size(task)) if training is None else ""
+    content = _describe_task(spec, task, training, space)
     hand_over(DryRunRequest(spec, content, options.fleet.given, options.packing))
     with closing(Journal.create(place, spec, task=content, algorithm=plan, called=called)) as journal:
         return _run(journal, search, options)
@@ -229,12 +223,7 @@ def resume(
     called = time.time()
     check_path(directory)
     directory = absolute(directory)
-    with JournalView.read(directory) as now:
-        if now.study.get("paused") and (pid := now.writer()) is not None:
-            raise JournalError(
-                f"the study in {directory} is paused, and process {pid} runs it; let it go on with: "
-                f"{command('study resume', now.directory)}"
-            )
+    _check_not_paused(directory)
     with closing(Journal.open(directory)) as journal:
         check_study(journal)
         spec = journal.study
@@ -243,15 +232,14 @@ def resume(
         sys.path.extend(path for path in spec["paths"] if path not in sys.path)
         search = bound(journal.blob("algorithm"), spec, journal.space)
         record = {"devices": spec["devices"], "added": [], "removed": []} | spec.get("fleet", {})
-        options = _RunOptions(
+        options = _run_options(
             Fleet(discover(devices), devices) if devices else Fleet.again(record, discover),
-            make_policy(policy or strategy_of(spec["policy"])),
-            make_packing(packing or strategy_of(spec["packing"])),
-            backend_class(backend or spec["backend"]),
+            policy or strategy_of(spec["policy"]),
+            packing or strategy_of(spec["packing"]),
+            backend or spec["backend"],
             sharing or spec["sharing"],
             show_progress,
         )
-        check_sharing(options.sharing, options.fleet.given, processes=options.backend.concurrent)
         with journal.transaction():
             journal.begin_run(called)
             if changed:
@@ -285,6 +273,42 @@ class _RunOptions:
     backend: type[Backend]
     sharing: str
     show_progress: bool
+
+
+def _run_options(
+    fleet: Fleet, policy: str | Policy, packing: str | Packing, backend: str, sharing: str, show_progress: bool
+) -> _RunOptions:
+    """The options with names replaced by the objects that they stand for.
+
+    Raises:
+        ShoalError: a name is unknown, or the devices cannot be shared as `sharing` says.
+    """
+    options = _RunOptions(
+        fleet, make_policy(policy), make_packing(packing), backend_class(backend), sharing, show_progress
+    )
+    check_sharing(sharing, fleet.given, processes=options.backend.concurrent)
+    return options
+
+
+def _describe_task(spec: dict[str, Any], task: object, training: Opaque | None, space: Space) -> bytes:
+    """Add the source files and the batch size of a task to the description of its study, and pickle the task.
+
+    Args:
+        spec: Description of the study, to which entries are added.
+        task: Task as the user gave it.
+        training: Program that trains the task in a process of its own, or None for a `Task`.
+        space: Search space of the study.
+
+    Raises:
+        TaskError: the task is invalid or cannot be pickled.
+    """
+    content = pickled(task) if training is None else pickle.dumps(training)
+    spec["kept"] = is_kept(task)
+    home = type(task).__module__
+    project, files = modules_named(content, home) if training is None else source_files(training)
+    spec["project"], spec["sources"] = project and str(project), sources(files)
+    spec["batches"] = batch_text(space, own_batch_size(task)) if training is None else ""
+    return content
 
 
 def _run(journal: Journal, algorithm: Algorithm, options: _RunOptions) -> Study:
@@ -339,6 +363,20 @@ def _run(journal: Journal, algorithm: Algorithm, options: _RunOptions) -> Study:
             raise
     check_results(journal)
     return Study(journal.directory)
+
+
+def _check_not_paused(directory: Path) -> None:
+    """Refuse to resume a study that is paused in a running process.
+
+    Raises:
+        JournalError: names the process and the command that lets the study go on.
+    """
+    with JournalView.read(directory) as now:
+        if now.study.get("paused") and (pid := now.writer()) is not None:
+            raise JournalError(
+                f"the study in {directory} is paused, and process {pid} runs it; let it go on with: "
+                f"{command('study resume', now.directory)}"
+            )
 
 
 def _edits(journal: Journal, accepted: bool) -> list[Edit]:

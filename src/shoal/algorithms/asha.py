@@ -170,7 +170,7 @@ class ASHA(ConcurrentAlgorithm):
             self._arrived = self._arrived or not math.isnan(value)
             return [Decision(number, TrialState.COMPLETE)]
         lost = math.isnan(value)
-        standing = (math.inf if lost else value if self.problem.mode == "min" else -value, number)
+        standing = (self.problem.loss(value), number)
         insort(rung.ranking, standing)
         if lost:
             reason = f"{self.problem.metric} is nan at epoch {rung.epochs}"

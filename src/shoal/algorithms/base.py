@@ -14,7 +14,7 @@ from shoal.core.objective import Objective, check_reported, objectives
 from shoal.core.space import Space, flatten
 from shoal.core.trial import Config, Decision, Origin, Report, Trial, TrialGroup, TrialState, derive_seed
 
-__all__ = ["Algorithm", "Problem", "Totals", "call_text", "check_trials", "check_whole"]
+__all__ = ["Algorithm", "Problem", "Totals", "call_text", "check_number", "check_trials", "check_whole"]
 
 _MOST = 10**12
 _MOST_TRIALS = 10**6
@@ -85,6 +85,10 @@ class Problem:
     def objectives(self) -> tuple[Objective, ...]:
         """All metrics with their modes, the first one first."""
         return (Objective(self.metric, self.mode), *self.others)
+
+    def loss(self, value: float) -> float:
+        """A value of the first metric as a loss: less is better, and NaN is infinite."""
+        return math.inf if math.isnan(value) else self.objectives[0].loss(value)
 
     def sample(self, number: int) -> Config:
         """The random configuration of trial `number`: a function of it and the study's seed alone."""
@@ -346,6 +350,16 @@ def check_whole(name: str, value: object, least: int = 1) -> None:
         raise AlgorithmError(f"`{name}` must be an integer of at least {least}, got {value!r}")
     if value > _MOST:
         raise AlgorithmError(f"`{name}` must be at most {_MOST}, got {reprlib.repr(value)}")
+
+
+def check_number(name: str, value: object, least: float, most: float) -> None:
+    """Check a setting that is a number, whole or not.
+
+    Raises:
+        AlgorithmError: `value` is no number from `least` to `most`.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
+        raise AlgorithmError(f"`{name}` must be a number from {least:g} to {most:g}, got {value!r}")
 
 
 def check_trials(algorithm: str, trials: int) -> None:

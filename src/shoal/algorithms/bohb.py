@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import TYPE_CHECKING, Any, final
 
-from shoal.algorithms.base import Problem, Totals, check_whole
+from shoal.algorithms.base import Problem, Totals, check_number, check_whole
 from shoal.algorithms.bracket import Bracket, BracketedAlgorithm, Rung, check_halving, totals_of
 from shoal.algorithms.hyperband import deepest_bracket, rungs
 from shoal.core.domain import Choice, Domain
@@ -80,9 +80,7 @@ class SyncBOHB(BracketedAlgorithm):
             ("bandwidth_factor", 1e-3, 1e3),
             ("min_bandwidth", 1e-6, 1.0),
         ):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
-                raise AlgorithmError(f"`{name}` must be a number from {least:g} to {most:g}, got {value!r}")
+            check_number(name, getattr(self, name), least, most)
 
     def may_begin(self, training: int) -> bool:
         """When the bracket before is over."""
@@ -132,7 +130,7 @@ class SyncBOHB(BracketedAlgorithm):
             config_of = {trial.number: trial.config for trial in bracket.trials}
             for epochs, results in bracket.results.items():
                 measured.setdefault(epochs, []).extend(
-                    (_loss(value, problem.mode), number, config_of[number]) for number, value in results.items()
+                    (problem.loss(value), number, config_of[number]) for number, value in results.items()
                 )
         known = {epochs: trials for epochs, trials in measured.items() if len(trials) >= least + 2}
         if not known:
@@ -323,8 +321,3 @@ def _flat(count: int) -> float:
 def _normal(z: float) -> float:
     """The cumulative normal distribution."""
     return 0.5 * math.erfc(-z / math.sqrt(2))
-
-
-def _loss(value: float, mode: str) -> float:
-    """The less the better; NaN is the worst."""
-    return math.inf if math.isnan(value) else value if mode == "min" else -value

@@ -125,10 +125,9 @@ class Bracket:
 
     def _ranking(self) -> tuple[list[int], list[int]]:
         """The trials that measured a number, best first, and those that measured NaN."""
-        sign = 1 if self._problem.mode == "min" else -1
         lost = sorted(number for number, value in self._values.items() if math.isnan(value))
         measured = self._values.keys() - lost
-        return sorted(measured, key=lambda number: (sign * self._values[number], number)), lost
+        return sorted(measured, key=lambda number: (self._problem.loss(self._values[number]), number)), lost
 
 
 class BracketedAlgorithm(Algorithm):

@@ -71,9 +71,9 @@ class Median(ConcurrentAlgorithm):
 
     def reached(self, number: int, epoch: int, value: float) -> list[Decision]:
         """Compare the trial with the others."""
-        sign = 1 if self.problem.mode == "min" else -1
+        loss = self.problem.loss
         values = self._values[number]
-        values.append(math.inf if math.isnan(value) else sign * value)
+        values.append(loss(value))
         others = self._means[epoch]
         middle = _middle(others) if len(others) >= self.least else math.inf
         count = len(others)
@@ -84,8 +84,8 @@ class Median(ConcurrentAlgorithm):
             return [Decision(number, TrialState.STOPPED, f"{self.problem.metric} is nan at epoch {epoch}")]
         if epoch >= self.grace and min(values) > middle:
             reason = (
-                f"the best {self.problem.metric} up to epoch {epoch}, {sign * min(values):.4g}, is worse than the "
-                f"median of the means of {count} others, {sign * middle:.4g}"
+                f"the best {self.problem.metric} up to epoch {epoch}, {loss(min(values)):.4g}, is worse than the "
+                f"median of the means of {count} others, {loss(middle):.4g}"
             )
             return [Decision(number, TrialState.STOPPED, reason)]
         self._going.append((number, min(epoch + self.interval, self.epochs)))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from shoal.algorithms.base import Algorithm, Problem, Totals, check_whole
+from shoal.algorithms.base import Algorithm, Problem, Totals, check_number, check_whole
 from shoal.core.domain import Choice, Domain, LogRandInt, LogUniform, QUniform, RandInt, Uniform
 from shoal.core.errors import AlgorithmError, SpaceError
 from shoal.core.trial import Budget, Config, Decision, Origin, Report, Trial, TrialGroup, TrialState, derive_seed
@@ -55,9 +55,7 @@ class PBT(Algorithm):
         check_whole("epochs", self.epochs)
         check_whole("interval", self.interval)
         for name, most in (("truncation", 0.5), ("resample", 1.0)):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= most:
-                raise AlgorithmError(f"`{name}` must be a number from 0 to {most:g}, got {value!r}")
+            check_number(name, getattr(self, name), 0, most)
         if isinstance(self.explored, str):
             raise AlgorithmError(f"`explored` must be a list of names, got {self.explored!r}; give [{self.explored!r}]")
 
@@ -136,9 +134,8 @@ class PBT(Algorithm):
     def _select(self) -> list[Decision]:
         """Let the next generation be the better ones, and copies of the best in the places of the others."""
         self._epoch = self._target
-        sign = 1 if self.problem.mode == "min" else -1
         values, self._values = self._values, {}
-        sound = {number: sign * value for number, value in values.items() if not math.isnan(value)}
+        sound = {number: self.problem.loss(value) for number, value in values.items() if not math.isnan(value)}
         ranking = sorted(sound, key=lambda number: (sound[number], number))
         if not ranking:
             reason = f"{self.problem.metric} is nan at epoch {self._epoch}, and so it is for all"
