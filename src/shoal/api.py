@@ -1,4 +1,4 @@
-"""The face: `tune` starts a study, `resume` goes on with one."""
+"""The main functions of the library: `tune` starts a study, `resume` continues one."""
 
 import pickle
 import signal
@@ -67,7 +67,7 @@ if TYPE_CHECKING:
 __all__ = ["overridden", "resume", "tune"]
 
 _overrides: dict[str, Any] = {}
-"""Arguments of the next `tune` that the command line gives; they override those of the script."""
+"""Arguments from the command line for the next `tune`; they override those of the script."""
 
 _directories: list[Path] = []
 """Directories of the studies that this process has run, in order."""
@@ -98,36 +98,37 @@ def tune(
     """Search a space for the configuration with which a task does best.
 
     Args:
-        task: what is trained; or a function of a config that trains by itself and calls `shoal.report`, of whatever
-            framework: it has a process of its own, and budgets count its reports.
-        space: names to domains (`shoal.loguniform` ...), lists (each a choice), Optuna distributions, constants, or
+        task: Task to train; or a function of a config that trains by itself in any framework and calls `shoal.report`:
+            it has a process of its own, and budgets count its reports.
+        space: Names -> domains (`shoal.loguniform` ...), lists (each a choice), Optuna distributions, constants, or
             nested mappings of these.
-        metric: the reported value to compare trials by; `valid_loss` is always there. Or several, for `OptunaSearch`.
-        mode: "min" or "max": which end of it is good; of several metrics a list with one for each.
-        algorithm: which configurations are tried and for how long.
-        policy: which job runs where; a name in `shoal.schedule.POLICIES` or a `Policy`.
-        packing: which arrays share a process; a name in `shoal.planner.PACKINGS` or a `Packing`.
-        fuse: whether trials of one structure are trained as one model.
+        metric: Reported value to compare trials by; `valid_loss` is always there. Or several, for `OptunaSearch`.
+        mode: "min" or "max": which end of the metric is good; for several metrics a list with one for each.
+        algorithm: Search algorithm: which configurations are tried and for how long.
+        policy: Scheduling policy: a name in `shoal.schedule.POLICIES` or a `Policy`.
+        packing: Rule for arrays that share a process: a name in `shoal.planner.PACKINGS` or a `Packing`.
+        fuse: Whether trials of one structure are trained as one model.
         devices: "auto" (all GPUs, else all cores), "cpu:2", "cuda", "mig", ["cuda:0", "mig:1"]; see `discover`.
         backend: "local" (a process per job) or "inline" (in this one).
-        sharing: how jobs share a GPU: by NVIDIA's MPS ("mps"), side by side without ("plain"), or as it goes ("auto").
-        directory: of the study; by default a new one below `runs`.
-        seed: of everything that is random.
-        data_seed: of the order of samples, shared by all trials so that they can share batches; "trial" gives each
+        sharing: How jobs share a GPU: with NVIDIA's MPS ("mps"), without it ("plain"), or with MPS if possible
+            ("auto").
+        directory: Directory of the study; by default a new one below `runs`.
+        seed: Seed of everything that is random.
+        data_seed: Seed of the order of samples, shared by all trials so that they can share batches; "trial" gives each
             trial its own, and so an array of its own.
-        retries: how often a trial whose job failed is tried again.
-        checkpoint_seconds: longest wall time between two checkpoints of a running trial.
-        hang_seconds: a job that shows no progress for so long is killed and its trials are tried again; one whose steps
-            are longer is given ten times its longest step, and loading data or compiling ten times as long.
-        time_limit: seconds that a function may take for a report; then its trial has failed.
-        show_progress: on a terminal a table, elsewhere a few lines, on standard error.
+        retries: Number of retries of a trial whose job failed.
+        checkpoint_seconds: Longest wall time between two checkpoints of a running trial.
+        hang_seconds: Time without progress after which a job is killed and its trials are retried; a job with longer
+            steps is given ten times its longest step, and loading data or compiling ten times as long.
+        time_limit: Seconds between two reports of a function, after which its trial has failed.
+        show_progress: Whether to show a table on a terminal, or a few lines elsewhere, on standard error.
 
     Raises:
         StudyExistsError: the directory holds a study.
-        StudyInterrupted: stopped by Ctrl-C or SIGTERM; `resume` goes on.
+        StudyInterrupted: stopped by Ctrl-C or SIGTERM; `resume` continues the study.
         StudyFailedError: all trials failed; or five did, each by itself, of one cause, before any trial reported
             anything: then the others stay open, and `resume` tries them first.
-        ShoalError: something in the arguments or the task is wrong; the message says what.
+        ShoalError: an argument or the task is invalid; the message names it.
     """
     called = time.time()
     chosen: dict[str, Any] = {"policy": policy, "packing": packing, "devices": devices, "backend": backend}
@@ -155,7 +156,7 @@ def tune(
         "paths": [str(absolute(path)) for path in sys.path],
         "shoal": version("shoal"),
     }
-    # All that can be wrong is looked at before there is a directory.
+    # All checks run before the directory is made.
     check(
         algorithm=algorithm,
         metric=metric,
@@ -249,7 +250,7 @@ def resume(
 
 @contextmanager
 def overridden(**arguments: Any) -> Iterator[list[Path]]:
-    """Within, these arguments of `tune` count instead of what the caller gives.
+    """Within this context, these arguments override those that the caller gives to `tune`.
 
     Yields:
         The directories of the studies that are run within, the last one last; it grows.
@@ -357,7 +358,7 @@ def _run(journal: Journal, algorithm: Algorithm, options: _RunOptions) -> Study:
                 engine.run()
         except ShoalError:
             raise
-        except Exception as bug:  # of an algorithm or a policy
+        except Exception as bug:  # raised by an algorithm or a policy
             again = command("resume", journal.directory)
             bug.add_note(f"Everything that was reported is recorded. Once this is mended, go on with: {again}")
             raise
@@ -380,10 +381,10 @@ def _check_not_paused(directory: Path) -> None:
 
 
 def _edits(journal: Journal, accepted: bool) -> list[Edit]:
-    """How the task was edited since the study last ran; or refuse that, before anything of the task is run.
+    """Edits of the task since the study last ran; refused, unless accepted, before any code of the task is run.
 
     Raises:
-        TaskChangedError: it was, and that is not accepted.
+        TaskChangedError: the task was edited, and that is not accepted.
     """
     found = edits(journal.study.get("sources", {}))
     if found and not accepted:
@@ -399,8 +400,8 @@ def _edits(journal: Journal, accepted: bool) -> list[Edit]:
 
 @contextmanager
 def _interruptible(engine: Engine) -> Iterator[None]:
-    """The first Ctrl-C or SIGTERM lets the engine save and stop; the second does what it always did."""
-    if threading.current_thread() is not threading.main_thread():  # which alone may handle signals
+    """The first Ctrl-C or SIGTERM lets the engine save and stop; the second has its usual effect."""
+    if threading.current_thread() is not threading.main_thread():  # signals need the main thread
         yield
         return
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}

@@ -1,4 +1,4 @@
-"""What the journal says, for people and programs: progress, tables, a data frame."""
+"""Reports on a study from its journal: progress, tables, grid, data frame."""
 
 from shoal.reporting.axis import Axis
 from shoal.reporting.grid import Cell, StudyGrid, grid_json, study_grid

@@ -19,15 +19,15 @@ __all__ = ["device_json", "device_lines", "devices_json", "devices_table"]
 
 _VERBS = {Purpose.SURVEY: "looks at", Purpose.PROFILE: "measures", Purpose.TRAIN: "trains"}
 _JOBS = 8
-"""So many jobs of a device are shown, a line each, those that began first."""
+"""Most jobs shown for a device, one line each, the oldest first."""
 
 
 def device_lines(use: DeviceUse, unit: str) -> list[str]:
-    """What a device is, how much of it is promised and what it runs; its jobs below if they are several.
+    """A device's kind, reserved share and jobs; several jobs stand on lines below.
 
     Args:
-        use: of the device.
-        unit: see `Snapshot`.
+        use: Use of the device.
+        unit: Unit of progress, see `Snapshot`.
     """
     jobs = [_job_text(job, unit) for job in use.jobs]
     if others := use.jobs[_JOBS:]:
@@ -37,7 +37,7 @@ def device_lines(use: DeviceUse, unit: str) -> list[str]:
 
 
 def device_json(use: DeviceUse) -> dict[str, Any]:
-    """A device with its jobs as plain values; None for what is not known."""
+    """A device with its jobs as plain values; None for unknown values."""
     device = use.device
     return {
         "device": device.name,
@@ -64,10 +64,10 @@ def device_json(use: DeviceUse) -> dict[str, Any]:
 
 
 def devices_table(found: Inventory) -> Table:
-    """A line a device: what it is, what it has, who uses it, and whether it can take jobs.
+    """A row for each device: kind, capacity, users, and whether it can take jobs.
 
     Args:
-        found: the devices to show.
+        found: Devices to show.
     """
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("device", no_wrap=True)
@@ -94,10 +94,10 @@ def devices_table(found: Inventory) -> Table:
 
 
 def devices_json(found: Inventory) -> dict[str, Any]:
-    """The same as plain values; what is not known is None.
+    """The devices as plain values; None for unknown values.
 
     Args:
-        found: the devices to show.
+        found: Devices to show.
     """
     return {
         "nodes": [{"name": node.name, "cores": node.cores} for node in found.cluster.nodes],
@@ -143,6 +143,6 @@ def _found_json(device: Device, gpu: Gpu | None) -> dict[str, Any]:
 
 
 def _holder_text(holder: Holder) -> str:
-    """ "python (pid 4711) 70.0 GB"; "pid 4711" of a process that cannot be seen."""
+    """The name of a process: "python (pid 4711) 70.0 GB"; "pid 4711" for an invisible process."""
     name = holder.name if holder.name == f"pid {holder.pid}" else f"{holder.name} (pid {holder.pid})"
     return name if holder.memory is None else f"{name} {bytes_text(holder.memory)}"

@@ -18,10 +18,12 @@ from shoal.schedule.ledger import bytes_text
 __all__ = ["DryRunTable", "draw_dry_run", "dry_run_json", "seconds_text", "verdict"]
 
 _WIDE, _NARROW = 140, 80
-"""Characters from which on reasons stand beside the figures, else below; and that figures need to stand unbroken."""
+"""Least widths of the terminal, in characters, for reasons beside the figures instead of below, and for unbroken
+figures.
+"""
 
 _NAMED = 4
-"""So many trials of an array are named."""
+"""Most trials of an array that are named."""
 
 _FIGURES = ("", "trials", "batch", "ms a step\nalone", "of each\nfused", "memory", "samples")
 _SECONDS = ("s an epoch\nalone", "planned")
@@ -29,7 +31,7 @@ _SECONDS = ("s an epoch\nalone", "planned")
 
 @dataclass(frozen=True)
 class DryRunTable:
-    """What rich prints: a row for each array, those of a job together; the totals; and whether sharing pays."""
+    """Rich output: a row for each array, arrays of a job together; the totals; and whether sharing pays."""
 
     found: DryRun
 
@@ -37,7 +39,7 @@ class DryRunTable:
         wide = options.max_width >= _WIDE
         table = Table(box=None, pad_edge=False, header_style="bold")
         for head in (*_FIGURES, *_SECONDS):
-            # where it is narrow figures are folded, for none is to be cut
+            # on a narrow terminal figures are folded, so that none is cut
             table.add_column(head, justify="right", no_wrap=options.max_width >= _NARROW, overflow="fold")
         if wide:
             table.add_column("what decided", overflow="fold")
@@ -54,10 +56,10 @@ class DryRunTable:
             yield Text(verdict(self.found), style="bold green" if self.found.pays else "bold")
 
     def _rows(self, between: str) -> Iterator[tuple[tuple[str, ...], str]]:
-        """Figures of each array and what decided; those of a job stand in the row of its first array.
+        """Figures of each array and the reason for its size; figures of a job stand in the row of its first array.
 
         Args:
-            between: two figures of a cell; a line break where it is narrow.
+            between: Separator of two figures of a cell; a line break on a narrow terminal.
         """
         arrays = self.found.arrays
         for index, (each, config) in enumerate(zip(arrays, _configs(arrays), strict=True)):
@@ -88,7 +90,7 @@ def verdict(found: DryRun) -> str:
 
 
 def dry_run_json(found: DryRun) -> dict[str, Any]:
-    """All of it as plain values: seconds, bytes, numbers of trials, and of arrays from 1 on as the table has them."""
+    """A dry run as plain values: seconds, bytes, numbers of trials, and numbers of arrays from 1 on as in the table."""
     return {
         "device": found.device.name,
         "kind": found.device.kind,
@@ -104,9 +106,9 @@ def draw_dry_run(found: DryRun, path: Path, title: str) -> None:
     """Draw a bar for each plan.
 
     Args:
-        found: of one array at least.
-        path: a file that `check_drawing` accepts.
-        title: over all.
+        found: Dry run with at least one array.
+        path: File that `check_drawing` accepts.
+        title: Title of the chart.
 
     Raises:
         ShoalError: the file cannot be written.
@@ -133,7 +135,7 @@ def draw_dry_run(found: DryRun, path: Path, title: str) -> None:
 
 
 def seconds_text(seconds: float) -> str:
-    """As 12.3 s or 45.6 ms."""
+    """A time as 12.3 s or 45.6 ms."""
     return f"{rounded(seconds, 3)} s" if seconds >= 1 else f"{rounded(1000 * seconds, 3)} ms"
 
 
@@ -159,7 +161,7 @@ def _array_json(each: PlannedArray) -> dict[str, Any]:
 
 
 def _figures(each: PlannedArray, between: str) -> tuple[str, ...]:
-    """The cells that come before the seconds, but for the first."""
+    """The cells before the seconds, except the first."""
     several = each.members > 1
     return (
         _trials([member.trial.number for member in each.array.members]),
@@ -172,7 +174,7 @@ def _figures(each: PlannedArray, between: str) -> tuple[str, ...]:
 
 
 def _configs(arrays: Sequence[PlannedArray]) -> list[str]:
-    """What tells each array from others: the parameters of which each array has one value, and not all the same."""
+    """The parameters that distinguish each array: each array has one value of them, and not all the same."""
     values: list[dict[str, set[str]]] = []
     for each in arrays:
         mine: dict[str, set[str]] = {}
@@ -187,7 +189,7 @@ def _configs(arrays: Sequence[PlannedArray]) -> list[str]:
 def _tells(name: str, values: Sequence[Mapping[str, set[str]]], arrays: Sequence[PlannedArray]) -> bool:
     found = [mine.get(name, {""}) for mine in values]
     if all(some == {str(each.array.key.batch_size)} for some, each in zip(found, arrays, strict=True)):
-        return False  # it has a column of its own
+        return False  # the batch size has its own column
     return all(len(some) == 1 for some in found) and len({text for some in found for text in some}) > 1
 
 

@@ -1,4 +1,4 @@
-"""Failed trials: their causes, what becomes of them, and the error of a study that failed."""
+"""Failed trials: their causes, their retries, and the error of a study that failed."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -19,15 +19,15 @@ __all__ = [
 
 _TIMES = {1: "once", 2: "twice"}
 _CAUSES = 4
-"""So many causes are named, a line each."""
+"""Most causes that are named, one line each."""
 _TRIALS = 12
-"""So many trials of a cause are named."""
+"""Most trials of a cause that are named."""
 _FAILING = 4
-"""So many trials that failed are told of, a line each."""
+"""Most trials to be retried that are named, one line each."""
 
 
 def cause_lines(found: Sequence[Cause]) -> list[str]:
-    """A line a cause, the first ones: "3 failed: ValueError: x (trials 1, 4, 7; log: logs/job-00003.log)"."""
+    """A line for each of the first causes: "3 failed: ValueError: x (trials 1, 4, 7; log: logs/job-00003.log)"."""
     lines = [f"{len(cause.trials)} failed: {cause_line(cause)}" for cause in found[:_CAUSES]]
     if rest := found[_CAUSES:]:
         lines.append(f"{sum(len(cause.trials) for cause in rest)} failed of {len(rest)} other causes, see shoal trials")
@@ -53,12 +53,12 @@ def cause_json(cause: Cause) -> dict[str, Any]:
 
 
 def unmeasured_lines(found: Sequence[Cause]) -> list[str]:
-    """A line for each cause that profiles failed of, the first ones; the trials train unfused."""
+    """A line for each of the first causes of failed profiles; their trials train unfused."""
     return [f"measuring failed: {cause_line(cause)}" for cause in found[:_CAUSES]]
 
 
 def failing_lines(failing: Sequence[Failing]) -> list[str]:
-    """What becomes of trials that failed, a line each, the first ones."""
+    """A line for each of the first trials to be retried."""
     lines = [failing_text(each) for each in failing[:_FAILING]]
     if len(failing) > _FAILING:
         lines.append(f"{trials_text(len(failing) - _FAILING)} more, see shoal report")
@@ -83,14 +83,14 @@ def failing_text(failing: Failing) -> str:
 
 
 def cause_text(outcome: str, cause: str) -> str:
-    """How a job ended and why, as far as a line has room; that memory ran out says enough."""
+    """The outcome of a job and a shortened cause; for out of memory the outcome is enough."""
     if outcome == Outcome.OUT_OF_MEMORY or not cause:
         return outcome
     return f"{outcome}: {shortened(cause)}"
 
 
 def failing_json(failing: Failing) -> dict[str, Any]:
-    """A trial that failed as plain values, with what happens next in words."""
+    """A trial to be retried as plain values, with the next step in words."""
     trial, job = failing.trial, failing.job
     return {
         "trial": trial.number,
@@ -105,10 +105,10 @@ def failing_json(failing: Failing) -> dict[str, Any]:
 
 
 def check_results(journal: JournalView) -> None:
-    """Refuse to hand back a study that brought nothing.
+    """Refuse to return a study without results.
 
     Args:
-        journal: of a study that has ended.
+        journal: Journal of a study that has ended.
 
     Raises:
         StudyFailedError: every trial has failed.
@@ -128,11 +128,11 @@ def check_results(journal: JournalView) -> None:
 
 
 def first_failed(cause: Cause, journal: JournalView) -> StudyFailedError:
-    """What a study ends with whose first trials fail alike.
+    """The error of a study whose first trials fail alike.
 
     Args:
-        cause: what they failed of.
-        journal: of the study, in which that is recorded.
+        cause: Common cause of the failures.
+        journal: Journal of the study, with the failures recorded.
     """
     return _failed(
         journal,

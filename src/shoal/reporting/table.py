@@ -1,4 +1,4 @@
-"""Tables for the terminal, and the same as plain values for `--json`."""
+"""Tables of trials and of the study's state: for the terminal, as plain values for `--json`, as a pandas data frame."""
 
 import math
 from collections.abc import Sequence, Set
@@ -58,9 +58,9 @@ _LAST_COLUMNS = ("epochs", "seconds", "device", "array", "reason")
 _BAR_WIDTH = 30
 _REASONS = 4
 _ASKED = 3
-"""So many interventions of users are shown, the newest."""
+"""Most requests of users that are shown, the newest."""
 _FIRST = 3
-"""So many trials that wait for one reason are named."""
+"""Most trials that are named for one waiting reason."""
 
 
 def trials_table(
@@ -68,13 +68,13 @@ def trials_table(
 ) -> Table:
     """All trials, the best first; below a trial's config the reason for its state, if it has one.
 
-    Of several metrics, each has its columns, and those trials are marked that no other dominates.
+    With several metrics, each has its columns, and the trials of the front are marked.
 
     Args:
-        rows: as read from the journal; all of them, or all that are to be seen.
-        objectives: of the study.
-        best: the `front` of all, where that is known already.
-        runs: whether a process runs the study.
+        rows: Trials, as read from the journal; all of them, or a selection.
+        objectives: Objectives of the study.
+        best: The `front` of all trials, if it is known already.
+        runs: Whether a process runs the study.
     """
     if best is None:
         best = front(rows, objectives) if len(objectives) > 1 else set()
@@ -105,7 +105,7 @@ def trials_table(
 
 
 def _columns_text(objectives: Sequence[Objective]) -> str:
-    """What the columns of all trials say, and by which they are ranked."""
+    """Explanation of the columns and of the ranking."""
     first = objectives[0]
     better = "lower" if first.mode == "min" else "higher"
     ranked_by = f"ranked by {shown(first.metric)}, the last value ({better} is better)"
@@ -118,9 +118,9 @@ def best_table(row: TrialRow, objectives: Sequence[Objective], *, runs: bool = T
     """One trial with its whole config and all its metrics, last and best.
 
     Args:
-        row: the trial.
-        objectives: of the study; their metrics come first.
-        runs: whether a process runs the study.
+        row: Trial.
+        objectives: Objectives of the study; their metrics come first.
+        runs: Whether a process runs the study.
     """
     first = [objective.metric for objective in objectives]
     table = Table(box=None, pad_edge=False, show_header=False)
@@ -136,10 +136,10 @@ def best_table(row: TrialRow, objectives: Sequence[Objective], *, runs: bool = T
 
 
 def status_table(snapshot: Snapshot) -> Table:
-    """A study at one moment: how far, what waits and why, what failed, the best so far, what each device does.
+    """A study at one moment: progress, waiting reasons, failures, best trials, jobs of each device.
 
     Args:
-        snapshot: of the study.
+        snapshot: Snapshot of the study.
     """
     table = Table.grid(padding=(0, 2))
     table.add_column(style="bold", no_wrap=True)
@@ -167,11 +167,11 @@ def status_table(snapshot: Snapshot) -> Table:
 
 
 def trial_json(row: TrialRow, *, runs: bool = True) -> dict[str, Any]:
-    """A trial as plain values; numbers that JSON has no word for (NaN, infinities) are None.
+    """A trial as plain values; None for NaN and the infinities.
 
     Args:
-        row: the trial.
-        runs: whether a process runs the study; if none does, what was running is "interrupted".
+        row: Trial.
+        runs: Whether a process runs the study; without one, running trials are "interrupted".
     """
     return {
         "trial": row.number,
@@ -191,16 +191,16 @@ def trial_json(row: TrialRow, *, runs: bool = True) -> dict[str, Any]:
 
 
 def dataframe(rows: Sequence[TrialRow], *, runs: bool = True) -> "pd.DataFrame":
-    """One row a trial.
+    """A pandas data frame with a row for each trial.
 
     Columns: `trial`, `state`, `config.<dotted name>` for every value in any config, each metric by its name (its last
     value) and `<name>.best`, `epochs`, `seconds`, `device`, `array`, `reason`. A config value that a trial does not
-    have, like a metric it has not reported, is NaN. A metric that bears the name of another column, be it that of the
-    best of another metric, is called `metric.<name>`.
+    have, like a metric it has not reported, is NaN. A metric whose name is that of another column, or of the best of
+    another metric, is called `metric.<name>`.
 
     Args:
-        rows: as read from the journal.
-        runs: whether a process runs the study; if none does, what was running is "interrupted".
+        rows: Trials, as read from the journal.
+        runs: Whether a process runs the study; without one, running trials are "interrupted".
 
     Raises:
         ShoalError: pandas is not installed.
@@ -233,12 +233,12 @@ def dataframe(rows: Sequence[TrialRow], *, runs: bool = True) -> "pd.DataFrame":
 
 
 def _names(rows: Sequence[Any]) -> list[str]:
-    """All keys, in the order in which they first come."""
+    """All keys, in the order of their first occurrence."""
     return list(dict.fromkeys(name for row in rows for name in row))
 
 
 def snapshot_json(snapshot: Snapshot) -> dict[str, Any]:
-    """A study at one moment as plain values; numbers that JSON has no word for are None."""
+    """A study at one moment as plain values; None for NaN and the infinities."""
     several = {} if isinstance(snapshot.metric, str) else {"front": [_best_json(best) for best in snapshot.front]}
     return {
         "metric": snapshot.metric,
@@ -271,12 +271,12 @@ def snapshot_json(snapshot: Snapshot) -> dict[str, Any]:
 
 
 def edited_json(edit: Edited) -> dict[str, Any]:
-    """The same as plain values."""
+    """A resume with an edited task as plain values."""
     return {"time": edit.time, "files": dict(edit.files), "open": list(edit.open), "next": edit.next}
 
 
 def _intervention_json(each: Intervention) -> dict[str, Any]:
-    """The same as plain values."""
+    """A request of a user as plain values."""
     return {
         "time": each.time,
         "verb": each.verb,
@@ -293,9 +293,9 @@ def _best_json(best: Best) -> dict[str, Any]:
 
 
 def _waiting(snapshot: Snapshot) -> list[str]:
-    """Why trials wait, a line a reason; the rarest share the last line."""
+    """Waiting reasons, a line each; the rarest share the last line."""
     reasons = list(snapshot.waiting.items())
-    if reasons and snapshot.pid is None:  # what they waited for when it was stopped says nothing any more
+    if reasons and snapshot.pid is None:  # the reasons from before the stop no longer hold
         return [f"{_named(sorted(chain.from_iterable(snapshot.waiting.values())))}: nobody runs the study"]
     lines = [f"{_named(numbers)}: {reason or 'waits for a place in a job'}" for reason, numbers in reasons[:_REASONS]]
     if rest := reasons[_REASONS:]:
@@ -304,7 +304,7 @@ def _waiting(snapshot: Snapshot) -> list[str]:
 
 
 def _failed(snapshot: Snapshot) -> list[str]:
-    """What trials failed of, each cause once, and what becomes of those that are still open."""
+    """Causes of failures, each once, and the next steps of the trials that are still open."""
     stop = () if snapshot.stopped is None else (snapshot.stopped,)
     others = [cause for cause in snapshot.causes if cause.text not in {x.text for x in stop}]
     told = {cause.text for cause in (*stop, *others)}
