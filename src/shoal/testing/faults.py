@@ -46,34 +46,34 @@ FAULTS = {
     "pause study": 0.01,
     "end study": 0.002,
 }
-"""What may go wrong, or be asked for, and how likely it is wherever it could be."""
+"""Faults and requests of users, with their probability at each opportunity."""
 
 MOST = 3
-"""Of each, in a study, at most; so it ends."""
+"""Most occurrences of each fault in a study, so that the study ends."""
 
 LONGEST = 20_000
-"""Turns of one engine's loop, after which a study is taken not to end; some policies ask for one each 5 ms."""
+"""Turns of one engine's loop after which a study counts as endless; some policies ask for one each 5 ms."""
 
 
 class Killed(BaseException):
-    """The process of the engine is gone at once, with all its jobs."""
+    """The engine's process is killed, with all its jobs."""
 
 
 class Faults:
-    """What goes wrong when, from a seed.
+    """Random times of the faults, from a seed.
 
     Args:
-        seed: of the study.
+        seed: Seed of the study.
     """
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(f"faults {seed}")
         self.counted: Counter[str] = Counter()
-        """How often what has gone wrong."""
+        """Number of occurrences of each fault."""
         self._left = {kind: self.random.choice([0, 0, 1, MOST]) for kind in FAULTS}
 
     def strikes(self, kind: str) -> bool:
-        """Whether it happens here and now."""
+        """Whether the fault occurs at this opportunity."""
         if not self._left[kind] or self.random.random() >= FAULTS[kind]:
             return False
         self._left[kind] -= 1
@@ -81,20 +81,20 @@ class Faults:
         return True
 
     def moment(self) -> None:
-        """The engine may be killed here.
+        """Opportunity to kill the engine.
 
         Raises:
-            Killed: it is.
+            Killed: the engine is killed.
         """
         if self.strikes("kill"):
             raise Killed
 
     @contextmanager
     def moments(self) -> Iterator[None]:
-        """The engine may be killed before and after what is done within.
+        """Opportunities to kill the engine before and after the body of this context.
 
         Raises:
-            Killed: it is.
+            Killed: the engine is killed.
         """
         self.moment()
         yield
@@ -102,13 +102,13 @@ class Faults:
 
 
 class FaultyJournal(Journal):
-    """A journal whose disk is full now and then, and whose process is killed before, in and after transactions."""
+    """A journal whose disk is full at times, and whose process is killed before, in and after transactions."""
 
     faults: Faults | None = None
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """As it is; see the class."""
+        """A transaction with the faults of the class."""
         faults = self.faults
         if faults is None or self._connection.in_transaction:
             with super().transaction():
@@ -125,14 +125,14 @@ class FaultyJournal(Journal):
 
 @dataclass
 class EngineRemains:
-    """What is left when an engine has ended.
+    """State that an engine leaves to the next one.
 
     Args:
-        now: seconds of the virtual clock.
-        checkpoints: number of a trial -> epochs of its newest one.
-        conditions: name of a device that is lost, or held by others -> until when, and how it is.
-        started: ids of jobs.
-        asked: names of the requests of people.
+        now: Seconds of the virtual clock.
+        checkpoints: Number of a trial -> epochs of its newest checkpoint.
+        conditions: Name of a lost or held device -> end of its condition, and the condition.
+        started: Ids of the started jobs.
+        asked: Names of users' requests.
     """
 
     now: float = 0.0
@@ -143,13 +143,14 @@ class EngineRemains:
 
 
 class FaultyBackend(Virtual):
-    """Jobs that crash, hang and run out of memory, devices that come and go, and events that come late and in disorder.
+    """A virtual back end whose jobs crash, hang and run out of memory, whose devices come and go, and whose events are
+    late, repeated and reordered.
 
     Args:
-        study: whose jobs they are.
-        faults: what goes wrong.
-        remains: of earlier engines.
-        directory: of the study.
+        study: Study of the jobs.
+        faults: Times of the faults.
+        remains: State that earlier engines left.
+        directory: Directory of the study.
     """
 
     def __init__(
@@ -162,7 +163,7 @@ class FaultyBackend(Virtual):
         context = WorkerContext(directory, b"", checkpoint_seconds=study.checkpoint_seconds)
         super().__init__(context, study.workload, remains.checkpoints, remains.now, beat_seconds=1.0)
         self.open: set[str] = set()
-        """Jobs that were started, and of whose end the state machine has not been told."""
+        """Started jobs whose `Ended` the state machine has not received."""
         self._faults = faults
         self._study = study
         self._remains = remains
@@ -171,7 +172,7 @@ class FaultyBackend(Virtual):
         self._late: dict[str, tuple[float, deque[Event]]] = {}
 
     def start(self, job: Job, device: Device) -> None:
-        """Start it, if it can be."""
+        """Start a job, unless a fault prevents it."""
         self._faults.moment()
         if self._faults.strikes("start refused"):
             raise BackendError(f"{job.id} cannot be started, as the simulation has it")
@@ -190,7 +191,7 @@ class FaultyBackend(Virtual):
         self._faults.moment()
 
     def change(self, job: str, change: JobUpdate) -> None:
-        """Change it."""
+        """Change a job."""
         with self._faults.moments():
             joining = {member.trial.number for array in change.join for member in array.members}
             for name, other in self.jobs.items():
@@ -199,17 +200,17 @@ class FaultyBackend(Virtual):
             super().change(job, change)
 
     def stop(self, job: str) -> None:
-        """Stop it."""
+        """Stop a job."""
         with self._faults.moments():
             super().stop(job)
 
     def kill(self, job: str) -> None:
-        """Kill it."""
+        """Kill a job."""
         with self._faults.moments():
             super().kill(job)
 
     def vacate(self, device: str) -> None:
-        """Free it; nothing may run there."""
+        """Free a device, on which no job may run."""
         with self._faults.moments():
             if busy := [name for name, job in self.jobs.items() if device in (job.device.name, *job.job.helpers)]:
                 raise InvariantViolation(f"{device} is freed, and {busy[0]} runs there")
@@ -221,7 +222,7 @@ class FaultyBackend(Virtual):
             super().inherit(directory, trial)
 
     def poll(self, timeout: float) -> list[Event]:
-        """What was said, some of it late, twice, or in another order among jobs; and something may go wrong."""
+        """The next events, some of them late, repeated, or reordered among jobs; a fault may occur."""
         self._polls += 1
         if self._polls > LONGEST:
             raise InvariantViolation(f"the study has not ended after {LONGEST} turns")
@@ -233,7 +234,7 @@ class FaultyBackend(Virtual):
         return said
 
     def watch(self, cluster: Cluster) -> None:
-        """It is its own monitor."""
+        """Do nothing: the back end is its own monitor."""
 
     def look(self, own: Collection[int]) -> Mapping[str, Condition]:
         """The conditions of the devices."""
@@ -271,7 +272,7 @@ class FaultyBackend(Virtual):
         return self._faults.random.choice(working).job.id
 
     def _fail_array(self, job: VirtualJob, outcome: Outcome) -> None:
-        """An array of a job fails, by no fault of its own; or the job does."""
+        """Fail an array of a job, not through its trials; or the job, if it has no array."""
         message = f"failure {sum(self._faults.counted.values())}"
         lanes = [lane for lane in job.lanes if lane.members]
         if not lanes:
@@ -280,7 +281,7 @@ class FaultyBackend(Virtual):
         self.fail_array(job.job.id, self._faults.random.choice(lanes).members.keys(), outcome, message)
 
     def _lose(self, device: str) -> None:
-        """A device is lost for a while; its jobs die, or never come back."""
+        """Lose a device for a while; its jobs crash or hang."""
         rng = self._faults.random
         lost = Condition(healthy=False, reason="has fallen off the bus")
         self._conditions[device] = (self.now + rng.uniform(1, 8), lost)
@@ -291,7 +292,7 @@ class FaultyBackend(Virtual):
                 self.fail(job, Outcome.CRASHED, "its device does not answer")
 
     def _in_time(self, said: list[Event]) -> list[Event]:
-        """Those events that are delivered now; what a job says is not reordered, and its end is said once."""
+        """The events that are delivered now; those of one job keep their order, and its end comes once."""
         now = [event for until, events in self._late.values() if until <= self.now for event in events]
         self._late = {job: late for job, late in self._late.items() if late[0] > self.now}
         for event in said:
@@ -306,7 +307,7 @@ class FaultyBackend(Virtual):
         return now
 
     def _reordered(self, said: list[Event]) -> list[Event]:
-        """The events of one job after those of another, at random."""
+        """The events of different jobs in a random order."""
         by_job: dict[str, deque[Event]] = {}
         for event in said:
             by_job.setdefault(event.job, deque()).append(event)
@@ -316,12 +317,12 @@ class FaultyBackend(Virtual):
 
 
 class FaultyInelasticBackend(FaultyBackend):
-    """The same, where the members of a job cannot change."""
+    """A `FaultyBackend` in which no trial can join a running job."""
 
     elastic = False
 
     def change(self, job: str, change: JobUpdate) -> None:
-        """Those that are over may leave; nobody may join."""
+        """Let ended trials leave; none may join."""
         if change.join or change.look:
             raise InvariantViolation(f"{job} cannot be changed, and {change} was asked for")
         super().change(job, change)

@@ -1,4 +1,4 @@
-"""The conformance suite of packings: whatever the candidates, every group keeps the rules."""
+"""Conformance suite for packings: checks the groups of invented arrays."""
 
 import copy
 from collections.abc import Callable, Sequence
@@ -14,12 +14,12 @@ def check_packing(make: Callable[[], Packing], *, examples: int = 200) -> None:
     """Run the whole suite on a packing.
 
     Args:
-        make: a new instance with the same settings at every call.
-        examples: how many contexts, with candidates, to invent.
+        make: Factory of new instances with the same settings.
+        examples: Number of contexts, with candidates, to invent.
 
     Raises:
         AssertionError: the contract of `shoal.planner.packing.Packing` is broken; hypothesis shows the smallest context
-            and candidates with which it is.
+            and candidates that break it.
         ImportError: hypothesis is not installed.
     """
     try:
@@ -51,6 +51,6 @@ def _check(make: Callable[[], Packing], candidates: tuple[Candidate, ...], conte
 
 
 def _places(groups: Sequence[Sequence[Candidate]], candidates: Sequence[Candidate]) -> list[list[int]]:
-    """The groups as places of candidates, which may be equal."""
+    """The groups as positions of candidates, since candidates may be equal."""
     place = {id(candidate): index for index, candidate in enumerate(candidates)}
     return [[place[id(candidate)] for candidate in group] for group in groups]

@@ -1,4 +1,4 @@
-"""The conformance suite of policies: whatever the cluster and the jobs, every plan keeps the rules."""
+"""Conformance suite for policies: checks the plans for invented clusters and jobs."""
 
 import copy
 from collections.abc import Callable, Sequence
@@ -17,12 +17,12 @@ def check_policy(make: Callable[[], Policy], *, examples: int = 200) -> None:
     """Run the whole suite on a policy.
 
     Args:
-        make: a new instance with the same settings at every call.
-        examples: how many clusters, with jobs, to invent.
+        make: Factory of new instances with the same settings.
+        examples: Number of clusters, with jobs, to invent.
 
     Raises:
         AssertionError: the contract of `shoal.schedule.Policy` is broken; hypothesis shows the smallest cluster and
-            jobs with which it is.
+            jobs that break it.
         ImportError: hypothesis is not installed.
     """
     try:
@@ -54,7 +54,9 @@ def _check(make: Callable[[], Policy], jobs: tuple[JobView, ...], cluster: Clust
 
 
 def _check_session(policy: Policy, jobs: Sequence[JobView], cluster: Cluster, now: float) -> None:
-    """Told of a node and the jobs there, then of the rest, then of what came of its plan, it plans as the policy."""
+    """A session plans as the policy does after a node with its jobs, after the rest, and after the start of the plan's
+    jobs.
+    """
     first = Cluster(cluster.nodes[:1])
     inside = {device.name for _, device in first}
     early = next((i for i, job in enumerate(jobs) if not inside.issuperset(job.devices)), len(jobs) // 2)
@@ -87,7 +89,7 @@ def _assert_same(
 
 
 def _plain(plan: Plan) -> Plan:
-    """With the refusals made, in an order of their own."""
+    """The plan with its refusals evaluated and sorted."""
     return replace(plan, refusals=tuple(sorted(plan.refusals, key=lambda refusal: refusal.job)))
 
 
@@ -99,7 +101,7 @@ def _assert_legal(plan: Plan, jobs: Sequence[JobView], cluster: Cluster, now: fl
 
 
 def _could_start(job: JobView, cluster: Cluster) -> bool:
-    """Whether there is a device that the job fits when it has it to itself."""
+    """Whether a device is large enough for the job alone."""
     for node, device in cluster:
         demand = job.demand.get(device.kind)
         if (

@@ -1,7 +1,7 @@
-"""Deterministic simulation testing: a seed gives a study and what disturbs it, and all that has to hold is looked at.
+"""Deterministic simulation testing: a seed gives a study and its faults, and all invariants are checked.
 
-The engine, the state machine and the journal are those of every study; the back end, the clock and the faults are made
-up. It stands here, above all rooms, as it needs the engine and nothing needs it.
+The engine, the state machine and the journal are the real ones; the back end, the clock and the faults are simulated.
+The module stands above all rooms, as it needs the engine and no room needs it.
 """
 
 import tempfile
@@ -34,11 +34,11 @@ __all__ = ["Simulated", "simulate"]
 HANG_SECONDS = 3.0
 
 _TRIALS = [*range(12), FIRST_ADDED, FIRST_ADDED + 1]
-"""Numbers of trials that are asked for: some are over then, or unknown."""
+"""Numbers of trials in requests: some have ended by then, or are unknown."""
 
 
 class WatchedEngine(Engine):
-    """An engine that may be killed before each event, and after each of which what has to hold is looked at."""
+    """An engine that may be killed before each event, and that checks the invariants after each event."""
 
     faults: Faults
     world: FaultyBackend
@@ -61,7 +61,7 @@ class WatchedEngine(Engine):
                 self._compare()
 
     def _compare(self) -> None:
-        """What the journal says of trials is what the state machine says."""
+        """Compare the trials in the journal with those of the state machine."""
         trials, table = self._core.state.trials, self._journal.trials()
         rows = {x.number: (x.state, x.epoch, x.target, x.failures, _reason(x.reason, x.state)) for x in table}
         mine = {x.number: (x.state, x.epoch, x.target, x.failures, _reason(x.reason, x.state)) for x in trials}
@@ -72,13 +72,13 @@ class WatchedEngine(Engine):
 
 
 class _RandomInterventions(SilentProgress):
-    """Who asks for things while a study runs; the engine lets it look in every turn.
+    """Random requests of users while a study runs; the engine calls `update` in every turn.
 
     Args:
-        faults: says when.
-        journal: of the study.
-        devices: all that there are.
-        asked: names of all requests; it grows.
+        faults: Times of the requests.
+        journal: Journal of the study.
+        devices: Names of all devices.
+        asked: Names of all requests; it grows.
     """
 
     def __init__(self, faults: Faults, journal: Journal, devices: Collection[str], asked: list[str]) -> None:
@@ -89,7 +89,7 @@ class _RandomInterventions(SilentProgress):
         self._asked = asked
 
     def update(self) -> None:
-        """Ask for something; what was taken away is given back after a while."""
+        """Make random requests; removed devices and paused trials are given back after a while."""
         faults, rng = self._faults, self._faults.random
         if self.engine is None:
             return
@@ -138,15 +138,15 @@ class _RandomInterventions(SilentProgress):
 
 @dataclass
 class Simulated:
-    """What came of a seed.
+    """Result of a seed.
 
     Args:
-        seed: which.
-        violation: the first thing that did not hold; "" if all did.
-        faults: how often what went wrong.
-        steps: of the state machine.
-        lives: engines, one after the other.
-        trials: what became of them, by number; not where something did not hold.
+        seed: Seed.
+        violation: First broken invariant; "" if none is.
+        faults: Number of occurrences of each fault.
+        steps: Number of steps of the state machine.
+        lives: Number of engines, one after the other.
+        trials: End of each trial, by number; None after a violation.
     """
 
     seed: int
@@ -158,12 +158,12 @@ class Simulated:
 
 
 def simulate(seed: int, *, base: Path | None = None, make: Callable[[int], RandomStudy] = random_study) -> Simulated:
-    """Run the disturbed study of a seed to its end.
+    """Run the study of a seed, with its faults, to its end.
 
     Args:
-        seed: which.
-        base: directory for the journal while it runs; by default in memory, where the machine has that.
-        make: makes the study.
+        seed: Seed.
+        base: Directory for the journal while it runs; by default in memory, if the machine has such a file system.
+        make: Factory of the study.
     """
     shared = Path("/dev/shm")
     base = base or (shared if shared.is_dir() else None)
@@ -189,7 +189,7 @@ class _StudyRun:
         found.faults = faults.counted
 
     def to_the_end(self) -> None:
-        """One engine after the other, until the study has ended; then look at what came of it."""
+        """Run one engine after the other until the study has ended, and check the end."""
         names = [device.name for _, device in self._study.cluster]
         spec = {"metric": "loss", "mode": "min", "devices": names, "policy": self._study.policy}
         with closing(
@@ -202,7 +202,7 @@ class _StudyRun:
             self._found.trials = check_end(journal, self._study, self._remains.asked)
 
     def _ended(self) -> bool:
-        """Let an engine run; whether the study has ended."""
+        """Run an engine; whether the study has ended."""
         world: FaultyBackend | None = None
         engine: WatchedEngine | None = None
         try:
@@ -216,7 +216,7 @@ class _StudyRun:
                 )
                 with closing(world):
                     engine, people = self._engine(journal, world)
-                    people.update()  # while nobody runs the study
+                    people.update()  # while no process runs the study
                     engine.replay()
                     engine.run()
             return not pending(self._directory)
@@ -254,7 +254,7 @@ class _StudyRun:
         return engine, people
 
     def _judge(self, error: ShoalError) -> None:
-        """An end that a fault explains is none of the engine's; the study goes on with all devices."""
+        """Accept an error that a fault explains; the study goes on with all devices."""
         if isinstance(error, BackendError):
             if "as the simulation has it" not in str(error):
                 raise error
@@ -267,12 +267,12 @@ class _StudyRun:
 
 
 def _reason(reason: str, state: TrialState) -> str:
-    """Why a trial waits, if it does."""
+    """The reason for which a trial waits; "" if it does not."""
     return reason if state is TrialState.PENDING else ""
 
 
 def _place(error: BaseException) -> str:
-    """Where an error was raised: the innermost line of the library."""
+    """The innermost line of the library where an error was raised."""
     trace, place = error.__traceback__, ""
     while trace is not None:
         file = Path(trace.tb_frame.f_code.co_filename)

@@ -1,4 +1,4 @@
-"""Hypothesis strategies of the conformance suites: what a policy is asked to plan, and what a packing to group."""
+"""Hypothesis strategies of the conformance suites: scheduling problems for policies, packing contexts for packings."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -56,7 +56,7 @@ _JOBS = st.builds(
     study=st.sampled_from((None, "study")),
     best=st.sampled_from((None, 0.5)),
 )
-"""Jobs that wait, without names, as they are at 0 seconds."""
+"""Waiting jobs without names, at 0 seconds."""
 _DEVICES = st.builds(
     Device,
     name=st.just(""),
@@ -95,7 +95,7 @@ def _named(nodes: Sequence[Node]) -> Cluster:
 
 
 def _begun(draw: st.DrawFn, jobs: Sequence[JobView], cluster: Cluster) -> list[JobView]:
-    """The jobs on devices that have room for them, or suspended; those that find no room have ended long ago."""
+    """The jobs on devices with capacity for them, or suspended; jobs without capacity are dropped."""
     begun: list[JobView] = []
     devices = [device for _, device in cluster]
     for job in jobs:
@@ -139,8 +139,8 @@ def packing_contexts(draw: st.DrawFn, most: int = 12) -> tuple[tuple[Candidate, 
     """The arguments of a call of `Packing.pack`.
 
     Args:
-        draw: by hypothesis.
-        most: candidates.
+        draw: Draw function of hypothesis.
+        most: Most candidates.
     """
     numbers = iter(range(10**6))
     candidates = tuple(draw(_candidates(numbers)) for _ in range(draw(st.integers(0, most))))
