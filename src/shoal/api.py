@@ -199,27 +199,28 @@ def resume(
     show_progress: bool = True,
     accept_changes: bool = False,
 ) -> Study:
-    """Go on with a study that was stopped or killed; one that has ended is just returned.
+    """Continue a study that was stopped or killed; one that has ended is just returned.
 
-    One that has ended goes on where failed trials are to be tried again (`Study.retry`). Going on runs code that the
-    study's directory holds: the pickled task and algorithm. docs/resume.md says what else that means.
+    An ended study continues if failed trials are to be retried (`Study.retry`). Resuming runs code from the study's
+    directory: the pickled task and algorithm. docs/resume.md gives the consequences.
 
     Args:
-        directory: of the study.
-        policy: instead of the study's own.
-        packing: instead of the study's own.
-        devices: instead of the study's own, as they were last changed by `shoal devices`.
-        backend: instead of the study's own.
-        sharing: instead of the study's own.
-        show_progress: as of `tune`.
-        accept_changes: go on although files of the task were edited since the study last ran; the journal notes it.
+        directory: Directory of the study.
+        policy: Policy instead of the study's own.
+        packing: Packing instead of the study's own.
+        devices: Devices instead of the study's own, as they were last changed by `shoal devices`.
+        backend: Back end instead of the study's own.
+        sharing: Sharing instead of the study's own.
+        show_progress: As for `tune`.
+        accept_changes: Whether to continue if files of the task were edited since the study last ran; the journal notes
+            it.
 
     Raises:
-        TaskChangedError: they were, and that is not accepted; nothing is changed.
-        JournalError: there is no study, another process is running it, or its journal holds what cannot be gone on
-            with; nothing is changed.
+        TaskChangedError: files of the task were edited, and that is not accepted; nothing is changed.
+        JournalError: there is no study, another process is running it, or its journal cannot be resumed; nothing is
+            changed.
         StudyInterrupted: stopped again.
-        StudyFailedError: as of `tune`.
+        StudyFailedError: as for `tune`.
     """
     called = time.time()
     check_path(directory)
@@ -325,13 +326,13 @@ def _run(journal: Journal, algorithm: Algorithm, options: _RunOptions) -> Study:
     if spec["opaque"]:
         worker_context = replace(worker_context, runner=RUNNER)
     fleet = options.fleet
-    with closing(options.backend(worker_context)) as carrier:
+    with closing(options.backend(worker_context)) as backend:
         history = History(environment=environment())
         shared = {device.kind for _, device in fleet.given if device.is_cuda and options.backend.concurrent}
-        setting = EngineConfig(
+        config = EngineConfig(
             fleet.given,
             options.policy,
-            carrier,
+            backend,
             history,
             spec["retries"],
             OversubscriptionTuner(kinds=shared),
@@ -344,14 +345,14 @@ def _run(journal: Journal, algorithm: Algorithm, options: _RunOptions) -> Study:
         )
 
         def take() -> Snapshot:
-            return snapshot(journal, time.time(), starting=carrier.starting)
+            return snapshot(journal, time.time(), starting=backend.starting)
 
         display = progress(take, silent=not options.show_progress)
         begun = f"{epochs_text(take())} {'reports' if spec['opaque'] else 'epochs'}" if len(journal.runs()) > 1 else ""
         display.say(summary(spec, [device.name for _, device in fleet.given], as_given(journal.directory), begun))
         if spec.get("paused"):
             display.say([f"the study is paused; it goes on with: {command('study resume', journal.directory)}"])
-        engine = Engine(journal, algorithm, setting, display)
+        engine = Engine(journal, algorithm, config, display)
         engine.replay()
         try:
             with _interruptible(engine):

@@ -205,7 +205,7 @@ class Algorithm(ABC):
     takes_several_metrics: ClassVar[bool] = False
     """Whether the algorithm can compare trials by more than one metric."""
     gather: Sequence[str] = ()
-    """Names of parameters, see `Problem`; a setting of random search and grid search."""
+    """Names of parameters, see `Problem`; a setting of algorithms with random configurations or a grid."""
 
     _problem: Problem | None = None
 

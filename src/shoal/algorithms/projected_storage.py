@@ -1,4 +1,4 @@
-"""An in-memory Optuna study whose trials can change state and values after they were told."""
+"""An in-memory Optuna study whose trials can change state and values after `Study.tell`."""
 
 import copy
 from collections.abc import Container, Sequence
@@ -14,7 +14,7 @@ __all__ = ["ProjectedStorage", "ProjectedStudy"]
 class ProjectedStorage(InMemoryStorage):
     """Stores every trial as it was asked for, RUNNING, with its sampler's notes; readers get the state set by `show`.
 
-    Optuna refuses to change a trial that was told; this storage allows it.
+    Optuna itself refuses to change a trial after `Study.tell`.
     """
 
     def __init__(self) -> None:

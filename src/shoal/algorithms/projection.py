@@ -198,13 +198,13 @@ def projection(
     budgets: Sequence[int],
     n: int,
 ) -> Projection:
-    """An empty one; a sampler that is not ours has been tried out on the problem, with invented values.
+    """Make a projection without trials; a sampler of the user is first tried on the problem, with invented values.
 
     Args:
-        problem: of the study.
-        sampler: a name of `SAMPLERS`, or a function that makes an Optuna sampler of a seed.
-        budgets: epochs after which trials show values, rising.
-        n: number of trials there will be.
+        problem: Search problem of the study.
+        sampler: Name of `SAMPLERS`, or a function that makes an Optuna sampler of a seed.
+        budgets: Epochs at which trials have values, rising.
+        n: Number of trials in all.
 
     Raises:
         SpaceError: the sampler cannot search the space.

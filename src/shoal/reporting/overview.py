@@ -23,6 +23,9 @@ __all__ = ["SHARES", "Bar", "Elapsed", "Overview", "Usage", "overview", "structu
 SHARES = "used: share of the time with a job on the device; promised: mean share of its compute that jobs were promised"
 """Explanation of the two shares of a device."""
 
+_BEST = 10
+"""Most trials among the best."""
+
 _PARAMETERS = 3
 """Most parameters in the name of a structure."""
 _LACKING = object()
@@ -127,13 +130,12 @@ class Overview:
         return [bar.job for bar in self.bars if bar.job.failed]
 
 
-def overview(journal: JournalView, now: float, best: int = 10) -> Overview:
+def overview(journal: JournalView, now: float) -> Overview:
     """Read the content of a report from a study's journal.
 
     Args:
         journal: Journal of the study, which may be running.
         now: Seconds since 1970.
-        best: Most trials among the best.
     """
     state = snapshot(journal, now)
     elapsed = Elapsed(journal.runs(), journal.moments(), now if state.pid is not None else None)
@@ -156,7 +158,7 @@ def overview(journal: JournalView, now: float, best: int = 10) -> Overview:
             _usage(device, [bar for bar in bars if bar.job.device == device.name], promises, elapsed)
             for device in journal.devices(all_runs=True)
         ),
-        best=tuple(row for row in valued if row.state is not TrialState.FAILED)[:best],
+        best=tuple(row for row in valued if row.state is not TrialState.FAILED)[:_BEST],
         buried=tuple(row for row in rows if row.state is TrialState.FAILED),
         structures=structure_names([bar.job for bar in bars], rows),
     )

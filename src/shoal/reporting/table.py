@@ -1,7 +1,7 @@
 """Tables of trials and of the study's state: for the terminal, as plain values for `--json`, as a pandas data frame."""
 
 import math
-from collections.abc import Sequence, Set
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import asdict
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -148,22 +148,21 @@ def status_table(snapshot: Snapshot) -> Table:
     table.add_row("trials", states_text(snapshot))
     if snapshot.starting:
         table.add_row("workers", "are being started")
-    for place, line in enumerate(_waiting(snapshot)):
-        table.add_row("" if place else "waiting", Text(shown(line), style="dim"))
-    for place, line in enumerate(_failed(snapshot)):
-        table.add_row("" if place else "failed", Text(shown(line), style="red"))
-    for place, line in enumerate(snapshot.note.splitlines()):
-        table.add_row("" if place else "note", Text(shown(line), style="yellow"))
-    for place, edit in enumerate(snapshot.edits):
-        table.add_row("" if place else "task", Text(shown(edited_text(edit))))
-    for place, each in enumerate(snapshot.interventions[-_ASKED:]):
-        table.add_row("" if place else "asked", Text(shown(intervention_text(each))))
-    for place, line in enumerate(best_texts(snapshot)):
-        table.add_row("" if place else "best", Text(line))
+    _add_lines(table, "waiting", _waiting(snapshot), "dim")
+    _add_lines(table, "failed", _failed(snapshot), "red")
+    _add_lines(table, "note", snapshot.note.splitlines(), "yellow")
+    _add_lines(table, "task", map(edited_text, snapshot.edits))
+    _add_lines(table, "asked", map(intervention_text, snapshot.interventions[-_ASKED:]))
+    _add_lines(table, "best", best_texts(snapshot))
     for use in snapshot.devices:
-        for place, line in enumerate(device_lines(use, snapshot.unit)):
-            table.add_row(Text("" if place else use.device.name), Text(shown(line)))
+        _add_lines(table, use.device.name, device_lines(use, snapshot.unit))
     return table
+
+
+def _add_lines(table: Table, title: str, lines: Iterable[str], style: str = "") -> None:
+    """Add a row for each line, the first one with the title."""
+    for place, line in enumerate(lines):
+        table.add_row(Text("" if place else title), Text(shown(line), style=style))
 
 
 def trial_json(row: TrialRow, *, runs: bool = True) -> dict[str, Any]:

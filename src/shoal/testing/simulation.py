@@ -6,7 +6,7 @@ The module stands above all rooms, as it needs the engine and no room needs it.
 
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -157,19 +157,18 @@ class Simulated:
     trials: Mapping[int, Any] | None = None
 
 
-def simulate(seed: int, *, base: Path | None = None, make: Callable[[int], RandomStudy] = random_study) -> Simulated:
+def simulate(seed: int, *, base: Path | None = None) -> Simulated:
     """Run the study of a seed, with its faults, to its end.
 
     Args:
         seed: Seed.
         base: Directory for the journal while it runs; by default in memory, if the machine has such a file system.
-        make: Factory of the study.
     """
     shared = Path("/dev/shm")
     base = base or (shared if shared.is_dir() else None)
     found = Simulated(seed, "", Counter())
     with tempfile.TemporaryDirectory(dir=base, prefix="shoal-simulation-") as folder:
-        run = _StudyRun(make(seed), Faults(seed), Path(folder) / "study", found)
+        run = _StudyRun(random_study(seed), Faults(seed), Path(folder) / "study", found)
         try:
             run.to_the_end()
         except InvariantViolation as broken:
@@ -236,7 +235,7 @@ class _StudyRun:
         record = {"devices": journal.study["devices"], "added": [], "removed": []} | journal.study.get("fleet", {})
         fleet = Fleet.again(record, study.find)
         people = _RandomInterventions(self._faults, journal, journal.study["devices"], self._remains.asked)
-        setting = EngineConfig(
+        config = EngineConfig(
             fleet.given,
             make_policy(journal.study["policy"]),
             world,
@@ -249,7 +248,7 @@ class _StudyRun:
             monitor=lambda cluster: world,
             clock=world.clock,
         )
-        engine = WatchedEngine(journal, study.algorithm(), setting, people)
+        engine = WatchedEngine(journal, study.algorithm(), config, people)
         engine.faults, engine.world, people.engine = self._faults, world, engine
         return engine, people
 

@@ -135,15 +135,10 @@ def _within_limits(running: Sequence[JobView], cluster: Cluster) -> bool:
 
 
 @st.composite
-def packing_contexts(draw: st.DrawFn, most: int = 12) -> tuple[tuple[Candidate, ...], PackingContext]:
-    """The arguments of a call of `Packing.pack`.
-
-    Args:
-        draw: Draw function of hypothesis.
-        most: Most candidates.
-    """
+def packing_contexts(draw: st.DrawFn) -> tuple[tuple[Candidate, ...], PackingContext]:
+    """The arguments of a call of `Packing.pack`."""
     numbers = iter(range(10**6))
-    candidates = tuple(draw(_candidates(numbers)) for _ in range(draw(st.integers(0, most))))
+    candidates = tuple(draw(_candidates(numbers)) for _ in range(draw(st.integers(0, 12))))
     keys = list(dict.fromkeys(candidate.key for candidate in candidates))
     pairs = [frozenset((one, other)) for index, one in enumerate(keys) for other in keys[index:]]
     pack_speeds = draw(st.dictionaries(st.sampled_from(pairs), st.sampled_from(_PACES))) if pairs else {}
