@@ -361,7 +361,7 @@ def _run(journal: Journal, algorithm: Algorithm, options: _RunOptions) -> Study:
             raise
         except Exception as bug:  # raised by an algorithm or a policy
             again = command("resume", journal.directory)
-            bug.add_note(f"Everything that was reported is recorded. Once this is mended, go on with: {again}")
+            bug.add_note(f"All reports are recorded. After a correction, go on with: {again}")
             raise
     check_results(journal)
     return Study(journal.directory)
@@ -392,8 +392,8 @@ def _edits(journal: Journal, accepted: bool) -> list[Edit]:
         what = "\n".join(f"{edit.path}:\n{edit.text}" for edit in found)
         raise TaskChangedError(
             f"files of the task were edited since the study in {journal.directory} last ran:\n\n{what}\n\n"
-            "What trials report from now on would be of another task than what they reported before. Undo that; or go "
-            f"on with it, which the journal notes: {command('resume', journal.directory, '--accept-changes')} (in "
+            "Further reports would come from another task than the earlier ones. Undo the edits, or accept them, which "
+            f"the journal notes: {command('resume', journal.directory, '--accept-changes')} (in "
             "Python: accept_changes=True)"
         )
     return found

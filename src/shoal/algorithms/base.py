@@ -268,7 +268,7 @@ class Algorithm(ABC):
             AlgorithmError: `bind` was not called yet.
         """
         if self._problem is None:
-            raise AlgorithmError(f"{self!r} does not know its search space yet; call bind(...) first")
+            raise AlgorithmError(f"{self!r} has no search space yet; call bind(...) first")
 
     def check_begun(self, number: int, begun: int) -> None:
         """Refuse a report of a trial that has not begun, or any before `bind`.

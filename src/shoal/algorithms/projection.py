@@ -249,4 +249,4 @@ def _suggested(proposal: "optuna.Trial", path: str, domain: Domain) -> Any:
         case CategoricalDistribution(choices=choices) if isinstance(domain, Choice):
             return domain.position(proposal.suggest_categorical(path, choices))
         case other:
-            raise AlgorithmError(f"`{path}`: {domain} is {other} to Optuna, of which no sampler here knows")
+            raise AlgorithmError(f"`{path}`: {domain} is {other} to Optuna, which no sampler here supports")

@@ -47,7 +47,7 @@ def check_drawing(path: Path, what: str, extra: str, endings: Sequence[str] = PI
     if path.suffix.lower() not in endings:
         raise ShoalError(f"{what} is a {' or '.join(endings)} file, got {path}")
     if not os.access(path.parent, os.W_OK):
-        raise ShoalError(f"{path} cannot be written: there is no folder {path.parent} that one may write to")
+        raise ShoalError(f"{path} cannot be written: {path.parent} is no writable folder")
     if find_spec("matplotlib") is None:
         raise ShoalError(f"{what} needs matplotlib. Install it with: pip install 'shoal[{extra}]'")
 

@@ -152,7 +152,7 @@ class LineProgress(Progress):
             return
         self._due = now + self._PERIOD
         snapshot = self._take()
-        self._tell_phases(snapshot)
+        self._print_phases(snapshot)
         if not self._started and snapshot.trials:
             self._started = True
             self._devices = _devices_text(snapshot)
@@ -160,8 +160,8 @@ class LineProgress(Progress):
         if self._started and (devices := _devices_text(snapshot)) != self._devices:
             self._devices = devices
             self._print(f"{duration(snapshot.elapsed)} goes on with {devices}")
-        self._tell_note(snapshot)
-        self._tell_causes(snapshot)
+        self._print_note(snapshot)
+        self._print_causes(snapshot)
         if now >= self._best_due and self._improved(snapshot):
             self._best_due = now + self._BEST_PERIOD
             self._print(f"{duration(snapshot.elapsed)} best so far: {best_text(snapshot)}")
@@ -172,11 +172,11 @@ class LineProgress(Progress):
 
     def __exit__(self, *exception: object) -> None:
         snapshot = self._take()
-        self._tell_note(snapshot)
-        self._tell_causes(snapshot)
+        self._print_note(snapshot)
+        self._print_causes(snapshot)
         self._print(f"{duration(snapshot.elapsed)} {states_text(snapshot)}; best: {best_text(snapshot)}")
 
-    def _tell_phases(self, snapshot: Snapshot) -> None:
+    def _print_phases(self, snapshot: Snapshot) -> None:
         """Print each kind of job when it first runs."""
         members = Counter[Purpose]()
         for job in (job for use in snapshot.devices for job in use.jobs):
@@ -189,13 +189,13 @@ class LineProgress(Progress):
                 self._phases.add(phase)
                 self._print(f"{duration(snapshot.elapsed)} {phase}{what}")
 
-    def _tell_note(self, snapshot: Snapshot) -> None:
+    def _print_note(self, snapshot: Snapshot) -> None:
         """Print each note on the task once."""
         for line in snapshot.note.splitlines()[self._notes :]:
             self._notes += 1
             self._print(f"{duration(snapshot.elapsed)} note: {line}")
 
-    def _tell_causes(self, snapshot: Snapshot) -> None:
+    def _print_causes(self, snapshot: Snapshot) -> None:
         """Print each cause of failed profiles and trials once, as it occurs, also if the trial is to be retried."""
         unmeasured = zip(snapshot.unmeasured, unmeasured_lines(snapshot.unmeasured), strict=False)
         lost = zip(snapshot.causes, cause_lines(snapshot.causes), strict=False)

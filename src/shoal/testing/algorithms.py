@@ -63,7 +63,9 @@ def check_seeds(make: Callable[[], Algorithm], space: Space) -> None:
     pairs = list(zip(first, other, strict=False))
     assert all(one.seed != two.seed for one, two in pairs), "trials of another seed start from the same weights"
     assert len({trial.seed for trial in first}) == len(first), "two trials share a seed"
-    assert len({trial.data_seed for trial in first}) == len(first), "two trials share a data seed that nobody gave"
+    assert len({trial.data_seed for trial in first}) == len(first), (
+        "two trials share a data seed, though none was given"
+    )
     shared = {trial.data_seed for trial in _proposed(_bound(make, space, data_seed=7))}
     assert shared == {7}, f"the data seed given was 7, the trials have {sorted(shared)}"
 
@@ -73,14 +75,18 @@ def check_totals(make: Callable[[], Algorithm], space: Space) -> None:
     for objective in (_smooth, _random):
         for order in range(2):
             drive = _Drive(_bound(make, space), objective, order=order)
-            told = drive.algorithm.totals
-            if told is None:
+            announced = drive.algorithm.totals
+            if announced is None:
                 return
             trials = len(drive.run().trials)
             epochs = sum(done - drive.trials[number].start for number, done in drive.epochs.items())
-            assert trials == told.trials, f"{told} was said beforehand, {trials} trials were asked for"
-            assert told.least <= epochs <= told.most, f"{told} was said beforehand, {epochs} epochs were asked for"
-            assert drive.algorithm.totals == told, f"{told} was said beforehand, {drive.algorithm.totals} afterwards"
+            assert trials == announced.trials, f"{announced} was announced, {trials} trials were requested"
+            assert announced.least <= epochs <= announced.most, (
+                f"{announced} was announced, {epochs} epochs were requested"
+            )
+            assert drive.algorithm.totals == announced, (
+                f"{announced} was announced, {drive.algorithm.totals} is returned afterwards"
+            )
 
 
 def check_order_does_not_matter(make: Callable[[], Algorithm], space: Space) -> None:
@@ -287,10 +293,10 @@ class _Drive:
         origin = trial.origin
         assert origin is not None
         other = self.trials.get(origin.trial)
-        assert other is not None, f"trial {trial.number} goes on from {origin}, which was never proposed"
-        assert origin.trial not in self.failed, f"trial {trial.number} goes on from {origin}, which failed"
+        assert other is not None, f"trial {trial.number} starts from {origin}, which was never proposed"
+        assert origin.trial not in self.failed, f"trial {trial.number} starts from {origin}, which failed"
         stands = self.epochs.get(origin.trial, other.start)
-        assert stands == origin.epoch, f"trial {trial.number} goes on from {origin}, which stands at epoch {stands}"
+        assert stands == origin.epoch, f"trial {trial.number} starts from {origin}, which is at epoch {stands}"
 
     def _decide(self, decision: Decision) -> None:
         number = decision.trial

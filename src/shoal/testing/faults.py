@@ -119,7 +119,7 @@ class FaultyJournal(Journal):
             yield
             faults.moment()
             if faults.strikes("disk full"):
-                raise StorageFullError("the disk is full, as the simulation has it")
+                raise StorageFullError("the disk is full because of a simulated fault")
         faults.moment()
 
 
@@ -175,7 +175,7 @@ class FaultyBackend(Virtual):
         """Start a job, unless a fault prevents it."""
         self._faults.moment()
         if self._faults.strikes("start refused"):
-            raise BackendError(f"{job.id} cannot be started, as the simulation has it")
+            raise BackendError(f"{job.id} cannot be started because of a simulated fault")
         taught = {number: name for name, other in self.jobs.items() for number in other.trials}
         if twice := taught.keys() & {x.trial.number for x in job.members if job.purpose is Purpose.TRAIN}:
             raise InvariantViolation(
@@ -253,7 +253,7 @@ class FaultyBackend(Virtual):
         if working and faults.strikes("crash"):
             self.fail(self._one(working), Outcome.CRASHED, f"signal {len(faults.counted)}")
         elif working and faults.strikes("disk full, of a job"):
-            self.fail(self._one(working), Outcome.STORAGE_FULL, "the disk is full, as the simulation has it")
+            self.fail(self._one(working), Outcome.STORAGE_FULL, "the disk is full because of a simulated fault")
         elif working and faults.strikes("hang"):
             self.hang(self._one(working))
         elif working and faults.strikes("array fails"):

@@ -46,8 +46,8 @@ def _check(make: Callable[[], Packing], candidates: tuple[Candidate, ...], conte
     except PackError as error:
         raise AssertionError(f"the groups are illegal: {error}") from error
     found = _places(groups, candidates)
-    assert _places(packing.pack(candidates, context), candidates) == found, "asked twice, it answers differently"
-    assert _places(make().pack(candidates, context), candidates) == found, "another instance answers differently"
+    assert _places(packing.pack(candidates, context), candidates) == found, "a second call returns other groups"
+    assert _places(make().pack(candidates, context), candidates) == found, "another instance returns other groups"
 
 
 def _places(groups: Sequence[Sequence[Candidate]], candidates: Sequence[Candidate]) -> list[list[int]]:

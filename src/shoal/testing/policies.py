@@ -45,8 +45,8 @@ def _check(make: Callable[[], Policy], jobs: tuple[JobView, ...], cluster: Clust
     plan = _plain(policy.plan(jobs, cluster, now))
     assert (jobs, cluster) == before, "the policy changed what it was given"
     _assert_legal(plan, jobs, cluster, now)
-    assert _plain(policy.plan(jobs, cluster, now)) == plan, "asked twice, it answers differently"
-    assert _plain(make().plan(jobs, cluster, now)) == plan, "another instance answers differently"
+    assert _plain(policy.plan(jobs, cluster, now)) == plan, "a second call returns another plan"
+    assert _plain(make().plan(jobs, cluster, now)) == plan, "another instance returns another plan"
     if not plan.actions and not any(job.devices for job in jobs):
         able = [job.id for job in jobs if _could_start(job, cluster)]
         assert not able, f"nothing runs and nothing is started, though {able} could be"
@@ -84,7 +84,7 @@ def _assert_same(
 ) -> Plan:
     found = _plain(session.plan(changes, now))
     expected = _plain(policy.plan(jobs, cluster, now))
-    assert found == expected, f"told only of {changes}, a session plans {found}, the policy plans {expected}"
+    assert found == expected, f"given only {changes}, a session plans {found}, the policy plans {expected}"
     return expected
 
 

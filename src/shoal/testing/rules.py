@@ -60,7 +60,7 @@ def check_rule(rule: Rule, cases: Mapping[str, Case], functions: Sequence[Any] |
                         call.check(func, record)
                     except AssertionError as error:
                         raise AssertionError(f"{name_of(func)}, {name}, {call.settings()}: {error}") from error
-    assert record.covered, f"the rule of {name_of(rule.functions[0])} declines every case, or is never asked"
+    assert record.covered, f"the rule of {name_of(rule.functions[0])} declines every case, or is never called"
 
 
 class _Record:

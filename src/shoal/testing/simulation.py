@@ -255,7 +255,7 @@ class _StudyRun:
     def _judge(self, error: ShoalError) -> None:
         """Accept an error that a fault explains; the study goes on with all devices."""
         if isinstance(error, BackendError):
-            if "as the simulation has it" not in str(error):
+            if "a simulated fault" not in str(error):
                 raise error
             return
         with closing(Journal.open(self._directory)) as journal:
