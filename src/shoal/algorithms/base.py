@@ -174,7 +174,7 @@ class Algorithm(ABC):
     3. The engine calls `observe` with every report of a trial of the algorithm, in the order of the journal. It
        withholds reports of trials that users added, or that failed and were retried.
 
-    Legal results:
+    What an algorithm may return:
 
     - Numbers of trials are given out from 0 on without gaps, each once in the study.
     - A trial is in at most one group that is still being trained. It comes again only after it was PAUSED, as the same
